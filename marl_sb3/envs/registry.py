@@ -1,0 +1,194 @@
+"""Env ids to factories, on top of PettingZoo's and Gymnasium's own registries."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pettingzoo
+from pettingzoo import AECEnv, ParallelEnv
+from pettingzoo.env_registry.exceptions import FailedToImport, PettingZooRegistryError
+from pettingzoo.utils.conversions import aec_to_parallel
+
+from marl_sb3.errors import ConfigError
+
+EnvFactory = Callable[..., ParallelEnv]
+
+BUILTIN_ENVS: Mapping[str, str] = {"arena": "marl_sb3/arena-v0"}  # id on the command line -> PettingZoo's id
+
+_registered: dict[str, EnvFactory] = {}
+
+
+def register_env(name: str, factory: EnvFactory) -> None:
+    """Make `factory(**env_kwargs)` known as `name`, for `make_vec_env`, `train` and the commands.
+
+    Args:
+        name: any id that is not a built-in one. A later registration replaces an earlier one.
+        factory: returns a new `ParallelEnv`. One that has a parameter `env_index` is told the env's index.
+
+    Raises:
+        ConfigError: the name is that of a built-in env, or the factory cannot be called.
+    """
+    if name in BUILTIN_ENVS:
+        raise ConfigError(f"the env id {name!r} is built in; choose another name", key="env")
+    if not callable(factory):
+        raise ConfigError(f"the factory of env {name!r} is {factory!r}, which cannot be called", key="env")
+    _registered[name] = factory
+
+
+def env_factory(env: str | EnvFactory) -> EnvFactory:
+    """The factory behind an env id: see section ENV of `python -m marl_sb3.train --help`.
+
+    Args:
+        env: a registered or built-in id, `package.module:factory`, a PettingZoo id, a Gymnasium id, or a factory
+            itself.
+
+    Raises:
+        ConfigError: nothing goes by that name, or what does cannot be imported.
+    """
+    if not isinstance(env, str):
+        if not callable(env):
+            raise ConfigError(f"env is {env!r}; accepted: an id or a factory of a ParallelEnv", key="env")
+        return env
+    if env in _registered:
+        return _registered[env]
+    if ":" in env:
+        return _imported_factory(env)
+    pettingzoo_id = BUILTIN_ENVS.get(env, env)
+    factory = _pettingzoo_factory(pettingzoo_id) or _gymnasium_factory(env)
+    if factory is None:
+        raise ConfigError(_unknown(env), key="env")
+    return factory
+
+
+def make_env(factory: EnvFactory, env_index: int, env_kwargs: Mapping[str, Any]) -> ParallelEnv:
+    """Call a factory and check what comes back.
+
+    Raises:
+        ConfigError: the factory does not take these arguments, or does not return a `ParallelEnv`.
+    """
+    arguments = dict(env_kwargs)
+    parameters = _parameters(factory)
+    if parameters is not None:
+        _check_arguments(parameters, arguments)
+        if "env_index" in parameters:
+            arguments.setdefault("env_index", env_index)
+    try:
+        env = factory(**arguments)
+    except FailedToImport as error:
+        raise ConfigError(str(error), key="env") from error
+    except TypeError as error:
+        if "unexpected keyword argument" not in str(error):
+            raise
+        raise ConfigError(f"the env does not take these arguments: {error}", key="env") from error
+    if not isinstance(env, ParallelEnv):
+        hint = "; convert it with pettingzoo.utils.conversions.aec_to_parallel" if isinstance(env, AECEnv) else ""
+        raise ConfigError(
+            f"the env factory {_name(factory)} returned {type(env).__name__}; accepted: a pettingzoo.ParallelEnv{hint}",
+            key="env",
+        )
+    return env
+
+
+def _imported_factory(path: str) -> EnvFactory:
+    module_name, _, attribute = path.partition(":")
+    try:
+        module = _import_from_here(module_name)
+    except ImportError as error:
+        raise ConfigError(f"env {path!r}: cannot import {module_name!r}: {error}", key="env") from error
+    factory = getattr(module, attribute, None)
+    if not callable(factory):
+        found = "it has no such name" if factory is None else f"{attribute!r} cannot be called"
+        raise ConfigError(f"env {path!r}: {found}; accepted: package.module:factory", key="env")
+    return factory  # type: ignore[no-any-return]
+
+
+def _import_from_here(module_name: str) -> Any:
+    """Import a module that may lie in the working directory, wherever the interpreter was started from."""
+    here = str(Path.cwd())
+    if here not in sys.path and "" not in sys.path:
+        sys.path.append(here)
+    return importlib.import_module(module_name)
+
+
+def _pettingzoo_factory(env_id: str) -> EnvFactory | None:
+    try:
+        spec = pettingzoo.spec("parallel", env_id)
+        return _with_signature(lambda **kwargs: pettingzoo.make("parallel", spec, **kwargs), spec.entry_point)
+    except PettingZooRegistryError:
+        pass
+    try:
+        spec = pettingzoo.spec("aec", env_id)
+    except PettingZooRegistryError:
+        return None
+    return lambda **kwargs: _parallel(env_id, pettingzoo.make("aec", spec, **kwargs))
+
+
+def _with_signature(factory: Callable[..., Any], entry_point: str | Callable[..., Any]) -> EnvFactory:
+    """Let `inspect.signature` see the arguments that the entry point takes."""
+    try:
+        if isinstance(entry_point, str):
+            module, _, attribute = entry_point.partition(":")
+            entry_point = getattr(importlib.import_module(module), attribute)
+        factory.__signature__ = inspect.signature(entry_point)  # type: ignore[attr-defined, arg-type]
+    except (ImportError, ValueError):
+        pass  # making the env will say what is missing
+    return factory
+
+
+def _parallel(env_id: str, env: Any) -> ParallelEnv:
+    if not env.metadata.get("is_parallelizable", False):
+        raise ConfigError(
+            f"env {env_id!r} is turn-based: its agents cannot act at the same time; "
+            "accepted: ParallelEnvs, and AEC envs whose metadata says is_parallelizable",
+            key="env",
+        )
+    return aec_to_parallel(env)
+
+
+def _gymnasium_factory(env_id: str) -> EnvFactory | None:
+    from marl_sb3.envs.single_agent import SingleAgentEnv
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # "out of date" notes; the id was the user's choice
+            spec = gymnasium.spec(env_id)
+    except gymnasium.error.Error:
+        return None
+    return lambda **kwargs: SingleAgentEnv(gymnasium.make(spec, **kwargs))
+
+
+def _unknown(name: str) -> str:
+    known = [*BUILTIN_ENVS, *_registered, *pettingzoo.parallel_registry, *pettingzoo.aec_registry, *gymnasium.registry]
+    close = list(dict.fromkeys(difflib.get_close_matches(name, known, n=3)))
+    hint = f"; did you mean {', '.join(close)}?" if close else ""
+    mine = ", ".join([*BUILTIN_ENVS, *_registered])
+    return f"unknown env {name!r}{hint} Known: {mine}, PettingZoo and Gymnasium ids; or use package.module:factory"
+
+
+def _parameters(factory: EnvFactory) -> Mapping[str, inspect.Parameter] | None:
+    try:
+        return inspect.signature(factory).parameters
+    except (TypeError, ValueError):
+        return None  # some builtins have none; the call itself will tell
+
+
+def _check_arguments(parameters: Mapping[str, inspect.Parameter], arguments: Mapping[str, Any]) -> None:
+    kinds = {parameter.kind for parameter in parameters.values()}
+    if inspect.Parameter.VAR_KEYWORD in kinds:
+        return
+    for name in arguments:
+        if name not in parameters:
+            accepted = ", ".join(parameters) or "none"
+            raise ConfigError(f"unknown env argument {name!r}; the env takes: {accepted}", key=f"env.{name}")
+
+
+def _name(factory: EnvFactory) -> str:
+    return getattr(factory, "__qualname__", None) or repr(factory)

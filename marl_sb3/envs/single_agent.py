@@ -1,0 +1,56 @@
+"""A Gymnasium env as a `ParallelEnv` with one agent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+from gymnasium import spaces
+from pettingzoo import ParallelEnv
+
+from marl_sb3.types import AgentID
+
+AGENT: AgentID = "agent"
+
+
+class SingleAgentEnv(ParallelEnv):  # type: ignore[misc]
+    """A Gymnasium env whose only agent is called `agent`; everything else is passed through."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        self.env = env
+        self.possible_agents: list[AgentID] = [AGENT]
+        self.agents: list[AgentID] = []
+        self.metadata = {**env.metadata, "name": env.spec.id if env.spec else type(env.unwrapped).__name__}
+        self.render_mode = env.render_mode
+
+    def observation_space(self, agent: AgentID) -> spaces.Space[Any]:
+        """The env's observation space."""
+        return self.env.observation_space
+
+    def action_space(self, agent: AgentID) -> spaces.Space[Any]:
+        """The env's action space."""
+        return self.env.action_space
+
+    def reset(
+        self, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[AgentID, Any], dict[AgentID, dict[str, Any]]]:
+        """Reset the env; its agent is live again."""
+        observation, info = self.env.reset(seed=seed, options=options)
+        self.agents = [AGENT]
+        return {AGENT: observation}, {AGENT: info}
+
+    def step(self, actions: Mapping[AgentID, Any]) -> tuple[dict[AgentID, Any], ...]:
+        """Step the env with its agent's action."""
+        observation, reward, terminated, truncated, info = self.env.step(actions[AGENT])
+        if terminated or truncated:
+            self.agents = []
+        return {AGENT: observation}, {AGENT: reward}, {AGENT: terminated}, {AGENT: truncated}, {AGENT: info}
+
+    def render(self) -> Any:
+        """What the env renders."""
+        return self.env.render()
+
+    def close(self) -> None:
+        """Close the env."""
+        self.env.close()

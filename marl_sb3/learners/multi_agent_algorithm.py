@@ -1,0 +1,427 @@
+"""Several SB3 algorithms that act and learn in the same episodes."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.callbacks import BaseCallback, CallbackList, ConvertCallback, ProgressBarCallback
+from stable_baselines3.common.logger import HumanOutputFormat, Logger, TensorBoardOutputFormat
+from stable_baselines3.common.type_aliases import MaybeCallback
+
+from marl_sb3.errors import ConfigError
+from marl_sb3.learners.callback import MultiAgentCallback, multi_agent_callbacks
+from marl_sb3.learners.hyperparameters import hyperparameter_defaults
+from marl_sb3.learners.on_policy import OnPolicyLearner
+from marl_sb3.learners.policy_rows import policy_of_agents, resolve_policies, rows_of_policy
+from marl_sb3.learners.policy_spec import PolicySpec
+from marl_sb3.metrics import EpisodeTracker, InfoMetric, Result, finite_or_none, flatten
+from marl_sb3.types import AgentID, Array, Observations, PolicyID, PolicyMappingFn
+from marl_sb3.vec_env.base import EnvStep, MultiAgentVecEnv
+
+
+class MultiAgentAlgorithm:
+    """Train the policies of all agents of a `MultiAgentVecEnv` at the same time.
+
+    Args:
+        env: the envs, from `make_vec_env`.
+        policies: `shared` (one policy for all agents), `per_agent` (one each, named as the agent), or specs by
+            policy id.
+        policy_mapping_fn: agent id -> policy id, as a function or a dictionary. Not needed where it is clear.
+        policies_to_train: ids, or a function of the id; the others act and keep their weights. None: all.
+        n_steps: env steps per env in a rollout, for all policies; None: SB3's default.
+        seed: for weights, actions, minibatches and envs; None: not seeded.
+        device: as in SB3.
+        stats_window_size: over how many finished episodes the metrics of episodes run.
+        custom_metrics: numbers per episode from the env's infos, besides those that the env announces.
+        verbose: 1 prints the metrics after each iteration.
+        tensorboard_log: folder for TensorBoard's events, or None.
+        hyperparameters: for every policy that does not set its own; by SB3's names.
+
+    Attributes:
+        policies: the SB3 algorithm of each policy.
+        policy_of: the policy id of each agent.
+        num_timesteps: env steps taken.
+        iteration: iterations done.
+        tracker: the finished episodes that the metrics run over.
+
+    Raises:
+        ConfigError: an argument is wrong; the message says what is accepted.
+    """
+
+    def __init__(
+        self,
+        env: MultiAgentVecEnv,
+        policies: str | Mapping[PolicyID, PolicySpec] = "shared",
+        policy_mapping_fn: PolicyMappingFn | Mapping[AgentID, PolicyID] | None = None,
+        policies_to_train: Sequence[PolicyID] | Callable[[PolicyID], bool] | None = None,
+        n_steps: int | None = None,
+        seed: int | None = None,
+        device: str = "auto",
+        stats_window_size: int = 100,
+        custom_metrics: Mapping[str, InfoMetric] | None = None,
+        verbose: int = 0,
+        tensorboard_log: str | None = None,
+        **hyperparameters: Any,
+    ) -> None:
+        self.env = env
+        self.verbose = verbose
+        self.seed = seed
+        policy_ids = resolve_policies(policies, env.agents)
+        self.policy_of = policy_of_agents(policy_ids, env.agents, policy_mapping_fn)
+        specs = _specs(policies, policy_ids, hyperparameters)
+        self.n_steps = _rollout_steps(n_steps, specs)
+        trained = _trained(policies_to_train, policy_ids)
+        self._learners = {
+            policy_id: OnPolicyLearner(
+                rows_of_policy(env, policy_id, self.policy_of),
+                specs[policy_id],
+                self.n_steps,
+                policy_id in trained,
+                _policy_seed(seed, index),
+                device,
+            )
+            for index, policy_id in enumerate(policy_ids)
+        }
+        if seed is not None:
+            env.seed(seed)
+        self.policies: dict[PolicyID, BaseAlgorithm] = {
+            policy_id: learner.algorithm for policy_id, learner in self._learners.items()
+        }
+        self.tracker = EpisodeTracker(env, self.policy_of, stats_window_size, custom_metrics)
+        self._logger = _default_logger(verbose, tensorboard_log)
+        self._callback: BaseCallback | None = None
+        self._observations: tuple[Observations, ...] | None = None
+        self._total_timesteps: int | None = None
+        self._restart_counters()
+        psutil.cpu_percent()  # the first call has nothing to compare with
+
+    # --- SB3's interface -------------------------------------------------------------------------------------------
+
+    @property
+    def logger(self) -> Logger:
+        """SB3's logger: what callbacks record is written along with the metrics of the iteration."""
+        return self._logger
+
+    def set_logger(self, logger: Logger) -> None:
+        """Replace the logger; it gets the flat metrics after each iteration, with env steps as the step."""
+        self._logger = logger
+
+    def get_env(self) -> MultiAgentVecEnv:
+        """The envs."""
+        return self.env
+
+    def learn(
+        self,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        log_interval: int = 1,
+        tb_log_name: str = "run",
+        reset_num_timesteps: bool = True,
+        progress_bar: bool = False,
+    ) -> MultiAgentAlgorithm:
+        """Train for at least `total_timesteps` env steps: whole iterations, as in SB3.
+
+        Args:
+            total_timesteps: env steps; more by that many if `reset_num_timesteps` is False.
+            callback: SB3 callbacks, one or a list, or a function; `MultiAgentCallback`s hear more.
+            log_interval: iterations between writes of the logger.
+            tb_log_name: not used; there for SB3's signature. The run folder names the run.
+            reset_num_timesteps: start counters, schedules and episodes anew; False continues.
+            progress_bar: show SB3's progress bar.
+
+        Raises:
+            ConfigError: `total_timesteps` is not a positive number.
+            EnvError: an env broke the `ParallelEnv` contract.
+        """
+        if total_timesteps < 1:
+            raise ConfigError(f"total_timesteps is {total_timesteps!r}; accepted: at least 1", key="n_timesteps")
+        if reset_num_timesteps:
+            self._restart_counters()
+            self._observations = None
+        self._total_timesteps = self.num_timesteps + total_timesteps
+        joined = _as_one_callback(callback, progress_bar)
+        joined.init_callback(self)  # type: ignore[arg-type]
+        joined.on_training_start({"self": self, "total_timesteps": self._total_timesteps}, {})
+        while self.num_timesteps < self._total_timesteps:
+            result = self._iterate(joined)
+            if result is None:
+                break
+            if self.iteration % log_interval == 0:
+                self._write(result)
+            # Every callback hears of the iteration, even if an earlier one wants to end the training.
+            if not all([hearing.on_iteration_end(result) for hearing in multi_agent_callbacks(joined)]):
+                break
+        joined.on_training_end()
+        return self
+
+    def train_iteration(self) -> Result:
+        """One rollout and one update of every policy that is trained.
+
+        Schedules stand still, at their start unless `learn` has moved them: one iteration does not know of how many
+        it is.
+
+        Returns:
+            The metrics of the iteration, nested; see "Metrics" in the README.
+        """
+        silent = CallbackList([])
+        silent.init_callback(self)  # type: ignore[arg-type]
+        result = self._iterate(silent)
+        assert result is not None, "no callback, nobody to stop the rollout"
+        self._write(result)
+        return result
+
+    def predict(self, observations: Mapping[AgentID, Any], deterministic: bool = False) -> dict[AgentID, Any]:
+        """The action of each agent for its observation.
+
+        Args:
+            observations: by agent; any subset of the agents. A leading batch axis is kept.
+            deterministic: the most likely action instead of a sampled one.
+
+        Raises:
+            ConfigError: an agent that the env does not have.
+        """
+        strangers = set(observations) - set(self.policy_of)
+        if strangers:
+            raise ConfigError(f"unknown agent {min(strangers)!r}; the env has {', '.join(self.policy_of)}")
+        return {
+            agent: self.policies[self.policy_of[agent]].predict(observation, deterministic=deterministic)[0]
+            for agent, observation in observations.items()
+        }
+
+    def get_parameters(self) -> dict[PolicyID, dict[str, Any]]:
+        """Weights and optimizer state of each policy; see SB3's `get_parameters`."""
+        return {policy_id: algorithm.get_parameters() for policy_id, algorithm in self.policies.items()}
+
+    def set_parameters(self, parameters: Mapping[PolicyID, Mapping[str, Any]], exact_match: bool = True) -> None:
+        """Set those of some policies or of all; see SB3's `set_parameters`.
+
+        Raises:
+            ConfigError: an unknown policy id.
+        """
+        for policy_id in parameters:
+            if policy_id not in self.policies:
+                raise ConfigError(f"unknown policy {policy_id!r}; accepted: {', '.join(self.policies)}")
+        for policy_id, values in parameters.items():
+            self.policies[policy_id].set_parameters(dict(values), exact_match=exact_match)
+
+    def save_policies(self, folder: str | Path) -> dict[PolicyID, Path]:
+        """Save each policy as `folder/<policy id>.zip`, which stock SB3's `load` opens.
+
+        Returns:
+            The files.
+        """
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        paths = {policy_id: folder / f"{policy_id}.zip" for policy_id in self.policies}
+        for policy_id, path in paths.items():
+            # Without our buffer class, so that it opens where marl_sb3 is not installed.
+            self.policies[policy_id].save(path, exclude=["rollout_buffer_class"])
+        return paths
+
+    # --- One iteration ---------------------------------------------------------------------------------------------
+
+    def metric_names(self) -> list[str]:
+        """The flat names of all metrics of a result, known before the first iteration."""
+        return list(flatten(self._result({}, sampling_s=0.0, update_s=0.0)))
+
+    def _restart_counters(self) -> None:
+        self.num_timesteps = 0
+        self.iteration = 0
+        self._num_episodes = 0
+        self._agent_steps = np.zeros(len(self.env.agents), dtype=np.int64)
+        self._sampled_before = (0, self._agent_steps.copy(), 0)
+        self._time_total_s = 0.0
+        self.tracker.episodes.clear()
+
+    def _iterate(self, callback: BaseCallback) -> Result | None:
+        """One iteration; None if a callback stopped it in the rollout."""
+        started_s = time.perf_counter()
+        self._sampled_before = (self.num_timesteps, self._agent_steps.copy(), self._num_episodes)
+        if not self._collect_rollout(callback):
+            return None
+        sampling_s = time.perf_counter() - started_s
+        learners = {
+            policy_id: learner.update(self._progress_remaining())
+            for policy_id, learner in self._learners.items()
+            if learner.trained
+        }
+        update_s = time.perf_counter() - started_s - sampling_s
+        self.iteration += 1
+        self._time_total_s += sampling_s + update_s
+        return self._result(learners, sampling_s, update_s)
+
+    def _progress_remaining(self) -> float:
+        if self._total_timesteps is None:
+            return 1.0
+        return max(0.0, 1.0 - self.num_timesteps / self._total_timesteps)
+
+    def _collect_rollout(self, callback: BaseCallback) -> bool:
+        """Fill every policy's buffer with `n_steps` steps; False if a callback stopped it."""
+        if self._observations is None:
+            self._begin_episodes()
+        assert self._observations is not None
+        for learner in self._learners.values():
+            learner.begin_rollout()
+        callback.on_rollout_start()
+        for step_index in range(self.n_steps):
+            step = self.env.step(self._act(self._observations, step_index))
+            self._observations = step.observations
+            if not self._count(step, callback):
+                return False
+            for learner in self._trained_learners():
+                learner.observe(step)
+        for learner in self._trained_learners():
+            learner.finish_rollout(self._observations, self.env.active)
+        callback.on_rollout_end()
+        return True
+
+    def _trained_learners(self) -> list[OnPolicyLearner]:
+        return [learner for learner in self._learners.values() if learner.trained]
+
+    def _begin_episodes(self) -> None:
+        self._observations = self.env.reset()
+        self.tracker.begin()
+        for learner in self._learners.values():
+            learner.begin_episodes()
+
+    def _act(self, observations: Sequence[Observations], step_index: int) -> list[Array]:
+        groups: list[Array] = [
+            np.zeros((self.env.num_envs, len(group.agents), *(group.action_space.shape or ())), group.action_space.dtype)
+            for group in self.env.groups
+        ]
+        for learner in self._learners.values():
+            learner.rows.put_actions(learner.act(observations, self.env.active, step_index), groups)
+        return groups
+
+    def _count(self, step: EnvStep, callback: BaseCallback) -> bool:
+        """Update counters and tell the callbacks; False if one of them wants to stop."""
+        self.num_timesteps += self.env.num_envs
+        self._agent_steps += step.acted.sum(axis=0)
+        for episode in self.tracker.record(step):
+            self._num_episodes += 1
+            for hearing in multi_agent_callbacks(callback):
+                hearing.on_episode_end(episode)
+        callback.update_locals(
+            {"self": self, "step": step, "rewards": step.rewards, "dones": step.env_ended, "infos": step.infos}
+        )
+        return callback.on_step()
+
+    def _result(self, learners: Mapping[PolicyID, Result], sampling_s: float, update_s: float) -> Result:
+        env_steps_before, agent_steps_before, episodes_before = self._sampled_before
+        env_steps = self.num_timesteps - env_steps_before
+        agent_steps = self._agent_steps - agent_steps_before
+        measured = {
+            policy_id: learners.get(policy_id) or learner.metrics_before_training()
+            for policy_id, learner in self._learners.items()
+            if learner.trained
+        }
+        trained_samples = sum(metrics["num_module_steps_trained"] for metrics in measured.values())
+        result = {
+            "iteration": self.iteration,
+            "num_env_steps_sampled_lifetime": self.num_timesteps,
+            "num_agent_steps_sampled_lifetime": self._by_agent(self._agent_steps),
+            "num_episodes_lifetime": self._num_episodes,
+            "time_total_s": self._time_total_s,
+            "env_runners": {
+                **self.tracker.summary(),
+                "num_episodes": self._num_episodes - episodes_before,
+                "num_env_steps_sampled": env_steps,
+                "num_agent_steps_sampled": self._by_agent(agent_steps),
+            },
+            "learners": measured,
+            "timers": {"env_runner_sampling_timer": sampling_s, "learner_update_timer": update_s},
+            "throughput": {
+                "env_steps_per_s": _rate(env_steps, sampling_s + update_s),
+                "agent_steps_per_s": _rate(int(agent_steps.sum()), sampling_s + update_s),
+                "learner_samples_per_s": _rate(trained_samples, update_s),
+            },
+            "perf": {
+                "cpu_util_percent": psutil.cpu_percent(),
+                "ram_util_percent": psutil.virtual_memory().percent,
+            },
+        }
+        return finite_or_none(result)
+
+    def _by_agent(self, counts: Array) -> dict[AgentID, int]:
+        return dict(zip(self.env.agents, counts.tolist(), strict=True))
+
+    def _write(self, result: Result) -> None:
+        for name, value in flatten(result).items():
+            if value is not None:
+                self.logger.record(name, value)
+        self.logger.dump(step=self.num_timesteps)
+
+
+def _specs(
+    policies: str | Mapping[PolicyID, PolicySpec], policy_ids: Sequence[PolicyID], defaults: Mapping[str, Any]
+) -> dict[PolicyID, PolicySpec]:
+    if isinstance(policies, str):
+        return {policy_id: PolicySpec(**defaults) for policy_id in policy_ids}
+    for policy_id, spec in policies.items():
+        if not isinstance(spec, PolicySpec):
+            raise ConfigError(f"policy {policy_id!r} is {spec!r}; accepted: a PolicySpec", key="policies")
+    return {policy_id: spec.with_defaults(defaults) for policy_id, spec in policies.items()}
+
+
+def _rollout_steps(n_steps: int | None, specs: Mapping[PolicyID, PolicySpec]) -> int:
+    """The rollout length: as given, or as the specs say, or SB3's default."""
+    if n_steps is None:
+        first = next(iter(specs.values()))
+        default: int = hyperparameter_defaults(first.algorithm)["n_steps"]
+        return int(first.hyperparameters.get("n_steps", default))
+    if isinstance(n_steps, bool) or not isinstance(n_steps, int) or n_steps < 1:
+        raise ConfigError(f"n_steps is {n_steps!r}; accepted: a whole number of at least 1", key="n_steps")
+    return n_steps
+
+
+def _trained(
+    policies_to_train: Sequence[PolicyID] | Callable[[PolicyID], bool] | None, policy_ids: Sequence[PolicyID]
+) -> set[PolicyID]:
+    if policies_to_train is None:
+        return set(policy_ids)
+    if callable(policies_to_train):
+        return {policy_id for policy_id in policy_ids if policies_to_train(policy_id)}
+    strangers = set(policies_to_train) - set(policy_ids)
+    if strangers:
+        raise ConfigError(
+            f"policies_to_train names unknown policy {min(strangers)!r}; accepted: {', '.join(policy_ids)}",
+            key="policies_to_train",
+        )
+    return set(policies_to_train)
+
+
+def _policy_seed(seed: int | None, index: int) -> int | None:
+    """The first policy gets the run's seed, as SB3 would; the others one of their own, lest they start alike."""
+    if seed is None or index == 0:
+        return seed
+    return int(np.random.SeedSequence(seed, spawn_key=(index,)).generate_state(1)[0])
+
+
+def _default_logger(verbose: int, tensorboard_log: str | None) -> Logger:
+    formats: list[Any] = [HumanOutputFormat(sys.stdout, max_length=80)] if verbose else []
+    if tensorboard_log is not None:
+        formats.append(TensorBoardOutputFormat(tensorboard_log))
+    return Logger(tensorboard_log, formats)
+
+
+def _as_one_callback(callback: MaybeCallback, progress_bar: bool) -> BaseCallback:
+    if isinstance(callback, BaseCallback):
+        callbacks: list[BaseCallback] = [callback]
+    elif callable(callback):
+        callbacks = [ConvertCallback(callback)]
+    else:
+        callbacks = list(callback or [])
+    if progress_bar:
+        callbacks.append(ProgressBarCallback())
+    return CallbackList(callbacks)
+
+
+def _rate(count: float, seconds: float) -> float | None:
+    return count / seconds if seconds > 0 else None

@@ -1,0 +1,319 @@
+"""Drive one SB3 on-policy algorithm from the joint loop: act, observe, update.
+
+This and `rollout_buffer` are the places that know SB3's private members. The order of random draws and of floating
+point operations is that of SB3's `on_policy_algorithm.py`, so that one shared policy trains bit for bit as SB3 does.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.utils import obs_as_tensor
+from stable_baselines3.common.vec_env import VecTransposeImage
+
+from marl_sb3.errors import ConfigError
+from marl_sb3.learners.policy_rows import PolicyRows
+from marl_sb3.learners.policy_spec import PolicySpec
+from marl_sb3.learners.rollout_buffer import MaskedDictRolloutBuffer, MaskedRolloutBuffer
+from marl_sb3.learners.rows_env import PolicyRowsEnv
+from marl_sb3.metrics import Result
+from marl_sb3.types import Array, BoolArray, Observations
+from marl_sb3.vec_env.base import EnvStep
+from marl_sb3.vec_env.observations import map_arrays
+
+_log = logging.getLogger(__name__)
+
+LEARNER_METRICS = (
+    "policy_loss",
+    "vf_loss",
+    "vf_loss_unclipped",
+    "total_loss",
+    "entropy",
+    "mean_kl_loss",
+    "vf_explained_var",
+    "clip_fraction",
+    "gradients_global_norm",
+    "curr_lr",
+    "num_grad_updates_lifetime",
+    "num_trainable_parameters",
+    "num_module_steps_trained",
+)
+
+
+@dataclass
+class _Decision:
+    """What a policy thought and did in one step; zeros in inactive rows."""
+
+    active: BoolArray
+    observations: Observations
+    actions: Array
+    values: th.Tensor
+    log_probs: th.Tensor
+
+
+class OnPolicyLearner:
+    """One policy: its SB3 algorithm, its rows, its rollout.
+
+    Args:
+        rows: the rows of the policy.
+        spec: algorithm, network and hyperparameters.
+        n_steps: env steps per env in a rollout.
+        trained: whether it learns; if not it only acts.
+        seed: for the weights and everything drawn afterwards.
+        device: as in SB3.
+
+    Raises:
+        ConfigError: the hyperparameters do not fit the rollout or the spaces.
+    """
+
+    def __init__(
+        self, rows: PolicyRows, spec: PolicySpec, n_steps: int, trained: bool, seed: int | None, device: str
+    ) -> None:
+        self.rows = rows
+        self.trained = trained
+        self.update_time_s = 0.0  # seconds of the latest update
+        self.algorithm = _build(rows, spec, n_steps, seed, device)
+        self.algorithm.set_logger(Logger(None, []))
+        self.num_grad_updates = 0
+        self.policy.optimizer.register_step_post_hook(self._count_grad_update)
+        self._starts: BoolArray = np.ones(rows.num_rows, dtype=bool)
+        self._decision: _Decision | None = None
+
+    @property
+    def policy(self) -> Any:
+        """The SB3 policy, a torch module."""
+        return self.algorithm.policy
+
+    @property
+    def buffer(self) -> MaskedRolloutBuffer | MaskedDictRolloutBuffer:
+        """The rollout buffer."""
+        return self.algorithm.rollout_buffer  # type: ignore[return-value]
+
+    def begin_episodes(self) -> None:
+        """All envs have just been reset."""
+        self._starts = np.ones(self.rows.num_rows, dtype=bool)
+
+    def begin_rollout(self) -> None:
+        """Empty the buffer."""
+        self.policy.set_training_mode(False)
+        self.buffer.reset()
+        if self.algorithm.use_sde:
+            self.policy.reset_noise(self.rows.num_rows)
+
+    def act(self, groups: Sequence[Observations], active: BoolArray, step: int) -> Array:
+        """Choose actions.
+
+        Args:
+            groups: per group of agents, observations (E, A_group, ...).
+            active: (E, all agents) bool.
+            step: env step within the rollout.
+
+        Returns:
+            (rows, *action shape), as the env takes them; zeros in inactive rows.
+        """
+        frequency = self.algorithm.sde_sample_freq
+        if self.algorithm.use_sde and frequency > 0 and step % frequency == 0:
+            self.policy.reset_noise(self.rows.num_rows)
+        rows_active = self.rows.of_agents(active)
+        self._decision = self._decide(self._prepared(self.rows.observations(groups)), rows_active)
+        return self._env_actions(self._decision.actions)
+
+    def _prepared(self, observations: Observations) -> Observations:
+        env = self.algorithm.env
+        return env.transpose_observations(observations) if isinstance(env, VecTransposeImage) else observations
+
+    def _decide(self, observations: Observations, active: BoolArray) -> _Decision:
+        if active.all():
+            actions, values, log_probs = self._forward(observations)
+            return _Decision(active, observations, actions, values, log_probs)
+        # Filler observations of inactive rows need not lie in the space: they stay out of the network.
+        space = self.algorithm.action_space
+        all_actions = np.zeros((len(active), *(space.shape or ())), dtype=space.dtype)
+        all_values, all_log_probs = (th.zeros(len(active), device=self.algorithm.device) for _ in range(2))
+        if active.any():
+            actions, values, log_probs = self._forward(map_arrays(lambda array: array[active], observations))
+            where = th.as_tensor(active, device=self.algorithm.device)
+            all_actions[active] = actions
+            all_values[where] = values.flatten()
+            all_log_probs[where] = log_probs.flatten()
+        return _Decision(active, observations, all_actions, all_values, all_log_probs)
+
+    def _forward(self, observations: Observations) -> tuple[Array, th.Tensor, th.Tensor]:
+        with th.no_grad():
+            actions, values, log_probs = self.policy(obs_as_tensor(observations, self.algorithm.device))
+        return actions.cpu().numpy(), values, log_probs
+
+    def _env_actions(self, actions: Array) -> Array:
+        """Actions within the bounds of the env, as in `OnPolicyAlgorithm.collect_rollouts`."""
+        space = self.algorithm.action_space
+        if not isinstance(space, spaces.Box):
+            return actions
+        if self.policy.squash_output:
+            return self.policy.unscale_action(actions)  # type: ignore[no-any-return]
+        return np.clip(actions, space.low, space.high)
+
+    def observe(self, step: EnvStep) -> None:
+        """Store what came of the actions; only for a policy that learns."""
+        decision = self._decision
+        assert decision is not None, "act() comes first"
+        ended = self.rows.of_agents(step.terminated | step.truncated)
+        rewards = self.rows.of_agents(step.rewards)
+        self._add_values_at_time_limits(step, rewards)
+        self.buffer.mark(decision.active)
+        self.buffer.add(
+            decision.observations,  # type: ignore[arg-type]
+            decision.actions.reshape(self.rows.num_rows, -1),
+            rewards,
+            self._starts,
+            decision.values,
+            decision.log_probs,
+        )
+        # A row that was inactive begins an episode whenever it acts next.
+        self._starts = ended | ~decision.active
+        self.algorithm.num_timesteps += int(decision.active.sum())
+
+    def _add_values_at_time_limits(self, step: EnvStep, rewards: Array) -> None:
+        """Truncation is not termination: bootstrap from the value of the final observation (SB3 issue 633)."""
+        for (env_index, column), observation in step.final_observations.items():
+            row = self.rows.row_of(env_index, column)
+            if row is None or step.terminated[env_index, column] or not step.truncated[env_index, column]:
+                continue
+            final_obs = self.policy.obs_to_tensor(observation)[0]
+            with th.no_grad():
+                value = self.policy.predict_values(final_obs)[0]
+            rewards[row] += (self.algorithm.gamma * value).cpu().numpy()[0]
+
+    def finish_rollout(self, groups: Sequence[Observations], active: BoolArray) -> None:
+        """Compute returns and advantages; `groups` and `active` are those of the step after the rollout."""
+        observations = self._prepared(self.rows.observations(groups))
+        rows_active = self.rows.of_agents(active)
+        values = th.zeros(self.rows.num_rows, device=self.algorithm.device)
+        if rows_active.all():
+            values = self._values(observations)
+        elif rows_active.any():
+            where = th.as_tensor(rows_active, device=self.algorithm.device)
+            values[where] = self._values(map_arrays(lambda array: array[rows_active], observations)).flatten()
+        self.buffer.compute_returns_and_advantage(last_values=values, dones=self._starts)
+
+    def _values(self, observations: Observations) -> th.Tensor:
+        with th.no_grad():
+            values: th.Tensor = self.policy.predict_values(obs_as_tensor(observations, self.algorithm.device))
+        return values
+
+    def update(self, progress_remaining: float) -> Result:
+        """Learn from the rollout.
+
+        Args:
+            progress_remaining: from 1 at the start of training to 0 at its end, for schedules.
+
+        Returns:
+            The metrics below `learners/{policy}/`.
+        """
+        started_s = time.perf_counter()
+        self.algorithm._current_progress_remaining = progress_remaining
+        if self.buffer.num_active:
+            self.algorithm.train()
+        recorded = dict(self.algorithm.logger.name_to_value)
+        self.algorithm.logger.dump()
+        self.update_time_s = time.perf_counter() - started_s
+        return self._metrics(recorded)
+
+    def metrics_before_training(self) -> Result:
+        """The same keys as `update` returns, nothing measured yet."""
+        return self._metrics({})
+
+    def _metrics(self, recorded: dict[str, Any]) -> Result:
+        entropy_loss = recorded.get("train/entropy_loss")
+        extra = getattr(self.algorithm, "update_stats", {}) if recorded else {}
+        parameters = [p.numel() for p in self.policy.parameters() if p.requires_grad]
+        values = {
+            "policy_loss": recorded.get("train/policy_gradient_loss"),
+            "vf_loss": recorded.get("train/value_loss"),
+            "vf_loss_unclipped": extra.get("vf_loss_unclipped", self._unclipped_value_loss(recorded)),
+            "total_loss": self._total_loss(recorded),
+            "entropy": None if entropy_loss is None else -entropy_loss,
+            "mean_kl_loss": recorded.get("train/approx_kl"),
+            "vf_explained_var": recorded.get("train/explained_variance"),
+            "clip_fraction": recorded.get("train/clip_fraction"),
+            "gradients_global_norm": extra.get("gradients_global_norm"),
+            "curr_lr": recorded.get("train/learning_rate"),
+            "num_grad_updates_lifetime": self.num_grad_updates,
+            "num_trainable_parameters": sum(parameters),
+            "num_module_steps_trained": self.buffer.samples_drawn if recorded else 0,
+        }
+        return {name: values[name] for name in LEARNER_METRICS}
+
+    def _unclipped_value_loss(self, recorded: dict[str, Any]) -> float | None:
+        clipped = getattr(self.algorithm, "clip_range_vf", None) is not None
+        return None if clipped else recorded.get("train/value_loss")
+
+    def _total_loss(self, recorded: dict[str, Any]) -> float | None:
+        """The mean over minibatches; SB3's own `train/loss` is that of the last one."""
+        if "train/policy_gradient_loss" not in recorded:
+            return None
+        algorithm = self.algorithm
+        return float(
+            recorded["train/policy_gradient_loss"]
+            + algorithm.ent_coef * recorded["train/entropy_loss"]
+            + algorithm.vf_coef * recorded["train/value_loss"]
+        )
+
+    def _count_grad_update(self, *_: Any) -> None:
+        self.num_grad_updates += 1
+
+
+def _build(rows: PolicyRows, spec: PolicySpec, n_steps: int, seed: int | None, device: str) -> OnPolicyAlgorithm:
+    _check_fit(rows, spec, n_steps)
+    is_dict = isinstance(rows.group.observation_space, spaces.Dict)
+    settings = {**spec.hyperparameters, "n_steps": n_steps}
+    settings["policy_kwargs"] = dict(settings.get("policy_kwargs") or {})  # SB3 writes into it
+    with warnings.catch_warnings():
+        # `_check_fit` says the same in one line.
+        warnings.filterwarnings("ignore", message="You have specified a mini-batch size")
+        try:
+            return spec.algorithm(  # type: ignore[return-value]
+                policy=spec.policy,
+                env=PolicyRowsEnv(rows),
+                seed=seed,
+                device=device,
+                rollout_buffer_class=MaskedDictRolloutBuffer if is_dict else MaskedRolloutBuffer,
+                **settings,
+            )
+        except (AssertionError, TypeError, ValueError, NotImplementedError) as error:
+            raise ConfigError(f"policy {rows.policy_id!r}: {spec.algorithm.__name__} says: {error}") from error
+
+
+def _check_fit(rows: PolicyRows, spec: PolicySpec, n_steps: int) -> None:
+    """Refuse a rollout that the hyperparameters do not fit."""
+    own_steps = spec.hyperparameters.get("n_steps", n_steps)
+    if own_steps != n_steps:
+        raise ConfigError(
+            f"policy {rows.policy_id!r}: n_steps is {own_steps}, but all policies share one rollout of {n_steps} steps",
+            key="n_steps",
+        )
+    size = n_steps * rows.num_rows
+    shape = f"{n_steps} steps x {rows.num_envs} envs x {len(rows.agents)} agents = {size} agent steps"
+    if size < 2:
+        raise ConfigError(f"policy {rows.policy_id!r}: a rollout of {shape}; at least 2 are needed", key="n_steps")
+    batch_size = spec.hyperparameters.get("batch_size", 64)
+    if batch_size > size:
+        raise ConfigError(
+            f"policy {rows.policy_id!r}: batch_size is {batch_size}, larger than its rollout of {shape}; "
+            f"accepted: 2 to {size}",
+            key="batch_size",
+        )
+    if size % batch_size:
+        _log.info(
+            "policy %s: batch_size %d does not divide its rollout of %d: the last minibatch of an epoch has %d",
+            rows.policy_id, batch_size, size, size % batch_size,
+        )  # fmt: skip

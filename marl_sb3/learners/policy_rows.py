@@ -1,0 +1,179 @@
+"""Which agents a policy acts for, and where they stand in the arrays of a `MultiAgentVecEnv`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from marl_sb3.errors import ConfigError
+from marl_sb3.types import AgentID, Array, Observations, PolicyID, PolicyMappingFn
+from marl_sb3.vec_env.base import AgentGroup, MultiAgentVecEnv
+from marl_sb3.vec_env.observations import map_arrays, to_rows
+
+SHARED = "shared"
+PER_AGENT = "per_agent"
+
+
+@dataclass(frozen=True)
+class PolicyRows:
+    """The rows of one policy: row `e * len(agents) + i` is its i-th agent in env e.
+
+    Attributes:
+        policy_id: whose rows.
+        num_envs: E.
+        group_index: the group that its agents belong to; they all have the same spaces.
+        group: that group.
+        agents: its agents, in the env's order.
+        agent_columns: where they stand on the axis of all agents.
+        group_columns: where they stand on the axis of the group.
+    """
+
+    policy_id: PolicyID
+    num_envs: int
+    group_index: int
+    group: AgentGroup
+    agents: tuple[AgentID, ...]
+    agent_columns: tuple[int, ...]
+    group_columns: tuple[int, ...]
+
+    @property
+    def num_rows(self) -> int:
+        """E times the number of agents."""
+        return self.num_envs * len(self.agents)
+
+    def observations(self, groups: Sequence[Observations]) -> Observations:
+        """(rows, ...) from the observations of all groups."""
+        columns = self._in_group
+        return to_rows(map_arrays(lambda array: array[:, columns], groups[self.group_index]))
+
+    def of_agents(self, per_agent: Array) -> Array:
+        """(rows,) from an array over (E, all agents)."""
+        return per_agent[:, self._among_all].reshape(-1)
+
+    def put_actions(self, actions: Array, groups: Sequence[Array]) -> None:
+        """Write the rows' actions, (rows, ...), into the arrays of all groups."""
+        by_env = actions.reshape(self.num_envs, len(self.agents), *actions.shape[1:])
+        groups[self.group_index][:, self._in_group] = by_env
+
+    def row_of(self, env_index: int, agent_column: int) -> int | None:
+        """The row of an agent, None if another policy acts for it."""
+        position = self._positions.get(agent_column)
+        return None if position is None else env_index * len(self.agents) + position
+
+    @cached_property
+    def _positions(self) -> dict[int, int]:
+        return {column: position for position, column in enumerate(self.agent_columns)}
+
+    @cached_property
+    def _in_group(self) -> Any:
+        return _column_index(self.group_columns)
+
+    @cached_property
+    def _among_all(self) -> Any:
+        return _column_index(self.agent_columns)
+
+
+def _column_index(columns: Sequence[int]) -> Any:
+    """An index of these columns: a slice where they adjoin, so that NumPy makes a view."""
+    first, last = columns[0], columns[-1]
+    return slice(first, last + 1) if list(columns) == list(range(first, last + 1)) else np.array(columns)
+
+
+def resolve_policies(policies: str | Mapping[PolicyID, Any], agents: Sequence[AgentID]) -> list[PolicyID]:
+    """The policy ids that `shared`, `per_agent` or a mapping of policies stand for.
+
+    Raises:
+        ConfigError: any other word, or no policy at all.
+    """
+    shorthands = {SHARED: [SHARED], PER_AGENT: list(agents)}
+    if isinstance(policies, str):
+        if policies not in shorthands:
+            raise ConfigError(
+                f"policies is {policies!r}; accepted: {', '.join(shorthands)} or a mapping of policies", key="policies"
+            )
+        return shorthands[policies]
+    if not policies:
+        raise ConfigError("policies is empty; at least one policy is needed", key="policies")
+    return list(policies)
+
+
+def policy_of_agents(
+    policy_ids: Sequence[PolicyID],
+    agents: Sequence[AgentID],
+    mapping: PolicyMappingFn | Mapping[AgentID, PolicyID] | None,
+) -> dict[AgentID, PolicyID]:
+    """The policy of each agent.
+
+    Args:
+        policy_ids: the policies there are.
+        agents: the agents there are.
+        mapping: function or dictionary from agent to policy. None does where it is clear: one policy for all, or
+            policies named as the agents.
+
+    Raises:
+        ConfigError: an agent without a policy, an unknown policy, or a policy without agents.
+    """
+    if mapping is None:
+        mapping = _evident_mapping(policy_ids, agents)
+    if isinstance(mapping, Mapping):
+        strangers = set(mapping) - set(agents)
+        if strangers:
+            raise ConfigError(
+                f"the policy mapping names agent {min(strangers)!r}; the env has {', '.join(agents)}", key="policies"
+            )
+        mapping = mapping.get  # type: ignore[assignment]
+    chosen = {agent: mapping(agent) for agent in agents}  # type: ignore[operator]
+    for agent, policy_id in chosen.items():
+        if policy_id is None:
+            raise ConfigError(f"the policy mapping leaves out agent {agent!r}", key="policies")
+        if policy_id not in policy_ids:
+            raise ConfigError(
+                f"the policy mapping sends agent {agent!r} to unknown policy {policy_id!r}; "
+                f"accepted: {', '.join(policy_ids)}",
+                key="policies",
+            )
+    idle = [policy_id for policy_id in policy_ids if policy_id not in chosen.values()]
+    if idle:
+        raise ConfigError(f"policy {idle[0]!r} acts for no agent; agents: {', '.join(agents)}", key="policies")
+    return chosen
+
+
+def _evident_mapping(policy_ids: Sequence[PolicyID], agents: Sequence[AgentID]) -> PolicyMappingFn:
+    if len(policy_ids) == 1:
+        return lambda _: policy_ids[0]
+    if set(policy_ids) == set(agents):
+        return lambda agent: agent
+    raise ConfigError(
+        f"policies {', '.join(policy_ids)} and agents {', '.join(agents)}: a policy_mapping_fn is needed", key="policies"
+    )
+
+
+def rows_of_policy(env: MultiAgentVecEnv, policy_id: PolicyID, policy_of: Mapping[AgentID, PolicyID]) -> PolicyRows:
+    """Where the agents of a policy stand.
+
+    Raises:
+        ConfigError: they do not all have the same spaces.
+    """
+    agents = tuple(agent for agent in env.agents if policy_of[agent] == policy_id)
+    groups = [index for index, group in enumerate(env.groups) if set(agents) & set(group.agents)]
+    if len(groups) > 1:
+        spaces = "; ".join(
+            f"{', '.join(a for a in agents if a in env.groups[index].agents)}: "
+            f"{env.groups[index].observation_space}, {env.groups[index].action_space}"
+            for index in groups
+        )
+        raise ConfigError(f"the agents of policy {policy_id!r} have different spaces: {spaces}", key="policies")
+    group = env.groups[groups[0]]
+    return PolicyRows(
+        policy_id=policy_id,
+        num_envs=env.num_envs,
+        group_index=groups[0],
+        group=group,
+        agents=agents,
+        agent_columns=tuple(env.agents.index(agent) for agent in agents),
+        group_columns=tuple(group.agents.index(agent) for agent in agents),
+    )

@@ -1,0 +1,71 @@
+"""What a policy is to be: the algorithm, the network, the hyperparameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from stable_baselines3.common.base_class import BaseAlgorithm
+
+from marl_sb3.errors import ConfigError
+from marl_sb3.learners.hyperparameters import resolve_hyperparameters
+from marl_sb3.learners.ppo import PPO
+
+# On the command line and in files; the classes themselves are as good in the library.
+ALGORITHMS: Mapping[str, type[BaseAlgorithm]] = {"ppo": PPO}
+
+
+def algorithm_class(name: str) -> type[BaseAlgorithm]:
+    """The class behind an algorithm's name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if name not in ALGORITHMS:
+        raise ConfigError(f"unknown algorithm {name!r}; accepted: {', '.join(ALGORITHMS)}", key="algo")
+    return ALGORITHMS[name]
+
+
+class PolicySpec:
+    """An SB3 algorithm to be made for one policy.
+
+    Args:
+        algorithm: `marl_sb3.PPO` (default), `stable_baselines3.PPO`, or a subclass.
+        policy: SB3's policy name or class, `MlpPolicy` by default.
+        hyperparameters: SB3's constructor arguments, by its names. `learning_rate="lin_3e-4"` is a schedule.
+
+    Raises:
+        ConfigError: an unknown hyperparameter, or a value out of range.
+    """
+
+    def __init__(
+        self,
+        algorithm: type[BaseAlgorithm] = PPO,
+        policy: str | type[Any] = "MlpPolicy",
+        **hyperparameters: Any,
+    ) -> None:
+        if not (isinstance(algorithm, type) and issubclass(algorithm, tuple(_supported()))):
+            names = ", ".join(cls.__name__ for cls in _supported())
+            raise ConfigError(f"algorithm is {algorithm!r}; accepted: {names} and subclasses", key="algo")
+        if isinstance(policy, str) and policy not in algorithm.policy_aliases:
+            raise ConfigError(
+                f"unknown policy {policy!r} of {algorithm.__name__}; accepted: {', '.join(algorithm.policy_aliases)}",
+                key="policy",
+            )
+        self.algorithm = algorithm
+        self.policy = policy
+        self.hyperparameters = resolve_hyperparameters(algorithm, hyperparameters)
+
+    def with_defaults(self, defaults: Mapping[str, Any]) -> PolicySpec:
+        """The same, with these hyperparameters where it has none of its own."""
+        return PolicySpec(self.algorithm, self.policy, **{**defaults, **self.hyperparameters})
+
+    def __repr__(self) -> str:
+        settings = "".join(f", {name}={value!r}" for name, value in self.hyperparameters.items())
+        return f"PolicySpec({self.algorithm.__name__}, {self.policy!r}{settings})"
+
+
+def _supported() -> list[type[BaseAlgorithm]]:
+    from stable_baselines3 import PPO as StockPPO  # noqa: N811 - its name next to ours
+
+    return [StockPPO]

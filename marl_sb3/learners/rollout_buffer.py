@@ -1,0 +1,79 @@
+"""SB3's rollout buffers, for rows that are not always active."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+import numpy as np
+from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
+
+from marl_sb3.types import Array, BoolArray
+
+_PER_STEP = ("actions", "values", "log_probs", "advantages", "returns")
+
+
+class _ActiveRowsOnly:
+    """Mixed into an SB3 rollout buffer: `get` draws minibatches from the active steps alone.
+
+    A row is one agent of one env. Advantages of the active steps need no change: the step in which an agent ends is
+    followed by an episode start, which cuts SB3's recursion before it reaches the inactive steps behind it.
+    With every step active it does what SB3's buffer does, bit for bit.
+    """
+
+    active: BoolArray  # (buffer_size, n_envs)
+    samples_drawn: int  # agent steps handed out in minibatches since `reset`
+
+    def reset(self) -> None:
+        super().reset()  # type: ignore[misc]
+        self.active = np.ones((self.buffer_size, self.n_envs), dtype=bool)  # type: ignore[attr-defined]
+        self.samples_drawn = 0
+
+    def mark(self, active: BoolArray) -> None:
+        """Say which rows, (n_envs,), are active in the step that `add` stores next."""
+        self.active[self.pos] = active  # type: ignore[attr-defined]
+
+    @property
+    def num_active(self) -> int:
+        """How many agent steps there are to learn from."""
+        return int(self.active.sum())
+
+    def get(self, batch_size: int | None = None) -> Generator[Any, None, None]:
+        """Minibatches of active steps in random order, see `RolloutBuffer.get`."""
+        if self.active.all():
+            yield from self._counted(super().get(batch_size))  # type: ignore[misc]
+            return
+        if not self.generator_ready:  # type: ignore[has-type]
+            self._drop_inactive()
+            self.generator_ready = True
+        order = np.random.permutation(self.num_active)
+        size = batch_size or self.num_active
+        batches = (order[start : start + size] for start in range(0, self.num_active, size))
+        yield from self._counted(self._get_samples(batch) for batch in batches)  # type: ignore[attr-defined]
+
+    def _counted(self, batches: Any) -> Generator[Any, None, None]:
+        for batch in batches:
+            self.samples_drawn += len(batch.advantages)
+            yield batch
+
+    def _drop_inactive(self) -> None:
+        """Flatten as SB3 does, row after row, keeping the active steps only: also for `explained_variance`."""
+        keep = self._flat(self.active).reshape(-1)
+        for name in _PER_STEP:
+            setattr(self, name, self._flat(getattr(self, name))[keep])
+        observations = self.observations  # type: ignore[has-type]
+        if isinstance(observations, dict):
+            self.observations = {key: self._flat(array)[keep] for key, array in observations.items()}
+        else:
+            self.observations = self._flat(observations)[keep]
+
+    def _flat(self, array: Array) -> Array:
+        return self.swap_and_flatten(array)  # type: ignore[attr-defined, no-any-return]
+
+
+class MaskedRolloutBuffer(_ActiveRowsOnly, RolloutBuffer):
+    """`RolloutBuffer` that keeps inactive rows out of the loss and out of advantage normalisation."""
+
+
+class MaskedDictRolloutBuffer(_ActiveRowsOnly, DictRolloutBuffer):
+    """The same for `Dict` observations."""

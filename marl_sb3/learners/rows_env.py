@@ -1,0 +1,40 @@
+"""The env that an SB3 algorithm is told it has: the rows of its policy, without any steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices
+
+from marl_sb3.learners.policy_rows import PolicyRows
+
+
+class PolicyRowsEnv(VecEnv):
+    """Spaces and number of rows of one policy. All policies act in the same envs: only the joint loop steps them."""
+
+    def __init__(self, rows: PolicyRows) -> None:
+        super().__init__(rows.num_rows, rows.group.observation_space, rows.group.action_space)
+
+    def seed(self, seed: int | None = None) -> Sequence[int | None]:
+        """Nothing: the joint env has a seed of its own."""
+        return [None] * self.num_envs
+
+    def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
+        """No row has attributes, but for the render mode that SB3 asks for."""
+        if attr_name != "render_mode":
+            raise AttributeError(attr_name)
+        return [None] * self.num_envs
+
+    def env_is_wrapped(self, wrapper_class: type, indices: VecEnvIndices = None) -> list[bool]:
+        """No row is wrapped."""
+        return [False] * self.num_envs
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    def _joint_only(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise RuntimeError("one policy cannot step the env alone: use MultiAgentAlgorithm.learn() or train_iteration()")
+
+    reset = step_async = step_wait = set_attr = env_method = _joint_only

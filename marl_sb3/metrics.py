@@ -1,0 +1,270 @@
+"""The metrics of episodes, under the names that logs, stop conditions and reports use.
+
+One metric has one name everywhere: its path in the nested result, joined with `/`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from marl_sb3.errors import ConfigError
+from marl_sb3.types import AgentID, Array, PolicyID
+from marl_sb3.vec_env.base import EnvStep, MultiAgentVecEnv
+
+Result = dict[str, Any]  # nested; leaves are numbers, or None where there is no value yet
+
+_REDUCTIONS: Mapping[str, Callable[[Array, Array], Array]] = {
+    "sum": np.add,
+    "mean": np.add,
+    "min": np.minimum,
+    "max": np.maximum,
+    "last": lambda _, new: new,
+}
+
+
+@dataclass(frozen=True)
+class InfoMetric:
+    """A number per episode, made from what an env says in its infos.
+
+    An env announces its own in `metadata["custom_metrics"] = {name: {"key": ..., "agent": ..., "reduce": ...}}`;
+    those of an env that cannot be changed are passed to `MultiAgentAlgorithm`.
+
+    Attributes:
+        key: the entry of `infos[agent]` that is read in every step that has it.
+        agent: whose infos; None takes those of every agent.
+        reduce: how the step's values become the episode's: `sum`, `mean`, `min`, `max` or `last`.
+    """
+
+    key: str
+    agent: AgentID | None = None
+    reduce: str = "sum"
+
+    def __post_init__(self) -> None:
+        if self.reduce not in _REDUCTIONS:
+            raise ConfigError(
+                f"metric of info key {self.key!r}: reduce is {self.reduce!r}; accepted: {', '.join(_REDUCTIONS)}"
+            )
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One finished episode of one env.
+
+    Attributes:
+        env_index: which env.
+        length: env steps.
+        agent_returns: undiscounted sum of rewards of each agent that took part.
+        agent_steps: actions of each agent.
+        custom: the custom metrics that have a value.
+        duration_s: wall-clock seconds from its first step to its last, updates in between included.
+    """
+
+    env_index: int
+    length: int
+    agent_returns: Mapping[AgentID, float]
+    agent_steps: Mapping[AgentID, int]
+    custom: Mapping[str, float]
+    duration_s: float
+
+
+class _InfoAccumulator:
+    """The running value of one `InfoMetric` in each of E envs."""
+
+    def __init__(self, metric: InfoMetric, agents: Iterable[AgentID], num_envs: int) -> None:
+        self._agents = [metric.agent] if metric.agent is not None else list(agents)
+        self._metric = metric
+        self._combine = _REDUCTIONS[metric.reduce]
+        self._value = np.empty(num_envs)
+        self._count = np.zeros(num_envs)
+        self.restart(np.ones(num_envs, dtype=bool))
+
+    def restart(self, envs: Array) -> None:
+        # No event at all is a sum of 0, but has no mean, minimum, maximum or last value.
+        self._value[envs] = 0.0 if self._metric.reduce == "sum" else np.nan
+        self._count[envs] = 0
+
+    def add(self, step: EnvStep) -> None:
+        for agent in self._agents:
+            new = step.infos.values(agent, self._metric.key)
+            seen = ~np.isnan(new)
+            start = np.isnan(self._value)
+            self._value = np.where(seen, np.where(start, new, self._combine(self._value, new)), self._value)
+            self._count += seen
+
+    def value(self, env_index: int) -> float:
+        value = float(self._value[env_index])
+        return value / float(self._count[env_index]) if self._metric.reduce == "mean" else value
+
+
+class EpisodeTracker:
+    """Follows the episodes of E envs, and summarises the last `window` finished ones.
+
+    Args:
+        env: the envs that are stepped.
+        policy_of: the policy of each agent.
+        window: over how many episodes means, minima and maxima run.
+        custom_metrics: added to those that the env announces.
+    """
+
+    def __init__(
+        self,
+        env: MultiAgentVecEnv,
+        policy_of: Mapping[AgentID, PolicyID],
+        window: int = 100,
+        custom_metrics: Mapping[str, InfoMetric] | None = None,
+    ) -> None:
+        self._agents = env.agents
+        self._policy_of = policy_of
+        self._num_envs = env.num_envs
+        self.custom_metrics = {**announced_metrics(env), **(custom_metrics or {})}
+        self.episodes: deque[Episode] = deque(maxlen=window)
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget running episodes: all envs have just been reset."""
+        shape = (self._num_envs, len(self._agents))
+        self._returns = np.zeros(shape)
+        self._agent_steps = np.zeros(shape, dtype=np.int64)
+        self._lengths = np.zeros(self._num_envs, dtype=np.int64)
+        self._started_s = np.full(self._num_envs, time.perf_counter())
+        self._custom = {
+            name: _InfoAccumulator(metric, self._agents, self._num_envs)
+            for name, metric in self.custom_metrics.items()
+        }
+
+    def record(self, step: EnvStep) -> list[Episode]:
+        """Count one step of all envs; return the episodes that it finished."""
+        self._returns += step.rewards  # 0 where an agent did not act
+        self._agent_steps += step.acted
+        self._lengths += 1
+        for accumulator in self._custom.values():
+            accumulator.add(step)
+        if not step.env_ended.any():
+            return []
+        finished = [self._episode(int(index)) for index in np.flatnonzero(step.env_ended)]
+        self._restart(step.env_ended)
+        self.episodes.extend(finished)
+        return finished
+
+    def _episode(self, env_index: int) -> Episode:
+        took_part = self._agent_steps[env_index] > 0
+        returns = self._returns[env_index].tolist()
+        agent_steps = self._agent_steps[env_index].tolist()
+        custom = {name: accumulator.value(env_index) for name, accumulator in self._custom.items()}
+        return Episode(
+            env_index=env_index,
+            length=int(self._lengths[env_index]),
+            agent_returns={a: returns[i] for i, a in enumerate(self._agents) if took_part[i]},
+            agent_steps={a: agent_steps[i] for i, a in enumerate(self._agents)},
+            custom={name: value for name, value in custom.items() if math.isfinite(value)},
+            duration_s=time.perf_counter() - self._started_s[env_index],
+        )
+
+    def _restart(self, envs: Array) -> None:
+        self._returns[envs] = 0.0
+        self._agent_steps[envs] = 0
+        self._lengths[envs] = 0
+        self._started_s[envs] = time.perf_counter()
+        for accumulator in self._custom.values():
+            accumulator.restart(envs)
+
+    def summary(self) -> Result:
+        """The metrics below `env_runners/` that are about episodes; None where no episode has finished."""
+        episodes = self.episodes
+        return {
+            **_spread("episode_return", [sum(e.agent_returns.values()) for e in episodes]),
+            **_spread("episode_len", [e.length for e in episodes]),
+            "episode_duration_sec_mean": _mean([e.duration_s for e in episodes]),
+            "agent_episode_returns_mean": {agent: _mean(self._returns_of([agent])) for agent in self._agents},
+            "module_episode_returns_mean": {
+                policy: _mean(self._returns_of([a for a in self._agents if self._policy_of[a] == policy]))
+                for policy in dict.fromkeys(self._policy_of.values())
+            },
+            "agent_steps": {agent: _mean([e.agent_steps[agent] for e in episodes]) for agent in self._agents},
+            "custom_metrics": {
+                key: value
+                for name in self.custom_metrics
+                for key, value in _spread(name, [e.custom[name] for e in episodes if name in e.custom]).items()
+            },
+        }
+
+    def _returns_of(self, agents: Iterable[AgentID]) -> list[float]:
+        return [e.agent_returns[agent] for agent in agents for e in self.episodes if agent in e.agent_returns]
+
+
+def announced_metrics(env: MultiAgentVecEnv) -> dict[str, InfoMetric]:
+    """The custom metrics that an env names in its metadata.
+
+    Raises:
+        ConfigError: an entry is not a mapping of `InfoMetric`'s fields.
+    """
+    return info_metrics(env.metadata.get("custom_metrics", {}), 'the env\'s metadata["custom_metrics"]')
+
+
+def info_metrics(entries: Mapping[str, Mapping[str, Any]], source: str) -> dict[str, InfoMetric]:
+    """`InfoMetric`s from plain mappings.
+
+    Raises:
+        ConfigError: an entry is not a mapping of `InfoMetric`'s fields.
+    """
+    try:
+        return {name: InfoMetric(**fields) for name, fields in entries.items()}
+    except (TypeError, AttributeError) as error:
+        raise ConfigError(f"{source} is {entries!r}; accepted: {{name: {{key, agent, reduce}}}} ({error})") from error
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    values = list(values)
+    return math.fsum(values) / len(values) if values else None
+
+
+def _spread(name: str, values: list[float]) -> Result:
+    some = bool(values)
+    return {
+        f"{name}_mean": _mean(values),
+        f"{name}_min": min(values) if some else None,
+        f"{name}_max": max(values) if some else None,
+    }
+
+
+def flatten(result: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A nested result with its paths joined by `/`."""
+    flat: dict[str, Any] = {}
+    for key, value in result.items():
+        path = f"{prefix}{key}"
+        flat.update(flatten(value, f"{path}/") if isinstance(value, Mapping) else {path: value})
+    return flat
+
+
+def finite_or_none(result: Mapping[str, Any]) -> Result:
+    """The result with Python numbers only, and None for what is not finite: valid JSON."""
+    return {
+        key: finite_or_none(value) if isinstance(value, Mapping) else _finite_number(value)
+        for key, value in result.items()
+    }
+
+
+def _finite_number(value: Any) -> Any:
+    number = value.item() if hasattr(value, "item") else value
+    return None if isinstance(number, float) and not math.isfinite(number) else number
+
+
+def require_metric(name: str, known: Iterable[str]) -> None:
+    """Refuse a metric name that no result has.
+
+    Raises:
+        ConfigError: with the names that come close.
+    """
+    known = list(known)
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=4, cutoff=0.5)
+        hint = f"did you mean {', '.join(close)}?" if close else f"accepted: {', '.join(known)}"
+        raise ConfigError(f"unknown metric {name!r}; {hint}", key="stop")

@@ -1,0 +1,20 @@
+"""The vocabulary of the package: ids, mappings and array aliases that every layer uses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+AgentID: TypeAlias = str
+PolicyID: TypeAlias = str
+PolicyMappingFn: TypeAlias = Callable[[AgentID], PolicyID]
+
+Array: TypeAlias = npt.NDArray[Any]
+BoolArray: TypeAlias = npt.NDArray[np.bool_]
+FloatArray: TypeAlias = npt.NDArray[np.float32]
+
+# A batch of observations: one array, or one array per key of a `Dict` space.
+Observations: TypeAlias = Array | dict[str, Array]

@@ -1,0 +1,162 @@
+"""What a vectorised multi-agent env is: E envs, A agents, arrays with both axes in front.
+
+Every vectorizer (SuperSuit's, later the batched one and worker processes) fulfils `MultiAgentVecEnv`;
+nothing above this layer sees a single env or an agent dictionary.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from gymnasium import spaces
+
+from marl_sb3.types import AgentID, Array, BoolArray, FloatArray, Observations
+
+if TYPE_CHECKING:
+    from marl_sb3.vec_env.sb3_vec_env import AgentRowsVecEnv
+
+
+@dataclass(frozen=True)
+class AgentGroup:
+    """Agents with the same spaces: their observations fit one array, (E, len(agents), ...)."""
+
+    agents: tuple[AgentID, ...]
+    columns: tuple[int, ...]  # where each stands on the agent axis of `MultiAgentVecEnv.agents`
+    observation_space: spaces.Space[Any]
+    action_space: spaces.Space[Any]
+
+
+class StepInfos(Protocol):
+    """The infos of one step of E envs, as the envs gave them."""
+
+    def __getitem__(self, env_index: int) -> Mapping[str, Any]:
+        """The info dictionary of one env: by agent id, plus any other key that the env put in."""
+
+    def values(self, agent: AgentID, key: str) -> Array:
+        """(E,) float64: `infos[agent][key]` of each env, NaN where it is absent."""
+
+
+class DictInfos:
+    """`StepInfos` over one dictionary per env."""
+
+    def __init__(self, infos: Sequence[Mapping[str, Any]]) -> None:
+        self._infos = infos
+
+    def __getitem__(self, env_index: int) -> Mapping[str, Any]:
+        return self._infos[env_index]
+
+    def values(self, agent: AgentID, key: str) -> Array:
+        """See `StepInfos.values`."""
+        return np.array([infos.get(agent, {}).get(key, np.nan) for infos in self._infos], dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class EnvStep:
+    """One step of E envs with A agents.
+
+    Attributes:
+        observations: per group, (E, A_group, ...). Where an env ended, the first observation of its next
+            episode; zeros where the agent is inactive.
+        rewards: (E, A) float32; 0 where the agent did not act.
+        terminated: (E, A) bool; True in the one step in which the agent was terminated.
+        truncated: (E, A) bool; True in the one step in which the agent was truncated.
+        acted: (E, A) bool; the agents that took this step. Everything else in an inactive place is filler.
+        env_ended: (E,) bool; the envs whose last agents ended here, and which have been reset.
+        final_observations: {(env index, agent column): the observation that the agent ended on}.
+        infos: what the envs said in this step.
+        reset_infos: {env index: what an env that ended said when it was reset}.
+    """
+
+    observations: tuple[Observations, ...]
+    rewards: FloatArray
+    terminated: BoolArray
+    truncated: BoolArray
+    acted: BoolArray
+    env_ended: BoolArray
+    final_observations: Mapping[tuple[int, int], Any]
+    infos: StepInfos
+    reset_infos: Mapping[int, Mapping[str, Any]]
+
+
+class MultiAgentVecEnv(ABC):
+    """E envs stepped together. An env resets itself in the step in which the last of its agents ends.
+
+    Attributes:
+        num_envs: E.
+        agents: all agent ids, in the order of the agent axis.
+        groups: the agents by their spaces, in order of first appearance.
+        active: (E, A) bool; the agents that act in the next step.
+        metadata: the env's own metadata.
+        render_mode: the env's render mode, or None.
+    """
+
+    num_envs: int
+    agents: tuple[AgentID, ...]
+    groups: tuple[AgentGroup, ...]
+    active: BoolArray
+    metadata: Mapping[str, Any]
+    render_mode: str | None
+
+    @abstractmethod
+    def seed(self, seed: int) -> None:
+        """Start the seeds of all episodes anew at the next `reset`; see `seeding.episode_seed`."""
+
+    @abstractmethod
+    def reset(self, options: Sequence[Mapping[str, Any]] | None = None) -> tuple[Observations, ...]:
+        """Begin a new episode in every env.
+
+        Args:
+            options: what each env's `reset` gets as its options.
+
+        Returns:
+            Per group, observations of shape (E, A_group, ...).
+        """
+
+    @abstractmethod
+    def step(self, actions: Sequence[Array]) -> EnvStep:
+        """Take one step in every env.
+
+        Args:
+            actions: per group, (E, A_group, *action_space.shape). Places of inactive agents are not read.
+
+        Raises:
+            EnvError: an env broke the `ParallelEnv` contract.
+        """
+
+    @abstractmethod
+    def reset_infos(self) -> Sequence[Mapping[str, Any]]:
+        """What each env said at its latest reset."""
+
+    @abstractmethod
+    def get_attr(self, name: str, env_indices: Sequence[int]) -> list[Any]:
+        """An attribute of each of these envs, wrappers included."""
+
+    @abstractmethod
+    def set_attr(self, name: str, value: Any, env_indices: Sequence[int]) -> None:
+        """Set an attribute of each of these envs, where it is defined."""
+
+    @abstractmethod
+    def env_method(self, name: str, env_indices: Sequence[int], *args: Any, **kwargs: Any) -> list[Any]:
+        """Call a method of each of these envs."""
+
+    @abstractmethod
+    def env_is_wrapped(self, wrapper_class: type, env_indices: Sequence[int]) -> list[bool]:
+        """Whether each of these envs is an instance of, or wrapped in, `wrapper_class`."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close every env. A second call does nothing."""
+
+    def as_sb3_vec_env(self) -> AgentRowsVecEnv:
+        """A plain SB3 `VecEnv`, one row per agent: row `e * A + a` is agent `a` of env `e`.
+
+        Raises:
+            ConfigError: the agents' spaces differ.
+        """
+        from marl_sb3.vec_env.sb3_vec_env import AgentRowsVecEnv
+
+        return AgentRowsVecEnv(self)

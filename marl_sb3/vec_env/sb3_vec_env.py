@@ -1,0 +1,122 @@
+"""A `MultiAgentVecEnv` seen as a plain SB3 `VecEnv`: one row per agent. The only place where `dones` are made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
+
+from marl_sb3.errors import ConfigError
+from marl_sb3.types import Array
+from marl_sb3.vec_env.base import EnvStep, MultiAgentVecEnv
+from marl_sb3.vec_env.observations import to_rows
+from marl_sb3.vec_env.seeding import fresh_seed
+
+
+class AgentRowsVecEnv(VecEnv):
+    """Row `e * A + a` is agent `a` of env `e`.
+
+    A row is done in the step in which its agent is terminated or truncated, with `terminal_observation` and
+    `TimeLimit.truncated` in its info. If other agents of the env go on, the row then idles until the env resets:
+    zero observations, zero rewards, not done, `info["active"]` False. SB3's algorithms cannot leave such steps
+    out of their training; `MultiAgentAlgorithm` does.
+
+    Raises:
+        ConfigError: the agents' spaces differ.
+    """
+
+    def __init__(self, env: MultiAgentVecEnv) -> None:
+        if len(env.groups) != 1:
+            groups = "; ".join(f"{group.agents}: {group.observation_space}" for group in env.groups)
+            raise ConfigError(f"an SB3 VecEnv needs the same spaces for all agents, got {groups}")
+        self.env = env
+        self._agents_per_env = len(env.agents)
+        group = env.groups[0]
+        super().__init__(env.num_envs * self._agents_per_env, group.observation_space, group.action_space)
+        self.metadata = {**env.metadata, **self.metadata}
+        self._actions: Array | None = None
+
+    def reset(self) -> VecEnvObs:
+        """Begin a new episode in every env; seeds and options set before are used once."""
+        options = self._options[:: self._agents_per_env]
+        (observations,) = self.env.reset(options if any(options) else None)
+        self._reset_seeds()
+        self._reset_options()
+        for env_index, infos in enumerate(self.env.reset_infos()):
+            self._keep_reset_infos(env_index, infos)
+        return to_rows(observations)
+
+    def step_async(self, actions: Array) -> None:
+        """Keep the actions, shape (E * A, ...), for `step_wait`."""
+        self._actions = actions
+
+    def step_wait(self) -> VecEnvStepReturn:
+        """Step every env; infos are new dictionaries, a row each."""
+        assert self._actions is not None, "step_async() comes first"
+        actions = np.asarray(self._actions)
+        step = self.env.step((actions.reshape(self.env.num_envs, self._agents_per_env, *actions.shape[1:]),))
+        for env_index, infos in step.reset_infos.items():
+            self._keep_reset_infos(env_index, infos)
+        dones = (step.terminated | step.truncated).reshape(-1)
+        return to_rows(step.observations[0]), step.rewards.reshape(-1), dones, self._row_infos(step)
+
+    def _keep_reset_infos(self, env_index: int, infos: Any) -> None:
+        for column, agent in enumerate(self.env.agents):
+            self.reset_infos[env_index * self._agents_per_env + column] = dict(infos.get(agent, {}))
+
+    def _row_infos(self, step: EnvStep) -> list[dict[str, Any]]:
+        rows = []
+        timeouts = (step.truncated & ~step.terminated).tolist()
+        for env_index, acted in enumerate(step.acted.tolist()):
+            infos = step.infos[env_index]
+            for column, agent in enumerate(self.env.agents):
+                info = {**infos.get(agent, {}), "TimeLimit.truncated": timeouts[env_index][column]}
+                if not acted[column]:
+                    info["active"] = False
+                rows.append(info)
+        for (env_index, column), observation in step.final_observations.items():
+            rows[env_index * self._agents_per_env + column]["terminal_observation"] = observation
+        return rows
+
+    def seed(self, seed: int | None = None) -> Sequence[int | None]:
+        """Seed every env; the seeds of all episodes follow from this one. Takes effect at the next `reset`."""
+        run_seed = fresh_seed() if seed is None else seed
+        self.env.seed(run_seed)
+        self._seeds = [run_seed] * self.num_envs
+        return self._seeds
+
+    def close(self) -> None:
+        """Close all envs."""
+        self.env.close()
+
+    def get_images(self) -> Sequence[Array | None]:
+        """One image per env (not per row: the agents of an env share a picture)."""
+        return self.env.env_method("render", range(self.env.num_envs))
+
+    def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
+        """The attribute of each row's env."""
+        return self.env.get_attr(attr_name, self._env_indices(indices))
+
+    def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
+        """Set an attribute of each row's env."""
+        self.env.set_attr(attr_name, value, sorted(set(self._env_indices(indices))))
+
+    def env_method(
+        self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
+    ) -> list[Any]:
+        """Call a method of each named row's env; of each env once if no rows are named."""
+        if indices is None:
+            by_env = self.env.env_method(method_name, range(self.env.num_envs), *method_args, **method_kwargs)
+            return [result for result in by_env for _ in range(self._agents_per_env)]
+        return self.env.env_method(method_name, self._env_indices(indices), *method_args, **method_kwargs)
+
+    def env_is_wrapped(self, wrapper_class: type, indices: VecEnvIndices = None) -> list[bool]:
+        """Whether each row's env wears this wrapper."""
+        return self.env.env_is_wrapped(wrapper_class, self._env_indices(indices))
+
+    def _env_indices(self, indices: VecEnvIndices) -> list[int]:
+        rows: Iterable[int] = self._get_indices(indices)
+        return [row // self._agents_per_env for row in rows]

@@ -1,0 +1,161 @@
+"""E copies of a `ParallelEnv` in one process, vectorised by SuperSuit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import supersuit
+from pettingzoo import ParallelEnv
+
+from marl_sb3.errors import ConfigError
+from marl_sb3.types import Array, Observations
+from marl_sb3.vec_env.agent_rows import AgentRows, RowStep
+from marl_sb3.vec_env.base import AgentGroup, DictInfos, EnvStep, MultiAgentVecEnv
+from marl_sb3.vec_env.observations import map_arrays
+from marl_sb3.wrappers import wrap
+
+EnvFactory = Callable[[int], ParallelEnv]  # env index -> a new env
+
+
+class SuperSuitVecEnv(MultiAgentVecEnv):
+    """`pettingzoo_env_to_vec_env_v1` and `concat_vec_envs_v1`, with an `AgentRows` below each copy.
+
+    Args:
+        make_env: makes the env of an index; called once for each of the E envs.
+        num_envs: E.
+        seed: the run seed; None draws one.
+
+    Raises:
+        ConfigError: the agents' spaces differ, which SuperSuit cannot vectorise.
+    """
+
+    def __init__(self, make_env: EnvFactory, num_envs: int, seed: int | None = None) -> None:
+        first = AgentRows(wrap(make_env(0), 0))
+        self.groups = (_single_group(first),)
+        self.agents = self.groups[0].agents
+        self.num_envs = num_envs
+        self.metadata = first.metadata
+        self.render_mode = first.render_mode
+        markov = supersuit.pettingzoo_env_to_vec_env_v1(first)
+        self._concat = supersuit.concat_vec_envs_v1(markov, num_envs, base_class="gymnasium")
+        self._rows: list[AgentRows] = [copy.par_env for copy in self._concat.vec_envs]
+        for index, rows in enumerate(self._rows):
+            rows.open(first.env if index == 0 else wrap(make_env(index), index), index)
+        self.active = np.zeros((num_envs, len(self.agents)), dtype=bool)
+        self._closed = False
+        if seed is not None:
+            self.seed(seed)
+
+    def seed(self, seed: int) -> None:
+        """See `MultiAgentVecEnv.seed`."""
+        for rows in self._rows:
+            rows.seed(seed)
+
+    def reset(self, options: Sequence[Mapping[str, Any]] | None = None) -> tuple[Observations, ...]:
+        """See `MultiAgentVecEnv.reset`."""
+        if options is not None:
+            for rows, env_options in zip(self._rows, options, strict=True):
+                rows.options = env_options
+        observations, _ = self._concat.reset()
+        self._update_active()
+        return (self._by_env(observations),)
+
+    def step(self, actions: Sequence[Array]) -> EnvStep:
+        """See `MultiAgentVecEnv.step`."""
+        (group_actions,) = actions
+        acted = self.active
+        rows = group_actions.reshape(-1, *group_actions.shape[2:])
+        observations, rewards, terminated, truncated, _ = self._concat.step(rows)
+        self._update_active()
+        steps = [self._last_step(env) for env in self._rows]
+        ended = [step.env_ended for step in steps]
+        return EnvStep(
+            observations=(self._by_env(observations),),
+            rewards=rewards.reshape(acted.shape),
+            terminated=terminated.reshape(acted.shape).astype(bool) & acted,
+            truncated=truncated.reshape(acted.shape).astype(bool) & acted,
+            acted=acted,
+            env_ended=np.array(ended),
+            final_observations=dict(self._final_observations(steps)),
+            infos=DictInfos([step.infos for step in steps]),
+            reset_infos={index: self._rows[index].reset_infos for index in np.flatnonzero(ended)},
+        )
+
+    def reset_infos(self) -> Sequence[Mapping[str, Any]]:
+        """See `MultiAgentVecEnv.reset_infos`."""
+        return [rows.reset_infos for rows in self._rows]
+
+    def get_attr(self, name: str, env_indices: Sequence[int]) -> list[Any]:
+        """See `MultiAgentVecEnv.get_attr`."""
+        return [getattr(self._rows[index].env, name) for index in env_indices]
+
+    def set_attr(self, name: str, value: Any, env_indices: Sequence[int]) -> None:
+        """See `MultiAgentVecEnv.set_attr`."""
+        for index in env_indices:
+            setattr(_owner(self._rows[index].env, name), name, value)
+
+    def env_method(self, name: str, env_indices: Sequence[int], *args: Any, **kwargs: Any) -> list[Any]:
+        """See `MultiAgentVecEnv.env_method`."""
+        return [getattr(self._rows[index].env, name)(*args, **kwargs) for index in env_indices]
+
+    def env_is_wrapped(self, wrapper_class: type, env_indices: Sequence[int]) -> list[bool]:
+        """See `MultiAgentVecEnv.env_is_wrapped`."""
+        return [
+            any(isinstance(layer, wrapper_class) for layer in _layers(self._rows[index].env))
+            for index in env_indices
+        ]
+
+    def close(self) -> None:
+        """See `MultiAgentVecEnv.close`."""
+        if not self._closed:
+            self._closed = True
+            for rows in self._rows:
+                rows.env.close()
+
+    def _update_active(self) -> None:
+        # A new array: `EnvStep.acted` keeps the old one.
+        self.active = np.array([[agent in rows.live for agent in self.agents] for rows in self._rows])
+
+    def _by_env(self, observations: Observations) -> Observations:
+        shape = (self.num_envs, len(self.agents))
+        return map_arrays(lambda array: array.reshape(*shape, *array.shape[1:]), observations)
+
+    def _final_observations(self, steps: Sequence[RowStep]) -> Iterator[tuple[tuple[int, int], Any]]:
+        for env_index, step in enumerate(steps):
+            for agent, observation in step.final_observations.items():
+                yield (env_index, self.agents.index(agent)), observation
+
+    @staticmethod
+    def _last_step(rows: AgentRows) -> RowStep:
+        assert rows.last_step is not None
+        return rows.last_step
+
+
+def _single_group(rows: AgentRows) -> AgentGroup:
+    """The one group of a homogeneous env; SuperSuit has no other."""
+    agents = tuple(rows.possible_agents)
+    first = agents[0]
+    for agent in agents[1:]:
+        for kind in ("observation_space", "action_space"):
+            ours, theirs = getattr(rows, kind)(first), getattr(rows, kind)(agent)
+            if ours != theirs:
+                raise ConfigError(
+                    f"agents {first!r} and {agent!r} have different {kind}s: {ours} and {theirs}; "
+                    "the supersuit vectorizer takes envs whose agents all have the same spaces"
+                )
+    return AgentGroup(agents, tuple(range(len(agents))), rows.observation_space(first), rows.action_space(first))
+
+
+def _layers(env: Any) -> Iterator[Any]:
+    """The env's wrappers from the outermost inwards, then the env itself."""
+    while env is not None:
+        yield env
+        env = env.__dict__.get("env")
+
+
+def _owner(env: Any, name: str) -> Any:
+    """The outermost layer that defines `name`; the innermost where none does."""
+    layers = list(_layers(env))
+    return next((layer for layer in layers if name in layer.__dict__ or hasattr(type(layer), name)), layers[-1])

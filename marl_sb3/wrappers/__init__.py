@@ -1,0 +1,14 @@
+"""Wrappers of one `ParallelEnv`, a file each; `wrap` is the one place that states their order."""
+
+from __future__ import annotations
+
+from pettingzoo import ParallelEnv
+
+from marl_sb3.wrappers.checked_env import CheckedEnv
+
+__all__ = ["CheckedEnv", "wrap"]
+
+
+def wrap(env: ParallelEnv, env_index: int) -> ParallelEnv:
+    """Put on `env` what every env wears, innermost first. A new wrapper is added here."""
+    return CheckedEnv(env, env_index)
