@@ -1,0 +1,239 @@
+"""The arena as a PettingZoo `ParallelEnv`: agent1 discovers cells, agent2 hunts it.
+
+The rules themselves are in `arena_rules`; this file gives them agents, spaces, episodes and seeds.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from pettingzoo import ParallelEnv
+
+from marl_sb3.envs import arena_rules as rules
+from marl_sb3.envs.arena_render import (
+    ArenaWindow,
+    fitting_cell_px,
+    import_pygame,
+    render_rgb,
+    render_text,
+)
+from marl_sb3.errors import ConfigError, EnvError
+from marl_sb3.types import AgentID, Array, BoolArray
+
+AGENTS = ("agent1", "agent2")
+
+Infos = dict[AgentID, dict[str, Any]]
+StepResult = tuple[
+    dict[AgentID, Array], dict[AgentID, float], dict[AgentID, bool], dict[AgentID, bool], Infos
+]
+
+
+def draw_coins(rng: np.random.Generator, max_timesteps: int) -> BoolArray:
+    """Draw an episode's coins in one call: (max_timesteps,) bool, True where agent1 moves first.
+
+    Every arena draws its episodes this way, so that the same generator gives the same episode.
+    """
+    return rng.integers(0, 2, size=max_timesteps, dtype=np.bool_)
+
+
+class ArenaEnv(ParallelEnv[AgentID, Array, int]):  # type: ignore[misc]  # PettingZoo ships no types.
+    """Two agents on a grid, from opposite corners: one collects new fields, the other collisions.
+
+    Observation of each agent: [own cell, the other's cell], (2,) int64; a cell is `row * width + column`.
+    Actions: 0 up, 1 right, 2 down, 3 left. Both agents are truncated after `max_timesteps` steps.
+    `infos` says what happened: "collision" for both agents, "new_field" and "new_field_rewarded" (a new
+    field without a collision, so agent1 was paid +1) for agent1.
+
+    Args:
+        height: rows of the grid.
+        width: columns of the grid; the grid has at least 2 cells.
+        max_timesteps: env steps of an episode.
+        render_mode: "human" (a window; needs pygame), "rgb_array", "ansi" or None.
+
+    Raises:
+        ConfigError: if an argument is not accepted, or pygame is missing for "human".
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {
+        "name": "arena_v0",
+        "render_modes": ["human", "rgb_array", "ansi"],
+        "render_fps": 10,
+        "is_parallelizable": True,
+        "custom_metrics": {
+            "new_fields_discovered": {"agent": "agent1", "key": "new_field_rewarded"},
+            "num_collisions": {"agent": "agent2", "key": "collision"},
+        },
+    }
+
+    def __init__(
+        self, height: int = 10, width: int = 10, max_timesteps: int = 100, render_mode: str | None = None
+    ) -> None:
+        _check_sizes(height=height, width=width, max_timesteps=max_timesteps)
+        self._check_render_mode(render_mode)
+        self.height = height
+        self.width = width
+        self.max_timesteps = max_timesteps
+        self.render_mode = render_mode
+
+        num_cells = height * width
+        self.possible_agents = list(AGENTS)
+        self.agents: list[AgentID] = []
+        self.observation_spaces = {agent: MultiDiscrete([num_cells, num_cells]) for agent in AGENTS}
+        self.action_spaces = {agent: Discrete(4) for agent in AGENTS}
+        most = np.array([num_cells - 1] * 2 + [1] * num_cells)
+        self.state_space = Box(0, most, dtype=np.int64)
+
+        self._destinations = rules.destination_table(height, width)
+        self._rng: np.random.Generator | None = None
+        self._state: rules.ArenaState | None = None
+        self._coins: BoolArray = np.empty(0, dtype=np.bool_)
+        self._window: ArenaWindow | None = None
+
+    def observation_space(self, agent: AgentID) -> MultiDiscrete:
+        """Return the agent's observation space, always the same object."""
+        return self.observation_spaces[agent]
+
+    def action_space(self, agent: AgentID) -> Discrete:
+        """Return the agent's action space, always the same object."""
+        return self.action_spaces[agent]
+
+    def reset(
+        self, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[AgentID, Array], Infos]:
+        """Start an episode. Without a seed the current generator goes on; `options` are not used."""
+        if seed is not None or self._rng is None:
+            self._rng = np.random.default_rng(seed)
+        self._coins = draw_coins(self._rng, self.max_timesteps)
+        self._state = rules.initial_state(1, self.height, self.width)
+        self.agents = list(AGENTS)
+        self._render_if_human()
+        return _observations(self._state), {agent: {} for agent in AGENTS}
+
+    def step(self, actions: dict[AgentID, int]) -> StepResult:
+        """Move both agents. `actions` has one integer in 0..3 for each of them.
+
+        Raises:
+            EnvError: if no episode is running, or an action is missing or not accepted.
+        """
+        if self._state is None or not self.agents:
+            raise EnvError(f"arena: step() {self._outside_episode()}; call reset() first")
+        state, timestep = self._state, int(self._state.timesteps[0])
+        chosen = np.array([self._checked(actions)])
+        outcome = rules.step(state, self._destinations, chosen, self._coins[timestep : timestep + 1])
+
+        ended = timestep + 1 == self.max_timesteps
+        if ended:
+            self.agents = []
+        self._render_if_human()
+        reward1, reward2 = outcome.rewards[0].tolist()
+        return (
+            _observations(state),
+            {"agent1": reward1, "agent2": reward2},
+            {"agent1": False, "agent2": False},
+            {"agent1": ended, "agent2": ended},
+            _step_infos(outcome),
+        )
+
+    def state(self) -> Array:
+        """Return [cell of agent1, cell of agent2, each cell visited or not]: (2 + H*W,) int64."""
+        state = self._current_state("state()")
+        return np.concatenate((state.cells[0], state.visited[0]))
+
+    def render(self) -> Array | str | None:
+        """Return the picture or text of the current state; with "human", show it and return None."""
+        if self.render_mode is None:
+            gymnasium.logger.warn("arena: render() draws nothing without a render_mode")
+            return None
+        state = self._current_state("render()")
+        cells, visited = state.cells[0], state.visited[0]
+        if self.render_mode == "ansi":
+            return render_text(cells, visited, self.width)
+        image = render_rgb(cells, visited, self.width, fitting_cell_px(self.height, self.width))
+        if self.render_mode == "rgb_array":
+            return image
+        if self._window is None:
+            self._window = ArenaWindow(fps=self.metadata["render_fps"])
+        self._window.show(image)
+        return None
+
+    def close(self) -> None:
+        """Close the window, if one is open; the env can be used further."""
+        if self._window is not None:
+            self._window.close()
+            self._window = None
+
+    def _check_render_mode(self, render_mode: str | None) -> None:
+        accepted = self.metadata["render_modes"]
+        if render_mode is not None and render_mode not in accepted:
+            raise ConfigError(
+                f"render_mode must be one of {', '.join(accepted)} or None; received {render_mode!r}",
+                key="env.render_mode",
+            )
+        if render_mode == "human":
+            import_pygame()  # A missing pygame shows here, not in the middle of an episode.
+
+    def _checked(self, actions: dict[AgentID, int]) -> list[int]:
+        """Return the actions of (agent1, agent2) as plain integers in 0..3; raise EnvError otherwise."""
+        numbers = []
+        for agent in AGENTS:
+            try:
+                number = operator.index(actions[agent])
+            except (KeyError, TypeError):
+                number = -1
+            if not 0 <= number < 4:
+                received = repr(actions[agent]) if agent in actions else "no action"
+                raise EnvError(
+                    self._at_step(f"{agent} must act with an integer in 0..3; received {received}")
+                )
+            numbers.append(number)
+        if len(actions) != len(AGENTS):
+            unknown = sorted(str(agent) for agent in actions if agent not in AGENTS)
+            raise EnvError(self._at_step(f"no such agent: {', '.join(unknown)}; agents: {', '.join(AGENTS)}"))
+        return numbers
+
+    def _at_step(self, message: str) -> str:
+        return f"arena, step {self._current_state('step()').timesteps[0]}: {message}"
+
+    def _outside_episode(self) -> str:
+        return "before the first reset()" if self._state is None else "after the end of the episode"
+
+    def _current_state(self, caller: str) -> rules.ArenaState:
+        if self._state is None:
+            raise EnvError(f"arena: {caller} {self._outside_episode()}; call reset() first")
+        return self._state
+
+    def _render_if_human(self) -> None:
+        if self.render_mode == "human":
+            self.render()
+
+
+def _check_sizes(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise ConfigError(f"{name} must be an integer >= 1; received {size!r}", key=f"env.{name}")
+    if sizes["height"] * sizes["width"] < 2:
+        raise ConfigError(
+            f"height * width must be >= 2, a cell per agent; received {sizes['height']} * {sizes['width']}",
+            key="env.height",
+        )
+
+
+def _observations(state: rules.ArenaState) -> dict[AgentID, Array]:
+    seen = rules.observations(state)
+    return {"agent1": seen[0, 0], "agent2": seen[0, 1]}
+
+
+def _step_infos(outcome: rules.StepOutcome) -> Infos:
+    collision = bool(outcome.collision[0])
+    return {
+        "agent1": {
+            "collision": collision,
+            "new_field": bool(outcome.new_field[0]),
+            "new_field_rewarded": bool(outcome.new_field_rewarded[0]),
+        },
+        "agent2": {"collision": collision},
+    }

@@ -1,0 +1,151 @@
+"""The rules of the arena for E games at once: arrays in, arrays out, no randomness of its own.
+
+One source of truth for the `ParallelEnv` (E = 1) and for every batched arena. Every array has the
+envs as its leading axis (E); the agent axis holds agent1 at index 0 and agent2 at index 1. A cell is
+one number, `row * width + column`. Actions: 0 up, 1 right, 2 down, 3 left.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from marl_sb3.types import BoolArray
+
+IntArray = npt.NDArray[np.int64]
+
+# Arrays of no dimension: NumPy converts a Python number anew at every call, a third of such a call's time.
+_N_ACTIONS = np.array(4)
+_ONE_STEP = np.array(1)
+_COLLISION = np.array(2)  # the row of _REWARDS that pays for a collision
+
+# What (agent1, agent2) are paid: row 0 for nothing of note, row 1 for a new field, row 2 for a collision.
+_REWARDS = np.array([[-0.5, -0.1], [1.0, -0.1], [-1.0, 1.0]], dtype=np.float64)
+
+_MOVES_FIRST = np.array([[False, True], [True, False]])  # [agent1 is first, agent]
+_OWN_THEN_OTHER = np.array([[0, 1], [1, 0]])  # [agent]: whose cells it observes, in order
+
+
+@dataclass(slots=True)
+class ArenaState:
+    """E arenas in the middle of their episodes. `step` and `reset_envs` write into these arrays.
+
+    Attributes:
+        cells: (E, 2) int64; the cell numbers of agent1 and agent2, never the same cell.
+        visited: (E, H*W) bool; the cells that agent1 has visited in this episode.
+        timesteps: (E,) int64; env steps since the start of the episode.
+    """
+
+    cells: IntArray
+    visited: BoolArray
+    timesteps: IntArray
+
+
+class StepOutcome(NamedTuple):
+    """What one step of E arenas paid, and what happened in it. All arrays are new.
+
+    Attributes:
+        rewards: (E, 2) float64, from {1, -1, -0.5, -0.1}; float64 so that they equal Python's literals.
+        collision: (E,) bool; an agent tried to enter the other's cell.
+        new_field: (E,) bool; agent1 marked a cell as visited.
+        new_field_rewarded: (E,) bool; a new field in a step without a collision: agent1 got its +1.
+    """
+
+    rewards: npt.NDArray[np.float64]
+    collision: BoolArray
+    new_field: BoolArray
+    new_field_rewarded: BoolArray
+
+
+@lru_cache(maxsize=64)
+def destination_table(height: int, width: int) -> IntArray:
+    """Where each action leads on an empty grid: (H*W*4,) int64, read-only; entry `cell * 4 + action`.
+
+    A push against a wall leads to the mover's own cell. So an entry is either a neighbour on the grid
+    or the cell itself, and the left neighbour of column 0 can't be mistaken for the end of the row above.
+    """
+    rows, columns = np.divmod(np.arange(height * width, dtype=np.int64)[:, None], width)
+    target_rows = np.clip(rows + np.array([-1, 0, 1, 0]), 0, height - 1)
+    target_columns = np.clip(columns + np.array([0, 1, 0, -1]), 0, width - 1)
+    table: IntArray = (target_rows * width + target_columns).reshape(-1)
+    table.flags.writeable = False  # One array serves every env of this size.
+    return table
+
+
+def initial_state(num_envs: int, height: int, width: int) -> ArenaState:
+    """Return E arenas at the start of an episode; the grid needs at least 2 cells."""
+    state = ArenaState(
+        cells=np.empty((num_envs, 2), dtype=np.int64),
+        visited=np.empty((num_envs, height * width), dtype=np.bool_),
+        timesteps=np.empty(num_envs, dtype=np.int64),
+    )
+    reset_envs(state, np.ones(num_envs, dtype=np.bool_))
+    return state
+
+
+def reset_envs(state: ArenaState, envs: BoolArray) -> None:
+    """Start a new episode, in place, in the envs that are marked in `envs`, (E,) bool."""
+    state.cells[envs] = (0, state.visited.shape[1] - 1)  # opposite corners
+    state.visited[envs] = False  # The start cell too: it counts once agent1 has moved onto it.
+    state.timesteps[envs] = 0
+
+
+def observations(state: ArenaState) -> IntArray:
+    """Return what each agent sees, [own cell, other's cell]: (E, 2 agents, 2) int64, a new array."""
+    return state.cells.take(_OWN_THEN_OTHER, axis=1)
+
+
+def step(
+    state: ArenaState, destinations: IntArray, actions: IntArray, agent1_first: BoolArray
+) -> StepOutcome:
+    """Move both agents of every arena once, in place, and pay them.
+
+    It doesn't know how long an episode is: the caller compares `state.timesteps` with its limit.
+
+    Args:
+        state: E arenas; changed in place.
+        destinations: `destination_table(height, width)`.
+        actions: (E, 2) integers in 0..3. Not checked: another value would read another cell's entry.
+        agent1_first: (E,) bool; True where agent1 moves before agent2.
+    """
+    destination = destinations.take(state.cells * _N_ACTIONS + actions)
+    unblocked = ~_blocked(state.cells, destination, agent1_first)
+    np.copyto(state.cells, destination, where=unblocked)
+    state.timesteps += _ONE_STEP
+
+    agent1_moved = unblocked[:, 0]
+    both_moved = agent1_moved & unblocked[:, 1]
+    new_field = _mark_visited(state, agent1_moved)
+    rewards = _REWARDS.take(np.where(both_moved, new_field, _COLLISION), axis=0)
+    return StepOutcome(rewards, ~both_moved, new_field, new_field & both_moved)
+
+
+def _blocked(cells: IntArray, destination: IntArray, agent1_first: BoolArray) -> BoolArray:
+    """Return whose move runs into the other agent: (E, 2) bool.
+
+    The rules compare the target with the other's cell before they look at the walls. It comes to the
+    same after the walls: a wall leaves the mover on its own cell, where the other can't be.
+
+    An agent meets the other on its old cell if it moves first, and also if it moves second and the
+    first one was blocked, which is: the first one wanted this agent's cell. Otherwise it meets the
+    other on the other's destination.
+    """
+    wants_old_cell: BoolArray = destination == cells[:, ::-1]
+    wants_same_cell: BoolArray = destination[:, :1] == destination[:, 1:]
+    moves_first = _MOVES_FIRST.take(agent1_first, axis=0)
+    other_on_old_cell = moves_first | wants_old_cell[:, ::-1]
+    return np.where(other_on_old_cell, wants_old_cell, wants_same_cell)
+
+
+def _mark_visited(state: ArenaState, agent1_moved: BoolArray) -> BoolArray:
+    """Mark agent1's cell where its move was not blocked; return where that was a new field, (E,) bool."""
+    here = (np.arange(len(state.cells)), state.cells[:, 0])
+    before = state.visited[here]
+    after = before | agent1_moved
+    state.visited[here] = after
+    new_field: BoolArray = after != before
+    return new_field

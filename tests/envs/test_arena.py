@@ -1,0 +1,355 @@
+"""The arena as a ParallelEnv: PettingZoo's contract, episodes, seeds and error messages."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from marl_sb3.envs import arena_rules as rules
+from marl_sb3.envs.arena import ArenaEnv, draw_coins
+from marl_sb3.errors import ConfigError, EnvError
+
+UP, RIGHT, DOWN, LEFT = 0, 1, 2, 3
+AGENTS = ["agent1", "agent2"]
+
+
+def act(action1: int, action2: int) -> dict[str, int]:
+    return {"agent1": action1, "agent2": action2}
+
+
+def play_episode(env: ArenaEnv) -> list:
+    """Play to the end of the episode, always with the same actions; return what the steps returned."""
+    rng = np.random.default_rng(0)
+    played = []
+    while env.agents:
+        observations, *rest = env.step(act(*rng.choice([RIGHT, LEFT], size=2).tolist()))
+        played.append(({agent: seen.tolist() for agent, seen in observations.items()}, *rest))
+    return played
+
+
+def crowded_arena() -> ArenaEnv:
+    """Return an arena so small that the coins matter in every other step to the left or right."""
+    return ArenaEnv(height=1, width=3, max_timesteps=40)
+
+
+# The PettingZoo contract
+
+
+importing_pettingzoos_tests = pytest.mark.filterwarnings(
+    "ignore:The old environment creation API has been deprecated:DeprecationWarning"
+)
+
+
+@importing_pettingzoos_tests
+@pytest.mark.parametrize("size", [{}, {"height": 1, "width": 2, "max_timesteps": 3}])
+def test_passes_pettingzoos_api_tests(size, capsys):
+    import pettingzoo.test
+
+    pettingzoo.test.parallel_api_test(ArenaEnv(**size), num_cycles=250)
+    pettingzoo.test.parallel_seed_test(lambda: ArenaEnv(**size), num_cycles=50)
+    assert "Passed Parallel API test" in capsys.readouterr().out
+
+
+@importing_pettingzoos_tests
+def test_state_is_in_its_space_and_says_where_agent1_has_been():
+    from pettingzoo.test.state_test import test_parallel_env as check_state
+
+    env = ArenaEnv(height=2, width=2)
+    check_state(env)
+    env.reset(seed=0)
+    env.step(act(RIGHT, DOWN))
+    assert env.state().tolist() == [1, 3, 0, 1, 0, 0]
+    assert env.state_space.contains(env.state())
+
+
+def test_spaces_are_the_same_object_at_each_call_and_hold_cells_and_four_actions():
+    env = ArenaEnv(height=3, width=4)
+    for agent in AGENTS:
+        assert env.observation_space(agent) is env.observation_space(agent)
+        assert env.action_space(agent) is env.action_space(agent)
+        assert env.observation_space(agent).nvec.tolist() == [12, 12]
+        assert env.action_space(agent).n == 4
+
+
+def test_metadata_names_the_arenas_metrics():
+    assert ArenaEnv.metadata == {
+        "name": "arena_v0",
+        "render_modes": ["human", "rgb_array", "ansi"],
+        "render_fps": 10,
+        "is_parallelizable": True,
+        "custom_metrics": {
+            "new_fields_discovered": {"agent": "agent1", "key": "new_field_rewarded"},
+            "num_collisions": {"agent": "agent2", "key": "collision"},
+        },
+    }
+    assert str(ArenaEnv()) == "arena_v0"
+
+
+# Episodes
+
+
+def test_reset_puts_the_agents_in_opposite_corners():
+    observations, infos = ArenaEnv().reset(seed=0)
+    assert {agent: seen.tolist() for agent, seen in observations.items()} == {
+        "agent1": [0, 99],
+        "agent2": [99, 0],
+    }
+    assert {seen.dtype for seen in observations.values()} == {np.dtype(np.int64)}
+    assert infos == {"agent1": {}, "agent2": {}}
+
+
+def test_step_pays_a_new_field_and_tells_both_agents_where_they_are():
+    env = ArenaEnv(height=3, width=4)
+    env.reset(seed=0)
+    observations, rewards, terminations, truncations, infos = env.step(act(DOWN, LEFT))
+    assert {agent: seen.tolist() for agent, seen in observations.items()} == {
+        "agent1": [4, 10],
+        "agent2": [10, 4],
+    }
+    assert all(env.observation_space(agent).contains(seen) for agent, seen in observations.items())
+    assert rewards == {"agent1": 1.0, "agent2": -0.1}
+    assert {type(reward) for reward in rewards.values()} == {float}
+    assert terminations == truncations == {"agent1": False, "agent2": False}
+    assert infos == {
+        "agent1": {"collision": False, "new_field": True, "new_field_rewarded": True},
+        "agent2": {"collision": False},
+    }
+
+
+def test_collision_shows_in_both_infos_and_takes_the_new_fields_reward():
+    env = ArenaEnv(height=1, width=2)
+    env.reset(seed=0)
+    _, rewards, _, _, infos = env.step(act(LEFT, LEFT))
+    assert rewards == {"agent1": -1.0, "agent2": 1.0}
+    assert infos == {
+        "agent1": {"collision": True, "new_field": True, "new_field_rewarded": False},
+        "agent2": {"collision": True},
+    }
+    events = [event for info in infos.values() for event in info.values()]
+    assert {type(event) for event in events} == {bool}
+
+
+def test_both_agents_are_truncated_at_max_timesteps_and_leave():
+    env = ArenaEnv(max_timesteps=3)
+    env.reset(seed=0)
+    assert env.agents == AGENTS
+    ends = [env.step(act(UP, DOWN))[2:4] for _ in range(3)]
+    running, truncated = dict.fromkeys(AGENTS, False), dict.fromkeys(AGENTS, True)
+    assert ends == [(running, running), (running, running), (running, truncated)]
+    assert env.agents == []
+    assert env.possible_agents == AGENTS
+
+
+def test_reset_forgets_the_visited_fields():
+    env = ArenaEnv(max_timesteps=2)
+    for _ in range(2):
+        env.reset()
+        assert [env.step(act(UP, DOWN))[1]["agent1"] for _ in range(2)] == [1.0, -0.5]
+
+
+def test_reset_in_the_middle_of_an_episode_starts_a_whole_one():
+    env = ArenaEnv(max_timesteps=3)
+    env.reset(seed=0)
+    env.step(act(RIGHT, LEFT))
+    env.reset()
+    assert len(play_episode(env)) == 3
+
+
+def test_writing_into_an_observation_does_not_move_an_agent():
+    env = ArenaEnv()
+    observations, _ = env.reset(seed=0)
+    observations["agent1"][:] = 55
+    assert env.step(act(UP, DOWN))[0]["agent1"].tolist() == [0, 99]
+
+
+def test_numpy_integers_are_actions_too():
+    env = ArenaEnv()
+    env.reset(seed=0)
+    observations, *_ = env.step({"agent1": np.int64(RIGHT), "agent2": np.array(LEFT, dtype=np.int8)})
+    assert observations["agent1"].tolist() == [1, 98]
+
+
+# Randomness
+
+
+def test_a_used_env_starts_anew_from_a_seed():
+    env = crowded_arena()
+    episodes = []
+    for seed in (7, 8, 7):
+        env.reset(seed=seed)
+        episodes.append(play_episode(env))
+    assert episodes[0] == episodes[2] != episodes[1]
+
+
+def test_same_seed_gives_the_same_episode_and_another_seed_another():
+    episodes = []
+    for seed in (7, 7, 8):
+        env = crowded_arena()
+        env.reset(seed=seed)
+        episodes.append(play_episode(env))
+    assert episodes[0] == episodes[1]
+    assert episodes[0] != episodes[2]
+
+
+def test_reset_without_a_seed_goes_on_from_the_first_seed():
+    runs = []
+    for _ in range(2):
+        env = crowded_arena()
+        env.reset(seed=7)
+        episodes = [play_episode(env)]
+        for _ in range(2):
+            env.reset()
+            episodes.append(play_episode(env))
+        runs.append(episodes)
+    assert runs[0] == runs[1]
+    first, second, third = runs[0]
+    assert first != second != third != first
+
+
+def test_an_episode_left_early_does_not_change_the_next_one():
+    nexts = []
+    for num_steps in (1, 30):
+        env = crowded_arena()
+        env.reset(seed=7)
+        for _ in range(num_steps):
+            env.step(act(RIGHT, LEFT))
+        env.reset()
+        nexts.append(play_episode(env))
+    assert nexts[0] == nexts[1]
+
+
+def test_without_any_seed_each_env_has_its_own_entropy():
+    episodes = []
+    for _ in range(2):
+        env = ArenaEnv(height=1, width=3, max_timesteps=300)
+        env.reset()
+        episodes.append(play_episode(env))
+    assert episodes[0] != episodes[1]
+
+
+def test_coins_of_an_episode_come_from_one_draw():
+    env = crowded_arena()
+    env.reset(seed=7)
+    twin_rng = np.random.default_rng(7)
+    table = rules.destination_table(1, 3)
+    for episode in range(2):
+        coins, state = draw_coins(twin_rng, 40), rules.initial_state(1, 1, 3)
+        assert (coins.shape, coins.dtype) == ((40,), np.bool_)
+        assert 5 < coins.sum() < 35
+        for t in range(40):
+            observations, rewards, *_ = env.step(act(RIGHT, LEFT))
+            outcome = rules.step(state, table, np.array([[RIGHT, LEFT]]), coins[t : t + 1])
+            assert list(rewards.values()) == outcome.rewards[0].tolist(), (episode, t)
+            assert observations["agent1"].tolist() == state.cells[0].tolist(), (episode, t)
+        env.reset()
+
+
+def test_episodes_do_not_touch_numpys_global_generator():
+    before = np.random.get_state()[1].tolist()  # noqa: NPY002  # The global generator is the point.
+    env = crowded_arena()
+    env.reset(seed=7)
+    play_episode(env)
+    assert np.random.get_state()[1].tolist() == before  # noqa: NPY002
+
+
+_CHILD = """
+import json
+import numpy as np
+from marl_sb3.envs.arena import ArenaEnv
+env = ArenaEnv(height=1, width=3, max_timesteps=40)
+rng = np.random.default_rng(0)
+played = []
+for seed in (7, None):
+    observations, infos = env.reset(seed=seed)
+    while env.agents:
+        actions = dict(zip(env.agents, rng.choice([1, 3], size=2).tolist()))
+        observations, *rest = env.step(actions)
+        played.append([{agent: seen.tolist() for agent, seen in observations.items()}, *rest])
+print(json.dumps(played))
+"""
+
+
+def test_same_seed_in_processes_with_different_hash_seeds():
+    children = []
+    for hash_seed in ("1", "2"):
+        variables = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONHASHSEED": hash_seed}
+        command = [sys.executable, "-c", _CHILD]
+        children.append(subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True))
+    outputs = [child.communicate(timeout=60)[0] for child in children]
+    assert [child.returncode for child in children] == [0, 0]
+    assert outputs[0] == outputs[1]
+    assert outputs[0].count('"agent1": {"collision"') == 80  # two whole episodes
+
+
+# Errors
+
+
+@pytest.mark.parametrize("name", ["height", "width", "max_timesteps"])
+@pytest.mark.parametrize("value", [0, -3, True, 2.0, "5", None])
+def test_size_must_be_a_positive_integer(name, value):
+    with pytest.raises(ConfigError) as caught:
+        ArenaEnv(**{name: value})
+    assert str(caught.value) == f"{name} must be an integer >= 1; received {value!r}"
+    assert caught.value.key == f"env.{name}"
+
+
+def test_grid_needs_a_cell_for_each_agent():
+    with pytest.raises(ConfigError, match=r"height \* width must be >= 2.*received 1 \* 1") as caught:
+        ArenaEnv(height=1, width=1)
+    assert caught.value.key == "env.height"
+
+
+@pytest.mark.parametrize("render_mode", ["rgb", "", 3])
+def test_unknown_render_mode_lists_the_accepted(render_mode):
+    with pytest.raises(ConfigError) as caught:
+        ArenaEnv(render_mode=render_mode)
+    expected = f"render_mode must be one of human, rgb_array, ansi or None; received {render_mode!r}"
+    assert str(caught.value) == expected
+    assert caught.value.key == "env.render_mode"
+
+
+@pytest.mark.parametrize("value", [-1, 4, 1.0, "1", None, np.array([1]), np.float32(1)])
+def test_bad_action_names_the_agent_and_the_value(value):
+    env = ArenaEnv()
+    env.reset(seed=0)
+    with pytest.raises(EnvError) as caught:
+        env.step({"agent1": UP, "agent2": value})
+    assert str(caught.value) == f"arena, step 0: agent2 must act with an integer in 0..3; received {value!r}"
+    assert env.state()[:2].tolist() == [0, 99]  # Neither agent moved.
+
+
+def test_missing_action_names_the_agent():
+    env = ArenaEnv()
+    env.reset(seed=0)
+    env.step(act(UP, UP))
+    with pytest.raises(EnvError, match=r"step 1: agent1 must act .* received no action"):
+        env.step({"agent2": UP})
+
+
+def test_action_of_a_stranger_is_not_dropped_silently():
+    env = ArenaEnv()
+    env.reset(seed=0)
+    with pytest.raises(EnvError, match="no such agent: agent3; agents: agent1, agent2"):
+        env.step({**act(UP, UP), "agent3": UP})
+
+
+def test_step_needs_a_running_episode():
+    env = ArenaEnv(max_timesteps=1)
+    with pytest.raises(EnvError, match=r"step\(\) before the first reset\(\); call reset\(\) first"):
+        env.step(act(UP, UP))
+    env.reset(seed=0)
+    env.step(act(UP, UP))
+    for actions in (act(UP, UP), {}):
+        with pytest.raises(EnvError, match=r"step\(\) after the end of the episode; call reset\(\) first"):
+            env.step(actions)
+
+
+def test_state_and_render_need_a_reset():
+    env = ArenaEnv(render_mode="ansi")
+    for method in (env.state, env.render):
+        with pytest.raises(EnvError, match=rf"{method.__name__}\(\) before the first reset\(\)"):
+            method()
