@@ -1,4 +1,62 @@
 """Multi-agent reinforcement learning with Stable-Baselines3.
 
-Names are imported when they are first used: `import marl_sb3` takes no torch.
+Names are imported when they are first used: `import marl_sb3` alone takes no torch.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+import marl_sb3.envs  # noqa: F401 - registers the built-in envs with PettingZoo
+
+if TYPE_CHECKING:
+    from marl_sb3.envs.registry import register_env as register_env
+    from marl_sb3.errors import ConfigError as ConfigError
+    from marl_sb3.errors import EnvError as EnvError
+    from marl_sb3.errors import MarlSb3Error as MarlSb3Error
+    from marl_sb3.experiment import Run as Run
+    from marl_sb3.experiment import train as train
+    from marl_sb3.learners.callback import MultiAgentCallback as MultiAgentCallback
+    from marl_sb3.learners.multi_agent_algorithm import MultiAgentAlgorithm as MultiAgentAlgorithm
+    from marl_sb3.learners.policy_spec import PolicySpec as PolicySpec
+    from marl_sb3.learners.ppo import PPO as PPO
+    from marl_sb3.metrics import Episode as Episode
+    from marl_sb3.metrics import InfoMetric as InfoMetric
+    from marl_sb3.vec_env import MultiAgentVecEnv as MultiAgentVecEnv
+    from marl_sb3.vec_env import make_vec_env as make_vec_env
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "ConfigError": "marl_sb3.errors",
+    "EnvError": "marl_sb3.errors",
+    "Episode": "marl_sb3.metrics",
+    "InfoMetric": "marl_sb3.metrics",
+    "MarlSb3Error": "marl_sb3.errors",
+    "MultiAgentAlgorithm": "marl_sb3.learners.multi_agent_algorithm",
+    "MultiAgentCallback": "marl_sb3.learners.callback",
+    "MultiAgentVecEnv": "marl_sb3.vec_env",
+    "PPO": "marl_sb3.learners.ppo",
+    "PolicySpec": "marl_sb3.learners.policy_spec",
+    "Run": "marl_sb3.experiment",
+    "make_vec_env": "marl_sb3.vec_env",
+    "register_env": "marl_sb3.envs.registry",
+}
+
+__all__ = ["__version__", "train"]
+__all__ += list(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "train":  # the module, which can be called: see `cli.callable_module`
+        return importlib.import_module("marl_sb3.train")
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

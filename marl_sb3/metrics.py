@@ -136,8 +136,7 @@ class EpisodeTracker:
         self._lengths = np.zeros(self._num_envs, dtype=np.int64)
         self._started_s = np.full(self._num_envs, time.perf_counter())
         self._custom = {
-            name: _InfoAccumulator(metric, self._agents, self._num_envs)
-            for name, metric in self.custom_metrics.items()
+            name: _InfoAccumulator(metric, self._agents, self._num_envs) for name, metric in self.custom_metrics.items()
         }
 
     def record(self, step: EnvStep) -> list[Episode]:

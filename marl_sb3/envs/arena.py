@@ -27,9 +27,7 @@ from marl_sb3.types import AgentID, Array, BoolArray
 AGENTS = ("agent1", "agent2")
 
 Infos = dict[AgentID, dict[str, Any]]
-StepResult = tuple[
-    dict[AgentID, Array], dict[AgentID, float], dict[AgentID, bool], dict[AgentID, bool], Infos
-]
+StepResult = tuple[dict[AgentID, Array], dict[AgentID, float], dict[AgentID, bool], dict[AgentID, bool], Infos]
 
 
 def draw_coins(rng: np.random.Generator, max_timesteps: int) -> BoolArray:
@@ -186,9 +184,7 @@ class ArenaEnv(ParallelEnv[AgentID, Array, int]):  # type: ignore[misc]  # Petti
                 number = -1
             if not 0 <= number < 4:
                 received = repr(actions[agent]) if agent in actions else "no action"
-                raise EnvError(
-                    self._at_step(f"{agent} must act with an integer in 0..3; received {received}")
-                )
+                raise EnvError(self._at_step(f"{agent} must act with an integer in 0..3; received {received}"))
             numbers.append(number)
         if len(actions) != len(AGENTS):
             unknown = sorted(str(agent) for agent in actions if agent not in AGENTS)

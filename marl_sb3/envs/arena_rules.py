@@ -99,9 +99,7 @@ def observations(state: ArenaState) -> IntArray:
     return state.cells.take(_OWN_THEN_OTHER, axis=1)
 
 
-def step(
-    state: ArenaState, destinations: IntArray, actions: IntArray, agent1_first: BoolArray
-) -> StepOutcome:
+def step(state: ArenaState, destinations: IntArray, actions: IntArray, agent1_first: BoolArray) -> StepOutcome:
     """Move both agents of every arena once, in place, and pay them.
 
     It doesn't know how long an episode is: the caller compares `state.timesteps` with its limit.

@@ -75,11 +75,11 @@ def make_env(factory: EnvFactory, env_index: int, env_kwargs: Mapping[str, Any])
         ConfigError: the factory does not take these arguments, or does not return a `ParallelEnv`.
     """
     arguments = dict(env_kwargs)
-    parameters = _parameters(factory)
-    if parameters is not None:
-        _check_arguments(parameters, arguments)
-        if "env_index" in parameters:
+    signature = _signature(factory)
+    if signature is not None:
+        if "env_index" in signature.parameters:
             arguments.setdefault("env_index", env_index)
+        _check_arguments(factory, signature, arguments)
     try:
         env = factory(**arguments)
     except FailedToImport as error:
@@ -173,21 +173,23 @@ def _unknown(name: str) -> str:
     return f"unknown env {name!r}{hint} Known: {mine}, PettingZoo and Gymnasium ids; or use package.module:factory"
 
 
-def _parameters(factory: EnvFactory) -> Mapping[str, inspect.Parameter] | None:
+def _signature(factory: EnvFactory) -> inspect.Signature | None:
     try:
-        return inspect.signature(factory).parameters
+        return inspect.signature(factory)
     except (TypeError, ValueError):
         return None  # some builtins have none; the call itself will tell
 
 
-def _check_arguments(parameters: Mapping[str, inspect.Parameter], arguments: Mapping[str, Any]) -> None:
-    kinds = {parameter.kind for parameter in parameters.values()}
-    if inspect.Parameter.VAR_KEYWORD in kinds:
-        return
+def _check_arguments(factory: EnvFactory, signature: inspect.Signature, arguments: Mapping[str, Any]) -> None:
+    kinds = {parameter.kind for parameter in signature.parameters.values()}
+    accepted = ", ".join(signature.parameters) or "none"
     for name in arguments:
-        if name not in parameters:
-            accepted = ", ".join(parameters) or "none"
+        if name not in signature.parameters and inspect.Parameter.VAR_KEYWORD not in kinds:
             raise ConfigError(f"unknown env argument {name!r}; the env takes: {accepted}", key=f"env.{name}")
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        raise ConfigError(f"env factory {_name(factory)}: {error}; it takes: {accepted}", key="env") from error
 
 
 def _name(factory: EnvFactory) -> str:

@@ -11,12 +11,17 @@ from typing import Any
 import numpy as np
 import psutil
 from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.callbacks import BaseCallback, CallbackList, ConvertCallback, ProgressBarCallback
+from stable_baselines3.common.callbacks import (
+    BaseCallback,
+    CallbackList,
+    ConvertCallback,
+    ProgressBarCallback,
+)
 from stable_baselines3.common.logger import HumanOutputFormat, Logger, TensorBoardOutputFormat
 from stable_baselines3.common.type_aliases import MaybeCallback
 
 from marl_sb3.errors import ConfigError
-from marl_sb3.learners.callback import MultiAgentCallback, multi_agent_callbacks
+from marl_sb3.learners.callback import multi_agent_callbacks
 from marl_sb3.learners.hyperparameters import hyperparameter_defaults
 from marl_sb3.learners.on_policy import OnPolicyLearner
 from marl_sb3.learners.policy_rows import policy_of_agents, resolve_policies, rows_of_policy
@@ -153,10 +158,11 @@ class MultiAgentAlgorithm:
             result = self._iterate(joined)
             if result is None:
                 break
+            # Every callback hears of the iteration, even if an earlier one wants to end the training.
+            answers = [hearing.on_iteration_end(result) for hearing in multi_agent_callbacks(joined)]
             if self.iteration % log_interval == 0:
                 self._write(result)
-            # Every callback hears of the iteration, even if an earlier one wants to end the training.
-            if not all([hearing.on_iteration_end(result) for hearing in multi_agent_callbacks(joined)]):
+            if not all(answers):
                 break
         joined.on_training_end()
         return self
@@ -293,7 +299,9 @@ class MultiAgentAlgorithm:
 
     def _act(self, observations: Sequence[Observations], step_index: int) -> list[Array]:
         groups: list[Array] = [
-            np.zeros((self.env.num_envs, len(group.agents), *(group.action_space.shape or ())), group.action_space.dtype)
+            np.zeros(
+                (self.env.num_envs, len(group.agents), *(group.action_space.shape or ())), group.action_space.dtype
+            )
             for group in self.env.groups
         ]
         for learner in self._learners.values():
@@ -354,8 +362,7 @@ class MultiAgentAlgorithm:
 
     def _write(self, result: Result) -> None:
         for name, value in flatten(result).items():
-            if value is not None:
-                self.logger.record(name, value)
+            self.logger.record(name, value)
         self.logger.dump(step=self.num_timesteps)
 
 

@@ -281,7 +281,7 @@ def _build(rows: PolicyRows, spec: PolicySpec, n_steps: int, seed: int | None, d
         # `_check_fit` says the same in one line.
         warnings.filterwarnings("ignore", message="You have specified a mini-batch size")
         try:
-            return spec.algorithm(  # type: ignore[return-value]
+            return spec.algorithm(  # type: ignore[return-value, call-arg]
                 policy=spec.policy,
                 env=PolicyRowsEnv(rows),
                 seed=seed,

@@ -148,7 +148,8 @@ def _evident_mapping(policy_ids: Sequence[PolicyID], agents: Sequence[AgentID]) 
     if set(policy_ids) == set(agents):
         return lambda agent: agent
     raise ConfigError(
-        f"policies {', '.join(policy_ids)} and agents {', '.join(agents)}: a policy_mapping_fn is needed", key="policies"
+        f"policies {', '.join(policy_ids)} and agents {', '.join(agents)}: a policy_mapping_fn is needed",
+        key="policies",
     )
 
 

@@ -96,7 +96,11 @@ class PPO(stable_baselines3.PPO):
         return loss, stats
 
     def _log_update(
-        self, minibatches: list[dict[str, th.Tensor]], first_of_epoch: int, clip_range: float, clip_range_vf: float | None
+        self,
+        minibatches: list[dict[str, th.Tensor]],
+        first_of_epoch: int,
+        clip_range: float,
+        clip_range_vf: float | None,
     ) -> None:
         """Record what SB3 records, under its names; `first_of_epoch` is where the last epoch begins."""
         stats = _means_by_name(minibatches)
@@ -108,7 +112,9 @@ class PPO(stable_baselines3.PPO):
         self.logger.record("train/approx_kl", last_epoch["approx_kl"])
         self.logger.record("train/clip_fraction", stats["clip_fraction"])
         self.logger.record("train/loss", minibatches[-1]["loss"].item())
-        self.logger.record("train/explained_variance", explained_variance(buffer.values.flatten(), buffer.returns.flatten()))
+        self.logger.record(
+            "train/explained_variance", explained_variance(buffer.values.flatten(), buffer.returns.flatten())
+        )
         if hasattr(self.policy, "log_std"):
             self.logger.record("train/std", th.exp(self.policy.log_std).mean().item())
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
@@ -125,6 +131,8 @@ def _means_by_name(minibatches: list[dict[str, th.Tensor]]) -> dict[str, float]:
     """The mean over minibatches of each statistic, with one transfer from the device for each."""
     names = minibatches[0]
     return {
-        name: float(np.mean(th.stack([stats[name] for stats in minibatches if name in stats]).cpu().numpy(), dtype=np.float64))
+        name: float(
+            np.mean(th.stack([stats[name] for stats in minibatches if name in stats]).cpu().numpy(), dtype=np.float64)
+        )
         for name in names
     }

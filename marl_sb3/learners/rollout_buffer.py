@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import Any
+from collections.abc import Generator, Iterable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 
-from marl_sb3.types import Array, BoolArray
+from marl_sb3.types import BoolArray
+from marl_sb3.vec_env.observations import map_arrays
 
 _PER_STEP = ("actions", "values", "log_probs", "advantages", "returns")
 
+if TYPE_CHECKING:  # what a mixin for both buffers may take for granted
+    _Base = RolloutBuffer
+else:
+    _Base = object
 
-class _ActiveRowsOnly:
+
+class _ActiveRowsOnly(_Base):
     """Mixed into an SB3 rollout buffer: `get` draws minibatches from the active steps alone.
 
     A row is one agent of one env. Advantages of the active steps need no change: the step in which an agent ends is
@@ -25,13 +31,14 @@ class _ActiveRowsOnly:
     samples_drawn: int  # agent steps handed out in minibatches since `reset`
 
     def reset(self) -> None:
-        super().reset()  # type: ignore[misc]
-        self.active = np.ones((self.buffer_size, self.n_envs), dtype=bool)  # type: ignore[attr-defined]
+        """Empty the buffer."""
+        super().reset()
+        self.active = np.ones((self.buffer_size, self.n_envs), dtype=np.bool_)
         self.samples_drawn = 0
 
     def mark(self, active: BoolArray) -> None:
         """Say which rows, (n_envs,), are active in the step that `add` stores next."""
-        self.active[self.pos] = active  # type: ignore[attr-defined]
+        self.active[self.pos] = active
 
     @property
     def num_active(self) -> int:
@@ -41,34 +48,28 @@ class _ActiveRowsOnly:
     def get(self, batch_size: int | None = None) -> Generator[Any, None, None]:
         """Minibatches of active steps in random order, see `RolloutBuffer.get`."""
         if self.active.all():
-            yield from self._counted(super().get(batch_size))  # type: ignore[misc]
+            yield from self._counted(super().get(batch_size))
             return
-        if not self.generator_ready:  # type: ignore[has-type]
+        if not self.generator_ready:
             self._drop_inactive()
             self.generator_ready = True
-        order = np.random.permutation(self.num_active)
+        order = np.random.permutation(self.num_active)  # noqa: NPY002 - SB3's stream of random numbers
         size = batch_size or self.num_active
         batches = (order[start : start + size] for start in range(0, self.num_active, size))
-        yield from self._counted(self._get_samples(batch) for batch in batches)  # type: ignore[attr-defined]
+        yield from self._counted(self._get_samples(batch) for batch in batches)
 
-    def _counted(self, batches: Any) -> Generator[Any, None, None]:
+    def _counted(self, batches: Iterable[Any]) -> Generator[Any, None, None]:
         for batch in batches:
             self.samples_drawn += len(batch.advantages)
             yield batch
 
     def _drop_inactive(self) -> None:
         """Flatten as SB3 does, row after row, keeping the active steps only: also for `explained_variance`."""
-        keep = self._flat(self.active).reshape(-1)
+        keep = self.swap_and_flatten(self.active).reshape(-1)
         for name in _PER_STEP:
-            setattr(self, name, self._flat(getattr(self, name))[keep])
-        observations = self.observations  # type: ignore[has-type]
-        if isinstance(observations, dict):
-            self.observations = {key: self._flat(array)[keep] for key, array in observations.items()}
-        else:
-            self.observations = self._flat(observations)[keep]
-
-    def _flat(self, array: Array) -> Array:
-        return self.swap_and_flatten(array)  # type: ignore[attr-defined, no-any-return]
+            setattr(self, name, self.swap_and_flatten(getattr(self, name))[keep])
+        observations: Any = self.observations
+        self.observations = map_arrays(lambda array: self.swap_and_flatten(array)[keep], observations)  # type: ignore[assignment]
 
 
 class MaskedRolloutBuffer(_ActiveRowsOnly, RolloutBuffer):

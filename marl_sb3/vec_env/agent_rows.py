@@ -43,8 +43,12 @@ class AgentRows(ParallelEnv):  # type: ignore[misc]
         self.agents = self.possible_agents
         self.metadata = dict(env.metadata)
         self.render_mode = getattr(env.unwrapped, "render_mode", None)
-        self._observation_spaces = {agent: env.observation_space(agent) for agent in self.possible_agents}
-        self._action_spaces = {agent: env.action_space(agent) for agent in self.possible_agents}
+        self._observation_spaces: dict[AgentID, spaces.Space[Any]] = {
+            agent: env.observation_space(agent) for agent in self.possible_agents
+        }
+        self._action_spaces: dict[AgentID, spaces.Space[Any]] = {
+            agent: env.action_space(agent) for agent in self.possible_agents
+        }
         self.options: Mapping[str, Any] | None = None
         self.live: set[AgentID] = set()
         self.last_step: RowStep | None = None
@@ -127,8 +131,7 @@ class AgentRows(ParallelEnv):  # type: ignore[misc]
 
     def _fill(self, observations: Mapping[AgentID, Any]) -> dict[AgentID, Any]:
         return {
-            agent: observations[agent] if agent in self.live else self._zeros(agent)
-            for agent in self.possible_agents
+            agent: observations[agent] if agent in self.live else self._zeros(agent) for agent in self.possible_agents
         }
 
     def _zeros(self, agent: AgentID) -> Any:

@@ -80,7 +80,7 @@ class SuperSuitVecEnv(MultiAgentVecEnv):
             env_ended=np.array(ended),
             final_observations=dict(self._final_observations(steps)),
             infos=DictInfos([step.infos for step in steps]),
-            reset_infos={index: self._rows[index].reset_infos for index in np.flatnonzero(ended)},
+            reset_infos={index: self._rows[index].reset_infos for index, done in enumerate(ended) if done},
         )
 
     def reset_infos(self) -> Sequence[Mapping[str, Any]]:
@@ -103,8 +103,7 @@ class SuperSuitVecEnv(MultiAgentVecEnv):
     def env_is_wrapped(self, wrapper_class: type, env_indices: Sequence[int]) -> list[bool]:
         """See `MultiAgentVecEnv.env_is_wrapped`."""
         return [
-            any(isinstance(layer, wrapper_class) for layer in _layers(self._rows[index].env))
-            for index in env_indices
+            any(isinstance(layer, wrapper_class) for layer in _layers(self._rows[index].env)) for index in env_indices
         ]
 
     def close(self) -> None:

@@ -19,12 +19,23 @@ def _array_fault(space: spaces.Space[Any], value: Any) -> str | None:
     array = np.asarray(value)
     if array.shape != space.shape:
         return f"has shape {array.shape}, its space says {space.shape}"
+    assert space.dtype is not None
     if not np.can_cast(array.dtype, space.dtype, "same_kind"):
         return f"has dtype {array.dtype}, its space says {space.dtype}"
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         where = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
         return f"is {array[where]} at index {where}"
     return None
+
+
+def _integers_fault(space: spaces.Space[Any], value: Any) -> str | None:
+    """As `space.contains`, in half the time."""
+    assert isinstance(space, spaces.MultiDiscrete)
+    array = np.asarray(value)
+    if array.shape != space.shape or array.dtype.kind not in "iu":
+        return f"has shape {array.shape} and dtype {array.dtype}, its space is {space}"
+    above = array - space.start
+    return None if ((above >= 0) & (above < space.nvec)).all() else f"is {value!r}, which is not in {space}"
 
 
 def _member_fault(space: spaces.Space[Any], value: Any) -> str | None:
@@ -46,6 +57,7 @@ def _dict_fault(space: spaces.Space[Any], value: Any) -> str | None:
 _FAULTS: Mapping[type, Callable[[spaces.Space[Any], Any], str | None]] = {
     spaces.Box: _array_fault,
     spaces.MultiBinary: _array_fault,
+    spaces.MultiDiscrete: _integers_fault,
     spaces.Dict: _dict_fault,
 }
 
@@ -95,7 +107,7 @@ class CheckedEnv(BaseParallelWrapper):  # type: ignore[misc]
             self._check_observation(agent, observations)
         return observations, infos
 
-    def step(self, actions: Mapping[AgentID, Any]) -> tuple[dict[AgentID, Any], ...]:
+    def step(self, actions: Mapping[AgentID, Any]) -> tuple[Mapping[str, Any], ...]:
         """Step the env and check what it says about the agents that acted or are live now."""
         self.episode_step += 1
         returned = self.env.step(actions)

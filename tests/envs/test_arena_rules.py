@@ -163,9 +163,7 @@ def test_agent2_running_into_agent1_decides_the_rewards_but_the_new_field_stays_
     assert visited_cells(state) == [0]
 
 
-@pytest.mark.parametrize(
-    ("first", "cells", "marked"), [(AGENT1_FIRST, [1, 2], [1]), (AGENT2_FIRST, [0, 1], [])]
-)
+@pytest.mark.parametrize(("first", "cells", "marked"), [(AGENT1_FIRST, [1, 2], [1]), (AGENT2_FIRST, [0, 1], [])])
 def test_who_comes_second_runs_into_the_firsts_new_position(first, cells, marked):
     state = one_arena(1, 3, cells=(0, 2))
     outcome = play(state, 1, 3, (RIGHT, LEFT), first)

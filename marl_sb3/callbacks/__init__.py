@@ -1,0 +1,10 @@
+"""Callbacks: the only hooks into a running training. Each is an SB3 `BaseCallback`, in a file of its own."""
+
+from __future__ import annotations
+
+from marl_sb3.callbacks.interrupt import StopOnSignal
+from marl_sb3.callbacks.reward_histograms import RewardHistogramCallback
+from marl_sb3.callbacks.stop import StopOnMetric
+from marl_sb3.learners.callback import MultiAgentCallback
+
+__all__ = ["MultiAgentCallback", "RewardHistogramCallback", "StopOnMetric", "StopOnSignal"]

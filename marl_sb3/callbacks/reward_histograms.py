@@ -1,0 +1,39 @@
+"""TensorBoard histograms of the rewards that each agent got in one episode."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from marl_sb3.learners.callback import MultiAgentCallback
+from marl_sb3.metrics import Result
+from marl_sb3.types import Array
+
+
+class RewardHistogramCallback(MultiAgentCallback):
+    """Logs `env_runners/episode_rewards/{agent}` once an iteration: the latest finished episode of env 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._steps: list[tuple[Array, Array]] = []  # rewards and acted, (A,) each, of the running episode
+        self._finished: list[tuple[Array, Array]] = []
+
+    def _on_training_start(self) -> None:
+        self._steps, self._finished = [], []
+
+    def _on_step(self) -> bool:
+        step = self.locals["step"]
+        self._steps.append((step.rewards[0], step.acted[0]))
+        if step.env_ended[0]:
+            self._finished, self._steps = self._steps, []
+        return True
+
+    def on_iteration_end(self, result: Result) -> bool:
+        """Record the histograms, if an episode has finished since the last iteration."""
+        if self._finished:
+            rewards, acted = (np.stack(arrays) for arrays in zip(*self._finished, strict=True))
+            for column, agent in enumerate(self.algorithm.env.agents):
+                mine = rewards[acted[:, column], column]
+                if mine.size:
+                    self.logger.record(f"env_runners/episode_rewards/{agent}", mine, exclude=("json", "csv", "stdout"))
+            self._finished = []
+        return True

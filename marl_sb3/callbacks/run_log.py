@@ -1,0 +1,82 @@
+"""Write each iteration's metrics to `result.jsonl` and `progress.csv`, through SB3's logger."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from stable_baselines3.common.logger import KVWriter, filter_excluded_keys
+
+from marl_sb3.metrics import finite_or_none
+
+
+class JsonLinesFormat(KVWriter):
+    """One JSON object per line, nested at the `/` of the names; what has no value is null."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
+        """Append one line; it is on its way to the disk when this returns."""
+        flat = filter_excluded_keys(key_values, key_excluded, "json")
+        # One write per line: a reader never sees half of one.
+        self._file.write(json.dumps(_nest(finite_or_none(flat)), allow_nan=False) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class CsvFormat(KVWriter):
+    """A column per name, in order of first appearance; what has no value is empty."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._columns: list[str] = []
+        self._file = path.open("a", encoding="utf-8", newline="")
+
+    def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
+        """Append one row; a name that is new becomes a column of all rows."""
+        flat = finite_or_none(filter_excluded_keys(key_values, key_excluded, "csv"))
+        added = [name for name in flat if name not in self._columns]
+        if added:
+            self._columns += added
+            self._rewrite(len(added))
+        self._file.write(_csv_line([flat.get(name) for name in self._columns]))
+        self._file.flush()
+
+    def _rewrite(self, new_columns: int) -> None:
+        rows = self._path.read_text(encoding="utf-8").splitlines()[1:]
+        fresh = self._path.with_name(self._path.name + ".new")
+        lines = [_csv_line(self._columns), *(f"{row}{',' * new_columns}\n" for row in rows)]
+        fresh.write_text("".join(lines), encoding="utf-8", newline="")
+        self._file.close()
+        os.replace(fresh, self._path)
+        self._file = self._path.open("a", encoding="utf-8", newline="")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _csv_line(values: list[Any]) -> str:
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator="\n").writerow(["" if value is None else value for value in values])
+    return buffer.getvalue()
+
+
+def _nest(flat: dict[str, Any]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for name, value in flat.items():
+        *parents, leaf = name.split("/")
+        place = nested
+        for parent in parents:
+            inner = place.setdefault(parent, {})
+            place = inner if isinstance(inner, dict) else place.setdefault(f"{parent}/", {})
+        place[leaf] = value
+    return nested

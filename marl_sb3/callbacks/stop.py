@@ -1,0 +1,44 @@
+"""End the training when a metric has reached a value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from marl_sb3.learners.callback import MultiAgentCallback
+from marl_sb3.metrics import Result, flatten, require_metric
+
+
+class StopOnMetric(MultiAgentCallback):
+    """Stops after the first iteration in which one of the metrics is at least its value.
+
+    Args:
+        thresholds: value by metric name, such as `{"env_runners/episode_return_mean": 15}`.
+
+    Attributes:
+        reached: the condition that was met, in words; None before.
+    """
+
+    def __init__(self, thresholds: Mapping[str, float]) -> None:
+        super().__init__()
+        self.thresholds = dict(thresholds)
+        self.reached: str | None = None
+
+    def _init_callback(self) -> None:
+        """Refuse metrics that no result will have.
+
+        Raises:
+            ConfigError: with the names that come close.
+        """
+        known = self.algorithm.metric_names()
+        for name in self.thresholds:
+            require_metric(name, known)
+
+    def on_iteration_end(self, result: Result) -> bool:
+        """False once a threshold is reached."""
+        flat = flatten(result)
+        for name, threshold in self.thresholds.items():
+            value = flat.get(name)
+            if value is not None and value >= threshold:
+                self.reached = f"{name} is {value:.4g}, at least {threshold:g}"
+                return False
+        return True

@@ -1,0 +1,307 @@
+"""The configuration of a run: every default stands here once, and every source of settings is checked against it.
+
+A preset file has the format of rl-baselines3-zoo's: env id -> settings, where what is not a field of `TrainConfig`
+is a hyperparameter by SB3's name. Files are read as plain data; nothing in them is evaluated or imported.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from marl_sb3.errors import ConfigError
+from marl_sb3.types import PolicyID
+
+_PACKAGE = Path(__file__).parent
+_FIELDS_OF_THE_FILE = ("env", "hyperparameters", "sources")  # not settings by these names
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Everything that decides what a run does.
+
+    Attributes:
+        env: env id.
+        n_timesteps: env steps to train for.
+        n_envs: envs that step together.
+        seed: run seed; None until the run draws one.
+        algo: algorithm of every policy that names no other.
+        policy: SB3 policy of every policy that names no other.
+        policies: `shared`, `per_agent`, or by policy id `{agents: [...]}` and that policy's own settings.
+        policy_settings: one policy's own settings where `policies` is a word.
+        policies_to_train: None: all of them.
+        vectorizer: see `make_vec_env`.
+        device: `auto`, `cpu` or `cuda`.
+        stop: training ends when one of these metrics reaches its value.
+        custom_metrics: see `metrics.InfoMetric`.
+        stats_window_size: over how many finished episodes the metrics of episodes run.
+        env_kwargs: keyword arguments of the env.
+        hyperparameters: of every policy that sets no other, by SB3's names.
+        sources: where a setting came from, for messages; not part of the configuration.
+    """
+
+    env: str
+    n_timesteps: int = 1_000_000
+    n_envs: int = 8
+    seed: int | None = None
+    algo: str = "ppo"
+    policy: str = "MlpPolicy"
+    policies: str | Mapping[PolicyID, Mapping[str, Any]] = "shared"
+    policy_settings: Mapping[PolicyID, Mapping[str, Any]] = field(default_factory=dict)
+    policies_to_train: Sequence[PolicyID] | None = None
+    vectorizer: str = "auto"
+    device: str = "auto"
+    stop: Mapping[str, float] = field(default_factory=dict)
+    custom_metrics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    stats_window_size: int = 100
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def own_settings(self, policy_id: PolicyID) -> dict[str, Any]:
+        """What is set for one policy alone, without its agents."""
+        listed = {} if isinstance(self.policies, str) else self.policies.get(policy_id, {})
+        settings = {**listed, **self.policy_settings.get(policy_id, {})}
+        settings.pop("agents", None)
+        return settings
+
+    def where(self, key: str | None) -> str:
+        """Where a setting came from, as a prefix of a message: empty if it was nowhere set."""
+        return f"{self.sources[key]}: " if key is not None and key in self.sources else ""
+
+
+def _check(config: TrainConfig) -> None:
+    for name in ("n_timesteps", "n_envs", "stats_window_size"):
+        _require(name, getattr(config, name), _is_whole(getattr(config, name), 1), "a whole number of at least 1")
+    seed_ok = config.seed is None or (_is_whole(config.seed, 0) and config.seed < 2**32)
+    _require("seed", config.seed, seed_ok, "a whole number from 0 to 4294967295")
+    for name in ("policy_settings", "stop", "custom_metrics", "env_kwargs", "hyperparameters"):
+        _require(name, getattr(config, name), isinstance(getattr(config, name), Mapping), "a mapping")
+    for name in ("algo", "policy", "vectorizer", "device"):
+        _require(name, getattr(config, name), isinstance(getattr(config, name), str), "a word")
+    for metric, value in config.stop.items():
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        _require("stop", f"{metric}={value}", number, "METRIC=NUMBER")
+    named = [config.policy_settings] if isinstance(config.policies, str) else [config.policies, config.policy_settings]
+    _require("policies", config.policies, isinstance(config.policies, (str, Mapping)), "a word or a mapping")
+    for policy_id, settings in [item for mapping in named for item in mapping.items()]:
+        _require(f"policies.{policy_id}", settings, isinstance(settings, Mapping), "a mapping of settings")
+
+
+def _is_whole(value: Any, minimum: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= minimum
+
+
+def _require(key: str, value: Any, accepted: bool, words: str) -> None:
+    if not accepted:
+        raise ConfigError(f"{key} is {value!r}; accepted: {words}", key=key)
+
+
+# --- Text to values --------------------------------------------------------------------------------------------------
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain data only, and 3e-4 is a number (YAML 1.1 wants 3.0e-4)."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+0123456789.")
+)
+
+
+def parse_value(text: str) -> Any:
+    """The value that a piece of YAML stands for: `3e-4`, `[64, 64]`, `true`, `lin_1e-3`.
+
+    Raises:
+        ConfigError: it is not valid YAML.
+    """
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"cannot read the value {text!r}: {_one_line(error)}") from error
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def read_yaml(path: Path) -> Any:
+    """The data in a YAML file.
+
+    Raises:
+        ConfigError: the file is missing or is not valid YAML.
+    """
+    try:
+        return yaml.load(path.read_text(encoding="utf-8"), _Loader)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}", key="hparams") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid YAML: {_one_line(error)}", key="hparams") from error
+
+
+# --- Sources of settings ---------------------------------------------------------------------------------------------
+
+
+def preset_path(algo: str) -> Path:
+    """The shipped presets of an algorithm: in the package when installed, beside it in a checkout."""
+    name = f"{algo}.yml"
+    installed = _PACKAGE / "hparams" / name
+    return installed if installed.exists() else _PACKAGE.parent / "hparams" / name
+
+
+def load_config(
+    env: str | None,
+    algo: str | None = None,
+    hparams: str | Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+    **overrides: Any,
+) -> TrainConfig:
+    """The configuration from a preset, single settings and options, the later ones winning.
+
+    Args:
+        env: env id; None takes the only one in `hparams`.
+        algo: algorithm; None: as in the file, or the default.
+        hparams: a file to use instead of the shipped presets; it must have an entry for the env.
+        settings: by key as after `--set`: a field, a hyperparameter, `env.x`, `policy_kwargs.x` or `<policy>.x`.
+        overrides: fields of `TrainConfig`; None means not given.
+
+    Raises:
+        ConfigError: with the file or option and the key that is wrong.
+    """
+    sources: dict[str, str] = {}
+    if hparams is not None:
+        path = Path(hparams)
+        env, entry = _entry_of_file(path, env)
+    else:
+        path = preset_path(algo or TrainConfig.algo)
+        env, entry = _entry_of_preset(path, env)
+    values = _Settings(env)
+    for key, value in entry.items():
+        values.put(str(key), value)
+        sources[str(key)] = f"{path}, {env}.{key}"
+    options = {"algo": algo, **overrides}
+    for name, value in options.items():
+        if value is not None:
+            values.put(name, value)
+            sources[name] = f"--{_OPTION_NAMES.get(name, name).replace('_', '-')}"
+    for key, value in (settings or {}).items():
+        values.set_path(key, value)
+        sources[key] = f"--set {key}"
+    try:
+        return TrainConfig(sources=sources, **values.fields)
+    except ConfigError as error:
+        where = sources.get(error.key or "", "")
+        raise ConfigError(f"{where}: {error}" if where else str(error), key=error.key) from error
+
+
+_OPTION_NAMES = {"n_timesteps": "timesteps"}
+
+
+def _entry_of_file(path: Path, env: str | None) -> tuple[str, Mapping[str, Any]]:
+    content = read_yaml(path)
+    if not isinstance(content, Mapping) or not content:
+        raise ConfigError(f"{path} holds {type(content).__name__}; accepted: env id -> settings", key="hparams")
+    if env is None:
+        if len(content) != 1:
+            raise ConfigError(f"{path} has settings for {', '.join(map(str, content))}: say which env", key="env")
+        env = str(next(iter(content)))
+    if env not in content:
+        close = difflib.get_close_matches(env, [str(name) for name in content], n=3)
+        hint = f"did you mean {', '.join(close)}?" if close else f"it has {', '.join(map(str, content))}"
+        raise ConfigError(f"{path} has no settings for env {env!r}; {hint}", key="hparams")
+    return env, _entry(path, env, content[env])
+
+
+def _entry_of_preset(path: Path, env: str | None) -> tuple[str, Mapping[str, Any]]:
+    if env is None:
+        raise ConfigError("no env given; accepted: an env id, or --hparams with a file of one env", key="env")
+    content = read_yaml(path) if path.exists() else {}
+    return env, _entry(path, env, content.get(env, {}))
+
+
+def _entry(path: Path, env: str, entry: Any) -> Mapping[str, Any]:
+    if not isinstance(entry, Mapping):
+        raise ConfigError(f"{path}, {env}: is {entry!r}; accepted: a mapping of settings", key="hparams")
+    return entry
+
+
+class _Settings:
+    """Fields of a `TrainConfig` in the making."""
+
+    def __init__(self, env: str) -> None:
+        self.fields: dict[str, Any] = {"env": env, "hyperparameters": {}}
+
+    def put(self, key: str, value: Any) -> None:
+        """A field, or else a hyperparameter: whether the algorithm knows it shows when the policies are made."""
+        known = {f.name for f in fields(TrainConfig)}.difference(_FIELDS_OF_THE_FILE)
+        target = self.fields if key in known else self.fields["hyperparameters"]
+        target[key] = value
+
+    def set_path(self, key: str, value: Any) -> None:
+        """A setting by its dotted key."""
+        head, _, rest = key.partition(".")
+        if not rest:
+            if not head or head == "env":
+                raise ConfigError(f"--set {key}: accepted: a setting, env.NAME or POLICY.NAME", key=key)
+            self.put(head, value)
+        elif head == "env":
+            self.fields["env_kwargs"] = {**self.fields.get("env_kwargs", {}), rest: value}
+        elif head == "policy_kwargs":
+            _set_policy_kwarg(self.fields["hyperparameters"], rest, value)
+        else:
+            self._set_for_policy(head, rest, value)
+
+    def _set_for_policy(self, policy_id: PolicyID, name: str, value: Any) -> None:
+        all_settings = dict(self.fields.get("policy_settings", {}))
+        settings = all_settings[policy_id] = dict(all_settings.get(policy_id, {}))
+        head, _, rest = name.partition(".")
+        if rest and head != "policy_kwargs":
+            raise ConfigError(f"--set {policy_id}.{name}: accepted: POLICY.NAME", key=f"{policy_id}.{name}")
+        if rest:
+            _set_policy_kwarg(settings, rest, value)
+        else:
+            settings[name] = value
+        self.fields["policy_settings"] = all_settings
+
+
+def _set_policy_kwarg(settings: dict[str, Any], name: str, value: Any) -> None:
+    settings["policy_kwargs"] = {**(settings.get("policy_kwargs") or {}), name: value}
+
+
+def with_hyperparameters(config: TrainConfig, hyperparameters: Mapping[str, Any]) -> TrainConfig:
+    """The same configuration with these hyperparameters for all policies."""
+    return replace(config, hyperparameters=dict(hyperparameters))
+
+
+def to_yaml(config: TrainConfig) -> str:
+    """A file that `load_config` reads back as the same configuration."""
+    values: dict[str, Any] = {}
+    for item in fields(config):
+        if item.name not in _FIELDS_OF_THE_FILE:
+            values[item.name] = _plain(getattr(config, item.name))
+    values.update(_plain(config.hyperparameters))
+    return yaml.safe_dump({config.env: values}, sort_keys=False, allow_unicode=True)
+
+
+def _plain(value: Any) -> Any:
+    """Mappings, lists and numbers as YAML knows them.
+
+    Raises:
+        ConfigError: a value that a file cannot hold, such as a function.
+    """
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if value is None or isinstance(value, (str, int, float, bool)):
+        return value
+    raise ConfigError(f"a setting is {value!r}; config.yaml holds numbers, words, lists and mappings only")

@@ -1,0 +1,204 @@
+"""`python -m marl_sb3.train`: parse the command line, call `experiment`, print.
+
+The module can also be called, as `marl_sb3.train(...)`: see `marl_sb3.experiment.train`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from marl_sb3.cli import (
+    EXIT_DONE,
+    EXIT_INTERRUPTED,
+    CommandParser,
+    assignment,
+    callable_module,
+    run_command,
+    setup_logging,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from marl_sb3.experiment import Run
+
+_EPILOG = """\
+ENV is one of
+  arena                     the built-in two-agent grid
+  sisl/pursuit-v5           an id of PettingZoo's registry
+  CartPole-v1               an id of Gymnasium's: one agent, called agent
+  package.module:factory    what returns a PettingZoo ParallelEnv
+
+KEY of --set is a setting of the preset file or one of SB3's arguments:
+  --set learning_rate=lin_3e-4        for every policy; lin_X: from X down to 0
+  --set agent1.learning_rate=4e-4     for one policy
+  --set env.height=6                  an argument of the env
+  --set policy_kwargs.net_arch=[32,32]
+
+examples
+  python -m marl_sb3.train arena
+  python -m marl_sb3.train arena --policies per_agent --seed 1
+  python -m marl_sb3.train arena --stop env_runners/episode_return_mean=15
+  python -m marl_sb3.train --hparams runs/arena/20260101-120000-abcd/config.yaml
+
+exit codes: 0 done, 1 failed, 2 wrong command line or settings, 130 interrupted
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = CommandParser(prog="python -m marl_sb3.train", description="Train the agents of an env.", epilog=_EPILOG)
+    parser.add_argument("env", metavar="ENV", nargs="?", help="the env to train in; default: the one in --hparams")
+    parser.add_argument(
+        "--policies",
+        choices=["shared", "per_agent"],
+        help="one policy for all agents, or one for each; default: as in the preset, else shared",
+    )
+    parser.add_argument("--algo", metavar="NAME", help="algorithm; default: ppo")
+    parser.add_argument(
+        "--timesteps", metavar="N", type=int, help="env steps to train for; default: as in the preset, else 1000000"
+    )
+    parser.add_argument(
+        "--n-envs", metavar="E", type=int, help="envs that step together; default: as in the preset, else 8"
+    )
+    parser.add_argument("--seed", metavar="S", type=int, help="run seed; default: drawn, and kept in config.yaml")
+    parser.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        dest="settings",
+        action="append",
+        default=[],
+        help="change one setting, see below; may be repeated; default: none",
+    )
+    parser.add_argument(
+        "--hparams",
+        metavar="FILE",
+        help="settings by env id, or a run's config.yaml; default: the preset shipped for the algorithm",
+    )
+    parser.add_argument(
+        "--stop",
+        metavar="METRIC=VALUE",
+        action="append",
+        default=[],
+        help="end when a metric is at least this; may be repeated; default: train for all env steps",
+    )
+    parser.add_argument("--vectorizer", metavar="NAME", help="auto or supersuit; default: auto")
+    parser.add_argument("--device", metavar="NAME", help="auto, cpu or cuda; default: auto")
+    parser.add_argument("--run-dir", metavar="DIR", help="folder of the run, new or empty; default: runs/ENV/TIME-XXXX")
+    parser.add_argument("--quiet", action="store_true", help="print the run folder alone; default: off")
+    parser.add_argument(
+        "-v",
+        dest="verbosity",
+        action="count",
+        default=0,
+        help="say more, show tracebacks; -vv still more; default: off",
+    )
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
+    arguments = build_parser().parse_args(argv)
+    return run_command(lambda: _train(arguments), arguments.verbosity)
+
+
+def _train(arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    setup_logging(arguments.verbosity, console)
+    run = _prepare(arguments)
+    if not arguments.quiet:
+        _print_start(console, run)
+    _execute(run, console, quiet=arguments.quiet)
+    if not arguments.quiet:
+        _print_summary(console, run)
+    print(run.folder, flush=True)
+    return EXIT_INTERRUPTED if run.interrupted else EXIT_DONE
+
+
+def _prepare(arguments: argparse.Namespace) -> Run:
+    from marl_sb3.config import load_config, parse_value
+
+    settings = {key: parse_value(value) for key, value in (assignment("--set", text) for text in arguments.settings)}
+    stop = {key: parse_value(value) for key, value in (assignment("--stop", text) for text in arguments.stop)}
+    config = load_config(
+        arguments.env,
+        arguments.algo,
+        arguments.hparams,
+        settings,
+        policies=arguments.policies,
+        n_timesteps=arguments.timesteps,
+        n_envs=arguments.n_envs,
+        seed=arguments.seed,
+        stop=stop or None,
+        vectorizer=arguments.vectorizer,
+        device=arguments.device,
+    )
+    from marl_sb3.experiment import prepare  # takes seconds: after what can be refused without it
+
+    return prepare(config, arguments.run_dir)
+
+
+def _execute(run: Run, console: Console, *, quiet: bool) -> None:
+    from marl_sb3.callbacks.live_view import LiveView, PlainLines
+    from marl_sb3.experiment import execute
+
+    if quiet:
+        execute(run)
+        return
+    view = LiveView(console, run.config.env) if console.is_terminal else PlainLines(console)
+    try:
+        execute(run, [view])
+    finally:
+        view.close()
+
+
+def _print_start(console: Console, run: Run) -> None:
+    config = run.config
+    policies = config.policies if isinstance(config.policies, str) else ", ".join(config.policies)
+    console.print(
+        f"{config.env}: {config.n_timesteps:,} env steps in {config.n_envs} envs, {config.algo}, policies {policies}, "
+        f"seed {config.seed}",
+        soft_wrap=True,
+        markup=False,
+    )
+    console.print(f"run folder: {run.folder}", soft_wrap=True, markup=False)
+
+
+def _print_summary(console: Console, run: Run) -> None:
+    from rich.table import Table
+
+    from marl_sb3.callbacks.live_view import duration, number, returns_table
+
+    if run.stopped_by:
+        console.print(f"stopped: {run.stopped_by}", soft_wrap=True, markup=False)
+    if run.result is None:
+        console.print("no iteration was finished: there is nothing to save")
+        return
+    result: dict[str, Any] = run.result
+    console.print(returns_table(result))
+    table = Table.grid(padding=(0, 2))
+    seconds = result["time_total_s"]
+    env_steps = result["num_env_steps_sampled_lifetime"]
+    table.add_row(
+        "trained", f"{env_steps:,} env steps, {sum_of(result, 'num_agent_steps_sampled_lifetime'):,} agent steps"
+    )
+    table.add_row("time", f"{duration(seconds)} ({number(env_steps / seconds, 0)} env steps/s)")
+    for policy_id, path in run.policy_files.items():
+        table.add_row(f"policy {policy_id}", str(path))
+    console.print(table, soft_wrap=True)
+
+
+def sum_of(result: dict[str, Any], name: str) -> int:
+    """The sum over agents of a metric that is counted by agent."""
+    return sum(result[name].values())
+
+
+callable_module(__name__, "marl_sb3.experiment:train")
+
+if __name__ == "__main__":
+    sys.exit(main())

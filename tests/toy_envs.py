@@ -1,0 +1,98 @@
+"""Small envs whose every number is known beforehand, for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+from gymnasium import spaces
+from pettingzoo import ParallelEnv
+
+
+class ScriptedEnv(ParallelEnv):
+    """Each agent ends when the script says, in the way it says.
+
+    An agent sees [its number, the episode, the step], all counted from 1 but the step, which starts at 0; it is paid
+    `rewards[agent][step]` (default: its number). Zeros are therefore never a real observation.
+
+    Args:
+        script: agent -> (steps until it ends, "terminated" or "truncated" or "both").
+        rewards: agent -> reward of each of its steps.
+        infos: whether `infos` has anything in it.
+    """
+
+    metadata: ClassVar = {"name": "scripted_v0", "render_modes": ["rgb_array"], "render_fps": 5}
+
+    def __init__(
+        self,
+        script: Mapping[str, tuple[int, str]] | None = None,
+        rewards: Mapping[str, list[float]] | None = None,
+        infos: bool = True,
+        render_mode: str | None = None,
+        env_index: int = 0,
+    ) -> None:
+        self.script = dict(script or {"a": (3, "truncated"), "b": (3, "truncated")})
+        self.rewards = dict(rewards or {})
+        self.with_infos = infos
+        self.render_mode = render_mode
+        self.env_index = env_index
+        self.possible_agents = list(self.script)
+        self.agents: list[str] = []
+        self.episode = 0
+        self.step_count = 0
+        self.seeds: list[int | None] = []
+        self.options: list[Any] = []
+        self.received: list[dict[str, Any]] = []  # the actions of every step
+        self.closed = 0
+        self._observation_space = spaces.Box(-1000, 1000, (3,), np.float32)
+        self._action_space = spaces.Discrete(3)
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        return self._observation_space
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return self._action_space
+
+    def observation(self, agent: str) -> np.ndarray:
+        number = self.possible_agents.index(agent) + 1
+        return np.array([number, self.episode, self.step_count], dtype=np.float32)
+
+    def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        self.seeds.append(seed)
+        self.options.append(options)
+        self.episode += 1
+        self.step_count = 0
+        self.agents = list(self.possible_agents)
+        infos = {agent: {"reset": self.episode} for agent in self.agents} if self.with_infos else {}
+        return {agent: self.observation(agent) for agent in self.agents}, infos
+
+    def step(self, actions: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+        self.received.append(dict(actions))
+        self.step_count += 1
+        acted = list(self.agents)
+        ended = {agent: self.script[agent][0] == self.step_count for agent in acted}
+        kinds = {agent: self.script[agent][1] if ended[agent] else "" for agent in acted}
+        self.agents = [agent for agent in acted if not ended[agent]]
+        infos: dict[str, Any] = {}
+        if self.with_infos:
+            infos = {agent: {"step": self.step_count} for agent in acted}
+            infos["common"] = {"episode": self.episode}
+        return (
+            {agent: self.observation(agent) for agent in acted},
+            {agent: self._reward(agent) for agent in acted},
+            {agent: kinds[agent] in ("terminated", "both") for agent in acted},
+            {agent: kinds[agent] in ("truncated", "both") for agent in acted},
+            infos,
+        )
+
+    def _reward(self, agent: str) -> float:
+        if agent in self.rewards:
+            return self.rewards[agent][self.step_count - 1]
+        return float(self.possible_agents.index(agent) + 1)
+
+    def render(self) -> np.ndarray:
+        return np.full((8, 8, 3), self.step_count, dtype=np.uint8)
+
+    def close(self) -> None:
+        self.closed += 1
