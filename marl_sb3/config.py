@@ -38,6 +38,7 @@ class TrainConfig:
         policies_to_train: None: all of them.
         vectorizer: see `make_vec_env`.
         device: `auto`, `cpu` or `cuda`.
+        n_threads: threads of one torch operation. Small networks are slower with more than one.
         stop: training ends when one of these metrics reaches its value.
         custom_metrics: see `metrics.InfoMetric`.
         stats_window_size: over how many finished episodes the metrics of episodes run.
@@ -57,6 +58,7 @@ class TrainConfig:
     policies_to_train: Sequence[PolicyID] | None = None
     vectorizer: str = "auto"
     device: str = "auto"
+    n_threads: int = 1
     stop: Mapping[str, float] = field(default_factory=dict)
     custom_metrics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     stats_window_size: int = 100
@@ -80,7 +82,7 @@ class TrainConfig:
 
 
 def _check(config: TrainConfig) -> None:
-    for name in ("n_timesteps", "n_envs", "stats_window_size"):
+    for name in ("n_timesteps", "n_envs", "n_threads", "stats_window_size"):
         _require(name, getattr(config, name), _is_whole(getattr(config, name), 1), "a whole number of at least 1")
     seed_ok = config.seed is None or (_is_whole(config.seed, 0) and config.seed < 2**32)
     _require("seed", config.seed, seed_ok, "a whole number from 0 to 4294967295")
@@ -248,10 +250,10 @@ class _Settings:
 
     def set_path(self, key: str, value: Any) -> None:
         """A setting by its dotted key."""
-        head, _, rest = key.partition(".")
+        head, dot, rest = key.partition(".")
+        if not head or (dot and not rest) or key == "env":
+            raise ConfigError(f"--set {key}: accepted: a setting, env.NAME or POLICY.NAME", key=key)
         if not rest:
-            if not head or head == "env":
-                raise ConfigError(f"--set {key}: accepted: a setting, env.NAME or POLICY.NAME", key=key)
             self.put(head, value)
         elif head == "env":
             self.fields["env_kwargs"] = {**self.fields.get("env_kwargs", {}), rest: value}
@@ -289,7 +291,7 @@ def to_yaml(config: TrainConfig) -> str:
         if item.name not in _FIELDS_OF_THE_FILE:
             values[item.name] = _plain(getattr(config, item.name))
     values.update(_plain(config.hyperparameters))
-    return yaml.safe_dump({config.env: values}, sort_keys=False, allow_unicode=True)
+    return yaml.safe_dump({config.env: values}, sort_keys=False)
 
 
 def _plain(value: Any) -> Any:

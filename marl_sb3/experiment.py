@@ -13,6 +13,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import torch
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger, TensorBoardOutputFormat
 
@@ -82,6 +83,8 @@ def prepare(config: TrainConfig, run_dir: str | Path | None = None, factory: Env
         ConfigError: a setting does not fit; nothing has been written then.
     """
     config = _resolved(config)
+    _check_device(config)
+    torch.set_num_threads(config.n_threads)
     folder = _free_folder(config.env, run_dir)
     env = make_vec_env(factory or config.env, config.n_envs, config.seed, config.vectorizer, **config.env_kwargs)
     try:
@@ -189,6 +192,16 @@ def _resolved(config: TrainConfig) -> TrainConfig:
     return with_hyperparameters(replace(config, seed=seed), {**defaults, **config.hyperparameters})
 
 
+def _check_device(config: TrainConfig) -> None:
+    """SB3 would quietly take the CPU where there is no CUDA."""
+    kind = config.device.partition(":")[0]
+    if kind not in ("auto", "cpu", "cuda"):
+        accepted = "auto, cpu, cuda or cuda:N"
+        raise ConfigError(f"{config.where('device')}device is {config.device!r}; accepted: {accepted}", key="device")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"{config.where('device')}device is {config.device!r}, but torch finds no CUDA", key="device")
+
+
 def _free_folder(env: str, run_dir: str | Path | None) -> Path:
     if run_dir is None:
         now = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
@@ -210,6 +223,7 @@ def _build_algorithm(config: TrainConfig, env: MultiAgentVecEnv) -> MultiAgentAl
             policies={policy_id: _spec(config, policy_id) for policy_id in policy_ids},
             policy_mapping_fn=_mapping(config),
             policies_to_train=config.policies_to_train,
+            n_steps=config.hyperparameters["n_steps"],
             seed=config.seed,
             device=config.device,
             stats_window_size=config.stats_window_size,
@@ -220,11 +234,14 @@ def _build_algorithm(config: TrainConfig, env: MultiAgentVecEnv) -> MultiAgentAl
 
 
 def _source(config: TrainConfig, key: str | None) -> str:
-    """Where the setting behind an error came from; `pol1` finds what was set for that policy."""
-    found = config.where(key)
-    if not found and key:
-        found = next((config.where(name) for name in config.sources if name.startswith(f"{key}.")), "")
-    return found
+    """Where the setting behind an error came from.
+
+    `pol1` finds what was set for that policy; `pol1.gamma` what was set for it, or else for all policies.
+    """
+    if not key:
+        return ""
+    of_policy = next((name for name in config.sources if name.startswith(f"{key}.")), None)
+    return config.where(key) or config.where(of_policy) or config.where(key.partition(".")[2])
 
 
 def _spec(config: TrainConfig, policy_id: PolicyID) -> PolicySpec:

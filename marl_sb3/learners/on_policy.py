@@ -299,7 +299,7 @@ def _check_fit(rows: PolicyRows, spec: PolicySpec, n_steps: int) -> None:
     if own_steps != n_steps:
         raise ConfigError(
             f"policy {rows.policy_id!r}: n_steps is {own_steps}, but all policies share one rollout of {n_steps} steps",
-            key="n_steps",
+            key=f"{rows.policy_id}.n_steps",
         )
     size = n_steps * rows.num_rows
     shape = f"{n_steps} steps x {rows.num_envs} envs x {len(rows.agents)} agents = {size} agent steps"
@@ -310,7 +310,7 @@ def _check_fit(rows: PolicyRows, spec: PolicySpec, n_steps: int) -> None:
         raise ConfigError(
             f"policy {rows.policy_id!r}: batch_size is {batch_size}, larger than its rollout of {shape}; "
             f"accepted: 2 to {size}",
-            key="batch_size",
+            key=f"{rows.policy_id}.batch_size",
         )
     if size % batch_size:
         _log.info(

@@ -1,0 +1,182 @@
+"""Presets, files, options and `--set`: which wins, what they become, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from marl_sb3.config import TrainConfig, load_config, parse_value, preset_path, to_yaml
+from marl_sb3.errors import ConfigError
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("3e-4", 3e-4),
+        ("1E5", 1e5),
+        ("-2.5e+3", -2500.0),
+        (".5e1", 5.0),
+        ("0.1", 0.1),
+        ("7", 7),
+        ("true", True),
+        ("null", None),
+        ("lin_3e-4", "lin_3e-4"),
+        ("[64, 64]", [64, 64]),
+        ("{net_arch: [8]}", {"net_arch": [8]}),
+        ("relu", "relu"),
+        ("e5", "e5"),
+    ],
+)
+def test_text_becomes_the_value_that_it_looks_like(text: str, value: object) -> None:
+    parsed = parse_value(text)
+    assert parsed == value
+    assert type(parsed) is type(value)
+
+
+@pytest.mark.parametrize("text", ["!!python/object/apply:os.system ['true']", "[1, 2", "!!python/name:os.system"])
+def test_text_that_is_not_plain_data_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="cannot read the value"):
+        parse_value(text)
+
+
+def test_the_arena_has_a_preset_and_an_unknown_env_the_defaults() -> None:
+    assert preset_path("ppo").is_file()
+    arena = load_config("arena")
+    assert arena.n_envs == 20
+    assert arena.hyperparameters["batch_size"] == 128
+    other = load_config("some-env")
+    assert other == TrainConfig("some-env")
+
+
+def test_options_win_over_the_file_and_set_wins_over_options(tmp_path: Path) -> None:
+    path = write(tmp_path / "h.yml", "e:\n  n_envs: 2\n  n_timesteps: 10\n  gamma: 0.5\n  policies: per_agent\n")
+    config = load_config("e", hparams=path, n_envs=3, n_timesteps=20, settings={"n_timesteps": 30, "gamma": 0.9})
+    assert (config.n_envs, config.n_timesteps) == (3, 30)
+    assert config.policies == "per_agent"
+    assert config.hyperparameters == {"gamma": 0.9}
+
+
+def test_dotted_keys_reach_the_env_the_network_and_one_policy() -> None:
+    config = load_config(
+        "e",
+        settings={
+            "env.height": 6,
+            "policy_kwargs.net_arch": [8],
+            "pol1.learning_rate": 4e-4,
+            "pol1.policy_kwargs.activation_fn": "relu",
+        },
+    )
+    assert config.env_kwargs == {"height": 6}
+    assert config.hyperparameters == {"policy_kwargs": {"net_arch": [8]}}
+    assert config.own_settings("pol1") == {"learning_rate": 4e-4, "policy_kwargs": {"activation_fn": "relu"}}
+    assert config.own_settings("pol2") == {}
+
+
+def test_listed_policies_take_single_settings_on_top_of_their_own(tmp_path: Path) -> None:
+    path = write(tmp_path / "h.yml", "e:\n  policies:\n    p: {agents: [a], gamma: 0.5, n_epochs: 2}\n")
+    config = load_config("e", hparams=path, settings={"p.gamma": 0.7})
+    assert config.own_settings("p") == {"gamma": 0.7, "n_epochs": 2}
+
+
+def test_a_file_of_one_env_needs_no_env_argument(tmp_path: Path) -> None:
+    path = write(tmp_path / "h.yml", "the-env:\n  n_envs: 2\n")
+    assert load_config(None, hparams=path).env == "the-env"
+
+
+def test_an_error_says_where_the_setting_came_from(tmp_path: Path) -> None:
+    path = write(tmp_path / "h.yml", "e:\n  n_envs: none\n  gamma: 2\n")
+    with pytest.raises(ConfigError, match=r"h\.yml, e\.n_envs: n_envs is 'none'; accepted: a whole number"):
+        load_config("e", hparams=path)
+    config = load_config("e", hparams=path, n_envs=1)
+    assert config.where("gamma") == f"{path}, e.gamma: "
+    assert load_config("e", settings={"gamma": 2}).where("gamma") == "--set gamma: "
+    assert config.where("n_epochs") == ""
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"n_envs": 0}, "--n-envs: n_envs is 0; accepted: a whole number of at least 1"),
+        ({"n_envs": True}, "n_envs is True"),
+        ({"n_timesteps": 0}, "--timesteps: n_timesteps is 0"),
+        ({"seed": -1}, "--seed: seed is -1; accepted: a whole number from 0 to 4294967295"),
+        ({"seed": 2**32}, "seed is 4294967296"),
+        ({"stop": {"x": "high"}}, "--stop: stop is 'x=high'; accepted: METRIC=NUMBER"),
+        ({"policies": 3}, "--policies: policies is 3; accepted: a word or a mapping"),
+        ({"policies": {"p": 3}}, "policies.p is 3; accepted: a mapping of settings"),
+        ({"n_threads": 0}, "n_threads is 0"),
+    ],
+)
+def test_a_value_out_of_range_is_refused_with_what_is_accepted(overrides: dict, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config("e", **overrides)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["env", "", ".x", "p.q.r", "env."])
+def test_a_malformed_key_is_refused(key: str) -> None:
+    with pytest.raises(ConfigError, match="accepted"):
+        load_config("e", settings={key: 1})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[1, 2]", "holds list; accepted: env id -> settings"),
+        ("", "holds NoneType"),
+        ("a: {n_envs: 2}\nb: {n_envs: 2}\n", "no settings for env 'e'; it has a, b"),
+        ("ee: {n_envs: 2}\n", "did you mean ee?"),
+        ("e: 5", "e: is 5; accepted: a mapping of settings"),
+        ("e: {n_envs: 2", "is not valid YAML"),
+        ("e: !!python/object/apply:os.system ['true']", "is not valid YAML"),
+    ],
+)
+def test_a_malformed_file_is_refused_by_name(tmp_path: Path, text: str, message: str) -> None:
+    path = write(tmp_path / "h.yml", text)
+    with pytest.raises(ConfigError) as caught:
+        load_config("e", hparams=path)
+    assert message in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_a_missing_file_and_a_missing_env_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read"):
+        load_config("e", hparams=tmp_path / "none.yml")
+    with pytest.raises(ConfigError, match="no env given"):
+        load_config(None)
+    with pytest.raises(ConfigError, match="say which env"):
+        load_config(None, hparams=write(tmp_path / "h.yml", "a: {}\nb: {}\n"))
+
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**6), 10**6) | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(min_size=1, max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.dictionaries(st.sampled_from(["gamma", "n_steps", "policy_kwargs", "learning_rate"]), plain),
+    st.dictionaries(st.text(min_size=1, max_size=5), plain, max_size=3),
+    st.integers(0, 2**32 - 1),
+)
+def test_a_written_configuration_reads_back_equal(
+    tmp_path_factory: pytest.TempPathFactory, hyperparameters: dict, env_kwargs: dict, seed: int
+) -> None:
+    config = TrainConfig("e", seed=seed, env_kwargs=env_kwargs, hyperparameters=hyperparameters, stop={"a/b": 1.5})
+    path = write(tmp_path_factory.mktemp("c") / "config.yaml", to_yaml(config))
+    assert load_config(None, hparams=path) == config
+
+
+def test_what_a_file_cannot_hold_is_not_written() -> None:
+    with pytest.raises(ConfigError, match=r"config\.yaml holds numbers, words, lists and mappings only"):
+        to_yaml(TrainConfig("e", hyperparameters={"learning_rate": lambda progress: progress}))

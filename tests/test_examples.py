@@ -1,0 +1,36 @@
+"""Every example runs, as a user would run it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+# A short way to run each, and what it must print.
+RUNS = {
+    "random_agents.py": (["--episodes", "2"], r"episode 1: agent1 -?\d+\.\d, agent2 -?\d+\.\d"),
+    "two_learning_rates.py": (["--env-steps", "4000"], r"4000 env steps: explorer \(lr 0.001\) .*hunter \(lr 0.0003\)"),
+    "custom_callback.py": (["--env-steps", "4000"], r"4000 env steps: \d+\.\d new fields on average, \d+ at best"),
+}
+
+
+def test_every_example_has_a_run() -> None:
+    assert {path.name for path in EXAMPLES.glob("*.py")} == set(RUNS)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_example_runs(name: str) -> None:
+    arguments, expected = RUNS[name]
+    done = subprocess.run(
+        [sys.executable, "-W", "error::UserWarning", str(EXAMPLES / name), *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.search(expected, done.stdout), done.stdout

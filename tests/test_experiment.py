@@ -1,0 +1,210 @@
+"""A run from its configuration to its folder."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import stable_baselines3
+import torch as th
+from toy_envs import ScriptedEnv
+
+import marl_sb3
+from marl_sb3.config import load_config
+from marl_sb3.errors import ConfigError, EnvError
+from marl_sb3.experiment import Run, prepare
+from marl_sb3.metrics import flatten
+
+TINY = {"n_steps": 10, "batch_size": 20, "n_epochs": 1, "env.max_timesteps": 7}
+
+
+def tiny(timesteps: int = 60, settings: dict | None = None, **options: object) -> Run:
+    return marl_sb3.train("arena", timesteps=timesteps, n_envs=2, settings={**TINY, **(settings or {})}, **options)
+
+
+def weights(run: Run) -> dict[str, th.Tensor]:
+    return {
+        f"{policy_id}/{name}": value
+        for policy_id, algorithm in run.algorithm.policies.items()
+        for name, value in algorithm.policy.state_dict().items()
+    }
+
+
+def assert_same_weights(one: Run, other: Run) -> None:
+    assert weights(one).keys() == weights(other).keys()
+    assert all(th.equal(value, weights(other)[name]) for name, value in weights(one).items())
+
+
+def results(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "result.jsonl").read_text().splitlines()]
+
+
+def without_clock(result: dict) -> dict:
+    timed = ("time_total_s", "timers/", "throughput/", "perf/", "env_runners/episode_duration")
+    return {name: value for name, value in flatten(result).items() if not name.startswith(timed)}
+
+
+def test_run_folder_has_every_file_of_the_contract(in_tmp: Path) -> None:
+    run = tiny(seed=1)
+    assert run.folder.parent == Path("runs/arena")
+    names = {path.name for path in run.folder.iterdir()}
+    assert {"config.yaml", "result.jsonl", "progress.csv", "policies"} <= names
+    assert any(name.startswith("events.out.tfevents.") for name in names)
+    assert len(results(run.folder)) == 3
+    assert results(run.folder)[-1] == json.loads(json.dumps(run.result))
+
+
+def test_csv_has_the_metrics_of_the_json_lines(in_tmp: Path) -> None:
+    run = tiny(seed=1)
+    with (run.folder / "progress.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    for row, result in zip(rows, results(run.folder), strict=True):
+        expected = {name: "" if value is None else str(value) for name, value in flatten(result).items()}
+        assert row == expected
+
+
+def test_config_of_a_run_repeats_it_bit_for_bit(in_tmp: Path) -> None:
+    first = tiny(policies="per_agent", settings={"agent2.learning_rate": "lin_1e-3", "agent1.gamma": 0.9})
+    again = marl_sb3.train(hparams=first.folder / "config.yaml")
+    assert again.config == first.config
+    assert again.config.seed is not None
+    assert_same_weights(first, again)
+    assert [without_clock(r) for r in results(first.folder)] == [without_clock(r) for r in results(again.folder)]
+
+
+def test_another_seed_is_another_run(in_tmp: Path) -> None:
+    one, other = tiny(seed=1), tiny(seed=2)
+    assert not th.equal(*(next(iter(weights(run).values())) for run in (one, other)))
+
+
+def test_config_spells_out_the_defaults_of_sb3(in_tmp: Path) -> None:
+    run = tiny(seed=1)
+    text = (run.folder / "config.yaml").read_text()
+    assert "gae_lambda: 0.95" in text
+    assert "clip_range_vf: null" in text
+
+
+def test_saved_policies_are_those_trained_and_stock_sb3_opens_them(in_tmp: Path) -> None:
+    run = tiny(policies="per_agent", seed=1)
+    assert set(run.policy_files) == {"agent1", "agent2"}
+    for policy_id, path in run.policy_files.items():
+        loaded = stable_baselines3.PPO.load(path, device="cpu")
+        for name, value in loaded.policy.state_dict().items():
+            assert th.equal(value, weights(run)[f"{policy_id}/{name}"])
+
+
+def test_stop_condition_ends_the_run_and_says_so(in_tmp: Path) -> None:
+    run = tiny(timesteps=1000, stop={"iteration": 2}, seed=1)
+    assert len(results(run.folder)) == 2
+    assert run.stopped_by == "iteration is 2, at least 2"
+    assert not run.interrupted
+
+
+def test_mapping_with_agents_listed_trains_those_policies(in_tmp: Path) -> None:
+    run = tiny(policies={"p": {"agents": ["agent2"], "gamma": 0.5}, "q": {"agents": ["agent1"]}}, seed=1)
+    assert run.algorithm.policy_of == {"agent1": "q", "agent2": "p"}
+    assert [run.algorithm.policies[p].gamma for p in ("p", "q")] == [0.5, 0.99]
+    again = marl_sb3.train(hparams=run.folder / "config.yaml")
+    assert_same_weights(run, again)
+
+
+def test_policies_to_train_leaves_the_others_as_they_were(in_tmp: Path) -> None:
+    settings = {"policies_to_train": ["agent1"]}
+    short, long = (tiny(n, settings, policies="per_agent", seed=1) for n in (20, 60))
+    for name, value in weights(short).items():
+        assert th.equal(value, weights(long)[name]) == name.startswith("agent2/")
+
+
+def test_a_factory_trains_under_its_name(in_tmp: Path) -> None:
+    run = marl_sb3.train(ScriptedEnv, timesteps=20, n_envs=2, seed=1, settings={"n_steps": 10, "batch_size": 8})
+    assert run.config.env == "toy_envs:ScriptedEnv"
+    assert run.folder.parent == Path("runs/toy_envs_ScriptedEnv")
+    assert_same_weights(run, marl_sb3.train(hparams=run.folder / "config.yaml"))
+
+
+def test_custom_metrics_can_be_named_in_the_configuration(in_tmp: Path) -> None:
+    metrics = {"last_step": {"key": "step", "agent": "a", "reduce": "last"}}
+    settings = {"n_steps": 10, "batch_size": 8, "custom_metrics": metrics}
+    run = marl_sb3.train(ScriptedEnv, timesteps=20, n_envs=2, seed=1, settings=settings)
+    assert run.result is not None
+    assert run.result["env_runners"]["custom_metrics"]["last_step_mean"] == 3.0
+
+
+def test_what_a_callback_records_is_in_every_log(in_tmp: Path) -> None:
+    class Recorder(marl_sb3.MultiAgentCallback):
+        def on_iteration_end(self, result: dict) -> bool:
+            self.logger.record("mine/number", 7.5)
+            return True
+
+    run = tiny(seed=1, callback=[Recorder()])
+    assert results(run.folder)[0]["mine"] == {"number": 7.5}
+    assert "mine/number" in (run.folder / "progress.csv").read_text().splitlines()[0]
+
+
+REFUSED = [
+    ({"env": "arenaa"}, "unknown env 'arenaa'; did you mean arena?"),
+    ({"algo": "poo"}, "--algo: unknown algorithm 'poo'; accepted: ppo"),
+    ({"settings": {"learning_rte": 1}}, "--set learning_rte: unknown hyperparameter 'learning_rte'"),
+    ({"settings": {"batch_size": 10_000}}, "--set batch_size: policy 'shared': batch_size is 10000, larger than"),
+    ({"settings": {"env.height": 0}}, "height must be an integer >= 1; received 0"),
+    ({"settings": {"env.hieght": 3}}, "unknown env argument 'hieght'"),
+    ({"settings": {"pol9.gamma": 0.5}}, "--set pol9.gamma: unknown policy 'pol9'; accepted: shared"),
+    ({"settings": {"shared.gamma": 5}}, "--set shared.gamma: policy 'shared': gamma is 5; accepted"),
+    ({"settings": {"shared.n_steps": 5}}, "--set shared.n_steps: policy 'shared': n_steps is 5, but all policies"),
+    ({"stop": {"env_runners/episode_retrun_mean": 1}}, "did you mean env_runners/episode_return_mean"),
+    ({"policies": "each"}, "--policies: policies is 'each'; accepted: shared, per_agent or a mapping"),
+    ({"policies": {"p": {"agents": ["agent1"]}}}, "leaves out agent 'agent2'"),
+    ({"policies": {"p": {"agents": ["agent1", "agent2", "x"]}}}, "names agent 'x'"),
+    ({"policies": {"p": {"agents": ["agent1", "agent2"]}, "q": {"agents": ["agent2"]}}}, "is in policies 'p' and 'q'"),
+    ({"settings": {"policies_to_train": ["q"]}}, "--set policies_to_train: policies_to_train names unknown policy 'q'"),
+    ({"settings": {"policy": "MlpPolcy"}}, "--set policy: unknown policy 'MlpPolcy'"),
+    ({"settings": {"policy_kwargs.activation_fn": "tan"}}, "activation_fn is 'tan'; accepted: tanh"),
+    ({"settings": {"policy_kwargs.net_arc": [8]}}, "net_arc"),
+    ({"settings": {"custom_metrics": {"x": {"kye": 1}}}}, "custom_metrics"),
+    ({"device": "gpu"}, "--device: device is 'gpu'; accepted: auto, cpu, cuda"),
+    ({"vectorizer": "fast"}, "unknown vectorizer 'fast'; accepted: auto, supersuit"),
+    ({"env": "toy_envs:np"}, "'np' cannot be called"),
+    ({"env": "builtins:dict"}, "returned dict; accepted: a pettingzoo.ParallelEnv"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), REFUSED, ids=[message[:40] for _, message in REFUSED])
+def test_a_wrong_setting_is_refused_and_nothing_is_written(in_tmp: Path, options: dict, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        marl_sb3.train(**{"env": "arena", "timesteps": 40, "n_envs": 2, **options})
+    assert message in str(caught.value)
+    assert list(in_tmp.iterdir()) == []
+
+
+def test_a_folder_in_use_is_refused(in_tmp: Path) -> None:
+    (in_tmp / "mine").mkdir()
+    (in_tmp / "mine" / "thesis.txt").write_text("x")
+    with pytest.raises(ConfigError, match="mine exists and is not an empty folder"):
+        prepare(load_config("arena"), "mine")
+    assert [path.name for path in (in_tmp / "mine").iterdir()] == ["thesis.txt"]
+
+
+class BreaksLater(ScriptedEnv):
+    """Its fourth episode forgets agent b."""
+
+    def step(self, actions: dict) -> tuple:
+        observations, *rest = super().step(actions)
+        if self.episode == 4:
+            observations.pop("b")
+        return observations, *rest
+
+
+def test_an_env_that_breaks_later_ends_the_run_with_whole_files(in_tmp: Path) -> None:
+    settings = {"n_steps": 3, "batch_size": 6}
+    with pytest.raises(EnvError, match="env 0, episode 3, step 1, agent 'b': observation is missing"):
+        marl_sb3.train(BreaksLater, timesteps=100, n_envs=2, settings=settings, run_dir="run", seed=1)
+    assert len(results(Path("run"))) == 3
+    assert stable_baselines3.PPO.load("run/policies/shared.zip", device="cpu").policy is not None
+    assert not list(Path("run").glob("*.new"))
+
+
+def test_a_closed_run_closes_its_envs(in_tmp: Path) -> None:
+    run = marl_sb3.train(ScriptedEnv, timesteps=6, n_envs=2, settings={"n_steps": 3, "batch_size": 6}, seed=1)
+    assert run.algorithm.env.get_attr("closed", [0, 1]) == [1, 1]

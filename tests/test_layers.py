@@ -1,0 +1,80 @@
+"""The layers import only downwards: the picture in the README, as a test."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "marl_sb3"
+
+# From the bottom up; a module may import from layers below its own, and from its own.
+LAYERS = (
+    ("types", "errors"),
+    ("config", "cli"),
+    ("envs",),
+    ("wrappers",),
+    ("vec_env",),
+    ("metrics",),
+    ("learners",),
+    ("callbacks",),
+    ("experiment",),
+    ("train",),
+)
+RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
+
+
+def layer_of(module: str) -> str:
+    """`marl_sb3.envs.arena` -> `envs`."""
+    return module.split(".")[1]
+
+
+def module_name(path: Path) -> str:
+    relative = path.relative_to(PACKAGE.parent).with_suffix("")
+    return ".".join(part for part in relative.parts if part != "__init__")
+
+
+def imported_modules(source: str) -> list[str]:
+    """All modules of the package that a file imports, anywhere in it; those for type checkers alone are free."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            node.body = []
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found += [
+                f"{node.module}.{alias.name}" if node.module == "marl_sb3" else node.module for alias in node.names
+            ]
+    return [name for name in found if name.startswith("marl_sb3.")]
+
+
+def upward_imports(module: str, source: str) -> list[str]:
+    own = RANK[layer_of(module)]
+    return [name for name in imported_modules(source) if RANK[layer_of(name)] > own]
+
+
+MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_module_imports_only_from_layers_below(path: Path) -> None:
+    assert upward_imports(module_name(path), path.read_text(encoding="utf-8")) == []
+
+
+def test_every_module_has_a_layer() -> None:
+    assert {layer_of(module_name(path)) for path in MODULES} <= set(RANK)
+
+
+def test_an_upward_import_is_found() -> None:
+    source = "def lazily():\n    from marl_sb3.learners.ppo import PPO\n"
+    assert upward_imports("marl_sb3.envs.arena", source) == ["marl_sb3.learners.ppo"]
+    assert upward_imports("marl_sb3.experiment", source) == []
+
+
+def test_imports_for_type_checkers_are_free() -> None:
+    source = "if TYPE_CHECKING:\n    from marl_sb3.train import main\n"
+    assert upward_imports("marl_sb3.envs.arena", source) == []

@@ -1,0 +1,183 @@
+"""`python -m marl_sb3.train`, as a user types it."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import marl_sb3
+import marl_sb3.train
+from marl_sb3.train import main
+
+TINY = ["arena", "--n-envs", "2", "--timesteps", "60", "--seed", "1"]
+TINY += ["--set", "n_steps=10", "--set", "batch_size=20", "--set", "n_epochs=1"]
+COMMAND = [sys.executable, "-m", "marl_sb3.train"]
+
+
+def test_the_module_is_also_the_function_of_the_library(in_tmp: Path) -> None:
+    run = marl_sb3.train("arena", timesteps=20, n_envs=2, settings={"n_steps": 10, "batch_size": 20})
+    assert run.result is not None
+
+
+def test_output_that_is_no_terminal_gets_plain_lines(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(TINY) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "arena: 60 env steps in 2 envs, ppo, policies shared, seed 1"
+    folder = lines[1].removeprefix("run folder: ")
+    assert Path(folder, "config.yaml").is_file()
+    assert lines[2].startswith("iteration 1: 20 of 60 env steps, return - (agent1 -, agent2 -), ")
+    assert any(line.startswith("policy shared") for line in lines)
+    assert lines[-1] == folder
+    assert "\x1b" not in "".join(lines)
+
+
+def test_quiet_prints_the_run_folder_alone(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*TINY, "--quiet", "--run-dir", "here"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "here\n"
+    assert captured.err == ""
+
+
+def test_a_stop_condition_is_reported(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*TINY, "--stop", "iteration=1"]) == 0
+    assert "stopped: iteration is 1, at least 1" in capsys.readouterr().out
+
+
+def test_help_fits_a_terminal_and_names_every_default() -> None:
+    environment = {**os.environ, "COLUMNS": "80"}
+    shown = subprocess.run([*COMMAND, "--help"], capture_output=True, text=True, check=True, env=environment).stdout
+    assert max(map(len, shown.splitlines())) <= 80
+    options = shown.partition("options:")[2].partition("ENV is one of")[0]
+    entries = [entry for entry in re.split(r"\n  (?=-)", options) if entry.strip() and "--help" not in entry]
+    assert len(entries) == 13
+    assert all("default" in entry for entry in entries), entries
+
+
+def test_help_does_not_import_torch() -> None:
+    code = "import sys, marl_sb3.train as t\ntry: t.main(['--help'])\nexcept SystemExit: print('torch' in sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert shown.splitlines()[-1] == "False"
+
+
+WRONG = [
+    ("", "no env given"),
+    ("arenaa", "unknown env 'arenaa'; did you mean arena?"),
+    ("arena --n-envs 0", "--n-envs: n_envs is 0; accepted: a whole number of at least 1"),
+    ("arena --n-envs two", "argument --n-envs: invalid int value: 'two'"),
+    ("arena --polcies shared", "unrecognized arguments: --polcies shared"),
+    ("arena --policies each", "argument --policies: invalid choice: 'each'"),
+    ("arena --algo poo", "--algo: unknown algorithm 'poo'; accepted: ppo"),
+    ("arena --set gamma", "--set is 'gamma'; accepted: KEY=VALUE"),
+    ("arena --set =3", "--set is '=3'; accepted: KEY=VALUE"),
+    ("arena --set gamma=[1", "cannot read the value '[1'"),
+    ("arena --set gamma=5", "--set gamma: gamma is 5; accepted: a number from 0 to 1"),
+    ("arena --stop iteration", "--stop is 'iteration'; accepted: KEY=VALUE"),
+    ("arena --stop iteration=soon", "accepted: METRIC=NUMBER"),
+    ("arena --stop iteratoin=3", "unknown metric 'iteratoin'; did you mean iteration?"),
+    ("arena --hparams none.yml", "cannot read none.yml"),
+    ("arena --set env.height=0", "height must be an integer >= 1; received 0"),
+    ("arena --timesteps -5", "--timesteps: n_timesteps is -5"),
+]
+
+
+@pytest.mark.parametrize(("line", "message"), WRONG)
+def test_a_wrong_command_line_is_refused_in_words(
+    in_tmp: Path, capsys: pytest.CaptureFixture[str], line: str, message: str
+) -> None:
+    try:
+        exit_code = main(line.split())
+    except SystemExit as left:  # argparse
+        exit_code = left.code
+    captured = capsys.readouterr()
+    assert exit_code == 2
+    assert message in captured.err
+    assert captured.err.startswith("error: ")
+    assert len(captured.err.splitlines()) <= 2
+    assert captured.out == ""
+    assert list(in_tmp.iterdir()) == []
+
+
+def test_verbose_lets_the_traceback_through(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["arenaa", "-v"]) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_an_env_that_raises_fails_with_one_line_and_code_1(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (in_tmp / "broken_env.py").write_text(
+        "from toy_envs import ScriptedEnv\n"
+        "class Env(ScriptedEnv):\n"
+        "    def step(self, actions):\n"
+        "        raise ZeroDivisionError('no luck')\n"
+    )
+    assert main(["broken_env:Env", "--quiet", "--set", "n_steps=4", "--set", "batch_size=4"]) == 1
+    assert capsys.readouterr().err == "error: ZeroDivisionError: no luck (-v shows where)\n"
+
+
+def start(*arguments: str, **options: object) -> subprocess.Popen:
+    return subprocess.Popen([*COMMAND, *arguments], stderr=subprocess.PIPE, text=True, **options)
+
+
+def wait_for(condition, timeout_s: float = 60.0) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, "it did not happen"
+        time.sleep(0.05)
+
+
+LONG = ["arena", "--n-envs", "2", "--timesteps", "10000000", "--seed", "1"]
+LONG += ["--set", "n_steps=50", "--set", "batch_size=100", "--run-dir", "run"]
+
+
+def has_iterated(folder: Path) -> bool:
+    log = folder / "run" / "result.jsonl"
+    return log.exists() and log.read_text().count("\n") >= 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_run_with_what_was_learned(tmp_path: Path, number: signal.Signals) -> None:
+    with start(*LONG, stdout=subprocess.PIPE, cwd=tmp_path) as process:
+        wait_for(lambda: has_iterated(tmp_path))
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err == ""
+    assert f"stopped: {number.name}" in out
+    assert out.splitlines()[-1] == "run"
+    assert (tmp_path / "run" / "policies" / "shared.zip").is_file()
+
+
+def test_a_terminal_gets_the_live_view(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "40"}
+    with start(*TINY, stdout=theirs, cwd=tmp_path, env=environment) as process:
+        os.close(theirs)
+        shown = read_all(ours)
+        assert process.wait(timeout=60) == 0, process.stderr
+    assert "60 of 60 env steps" in shown
+    assert "rollout" in shown
+    assert "agent steps/s" in shown
+    assert "return of agent1" in shown
+    assert "new_fields_discovered" in shown
+
+
+def read_all(descriptor: int) -> str:
+    chunks = []
+    while True:
+        try:
+            chunk = os.read(descriptor, 65536)
+        except OSError:  # Linux says so when the other end is closed
+            break
+        if not chunk:
+            break
+        chunks.append(chunk)
+    os.close(descriptor)
+    text = b"".join(chunks).decode("utf-8", "replace")
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
