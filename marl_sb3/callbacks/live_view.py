@@ -53,7 +53,7 @@ class LiveView(MultiAgentCallback):
             expand=True,
         )
         self._title = title
-        self._live = Live(console=console, refresh_per_second=4)
+        self._live = Live(console=console, refresh_per_second=4, transient=True)  # the summary follows
         self._next_update_s = 0.0
 
     def _on_training_start(self) -> None:

@@ -24,6 +24,10 @@ class AgentRowsVecEnv(VecEnv):
     zero observations, zero rewards, not done, `info["active"]` False. SB3's algorithms cannot leave such steps
     out of their training; `MultiAgentAlgorithm` does.
 
+    Attributes:
+        env: the envs underneath.
+        last_step: the latest step with all that rows do not show; None before the first.
+
     Raises:
         ConfigError: the agents' spaces differ.
     """
@@ -37,6 +41,7 @@ class AgentRowsVecEnv(VecEnv):
         group = env.groups[0]
         super().__init__(env.num_envs * self._agents_per_env, group.observation_space, group.action_space)
         self.metadata = {**env.metadata, **self.metadata}
+        self.last_step: EnvStep | None = None
         self._actions: Array | None = None
 
     def reset(self) -> VecEnvObs:
@@ -58,6 +63,7 @@ class AgentRowsVecEnv(VecEnv):
         assert self._actions is not None, "step_async() comes first"
         actions = np.asarray(self._actions)
         step = self.env.step((actions.reshape(self.env.num_envs, self._agents_per_env, *actions.shape[1:]),))
+        self.last_step = step
         for env_index, infos in step.reset_infos.items():
             self._keep_reset_infos(env_index, infos)
         dones = (step.terminated | step.truncated).reshape(-1)
