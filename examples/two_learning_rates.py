@@ -2,6 +2,8 @@
 
 import argparse
 
+import pettingzoo
+
 from marl_sb3 import PPO, MultiAgentAlgorithm, PolicySpec, make_vec_env
 
 
@@ -27,9 +29,9 @@ def main(env_steps: int) -> None:
             f"{algo.num_timesteps} env steps: "
             + ", ".join(f"{policy} (lr {rates[policy]:g}) {value:.1f}" for policy, value in returns.items())
         )
-    observations, _ = env.env_method("reset", [0], seed=1)[0]
-    print("first actions:", algo.predict(observations, deterministic=True))
     env.close()
+    observations, _ = pettingzoo.make("parallel", "marl_sb3/arena-v0").reset(seed=1)
+    print("first actions:", algo.predict(observations, deterministic=True))
 
 
 if __name__ == "__main__":

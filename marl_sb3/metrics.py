@@ -101,7 +101,7 @@ class _InfoAccumulator:
 
     def value(self, env_index: int) -> float:
         value = float(self._value[env_index])
-        return value / float(self._count[env_index]) if self._metric.reduce == "mean" else value
+        return value / max(1.0, float(self._count[env_index])) if self._metric.reduce == "mean" else value
 
 
 class EpisodeTracker:
@@ -112,6 +112,9 @@ class EpisodeTracker:
         policy_of: the policy of each agent.
         window: over how many episodes means, minima and maxima run.
         custom_metrics: added to those that the env announces.
+
+    Raises:
+        ConfigError: the window is empty, or what the env announces is not understood.
     """
 
     def __init__(
@@ -121,6 +124,10 @@ class EpisodeTracker:
         window: int = 100,
         custom_metrics: Mapping[str, InfoMetric] | None = None,
     ) -> None:
+        if window < 1:
+            raise ConfigError(
+                f"stats_window_size is {window!r}; accepted: a whole number of at least 1", key="stats_window_size"
+            )
         self._agents = env.agents
         self._policy_of = policy_of
         self._num_envs = env.num_envs
@@ -244,7 +251,7 @@ def flatten(result: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def finite_or_none(result: Mapping[str, Any]) -> Result:
-    """The result with Python numbers only, and None for what is not finite: valid JSON."""
+    """The result with Python numbers, or lists of them, and None for what is not finite: valid JSON."""
     return {
         key: finite_or_none(value) if isinstance(value, Mapping) else _finite_number(value)
         for key, value in result.items()
@@ -252,7 +259,9 @@ def finite_or_none(result: Mapping[str, Any]) -> Result:
 
 
 def _finite_number(value: Any) -> Any:
-    number = value.item() if hasattr(value, "item") else value
+    number = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(number, list):  # as in SB3's log files, an array of one number is that number
+        return _finite_number(number[0]) if len(number) == 1 else [_finite_number(item) for item in number]
     return None if isinstance(number, float) and not math.isfinite(number) else number
 
 

@@ -82,7 +82,7 @@ def test_another_seed_is_another_run(in_tmp: Path) -> None:
 def test_config_spells_out_the_defaults_of_sb3(in_tmp: Path) -> None:
     run = tiny(seed=1)
     text = (run.folder / "config.yaml").read_text()
-    assert "gae_lambda: 0.95" in text
+    assert "max_grad_norm: 0.5" in text
     assert "clip_range_vf: null" in text
 
 
@@ -105,7 +105,7 @@ def test_stop_condition_ends_the_run_and_says_so(in_tmp: Path) -> None:
 def test_mapping_with_agents_listed_trains_those_policies(in_tmp: Path) -> None:
     run = tiny(policies={"p": {"agents": ["agent2"], "gamma": 0.5}, "q": {"agents": ["agent1"]}}, seed=1)
     assert run.algorithm.policy_of == {"agent1": "q", "agent2": "p"}
-    assert [run.algorithm.policies[p].gamma for p in ("p", "q")] == [0.5, 0.99]
+    assert [run.algorithm.policies[p].gamma for p in ("p", "q")] == [0.5, 0.95]
     again = marl_sb3.train(hparams=run.folder / "config.yaml")
     assert_same_weights(run, again)
 
@@ -164,7 +164,7 @@ REFUSED = [
     ({"settings": {"policy_kwargs.net_arc": [8]}}, "net_arc"),
     ({"settings": {"custom_metrics": {"x": {"kye": 1}}}}, "custom_metrics"),
     ({"device": "gpu"}, "--device: device is 'gpu'; accepted: auto, cpu, cuda"),
-    ({"vectorizer": "fast"}, "unknown vectorizer 'fast'; accepted: auto, supersuit"),
+    ({"vectorizer": "fast"}, "unknown vectorizer 'fast'; accepted: auto, batched, supersuit"),
     ({"env": "toy_envs:np"}, "'np' cannot be called"),
     ({"env": "builtins:dict"}, "returned dict; accepted: a pettingzoo.ParallelEnv"),
 ]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,6 +22,7 @@ class ScriptedEnv(ParallelEnv):
         script: agent -> (steps until it ends, "terminated" or "truncated" or "both").
         rewards: agent -> reward of each of its steps.
         infos: whether `infos` has anything in it.
+        joins: agent -> the step in which it appears; all others are there from the reset.
     """
 
     metadata: ClassVar = {"name": "scripted_v0", "render_modes": ["rgb_array"], "render_fps": 5}
@@ -31,7 +34,9 @@ class ScriptedEnv(ParallelEnv):
         infos: bool = True,
         render_mode: str | None = None,
         env_index: int = 0,
+        joins: Mapping[str, int] | None = None,
     ) -> None:
+        self.joins = dict(joins or {})
         self.script = dict(script or {"a": (3, "truncated"), "b": (3, "truncated")})
         self.rewards = dict(rewards or {})
         self.with_infos = infos
@@ -63,7 +68,7 @@ class ScriptedEnv(ParallelEnv):
         self.options.append(options)
         self.episode += 1
         self.step_count = 0
-        self.agents = list(self.possible_agents)
+        self.agents = [agent for agent in self.possible_agents if not self.joins.get(agent)]
         infos = {agent: {"reset": self.episode} for agent in self.agents} if self.with_infos else {}
         return {agent: self.observation(agent) for agent in self.agents}, infos
 
@@ -73,13 +78,14 @@ class ScriptedEnv(ParallelEnv):
         acted = list(self.agents)
         ended = {agent: self.script[agent][0] == self.step_count for agent in acted}
         kinds = {agent: self.script[agent][1] if ended[agent] else "" for agent in acted}
-        self.agents = [agent for agent in acted if not ended[agent]]
+        joined = [agent for agent in self.possible_agents if self.joins.get(agent) == self.step_count]
+        self.agents = [agent for agent in acted if not ended[agent]] + joined
         infos: dict[str, Any] = {}
         if self.with_infos:
             infos = {agent: {"step": self.step_count} for agent in acted}
             infos["common"] = {"episode": self.episode}
         return (
-            {agent: self.observation(agent) for agent in acted},
+            {agent: self.observation(agent) for agent in acted + joined},
             {agent: self._reward(agent) for agent in acted},
             {agent: kinds[agent] in ("terminated", "both") for agent in acted},
             {agent: kinds[agent] in ("truncated", "both") for agent in acted},
@@ -96,3 +102,72 @@ class ScriptedEnv(ParallelEnv):
 
     def close(self) -> None:
         self.closed += 1
+
+
+class NoisyEnv(ScriptedEnv):
+    """Every number depends on the episode's seed and on the actions; each env and each episode has its own script.
+
+    An agent sees [its number, noise, the digits of the latest actions]; it is paid noise.
+
+    Args:
+        plans: for each env, what its episodes take in turn: (script, joins) as in `ScriptedEnv`.
+    """
+
+    def __init__(
+        self,
+        plans: Sequence[Sequence[tuple[Mapping[str, tuple[int, str]], Mapping[str, int]]]],
+        env_index: int = 0,
+    ) -> None:
+        self.plan = plans[env_index]
+        script, joins = self.plan[0]
+        super().__init__(script, joins=joins, env_index=env_index)
+        self.action_sum = 0
+        self.unpicklable = threading.Lock()
+
+    def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        self.rng = np.random.default_rng(seed)
+        self.script, self.joins = self.plan[self.episode % len(self.plan)]
+        self.action_sum = 0
+        return super().reset(seed, options)
+
+    def observation(self, agent: str) -> np.ndarray:
+        number = self.possible_agents.index(agent) + 1
+        return np.array([number, self.rng.random(), self.action_sum], dtype=np.float32)
+
+    def step(self, actions: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+        self.action_sum = sum(
+            int(action) * 10 ** self.possible_agents.index(agent) for agent, action in actions.items()
+        )
+        return super().step(actions)
+
+    def _reward(self, agent: str) -> float:
+        return self.rng.normal()
+
+
+class SampledEnv(ScriptedEnv):
+    """Observations are samples of any space; `shown` and `received` keep what went out and what came in."""
+
+    def __init__(
+        self,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        script: Mapping[str, tuple[int, str]] | None = None,
+    ) -> None:
+        super().__init__(script)
+        self._observation_space = deepcopy(observation_space)
+        self._action_space = action_space
+        self.shown: list[dict[str, Any]] = []
+
+    def observation(self, agent: str) -> Any:
+        return self._observation_space.sample()
+
+    def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        self._observation_space.seed(seed)
+        observations, infos = super().reset(seed, options)
+        self.shown.append(observations)
+        return observations, infos
+
+    def step(self, actions: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+        returned = super().step(actions)
+        self.shown.append(returned[0])
+        return returned

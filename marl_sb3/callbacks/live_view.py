@@ -42,7 +42,7 @@ class LiveView(MultiAgentCallback):
     def __init__(self, console: Console, title: str) -> None:
         super().__init__()
         self._bar = Progress(
-            TextColumn("[bold]{task.description}"),
+            TextColumn("{task.description}", style="bold", markup=False),
             BarColumn(bar_width=None),
             TextColumn("{task.percentage:>3.0f}%"),
             _StepsColumn(),
@@ -152,12 +152,12 @@ def returns_table(result: Result) -> Table:
     table = Table("mean over the latest episodes", box=None, header_style="dim", pad_edge=False)
     table.add_column("value", justify="right")
     for agent, value in env_runners["agent_episode_returns_mean"].items():
-        table.add_row(f"return of {agent}", number(value))
+        table.add_row(Text(f"return of {agent}"), number(value))
     table.add_row("sum of returns", number(env_runners["episode_return_mean"]), style="bold")
     table.add_row("episode length", number(env_runners["episode_len_mean"], 1))
     for name, value in env_runners["custom_metrics"].items():
         if name.endswith("_mean"):
-            table.add_row(name.removesuffix("_mean"), number(value))
+            table.add_row(Text(name.removesuffix("_mean")), number(value))
     return table
 
 

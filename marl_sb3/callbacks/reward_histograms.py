@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from marl_sb3.learners.callback import MultiAgentCallback
-from marl_sb3.metrics import Result
+from marl_sb3.metrics import Episode, Result
 from marl_sb3.types import Array
 
 
@@ -16,15 +16,24 @@ class RewardHistogramCallback(MultiAgentCallback):
         super().__init__()
         self._steps: list[tuple[Array, Array]] = []  # rewards and acted, (A,) each, of the running episode
         self._finished: list[tuple[Array, Array]] = []
+        self._length = 0  # env steps of the latest episode of env 0
 
     def _on_training_start(self) -> None:
         self._steps, self._finished = [], []
+
+    def on_episode_end(self, episode: Episode) -> None:
+        """Note how long the episode was."""
+        if episode.env_index == 0:
+            self._length = episode.length
 
     def _on_step(self) -> bool:
         step = self.locals["step"]
         self._steps.append((step.rewards[0], step.acted[0]))
         if step.env_ended[0]:
-            self._finished, self._steps = self._steps, []
+            # An episode that had begun before this training has not been seen from its start.
+            if len(self._steps) == self._length:
+                self._finished = self._steps
+            self._steps = []
         return True
 
     def on_iteration_end(self, result: Result) -> bool:

@@ -37,8 +37,8 @@ class CsvFormat(KVWriter):
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._columns: list[str] = []
         self._file = path.open("a", encoding="utf-8", newline="")
+        self._columns = next(iter(self._lines()), [])
 
     def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
         """Append one row; a name that is new becomes a column of all rows."""
@@ -46,15 +46,18 @@ class CsvFormat(KVWriter):
         added = [name for name in flat if name not in self._columns]
         if added:
             self._columns += added
-            self._rewrite(len(added))
+            self._rewrite()
         self._file.write(_csv_line([flat.get(name) for name in self._columns]))
         self._file.flush()
 
-    def _rewrite(self, new_columns: int) -> None:
-        rows = self._path.read_text(encoding="utf-8").splitlines()[1:]
+    def _lines(self) -> list[list[str]]:
+        with self._path.open(encoding="utf-8", newline="") as file:
+            return list(csv.reader(file))
+
+    def _rewrite(self) -> None:
         fresh = self._path.with_name(self._path.name + ".new")
-        lines = [_csv_line(self._columns), *(f"{row}{',' * new_columns}\n" for row in rows)]
-        fresh.write_text("".join(lines), encoding="utf-8", newline="")
+        padded = [row + [""] * (len(self._columns) - len(row)) for row in self._lines()[1:]]
+        fresh.write_text("".join(map(_csv_line, [self._columns, *padded])), encoding="utf-8", newline="")
         self._file.close()
         os.replace(fresh, self._path)
         self._file = self._path.open("a", encoding="utf-8", newline="")
@@ -72,7 +75,8 @@ def _csv_line(values: list[Any]) -> str:
 
 def _nest(flat: dict[str, Any]) -> dict[str, Any]:
     nested: dict[str, Any] = {}
-    for name, value in flat.items():
+    # Shallow names first: a value at `a` must not replace what stands at `a/b`.
+    for name, value in sorted(flat.items(), key=lambda item: item[0].count("/")):
         *parents, leaf = name.split("/")
         place = nested
         for parent in parents:

@@ -21,6 +21,7 @@ from marl_sb3.envs.arena_render import (
     render_rgb,
     render_text,
 )
+from marl_sb3.envs.batched_env import BatchedEnv
 from marl_sb3.errors import ConfigError, EnvError
 from marl_sb3.types import AgentID, Array, BoolArray
 
@@ -91,6 +92,13 @@ class ArenaEnv(ParallelEnv[AgentID, Array, int]):  # type: ignore[misc]  # Petti
         self._coins: BoolArray = np.empty(0, dtype=np.bool_)
         self._window: ArenaWindow | None = None
 
+    @classmethod
+    def make_batched(cls, num_envs: int, **env_kwargs: Any) -> BatchedEnv:
+        """`num_envs` arenas as arrays; see `batched_env`."""
+        from marl_sb3.envs.batched_arena import BatchedArena
+
+        return BatchedArena(num_envs, **env_kwargs)
+
     def observation_space(self, agent: AgentID) -> MultiDiscrete:
         """Return the agent's observation space, always the same object."""
         return self.observation_spaces[agent]
@@ -147,7 +155,10 @@ class ArenaEnv(ParallelEnv[AgentID, Array, int]):  # type: ignore[misc]  # Petti
             gymnasium.logger.warn("arena: render() draws nothing without a render_mode")
             return None
         state = self._current_state("render()")
-        cells, visited = state.cells[0], state.visited[0]
+        return self.render_state(state.cells[0], state.visited[0])
+
+    def render_state(self, cells: Array, visited: Array) -> Array | str | None:
+        """Render the state of one arena of this size: `cells` (2,) and `visited` (H*W,) as in `ArenaState`."""
         if self.render_mode == "ansi":
             return render_text(cells, visited, self.width)
         image = render_rgb(cells, visited, self.width, fitting_cell_px(self.height, self.width))

@@ -13,10 +13,12 @@ from typing import Any
 
 import gymnasium
 import pettingzoo
+from gymnasium.error import DependencyNotInstalled
 from pettingzoo import AECEnv, ParallelEnv
 from pettingzoo.env_registry.exceptions import FailedToImport, PettingZooRegistryError
 from pettingzoo.utils.conversions import aec_to_parallel
 
+from marl_sb3.envs.batched_env import BatchedEnv
 from marl_sb3.errors import ConfigError
 
 EnvFactory = Callable[..., ParallelEnv]
@@ -82,7 +84,7 @@ def make_env(factory: EnvFactory, env_index: int, env_kwargs: Mapping[str, Any])
         _check_arguments(factory, signature, arguments)
     try:
         env = factory(**arguments)
-    except FailedToImport as error:
+    except (ImportError, FailedToImport, DependencyNotInstalled) as error:
         raise ConfigError(str(error), key="env") from error
     except TypeError as error:
         if "unexpected keyword argument" not in str(error):
@@ -97,8 +99,15 @@ def make_env(factory: EnvFactory, env_index: int, env_kwargs: Mapping[str, Any])
     return env
 
 
+def batched_factory(factory: EnvFactory) -> Callable[..., BatchedEnv] | None:
+    """What makes the batched twin of a factory's envs, `make_batched(num_envs, **env_kwargs)`; None if it has none."""
+    return getattr(factory, "make_batched", None)
+
+
 def _imported_factory(path: str) -> EnvFactory:
     module_name, _, attribute = path.partition(":")
+    if not all(part.isidentifier() for part in module_name.split(".")):
+        raise ConfigError(f"env {path!r}: {module_name!r} names no module; accepted: package.module:factory", key="env")
     try:
         module = _import_from_here(module_name)
     except ImportError as error:
@@ -132,12 +141,13 @@ def _pettingzoo_factory(env_id: str) -> EnvFactory | None:
 
 
 def _with_signature(factory: Callable[..., Any], entry_point: str | Callable[..., Any]) -> EnvFactory:
-    """Let `inspect.signature` see the arguments that the entry point takes."""
+    """Let the arguments that the entry point takes be seen, and its batched twin."""
     try:
         if isinstance(entry_point, str):
             module, _, attribute = entry_point.partition(":")
             entry_point = getattr(importlib.import_module(module), attribute)
         factory.__signature__ = inspect.signature(entry_point)  # type: ignore[attr-defined, arg-type]
+        factory.make_batched = getattr(entry_point, "make_batched", None)  # type: ignore[attr-defined]
     except (ImportError, ValueError):
         pass  # making the env will say what is missing
     return factory
@@ -168,7 +178,7 @@ def _gymnasium_factory(env_id: str) -> EnvFactory | None:
 def _unknown(name: str) -> str:
     known = [*BUILTIN_ENVS, *_registered, *pettingzoo.parallel_registry, *pettingzoo.aec_registry, *gymnasium.registry]
     close = list(dict.fromkeys(difflib.get_close_matches(name, known, n=3)))
-    hint = f"; did you mean {', '.join(close)}?" if close else ""
+    hint = f"; did you mean {', '.join(close)}?" if close else "."
     mine = ", ".join([*BUILTIN_ENVS, *_registered])
     return f"unknown env {name!r}{hint} Known: {mine}, PettingZoo and Gymnasium ids; or use package.module:factory"
 

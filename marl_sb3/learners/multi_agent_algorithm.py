@@ -26,6 +26,7 @@ from marl_sb3.learners.hyperparameters import hyperparameter_defaults
 from marl_sb3.learners.on_policy import OnPolicyLearner
 from marl_sb3.learners.policy_rows import policy_of_agents, resolve_policies, rows_of_policy
 from marl_sb3.learners.policy_spec import PolicySpec
+from marl_sb3.learners.threads import one_blas_thread, run_in_threads
 from marl_sb3.metrics import EpisodeTracker, InfoMetric, Result, finite_or_none, flatten
 from marl_sb3.types import AgentID, Array, Observations, PolicyID, PolicyMappingFn
 from marl_sb3.vec_env.base import EnvStep, MultiAgentVecEnv
@@ -248,20 +249,32 @@ class MultiAgentAlgorithm:
 
     def _iterate(self, callback: BaseCallback) -> Result | None:
         """One iteration; None if a callback stopped it in the rollout."""
+        with one_blas_thread():
+            return self._rollout_and_update(callback)
+
+    def _rollout_and_update(self, callback: BaseCallback) -> Result | None:
         started_s = time.perf_counter()
         self._sampled_before = (self.num_timesteps, self._agent_steps.copy(), self._num_episodes)
         if not self._collect_rollout(callback):
             return None
         sampling_s = time.perf_counter() - started_s
-        learners = {
-            policy_id: learner.update(self._progress_remaining())
-            for policy_id, learner in self._learners.items()
-            if learner.trained
-        }
+        learners = self._update_policies()
         update_s = time.perf_counter() - started_s - sampling_s
         self.iteration += 1
         self._time_total_s += sampling_s + update_s
         return self._result(learners, sampling_s, update_s)
+
+    def _update_policies(self) -> dict[PolicyID, Result]:
+        """Update every policy that is trained; those that can, beside each other."""
+        trained = self._trained_learners()
+        for learner in trained:
+            learner.prepare_update(self._progress_remaining())
+        alone = [learner for learner in trained if not learner.runs_beside_others]
+        together = [learner for learner in trained if learner.runs_beside_others]
+        for learner in alone:
+            learner.run_update()
+        run_in_threads([learner.run_update for learner in together])
+        return {learner.rows.policy_id: learner.finish_update() for learner in trained}
 
     def _progress_remaining(self) -> float:
         if self._total_timesteps is None:
@@ -380,9 +393,9 @@ def _specs(
 def _rollout_steps(n_steps: int | None, specs: Mapping[PolicyID, PolicySpec]) -> int:
     """The rollout length: as given, or as the specs say, or SB3's default."""
     if n_steps is None:
-        first = next(iter(specs.values()))
-        default: int = hyperparameter_defaults(first.algorithm)["n_steps"]
-        return int(first.hyperparameters.get("n_steps", default))
+        own = [spec.hyperparameters["n_steps"] for spec in specs.values() if "n_steps" in spec.hyperparameters]
+        default: int = hyperparameter_defaults(next(iter(specs.values())).algorithm)["n_steps"]
+        return int(own[0]) if own else default
     if isinstance(n_steps, bool) or not isinstance(n_steps, int) or n_steps < 1:
         raise ConfigError(f"n_steps is {n_steps!r}; accepted: a whole number of at least 1", key="n_steps")
     return n_steps
@@ -395,6 +408,11 @@ def _trained(
         return set(policy_ids)
     if callable(policies_to_train):
         return {policy_id for policy_id in policy_ids if policies_to_train(policy_id)}
+    if isinstance(policies_to_train, str):
+        raise ConfigError(
+            f"policies_to_train is {policies_to_train!r}; accepted: a list of policy ids or a function of them",
+            key="policies_to_train",
+        )
     strangers = set(policies_to_train) - set(policy_ids)
     if strangers:
         raise ConfigError(

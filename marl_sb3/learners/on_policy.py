@@ -7,7 +7,6 @@ point operations is that of SB3's `on_policy_algorithm.py`, so that one shared p
 from __future__ import annotations
 
 import logging
-import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,12 +17,14 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
-from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecTransposeImage
 
 from marl_sb3.errors import ConfigError
+from marl_sb3.learners.evaluator import policy_evaluator
+from marl_sb3.learners.fused_update import FusedUpdate, LeanUpdate
 from marl_sb3.learners.policy_rows import PolicyRows
 from marl_sb3.learners.policy_spec import PolicySpec
+from marl_sb3.learners.ppo import PPO
 from marl_sb3.learners.rollout_buffer import MaskedDictRolloutBuffer, MaskedRolloutBuffer
 from marl_sb3.learners.rows_env import PolicyRowsEnv
 from marl_sb3.metrics import Result
@@ -52,13 +53,13 @@ LEARNER_METRICS = (
 
 @dataclass
 class _Decision:
-    """What a policy thought and did in one step; zeros in inactive rows."""
+    """What a policy thought and did in one step, (rows, ...) each; zeros in inactive rows."""
 
     active: BoolArray
     observations: Observations
     actions: Array
-    values: th.Tensor
-    log_probs: th.Tensor
+    values: Array
+    log_probs: Array
 
 
 class OnPolicyLearner:
@@ -81,13 +82,15 @@ class OnPolicyLearner:
     ) -> None:
         self.rows = rows
         self.trained = trained
-        self.update_time_s = 0.0  # seconds of the latest update
         self.algorithm = _build(rows, spec, n_steps, seed, device)
         self.algorithm.set_logger(Logger(None, []))
-        self.num_grad_updates = 0
-        self.policy.optimizer.register_step_post_hook(self._count_grad_update)
+        self._grad_updates = 0  # of stock algorithms, which do not count them
+        if not isinstance(self.algorithm, PPO):
+            self.policy.optimizer.register_step_post_hook(self._count_grad_update)
         self._starts: BoolArray = np.ones(rows.num_rows, dtype=bool)
         self._decision: _Decision | None = None
+        self._update: FusedUpdate | LeanUpdate | None = None
+        self._evaluator = policy_evaluator(self.algorithm)
 
     @property
     def policy(self) -> Any:
@@ -104,11 +107,12 @@ class OnPolicyLearner:
         self._starts = np.ones(self.rows.num_rows, dtype=bool)
 
     def begin_rollout(self) -> None:
-        """Empty the buffer."""
+        """Empty the buffer, and choose how the policy is evaluated."""
         self.policy.set_training_mode(False)
         self.buffer.reset()
         if self.algorithm.use_sde:
             self.policy.reset_noise(self.rows.num_rows)
+        self._evaluator = policy_evaluator(self.algorithm)
 
     def act(self, groups: Sequence[Observations], active: BoolArray, step: int) -> Array:
         """Choose actions.
@@ -134,24 +138,15 @@ class OnPolicyLearner:
 
     def _decide(self, observations: Observations, active: BoolArray) -> _Decision:
         if active.all():
-            actions, values, log_probs = self._forward(observations)
-            return _Decision(active, observations, actions, values, log_probs)
+            return _Decision(active, observations, *self._evaluator.act(observations))
         # Filler observations of inactive rows need not lie in the space: they stay out of the network.
         space = self.algorithm.action_space
         all_actions = np.zeros((len(active), *(space.shape or ())), dtype=space.dtype)
-        all_values, all_log_probs = (th.zeros(len(active), device=self.algorithm.device) for _ in range(2))
+        all_values, all_log_probs = (np.zeros(len(active), dtype=np.float32) for _ in range(2))
         if active.any():
-            actions, values, log_probs = self._forward(map_arrays(lambda array: array[active], observations))
-            where = th.as_tensor(active, device=self.algorithm.device)
-            all_actions[active] = actions
-            all_values[where] = values.flatten()
-            all_log_probs[where] = log_probs.flatten()
+            acting = map_arrays(lambda array: array[active], observations)
+            all_actions[active], all_values[active], all_log_probs[active] = self._evaluator.act(acting)
         return _Decision(active, observations, all_actions, all_values, all_log_probs)
-
-    def _forward(self, observations: Observations) -> tuple[Array, th.Tensor, th.Tensor]:
-        with th.no_grad():
-            actions, values, log_probs = self.policy(obs_as_tensor(observations, self.algorithm.device))
-        return actions.cpu().numpy(), values, log_probs
 
     def _env_actions(self, actions: Array) -> Array:
         """Actions within the bounds of the env, as in `OnPolicyAlgorithm.collect_rollouts`."""
@@ -167,16 +162,16 @@ class OnPolicyLearner:
         decision = self._decision
         assert decision is not None, "act() comes first"
         ended = self.rows.of_agents(step.terminated | step.truncated)
-        rewards = self.rows.of_agents(step.rewards)
+        rewards = self.rows.of_agents(step.rewards).copy()  # the step's own stay as they are: others read them
         self._add_values_at_time_limits(step, rewards)
-        self.buffer.mark(decision.active)
-        self.buffer.add(
-            decision.observations,  # type: ignore[arg-type]
-            decision.actions.reshape(self.rows.num_rows, -1),
+        self.buffer.store(
+            decision.observations,
+            decision.actions,
             rewards,
             self._starts,
             decision.values,
             decision.log_probs,
+            decision.active,
         )
         # A row that was inactive begins an episode whenever it acts next.
         self._starts = ended | ~decision.active
@@ -184,52 +179,65 @@ class OnPolicyLearner:
 
     def _add_values_at_time_limits(self, step: EnvStep, rewards: Array) -> None:
         """Truncation is not termination: bootstrap from the value of the final observation (SB3 issue 633)."""
-        for (env_index, column), observation in step.final_observations.items():
-            row = self.rows.row_of(env_index, column)
-            if row is None or step.terminated[env_index, column] or not step.truncated[env_index, column]:
-                continue
-            final_obs = self.policy.obs_to_tensor(observation)[0]
-            with th.no_grad():
-                value = self.policy.predict_values(final_obs)[0]
-            rewards[row] += (self.algorithm.gamma * value).cpu().numpy()[0]
+        wanted = self.rows.mine & step.truncated & ~step.terminated
+        if wanted.any():
+            observations = self._prepared(step.final_observations.stacked(wanted))
+            values = self._evaluator.final_values(observations)
+            rewards[self.rows.of_agents(wanted)] += self.algorithm.gamma * values
 
     def finish_rollout(self, groups: Sequence[Observations], active: BoolArray) -> None:
         """Compute returns and advantages; `groups` and `active` are those of the step after the rollout."""
         observations = self._prepared(self.rows.observations(groups))
         rows_active = self.rows.of_agents(active)
-        values = th.zeros(self.rows.num_rows, device=self.algorithm.device)
+        values = np.zeros(self.rows.num_rows, dtype=np.float32)
         if rows_active.all():
-            values = self._values(observations)
+            values = self._evaluator.values(observations)
         elif rows_active.any():
-            where = th.as_tensor(rows_active, device=self.algorithm.device)
-            values[where] = self._values(map_arrays(lambda array: array[rows_active], observations)).flatten()
-        self.buffer.compute_returns_and_advantage(last_values=values, dones=self._starts)
+            values[rows_active] = self._evaluator.values(map_arrays(lambda array: array[rows_active], observations))
+        self.buffer.compute_returns_and_advantage(last_values=th.as_tensor(values), dones=self._starts)
 
-    def _values(self, observations: Observations) -> th.Tensor:
-        with th.no_grad():
-            values: th.Tensor = self.policy.predict_values(obs_as_tensor(observations, self.algorithm.device))
-        return values
-
-    def update(self, progress_remaining: float) -> Result:
-        """Learn from the rollout.
+    def prepare_update(self, progress_remaining: float) -> None:
+        """The part of an update in which policies take turns: it draws random numbers.
 
         Args:
             progress_remaining: from 1 at the start of training to 0 at its end, for schedules.
+        """
+        self.algorithm._current_progress_remaining = progress_remaining
+        self._update = None
+        if self.buffer.num_active:
+            self._update = self._prepared_update()
+
+    def _prepared_update(self) -> FusedUpdate | LeanUpdate:
+        algorithm = self.algorithm
+        if isinstance(algorithm, PPO) and type(algorithm).train is PPO.train:
+            return algorithm.prepare_update()
+        return LeanUpdate(algorithm.train)
+
+    @property
+    def runs_beside_others(self) -> bool:
+        """Whether the prepared update may run in a thread of its own."""
+        return isinstance(self._update, FusedUpdate)
+
+    def run_update(self) -> None:
+        """The update itself."""
+        if self._update is not None:
+            self._update.run()
+
+    def finish_update(self) -> Result:
+        """Take over the results.
 
         Returns:
             The metrics below `learners/{policy}/`.
         """
-        started_s = time.perf_counter()
-        self.algorithm._current_progress_remaining = progress_remaining
-        if self.buffer.num_active:
-            self.algorithm.train()
+        if isinstance(self._update, FusedUpdate):
+            self.algorithm.finish_update(self._update)  # type: ignore[attr-defined]
+            self.buffer.samples_drawn += self._update.samples_drawn
         recorded = dict(self.algorithm.logger.name_to_value)
         self.algorithm.logger.dump()
-        self.update_time_s = time.perf_counter() - started_s
         return self._metrics(recorded)
 
     def metrics_before_training(self) -> Result:
-        """The same keys as `update` returns, nothing measured yet."""
+        """The same keys as `finish_update` returns, nothing measured yet."""
         return self._metrics({})
 
     def _metrics(self, recorded: dict[str, Any]) -> Result:
@@ -247,7 +255,7 @@ class OnPolicyLearner:
             "clip_fraction": recorded.get("train/clip_fraction"),
             "gradients_global_norm": extra.get("gradients_global_norm"),
             "curr_lr": recorded.get("train/learning_rate"),
-            "num_grad_updates_lifetime": self.num_grad_updates,
+            "num_grad_updates_lifetime": getattr(self.algorithm, "num_grad_updates", self._grad_updates),
             "num_trainable_parameters": sum(parameters),
             "num_module_steps_trained": self.buffer.samples_drawn if recorded else 0,
         }
@@ -269,7 +277,7 @@ class OnPolicyLearner:
         )
 
     def _count_grad_update(self, *_: Any) -> None:
-        self.num_grad_updates += 1
+        self._grad_updates += 1
 
 
 def _build(rows: PolicyRows, spec: PolicySpec, n_steps: int, seed: int | None, device: str) -> OnPolicyAlgorithm:
@@ -294,7 +302,12 @@ def _build(rows: PolicyRows, spec: PolicySpec, n_steps: int, seed: int | None, d
 
 
 def _check_fit(rows: PolicyRows, spec: PolicySpec, n_steps: int) -> None:
-    """Refuse a rollout that the hyperparameters do not fit."""
+    """Refuse actions that SB3 does not have, and a rollout that the hyperparameters do not fit."""
+    action_space = rows.group.action_space
+    if np.any(getattr(action_space, "start", 0)):
+        raise ConfigError(
+            f"policy {rows.policy_id!r}: SB3 counts actions from 0, but the action space is {action_space}"
+        )
     own_steps = spec.hyperparameters.get("n_steps", n_steps)
     if own_steps != n_steps:
         raise ConfigError(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from marl_sb3.errors import ConfigError
-from marl_sb3.types import AgentID, Array, Observations, PolicyID, PolicyMappingFn
+from marl_sb3.types import AgentID, Array, BoolArray, Observations, PolicyID, PolicyMappingFn
 from marl_sb3.vec_env.base import AgentGroup, MultiAgentVecEnv
 from marl_sb3.vec_env.observations import map_arrays, to_rows
 
@@ -25,6 +25,7 @@ class PolicyRows:
     Attributes:
         policy_id: whose rows.
         num_envs: E.
+        num_agents: all agents of an env.
         group_index: the group that its agents belong to; they all have the same spaces.
         group: that group.
         agents: its agents, in the env's order.
@@ -34,6 +35,7 @@ class PolicyRows:
 
     policy_id: PolicyID
     num_envs: int
+    num_agents: int
     group_index: int
     group: AgentGroup
     agents: tuple[AgentID, ...]
@@ -59,14 +61,10 @@ class PolicyRows:
         by_env = actions.reshape(self.num_envs, len(self.agents), *actions.shape[1:])
         groups[self.group_index][:, self._in_group] = by_env
 
-    def row_of(self, env_index: int, agent_column: int) -> int | None:
-        """The row of an agent, None if another policy acts for it."""
-        position = self._positions.get(agent_column)
-        return None if position is None else env_index * len(self.agents) + position
-
     @cached_property
-    def _positions(self) -> dict[int, int]:
-        return {column: position for position, column in enumerate(self.agent_columns)}
+    def mine(self) -> BoolArray:
+        """(all agents,) bool: those of this policy."""
+        return np.isin(np.arange(self.num_agents), self.agent_columns)
 
     @cached_property
     def _in_group(self) -> Any:
@@ -87,15 +85,15 @@ def resolve_policies(policies: str | Mapping[PolicyID, Any], agents: Sequence[Ag
     """The policy ids that `shared`, `per_agent` or a mapping of policies stand for.
 
     Raises:
-        ConfigError: any other word, or no policy at all.
+        ConfigError: anything else, or no policy at all.
     """
     shorthands = {SHARED: [SHARED], PER_AGENT: list(agents)}
-    if isinstance(policies, str):
-        if policies not in shorthands:
-            raise ConfigError(
-                f"policies is {policies!r}; accepted: {', '.join(shorthands)} or a mapping of policies", key="policies"
-            )
+    if isinstance(policies, str) and policies in shorthands:
         return shorthands[policies]
+    if not isinstance(policies, Mapping):
+        raise ConfigError(
+            f"policies is {policies!r}; accepted: {', '.join(shorthands)} or a mapping of policies", key="policies"
+        )
     if not policies:
         raise ConfigError("policies is empty; at least one policy is needed", key="policies")
     return list(policies)
@@ -172,6 +170,7 @@ def rows_of_policy(env: MultiAgentVecEnv, policy_id: PolicyID, policy_of: Mappin
     return PolicyRows(
         policy_id=policy_id,
         num_envs=env.num_envs,
+        num_agents=len(env.agents),
         group_index=groups[0],
         group=group,
         agents=agents,

@@ -57,8 +57,13 @@ class PolicySpec:
         self.hyperparameters = resolve_hyperparameters(algorithm, hyperparameters)
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> PolicySpec:
-        """The same, with these hyperparameters where it has none of its own."""
-        return PolicySpec(self.algorithm, self.policy, **{**defaults, **self.hyperparameters})
+        """The same, with these hyperparameters where it has none of its own.
+
+        Raises:
+            ConfigError: an unknown hyperparameter, or a value out of range.
+        """
+        resolved = resolve_hyperparameters(self.algorithm, defaults)
+        return PolicySpec(self.algorithm, self.policy, **{**resolved, **self.hyperparameters})
 
     def __repr__(self) -> str:
         settings = "".join(f", {name}={value!r}" for name, value in self.hyperparameters.items())

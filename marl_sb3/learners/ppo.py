@@ -11,19 +11,84 @@ from gymnasium import spaces
 from stable_baselines3.common.utils import explained_variance
 from torch.nn import functional as F
 
+from marl_sb3.errors import ConfigError
+from marl_sb3.learners.fused import FusedPolicy, why_not_fused
+from marl_sb3.learners.fused_update import FusedUpdate, LeanUpdate
+from marl_sb3.learners.threads import one_blas_thread
+
+UPDATE_PATHS = ("auto", "fused", "lean")
+
 
 class PPO(stable_baselines3.PPO):
-    """A drop-in for `stable_baselines3.PPO`: same arguments, same weights bit for bit, same logger keys.
+    """A drop-in for `stable_baselines3.PPO`: same arguments, same logger keys, same files.
+
+    Two ways lead through an update. The *fused* one runs whole updates of plain MLPs in compiled kernels and equals SB3
+    to floating point tolerance; the *lean* one takes every other policy and equals SB3 bit for bit.
 
     Attributes:
+        update_path: `auto` takes the fused way where `fused.why_not_fused` has nothing against it; `fused` and
+            `lean` force one. May be set at any time between updates.
+        num_grad_updates: optimizer steps taken since the object was made.
         update_stats: of the latest update, means over its minibatches: `gradients_global_norm` (before clipping) and
             `vf_loss_unclipped`.
     """
 
+    update_path: str = "auto"
     update_stats: dict[str, float]
+    num_grad_updates: int = 0
+    _fused: FusedPolicy | None = None
+
+    def fused_policy(self) -> FusedPolicy | None:
+        """The policy in the kernels' layout, if updates take the fused way.
+
+        Raises:
+            ConfigError: that way is forced but does not cover this policy, or the path has an unknown name.
+        """
+        if self.update_path not in UPDATE_PATHS:
+            raise ConfigError(
+                f"update_path is {self.update_path!r}; accepted: {', '.join(UPDATE_PATHS)}", key="update_path"
+            )
+        reason = "lean was chosen" if self.update_path == "lean" else why_not_fused(self)
+        if reason is not None:
+            if self.update_path == "fused":
+                raise ConfigError(f"the fused update does not cover this policy: {reason}", key="update_path")
+            return None
+        if self._fused is None or self._fused.policy is not self.policy:
+            self._fused = FusedPolicy(self.policy)
+        return self._fused
+
+    def _excluded_save_params(self) -> list[str]:
+        return [*super()._excluded_save_params(), "_fused"]
 
     def train(self) -> None:
-        """Update the policy from the rollout buffer; the loss is that of SB3's `ppo.py`, operation by operation.
+        """Update the policy from the rollout buffer."""
+        update = self.prepare_update()
+        with one_blas_thread():
+            update.run()
+        self.finish_update(update)
+
+    def prepare_update(self) -> FusedUpdate | LeanUpdate:
+        """Everything of an update that draws random numbers, in SB3's order, or that has to wait its turn.
+
+        Fused updates of several policies may then `run` at the same time; `finish_update` is for one at a time again.
+        """
+        fused = self.fused_policy()
+        if fused is None:
+            return LeanUpdate(self._train_lean)
+        self.policy.set_training_mode(True)
+        self._update_learning_rate(self.policy.optimizer)
+        return FusedUpdate(self, fused)
+
+    def finish_update(self, update: FusedUpdate | LeanUpdate) -> None:
+        """Put the results of a fused update where SB3 keeps them."""
+        if isinstance(update, FusedUpdate):
+            update.write_back()
+            self._n_updates += self.n_epochs
+            self.num_grad_updates += update.num_grad_updates
+            self._record_update(update.means(), update.clip_range, None)
+
+    def _train_lean(self) -> None:
+        """The loss is that of SB3's `ppo.py`, operation by operation.
 
         Statistics stay tensors until the end: SB3 waits for the device five times in each minibatch.
         """
@@ -40,7 +105,12 @@ class PPO(stable_baselines3.PPO):
             self._n_updates += 1
             if not finished:
                 break
-        self._log_update(minibatches, first_of_epoch, clip_range, clip_range_vf)
+        means = _means_by_name(minibatches)
+        means["approx_kl"] = _means_by_name(minibatches[first_of_epoch:])["approx_kl"]  # SB3 logs the last epoch's
+        means["last_loss"] = minibatches[-1]["loss"].item()
+        buffer = self.rollout_buffer
+        means["explained_variance"] = explained_variance(buffer.values.flatten(), buffer.returns.flatten())
+        self._record_update(means, clip_range, clip_range_vf)
 
     def _train_epoch(
         self, epoch: int, clip_range: float, clip_range_vf: float | None, minibatches: list[dict[str, th.Tensor]]
@@ -58,6 +128,7 @@ class PPO(stable_baselines3.PPO):
             norm = th.nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm)
             stats["gradients_global_norm"] = norm
             self.policy.optimizer.step()
+            self.num_grad_updates += 1
         return True
 
     def _loss(
@@ -95,26 +166,15 @@ class PPO(stable_baselines3.PPO):
                 stats["vf_loss_unclipped"] = F.mse_loss(batch.returns, values)
         return loss, stats
 
-    def _log_update(
-        self,
-        minibatches: list[dict[str, th.Tensor]],
-        first_of_epoch: int,
-        clip_range: float,
-        clip_range_vf: float | None,
-    ) -> None:
-        """Record what SB3 records, under its names; `first_of_epoch` is where the last epoch begins."""
-        stats = _means_by_name(minibatches)
-        last_epoch = _means_by_name(minibatches[first_of_epoch:])
-        buffer = self.rollout_buffer
-        self.logger.record("train/entropy_loss", stats["entropy_loss"])
-        self.logger.record("train/policy_gradient_loss", stats["policy_loss"])
-        self.logger.record("train/value_loss", stats["value_loss"])
-        self.logger.record("train/approx_kl", last_epoch["approx_kl"])
-        self.logger.record("train/clip_fraction", stats["clip_fraction"])
-        self.logger.record("train/loss", minibatches[-1]["loss"].item())
-        self.logger.record(
-            "train/explained_variance", explained_variance(buffer.values.flatten(), buffer.returns.flatten())
-        )
+    def _record_update(self, means: dict[str, float], clip_range: float, clip_range_vf: float | None) -> None:
+        """Record what SB3 records, under its names."""
+        self.logger.record("train/entropy_loss", means["entropy_loss"])
+        self.logger.record("train/policy_gradient_loss", means["policy_loss"])
+        self.logger.record("train/value_loss", means["value_loss"])
+        self.logger.record("train/approx_kl", means["approx_kl"])
+        self.logger.record("train/clip_fraction", means["clip_fraction"])
+        self.logger.record("train/loss", means["last_loss"])
+        self.logger.record("train/explained_variance", means["explained_variance"])
         if hasattr(self.policy, "log_std"):
             self.logger.record("train/std", th.exp(self.policy.log_std).mean().item())
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
@@ -122,8 +182,8 @@ class PPO(stable_baselines3.PPO):
         if clip_range_vf is not None:
             self.logger.record("train/clip_range_vf", clip_range_vf)
         self.update_stats = {
-            "gradients_global_norm": stats.get("gradients_global_norm", np.nan),
-            "vf_loss_unclipped": stats.get("vf_loss_unclipped", stats["value_loss"]),
+            "gradients_global_norm": means.get("gradients_global_norm", np.nan),
+            "vf_loss_unclipped": means.get("vf_loss_unclipped", means["value_loss"]),
         }
 
 

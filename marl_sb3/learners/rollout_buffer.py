@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 
-from marl_sb3.types import BoolArray
+from marl_sb3.types import Array, BoolArray, Observations
 from marl_sb3.vec_env.observations import map_arrays
 
 _PER_STEP = ("actions", "values", "log_probs", "advantages", "returns")
@@ -31,14 +31,44 @@ class _ActiveRowsOnly(_Base):
     samples_drawn: int  # agent steps handed out in minibatches since `reset`
 
     def reset(self) -> None:
-        """Empty the buffer."""
+        """Empty the buffer, keeping its arrays unless `get` has flattened them."""
+        self.samples_drawn = 0
+        if hasattr(self, "active") and not self.generator_ready:
+            self.pos, self.full = 0, False
+            self.active.fill(True)
+            return
         super().reset()
         self.active = np.ones((self.buffer_size, self.n_envs), dtype=np.bool_)
-        self.samples_drawn = 0
 
     def mark(self, active: BoolArray) -> None:
         """Say which rows, (n_envs,), are active in the step that `add` stores next."""
         self.active[self.pos] = active
+
+    def store(
+        self,
+        observations: Observations,
+        actions: Array,
+        rewards: Array,
+        episode_starts: BoolArray,
+        values: Array,
+        log_probs: Array,
+        active: BoolArray,
+    ) -> None:
+        """What `add` does, from arrays of (n_envs, ...) and without SB3's copies; `active` says which rows count."""
+        here = self.pos
+        if isinstance(observations, dict):
+            for key, array in observations.items():
+                self.observations[key][here] = array.reshape(self.observations[key][here].shape)
+        else:
+            self.observations[here] = observations.reshape(self.observations[here].shape)
+        self.actions[here] = actions.reshape(self.n_envs, self.action_dim)
+        self.rewards[here] = rewards
+        self.episode_starts[here] = episode_starts
+        self.values[here] = values
+        self.log_probs[here] = log_probs
+        self.active[here] = active
+        self.pos += 1
+        self.full = self.pos == self.buffer_size
 
     @property
     def num_active(self) -> int:
@@ -54,7 +84,7 @@ class _ActiveRowsOnly(_Base):
             self._drop_inactive()
             self.generator_ready = True
         order = np.random.permutation(self.num_active)  # noqa: NPY002 - SB3's stream of random numbers
-        size = batch_size or self.num_active
+        size = batch_size or max(1, self.num_active)
         batches = (order[start : start + size] for start in range(0, self.num_active, size))
         yield from self._counted(self._get_samples(batch) for batch in batches)
 

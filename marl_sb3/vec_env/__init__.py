@@ -2,17 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from numbers import Integral
 from typing import Any
 
-from marl_sb3.envs.registry import EnvFactory, env_factory, make_env
+from marl_sb3.envs.registry import EnvFactory, batched_factory, env_factory, make_env
 from marl_sb3.errors import ConfigError
 from marl_sb3.vec_env.base import AgentGroup, EnvStep, MultiAgentVecEnv
+from marl_sb3.vec_env.batched_vec_env import BatchedVecEnv
 from marl_sb3.vec_env.supersuit_vec_env import SuperSuitVecEnv
 
-__all__ = ["AgentGroup", "EnvStep", "MultiAgentVecEnv", "SuperSuitVecEnv", "make_vec_env"]
+__all__ = ["AgentGroup", "BatchedVecEnv", "EnvStep", "MultiAgentVecEnv", "SuperSuitVecEnv", "make_vec_env"]
 
-VECTORIZERS: Mapping[str, type[SuperSuitVecEnv]] = {"auto": SuperSuitVecEnv, "supersuit": SuperSuitVecEnv}
+
+def _supersuit(factory: EnvFactory, n_envs: int, seed: int | None, env_kwargs: Mapping[str, Any]) -> MultiAgentVecEnv:
+    return SuperSuitVecEnv(lambda index: make_env(factory, index, env_kwargs), n_envs, seed)
+
+
+def _batched(factory: EnvFactory, n_envs: int, seed: int | None, env_kwargs: Mapping[str, Any]) -> MultiAgentVecEnv:
+    make_batched = batched_factory(factory)
+    if make_batched is None:
+        raise ConfigError(
+            "the env has no batched twin (`make_batched`); use the supersuit vectorizer", key="vectorizer"
+        )
+    make_env(factory, 0, env_kwargs).close()  # says what is wrong with the arguments
+    return BatchedVecEnv(make_batched(n_envs, **env_kwargs), seed)
+
+
+def _auto(factory: EnvFactory, n_envs: int, seed: int | None, env_kwargs: Mapping[str, Any]) -> MultiAgentVecEnv:
+    chosen = _supersuit if batched_factory(factory) is None else _batched
+    return chosen(factory, n_envs, seed, env_kwargs)
+
+
+VECTORIZERS: Mapping[str, Callable[[EnvFactory, int, int | None, Mapping[str, Any]], MultiAgentVecEnv]] = {
+    "auto": _auto,
+    "batched": _batched,
+    "supersuit": _supersuit,
+}
 
 
 def make_vec_env(
@@ -28,7 +54,8 @@ def make_vec_env(
         env: an env id as on the command line, or a factory of a PettingZoo `ParallelEnv` (its class, say).
         n_envs: how many, at least 1.
         seed: run seed, from which the seed of every episode of every env follows; None draws one.
-        vectorizer: `supersuit`, or `auto`, which picks the fastest that can run the env.
+        vectorizer: `batched` for envs that bring a batched twin, `supersuit` for any, or `auto`, which picks the
+            fastest that can run the env. Which one it is does not change what happens in the envs.
         env_kwargs: passed to the factory. A factory with a parameter `env_index` is told the env's index.
 
     Raises:
@@ -38,5 +65,6 @@ def make_vec_env(
         raise ConfigError(f"n_envs is {n_envs!r}; accepted: a whole number of at least 1", key="n_envs")
     if vectorizer not in VECTORIZERS:
         raise ConfigError(f"unknown vectorizer {vectorizer!r}; accepted: {', '.join(VECTORIZERS)}", key="vectorizer")
-    factory = env_factory(env)
-    return VECTORIZERS[vectorizer](lambda index: make_env(factory, index, env_kwargs), n_envs, seed)
+    if seed is not None and (not isinstance(seed, Integral) or seed < 0):
+        raise ConfigError(f"seed is {seed!r}; accepted: a whole number of at least 0, or None", key="seed")
+    return VECTORIZERS[vectorizer](env_factory(env), n_envs, seed, env_kwargs)

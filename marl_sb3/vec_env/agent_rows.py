@@ -16,7 +16,7 @@ from gymnasium import spaces
 from gymnasium.vector.utils import create_empty_array, iterate
 from pettingzoo import ParallelEnv
 
-from marl_sb3.errors import EnvError
+from marl_sb3.errors import ConfigError
 from marl_sb3.types import AgentID
 from marl_sb3.vec_env.seeding import episode_seed, fresh_seed
 
@@ -57,10 +57,25 @@ class AgentRows(ParallelEnv):  # type: ignore[misc]
         self.open(env, env_index)
 
     def open(self, env: Any, env_index: int) -> None:
-        """Stand for `env`, the `env_index`-th of its vec env."""
+        """Stand for `env`, the `env_index`-th of its vec env.
+
+        Raises:
+            ConfigError: its agents or their spaces are not those of this vec env.
+        """
+        self._check_same(env, env_index)
         self.env = env
         self.env_index = env_index
         self._episode_index = -1
+
+    def _check_same(self, env: Any, env_index: int) -> None:
+        where = f"all envs of a vec env need the same agents and spaces, but env {env_index} has"
+        if set(env.possible_agents) != set(self.possible_agents):
+            raise ConfigError(f"{where} agents {env.possible_agents}; those before it: {self.possible_agents}")
+        for agent in self.possible_agents:
+            for kind in ("observation_space", "action_space"):
+                ours, theirs = getattr(self, kind)(agent), getattr(env, kind)(agent)
+                if ours != theirs:
+                    raise ConfigError(f"{where} the {kind} {theirs} for agent {agent!r}; those before it: {ours}")
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "env": None}
@@ -104,30 +119,20 @@ class AgentRows(ParallelEnv):  # type: ignore[misc]
             if terminated[agent] or truncated[agent]:
                 self.ended.add(agent)
                 step.final_observations[agent] = deepcopy(observations[agent])  # the env may reuse its array
-        self._update_live(acted)
+        self.live = set(self.env.agents) - self.ended  # agents may join during an episode, but none comes back
+        if not self.live:
+            step.env_ended = True
+            step.infos = deepcopy(infos)  # SuperSuit resets the env before anyone reads them
         self.last_step = step
-        step.env_ended = not self.live
-        inactive = [agent for agent in self.possible_agents if agent not in acted]
-        nothing = dict.fromkeys(inactive, 0.0)
-        # An agent that is not live has ended, as far as SuperSuit is concerned.
-        absent = {agent: agent not in self.live for agent in inactive}
+        # SuperSuit joins the two flags by position: every dictionary is in the order of possible_agents.
+        # An agent that is not live has ended, as far as it is concerned.
         return (
             self._fill(observations),
-            {**{agent: rewards[agent] for agent in acted}, **nothing},
-            {**{agent: terminated[agent] for agent in acted}, **absent},
+            {agent: rewards[agent] if agent in acted else 0.0 for agent in self.possible_agents},
+            {agent: terminated[agent] if agent in acted else agent not in self.live for agent in self.possible_agents},
             {agent: agent in acted and truncated[agent] for agent in self.possible_agents},
             {agent: {} for agent in self.possible_agents},
         )
-
-    def _update_live(self, acted: frozenset[AgentID]) -> None:
-        present = set(self.env.agents)
-        lost = acted - present - self.ended
-        if lost:
-            raise EnvError(
-                f"env {self.env_index}, episode {self._episode_index}: agent {min(lost)!r} left `agents` "
-                "without being terminated or truncated"
-            )
-        self.live = present - self.ended  # agents may join during an episode, but none comes back
 
     def _fill(self, observations: Mapping[AgentID, Any]) -> dict[AgentID, Any]:
         return {

@@ -7,7 +7,7 @@ nothing above this layer sees a single env or an agent dictionary.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,6 +15,7 @@ import numpy as np
 from gymnasium import spaces
 
 from marl_sb3.types import AgentID, Array, BoolArray, FloatArray, Observations
+from marl_sb3.vec_env.observations import map_arrays
 
 if TYPE_CHECKING:
     from marl_sb3.vec_env.sb3_vec_env import AgentRowsVecEnv
@@ -54,6 +55,52 @@ class DictInfos:
         return np.array([infos.get(agent, {}).get(key, np.nan) for infos in self._infos], dtype=np.float64)
 
 
+class FinalObservations(Mapping[tuple[int, int], Any]):
+    """{(env index, agent column): the observation that the agent ended on}."""
+
+    def __init__(self, by_place: Mapping[tuple[int, int], Any]) -> None:
+        self._by_place = by_place
+
+    def __getitem__(self, place: tuple[int, int]) -> Any:
+        return self._by_place[place]
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return iter(self._by_place)
+
+    def __len__(self) -> int:
+        return len(self._by_place)
+
+    def stacked(self, wanted: BoolArray) -> Observations:
+        """Those of the places that are marked in `wanted`, (E, A), as one batch in the order of `np.argwhere`."""
+        chosen = [self[env_index, column] for env_index, column in np.argwhere(wanted).tolist()]
+        if isinstance(chosen[0], Mapping):
+            return {key: np.stack([observation[key] for observation in chosen]) for key in chosen[0]}
+        return np.stack(chosen)
+
+
+class StackedFinalObservations(FinalObservations):
+    """The same from one batch, for envs that have it as arrays.
+
+    Args:
+        ended: (E, A) bool; the places there are.
+        observations: (E, A, ...); what every agent saw last.
+    """
+
+    def __init__(self, ended: BoolArray, observations: Observations) -> None:
+        self._observations = observations
+        env_indices, columns = np.nonzero(ended)
+        super().__init__(dict.fromkeys(zip(env_indices.tolist(), columns.tolist(), strict=True)))
+
+    def __getitem__(self, place: tuple[int, int]) -> Any:
+        if place not in self._by_place:
+            raise KeyError(place)
+        return map_arrays(lambda array: array[place], self._observations)
+
+    def stacked(self, wanted: BoolArray) -> Observations:
+        """See `FinalObservations.stacked`."""
+        return map_arrays(lambda array: array[wanted], self._observations)
+
+
 @dataclass(frozen=True)
 class EnvStep:
     """One step of E envs with A agents.
@@ -77,7 +124,7 @@ class EnvStep:
     truncated: BoolArray
     acted: BoolArray
     env_ended: BoolArray
-    final_observations: Mapping[tuple[int, int], Any]
+    final_observations: FinalObservations
     infos: StepInfos
     reset_infos: Mapping[int, Mapping[str, Any]]
 

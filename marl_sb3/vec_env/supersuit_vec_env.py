@@ -12,7 +12,7 @@ from pettingzoo import ParallelEnv
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import Array, Observations
 from marl_sb3.vec_env.agent_rows import AgentRows, RowStep
-from marl_sb3.vec_env.base import AgentGroup, DictInfos, EnvStep, MultiAgentVecEnv
+from marl_sb3.vec_env.base import AgentGroup, DictInfos, EnvStep, FinalObservations, MultiAgentVecEnv
 from marl_sb3.vec_env.observations import map_arrays
 from marl_sb3.wrappers import wrap
 
@@ -28,7 +28,8 @@ class SuperSuitVecEnv(MultiAgentVecEnv):
         seed: the run seed; None draws one.
 
     Raises:
-        ConfigError: the agents' spaces differ, which SuperSuit cannot vectorise.
+        ConfigError: the agents' spaces differ, which SuperSuit cannot vectorise, or the envs differ in their
+            agents or spaces, or are not separate envs.
     """
 
     def __init__(self, make_env: EnvFactory, num_envs: int, seed: int | None = None) -> None:
@@ -43,6 +44,8 @@ class SuperSuitVecEnv(MultiAgentVecEnv):
         self._rows: list[AgentRows] = [copy.par_env for copy in self._concat.vec_envs]
         for index, rows in enumerate(self._rows):
             rows.open(first.env if index == 0 else wrap(make_env(index), index), index)
+        if len({id(rows.env.unwrapped) for rows in self._rows}) < num_envs:
+            raise ConfigError("the env factory returned the same env twice; it has to make a new one at each call")
         self.active = np.zeros((num_envs, len(self.agents)), dtype=bool)
         self._closed = False
         if seed is not None:
@@ -78,7 +81,7 @@ class SuperSuitVecEnv(MultiAgentVecEnv):
             truncated=truncated.reshape(acted.shape).astype(bool) & acted,
             acted=acted,
             env_ended=np.array(ended),
-            final_observations=dict(self._final_observations(steps)),
+            final_observations=FinalObservations(dict(self._final_observations(steps))),
             infos=DictInfos([step.infos for step in steps]),
             reset_infos={index: self._rows[index].reset_infos for index, done in enumerate(ended) if done},
         )
@@ -89,7 +92,7 @@ class SuperSuitVecEnv(MultiAgentVecEnv):
 
     def get_attr(self, name: str, env_indices: Sequence[int]) -> list[Any]:
         """See `MultiAgentVecEnv.get_attr`."""
-        return [getattr(self._rows[index].env, name) for index in env_indices]
+        return [_attribute(self._rows[index].env, name) for index in env_indices]
 
     def set_attr(self, name: str, value: Any, env_indices: Sequence[int]) -> None:
         """See `MultiAgentVecEnv.set_attr`."""
@@ -98,7 +101,7 @@ class SuperSuitVecEnv(MultiAgentVecEnv):
 
     def env_method(self, name: str, env_indices: Sequence[int], *args: Any, **kwargs: Any) -> list[Any]:
         """See `MultiAgentVecEnv.env_method`."""
-        return [getattr(self._rows[index].env, name)(*args, **kwargs) for index in env_indices]
+        return [_attribute(self._rows[index].env, name)(*args, **kwargs) for index in env_indices]
 
     def env_is_wrapped(self, wrapper_class: type, env_indices: Sequence[int]) -> list[bool]:
         """See `MultiAgentVecEnv.env_is_wrapped`."""
@@ -151,7 +154,11 @@ def _layers(env: Any) -> Iterator[Any]:
     """The env's wrappers from the outermost inwards, then the env itself."""
     while env is not None:
         yield env
-        env = env.__dict__.get("env")
+        env = getattr(env, "__dict__", {}).get("env")
+
+
+def _attribute(env: Any, name: str) -> Any:
+    return getattr(_owner(env, name), name)
 
 
 def _owner(env: Any, name: str) -> Any:

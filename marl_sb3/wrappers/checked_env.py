@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,8 @@ from pettingzoo.utils import BaseParallelWrapper
 
 from marl_sb3.errors import EnvError
 from marl_sb3.types import AgentID
+
+_log = logging.getLogger(__name__)
 
 
 def _array_fault(space: spaces.Space[Any], value: Any) -> str | None:
@@ -64,15 +68,24 @@ _FAULTS: Mapping[type, Callable[[spaces.Space[Any], Any], str | None]] = {
 
 def observation_fault(space: spaces.Space[Any], value: Any) -> str | None:
     """What keeps `value` from being an observation of `space`, in words; None if nothing does."""
-    return _FAULTS.get(type(space), _member_fault)(space, value)
+    try:
+        return _FAULTS.get(type(space), _member_fault)(space, value)
+    except ValueError:  # NumPy's word for ragged lists
+        return f"is {value!r}, not an array"
 
 
 def _reward_fault(reward: Any) -> str | None:
+    if type(reward) is float and math.isfinite(reward):  # almost always: NumPy takes ten times as long
+        return None
     try:
         finite = np.ndim(reward) == 0 and np.isfinite(reward)
     except TypeError:
         finite = False
     return None if finite else f"is {reward!r}, not a finite number"
+
+
+def _outline(returned: Any) -> str:
+    return f"a tuple of {len(returned)}" if isinstance(returned, tuple) else type(returned).__name__
 
 
 class CheckedEnv(BaseParallelWrapper):  # type: ignore[misc]
@@ -84,49 +97,73 @@ class CheckedEnv(BaseParallelWrapper):  # type: ignore[misc]
 
     def __init__(self, env: ParallelEnv, env_index: int = 0) -> None:
         super().__init__(env)
-        self.env_index = env_index
-        self.episode = -1
-        self.episode_step = 0
+        self._env_index = env_index
+        self._episode = -1
+        self._mentioned_unearned = False
+        self._episode_step = 0
 
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[AgentID, Any], dict[AgentID, dict[str, Any]]]:
         """Reset the env and check the first observations."""
-        self.episode += 1
-        self.episode_step = 0
+        self._episode += 1
+        self._episode_step = 0
         returned = self.env.reset(seed=seed, options=options)
         if not (isinstance(returned, tuple) and len(returned) == 2):
-            raise self._error(f"reset() returned {type(returned).__name__}, not (observations, infos)")
+            raise self._error(f"reset() returned {_outline(returned)}, not (observations, infos)")
         observations, infos = returned
         if not self.env.agents:
             raise self._error("no agent is live after reset()")
-        strangers = set(self.env.agents) - set(self.env.possible_agents)
-        if strangers:
-            raise self._error(f"agent {min(strangers)!r} is not in possible_agents {self.env.possible_agents}")
         for agent in self.env.agents:
+            self._check_known(agent)
             self._check_observation(agent, observations)
+        self._check_infos(self.env.agents, infos)
         return observations, infos
 
     def step(self, actions: Mapping[AgentID, Any]) -> tuple[Mapping[str, Any], ...]:
         """Step the env and check what it says about the agents that acted or are live now."""
-        self.episode_step += 1
+        self._episode_step += 1
         returned = self.env.step(actions)
         if not (isinstance(returned, tuple) and len(returned) == 5):
-            raise self._error(f"step() returned {type(returned).__name__}, not a tuple of 5 dictionaries")
+            raise self._error(f"step() returned {_outline(returned)}, not a tuple of 5 dictionaries")
         observations, rewards, terminated, truncated, infos = returned
+        present = self.env.agents
         for agent in actions:
             self._check_observation(agent, observations)
             fault = _reward_fault(self._of(agent, rewards, "reward"))
             if fault:
                 raise self._error(f"reward {fault}", agent)
-            self._of(agent, terminated, "terminated flag")
-            self._of(agent, truncated, "truncated flag")
-        for agent in self.env.agents:
+            flags = (self._of(agent, terminated, "terminated flag"), self._of(agent, truncated, "truncated flag"))
+            if agent not in present and not any(flags):
+                raise self._error("left `agents` without being terminated or truncated", agent)
+        for agent in present:
             if agent not in actions:
+                self._check_known(agent)
                 self._check_observation(agent, observations)
+        self._check_infos(actions, infos)
+        if len(rewards) > len(actions):
+            self._mention_unearned(rewards, actions)
+        return observations, rewards, terminated, truncated, infos
+
+    def _mention_unearned(self, rewards: Mapping[AgentID, Any], actions: Mapping[AgentID, Any]) -> None:
+        """There is no step that such a reward could belong to; said once per env."""
+        unearned = [agent for agent, reward in rewards.items() if agent not in actions and reward]
+        if unearned and not self._mentioned_unearned:
+            self._mentioned_unearned = True
+            _log.warning(
+                "%s", self._error(f"reward {rewards[unearned[0]]} is not counted: the agent did not act", unearned[0])
+            )
+
+    def _check_known(self, agent: AgentID) -> None:
+        if agent not in self.env.possible_agents:
+            raise self._error(f"is live but not in possible_agents {self.env.possible_agents}", agent)
+
+    def _check_infos(self, agents: Iterable[AgentID], infos: Any) -> None:
         if not isinstance(infos, Mapping):
             raise self._error(f"infos are {type(infos).__name__}, not a dictionary by agent")
-        return observations, rewards, terminated, truncated, infos
+        for agent in agents:
+            if not isinstance(infos.get(agent, {}), Mapping):
+                raise self._error(f"info is {infos[agent]!r}, not a dictionary", agent)
 
     def _check_observation(self, agent: AgentID, observations: Mapping[AgentID, Any]) -> None:
         space = self.env.observation_space(agent)
@@ -141,5 +178,5 @@ class CheckedEnv(BaseParallelWrapper):  # type: ignore[misc]
         return values[agent]
 
     def _error(self, problem: str, agent: AgentID | None = None) -> EnvError:
-        where = f"env {self.env_index}, episode {self.episode}, step {self.episode_step}"
-        return EnvError(f"{where}, agent {agent!r}: {problem}" if agent else f"{where}: {problem}")
+        where = f"env {self._env_index}, episode {self._episode}, step {self._episode_step}"
+        return EnvError(f"{where}, agent {agent!r}: {problem}" if agent is not None else f"{where}: {problem}")

@@ -1,0 +1,88 @@
+"""E arenas as arrays: the batched twin of `ArenaEnv`, on the same rules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from marl_sb3.envs import arena_rules as rules
+from marl_sb3.envs.arena import AGENTS, ArenaEnv, draw_coins
+from marl_sb3.envs.batched_env import BatchedEnv, BatchedStep
+from marl_sb3.errors import EnvError
+from marl_sb3.types import Array
+
+
+class BatchedArena(BatchedEnv):
+    """E arenas that step together.
+
+    Args:
+        num_envs: E.
+        env_kwargs: arguments of `ArenaEnv`.
+
+    Raises:
+        ConfigError: an argument of `ArenaEnv` is not accepted.
+    """
+
+    def __init__(self, num_envs: int, **env_kwargs: Any) -> None:
+        template = ArenaEnv(**env_kwargs)
+        self.num_envs = num_envs
+        self.possible_agents = AGENTS
+        self.metadata = template.metadata
+        self.render_mode = template.render_mode
+        self.height, self.width, self.max_timesteps = template.height, template.width, template.max_timesteps
+        self.observation_space = template.observation_space(AGENTS[0])
+        self.action_space = template.action_space(AGENTS[0])
+        self._template = template
+        self._destinations = rules.destination_table(self.height, self.width)
+        self._state = rules.initial_state(num_envs, self.height, self.width)
+        self._coins = np.zeros((num_envs, self.max_timesteps), dtype=np.bool_)
+        self._envs = np.arange(num_envs)
+        self._not_terminated = np.zeros((num_envs, len(AGENTS)), dtype=np.bool_)
+
+    def reset(self, env_indices: Sequence[int], seeds: Sequence[int]) -> None:
+        """See `BatchedEnv.reset`."""
+        chosen = np.zeros(self.num_envs, dtype=np.bool_)
+        for env_index, seed in zip(env_indices, seeds, strict=True):
+            chosen[env_index] = True
+            self._coins[env_index] = draw_coins(np.random.default_rng(seed), self.max_timesteps)
+        rules.reset_envs(self._state, chosen)
+
+    def step(self, actions: Array) -> BatchedStep:
+        """See `BatchedEnv.step`."""
+        if actions.min() < 0 or actions.max() > 3:
+            env_index, column = np.argwhere((actions < 0) | (actions > 3))[0]
+            raise EnvError(
+                f"env {env_index}, step {self._state.timesteps[env_index]}: {AGENTS[column]} must act with an integer "
+                f"in 0..3; received {actions[env_index, column]}"
+            )
+        state = self._state
+        outcome = rules.step(state, self._destinations, actions, self._coins[self._envs, state.timesteps])
+        truncated = np.equal(state.timesteps, self.max_timesteps)[:, None].repeat(len(AGENTS), axis=1)
+        collision = outcome.collision
+        return BatchedStep(
+            rewards=outcome.rewards,
+            terminated=self._not_terminated,
+            truncated=truncated,
+            infos={
+                "agent1": {
+                    "collision": collision,
+                    "new_field": outcome.new_field,
+                    "new_field_rewarded": outcome.new_field_rewarded,
+                },
+                "agent2": {"collision": collision},
+            },
+        )
+
+    def observations(self) -> Array:
+        """See `BatchedEnv.observations`."""
+        return rules.observations(self._state)
+
+    def render(self, env_index: int) -> Any:
+        """See `BatchedEnv.render`."""
+        return self._template.render_state(self._state.cells[env_index], self._state.visited[env_index])
+
+    def close(self) -> None:
+        """Close the window, if one is open."""
+        self._template.close()

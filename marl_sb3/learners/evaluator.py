@@ -1,0 +1,72 @@
+"""Evaluate a policy in the rollout: by its torch modules, or by the fused kernels."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import torch as th
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.utils import obs_as_tensor
+
+from marl_sb3.learners.ppo import PPO
+from marl_sb3.types import Array, FloatArray, Observations
+from marl_sb3.vec_env.observations import map_arrays
+
+
+class PolicyEvaluator(Protocol):
+    """What a rollout asks of a policy. Observations are batches, (rows, ...)."""
+
+    def act(self, observations: Any) -> tuple[Array, FloatArray, FloatArray]:
+        """Sampled actions (rows, *action shape), values (rows,) and log-probabilities (rows,)."""
+
+    def values(self, observations: Any) -> FloatArray:
+        """(rows,) values."""
+
+    def final_values(self, observations: Any) -> FloatArray:
+        """(rows,) values of the observations that agents were truncated on."""
+
+
+class TorchEvaluator:
+    """By the torch modules, with the operations of SB3's `collect_rollouts`."""
+
+    def __init__(self, algorithm: OnPolicyAlgorithm) -> None:
+        self._algorithm = algorithm
+
+    def act(self, observations: Observations) -> tuple[Array, FloatArray, FloatArray]:
+        """See `PolicyEvaluator.act`."""
+        with th.no_grad():
+            actions, values, log_probs = self._algorithm.policy(self._tensor(observations))
+        return actions.cpu().numpy(), values.cpu().numpy().reshape(-1), log_probs.cpu().numpy()
+
+    def values(self, observations: Observations) -> FloatArray:
+        """See `PolicyEvaluator.values`."""
+        with th.no_grad():
+            values = self._algorithm.policy.predict_values(self._tensor(observations))
+        result: FloatArray = values.cpu().numpy().reshape(-1)
+        return result
+
+    def final_values(self, observations: Observations) -> FloatArray:
+        """See `PolicyEvaluator.final_values`; one by one, because the last bits depend on the size of a batch."""
+        rows = len(next(iter(observations.values())) if isinstance(observations, dict) else observations)
+        values = [self._final_value(observations, row) for row in range(rows)]
+        return np.concatenate(values)
+
+    def _final_value(self, observations: Observations, row: int) -> FloatArray:
+        observation = map_arrays(lambda array: array[row], observations)
+        with th.no_grad():
+            value = self._algorithm.policy.predict_values(self._algorithm.policy.obs_to_tensor(observation)[0])
+        result: FloatArray = value.cpu().numpy().reshape(-1)
+        return result
+
+    def _tensor(self, observations: Observations) -> th.Tensor | dict[str, th.Tensor]:
+        return obs_as_tensor(observations, self._algorithm.device)
+
+
+def policy_evaluator(algorithm: OnPolicyAlgorithm) -> PolicyEvaluator:
+    """The fastest evaluator that covers the policy, with its present parameters."""
+    fused = algorithm.fused_policy() if isinstance(algorithm, PPO) else None
+    if fused is None:
+        return TorchEvaluator(algorithm)
+    fused.read_parameters()
+    return fused

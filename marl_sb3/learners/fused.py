@@ -1,0 +1,307 @@
+"""Run an SB3 `ActorCriticPolicy` on the fused kernels: what they cover, and parameters to arrays and back.
+
+The torch modules stay the truth. Their parameters and Adam's state are copied into the kernel's layout before an update
+and back after it: a copy of some 10,000 numbers costs less than one minibatch in PyTorch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.preprocessing import is_image_space
+from stable_baselines3.common.torch_layers import FlattenExtractor, MlpExtractor
+from torch import nn
+
+from marl_sb3.learners.rollout_buffer import MaskedRolloutBuffer
+from marl_sb3.types import Array, FloatArray
+
+_ACTIVATIONS = (nn.Tanh, nn.ReLU)  # in the order of the kernel's constants
+
+
+def why_not_fused(algorithm: Any) -> str | None:
+    """Why the kernels cannot train this `PPO`, in words; None if they can.
+
+    What is not known to be covered is not covered: hooks, replaced layers and subclasses take PyTorch's way.
+    """
+    policy = algorithm.policy
+    if type(policy) is not ActorCriticPolicy:
+        return f"policy class {type(policy).__name__}"
+    return _why_not_network(policy) or _why_not_optimizer(policy.optimizer) or _why_not_settings(algorithm)
+
+
+def _why_not_settings(algorithm: Any) -> str | None:
+    return _first(
+        {
+            f"device {algorithm.device}": algorithm.device.type != "cpu",
+            "gSDE": algorithm.use_sde,
+            "target_kl": algorithm.target_kl is not None,
+            "clip_range_vf": algorithm.clip_range_vf is not None,
+            f"rollout buffer {type(algorithm.rollout_buffer).__name__}": type(algorithm.rollout_buffer)
+            not in (RolloutBuffer, MaskedRolloutBuffer),
+        }
+    )
+
+
+def _why_not_optimizer(optimizer: th.optim.Optimizer) -> str | None:
+    settings = optimizer.param_groups[0]
+    return _first(
+        {
+            f"optimizer {type(optimizer).__name__}": type(optimizer) is not th.optim.Adam,
+            "several parameter groups": len(optimizer.param_groups) != 1,
+            "weight decay": settings.get("weight_decay") != 0,
+            "amsgrad or maximize": settings.get("amsgrad") or settings.get("maximize"),
+            "hooks of the optimizer": optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks,
+        }
+    )
+
+
+def _why_not_network(policy: ActorCriticPolicy) -> str | None:
+    extractors = (policy.features_extractor, policy.pi_features_extractor, policy.vf_features_extractor)
+    network = policy.mlp_extractor
+    return _first(
+        {
+            f"features extractor {type(extractors[0]).__name__}": any(
+                type(e) is not FlattenExtractor for e in extractors
+            ),
+            f"activation {policy.activation_fn.__name__}": policy.activation_fn not in _ACTIVATIONS,
+            "layers other than linear ones and activations": type(network) is not MlpExtractor
+            or not _is_plain_mlp(network.policy_net, policy)
+            or not _is_plain_mlp(network.value_net, policy)
+            or type(policy.action_net) is not nn.Linear
+            or type(policy.value_net) is not nn.Linear,
+            "hooks of the network": any(_has_hooks(module) for module in policy.modules()),
+            "replaced methods of the policy": any(name in vars(policy) for name in ("forward", "evaluate_actions")),
+            "frozen or non-float32 parameters": not all(
+                p.requires_grad and p.dtype == th.float32 for p in policy.parameters()
+            ),
+            f"observation space {policy.observation_space}": not _covers_observations(policy),
+            f"action space {policy.action_space}": not _covers_actions(policy.action_space),
+        }
+    )
+
+
+def _first(reasons: Mapping[str, Any]) -> str | None:
+    return next((reason for reason, applies in reasons.items() if applies), None)
+
+
+def _is_plain_mlp(net: nn.Module, policy: ActorCriticPolicy) -> bool:
+    layers = list(net.children())
+    kinds = [nn.Linear, policy.activation_fn] * (len(layers) // 2)
+    return type(net) is nn.Sequential and [type(layer) for layer in layers] == kinds
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return bool(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    )
+
+
+def _covers_observations(policy: ActorCriticPolicy) -> bool:
+    space = policy.observation_space
+    if isinstance(space, spaces.Box):
+        return not (policy.normalize_images and is_image_space(space))
+    if isinstance(space, spaces.MultiDiscrete):
+        return len(space.nvec.shape) == 1 and not space.start.any()
+    return isinstance(space, spaces.MultiBinary) or (isinstance(space, spaces.Discrete) and space.start == 0)
+
+
+def _covers_actions(space: spaces.Space[Any]) -> bool:
+    if isinstance(space, spaces.MultiDiscrete):
+        return len(space.nvec.shape) == 1 and not space.start.any()
+    return isinstance(space, spaces.Box) or (isinstance(space, spaces.Discrete) and space.start == 0)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Observations as the kernels read them: one of the two arrays is filled.
+
+    Attributes:
+        indices: (rows, ones) int64; the positions of the ones of one-hot inputs.
+        floats: (rows, inputs) float32.
+    """
+
+    indices: Array
+    floats: FloatArray
+
+
+class FusedPolicy:
+    """An `ActorCriticPolicy` in the kernels' layout.
+
+    Args:
+        policy: one that `why_not_fused` has nothing against.
+    """
+
+    def __init__(self, policy: ActorCriticPolicy) -> None:
+        from marl_sb3.learners import fused_kernel
+
+        self._kernel = fused_kernel
+        self.policy = policy
+        self._space = policy.observation_space
+        self.one_hot = isinstance(self._space, (spaces.Discrete, spaces.MultiDiscrete))
+        self._one_hot_starts = _one_hot_starts(self._space)
+        self.activation = _ACTIVATIONS.index(policy.activation_fn)
+        self.is_gaussian = isinstance(policy.action_space, spaces.Box)
+        self.sizes = _category_sizes(policy.action_space)
+        self._linears: list[tuple[nn.Linear, int]] = []  # each with its offset
+        self._size = 0
+        self.pi_table = self._table(policy.mlp_extractor.policy_net, policy.action_net)
+        self.vf_table = self._table(policy.mlp_extractor.value_net, policy.value_net)
+        self.log_std_offset = self._size
+        self._log_std: nn.Parameter | None = policy.log_std if self.is_gaussian else None
+        if self._log_std is not None:
+            self._size += self._log_std.numel()
+        self.theta: FloatArray = np.empty(self._size, dtype=np.float32)
+        self.nets = fused_kernel.Nets(
+            self.pi_table,
+            self.vf_table,
+            self.log_std_offset,
+            self.sizes,
+            self.is_gaussian,
+            self.activation,
+            self.one_hot,
+        )
+        self._work_rows: dict[str, int] = {}
+        self._work: dict[str, tuple[Array, FloatArray]] = {}
+
+    def _table(self, hidden: nn.Module, last: nn.Module) -> Array:
+        rows = []
+        for linear in [*hidden.modules(), last]:
+            if isinstance(linear, nn.Linear):
+                weights = linear.in_features * linear.out_features
+                rows.append((linear.in_features, linear.out_features, self._size, self._size + weights))
+                self._linears.append((linear, self._size))
+                self._size += weights + linear.out_features
+        return np.array(rows, dtype=np.int64)
+
+    def _parameters(self) -> list[tuple[nn.Parameter, int, bool]]:
+        """Each parameter with its offset, and whether the kernels hold it transposed."""
+        listed: list[tuple[nn.Parameter, int, bool]] = []
+        for linear, offset in self._linears:
+            listed.append((linear.weight, offset, True))  # type: ignore[arg-type]
+            listed.append((linear.bias, offset + linear.weight.numel(), False))
+        if self._log_std is not None:
+            listed.append((self._log_std, self.log_std_offset, False))
+        return listed
+
+    # --- Parameters --------------------------------------------------------------------------------------------------
+
+    def read_parameters(self) -> None:
+        """Copy the policy's parameters into `theta`."""
+        for parameter, offset, transposed in self._parameters():
+            _read(parameter.detach(), self.theta, offset, transposed)
+
+    def write_parameters(self) -> None:
+        """Copy `theta` into the policy's parameters."""
+        for parameter, offset, transposed in self._parameters():
+            _write(parameter.detach(), self.theta, offset, transposed)
+
+    def read_adam(self) -> tuple[FloatArray, FloatArray, int]:
+        """Adam's moments in the layout of `theta`, and the number of its steps."""
+        m, v = np.zeros_like(self.theta), np.zeros_like(self.theta)
+        steps = 0
+        for parameter, offset, transposed in self._parameters():
+            state = self.policy.optimizer.state.get(parameter)
+            if state:
+                _read(state["exp_avg"], m, offset, transposed)
+                _read(state["exp_avg_sq"], v, offset, transposed)
+                steps = int(state["step"])
+        return m, v, steps
+
+    def write_adam(self, m: FloatArray, v: FloatArray, steps: int) -> None:
+        """Put the moments where PyTorch's Adam keeps them."""
+        for parameter, offset, transposed in self._parameters():
+            state = self.policy.optimizer.state[parameter]
+            if not state:
+                state["step"] = th.tensor(0.0)
+                state["exp_avg"] = th.zeros_like(parameter, memory_format=th.preserve_format)
+                state["exp_avg_sq"] = th.zeros_like(parameter, memory_format=th.preserve_format)
+            state["step"].fill_(steps)
+            _write(state["exp_avg"], m, offset, transposed)
+            _write(state["exp_avg_sq"], v, offset, transposed)
+
+    # --- Acting ------------------------------------------------------------------------------------------------------
+
+    def inputs(self, observations: Array) -> Inputs:
+        """(rows, *observation shape) as the kernels read them."""
+        rows = len(observations)
+        if self.one_hot:
+            positions = observations.reshape(rows, -1).astype(np.int64, copy=False) + self._one_hot_starts
+            return Inputs(positions, np.empty((rows, 0), dtype=np.float32))
+        floats = np.ascontiguousarray(observations.reshape(rows, -1), dtype=np.float32)
+        return Inputs(np.empty((rows, 0), dtype=np.int64), floats)
+
+    def act(self, observations: Array) -> tuple[Array, FloatArray, FloatArray]:
+        """Sample actions as the policy's `forward` does, from the same stream of random numbers.
+
+        Returns:
+            Actions (rows, *action shape), values (rows,), log-probabilities (rows,).
+        """
+        inputs, rows = self.inputs(observations), len(observations)
+        space = self.policy.action_space
+        if self.is_gaussian:
+            outputs = self._net(self.pi_table, inputs, rows)
+            noise = th.normal(th.zeros(rows, outputs.shape[1]), th.ones(rows, outputs.shape[1])).numpy()
+            log_std = self.theta[self.log_std_offset :]
+            actions = outputs + np.exp(log_std) * noise
+            log_probs = -0.5 * (noise * noise).sum(axis=1) - (log_std + 0.5 * np.log(2 * np.pi)).sum()
+            actions, log_probs = actions.astype(np.float32), log_probs.astype(np.float32)
+        else:
+            outputs = self._net(self.pi_table, inputs, rows)
+            # As torch.multinomial draws one sample: the largest of p / e, with exponential e.
+            noise = np.concatenate([th.empty(rows, int(size)).exponential_().numpy() for size in self.sizes], axis=1)
+            actions, log_probs = self._kernel.sample(outputs, self.sizes, noise)
+        values = self._net(self.vf_table, inputs, rows).reshape(-1).copy()
+        return actions.reshape(rows, *(space.shape or ())), values, log_probs
+
+    def values(self, observations: Array) -> FloatArray:
+        """(rows,) values of observations."""
+        rows = len(observations)
+        return self._net(self.vf_table, self.inputs(observations), rows).reshape(-1).copy()
+
+    def final_values(self, observations: Array) -> FloatArray:
+        """(rows,) values of the observations that agents were truncated on."""
+        return self.values(observations)
+
+    def _net(self, table: Array, inputs: Inputs, rows: int) -> FloatArray:
+        """Outputs of a net, a view of the workspace that the next call for this net overwrites."""
+        key = "pi" if table is self.pi_table else "vf"
+        if self._work_rows.get(key, 0) < rows:
+            self._work_rows[key] = rows
+            offsets, size = self._kernel.workspace(table, rows)
+            self._work[key] = offsets, np.empty(size, np.float32)
+        offsets, work = self._work[key]
+        result: FloatArray = self._kernel.forward(
+            self.theta, table, offsets, work, inputs.indices, inputs.floats, self.one_hot, rows, self.activation
+        )
+        return result
+
+
+def _one_hot_starts(space: spaces.Space[Any]) -> Array:
+    """Where the one-hot block of each number begins among the inputs."""
+    if isinstance(space, spaces.MultiDiscrete):
+        return np.concatenate([[0], np.cumsum(space.nvec)[:-1]]).astype(np.int64)
+    return np.zeros(1, dtype=np.int64)
+
+
+def _category_sizes(space: spaces.Space[Any]) -> Array:
+    if isinstance(space, spaces.MultiDiscrete):
+        return space.nvec.astype(np.int64)
+    return np.array([space.n] if isinstance(space, spaces.Discrete) else [], dtype=np.int64)
+
+
+def _read(tensor: th.Tensor, flat: FloatArray, offset: int, transposed: bool) -> None:
+    array = tensor.numpy()
+    flat[offset : offset + array.size] = (array.T if transposed else array).reshape(-1)
+
+
+def _write(tensor: th.Tensor, flat: FloatArray, offset: int, transposed: bool) -> None:
+    array = tensor.numpy()
+    values = flat[offset : offset + array.size]
+    array[...] = values.reshape(array.T.shape).T if transposed else values.reshape(array.shape)

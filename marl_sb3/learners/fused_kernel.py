@@ -1,0 +1,573 @@
+"""PPO's forward pass, update and Adam for plain MLPs, as float32 kernels compiled by numba.
+
+With minibatches of a hundred rows PyTorch spends its time on dispatch: dozens of small operations each. Here a whole
+update is one call. Matrix products are BLAS's; everything else is loops that LLVM vectorises.
+
+Layout. All parameters of a policy lie in one flat array `theta`; the same goes for gradients and Adam's moments. A
+net (actor or critic) is a table with a row per layer: `[inputs, outputs, weight offset, bias offset]`. Weights are
+stored as (inputs, outputs), transposed with respect to PyTorch, so that a one-hot input selects an adjoining row.
+Activations of layer l are in a workspace at `offsets[l]`, (rows, outputs) each.
+
+Formulas: Schulman et al. 2017 (https://arxiv.org/abs/1707.06347), eq. 7 and 9, as in SB3's `ppo.py`; Adam as in
+PyTorch's `_single_tensor_adam`; tanh is the rational approximation of Eigen (error below 3e-7).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import scipy.linalg.cython_blas  # noqa: F401 - whose BLAS numba calls: loaded now, so that its threads can be limited
+from numba import njit
+
+from marl_sb3.types import Array, FloatArray
+
+TANH, RELU, LINEAR = range(3)  # activations
+
+# The columns of the statistics of a minibatch.
+POLICY_LOSS, VALUE_LOSS, ENTROPY_LOSS, APPROX_KL, CLIP_FRACTION, GRAD_NORM, LOSS, NUM_STATS = range(8)
+
+
+class Nets(NamedTuple):
+    """Shape of a policy.
+
+    Attributes:
+        pi: the actor's layers, a table as above.
+        vf: the critic's.
+        log_std: where a Gaussian's log standard deviations begin in `theta`.
+        sizes: (sub-distributions,) int64; number of categories of each; empty for a Gaussian.
+        gaussian: actions are real numbers.
+        activation: TANH or RELU.
+        one_hot: inputs are given by the positions of their ones.
+    """
+
+    pi: Array
+    vf: Array
+    log_std: int
+    sizes: Array
+    gaussian: bool
+    activation: int
+    one_hot: bool
+
+
+class Samples(NamedTuple):
+    """A rollout of N samples. Of each pair of arrays one is in use, the other has no columns.
+
+    Attributes:
+        indices: (N, ones) int64; one-hot inputs.
+        floats: (N, inputs) float32; other inputs.
+        int_actions: (N, sub-distributions) int64.
+        float_actions: (N, action size) float32.
+        log_probs: (N,) float32, of the actions when they were taken.
+        advantages: (N,) float32.
+        returns: (N,) float32.
+    """
+
+    indices: Array
+    floats: FloatArray
+    int_actions: Array
+    float_actions: FloatArray
+    log_probs: FloatArray
+    advantages: FloatArray
+    returns: FloatArray
+
+
+class Settings(NamedTuple):
+    """Hyperparameters of an update, as in SB3 and in PyTorch's Adam."""
+
+    batch_size: int
+    normalize_advantage: bool
+    clip_range: float
+    ent_coef: float
+    vf_coef: float
+    max_grad_norm: float
+    learning_rate: float
+    beta1: float
+    beta2: float
+    eps: float
+
+
+_f = np.float32
+_ZERO, _HALF, _ONE, _TWO = _f(0.0), _f(0.5), _f(1.0), _f(2.0)
+_HALF_LOG_TWO_PI = _f(0.5 * math.log(2.0 * math.pi))
+_CLIP_EPS = _f(1e-6)  # torch.nn.utils.clip_grad_norm_
+_ADV_EPS = _f(1e-8)
+_TANH_MAX = _f(7.90531110763549805)
+_A1, _A3, _A5, _A7 = (
+    _f(4.89352455891786e-03),
+    _f(6.37261928875436e-04),
+    _f(1.48572235717979e-05),
+    _f(5.12229709037114e-08),
+)
+_A9, _A11, _A13 = _f(-8.60467152213735e-11), _f(2.00018790482477e-13), _f(-2.76076847742355e-16)
+_B0, _B2, _B4, _B6 = (
+    _f(4.89352518554385e-03),
+    _f(2.26843463243900e-03),
+    _f(1.18534705686654e-04),
+    _f(1.19825839466702e-06),
+)
+
+# error_model="numpy": a division that may raise cannot be vectorised.
+# fastmath without nnan and ninf: what is not finite must stay visible.
+_FAST = {"reassoc", "contract", "arcp", "nsz", "afn"}
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+_Scalar = Any  # a float32, once compiled
+_Space = tuple[Array, FloatArray, FloatArray]  # offsets of the layers, activations, gradients by them
+
+
+def _kernel(function: _Function) -> _Function:
+    """Compile on the first call, for the types of its arguments; later processes load what was compiled."""
+    compiled: Any = njit(nogil=True, cache=True, error_model="numpy", fastmath=_FAST)(function)
+    return compiled  # type: ignore[no-any-return]
+
+
+@_kernel
+def _activate(values: FloatArray, bias: FloatArray, kind: int) -> None:
+    """values: (rows, outputs), in place: act(values + bias)."""
+    rows, outputs = values.shape
+    for i in range(rows):
+        row = values[i]
+        if kind == TANH:
+            for j in range(outputs):
+                v = row[j] + bias[j]
+                v = _TANH_MAX if v > _TANH_MAX else v
+                v = -_TANH_MAX if v < -_TANH_MAX else v
+                w = v * v
+                p = v * (_A1 + w * (_A3 + w * (_A5 + w * (_A7 + w * (_A9 + w * (_A11 + w * _A13))))))
+                row[j] = p / (_B0 + w * (_B2 + w * (_B4 + w * _B6)))
+        elif kind == RELU:
+            for j in range(outputs):
+                v = row[j] + bias[j]
+                row[j] = _ZERO if v < _ZERO else v  # lets NaN through
+        else:
+            for j in range(outputs):
+                row[j] += bias[j]
+
+
+@_kernel
+def _first_layer(indices: Array, floats: FloatArray, one_hot: bool, weight: FloatArray, out: FloatArray) -> None:
+    """out: (rows, outputs) = inputs @ weight, where one-hot inputs are given by the positions of their ones."""
+    if not one_hot:
+        np.dot(floats, weight, out)
+        return
+    rows, outputs = out.shape
+    for i in range(rows):
+        row = out[i]
+        first = weight[indices[i, 0]]
+        for j in range(outputs):
+            row[j] = first[j]
+        for k in range(1, indices.shape[1]):
+            more = weight[indices[i, k]]
+            for j in range(outputs):
+                row[j] += more[j]
+
+
+@_kernel
+def forward(
+    theta: FloatArray,
+    table: Array,
+    offsets: Array,
+    work: FloatArray,
+    indices: Array,
+    floats: FloatArray,
+    one_hot: bool,
+    rows: int,
+    activation: int,
+) -> FloatArray:
+    """Run a net; returns its last layer, (rows, outputs), a view of `work`."""
+    layers = table.shape[0]
+    out = work[offsets[0] : offsets[0] + rows * table[0, 1]].reshape(rows, table[0, 1])
+    for layer in range(layers):
+        inputs, outputs, w, b = table[layer, 0], table[layer, 1], table[layer, 2], table[layer, 3]
+        weight = theta[w : w + inputs * outputs].reshape(inputs, outputs)
+        here = work[offsets[layer] : offsets[layer] + rows * outputs].reshape(rows, outputs)
+        if layer == 0:
+            _first_layer(indices, floats, one_hot, weight, here)
+        else:
+            np.dot(out, weight, here)
+        _activate(here, theta[b : b + outputs], activation if layer < layers - 1 else LINEAR)
+        out = here
+    return out
+
+
+@_kernel
+def _first_layer_gradient(
+    indices: Array, floats: FloatArray, one_hot: bool, delta: FloatArray, grad: FloatArray
+) -> None:
+    """grad: (inputs, outputs) = inputs.T @ delta."""
+    if not one_hot:
+        np.dot(floats.T, delta, grad)
+        return
+    grad[:] = _ZERO
+    rows, outputs = delta.shape
+    for i in range(rows):
+        row = delta[i]
+        for k in range(indices.shape[1]):
+            target = grad[indices[i, k]]
+            for j in range(outputs):
+                target[j] += row[j]
+
+
+@_kernel
+def backward(
+    theta: FloatArray,
+    grad: FloatArray,
+    table: Array,
+    offsets: Array,
+    work: FloatArray,
+    delta_work: FloatArray,
+    indices: Array,
+    floats: FloatArray,
+    one_hot: bool,
+    rows: int,
+    activation: int,
+) -> None:
+    """Gradients of a net from those of its outputs.
+
+    `delta_work` has the layout of `work`: on entry its last layer holds the loss's gradient by the net's outputs; on
+    return `grad` holds those by the parameters.
+    """
+    layers = table.shape[0]
+    for layer in range(layers - 1, -1, -1):
+        inputs, outputs, w, b = table[layer, 0], table[layer, 1], table[layer, 2], table[layer, 3]
+        delta = delta_work[offsets[layer] : offsets[layer] + rows * outputs].reshape(rows, outputs)
+        bias_grad = grad[b : b + outputs]
+        bias_grad[:] = _ZERO
+        for i in range(rows):
+            row = delta[i]
+            for j in range(outputs):
+                bias_grad[j] += row[j]
+        weight_grad = grad[w : w + inputs * outputs].reshape(inputs, outputs)
+        if layer == 0:
+            _first_layer_gradient(indices, floats, one_hot, delta, weight_grad)
+            continue
+        below = work[offsets[layer - 1] : offsets[layer - 1] + rows * inputs].reshape(rows, inputs)
+        np.dot(below.T, delta, weight_grad)
+        weight = theta[w : w + inputs * outputs].reshape(inputs, outputs)
+        delta_below = delta_work[offsets[layer - 1] : offsets[layer - 1] + rows * inputs].reshape(rows, inputs)
+        np.dot(delta, weight.T, delta_below)
+        flat_delta, flat_below = delta_below.reshape(-1), below.reshape(-1)
+        if activation == TANH:
+            for i in range(rows * inputs):
+                flat_delta[i] *= _ONE - flat_below[i] * flat_below[i]
+        else:
+            for i in range(rows * inputs):
+                flat_delta[i] = flat_delta[i] if flat_below[i] > _ZERO else _ZERO
+
+
+@_kernel
+def log_softmax(logits: FloatArray, sizes: Array) -> None:
+    """logits: (rows, sum of sizes), in place: log-probabilities of each sub-distribution."""
+    for i in range(logits.shape[0]):
+        start = 0
+        for k in range(sizes.shape[0]):
+            row = logits[i, start : start + sizes[k]]
+            highest = row[0]
+            for j in range(1, sizes[k]):
+                highest = max(highest, row[j])
+            total = _ZERO
+            for j in range(sizes[k]):
+                total += np.exp(row[j] - highest)
+            shift = highest + np.log(total)
+            for j in range(sizes[k]):
+                row[j] -= shift
+            start += sizes[k]
+
+
+@_kernel
+def _categorical_log_prob(log_probs: FloatArray, sizes: Array, actions: Array) -> _Scalar:
+    """log_probs: (sum of sizes,); the log-probability of one row's actions."""
+    start, total = 0, _ZERO
+    for k in range(sizes.shape[0]):
+        total += log_probs[start + actions[k]]
+        start += sizes[k]
+    return total
+
+
+@_kernel
+def _gaussian_log_prob(means: FloatArray, log_std: FloatArray, actions: Array) -> _Scalar:
+    total = _ZERO
+    for d in range(means.shape[0]):
+        z = (actions[d] - means[d]) * np.exp(-log_std[d])
+        total -= _HALF * z * z + log_std[d] + _HALF_LOG_TWO_PI
+    return total
+
+
+@_kernel
+def _categorical_delta(
+    log_probs: FloatArray, sizes: Array, actions: Array, by_log_prob: _Scalar, by_entropy: _Scalar, delta: FloatArray
+) -> _Scalar:
+    """Gradient by the logits of one row, in `delta`; returns the row's entropy."""
+    start, total = 0, _ZERO
+    for k in range(sizes.shape[0]):
+        entropy = _ZERO
+        for j in range(start, start + sizes[k]):
+            entropy -= np.exp(log_probs[j]) * log_probs[j]
+        for j in range(start, start + sizes[k]):
+            p = np.exp(log_probs[j])
+            taken = _ONE if j == start + actions[k] else _ZERO
+            delta[j] = by_log_prob * (taken - p) - by_entropy * p * (log_probs[j] + entropy)
+        total += entropy
+        start += sizes[k]
+    return total
+
+
+@_kernel
+def _gaussian_delta(
+    means: FloatArray,
+    log_std: FloatArray,
+    actions: Array,
+    by_log_prob: _Scalar,
+    by_entropy: _Scalar,
+    delta: FloatArray,
+    log_std_grad: FloatArray,
+) -> _Scalar:
+    """Gradient by the means of one row, in `delta`, added up by log_std; returns the row's entropy."""
+    total = _ZERO
+    for d in range(means.shape[0]):
+        inverse = np.exp(-log_std[d])
+        z = (actions[d] - means[d]) * inverse
+        delta[d] = by_log_prob * z * inverse
+        log_std_grad[d] += by_log_prob * (z * z - _ONE) + by_entropy
+        total += _HALF + _HALF_LOG_TWO_PI + log_std[d]
+    return total
+
+
+@_kernel
+def _normalise(advantages: FloatArray) -> None:
+    """(advantages - mean) / (std + 1e-8), in place, with the unbiased std, as torch's."""
+    n = advantages.shape[0]
+    mean = np.float64(0.0)
+    for i in range(n):
+        mean += advantages[i]
+    mean /= n
+    variance = np.float64(0.0)
+    for i in range(n):
+        difference = advantages[i] - mean
+        variance += difference * difference
+    scale = _ONE / (_f(math.sqrt(variance / (n - 1))) + _ADV_EPS)
+    for i in range(n):
+        advantages[i] = (advantages[i] - _f(mean)) * scale
+
+
+@_kernel
+def _norm(grad: FloatArray) -> float:
+    squares = np.float64(0.0)
+    for i in range(grad.shape[0]):
+        squares += np.float64(grad[i]) * np.float64(grad[i])
+    return math.sqrt(squares)
+
+
+@_kernel
+def _adam(
+    theta: FloatArray, grad: FloatArray, m: FloatArray, v: FloatArray, scale: _Scalar, settings: Settings, step: int
+) -> None:
+    """One step of Adam with the gradient times `scale`."""
+    beta1, beta2, eps = settings.beta1, settings.beta2, _f(settings.eps)
+    step_size = _f(settings.learning_rate / (1.0 - beta1**step))
+    inverse_root = _f(1.0 / math.sqrt(1.0 - beta2**step))
+    keep1, new1, keep2, new2 = _f(beta1), _f(1.0 - beta1), _f(beta2), _f(1.0 - beta2)
+    for i in range(theta.shape[0]):
+        g = grad[i] * scale
+        first = keep1 * m[i] + new1 * g
+        second = keep2 * v[i] + new2 * g * g
+        m[i] = first
+        v[i] = second
+        theta[i] -= step_size * first / (np.sqrt(second) * inverse_root + eps)
+
+
+@_kernel
+def workspace(table: Array, rows: int) -> tuple[Array, int]:
+    """Where each layer's activations begin, and how many numbers they are."""
+    offsets = np.empty(table.shape[0], np.int64)
+    size = 0
+    for layer in range(table.shape[0]):
+        offsets[layer] = size
+        size += rows * table[layer, 1]
+    return offsets, size
+
+
+@_kernel
+def sample(logits: FloatArray, sizes: Array, noise: FloatArray) -> tuple[Array, FloatArray]:
+    """Draw from categorical distributions.
+
+    Args:
+        logits: (rows, sum of sizes); changed to log-probabilities.
+        sizes: sizes of the sub-distributions.
+        noise: (rows, sum of sizes) exponentially distributed numbers.
+
+    Returns:
+        Actions (rows, sub-distributions) int64 and their log-probabilities (rows,).
+    """
+    rows = logits.shape[0]
+    log_softmax(logits, sizes)
+    actions = np.empty((rows, sizes.shape[0]), np.int64)
+    log_probs = np.zeros(rows, np.float32)
+    for i in range(rows):
+        start = 0
+        for k in range(sizes.shape[0]):
+            best, best_value = 0, -_ONE
+            for j in range(sizes[k]):
+                value = np.exp(logits[i, start + j]) / noise[i, start + j]
+                if value > best_value:
+                    best, best_value = j, value
+            actions[i, k] = best
+            log_probs[i] += logits[i, start + best]
+            start += sizes[k]
+    return actions, log_probs
+
+
+@_kernel
+def _gather(samples: Samples, order: Array, batch: Samples) -> None:
+    """Copy the samples of a minibatch to the front of the arrays of `batch`."""
+    for i in range(order.shape[0]):
+        source = order[i]
+        batch.indices[i] = samples.indices[source]
+        batch.floats[i] = samples.floats[source]
+        batch.int_actions[i] = samples.int_actions[source]
+        batch.float_actions[i] = samples.float_actions[source]
+        batch.log_probs[i] = samples.log_probs[source]
+        batch.advantages[i] = samples.advantages[source]
+        batch.returns[i] = samples.returns[source]
+
+
+@_kernel
+def _losses(
+    nets: Nets,
+    batch: Samples,
+    rows: int,
+    pi_out: FloatArray,
+    vf_out: FloatArray,
+    log_std: FloatArray,
+    settings: Settings,
+    pi_delta: FloatArray,
+    vf_delta: FloatArray,
+    log_std_grad: FloatArray,
+    stats: Array,
+) -> None:
+    """The parts of PPO's loss over a minibatch, in `stats`, and its gradients by the outputs of the nets."""
+    low, high, clip = _ONE - _f(settings.clip_range), _ONE + _f(settings.clip_range), _f(settings.clip_range)
+    inverse_rows = _ONE / _f(rows)
+    by_entropy = -_f(settings.ent_coef) * inverse_rows
+    by_value = _TWO * _f(settings.vf_coef) * inverse_rows
+    policy_loss = value_loss = entropy = kl = clipped = np.float64(0.0)
+    log_std_grad[:] = _ZERO
+    for i in range(rows):
+        if nets.gaussian:
+            log_prob = _gaussian_log_prob(pi_out[i], log_std, batch.float_actions[i])
+        else:
+            log_prob = _categorical_log_prob(pi_out[i], nets.sizes, batch.int_actions[i])
+        log_ratio = log_prob - batch.log_probs[i]
+        ratio = np.exp(log_ratio)
+        bounded = low if ratio < low else (high if ratio > high else ratio)
+        plain, bound = batch.advantages[i] * ratio, batch.advantages[i] * bounded
+        # As torch differentiates min(plain, bound): where the bound holds there is no slope.
+        holds = bound < plain
+        by_log_prob = _ZERO if holds else -plain * inverse_rows
+        policy_loss -= bound if holds else plain
+        kl += (ratio - _ONE) - log_ratio
+        clipped += abs(ratio - _ONE) > clip
+        if nets.gaussian:
+            entropy += _gaussian_delta(
+                pi_out[i], log_std, batch.float_actions[i], by_log_prob, by_entropy, pi_delta[i], log_std_grad
+            )
+        else:
+            entropy += _categorical_delta(
+                pi_out[i], nets.sizes, batch.int_actions[i], by_log_prob, by_entropy, pi_delta[i]
+            )
+        error = vf_out[i, 0] - batch.returns[i]
+        value_loss += error * error
+        vf_delta[i, 0] = by_value * error
+    stats[POLICY_LOSS] = policy_loss / rows
+    stats[VALUE_LOSS] = value_loss / rows
+    stats[ENTROPY_LOSS] = -entropy / rows
+    stats[APPROX_KL] = kl / rows
+    stats[CLIP_FRACTION] = clipped / rows
+    stats[LOSS] = stats[POLICY_LOSS] + settings.ent_coef * stats[ENTROPY_LOSS] + settings.vf_coef * stats[VALUE_LOSS]
+
+
+@_kernel
+def _minibatch(
+    theta: FloatArray,
+    grad: FloatArray,
+    nets: Nets,
+    batch: Samples,
+    rows: int,
+    settings: Settings,
+    pi_space: _Space,
+    vf_space: _Space,
+    stats: Array,
+) -> None:
+    """Gradients of the loss of a minibatch, in `grad`."""
+    indices, floats = batch.indices[:rows], batch.floats[:rows]
+    pi_offsets, pi_work, pi_delta = pi_space
+    vf_offsets, vf_work, vf_delta = vf_space
+    activation, one_hot = nets.activation, nets.one_hot
+    pi_out = forward(theta, nets.pi, pi_offsets, pi_work, indices, floats, one_hot, rows, activation)
+    vf_out = forward(theta, nets.vf, vf_offsets, vf_work, indices, floats, one_hot, rows, activation)
+    log_softmax(pi_out, nets.sizes)
+    outputs = nets.pi[-1, 1]
+    pi_by_out = pi_delta[pi_offsets[-1] : pi_offsets[-1] + rows * outputs].reshape(rows, outputs)
+    vf_by_out = vf_delta[vf_offsets[-1] : vf_offsets[-1] + rows].reshape(rows, 1)
+    log_std, log_std_grad = theta[nets.log_std :], grad[nets.log_std :]
+    _losses(nets, batch, rows, pi_out, vf_out, log_std, settings, pi_by_out, vf_by_out, log_std_grad, stats)
+    backward(theta, grad, nets.pi, pi_offsets, pi_work, pi_delta, indices, floats, one_hot, rows, activation)
+    backward(theta, grad, nets.vf, vf_offsets, vf_work, vf_delta, indices, floats, one_hot, rows, activation)
+
+
+@_kernel
+def train(
+    theta: FloatArray,
+    m: FloatArray,
+    v: FloatArray,
+    adam_step: int,
+    nets: Nets,
+    samples: Samples,
+    batch: Samples,
+    orders: Array,
+    settings: Settings,
+    stats: Array,
+) -> int:
+    """One PPO update, in place.
+
+    Args:
+        theta: (parameters,) float32; changed.
+        m: (parameters,) float32, Adam's first moments; changed.
+        v: (parameters,) float32, Adam's second moments; changed.
+        adam_step: optimizer steps taken before.
+        nets: `Nets`.
+        samples: `Samples`, the rollout.
+        batch: `Samples` of at least `batch_size` rows, to work in.
+        orders: (epochs, N) int64; the order of samples in each epoch.
+        settings: `Settings`.
+        stats: (minibatches, NUM_STATS) float64; filled.
+
+    Returns:
+        How many minibatches there were. It stops behind one whose loss or gradient is not finite.
+    """
+    size = settings.batch_size
+    pi_offsets, pi_size = workspace(nets.pi, size)
+    vf_offsets, vf_size = workspace(nets.vf, size)
+    pi_space = (pi_offsets, np.empty(pi_size, np.float32), np.empty(pi_size, np.float32))
+    vf_space = (vf_offsets, np.empty(vf_size, np.float32), np.empty(vf_size, np.float32))
+    grad = np.zeros_like(theta)
+    done = 0
+    for epoch in range(orders.shape[0]):
+        for start in range(0, orders.shape[1], size):
+            order = orders[epoch, start : start + size]
+            rows = order.shape[0]
+            _gather(samples, order, batch)
+            if settings.normalize_advantage and rows > 1:
+                _normalise(batch.advantages[:rows])
+            _minibatch(theta, grad, nets, batch, rows, settings, pi_space, vf_space, stats[done])
+            norm = _norm(grad)
+            stats[done, GRAD_NORM] = norm
+            done += 1
+            if not (np.isfinite(norm) and np.isfinite(stats[done - 1, LOSS])):
+                return done
+            scale = min(_ONE, _f(settings.max_grad_norm) / (_f(norm) + _CLIP_EPS))
+            _adam(theta, grad, m, v, scale, settings, adam_step + done)
+    return done

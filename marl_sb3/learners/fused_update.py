@@ -1,0 +1,148 @@
+"""One PPO update through the fused kernels, in three parts: prepare, run (beside others), write back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from stable_baselines3.common.utils import explained_variance
+
+from marl_sb3.learners.fused import FusedPolicy
+from marl_sb3.types import Array
+
+if TYPE_CHECKING:
+    from marl_sb3.learners.fused_kernel import Samples, Settings
+    from marl_sb3.learners.ppo import PPO
+
+
+class LeanUpdate:
+    """An update that PyTorch does, wholly within `run`."""
+
+    def __init__(self, train: Callable[[], None]) -> None:
+        self.run = train
+
+
+class FusedUpdate:
+    """An update that the kernels do.
+
+    Args:
+        algorithm: whose rollout buffer is full.
+        fused: its policy.
+
+    Attributes:
+        clip_range: in force in this update.
+        samples_drawn: agent steps in all minibatches.
+    """
+
+    def __init__(self, algorithm: PPO, fused: FusedPolicy) -> None:
+        from marl_sb3.learners import fused_kernel
+
+        self._kernel = fused_kernel
+        self._fused = fused
+        self._samples = _rollout_samples(algorithm.rollout_buffer, fused)
+        samples = len(self._samples.returns)
+        values = _flat(algorithm.rollout_buffer, "values").reshape(-1)
+        self._explained_variance = float(explained_variance(values, self._samples.returns))
+        # SB3 draws the order of an epoch when it begins; nothing else draws from this stream meanwhile.
+        orders = [np.random.permutation(samples) for _ in range(algorithm.n_epochs)]  # noqa: NPY002
+        self._orders = np.stack(orders).astype(np.int64, copy=False)
+        self._settings = _settings(algorithm, samples)
+        self.clip_range = self._settings.clip_range
+        rows = self._settings.batch_size
+        self._batch = fused_kernel.Samples(*(np.empty_like(array[:rows]) for array in self._samples))
+        self._stats = np.zeros((algorithm.n_epochs * -(-samples // rows), fused_kernel.NUM_STATS))
+        fused.read_parameters()
+        self._m, self._v, self._steps_before = fused.read_adam()
+        self.samples_drawn = samples * algorithm.n_epochs
+        self._steps = 0
+
+    def run(self) -> None:
+        """The update itself; it does not hold the interpreter's lock."""
+        self._steps = self._kernel.train(
+            self._fused.theta,
+            self._m,
+            self._v,
+            self._steps_before,
+            self._fused.nets,
+            self._samples,
+            self._batch,
+            self._orders,
+            self._settings,
+            self._stats,
+        )
+
+    def write_back(self) -> None:
+        """Parameters and Adam's state into the torch objects, after `run`."""
+        self._fused.write_parameters()
+        self._fused.write_adam(self._m, self._v, self._steps_before + self._steps)
+
+    @property
+    def num_grad_updates(self) -> int:
+        """Optimizer steps taken."""
+        return self._steps
+
+    def means(self) -> dict[str, float]:
+        """Statistics over minibatches, named as in `PPO`; the KL is over the last epoch, as in SB3."""
+        kernel, stats = self._kernel, self._stats[: self._steps]
+        batches = len(self._stats) // len(self._orders)
+        columns = {
+            "policy_loss": kernel.POLICY_LOSS,
+            "value_loss": kernel.VALUE_LOSS,
+            "entropy_loss": kernel.ENTROPY_LOSS,
+            "clip_fraction": kernel.CLIP_FRACTION,
+            "gradients_global_norm": kernel.GRAD_NORM,
+        }
+        means = {name: float(stats[:, column].mean()) for name, column in columns.items()}
+        means["approx_kl"] = float(stats[-batches:, kernel.APPROX_KL].mean())
+        means["last_loss"] = float(stats[-1, kernel.LOSS])
+        means["explained_variance"] = self._explained_variance
+        return means
+
+
+def _settings(algorithm: PPO, samples: int) -> Settings:
+    from marl_sb3.learners.fused_kernel import Settings
+
+    progress = algorithm._current_progress_remaining
+    optimizer: dict[str, Any] = algorithm.policy.optimizer.param_groups[0]
+    return Settings(
+        batch_size=min(algorithm.batch_size, samples),
+        normalize_advantage=bool(algorithm.normalize_advantage),
+        clip_range=float(algorithm.clip_range(progress)),  # type: ignore[operator]
+        ent_coef=float(algorithm.ent_coef),
+        vf_coef=float(algorithm.vf_coef),
+        max_grad_norm=float(algorithm.max_grad_norm),
+        learning_rate=float(algorithm.lr_schedule(progress)),
+        beta1=float(optimizer["betas"][0]),
+        beta2=float(optimizer["betas"][1]),
+        eps=float(optimizer["eps"]),
+    )
+
+
+def _rollout_samples(rollout: Any, fused: FusedPolicy) -> Samples:
+    from marl_sb3.learners.fused_kernel import Samples
+
+    inputs = fused.inputs(_flat(rollout, "observations"))
+    actions = _flat(rollout, "actions")
+    none = np.empty((len(actions), 0))
+    return Samples(
+        indices=inputs.indices,
+        floats=inputs.floats,
+        int_actions=(none if fused.is_gaussian else actions).astype(np.int64, copy=False),
+        float_actions=(actions if fused.is_gaussian else none).astype(np.float32, copy=False),
+        log_probs=_flat(rollout, "log_probs").reshape(-1),
+        advantages=_flat(rollout, "advantages").reshape(-1),
+        returns=_flat(rollout, "returns").reshape(-1),
+    )
+
+
+def _flat(rollout: Any, name: str) -> Array:
+    """An array of the buffer, (samples, ...), in SB3's order: row after row; active steps only."""
+    array: Array = getattr(rollout, name)
+    if rollout.generator_ready:
+        return array
+    flat: Array = rollout.swap_and_flatten(array)
+    active = getattr(rollout, "active", None)
+    if active is not None and not active.all():
+        flat = flat[rollout.swap_and_flatten(active).reshape(-1)]
+    return np.ascontiguousarray(flat)

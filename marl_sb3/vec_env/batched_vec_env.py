@@ -1,0 +1,191 @@
+"""E envs stepped as arrays by a `BatchedEnv`: what SuperSuit's vec env does, without touching single envs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from marl_sb3.envs.batched_env import BatchedEnv
+from marl_sb3.errors import EnvError
+from marl_sb3.types import AgentID, Array, BoolArray, Observations
+from marl_sb3.vec_env.base import (
+    AgentGroup,
+    EnvStep,
+    FinalObservations,
+    MultiAgentVecEnv,
+    StackedFinalObservations,
+)
+from marl_sb3.vec_env.observations import map_arrays
+from marl_sb3.vec_env.seeding import episode_seed, fresh_seed
+
+_NO_FINAL_OBSERVATIONS = FinalObservations({})
+
+
+class ArrayInfos:
+    """`StepInfos` over arrays; a dictionary is made for the envs that are asked for."""
+
+    def __init__(self, infos: Mapping[AgentID, Mapping[str, Array]], num_envs: int) -> None:
+        self._infos = infos
+        self._num_envs = num_envs
+
+    def __getitem__(self, env_index: int) -> dict[str, Any]:
+        return {agent: {k: v[env_index].item() for k, v in info.items()} for agent, info in self._infos.items()}
+
+    def values(self, agent: AgentID, key: str) -> Array:
+        """See `StepInfos.values`."""
+        found = self._infos.get(agent, {}).get(key)
+        return np.full(self._num_envs, np.nan) if found is None else found.astype(np.float64)
+
+
+class BatchedVecEnv(MultiAgentVecEnv):
+    """A `MultiAgentVecEnv` on a `BatchedEnv`.
+
+    Args:
+        env: the envs.
+        seed: the run seed; None draws one.
+    """
+
+    def __init__(self, env: BatchedEnv, seed: int | None = None) -> None:
+        self._env = env
+        self.num_envs = env.num_envs
+        self.agents = tuple(env.possible_agents)
+        columns = tuple(range(len(self.agents)))
+        self.groups = (AgentGroup(self.agents, columns, env.observation_space, env.action_space),)
+        self.metadata = env.metadata
+        self.render_mode = env.render_mode
+        self.active = np.zeros((self.num_envs, len(self.agents)), dtype=np.bool_)
+        self._episodes = np.full(self.num_envs, -1)
+        self._episode_steps = np.zeros(self.num_envs, dtype=np.int64)
+        self._run_seed = fresh_seed() if seed is None else seed
+        self._all_envs = list(range(self.num_envs))
+
+    def seed(self, seed: int) -> None:
+        """See `MultiAgentVecEnv.seed`."""
+        self._run_seed = seed
+        self._episodes[:] = -1
+
+    def reset(self, options: Sequence[Mapping[str, Any]] | None = None) -> tuple[Observations, ...]:
+        """See `MultiAgentVecEnv.reset`; batched envs have no options."""
+        self._begin_episodes(self._all_envs)
+        self.active = np.ones_like(self.active)
+        observations = self._env.observations()
+        self._check_observations(observations)
+        return (observations,)
+
+    def _begin_episodes(self, env_indices: Sequence[int]) -> None:
+        self._episodes[env_indices] += 1
+        self._episode_steps[env_indices] = 0
+        episodes = self._episodes.tolist()
+        self._env.reset(env_indices, [episode_seed(self._run_seed, index, episodes[index]) for index in env_indices])
+
+    def step(self, actions: Sequence[Array]) -> EnvStep:
+        """See `MultiAgentVecEnv.step`."""
+        acted = self.active
+        self._episode_steps += 1
+        step = self._env.step(actions[0])
+        rewards = step.rewards.astype(np.float32)
+        terminated, truncated = step.terminated, step.truncated
+        if not acted.all():
+            rewards, terminated, truncated = rewards * acted, terminated & acted, truncated & acted
+        self._check_rewards(rewards)
+        observations = self._env.observations()
+        self._check_observations(observations)
+        ended = terminated | truncated
+        if not ended.any():
+            return self._result(observations, rewards, terminated, truncated, acted, step.infos)
+        final_observations = StackedFinalObservations(ended, observations)
+        self.active = acted & ~ended
+        env_ended: BoolArray = ~np.any(self.active, axis=1)
+        if env_ended.any():
+            self._begin_episodes(np.flatnonzero(env_ended).tolist())
+            self.active[env_ended] = True
+            observations = self._env.observations()
+            self._check_observations(observations)
+        if not self.active.all():
+            observations = map_arrays(self._zeros_where_inactive, observations)
+        return self._result(
+            observations, rewards, terminated, truncated, acted, step.infos, env_ended, final_observations
+        )
+
+    def _result(
+        self,
+        observations: Observations,
+        rewards: Array,
+        terminated: BoolArray,
+        truncated: BoolArray,
+        acted: BoolArray,
+        infos: Mapping[AgentID, Mapping[str, Array]],
+        env_ended: BoolArray | None = None,
+        final_observations: FinalObservations = _NO_FINAL_OBSERVATIONS,
+    ) -> EnvStep:
+        if env_ended is None:
+            env_ended = np.zeros(self.num_envs, dtype=np.bool_)
+        return EnvStep(
+            observations=(observations,),
+            rewards=rewards,
+            terminated=terminated,
+            truncated=truncated,
+            acted=acted,
+            env_ended=env_ended,
+            final_observations=final_observations,
+            infos=ArrayInfos(infos, self.num_envs),
+            reset_infos={int(index): self._reset_info() for index in np.flatnonzero(env_ended)},
+        )
+
+    def _zeros_where_inactive(self, array: Array) -> Array:
+        array[~self.active] = 0
+        return array
+
+    def _reset_info(self) -> dict[str, Any]:
+        return {agent: {} for agent in self.agents}
+
+    def _check_rewards(self, rewards: Array) -> None:
+        if not np.isfinite(rewards).all():
+            env_index, column = np.argwhere(~np.isfinite(rewards))[0].tolist()
+            raise self._error(env_index, column, f"reward is {rewards[env_index, column]}, not a finite number")
+
+    def _check_observations(self, observations: Observations) -> None:
+        """Bounds of a Box are the env's own business; what a network cannot take is not."""
+        if isinstance(observations, dict):
+            for key, array in observations.items():
+                self._check_finite(array, f" (key {key!r})")
+        elif isinstance(self.groups[0].observation_space, spaces.Box):
+            self._check_finite(observations)
+
+    def _check_finite(self, array: Array, where: str = "") -> None:
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            place = tuple(np.argwhere(~np.isfinite(array))[0].tolist())
+            raise self._error(place[0], place[1], f"observation is {array[place]} at index {place[2:]}{where}")
+
+    def _error(self, env_index: int, column: int, problem: str) -> EnvError:
+        where = f"env {env_index}, episode {self._episodes[env_index]}, step {self._episode_steps[env_index]}"
+        return EnvError(f"{where}, agent {self.agents[column]!r}: {problem}")
+
+    def reset_infos(self) -> Sequence[Mapping[str, Any]]:
+        """See `MultiAgentVecEnv.reset_infos`."""
+        return [self._reset_info() for _ in self._all_envs]
+
+    def get_attr(self, name: str, env_indices: Sequence[int]) -> list[Any]:
+        """See `MultiAgentVecEnv.get_attr`; all envs share the attributes of the batched env."""
+        return [getattr(self._env, name) for _ in env_indices]
+
+    def set_attr(self, name: str, value: Any, env_indices: Sequence[int]) -> None:
+        """See `MultiAgentVecEnv.set_attr`; it is set for all envs at once."""
+        setattr(self._env, name, value)
+
+    def env_method(self, name: str, env_indices: Sequence[int], *args: Any, **kwargs: Any) -> list[Any]:
+        """See `MultiAgentVecEnv.env_method`; a batched env has `render` for single envs."""
+        if name != "render":
+            raise AttributeError(f"a batched env has no method {name!r} for single envs; use vectorizer='supersuit'")
+        return [self._env.render(index) for index in env_indices]
+
+    def env_is_wrapped(self, wrapper_class: type, env_indices: Sequence[int]) -> list[bool]:
+        """See `MultiAgentVecEnv.env_is_wrapped`; batched envs wear no wrappers."""
+        return [isinstance(self._env, wrapper_class) for _ in env_indices]
+
+    def close(self) -> None:
+        """See `MultiAgentVecEnv.close`."""
+        self._env.close()

@@ -1,0 +1,134 @@
+"""The files of a run: nested JSON lines, and a CSV whose columns stay in place."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from stable_baselines3.common.logger import Logger
+
+from marl_sb3.callbacks.run_log import CsvFormat, JsonLinesFormat
+
+
+def write(output: Any, *rows: dict[str, Any]) -> None:
+    """Record rows as callbacks do, through SB3's logger."""
+    logger = Logger(None, [output])
+    for step, row in enumerate(rows):
+        for name, value in row.items():
+            logger.record(name, value)
+        logger.dump(step)
+    logger.close()
+
+
+def json_lines(tmp_path: Path, *rows: dict[str, Any]) -> list[dict[str, Any]]:
+    path = tmp_path / "result.jsonl"
+    write(JsonLinesFormat(path), *rows)
+    return [json.loads(line, parse_constant=pytest.fail) for line in path.read_text().splitlines()]
+
+
+def csv_table(tmp_path: Path, *rows: dict[str, Any]) -> list[list[str]]:
+    path = tmp_path / "progress.csv"
+    write(CsvFormat(path), *rows)
+    with path.open(newline="") as file:
+        return list(csv.reader(file))
+
+
+# JSON lines
+
+
+def test_names_are_nested_at_their_slashes(tmp_path: Path) -> None:
+    row = {"iteration": 1, "a/b/c": 2, "a/d": 3, "e/f": 4}
+    assert json_lines(tmp_path, row) == [{"iteration": 1, "a": {"b": {"c": 2}, "d": 3}, "e": {"f": 4}}]
+
+
+def test_each_iteration_is_a_line_with_what_it_recorded(tmp_path: Path) -> None:
+    assert json_lines(tmp_path, {"a": 1}, {"b": 2}) == [{"a": 1}, {"b": 2}]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -np.inf, np.float32("nan"), None])
+def test_what_has_no_finite_value_is_null(tmp_path: Path, value: Any) -> None:
+    assert json_lines(tmp_path, {"x/y": value}) == [{"x": {"y": None}}]
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (np.int64(3), 3),
+        (np.float32(0.5), 0.5),
+        (np.bool_(True), True),
+        (np.array([1.5]), 1.5),
+        (np.arange(3), [0, 1, 2]),
+    ],
+)
+def test_numpys_numbers_are_written_as_such(tmp_path: Path, value: Any, expected: Any) -> None:
+    assert json_lines(tmp_path, {"x": value}) == [{"x": expected}]
+
+
+@pytest.mark.parametrize("names", [("a", "a/b"), ("a/b", "a")])
+def test_a_name_that_is_also_a_folder_loses_neither_value(tmp_path: Path, names: tuple[str, str]) -> None:
+    values = {"a": 1, "a/b": 2}
+    assert json_lines(tmp_path, {name: values[name] for name in names}) == [{"a": 1, "a/": {"b": 2}}]
+
+
+def test_a_line_is_in_the_file_before_the_next_iteration(tmp_path: Path) -> None:
+    output = JsonLinesFormat(tmp_path / "result.jsonl")
+    output.write({"a": 1}, {"a": ()}, 0)
+    assert (tmp_path / "result.jsonl").read_text() == '{"a": 1}\n'
+    output.close()
+
+
+def test_excluded_names_stay_out(tmp_path: Path) -> None:
+    for path, output in ((tmp_path / "j", JsonLinesFormat), (tmp_path / "c", CsvFormat)):
+        logger = Logger(None, [output(path)])
+        logger.record("kept", 1)
+        logger.record("histogram", np.arange(3), exclude=("json", "csv", "stdout"))
+        logger.dump()
+        logger.close()
+    assert json.loads((tmp_path / "j").read_text()) == {"kept": 1}
+    assert (tmp_path / "c").read_text() == "kept\n1\n"
+
+
+# CSV
+
+
+def test_columns_stay_where_they_first_appeared(tmp_path: Path) -> None:
+    table = csv_table(tmp_path, {"b": 1, "a": 2}, {"a": 3, "b": 4}, {"a": 5})
+    assert table == [["b", "a"], ["1", "2"], ["4", "3"], ["", "5"]]
+
+
+def test_a_new_name_becomes_a_column_of_all_rows(tmp_path: Path) -> None:
+    table = csv_table(tmp_path, {"a": 1}, {"a": 2, "x": 3, "y": 4}, {"a": 5, "z": 6})
+    assert table == [["a", "x", "y", "z"], ["1", "", "", ""], ["2", "3", "4", ""], ["5", "", "", "6"]]
+    assert [path.name for path in tmp_path.iterdir()] == ["progress.csv"]
+
+
+@pytest.mark.parametrize("text", ["1,5", 'she said "no"', "two\nlines", "a\u2028b\x0bc", " x ", ""])
+def test_any_text_survives_and_survives_a_new_column(tmp_path: Path, text: str) -> None:
+    assert csv_table(tmp_path, {text or "empty": text}, {"new": 1}) == [
+        [text or "empty", "new"],
+        [text, ""],
+        ["", "1"],
+    ]
+
+
+def test_numbers_are_written_in_full_and_the_rest_is_empty(tmp_path: Path) -> None:
+    row = {
+        "third": 1 / 3,
+        "nan": float("nan"),
+        "none": None,
+        "big": 10**20,
+        "np": np.float64(0.1),
+        "list": np.arange(2),
+    }
+    table = csv_table(tmp_path, row)
+    assert table[1] == ["0.3333333333333333", "", "", "100000000000000000000", "0.1", "[0, 1]"]
+
+
+def test_a_file_that_is_there_is_continued_in_its_columns(tmp_path: Path) -> None:
+    csv_table(tmp_path, {"a": 1, "b": 2})
+    table = csv_table(tmp_path, {"b": 3, "a": 4}, {"c": 5})
+    assert table == [["a", "b", "c"], ["1", "2", ""], ["4", "3", ""], ["", "", "5"]]

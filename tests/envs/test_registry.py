@@ -1,0 +1,291 @@
+"""From an env id to an env: every kind of id, and every way in which one can be wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pettingzoo
+import pytest
+from pettingzoo import AECEnv, ParallelEnv
+from toy_envs import ScriptedEnv
+
+from marl_sb3 import make_vec_env, register_env
+from marl_sb3.envs import registry
+from marl_sb3.envs.arena import ArenaEnv
+from marl_sb3.envs.registry import env_factory, make_env
+from marl_sb3.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def _forget(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a test registers or finds in its working directory is gone after it."""
+    monkeypatch.setattr(registry, "_registered", {})
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    registries = (pettingzoo.parallel_registry, pettingzoo.aec_registry, gymnasium.registry)
+    before = [dict(envs) for envs in registries]
+    yield
+    for envs, known in zip(registries, before, strict=True):
+        envs.clear()
+        envs.update(known)
+
+
+def made(env: Any, **kwargs: Any) -> ParallelEnv:
+    return make_env(env_factory(env), 0, kwargs)
+
+
+def refusal(env: Any, **kwargs: Any) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        make_vec_env(env, **kwargs)
+    return caught.value
+
+
+# Ids
+
+
+@pytest.mark.parametrize(
+    ("env_id", "unwrapped", "agents"),
+    [
+        ("arena", ArenaEnv, ["agent1", "agent2"]),
+        ("marl_sb3/arena-v0", ArenaEnv, ["agent1", "agent2"]),
+        ("marl_sb3/arena", ArenaEnv, ["agent1", "agent2"]),
+        ("classic/rps-v2", AECEnv, ["player_0", "player_1"]),
+        ("CartPole-v1", ParallelEnv, ["agent"]),
+        ("Pendulum-v1", ParallelEnv, ["agent"]),
+        ("toy_envs:ScriptedEnv", ScriptedEnv, ["a", "b"]),
+    ],
+)
+def test_id_of_every_kind_makes_a_parallel_env_that_steps(env_id, unwrapped, agents):
+    env = made(env_id)
+    assert isinstance(env, ParallelEnv)
+    assert isinstance(env.unwrapped, unwrapped)
+    assert env.possible_agents == agents
+    vec = make_vec_env(env_id, n_envs=2, seed=0)
+    vec.reset()
+    taken = vec.step((np.array([[vec.groups[0].action_space.sample() for _ in agents] for _ in range(2)]),))
+    assert taken.acted.all()
+
+
+def test_arena_is_in_pettingzoos_registry_as_soon_as_marl_sb3_is_imported():
+    program = (
+        "import sys, marl_sb3, pettingzoo\n"
+        "env = pettingzoo.make('parallel', 'marl_sb3/arena-v0', height=3)\n"
+        "print(type(env).__name__, env.height, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("ArenaEnv 3 False\n", "")
+
+
+def test_env_that_only_the_aec_registry_has_is_converted():
+    pettingzoo.register("aec", "toy/rps-v0", entry_point="pettingzoo.classic.rps.rps:env")
+    vec = make_vec_env("toy/rps-v0", n_envs=2, seed=0, max_cycles=3)
+    vec.reset()
+    steps = [vec.step((np.array([[0, 1], [2, 2]]),)) for _ in range(3)]
+    assert steps[0].rewards.tolist() == [[-1, 1], [0, 0]]
+    assert [taken.env_ended.all() for taken in steps] == [False, False, True]
+    assert steps[2].truncated.all()
+
+
+@pytest.mark.parametrize("env_id", ["classic/tictactoe-v3", "classic/connect_four-v3"])
+def test_turn_based_env_is_refused(env_id):
+    error = refusal(env_id)
+    assert f"env {env_id!r} is turn-based: its agents cannot act at the same time; accepted: ParallelEnvs" in str(error)
+    assert error.key == "env"
+
+
+def test_gymnasium_env_with_a_keyword_argument_gets_it():
+    vec = make_vec_env("CartPole-v1", max_episode_steps=2, sutton_barto_reward=True)
+    vec.reset()
+    steps = [vec.step((np.zeros((1, 1), int),)) for _ in range(2)]
+    assert [taken.rewards.item() for taken in steps] == [0, 0]
+    assert steps[1].truncated.all()
+
+
+def _lacking_in_pettingzoo() -> str:
+    pettingzoo.register("parallel", "toy/lacking-v0", entry_point="no_such_package.envs:parallel_env")
+    return "toy/lacking-v0"
+
+
+def _lacking_in_aec() -> str:
+    pettingzoo.register("aec", "toy/lacking-v0", entry_point="no_such_package.envs:env")
+    return "toy/lacking-v0"
+
+
+def _lacking_in_gymnasium() -> str:
+    def entry_point() -> None:
+        raise gymnasium.error.DependencyNotInstalled("run `pip install 'pettingzoo[toy]'`")
+
+    gymnasium.register("ToyLacking-v0", entry_point=entry_point)
+    return "ToyLacking-v0"
+
+
+def _lacking_when_made() -> str:
+    def factory() -> None:
+        raise ImportError("pip install 'pettingzoo[toy]'")
+
+    register_env("lacking", factory)
+    return "lacking"
+
+
+@pytest.mark.parametrize(
+    "register", [_lacking_in_pettingzoo, _lacking_in_aec, _lacking_in_gymnasium, _lacking_when_made]
+)
+def test_missing_package_is_answered_with_what_to_install(register):
+    error = refusal(register())
+    assert "pip install 'pettingzoo[toy]'" in str(error)
+    assert error.key == "env"
+
+
+def test_missing_extra_of_pettingzoo_is_answered_with_its_name(monkeypatch: pytest.MonkeyPatch):
+    # As if its dependencies were missing, whether they are or not.
+    monkeypatch.setitem(sys.modules, "pettingzoo.sisl.pursuit.pursuit", None)
+    assert "pip install 'pettingzoo[sisl]'" in str(refusal("sisl/pursuit-v5"))
+
+
+# package.module:factory
+
+
+def test_factory_is_imported_from_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "my_package").mkdir()
+    (tmp_path / "my_package" / "my_envs.py").write_text(
+        "from toy_envs import ScriptedEnv\n\ndef short(steps):\n    return ScriptedEnv({'a': (steps, 'truncated')})\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert made("my_package.my_envs:short", steps=4).script == {"a": (4, "truncated")}
+    assert "unknown env argument 'width'; the env takes: steps" in str(refusal("my_package.my_envs:short", width=1))
+
+
+@pytest.mark.parametrize(
+    ("path", "problem"),
+    [
+        ("no_such_module:env", "cannot import 'no_such_module': No module named 'no_such_module'"),
+        ("toy_envs:no_such_env", "it has no such name; accepted: package.module:factory"),
+        ("toy_envs:", "it has no such name; accepted: package.module:factory"),
+        ("toy_envs:np", "'np' cannot be called; accepted: package.module:factory"),
+        (":env", "'' names no module; accepted: package.module:factory"),
+        (".toy_envs:env", "'.toy_envs' names no module; accepted: package.module:factory"),
+        ("ALE/Pong:v5", "'ALE/Pong' names no module; accepted: package.module:factory"),
+    ],
+)
+def test_path_that_leads_nowhere_is_refused(path, problem):
+    error = refusal(path)
+    assert str(error) == f"env {path!r}: {problem}"
+    assert error.key == "env"
+
+
+# Factories
+
+
+def test_registered_factory_is_found_by_name_and_a_later_one_replaces_it():
+    register_env("toy", lambda: ScriptedEnv(infos=True))
+    register_env("toy", ScriptedEnv)
+    assert made("toy", infos=False).with_infos is False
+
+
+@pytest.mark.parametrize(
+    ("name", "factory", "problem"),
+    [
+        ("arena", ScriptedEnv, "the env id 'arena' is built in; choose another name"),
+        ("toy", ScriptedEnv.metadata, "the factory of env 'toy' is {'name': 'scripted_v0'"),
+    ],
+)
+def test_registration_that_cannot_work_is_refused(name, factory, problem):
+    with pytest.raises(ConfigError) as caught:
+        register_env(name, factory)
+    assert str(caught.value).startswith(problem)
+    assert registry._registered == {}
+
+
+def test_factory_that_asks_for_the_env_index_is_told_it_and_no_other_is():
+    def plain(infos=True):
+        return ScriptedEnv(infos=infos)
+
+    told = make_vec_env(ScriptedEnv, n_envs=2).get_attr("env_index", [0, 1])
+    assert (told, make_vec_env(plain, n_envs=2).get_attr("env_index", [0, 1])) == ([0, 1], [0, 0])
+    assert make_vec_env(ScriptedEnv, n_envs=2, env_index=5).get_attr("env_index", [0, 1]) == [5, 5]
+
+
+def needs_height(height):
+    return ScriptedEnv()
+
+
+def takes_nothing():
+    return ScriptedEnv()
+
+
+@pytest.mark.parametrize(
+    ("env", "kwargs", "problem", "key"),
+    [
+        ("arena", {"hight": 3}, "unknown env argument 'hight'; the env takes: height, width, max_t", "env.hight"),
+        (needs_height, {}, "env factory needs_height: missing a required argument: 'height'; it takes: height", "env"),
+        (takes_nothing, {"height": 3}, "unknown env argument 'height'; the env takes: none", "env.height"),
+        ("CartPole-v1", {"hight": 3}, "the env does not take these arguments: ", "env"),
+        ("classic/rps-v2", {"hight": 3}, "the env does not take these arguments: ", "env"),
+        ("arena", {"height": 0}, "height must be an integer >= 1; received 0", "env.height"),
+    ],
+)
+def test_wrong_arguments_are_refused_by_name(env, kwargs, problem, key):
+    error = refusal(env, **kwargs)
+    assert str(error).startswith(problem)
+    assert error.key == key
+
+
+def test_type_error_inside_a_factory_stays_what_it_is():
+    def faulty():
+        return ScriptedEnv() + 1
+
+    with pytest.raises(TypeError, match="unsupported operand"):
+        make_vec_env(faulty)
+
+
+@pytest.mark.parametrize(
+    ("product", "problem"),
+    [
+        (lambda: None, "returned NoneType; accepted: a pettingzoo.ParallelEnv"),
+        (lambda: gymnasium.make("CartPole-v1"), "accepted: a pettingzoo.ParallelEnv"),
+        (lambda: pettingzoo.make("aec", "classic/rps-v2"), "convert it with pettingzoo.utils.conversions.aec_to_p"),
+    ],
+)
+def test_factory_of_something_else_is_refused(product, problem):
+    assert problem in str(refusal(product))
+
+
+# Unknown ids and the arguments of make_vec_env
+
+
+@pytest.mark.parametrize(
+    ("env_id", "start"),
+    [
+        ("arna", "unknown env 'arna'; did you mean arena? Known: arena, toy, PettingZoo and Gymnasium ids; or use"),
+        ("CartPole-v9", "unknown env 'CartPole-v9'; did you mean CartPole-v1, "),
+        ("sisl/pursuit-v4", "unknown env 'sisl/pursuit-v4'; did you mean sisl/pursuit-v5?"),
+        ("qqq", "unknown env 'qqq'. Known: arena, toy, PettingZoo and Gymnasium ids; or use package.module:factory"),
+        ("", "unknown env ''. Known: "),
+    ],
+)
+def test_unknown_id_is_answered_with_close_ones(env_id, start):
+    register_env("toy", ScriptedEnv)
+    error = refusal(env_id)
+    assert str(error).startswith(start)
+    assert error.key == "env"
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "problem", "key"),
+    [
+        ({"n_envs": 0}, "n_envs is 0; accepted: a whole number of at least 1", "n_envs"),
+        ({"n_envs": True}, "n_envs is True; accepted: a whole number of at least 1", "n_envs"),
+        ({"n_envs": 2.0}, "n_envs is 2.0; accepted: a whole number of at least 1", "n_envs"),
+        ({"vectorizer": "ray"}, "unknown vectorizer 'ray'; accepted: auto, ", "vectorizer"),
+        ({"env": 3}, "env is 3; accepted: an id or a factory of a ParallelEnv", "env"),
+    ],
+)
+def test_arguments_of_make_vec_env_are_checked(kwargs, problem, key):
+    error = refusal(**{"env": "arena", **kwargs})
+    assert str(error).startswith(problem)
+    assert error.key == key

@@ -1,0 +1,201 @@
+"""Advantages and returns against numbers worked by hand.
+
+The value function is known: V = 10 * episode + 2 * step, so that
+
+    episode 1: V = 10, 12, 14, 16, 18 at steps 0 to 4      episode 2: V = 20, 22, 24
+
+Agent a is paid 1 a step, agent b 2. With gamma = lambda = 1/2 (GAE, Schulman et al. 2016, eq. 16):
+delta = reward + V(next) / 2 - V; advantage = delta + (next advantage) / 4 within an episode; return = advantage + V.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch as th
+from toy_envs import ScriptedEnv
+
+from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, make_vec_env
+
+IDLE = np.nan  # no advantage, no return
+
+
+@dataclass
+class Case:
+    """A script, and what each step of the latest of some rollouts has to be for each agent."""
+
+    script: Mapping[str, tuple[int, str]]
+    n_steps: int
+    advantages: Mapping[str, list[float]]
+    returns: Mapping[str, list[float]]
+    joins: Mapping[str, int] = field(default_factory=dict)
+    rollouts: int = 1
+
+
+# Step 1 is the last: 1 - 12 = -11. Step 0: 1 + 12/2 - 10 = -3, and -11/4.
+# Episode 2: 1 - 22 = -21; 1 + 22/2 - 20 = -8, and -21/4.
+TERMINATED = Case(
+    {"a": (2, "terminated")},
+    n_steps=4,
+    advantages={"a": [-5.75, -11, -13.25, -21]},
+    returns={"a": [4.25, 1, 6.75, 1]},
+)
+# Step 1 ends on the observation of step 2, V = 14 (that of the reset has 20): 1 + 14/2 - 12 = -4. Step 0: -3, and -4/4.
+# Episode 2 ends on V = 24: 1 + 24/2 - 22 = -9. Its step 0: -8, and -9/4.
+TRUNCATED = Case(
+    {"a": (2, "truncated")},
+    n_steps=4,
+    advantages={"a": [-4, -4, -10.25, -9]},
+    returns={"a": [6, 8, 9.75, 13]},
+)
+# Step 2 goes on to V = 16: 1 + 16/2 - 14 = -5. Step 1: 1 + 14/2 - 12 = -4, and -5/4. Step 0: -3, and -5.25/4.
+CUT = Case(
+    {"a": (9, "terminated")},
+    n_steps=3,
+    advantages={"a": [-4.3125, -5.25, -5]},
+    returns={"a": [5.6875, 6.75, 9]},
+)
+# Step 2: 1 - 14 = -13. Step 1: -4, and -13/4. Step 0: -3, and -7.25/4.
+TERMINATED_LAST = Case(
+    {"a": (3, "terminated")},
+    n_steps=3,
+    advantages={"a": [-4.8125, -7.25, -13]},
+    returns={"a": [5.1875, 4.75, 1]},
+)
+# a: 1 - 10 = -9, then 1 - 20 = -19 in episode 2.
+# b: step 2 ends on V = 16: 2 + 16/2 - 14 = -4; step 1: 2 + 14/2 - 12 = -3, and -4/4; step 0: 2 + 12/2 - 10 = -2, -4/4.
+#    Episode 2, cut at V = 24: 2 + 24/2 - 22 = -8; before it 2 + 22/2 - 20 = -7, and -8/4.
+A_DIES_FIRST = Case(
+    {"a": (1, "terminated"), "b": (3, "truncated")},
+    n_steps=5,
+    advantages={"a": [-9, IDLE, IDLE, -19, IDLE], "b": [-3, -4, -4, -9, -8]},
+    returns={"a": [1, IDLE, IDLE, 1, IDLE], "b": [7, 8, 10, 11, 14]},
+)
+# a: as in TRUNCATED; then cut at V = 22: 1 + 22/2 - 20 = -8.
+# b: step 2: 2 - 14 = -12; step 1: -3, and -12/4; step 0: -2, and -6/4. Then cut: 2 + 22/2 - 20 = -7.
+A_IS_CUT_SHORT_FIRST = Case(
+    {"a": (2, "truncated"), "b": (3, "terminated")},
+    n_steps=4,
+    advantages={"a": [-4, -4, IDLE, -8], "b": [-3.5, -6, -12, -7]},
+    returns={"a": [6, 8, IDLE, 12], "b": [6.5, 6, 2, 13]},
+)
+# The second rollout is step 3 of episode 1, where a is long gone, then steps 0 and 1 of episode 2.
+# a: 1 - 20 = -19. b: 2 - 16 = -14; then, cut at V = 24, 2 + 24/2 - 22 = -8; before it 2 + 22/2 - 20 = -7, and -8/4.
+IDLE_FROM_ROLLOUT_TO_ROLLOUT = Case(
+    {"a": (1, "terminated"), "b": (4, "terminated")},
+    n_steps=3,
+    rollouts=2,
+    advantages={"a": [IDLE, -19, IDLE], "b": [-14, -9, -8]},
+    returns={"a": [IDLE, 1, IDLE], "b": [2, 11, 14]},
+)
+# a: truncated on V = 16, the numbers of CUT. b appears at step 1: 2 + 14/2 - 12 = -3, and -12/4; step 2: 2 - 14 = -12.
+B_JOINS_LATE = Case(
+    {"a": (3, "truncated"), "b": (3, "terminated")},
+    n_steps=3,
+    joins={"b": 1},
+    advantages={"a": [-4.3125, -5.25, -5], "b": [IDLE, -6, -12]},
+    returns={"a": [5.6875, 6.75, 9], "b": [IDLE, 6, 2]},
+)
+
+CASES = {
+    "terminated": TERMINATED,
+    "truncated: bootstraps from the final observation": TRUNCATED,
+    "both flags: terminated wins": Case(
+        {"a": (2, "both")}, 4, advantages=TERMINATED.advantages, returns=TERMINATED.returns
+    ),
+    "cut by the rollout's end: bootstraps from the next observation": CUT,
+    "terminated in the last step of the rollout": TERMINATED_LAST,
+    "truncated in the last step of the rollout": Case(
+        {"a": (3, "truncated")}, 3, advantages=CUT.advantages, returns=CUT.returns
+    ),
+    "one dies, the other goes on": A_DIES_FIRST,
+    "one is truncated, the other goes on": A_IS_CUT_SHORT_FIRST,
+    "idle from one rollout to the next": IDLE_FROM_ROLLOUT_TO_ROLLOUT,
+    "one joins late": B_JOINS_LATE,
+}
+
+
+class Keep(MultiAgentCallback):
+    """Keeps the latest rollout: per policy (n_steps, rows) advantages and returns, NaN where a row idles."""
+
+    def _on_rollout_end(self) -> None:
+        self.kept: dict[str, dict[str, np.ndarray]] = {}
+        for policy_id, algorithm in self.algorithm.policies.items():
+            buffer: Any = algorithm.rollout_buffer
+            self.kept[policy_id] = {
+                name: np.where(buffer.active, getattr(buffer, name), IDLE) for name in ("advantages", "returns")
+            }
+
+
+def rollout(env: Any, n_steps: int, policies: str = "shared", rollouts: int = 1) -> dict[str, dict[str, np.ndarray]]:
+    """Play with the known value function, and without learning."""
+    algorithm = MultiAgentAlgorithm(
+        env,
+        policies,
+        n_steps=n_steps,
+        batch_size=2,
+        n_epochs=1,
+        gamma=0.5,
+        gae_lambda=0.5,
+        learning_rate=lambda _: 0.0,
+        policy_kwargs={"net_arch": []},
+        seed=0,
+        device="cpu",
+    )
+    for policy in algorithm.policies.values():
+        with th.no_grad():
+            policy.policy.value_net.weight.copy_(th.tensor([[0.0, 10.0, 2.0]]))  # (agent, episode, step)
+    keep = Keep()
+    algorithm.learn(n_steps * rollouts * env.num_envs, callback=keep)
+    return keep.kept
+
+
+@pytest.mark.parametrize("policies", ["shared", "per_agent"])
+@pytest.mark.parametrize("name", CASES)
+def test_advantages_and_returns_equal_those_worked_by_hand(name: str, policies: str) -> None:
+    case = CASES[name]
+    env = make_vec_env(ScriptedEnv, n_envs=2, script=case.script, joins=case.joins)
+    kept = rollout(env, case.n_steps, policies, case.rollouts)
+    for quantity, expected in (("advantages", case.advantages), ("returns", case.returns)):
+        for column, agent in enumerate(env.agents):
+            all_rows = kept[agent if policies == "per_agent" else "shared"][quantity]
+            rows = all_rows if policies == "per_agent" else all_rows[:, column :: len(env.agents)]
+            np.testing.assert_array_equal(rows.T, [expected[agent]] * 2, err_msg=f"{quantity} of {agent}")
+
+
+class OneEndsEachWay(ScriptedEnv):
+    """In env 0 agent a is truncated, in env 1 terminated; b the other way round."""
+
+    def __init__(self, env_index: int) -> None:
+        ways = ("truncated", "terminated") if env_index == 0 else ("terminated", "truncated")
+        super().__init__({"a": (2, ways[0]), "b": (2, ways[1])}, rewards={"b": [1.0, 1.0]}, env_index=env_index)
+
+
+@pytest.mark.parametrize("policies", ["shared", "per_agent"])
+def test_each_row_bootstraps_from_its_own_end(policies: str) -> None:
+    kept = rollout(make_vec_env(OneEndsEachWay, n_envs=2), 4, policies)
+    truncated, terminated = TRUNCATED.advantages["a"], TERMINATED.advantages["a"]
+    expected = {
+        "shared": [truncated, terminated, terminated, truncated],
+        "a": [truncated, terminated],
+        "b": [terminated, truncated],
+    }
+    for policy_id, arrays in kept.items():
+        np.testing.assert_array_equal(arrays["advantages"].T, expected[policy_id])
+
+
+@pytest.mark.parametrize("policies", ["shared", "per_agent"])
+def test_rewards_that_callbacks_see_are_those_of_the_env(policies: str) -> None:
+    seen: list[np.ndarray] = []
+
+    def keep(locals_: dict[str, Any], _: Any) -> bool:
+        seen.append(locals_["step"].rewards)
+        return True
+
+    env = make_vec_env(ScriptedEnv, n_envs=2, script={"a": (2, "truncated"), "b": (2, "truncated")})
+    MultiAgentAlgorithm(env, policies, n_steps=4, batch_size=4, seed=0, device="cpu").learn(8, callback=keep)
+    np.testing.assert_array_equal(seen, [[[1, 2], [1, 2]]] * 4)

@@ -1,0 +1,260 @@
+"""One shared policy trains bit for bit as stock SB3 does, whatever the spaces and the hyperparameters."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import stable_baselines3
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.logger import KVWriter, Logger
+from stable_baselines3.common.utils import LinearSchedule
+from stable_baselines3.common.vec_env import VecEnvWrapper
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
+from toy_envs import SampledEnv
+
+import marl_sb3
+from marl_sb3 import MultiAgentAlgorithm, MultiAgentVecEnv, PolicySpec, make_vec_env
+from marl_sb3.envs.registry import EnvFactory
+from marl_sb3.learners.hyperparameters import resolve_hyperparameters
+
+SEED = 7
+N_ENVS = 2
+N_STEPS = 24
+
+
+class LeanPPO(marl_sb3.PPO):
+    """Takes the lean way, which is the one that equals SB3 bit for bit."""
+
+    update_path = "lean"
+
+
+ALGORITHMS = {"lean": LeanPPO, "stock": stable_baselines3.PPO}
+SMALL = {"batch_size": 16, "n_epochs": 2, "learning_rate": 3e-3, "policy_kwargs": {"net_arch": [8]}}
+
+
+@dataclass
+class Case:
+    """What is trained; SB3's own settings where they are written differently."""
+
+    env: str | EnvFactory = "arena"
+    env_kwargs: Mapping[str, Any] = field(default_factory=lambda: {"max_timesteps": 7, "height": 4})
+    policy: str = "MlpPolicy"
+    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
+    stock: Mapping[str, Any] = field(default_factory=dict)
+    n_steps: int = N_STEPS
+    iterations: float = 3
+
+
+def sampled(observation_space: spaces.Space, action_space: spaces.Space, **options: Any) -> Case:
+    """A toy env with two agents, truncated and terminated at once, so that no row ever idles."""
+    script = {"a": (5, "truncated"), "b": (5, "terminated")}
+    env_kwargs = {"observation_space": observation_space, "action_space": action_space, "script": script}
+    return Case(SampledEnv, env_kwargs, **options)
+
+
+BOX = spaces.Box(-1, 1, (3,))
+IMAGE = spaces.Box(0, 255, (36, 36, 3), "uint8")
+MIXED = spaces.Dict({"image": IMAGE, "mode": spaces.Discrete(4), "vector": BOX})
+TINY_CNN = {"policy_kwargs": {"features_extractor_kwargs": {"features_dim": 4}}}
+TINY_MIX = {"policy_kwargs": {"features_extractor_kwargs": {"cnn_output_dim": 4}, "net_arch": [4]}}
+
+CASES = {
+    "time limits inside rollouts": Case(),
+    "linear schedules": Case(
+        hyperparameters={"learning_rate": "lin_1e-2", "clip_range": "lin_0.3", "clip_range_vf": "lin_0.5"},
+        stock={
+            "learning_rate": LinearSchedule(1e-2, 0, 1),
+            "clip_range": LinearSchedule(0.3, 0, 1),
+            "clip_range_vf": LinearSchedule(0.5, 0, 1),
+        },
+        iterations=2.5,
+    ),
+    "value clipping": Case(hyperparameters={"clip_range_vf": 0.05}),
+    "target KL": Case(hyperparameters={"target_kl": 1e-4, "n_epochs": 5}),
+    "entropy bonus, no normalisation": Case(hyperparameters={"ent_coef": 0.1, "normalize_advantage": False}),
+    "other coefficients": Case(
+        hyperparameters={"gamma": 0.7, "gae_lambda": 0.6, "vf_coef": 1.5, "max_grad_norm": 0.1, "clip_range": 0.01}
+    ),
+    "batch size that leaves one over": Case(hyperparameters={"batch_size": 19}, n_steps=5),
+    "another network": Case(
+        hyperparameters={"policy_kwargs": {"net_arch": {"pi": [5, 4], "vf": [6]}, "activation_fn": th.nn.ELU}}
+    ),
+    "terminations": Case("CartPole-v1", {}),
+    "continuous actions": Case("Pendulum-v1", {"max_episode_steps": 9}),
+    "gSDE": Case("Pendulum-v1", {}, hyperparameters={"use_sde": True, "sde_sample_freq": 4}),
+    "gSDE, one noise for a rollout": Case("Pendulum-v1", {}, hyperparameters={"use_sde": True}),
+    "MultiDiscrete actions": sampled(BOX, spaces.MultiDiscrete([3, 2])),
+    "MultiBinary actions": sampled(BOX, spaces.MultiBinary(3)),
+    "Box actions of two axes": sampled(BOX, spaces.Box(-0.5, 0.5, (2, 2))),
+    "Discrete observations": sampled(spaces.Discrete(5), spaces.Discrete(2)),
+    "MultiBinary observations": sampled(spaces.MultiBinary(4), spaces.Discrete(2)),
+    "Dict observations": sampled(MIXED, spaces.Discrete(2), policy="MultiInputPolicy", hyperparameters=TINY_MIX),
+    "images": sampled(IMAGE, spaces.Discrete(2), policy="CnnPolicy", hyperparameters=TINY_CNN),
+}
+
+
+def env_of(case: Case) -> MultiAgentVecEnv:
+    return make_vec_env(case.env, n_envs=N_ENVS, **case.env_kwargs)
+
+
+class ActionsOfTheSpace(VecEnvWrapper):
+    """SB3 chooses MultiBinary actions as floats, which NumPy does not put among integers by itself."""
+
+    def reset(self) -> VecEnvObs:
+        return self.venv.reset()
+
+    def step_async(self, actions: np.ndarray) -> None:
+        self.venv.step_async(actions.astype(self.action_space.dtype))
+
+    def step_wait(self) -> VecEnvStepReturn:
+        return self.venv.step_wait()
+
+
+def stock_model(case: Case, algorithm: type = stable_baselines3.PPO) -> Any:
+    settings = {**SMALL, "n_steps": case.n_steps, **case.hyperparameters, **case.stock}
+    env = ActionsOfTheSpace(env_of(case).as_sb3_vec_env())
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="You have specified a mini-batch size")
+        return algorithm(case.policy, env, seed=SEED, device="cpu", **settings)
+
+
+def train_stock(model: Any, case: Case) -> Any:
+    return model.learn(int(case.iterations * case.n_steps) * model.n_envs)
+
+
+def train_ours(case: Case, algorithm: type) -> MultiAgentAlgorithm:
+    spec = PolicySpec(algorithm, case.policy, **{**SMALL, **case.hyperparameters})
+    ours = MultiAgentAlgorithm(env_of(case), {"p": spec}, n_steps=case.n_steps, seed=SEED, device="cpu")
+    ours.policies["p"].update_path = "lean"  # the way that equals SB3 bit for bit
+    return ours.learn(int(case.iterations * case.n_steps) * N_ENVS)
+
+
+def leaves(tree: Any, path: str = "") -> dict[str, Any]:
+    """Every tensor and number of nested dictionaries and lists, by its path."""
+    if isinstance(tree, (Mapping, list, tuple)):
+        items = tree.items() if isinstance(tree, Mapping) else enumerate(tree)
+        return {name: leaf for key, value in items for name, leaf in leaves(value, f"{path}/{key}").items()}
+    return {path: tree}
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, th.Tensor):
+        return bool(one.dtype == other.dtype and th.equal(one, other))
+    return bool(one == other)
+
+
+@functools.cache
+def stock_training(name: str) -> tuple[dict[str, Any], dict[str, Any], tuple[int, int]]:
+    """What stock SB3 begins with, what it ends with, and its counts of agent steps and epochs."""
+    model = stock_model(CASES[name])
+    before = deepcopy(leaves(model.get_parameters()))
+    train_stock(model, CASES[name])
+    return before, leaves(model.get_parameters()), (model.num_timesteps, model._n_updates)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("name", CASES)
+def test_weights_and_optimizer_equal_those_of_stock_sb3(name: str, algorithm: str) -> None:
+    before, expected, counts = stock_training(name)
+    ours = train_ours(CASES[name], ALGORITHMS[algorithm]).policies["p"]
+    found = leaves(ours.get_parameters())
+    assert expected.keys() == found.keys()
+    assert [path for path in expected if not same(expected[path], found[path])] == []
+    assert (ours.num_timesteps, ours._n_updates) == counts
+    assert not any(same(before[path], found[path]) for path in before if path.endswith("net.weight"))
+
+
+class Keep(KVWriter):
+    """A log that is kept as it was written."""
+
+    def __init__(self) -> None:
+        self.written: list[dict[str, Any]] = []
+
+    def write(self, key_values: dict[str, Any], key_excluded: Any, step: int = 0) -> None:
+        self.written.append({key: value for key, value in key_values.items() if key.startswith("train/")})
+
+    def close(self) -> None:
+        pass
+
+
+def logged(case: Case, algorithm: type) -> list[dict[str, Any]]:
+    """What `train` logs in each iteration, on a stock model in a stock loop."""
+    model, log = stock_model(case, algorithm), Keep()
+    model.set_logger(Logger(None, [log]))
+    train_stock(model, case)
+    model.logger.dump()  # the last update is written by nobody
+    return log.written[1:]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["time limits inside rollouts", "linear schedules", "value clipping", "target KL", "continuous actions", "gSDE"],
+)
+def test_logged_values_equal_those_of_stock_sb3(name: str) -> None:
+    expected, found = (logged(CASES[name], algorithm) for algorithm in (stable_baselines3.PPO, LeanPPO))
+    assert len(expected) == 3
+    for stock, ours in zip(expected, found, strict=True):
+        assert list(stock) == list(ours)
+        assert ours == pytest.approx(stock, rel=1e-6, abs=1e-6, nan_ok=True)
+
+
+STOCK_NAMES = {
+    "policy_loss": "train/policy_gradient_loss",
+    "vf_loss": "train/value_loss",
+    "mean_kl_loss": "train/approx_kl",
+    "vf_explained_var": "train/explained_variance",
+    "clip_fraction": "train/clip_fraction",
+    "curr_lr": "train/learning_rate",
+}
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_metrics_of_a_learner_are_what_stock_sb3_logs(algorithm: str) -> None:
+    case = Case(hyperparameters={"ent_coef": 0.1}, iterations=1)
+    (stock,) = logged(case, stable_baselines3.PPO)
+    spec = PolicySpec(ALGORITHMS[algorithm], **SMALL, ent_coef=0.1)
+    ours = MultiAgentAlgorithm(env_of(case), {"p": spec}, n_steps=N_STEPS, seed=SEED, device="cpu")
+    metrics = ours.train_iteration()["learners"]["p"]
+    for name, stock_name in STOCK_NAMES.items():
+        assert metrics[name] == pytest.approx(stock[stock_name], rel=1e-6, abs=1e-6), name
+    assert metrics["entropy"] == pytest.approx(-stock["train/entropy_loss"])
+    assert metrics["vf_loss_unclipped"] == metrics["vf_loss"]
+    total = stock["train/policy_gradient_loss"] + 0.1 * stock["train/entropy_loss"] + 0.5 * stock["train/value_loss"]
+    assert metrics["total_loss"] == pytest.approx(total)
+    samples = N_STEPS * N_ENVS * 2
+    assert metrics["num_module_steps_trained"] == 2 * samples
+    assert metrics["num_grad_updates_lifetime"] == 2 * samples / 16
+    weights = ours.policies["p"].policy.parameters()
+    assert metrics["num_trainable_parameters"] == sum(values.numel() for values in weights)
+
+
+def one_iteration(**hyperparameters: Any) -> dict[str, Any]:
+    """The learner's metrics of an iteration with one minibatch per epoch."""
+    spec = PolicySpec(**{**SMALL, "batch_size": 2 * N_ENVS * N_STEPS, **hyperparameters})
+    algorithm = MultiAgentAlgorithm(env_of(Case()), {"p": spec}, n_steps=N_STEPS, seed=SEED, device="cpu")
+    return algorithm.train_iteration()["learners"]["p"]
+
+
+def test_gradient_norm_is_that_before_clipping() -> None:
+    norms = [one_iteration(n_epochs=1, max_grad_norm=limit)["gradients_global_norm"] for limit in (1e-3, 1e3)]
+    assert norms[0] == norms[1] > 1e-3
+
+
+def test_unclipped_value_loss_is_that_without_clipping() -> None:
+    # Nothing is clipped in the first of two updates; the second begins with the same weights either way.
+    clipping, plain = one_iteration(clip_range_vf=1e-9), one_iteration()
+    assert clipping["vf_loss_unclipped"] == pytest.approx(plain["vf_loss"], rel=1e-6)
+    assert clipping["vf_loss"] > 1.0001 * plain["vf_loss"]
+
+
+def test_schedules_written_as_text_are_sb3s_own() -> None:
+    resolved = resolve_hyperparameters(marl_sb3.PPO, {"learning_rate": "lin_4e-4"})["learning_rate"]
+    assert [resolved(progress) for progress in (1.0, 0.5, 0.0)] == pytest.approx([4e-4, 2e-4, 0.0])

@@ -1,0 +1,223 @@
+"""Hyperparameters: SB3's names and defaults, the values that make sense, and text that becomes a value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import stable_baselines3
+import torch as th
+
+from marl_sb3 import PPO, ConfigError, PolicySpec
+from marl_sb3.learners.hyperparameters import hyperparameter_defaults, resolve_hyperparameters
+from marl_sb3.learners.policy_spec import algorithm_class
+
+ALGORITHMS = [PPO, stable_baselines3.PPO]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_defaults_are_those_of_sb3_without_what_belongs_to_the_run(algorithm: type) -> None:
+    assert hyperparameter_defaults(algorithm) == {
+        "learning_rate": 3e-4,
+        "n_steps": 2048,
+        "batch_size": 64,
+        "n_epochs": 10,
+        "gamma": 0.99,
+        "gae_lambda": 0.95,
+        "clip_range": 0.2,
+        "clip_range_vf": None,
+        "normalize_advantage": True,
+        "ent_coef": 0.0,
+        "vf_coef": 0.5,
+        "max_grad_norm": 0.5,
+        "use_sde": False,
+        "sde_sample_freq": -1,
+        "target_kl": None,
+        "policy_kwargs": None,
+    }
+
+
+def test_defaults_are_accepted() -> None:
+    defaults = hyperparameter_defaults(PPO)
+    assert resolve_hyperparameters(PPO, defaults) == defaults
+
+
+ACCEPTED = {
+    "learning_rate": [1e-9, 1, 2.5],
+    "n_steps": [1, 4096],
+    "batch_size": [2],
+    "n_epochs": [1],
+    "gamma": [0, 0.5, 1, 1.0],
+    "gae_lambda": [0, 1],
+    "clip_range": [0.01],
+    "clip_range_vf": [None, 0.1],
+    "normalize_advantage": [True, False],
+    "ent_coef": [0, 0.01],
+    "vf_coef": [0, 1],
+    "max_grad_norm": [0.1],
+    "use_sde": [True],
+    "sde_sample_freq": [-1, 0, 4],
+    "target_kl": [None, 0.01],
+    "policy_kwargs": [None, {}],
+}
+REFUSED: dict[str, list[Any]] = {
+    "learning_rate": [0, -1e-3, float("nan"), float("inf"), True, None, "3e-4", [1]],
+    "n_steps": [0, -1, 2.0, True, "8", None],
+    "batch_size": [1, 0, 64.0],
+    "n_epochs": [0, 1.5],
+    "gamma": [-0.1, 1.0001, "0.9", True],
+    "gae_lambda": [2],
+    "clip_range": [0, None, False],
+    "clip_range_vf": [0, -1, "none"],
+    "normalize_advantage": [1, 0, "true", None],
+    "ent_coef": [-0.01, None],
+    "vf_coef": [-1],
+    "max_grad_norm": [0],
+    "use_sde": [0, "yes"],
+    "sde_sample_freq": [-2, 0.5],
+    "target_kl": [0, -0.1],
+    "policy_kwargs": ["relu", 3, ["net_arch"]],
+}
+
+
+def cases(by_name: dict[str, list[Any]]) -> list[tuple[str, Any]]:
+    return [(name, value) for name, values in by_name.items() for value in values]
+
+
+@pytest.mark.parametrize(("name", "value"), cases(ACCEPTED))
+def test_value_in_range_stays_as_it_is(name: str, value: Any) -> None:
+    assert resolve_hyperparameters(PPO, {name: value}) == {name: value}
+
+
+@pytest.mark.parametrize(("name", "value"), cases(REFUSED))
+def test_value_out_of_range_is_refused_with_what_is_accepted(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve_hyperparameters(PPO, {name: value})
+    assert caught.value.key == name
+    assert str(caught.value).startswith(f"{name} is {value!r}; accepted: ")
+
+
+def test_every_hyperparameter_has_its_range() -> None:
+    assert set(ACCEPTED) == set(REFUSED) == set(hyperparameter_defaults(PPO))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("clip_range_vf", -1, "accepted: a number above 0, or lin_X for a line from X down to 0, or null"),
+        ("target_kl", 0, "accepted: a number above 0, or null"),
+        ("gamma", 2, "accepted: a number from 0 to 1"),
+        ("batch_size", 1, "accepted: a whole number of at least 2"),
+    ],
+)
+def test_refusal_spells_out_every_form(name: str, value: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolve_hyperparameters(PPO, {name: value})
+
+
+# Schedules and networks
+
+
+@pytest.mark.parametrize("name", ["learning_rate", "clip_range", "clip_range_vf"])
+def test_lin_is_a_line_down_to_zero(name: str) -> None:
+    schedule = resolve_hyperparameters(PPO, {name: "lin_0.8"})[name]
+    assert [schedule(remaining) for remaining in (1.0, 0.75, 0.5, 0.0)] == pytest.approx([0.8, 0.6, 0.4, 0.0])
+
+
+@pytest.mark.parametrize("text", ["lin_", "lin_0", "lin_-1", "lin_nan", "lin_inf", "lin_x", "line_1", "exp_1e-3", ""])
+def test_other_schedules_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"accepted: a number above 0, or lin_X for a line from X down to 0"):
+        resolve_hyperparameters(PPO, {"learning_rate": text})
+
+
+def test_a_schedule_of_the_callers_own_is_kept() -> None:
+    def schedule(remaining: float) -> float:
+        return remaining
+
+    assert resolve_hyperparameters(PPO, {"clip_range": schedule})["clip_range"] is schedule
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("tanh", th.nn.Tanh),
+        ("relu", th.nn.ReLU),
+        ("elu", th.nn.ELU),
+        ("gelu", th.nn.GELU),
+        ("silu", th.nn.SiLU),
+        ("leaky_relu", th.nn.LeakyReLU),
+        (th.nn.Mish, th.nn.Mish),
+    ],
+)
+def test_activation_is_a_name_or_a_class(name: Any, expected: type) -> None:
+    given = {"activation_fn": name, "net_arch": [3]}
+    resolved = resolve_hyperparameters(PPO, {"policy_kwargs": given})
+    assert resolved == {"policy_kwargs": {"activation_fn": expected, "net_arch": [3]}}
+    assert given["activation_fn"] is name
+
+
+@pytest.mark.parametrize("name", ["ReLU", "leakyrelu", "softmax"])
+def test_unknown_activation_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"activation_fn is '{name}'; accepted: tanh, relu, elu") as caught:
+        resolve_hyperparameters(PPO, {"policy_kwargs": {"activation_fn": name}})
+    assert caught.value.key == "policy_kwargs"
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("learning_rte", "unknown hyperparameter 'learning_rte' of PPO; did you mean learning_rate"),
+        ("zzz", "unknown hyperparameter 'zzz' of PPO; accepted: learning_rate, n_steps, batch_size"),
+        ("seed", "'seed' is set by marl_sb3 for all policies; it is not a hyperparameter"),
+        ("rollout_buffer_class", "'rollout_buffer_class' is set by marl_sb3"),
+    ],
+)
+def test_unknown_name_is_refused(name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        resolve_hyperparameters(PPO, {name: 1})
+    assert caught.value.key == name
+
+
+# Specs
+
+
+def test_spec_fills_in_defaults_where_it_has_no_value_of_its_own() -> None:
+    spec = PolicySpec(stable_baselines3.PPO, "CnnPolicy", gamma=0.5, target_kl=None)
+    filled = spec.with_defaults({"gamma": 0.9, "target_kl": 0.1, "n_epochs": 3, "learning_rate": "lin_1.0"})
+    assert (filled.algorithm, filled.policy) == (stable_baselines3.PPO, "CnnPolicy")
+    schedule = filled.hyperparameters.pop("learning_rate")
+    assert schedule(0.5) == 0.5
+    assert filled.hyperparameters == {"gamma": 0.5, "target_kl": None, "n_epochs": 3}
+    assert spec.hyperparameters == {"gamma": 0.5, "target_kl": None}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key", "message"),
+    [
+        ((stable_baselines3.SAC,), "algo", "algorithm is <class .*SAC'>; accepted: .*PPO.* and subclasses"),
+        (("ppo",), "algo", "algorithm is 'ppo'; accepted: .*PPO.* and subclasses"),
+        (
+            (PPO, "MlpPolcy"),
+            "policy",
+            "unknown policy 'MlpPolcy' of PPO; accepted: MlpPolicy, CnnPolicy, Multi",
+        ),
+    ],
+)
+def test_spec_refuses_what_it_cannot_make(arguments: Any, key: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        PolicySpec(*arguments)
+    assert caught.value.key == key
+
+
+def test_spec_says_what_it_is() -> None:
+    assert repr(PolicySpec(gamma=0.9)) == "PolicySpec(PPO, 'MlpPolicy', gamma=0.9)"
+
+
+def test_algorithms_have_names() -> None:
+    assert algorithm_class("ppo") is PPO
+    with pytest.raises(ConfigError, match=r"unknown algorithm 'poo'; accepted: .*ppo") as caught:
+        algorithm_class("poo")
+    assert caught.value.key == "algo"

@@ -1,0 +1,266 @@
+"""Which policy acts for which agent, and that each sees, does and learns what is its agents' alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toy_envs import ScriptedEnv
+
+from marl_sb3 import ConfigError, MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, make_vec_env
+from marl_sb3.learners.policy_rows import policy_of_agents, resolve_policies, rows_of_policy
+from marl_sb3.vec_env import AgentGroup, EnvStep, MultiAgentVecEnv
+from marl_sb3.vec_env.base import DictInfos, FinalObservations
+
+TINY = {"batch_size": 2, "n_epochs": 1, "policy_kwargs": {"net_arch": [2]}}
+
+# From agents to policies
+
+
+@pytest.mark.parametrize(
+    ("policies", "expected"),
+    [("shared", ["shared"]), ("per_agent", ["a", "b"]), ({"q": 1, "p": 2}, ["q", "p"])],
+)
+def test_policies_are_named_by_a_word_or_a_mapping(policies: Any, expected: list[str]) -> None:
+    assert resolve_policies(policies, ["a", "b"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("policies", "message"),
+    [
+        ("each", "policies is 'each'; accepted: shared, per_agent or a mapping"),
+        (["p", "q"], r"policies is \['p', 'q'\]; accepted: shared, per_agent or a mapping"),
+        (None, "policies is None; accepted"),
+        ({}, "policies is empty; at least one"),
+    ],
+)
+def test_other_policies_are_refused(policies: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        resolve_policies(policies, ["a", "b"])
+    assert caught.value.key == "policies"
+
+
+@pytest.mark.parametrize(
+    ("policy_ids", "mapping", "expected"),
+    [
+        (["only"], None, {"a": "only", "b": "only"}),
+        (["b", "a"], None, {"a": "a", "b": "b"}),
+        (["p", "q"], {"b": "p", "a": "q"}, {"a": "q", "b": "p"}),
+        (["p", "q"], lambda agent: "p" if agent == "a" else "q", {"a": "p", "b": "q"}),
+    ],
+)
+def test_mapping_is_a_function_a_dictionary_or_evident(policy_ids: Any, mapping: Any, expected: Any) -> None:
+    assert policy_of_agents(policy_ids, ["a", "b"], mapping) == expected
+
+
+@pytest.mark.parametrize(
+    ("policy_ids", "mapping", "message"),
+    [
+        (["p"], {"a": "p"}, "leaves out agent 'b'"),
+        (["p"], {"a": "p", "b": "p", "x": "p"}, "names agent 'x'; the env has a, b"),
+        (["p"], {"a": "p", "b": "r"}, "sends agent 'b' to unknown policy 'r'; accepted: p"),
+        (["p"], lambda agent: None, "leaves out agent 'a'"),
+        (["p", "q"], {"a": "p", "b": "p"}, "policy 'q' acts for no agent; agents: a, b"),
+        (["p", "q"], None, "policies p, q and agents a, b: a policy_mapping_fn is needed"),
+        (["a", "b", "c"], None, "a policy_mapping_fn is needed"),
+    ],
+)
+def test_a_mapping_that_does_not_fit_is_refused(policy_ids: Any, mapping: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        policy_of_agents(policy_ids, ["a", "b"], mapping)
+    assert caught.value.key == "policies"
+
+
+# From policies to rows
+
+
+class Marked(ScriptedEnv):
+    """Agent k of env e sees [10 * e + k, episode, step] and ends after k steps (but three at most), k from 1."""
+
+    def __init__(self, num_agents: int, env_index: int = 0) -> None:
+        script = {f"agent{k}": (min(k, 3), "terminated") for k in range(1, num_agents + 1)}
+        super().__init__(script, env_index=env_index)
+
+    def observation(self, agent: str) -> np.ndarray:
+        return super().observation(agent) + np.array([10 * self.env_index, 0, 0], dtype=np.float32)
+
+
+@st.composite
+def mappings(draw: Any) -> dict[str, str]:
+    """Up to five agents, each with one of up to five policies."""
+    num_agents = draw(st.integers(1, 5))
+    return {f"agent{k}": f"p{draw(st.integers(1, num_agents))}" for k in range(1, num_agents + 1)}
+
+
+anyhow = settings(max_examples=12, deadline=None, derandomize=True, database=None)
+
+
+@anyhow
+@given(mapping=mappings(), n_envs=st.integers(1, 3))
+def test_rows_run_over_envs_then_over_the_agents_of_the_policy(mapping: dict[str, str], n_envs: int) -> None:
+    env = make_vec_env(Marked, n_envs=n_envs, num_agents=len(mapping))
+    per_agent = 10 * np.arange(n_envs)[:, None] + np.arange(1, len(mapping) + 1)
+    actions = [np.zeros((n_envs, len(mapping)), dtype=np.int64)]
+    for policy_id in set(mapping.values()):
+        mine = [agent for agent in env.agents if mapping[agent] == policy_id]
+        rows = rows_of_policy(env, policy_id, mapping)
+        expected = [10 * e + int(agent.removeprefix("agent")) for e in range(n_envs) for agent in mine]
+        assert rows.num_rows == len(expected)
+        assert rows.of_agents(per_agent).tolist() == expected
+        assert rows.observations([np.repeat(per_agent[..., None], 3, axis=2)]).tolist() == [[n] * 3 for n in expected]
+        rows.put_actions(np.array(expected), actions)
+        assert [agent for agent, is_mine in zip(env.agents, rows.mine, strict=True) if is_mine] == mine
+    np.testing.assert_array_equal(actions[0], per_agent)
+
+
+class Keep(MultiAgentCallback):
+    """The buffers as the first rollout filled them."""
+
+    def _on_rollout_end(self) -> None:
+        self.kept = {
+            policy_id: {name: getattr(algorithm.rollout_buffer, name).copy() for name in ("active", "actions")}
+            | {"observations": algorithm.rollout_buffer.observations.copy()}
+            for policy_id, algorithm in self.algorithm.policies.items()
+        }
+
+
+@anyhow
+@given(mapping=mappings())
+def test_each_policy_gets_the_steps_of_its_agents_and_they_its_actions(mapping: dict[str, str]) -> None:
+    n_envs, n_steps, episode_steps = 2, 5, min(len(mapping), 3)
+    env = make_vec_env(Marked, n_envs=n_envs, num_agents=len(mapping))
+    specs = {policy_id: PolicySpec(**TINY) for policy_id in sorted(set(mapping.values()))}
+    keep = Keep()
+    algorithm = MultiAgentAlgorithm(env, specs, mapping, n_steps=n_steps, seed=0, device="cpu")
+    algorithm.learn(n_steps * n_envs, callback=keep)
+    received = env.get_attr("received", range(n_envs))
+    for policy_id, kept in keep.kept.items():
+        mine = [agent for agent in env.agents if mapping[agent] == policy_id]
+        for step in range(n_steps):
+            episode, in_episode = divmod(step, episode_steps)
+            for row in range(n_envs * len(mine)):
+                e, agent = row // len(mine), mine[row % len(mine)]
+                number = int(agent.removeprefix("agent"))
+                acts = in_episode < min(number, 3)
+                assert kept["active"][step, row] == acts
+                assert (agent in received[e][step]) == acts
+                if acts:
+                    assert kept["observations"][step, row].tolist() == [10 * e + number, episode + 1, in_episode]
+                    assert kept["actions"][step, row] == received[e][step][agent]
+
+
+# Agents with different spaces
+
+
+class TwoGroups(MultiAgentVecEnv):
+    """Agents a and c see [number, episode, step] and choose one of 3; b, from another group, sees [number, step].
+
+    b is terminated after 2 steps, the others are truncated after 4. Every reward is the agent's number.
+    """
+
+    agents = ("a", "b", "c")
+    ends = np.array([4, 2, 4])
+    metadata: Mapping[str, Any] = {}
+    render_mode = None
+
+    def __init__(self, num_envs: int = 2) -> None:
+        self.num_envs = num_envs
+        box = spaces.Box(-100, 100, (3,), np.float32)
+        self.groups = (
+            AgentGroup(("a", "c"), (0, 2), box, spaces.Discrete(3)),
+            AgentGroup(("b",), (1,), spaces.Box(-100, 100, (2,), np.float32), spaces.Box(-1, 1, (2,), np.float32)),
+        )
+        self.active = np.zeros((num_envs, 3), dtype=bool)
+        self.episode = 0
+        self.received: list[list[np.ndarray]] = []
+
+    def _observation(self, column: int) -> np.ndarray:
+        middle = [] if column == 1 else [self.episode]
+        return np.array([column + 1, *middle, self.taken], dtype=np.float32)
+
+    def _observations(self) -> tuple[np.ndarray, ...]:
+        one_env = [np.stack([self._observation(column) for column in group.columns]) for group in self.groups]
+        active = [self.active[:, group.columns, None] for group in self.groups]
+        return tuple(array * live for array, live in zip(one_env, active, strict=True))
+
+    def reset(self, options: Any = None) -> tuple[np.ndarray, ...]:
+        self.episode, self.taken = self.episode + 1, 0
+        self.active = np.ones((self.num_envs, 3), dtype=bool)
+        return self._observations()
+
+    def step(self, actions: Sequence[np.ndarray]) -> EnvStep:
+        self.received.append([array.copy() for array in actions])
+        self.taken += 1
+        acted, ends_now = self.active, self.active & (self.ends == self.taken)
+        finals = {(e, column): self._observation(column) for e, column in np.argwhere(ends_now).tolist()}
+        self.active = acted & ~ends_now
+        over = not self.active.any()
+        return EnvStep(
+            observations=self.reset() if over else self._observations(),
+            rewards=np.where(acted, [1, 2, 3], 0).astype(np.float32),
+            terminated=ends_now & (self.ends == 2),
+            truncated=ends_now & (self.ends == 4),
+            acted=acted,
+            env_ended=np.full(self.num_envs, over),
+            final_observations=FinalObservations(finals),
+            infos=DictInfos([{}] * self.num_envs),
+            reset_infos={},
+        )
+
+    def _not_here(self, *_: Any, **__: Any) -> Any:
+        raise NotImplementedError
+
+    reset_infos = get_attr = set_attr = env_method = env_is_wrapped = _not_here
+
+    def seed(self, seed: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def test_agents_of_one_policy_with_different_spaces_are_refused() -> None:
+    message = r"the agents of policy 'shared' have different spaces: a, c: Box.*, Discrete\(3\); b: Box.*\(2,\).*Box"
+    with pytest.raises(ConfigError, match=message) as caught:
+        MultiAgentAlgorithm(TwoGroups(), "shared", n_steps=8)
+    assert caught.value.key == "policies"
+
+
+def test_different_spaces_have_no_sb3_vec_env() -> None:
+    with pytest.raises(ConfigError, match="needs the same spaces for all agents"):
+        TwoGroups().as_sb3_vec_env()
+
+
+GROUPINGS = {
+    "per group": ({"pair": PolicySpec(**TINY), "b": PolicySpec(**TINY)}, {"a": "pair", "b": "b", "c": "pair"}),
+    "per agent": ({agent: PolicySpec(**TINY) for agent in "abc"}, None),
+}
+
+
+@pytest.mark.parametrize("name", GROUPINGS)
+def test_policies_of_different_groups_learn_side_by_side(name: str) -> None:
+    policies, mapping = GROUPINGS[name]
+    env, keep = TwoGroups(), Keep()
+    algorithm = MultiAgentAlgorithm(env, policies, mapping, n_steps=6, seed=0, device="cpu")
+    before = {policy_id: policy.policy.action_net.bias.clone() for policy_id, policy in algorithm.policies.items()}
+    algorithm.learn(6 * env.num_envs, callback=keep)
+    for policy_id, policy in algorithm.policies.items():
+        assert not th.equal(policy.policy.action_net.bias, before[policy_id])
+    episodes, taken = [1, 1, 1, 1, 2, 2], [0, 1, 2, 3, 0, 1]
+    assert keep.kept["b"]["active"].T.tolist() == [[True, True, False, False, True, True]] * 2
+    seen = keep.kept["b"]["observations"][keep.kept["b"]["active"]]
+    assert seen.tolist() == [[2, s] for s in (0, 1, 0, 1) for _ in range(2)]
+    rows = keep.kept["pair" if mapping else "c"]["observations"]
+    assert rows[:, -1].tolist() == [[3, *at] for at in zip(episodes, taken, strict=True)]
+    for step, (of_pair, of_b) in enumerate(env.received):
+        assert of_pair.shape == (2, 2)
+        assert of_b.shape == (2, 1, 2)
+        np.testing.assert_array_equal(of_b[:, 0], np.clip(keep.kept["b"]["actions"][step], -1, 1))
+        if mapping:
+            np.testing.assert_array_equal(of_pair.reshape(-1), keep.kept["pair"]["actions"][step, :, 0])

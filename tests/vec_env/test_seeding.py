@@ -1,0 +1,80 @@
+"""Seeds of episodes: a function of (run seed, env index, episode index) and of nothing else."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from toy_envs import ScriptedEnv
+
+from marl_sb3 import make_vec_env
+from marl_sb3.errors import ConfigError
+from marl_sb3.vec_env.seeding import episode_seed, fresh_seed
+
+ONE_STEP = {"a": (1, "truncated")}
+
+
+def played_seeds(n_envs: int, seed: int | None, steps: int, action: int = 0) -> list[list[int]]:
+    """For each env, the seeds of its episodes, which take one step each."""
+    vec = make_vec_env(ScriptedEnv, n_envs=n_envs, seed=seed, script=ONE_STEP)
+    vec.reset()
+    for _ in range(steps):
+        vec.step((np.full((n_envs, 1), action),))
+    return vec.get_attr("seeds", range(n_envs))
+
+
+@pytest.mark.parametrize(
+    ("triple", "seed"),
+    [((0, 0, 0), 2044266242), ((0, 0, 1), 1790637272), ((0, 1, 0), 1976665982), ((1, 0, 0), 1511999270)],
+)
+def test_seed_of_an_episode_never_changes(triple, seed):
+    assert episode_seed(*triple) == seed
+
+
+@pytest.mark.parametrize("run_seed", [0, 1, 42, 2**31 - 1, 2**32 - 1])
+def test_64_envs_with_50_episodes_share_no_seed_and_stay_below_2_to_the_31(run_seed):
+    seeds = [episode_seed(run_seed, env, episode) for env in range(64) for episode in range(50)]
+    assert len(set(seeds)) == len(seeds)
+    assert min(seeds) >= 0
+    assert 2**30 < max(seeds) < 2**31
+
+
+def test_neighbouring_run_seeds_share_no_seed():
+    seeds = [episode_seed(run, env, episode) for run in range(10) for env in range(8) for episode in range(20)]
+    assert len(set(seeds)) == len(seeds)
+
+
+def test_env_and_episode_index_are_not_interchangeable():
+    pairs = [(env, episode) for env in range(10) for episode in range(10)]
+    assert len({episode_seed(5, *pair) for pair in pairs}) == len(pairs)
+
+
+def test_every_reset_of_a_vec_env_gets_the_seed_of_its_episode():
+    expected = [[episode_seed(7, env, episode) for episode in range(5)] for env in range(3)]
+    assert played_seeds(n_envs=3, seed=7, steps=4) == expected
+
+
+def test_seeds_do_not_depend_on_the_number_of_envs_nor_on_the_actions():
+    few, many = played_seeds(n_envs=2, seed=3, steps=6), played_seeds(n_envs=5, seed=3, steps=6, action=2)
+    assert many[:2] == few
+
+
+def test_without_a_seed_the_envs_of_a_vec_env_differ_and_so_do_two_vec_envs():
+    first = [seeds[0] for _ in range(2) for seeds in played_seeds(n_envs=3, seed=None, steps=0)]
+    assert len(set(first)) == 6
+
+
+def test_fresh_seeds_differ_and_are_accepted_by_envs():
+    seeds = [fresh_seed() for _ in range(20)]
+    assert len(set(seeds)) == 20
+    assert all(isinstance(seed, int) and 0 <= seed < 2**31 for seed in seeds)
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, "1"])
+def test_a_seed_that_is_no_whole_number_is_refused(seed):
+    with pytest.raises(ConfigError, match=f"seed is {seed!r}; accepted: a whole number of at least 0") as caught:
+        make_vec_env(ScriptedEnv, seed=seed)
+    assert caught.value.key == "seed"
+
+
+def test_a_numpy_integer_is_a_seed():
+    assert played_seeds(1, seed=np.int64(3), steps=1) == played_seeds(1, seed=3, steps=1)
