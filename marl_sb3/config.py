@@ -39,6 +39,7 @@ class TrainConfig:
         vectorizer: see `make_vec_env`.
         device: `auto`, `cpu` or `cuda`.
         n_threads: threads of one torch operation. Small networks are slower with more than one.
+        update_path: how PPO updates: `auto`, `fused` or `lean`; see `marl_sb3.PPO`.
         stop: training ends when one of these metrics reaches its value.
         custom_metrics: see `metrics.InfoMetric`.
         stats_window_size: over how many finished episodes the metrics of episodes run.
@@ -59,6 +60,7 @@ class TrainConfig:
     vectorizer: str = "auto"
     device: str = "auto"
     n_threads: int = 1
+    update_path: str = "auto"
     stop: Mapping[str, float] = field(default_factory=dict)
     custom_metrics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     stats_window_size: int = 100
@@ -88,7 +90,7 @@ def _check(config: TrainConfig) -> None:
     _require("seed", config.seed, seed_ok, "a whole number from 0 to 4294967295")
     for name in ("policy_settings", "stop", "custom_metrics", "env_kwargs", "hyperparameters"):
         _require(name, getattr(config, name), isinstance(getattr(config, name), Mapping), "a mapping")
-    for name in ("algo", "policy", "vectorizer", "device"):
+    for name in ("algo", "policy", "vectorizer", "device", "update_path"):
         _require(name, getattr(config, name), isinstance(getattr(config, name), str), "a word")
     for metric, value in config.stop.items():
         number = isinstance(value, (int, float)) and not isinstance(value, bool)

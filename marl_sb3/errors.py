@@ -1,6 +1,6 @@
 """Every exception that marl_sb3 raises on purpose.
 
-The commands turn each of them into one or two lines and exit code 2.
+The commands turn each of them into one or two lines; `ConfigError` and `EnvError` end with exit code 2, others with 1.
 """
 
 from __future__ import annotations
@@ -29,3 +29,7 @@ class EnvError(MarlSb3Error, RuntimeError):
 
     The message names the env's index, the episode, the step and, where it applies, the agent.
     """
+
+
+class NumericError(MarlSb3Error, ArithmeticError):
+    """A loss, a gradient or what they are made of is NaN or infinite; the message names it and where it began."""

@@ -27,6 +27,7 @@ from marl_sb3.learners.hyperparameters import hyperparameter_defaults
 from marl_sb3.learners.multi_agent_algorithm import MultiAgentAlgorithm
 from marl_sb3.learners.policy_rows import resolve_policies
 from marl_sb3.learners.policy_spec import PolicySpec, algorithm_class
+from marl_sb3.learners.threads import start_without_dynamo
 from marl_sb3.metrics import Result, info_metrics, require_metric
 from marl_sb3.types import AgentID, PolicyID
 from marl_sb3.vec_env import MultiAgentVecEnv, make_vec_env
@@ -85,6 +86,7 @@ def prepare(config: TrainConfig, run_dir: str | Path | None = None, factory: Env
     config = _resolved(config)
     _check_device(config)
     torch.set_num_threads(config.n_threads)
+    start_without_dynamo()
     folder = _free_folder(config.env, run_dir)
     env = make_vec_env(factory or config.env, config.n_envs, config.seed, config.vectorizer, **config.env_kwargs)
     try:
@@ -116,7 +118,7 @@ def execute(run: Run, callbacks: Sequence[BaseCallback] = ()) -> Run:
             )
         finally:
             run.result = last.result
-            if last.result is not None:
+            if last.result is not None and run.algorithm.is_finite():
                 run.policy_files = _save_policies(run)
     run.interrupted = signals.received is not None
     run.stopped_by = signals.received or stop.reached
@@ -226,6 +228,7 @@ def _build_algorithm(config: TrainConfig, env: MultiAgentVecEnv) -> MultiAgentAl
             n_steps=config.hyperparameters["n_steps"],
             seed=config.seed,
             device=config.device,
+            update_path=config.update_path,
             stats_window_size=config.stats_window_size,
             custom_metrics=info_metrics(config.custom_metrics, "custom_metrics"),
         )

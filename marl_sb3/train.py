@@ -109,7 +109,7 @@ def _train(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
     console = Console(highlight=False)
-    setup_logging(arguments.verbosity, console)
+    setup_logging(arguments.verbosity, Console(stderr=True, highlight=False))
     run = _prepare(arguments)
     if not arguments.quiet:
         _print_start(console, run)

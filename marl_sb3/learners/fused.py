@@ -6,8 +6,12 @@ and back after it: a copy of some 10,000 numbers costs less than one minibatch i
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -21,6 +25,8 @@ from torch import nn
 
 from marl_sb3.learners.rollout_buffer import MaskedRolloutBuffer
 from marl_sb3.types import Array, FloatArray
+
+_log = logging.getLogger(__name__)
 
 _ACTIVATIONS = (nn.Tanh, nn.ReLU)  # in the order of the kernel's constants
 
@@ -139,9 +145,7 @@ class FusedPolicy:
     """
 
     def __init__(self, policy: ActorCriticPolicy) -> None:
-        from marl_sb3.learners import fused_kernel
-
-        self._kernel = fused_kernel
+        self._kernel = _compiled_kernel()
         self.policy = policy
         self._space = policy.observation_space
         self.one_hot = isinstance(self._space, (spaces.Discrete, spaces.MultiDiscrete))
@@ -158,7 +162,9 @@ class FusedPolicy:
         if self._log_std is not None:
             self._size += self._log_std.numel()
         self.theta: FloatArray = np.empty(self._size, dtype=np.float32)
-        self.nets = fused_kernel.Nets(
+        self._watched = [parameter for parameter, _, _ in self._parameters()]
+        self._version_read = -1
+        self.nets = self._kernel.Nets(
             self.pi_table,
             self.vf_table,
             self.log_std_offset,
@@ -196,6 +202,16 @@ class FusedPolicy:
         """Copy the policy's parameters into `theta`."""
         for parameter, offset, transposed in self._parameters():
             _read(parameter.detach(), self.theta, offset, transposed)
+        self._version_read = self._version()
+
+    def _version(self) -> int:
+        """A number that grows whenever PyTorch changes a parameter in place."""
+        return sum(parameter._version for parameter in self._watched)
+
+    def _follow(self) -> None:
+        """Notice that a callback has set other parameters in the middle of a rollout."""
+        if self._version() != self._version_read:
+            self.read_parameters()
 
     def write_parameters(self) -> None:
         """Copy `theta` into the policy's parameters."""
@@ -243,6 +259,7 @@ class FusedPolicy:
         Returns:
             Actions (rows, *action shape), values (rows,), log-probabilities (rows,).
         """
+        self._follow()
         inputs, rows = self.inputs(observations), len(observations)
         space = self.policy.action_space
         if self.is_gaussian:
@@ -262,6 +279,7 @@ class FusedPolicy:
 
     def values(self, observations: Array) -> FloatArray:
         """(rows,) values of observations."""
+        self._follow()
         rows = len(observations)
         return self._net(self.vf_table, self.inputs(observations), rows).reshape(-1).copy()
 
@@ -281,6 +299,17 @@ class FusedPolicy:
             self.theta, table, offsets, work, inputs.indices, inputs.floats, self.one_hot, rows, self.activation
         )
         return result
+
+
+@lru_cache(maxsize=1)
+def _compiled_kernel() -> ModuleType:
+    """The kernels, compiled or loaded from the cache of an earlier process."""
+    from marl_sb3.learners import fused_kernel
+
+    if not any(Path(fused_kernel.train.stats.cache_path).glob("fused_kernel.train-*.nbi")):  # type: ignore[attr-defined]
+        _log.warning("compiling the fused update: takes some seconds, once per machine")
+    fused_kernel.warm_up()
+    return fused_kernel
 
 
 def _one_hot_starts(space: spaces.Space[Any]) -> Array:

@@ -147,6 +147,26 @@ def _activate(values: FloatArray, bias: FloatArray, kind: int) -> None:
                 row[j] += bias[j]
 
 
+# Loops, because numba compiles the messages of slice assignments too: seconds of them.
+
+
+@_kernel
+def _clear(array: Array) -> None:
+    for i in range(array.shape[0]):
+        array[i] = 0
+
+
+@_kernel
+def _copy(source: Array, target: Array) -> None:
+    for i in range(source.shape[0]):
+        target[i] = source[i]
+
+
+@_kernel
+def _matrix(flat: FloatArray, offset: int, rows: int, columns: int) -> FloatArray:
+    return flat[offset : offset + rows * columns].reshape(rows, columns)
+
+
 @_kernel
 def _first_layer(indices: Array, floats: FloatArray, one_hot: bool, weight: FloatArray, out: FloatArray) -> None:
     """out: (rows, outputs) = inputs @ weight, where one-hot inputs are given by the positions of their ones."""
@@ -179,11 +199,11 @@ def forward(
 ) -> FloatArray:
     """Run a net; returns its last layer, (rows, outputs), a view of `work`."""
     layers = table.shape[0]
-    out = work[offsets[0] : offsets[0] + rows * table[0, 1]].reshape(rows, table[0, 1])
+    out = _matrix(work, offsets[0], rows, table[0, 1])
     for layer in range(layers):
         inputs, outputs, w, b = table[layer, 0], table[layer, 1], table[layer, 2], table[layer, 3]
-        weight = theta[w : w + inputs * outputs].reshape(inputs, outputs)
-        here = work[offsets[layer] : offsets[layer] + rows * outputs].reshape(rows, outputs)
+        weight = _matrix(theta, w, inputs, outputs)
+        here = _matrix(work, offsets[layer], rows, outputs)
         if layer == 0:
             _first_layer(indices, floats, one_hot, weight, here)
         else:
@@ -201,7 +221,8 @@ def _first_layer_gradient(
     if not one_hot:
         np.dot(floats.T, delta, grad)
         return
-    grad[:] = _ZERO
+    for i in range(grad.shape[0]):
+        _clear(grad[i])
     rows, outputs = delta.shape
     for i in range(rows):
         row = delta[i]
@@ -209,6 +230,16 @@ def _first_layer_gradient(
             target = grad[indices[i, k]]
             for j in range(outputs):
                 target[j] += row[j]
+
+
+@_kernel
+def _through_activation(delta: FloatArray, values: FloatArray, kind: int) -> None:
+    """Multiply gradients, in place, by the slope of the activation whose values these are."""
+    for j in range(values.shape[0]):
+        if kind == TANH:
+            delta[j] *= _ONE - values[j] * values[j]
+        elif values[j] <= _ZERO:
+            delta[j] = _ZERO
 
 
 @_kernel
@@ -233,29 +264,24 @@ def backward(
     layers = table.shape[0]
     for layer in range(layers - 1, -1, -1):
         inputs, outputs, w, b = table[layer, 0], table[layer, 1], table[layer, 2], table[layer, 3]
-        delta = delta_work[offsets[layer] : offsets[layer] + rows * outputs].reshape(rows, outputs)
+        delta = _matrix(delta_work, offsets[layer], rows, outputs)
         bias_grad = grad[b : b + outputs]
-        bias_grad[:] = _ZERO
+        _clear(bias_grad)
         for i in range(rows):
             row = delta[i]
             for j in range(outputs):
                 bias_grad[j] += row[j]
-        weight_grad = grad[w : w + inputs * outputs].reshape(inputs, outputs)
+        weight_grad = _matrix(grad, w, inputs, outputs)
         if layer == 0:
             _first_layer_gradient(indices, floats, one_hot, delta, weight_grad)
             continue
-        below = work[offsets[layer - 1] : offsets[layer - 1] + rows * inputs].reshape(rows, inputs)
+        below = _matrix(work, offsets[layer - 1], rows, inputs)
         np.dot(below.T, delta, weight_grad)
-        weight = theta[w : w + inputs * outputs].reshape(inputs, outputs)
-        delta_below = delta_work[offsets[layer - 1] : offsets[layer - 1] + rows * inputs].reshape(rows, inputs)
+        weight = _matrix(theta, w, inputs, outputs)
+        delta_below = _matrix(delta_work, offsets[layer - 1], rows, inputs)
         np.dot(delta, weight.T, delta_below)
-        flat_delta, flat_below = delta_below.reshape(-1), below.reshape(-1)
-        if activation == TANH:
-            for i in range(rows * inputs):
-                flat_delta[i] *= _ONE - flat_below[i] * flat_below[i]
-        else:
-            for i in range(rows * inputs):
-                flat_delta[i] = flat_delta[i] if flat_below[i] > _ZERO else _ZERO
+        for i in range(rows):
+            _through_activation(delta_below[i], below[i], activation)
 
 
 @_kernel
@@ -425,10 +451,10 @@ def _gather(samples: Samples, order: Array, batch: Samples) -> None:
     """Copy the samples of a minibatch to the front of the arrays of `batch`."""
     for i in range(order.shape[0]):
         source = order[i]
-        batch.indices[i] = samples.indices[source]
-        batch.floats[i] = samples.floats[source]
-        batch.int_actions[i] = samples.int_actions[source]
-        batch.float_actions[i] = samples.float_actions[source]
+        _copy(samples.indices[source], batch.indices[i])
+        _copy(samples.floats[source], batch.floats[i])
+        _copy(samples.int_actions[source], batch.int_actions[i])
+        _copy(samples.float_actions[source], batch.float_actions[i])
         batch.log_probs[i] = samples.log_probs[source]
         batch.advantages[i] = samples.advantages[source]
         batch.returns[i] = samples.returns[source]
@@ -454,7 +480,7 @@ def _losses(
     by_entropy = -_f(settings.ent_coef) * inverse_rows
     by_value = _TWO * _f(settings.vf_coef) * inverse_rows
     policy_loss = value_loss = entropy = kl = clipped = np.float64(0.0)
-    log_std_grad[:] = _ZERO
+    _clear(log_std_grad)
     for i in range(rows):
         if nets.gaussian:
             log_prob = _gaussian_log_prob(pi_out[i], log_std, batch.float_actions[i])
@@ -510,8 +536,8 @@ def _minibatch(
     vf_out = forward(theta, nets.vf, vf_offsets, vf_work, indices, floats, one_hot, rows, activation)
     log_softmax(pi_out, nets.sizes)
     outputs = nets.pi[-1, 1]
-    pi_by_out = pi_delta[pi_offsets[-1] : pi_offsets[-1] + rows * outputs].reshape(rows, outputs)
-    vf_by_out = vf_delta[vf_offsets[-1] : vf_offsets[-1] + rows].reshape(rows, 1)
+    pi_by_out = _matrix(pi_delta, pi_offsets[-1], rows, outputs)
+    vf_by_out = _matrix(vf_delta, vf_offsets[-1], rows, 1)
     log_std, log_std_grad = theta[nets.log_std :], grad[nets.log_std :]
     _losses(nets, batch, rows, pi_out, vf_out, log_std, settings, pi_by_out, vf_by_out, log_std_grad, stats)
     backward(theta, grad, nets.pi, pi_offsets, pi_work, pi_delta, indices, floats, one_hot, rows, activation)
@@ -571,3 +597,18 @@ def train(
             scale = min(_ONE, _f(settings.max_grad_norm) / (_f(norm) + _CLIP_EPS))
             _adam(theta, grad, m, v, scale, settings, adam_step + done)
     return done
+
+
+def warm_up() -> None:
+    """Call every kernel once, so that it is compiled: all policies use the same types of arguments."""
+    layers = np.array([[1, 1, 0, 1]], dtype=np.int64)
+    nets = Nets(layers, layers, 2, np.ones(1, dtype=np.int64), False, TANH, True)
+    index, none, one = np.zeros((1, 1), np.int64), np.empty((1, 0), np.float32), np.zeros(1, np.float32)
+    samples = Samples(index, none, index, none, one, one, one)
+    batch = Samples(*(array.copy() for array in samples))
+    theta = np.zeros(2, np.float32)
+    settings = Settings(1, True, 0.2, 0.0, 0.5, 0.5, 1e-3, 0.9, 0.999, 1e-5)
+    train(theta, theta.copy(), theta.copy(), 0, nets, samples, batch, index, settings, np.zeros((1, NUM_STATS)))
+    offsets, size = workspace(layers, 1)
+    logits = forward(theta, layers, offsets, np.empty(size, np.float32), index, none, True, 1, TANH)
+    sample(logits, nets.sizes, np.ones((1, 1), np.float32))

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import psutil
+import torch as th
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import (
     BaseCallback,
@@ -46,6 +47,7 @@ class MultiAgentAlgorithm:
         device: as in SB3.
         stats_window_size: over how many finished episodes the metrics of episodes run.
         custom_metrics: numbers per episode from the env's infos, besides those that the env announces.
+        update_path: how `marl_sb3.PPO` updates: `auto`, `fused` or `lean`; see there.
         verbose: 1 prints the metrics after each iteration.
         tensorboard_log: folder for TensorBoard's events, or None.
         hyperparameters: for every policy that does not set its own; by SB3's names.
@@ -72,6 +74,7 @@ class MultiAgentAlgorithm:
         device: str = "auto",
         stats_window_size: int = 100,
         custom_metrics: Mapping[str, InfoMetric] | None = None,
+        update_path: str = "auto",
         verbose: int = 0,
         tensorboard_log: str | None = None,
         **hyperparameters: Any,
@@ -92,6 +95,7 @@ class MultiAgentAlgorithm:
                 policy_id in trained,
                 _policy_seed(seed, index),
                 device,
+                update_path,
             )
             for index, policy_id in enumerate(policy_ids)
         }
@@ -217,6 +221,14 @@ class MultiAgentAlgorithm:
                 raise ConfigError(f"unknown policy {policy_id!r}; accepted: {', '.join(self.policies)}")
         for policy_id, values in parameters.items():
             self.policies[policy_id].set_parameters(dict(values), exact_match=exact_match)
+
+    def is_finite(self) -> bool:
+        """Whether all weights of all policies are numbers."""
+        return all(
+            bool(th.isfinite(parameter).all())
+            for algorithm in self.policies.values()
+            for parameter in algorithm.policy.parameters()
+        )
 
     def save_policies(self, folder: str | Path) -> dict[PolicyID, Path]:
         """Save each policy as `folder/<policy id>.zip`, which stock SB3's `load` opens.

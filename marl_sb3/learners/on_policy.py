@@ -21,7 +21,9 @@ from stable_baselines3.common.vec_env import VecTransposeImage
 
 from marl_sb3.errors import ConfigError
 from marl_sb3.learners.evaluator import policy_evaluator
+from marl_sb3.learners.fused import why_not_fused
 from marl_sb3.learners.fused_update import FusedUpdate, LeanUpdate
+from marl_sb3.learners.numeric_faults import check_update
 from marl_sb3.learners.policy_rows import PolicyRows
 from marl_sb3.learners.policy_spec import PolicySpec
 from marl_sb3.learners.ppo import PPO
@@ -72,25 +74,42 @@ class OnPolicyLearner:
         trained: whether it learns; if not it only acts.
         seed: for the weights and everything drawn afterwards.
         device: as in SB3.
+        update_path: see `marl_sb3.PPO`; other algorithms have one way only.
 
     Raises:
         ConfigError: the hyperparameters do not fit the rollout or the spaces.
     """
 
     def __init__(
-        self, rows: PolicyRows, spec: PolicySpec, n_steps: int, trained: bool, seed: int | None, device: str
+        self,
+        rows: PolicyRows,
+        spec: PolicySpec,
+        n_steps: int,
+        trained: bool,
+        seed: int | None,
+        device: str,
+        update_path: str = "auto",
     ) -> None:
         self.rows = rows
         self.trained = trained
         self.algorithm = _build(rows, spec, n_steps, seed, device)
         self.algorithm.set_logger(Logger(None, []))
         self._grad_updates = 0  # of stock algorithms, which do not count them
-        if not isinstance(self.algorithm, PPO):
+        if isinstance(self.algorithm, PPO):
+            self._choose_path(self.algorithm, update_path)
+        else:
             self.policy.optimizer.register_step_post_hook(self._count_grad_update)
         self._starts: BoolArray = np.ones(rows.num_rows, dtype=bool)
         self._decision: _Decision | None = None
         self._update: FusedUpdate | LeanUpdate | None = None
         self._evaluator = policy_evaluator(self.algorithm)
+
+    def _choose_path(self, algorithm: PPO, update_path: str) -> None:
+        if update_path != "auto":  # a subclass may have chosen already
+            algorithm.update_path = update_path
+        fused = algorithm.fused_policy()
+        reason = "" if fused or algorithm.update_path == "lean" else f" ({why_not_fused(algorithm)})"
+        _log.info("policy %s: %s update%s", self.rows.policy_id, "fused" if fused else "lean", reason)
 
     @property
     def policy(self) -> Any:
@@ -107,12 +126,11 @@ class OnPolicyLearner:
         self._starts = np.ones(self.rows.num_rows, dtype=bool)
 
     def begin_rollout(self) -> None:
-        """Empty the buffer, and choose how the policy is evaluated."""
+        """Empty the buffer."""
         self.policy.set_training_mode(False)
         self.buffer.reset()
         if self.algorithm.use_sde:
             self.policy.reset_noise(self.rows.num_rows)
-        self._evaluator = policy_evaluator(self.algorithm)
 
     def act(self, groups: Sequence[Observations], active: BoolArray, step: int) -> Array:
         """Choose actions.
@@ -125,6 +143,8 @@ class OnPolicyLearner:
         Returns:
             (rows, *action shape), as the env takes them; zeros in inactive rows.
         """
+        if step == 0:  # not before: callbacks may set weights when a rollout starts
+            self._evaluator = policy_evaluator(self.algorithm)
         frequency = self.algorithm.sde_sample_freq
         if self.algorithm.use_sde and frequency > 0 and step % frequency == 0:
             self.policy.reset_noise(self.rows.num_rows)
@@ -228,13 +248,21 @@ class OnPolicyLearner:
 
         Returns:
             The metrics below `learners/{policy}/`.
+
+        Raises:
+            NumericError: a loss or a gradient is not finite.
         """
         if isinstance(self._update, FusedUpdate):
             self.algorithm.finish_update(self._update)  # type: ignore[attr-defined]
             self.buffer.samples_drawn += self._update.samples_drawn
         recorded = dict(self.algorithm.logger.name_to_value)
         self.algorithm.logger.dump()
+        check_update(self.rows, recorded, self._update_stats(recorded).get("gradients_global_norm"), self.buffer)
         return self._metrics(recorded)
+
+    def _update_stats(self, recorded: dict[str, Any]) -> dict[str, float]:
+        """What `marl_sb3.PPO` knows beyond what SB3 records."""
+        return getattr(self.algorithm, "update_stats", {}) if recorded else {}
 
     def metrics_before_training(self) -> Result:
         """The same keys as `finish_update` returns, nothing measured yet."""
@@ -242,7 +270,7 @@ class OnPolicyLearner:
 
     def _metrics(self, recorded: dict[str, Any]) -> Result:
         entropy_loss = recorded.get("train/entropy_loss")
-        extra = getattr(self.algorithm, "update_stats", {}) if recorded else {}
+        extra = self._update_stats(recorded)
         parameters = [p.numel() for p in self.policy.parameters() if p.requires_grad]
         values = {
             "policy_loss": recorded.get("train/policy_gradient_loss"),

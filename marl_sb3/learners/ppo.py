@@ -182,9 +182,9 @@ class PPO(stable_baselines3.PPO):
         if clip_range_vf is not None:
             self.logger.record("train/clip_range_vf", clip_range_vf)
         self.update_stats = {
-            "gradients_global_norm": means.get("gradients_global_norm", np.nan),
-            "vf_loss_unclipped": means.get("vf_loss_unclipped", means["value_loss"]),
+            name: means[name] for name in ("gradients_global_norm", "vf_loss_unclipped") if name in means
         }
+        self.update_stats.setdefault("vf_loss_unclipped", means["value_loss"])
 
 
 def _means_by_name(minibatches: list[dict[str, th.Tensor]]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""How many threads work at a time: one per core, never more."""
+"""The process around the training: how many threads work at a time, and what is not loaded."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import lru_cache
 
+import torch as th
 from threadpoolctl import ThreadpoolController
 
 
@@ -39,3 +40,18 @@ def run_in_threads(jobs: Sequence[Callable[[], None]]) -> None:
     with ThreadPoolExecutor(min(len(jobs), available_cores())) as pool:
         for running in [pool.submit(job) for job in jobs]:
             running.result()
+
+
+def start_without_dynamo() -> None:
+    """Keep PyTorch from importing its compiler when an optimizer is made: over a second of every start.
+
+    Some methods of optimizers are wrapped to hide them from the compiler, and import it when they are first called.
+    Where nothing has loaded it so far, there is nothing to hide from; the wrappers look for this attribute.
+    """
+    if "torch._dynamo" in sys.modules:
+        return
+    for name in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):
+        method = getattr(th.optim.Optimizer, name)
+        inner = getattr(method, "__wrapped__", None)
+        if inner is not None:
+            inner.__dict__["__dynamo_disable"] = inner

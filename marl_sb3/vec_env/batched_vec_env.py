@@ -136,8 +136,9 @@ class BatchedVecEnv(MultiAgentVecEnv):
         )
 
     def _zeros_where_inactive(self, array: Array) -> Array:
-        array[~self.active] = 0
-        return array
+        filled = array.copy()  # the original may hold final observations
+        filled[~self.active] = 0
+        return filled
 
     def _reset_info(self) -> dict[str, Any]:
         return {agent: {} for agent in self.agents}

@@ -16,7 +16,7 @@ TINY = {"batch_size": 2, "n_epochs": 1, "policy_kwargs": {"net_arch": [2]}}
 
 
 class Paid(ScriptedEnv):
-    """Agent a is truncated after 2 steps, b after 3. Step s of episode k pays a 10 * k + s, b twice that; more in env 1."""
+    """Agent a is truncated after 2 steps, b after 3. Step s of episode k pays a 10 * k + s and b twice that."""
 
     def __init__(self, env_index: int) -> None:
         super().__init__({"a": (2, "truncated"), "b": (3, "truncated")}, env_index=env_index)

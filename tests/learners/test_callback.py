@@ -58,6 +58,33 @@ def test_callbacks_of_sb3_hear_env_steps_and_ours_hear_more(tmp_path: Path) -> N
     assert any(path.name.startswith("events.out") for path in tmp_path.iterdir())
 
 
+class AlwaysTwo(MultiAgentCallback):
+    """Makes the policy choose action 2, at a moment of its own."""
+
+    def __init__(self, moment: str) -> None:
+        super().__init__()
+        setattr(self, moment, self.set_data if moment == "_on_rollout_start" else self.set_weights)
+
+    def set_weights(self) -> bool:
+        policy: Any = self.algorithm.policies["shared"].policy
+        policy.load_state_dict({**policy.state_dict(), "action_net.bias": th.tensor([0.0, 0.0, 1000.0])})
+        return True
+
+    def set_data(self) -> None:
+        """As `stable_baselines3.common.utils.polyak_update` does."""
+        policy: Any = self.algorithm.policies["shared"].policy
+        policy.action_net.bias.data.copy_(th.tensor([0.0, 0.0, 1000.0]))
+
+
+@pytest.mark.parametrize(("moment", "before"), [("_on_training_start", 0), ("_on_rollout_start", 0), ("_on_step", 1)])
+def test_weights_that_a_callback_sets_act_from_the_next_step_on(moment: str, before: int) -> None:
+    algorithm = make()
+    algorithm.learn(ITERATION, callback=AlwaysTwo(moment))
+    received = [step for steps in algorithm.env.get_attr("received", [0, 1]) for step in steps[before:]]
+    assert len(received) == ITERATION - before * N_ENVS
+    assert {int(action) for step in received for action in step.values()} == {2}
+
+
 def test_stop_training_on_max_episodes_ends_it_within_the_rollout() -> None:
     algorithm = make(n_steps=8)
     before = algorithm.policies["shared"].policy.action_net.weight.clone()

@@ -36,6 +36,12 @@ class LeanPPO(marl_sb3.PPO):
     update_path = "lean"
 
 
+class FusedPPO(marl_sb3.PPO):
+    """Takes the fused way, or fails."""
+
+    update_path = "fused"
+
+
 ALGORITHMS = {"lean": LeanPPO, "stock": stable_baselines3.PPO}
 SMALL = {"batch_size": 16, "n_epochs": 2, "learning_rate": 3e-3, "policy_kwargs": {"net_arch": [8]}}
 
@@ -76,6 +82,10 @@ CASES = {
             "clip_range_vf": LinearSchedule(0.5, 0, 1),
         },
         iterations=2.5,
+    ),
+    "linear learning rate and clipping": Case(
+        hyperparameters={"learning_rate": "lin_1e-2", "clip_range": "lin_0.1"},
+        stock={"learning_rate": LinearSchedule(1e-2, 0, 1), "clip_range": LinearSchedule(0.1, 0, 1)},
     ),
     "value clipping": Case(hyperparameters={"clip_range_vf": 0.05}),
     "target KL": Case(hyperparameters={"target_kl": 1e-4, "n_epochs": 5}),
@@ -133,7 +143,6 @@ def train_stock(model: Any, case: Case) -> Any:
 def train_ours(case: Case, algorithm: type) -> MultiAgentAlgorithm:
     spec = PolicySpec(algorithm, case.policy, **{**SMALL, **case.hyperparameters})
     ours = MultiAgentAlgorithm(env_of(case), {"p": spec}, n_steps=case.n_steps, seed=SEED, device="cpu")
-    ours.policies["p"].update_path = "lean"  # the way that equals SB3 bit for bit
     return ours.learn(int(case.iterations * case.n_steps) * N_ENVS)
 
 
@@ -170,6 +179,34 @@ def test_weights_and_optimizer_equal_those_of_stock_sb3(name: str, algorithm: st
     assert [path for path in expected if not same(expected[path], found[path])] == []
     assert (ours.num_timesteps, ours._n_updates) == counts
     assert not any(same(before[path], found[path]) for path in before if path.endswith("net.weight"))
+
+
+FUSED = [
+    "time limits inside rollouts",
+    "linear learning rate and clipping",
+    "entropy bonus, no normalisation",
+    "other coefficients",
+    "batch size that leaves one over",
+    "terminations",
+    "continuous actions",
+    "MultiDiscrete actions",
+    "Box actions of two axes",
+    "Discrete observations",
+    "MultiBinary observations",
+]
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_fused_way_equals_stock_sb3_to_floating_point_tolerance(name: str) -> None:
+    before, expected, counts = stock_training(name)
+    ours = train_ours(CASES[name], FusedPPO).policies["p"]
+    found = leaves(ours.get_parameters())
+    assert expected.keys() == found.keys()
+    for path, value in expected.items():
+        th.testing.assert_close(found[path], value, rtol=1e-3, atol=1e-5, msg=lambda text, path=path: f"{path}: {text}")
+    assert (ours.num_timesteps, ours._n_updates) == counts
+    # The tolerance is small next to what was learnt.
+    assert not any(th.allclose(before[path], found[path], atol=1e-3) for path in before if path.endswith("net.weight"))
 
 
 class Keep(KVWriter):

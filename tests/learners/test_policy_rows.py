@@ -124,7 +124,9 @@ class Keep(MultiAgentCallback):
 
     def _on_rollout_end(self) -> None:
         self.kept = {
-            policy_id: {name: getattr(algorithm.rollout_buffer, name).copy() for name in ("active", "actions")}
+            policy_id: {
+                name: getattr(algorithm.rollout_buffer, name).copy() for name in ("active", "actions", "episode_starts")
+            }
             | {"observations": algorithm.rollout_buffer.observations.copy()}
             for policy_id, algorithm in self.algorithm.policies.items()
         }
@@ -152,6 +154,7 @@ def test_each_policy_gets_the_steps_of_its_agents_and_they_its_actions(mapping: 
                 assert (agent in received[e][step]) == acts
                 if acts:
                     assert kept["observations"][step, row].tolist() == [10 * e + number, episode + 1, in_episode]
+                    assert kept["episode_starts"][step, row] == (in_episode == 0)
                     assert kept["actions"][step, row] == received[e][step][agent]
 
 

@@ -1,0 +1,59 @@
+"""Find where a NaN or an infinity in an update came from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from marl_sb3.errors import NumericError
+from marl_sb3.learners.policy_rows import PolicyRows
+
+_LOSSES = {
+    "train/policy_gradient_loss": "policy loss",
+    "train/value_loss": "value loss",
+    "train/entropy_loss": "entropy",
+    "train/loss": "loss",
+}
+# In the order in which one follows from another.
+_ROLLOUT = ("rewards", "values", "log_probs", "advantages", "returns")
+
+
+def check_update(rows: PolicyRows, recorded: Mapping[str, Any], grad_norm: float | None, rollout: Any) -> None:
+    """Refuse the results of an update that are not finite.
+
+    Args:
+        rows: the rows of the policy.
+        recorded: what the algorithm recorded in its logger.
+        grad_norm: norm of the gradients; None if it is not known.
+        rollout: the policy's rollout buffer.
+
+    Raises:
+        NumericError: names the policy, the quantity, and agent, env and step where it began.
+    """
+    faults = [words for name, words in _LOSSES.items() if not math.isfinite(recorded.get(name, 0.0))]
+    if not faults and grad_norm is not None and not math.isfinite(grad_norm):
+        faults = ["gradient"]
+    if faults:
+        raise NumericError(f"policy {rows.policy_id!r}: the {faults[0]} is not finite; {_origin(rows, rollout)}")
+
+
+def _origin(rows: PolicyRows, rollout: Any) -> str:
+    for name in _ROLLOUT:
+        array = getattr(rollout, name)
+        bad = np.argwhere(~np.isfinite(array))
+        if len(bad):
+            where = _place(rows, rollout, bad[0].tolist())
+            return f"it began in the {name.replace('_', '-')} of the rollout{where}"
+    return "the rollout is finite: it began in the update, as with too high a learning rate"
+
+
+def _place(rows: PolicyRows, rollout: Any, index: list[int]) -> str:
+    """Agent, env and step; unknown once the buffer has been flattened."""
+    if rollout.generator_ready:
+        return ""
+    step, row = index[:2]
+    env_index, position = divmod(row, len(rows.agents))
+    return f", at agent {rows.agents[position]!r}, env {env_index}, step {step} of the rollout"

@@ -1,0 +1,367 @@
+"""The fused update against PyTorch: gradients, whole updates, sampling, and what it leaves to PyTorch."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import stable_baselines3
+import torch as th
+from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stable_baselines3.common.preprocessing import preprocess_obs
+from stable_baselines3.common.vec_env import DummyVecEnv
+from torch import nn
+
+import marl_sb3
+from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
+from marl_sb3.errors import NumericError
+from marl_sb3.learners import fused_kernel as kernel
+from marl_sb3.learners.fused import FusedPolicy, why_not_fused
+from marl_sb3.learners.threads import one_blas_thread
+
+# SB3 says that the batch size does not divide the rollout; here that is wanted.
+pytestmark = pytest.mark.filterwarnings("ignore:You have specified a mini-batch size")
+
+OBSERVATIONS = {
+    "box": spaces.Box(-2, 2, (3,), np.float32),
+    "matrix": spaces.Box(-2, 2, (2, 3), np.float64),
+    "discrete": spaces.Discrete(5),
+    "multi-discrete": spaces.MultiDiscrete([3, 4, 2]),
+    "multi-binary": spaces.MultiBinary(4),
+}
+ACTIONS = {
+    "discrete": spaces.Discrete(3),
+    "multi-discrete": spaces.MultiDiscrete([2, 3]),
+    "box": spaces.Box(-1, 1, (2,), np.float32),
+}
+
+
+class RandomEnv(gymnasium.Env):
+    """Random observations and rewards, episodes of 7 steps, every other one truncated."""
+
+    def __init__(self, observation: str, action: str) -> None:
+        self.observation_space, self.action_space = deepcopy(OBSERVATIONS[observation]), deepcopy(ACTIONS[action])
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
+        super().reset(seed=seed)
+        if seed is not None:
+            self.observation_space.seed(seed)
+            self.episode = 0
+        self.steps, self.episode = 0, self.episode + 1
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+        self.steps += 1
+        over, odd = self.steps == 7, self.episode % 2 == 1
+        reward = float(np.sum(action)) + self.np_random.normal()
+        return self.observation_space.sample(), reward, over and odd, over and not odd, {}
+
+
+def vec_env(observation: str, action: str) -> DummyVecEnv:
+    return DummyVecEnv([lambda: RandomEnv(observation, action)] * 2)
+
+
+def model(algorithm: type, observation: str, action: str, **hyperparameters: Any) -> Any:
+    defaults = {"n_steps": 24, "batch_size": 20, "n_epochs": 3, "learning_rate": 1e-3, "seed": 1, "device": "cpu"}
+    return algorithm("MlpPolicy", vec_env(observation, action), **{**defaults, **hyperparameters})
+
+
+class Fused(marl_sb3.PPO):
+    update_path = "fused"
+
+
+def relative(found: th.Tensor, expected: th.Tensor) -> float:
+    return float((found - expected).norm() / expected.norm().clamp_min(1e-8))
+
+
+# A whole update
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("observation", OBSERVATIONS)
+def test_weights_and_optimizer_after_two_iterations_are_those_of_stock_sb3(observation: str, action: str) -> None:
+    stock, fused = (model(algorithm, observation, action) for algorithm in (stable_baselines3.PPO, Fused))
+    for trained in (stock, fused):
+        trained.set_random_seed(1)
+        trained.learn(2 * 48)
+    for name, expected in stock.policy.state_dict().items():
+        assert relative(fused.policy.state_dict()[name], expected) < 1e-4, name
+    stock_state, fused_state = (trained.policy.optimizer.state_dict()["state"] for trained in (stock, fused))
+    assert stock_state.keys() == fused_state.keys()
+    for key, expected in stock_state.items():
+        assert fused_state[key]["step"] == expected["step"]
+        for moment in ("exp_avg", "exp_avg_sq"):
+            assert relative(fused_state[key][moment], expected[moment]) < 1e-3
+
+
+HYPERPARAMETERS: dict[str, dict[str, Any]] = {
+    "relu": {"policy_kwargs": {"activation_fn": nn.ReLU}},
+    "no hidden layers": {"policy_kwargs": {"net_arch": []}},
+    "unequal nets": {"policy_kwargs": {"net_arch": {"pi": [7], "vf": [9, 5, 3]}}},
+    "entropy": {"ent_coef": 0.1},
+    "no normalisation": {"normalize_advantage": False},
+    "schedules": {"learning_rate": lambda p: 1e-3 * p, "clip_range": lambda p: 0.1 + 0.2 * p},
+    "tight clipping": {"clip_range": 0.01, "max_grad_norm": 0.05, "n_epochs": 6},
+    "one minibatch": {"batch_size": 48},
+    "a last minibatch of one": {"batch_size": 47},
+    "other betas": {"policy_kwargs": {"optimizer_kwargs": {"betas": (0.8, 0.9), "eps": 1e-3}}},
+    "separate extractors": {"policy_kwargs": {"share_features_extractor": False}},
+}
+
+
+@pytest.mark.parametrize("action", ["discrete", "box"])
+@pytest.mark.parametrize("name", HYPERPARAMETERS)
+def test_hyperparameters_mean_what_they_mean_in_stock_sb3(name: str, action: str) -> None:
+    stock, fused = (model(a, "box", action, **HYPERPARAMETERS[name]) for a in (stable_baselines3.PPO, Fused))
+    for trained in (stock, fused):
+        trained.set_random_seed(1)
+        trained.learn(2 * 48)
+    for key, expected in stock.policy.state_dict().items():
+        assert relative(fused.policy.state_dict()[key], expected) < 1e-4, key
+    stock_log, fused_log = stock.logger.name_to_value, fused.logger.name_to_value
+    assert stock_log.keys() == fused_log.keys()
+    for key in stock_log:
+        if key.startswith("train/"):
+            assert fused_log[key] == pytest.approx(stock_log[key], rel=1e-3, abs=1e-5), key
+
+
+# Gradients of a minibatch, in float64
+
+
+def torch_gradients(policy: Any, batch: kernel.Samples, observations: np.ndarray, actions: np.ndarray, s: Any) -> dict:
+    """SB3's loss by autograd in float64."""
+    policy = policy.double()
+    features = preprocess_obs(th.as_tensor(observations), policy.observation_space).flatten(1).double()
+    latent_pi, latent_vf = policy.mlp_extractor(features)
+    distribution = policy._get_action_dist_from_latent(latent_pi)
+    log_prob, entropy = distribution.log_prob(th.as_tensor(actions).double()), distribution.entropy()
+    values = policy.value_net(latent_vf)
+    ratio = th.exp(log_prob - th.as_tensor(batch.log_probs.astype(np.float64)))
+    advantages = th.as_tensor(batch.advantages.astype(np.float64))
+    clipped = th.clamp(ratio, 1 - s.clip_range, 1 + s.clip_range)
+    policy_loss = -th.min(advantages * ratio, advantages * clipped).mean()
+    value_loss = ((th.as_tensor(batch.returns.astype(np.float64)) - values.flatten()) ** 2).mean()
+    loss = policy_loss - s.ent_coef * entropy.mean() + s.vf_coef * value_loss
+    policy.zero_grad()
+    loss.backward()
+    return {name: p.grad.float() for name, p in policy.named_parameters()}
+
+
+@settings(max_examples=40, deadline=None, derandomize=True, database=None)
+@given(
+    observation=st.sampled_from(list(OBSERVATIONS)), action=st.sampled_from(list(ACTIONS)),
+    pi=st.lists(st.integers(1, 9), max_size=3), vf=st.lists(st.integers(1, 9), max_size=3),
+    relu=st.booleans(), rows=st.integers(1, 17), seed=st.integers(0, 10**6),
+    clip_range=st.sampled_from([0.01, 0.2, 1.0]), ent_coef=st.sampled_from([0.0, 0.3]),
+)  # fmt: skip
+def test_gradients_are_those_of_autograd(
+    observation: str,
+    action: str,
+    pi: list,
+    vf: list,
+    relu: bool,
+    rows: int,
+    seed: int,
+    clip_range: float,
+    ent_coef: float,
+) -> None:
+    th.manual_seed(seed)
+    rng = np.random.default_rng(seed)
+    for space in (OBSERVATIONS[observation], ACTIONS[action]):
+        space.seed(seed)
+    kwargs = {"net_arch": {"pi": pi, "vf": vf}, "activation_fn": nn.ReLU if relu else nn.Tanh, "ortho_init": False}
+    policy = model(Fused, observation, action, policy_kwargs=kwargs, seed=None).policy
+    if action == "box":
+        policy.log_std.data.normal_(0, 0.3)
+    fused = FusedPolicy(policy)
+    fused.read_parameters()
+    observations = np.stack([OBSERVATIONS[observation].sample() for _ in range(rows)])
+    actions = np.stack([ACTIONS[action].sample() for _ in range(rows)]).reshape(rows, -1)
+    with th.no_grad():
+        taken = th.as_tensor(actions.flatten() if action == "discrete" else actions)
+        log_probs = policy.evaluate_actions(th.as_tensor(observations).float(), taken)[1].numpy()
+    inputs, none = fused.inputs(observations), np.empty((rows, 0))
+    batch = kernel.Samples(
+        indices=inputs.indices,
+        floats=inputs.floats,
+        int_actions=(none if action == "box" else actions).astype(np.int64),
+        float_actions=(actions if action == "box" else none).astype(np.float32),
+        log_probs=(log_probs + rng.normal(0, 0.2, rows)).astype(np.float32),
+        advantages=rng.normal(0, 1, rows).astype(np.float32),
+        returns=rng.normal(0, 1, rows).astype(np.float32),
+    )
+    chosen = kernel.Settings(rows, False, clip_range, ent_coef, 0.5, 0.5, 1e-3, 0.9, 0.999, 1e-5)
+    grad = np.full_like(fused.theta, np.nan)
+    spaces_ = []
+    for table in (fused.nets.pi, fused.nets.vf):
+        offsets, size = kernel.workspace(table, rows)
+        spaces_.append((offsets, np.empty(size, np.float32), np.empty(size, np.float32)))
+    with one_blas_thread():
+        kernel._minibatch(fused.theta, grad, fused.nets, batch, rows, chosen, *spaces_, np.zeros(kernel.NUM_STATS))
+    expected = torch_gradients(policy, batch, observations, taken.numpy(), chosen)
+    fused.theta[:] = grad
+    policy.float()
+    fused.write_parameters()
+    scale = max(float(value.norm()) for value in expected.values())
+    for name, found in policy.named_parameters():
+        assert float((found.detach() - expected[name]).norm()) < 1e-4 * scale, name
+
+
+def test_a_planted_error_in_the_gradient_is_found() -> None:
+    """The comparison above can fail: with tanh's slope left out it is off by far more than 1e-4."""
+    values = np.array([0.9], np.float32)
+    delta = np.array([1.0], np.float32)
+    kernel._through_activation(delta, values, kernel.TANH)
+    assert delta[0] == pytest.approx(0.19)
+    assert abs(delta[0] - 1.0) > 1e-4
+
+
+# Acting
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_actions_are_drawn_from_the_stream_that_torch_draws_from(action: str) -> None:
+    policy = model(Fused, "box", action).policy
+    fused = FusedPolicy(policy)
+    fused.read_parameters()
+    observations = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
+    th.manual_seed(7)
+    with th.no_grad():
+        expected = policy(th.as_tensor(observations))
+    th.manual_seed(7)
+    actions, values, log_probs = fused.act(observations)
+    if action == "box":
+        np.testing.assert_allclose(actions, expected[0].numpy(), atol=1e-6)
+    else:
+        np.testing.assert_array_equal(actions, expected[0].numpy())
+    np.testing.assert_allclose(values, expected[1].numpy().reshape(-1), atol=1e-6)
+    np.testing.assert_allclose(log_probs, expected[2].numpy(), atol=1e-5)
+
+
+# What it leaves to PyTorch
+
+
+def replace_layer(algorithm: Any) -> None:
+    algorithm.policy.mlp_extractor.policy_net.append(nn.LayerNorm(64))
+
+
+NOT_COVERED: dict[str, tuple[dict[str, Any], Any, str]] = {
+    "target_kl": ({"target_kl": 0.1}, None, "target_kl"),
+    "clip_range_vf": ({"clip_range_vf": 0.2}, None, "clip_range_vf"),
+    "weight decay": ({"policy_kwargs": {"optimizer_kwargs": {"weight_decay": 0.1}}}, None, "weight decay"),
+    "other optimizer": ({"policy_kwargs": {"optimizer_class": th.optim.SGD}}, None, "optimizer SGD"),
+    "other activation": ({"policy_kwargs": {"activation_fn": nn.ELU}}, None, "activation ELU"),
+    "a layer put in": ({}, replace_layer, "layers other than linear ones"),
+    "a hook": ({}, lambda a: a.policy.value_net.register_forward_hook(lambda *_: None), "hooks of the network"),
+    "an optimizer hook": ({}, lambda a: a.policy.optimizer.register_step_pre_hook(lambda *_: None), "hooks of the opt"),
+    "a frozen layer": ({}, lambda a: a.policy.value_net.requires_grad_(False), "frozen"),
+    "a replaced method": ({}, lambda a: setattr(a.policy, "evaluate_actions", None), "replaced methods"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_COVERED)
+def test_what_is_not_covered_takes_the_lean_way_and_cannot_be_forced(name: str) -> None:
+    hyperparameters, change, reason = NOT_COVERED[name]
+    algorithm = model(marl_sb3.PPO, "box", "discrete", **hyperparameters)
+    if change is not None:
+        assert why_not_fused(algorithm) is None
+        change(algorithm)
+    assert reason in (why_not_fused(algorithm) or "")
+    assert algorithm.fused_policy() is None
+    algorithm.update_path = "fused"
+    with pytest.raises(ConfigError, match=f"does not cover this policy: .*{reason}"):
+        algorithm.fused_policy()
+
+
+def test_gsde_and_subclassed_training_take_the_lean_way() -> None:
+    assert why_not_fused(model(marl_sb3.PPO, "box", "box", use_sde=True)) == "gSDE"
+
+    class Mine(marl_sb3.PPO):
+        trained = 0
+
+        def train(self) -> None:
+            type(self).trained += 1
+            super().train()
+
+    env = make_vec_env("arena", n_envs=2, max_timesteps=5)
+    MultiAgentAlgorithm(env, {"p": PolicySpec(Mine)}, n_steps=10, batch_size=20, device="cpu").train_iteration()
+    assert Mine.trained == 1
+
+
+def test_an_unknown_path_is_refused() -> None:
+    with pytest.raises(ConfigError, match="update_path is 'fast'; accepted: auto, fused, lean"):
+        MultiAgentAlgorithm(make_vec_env("arena"), update_path="fast", n_steps=10, batch_size=10)
+
+
+# Around the update
+
+
+def test_lean_updates_go_on_where_fused_ones_ended_and_back() -> None:
+    stock, mixed = model(stable_baselines3.PPO, "box", "box", batch_size=24), model(Fused, "box", "box", batch_size=24)
+    stock.set_random_seed(1)
+    stock.learn(3 * 48)
+    mixed.set_random_seed(1)
+    for path in ("fused", "lean", "fused"):
+        mixed.update_path = path
+        mixed.learn(48, reset_num_timesteps=path == "fused" and mixed.num_timesteps == 0)
+    for name, expected in stock.policy.state_dict().items():
+        assert relative(mixed.policy.state_dict()[name], expected) < 1e-4, name
+
+
+def test_loaded_parameters_are_those_that_act_and_train(tmp_path: Any) -> None:
+    first = model(Fused, "box", "discrete", batch_size=24)
+    first.learn(48)
+    first.save(tmp_path / "model.zip")
+    again = marl_sb3.PPO.load(tmp_path / "model.zip", env=vec_env("box", "discrete"), device="cpu")
+    other = model(Fused, "box", "discrete", batch_size=24, seed=5)
+    other.set_parameters(first.get_parameters())
+    observations = np.ones((4, 3), np.float32)
+    for copy in (again, other):
+        fused = copy.fused_policy()
+        fused.read_parameters()
+        expected = first.policy.predict_values(th.as_tensor(observations)).detach().numpy().reshape(-1)
+        np.testing.assert_allclose(fused.values(observations), expected, atol=1e-6)
+        assert fused.read_adam()[2] == 6  # 3 epochs of 2 minibatches
+
+
+def test_policies_updated_beside_each_other_are_those_updated_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    trained = []
+    for cores in (1, 2):
+        monkeypatch.setattr("marl_sb3.learners.threads.available_cores", lambda cores=cores: cores)
+        env = make_vec_env("arena", n_envs=3, max_timesteps=9)
+        algorithm = MultiAgentAlgorithm(env, "per_agent", n_steps=20, batch_size=16, seed=2, device="cpu")
+        algorithm.learn(3 * 60)
+        trained.append(algorithm.get_parameters())
+    one, other = trained
+    for policy_id, parameters in one.items():
+        for name, value in parameters["policy"].items():
+            assert th.equal(value, other[policy_id]["policy"][name])
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered", "ignore:invalid value encountered")
+@pytest.mark.parametrize("path", ["fused", "lean"])
+def test_an_update_that_overflows_is_named_and_not_saved_as_a_number(path: str) -> None:
+    env = make_vec_env("arena", n_envs=2, max_timesteps=5)
+    algorithm = MultiAgentAlgorithm(env, update_path=path, n_steps=10, batch_size=20, seed=0, device="cpu")
+    with th.no_grad():
+        algorithm.policies["shared"].policy.value_net.bias.fill_(1e30)
+    with pytest.raises(NumericError, match="policy 'shared': the value loss is not finite; the rollout is finite"):
+        algorithm.train_iteration()
+    assert algorithm.is_finite() or path == "lean"
+
+
+def test_a_nan_in_the_rollout_is_placed() -> None:
+    env = make_vec_env("arena", n_envs=2, max_timesteps=5)
+    algorithm = MultiAgentAlgorithm(env, n_steps=10, batch_size=20, seed=0, device="cpu")
+
+    class Poison(marl_sb3.MultiAgentCallback):
+        def _on_rollout_end(self) -> None:
+            self.algorithm.policies["shared"].rollout_buffer.advantages[3, 3] = np.nan
+
+    with pytest.raises(NumericError, match="began in the advantages of the rollout, at agent 'agent2', env 1, step 3"):
+        algorithm.learn(20, callback=Poison())

@@ -1,0 +1,204 @@
+"""The batched vec env does what SuperSuit's does, exactly; and what its interface promises for other envs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toy_envs import ScriptedEnv
+
+from marl_sb3 import ConfigError, EnvError, MultiAgentAlgorithm, make_vec_env
+from marl_sb3.envs.batched_env import BatchedEnv, BatchedStep
+from marl_sb3.metrics import flatten
+from marl_sb3.vec_env import BatchedVecEnv, EnvStep, SuperSuitVecEnv
+
+
+def plain(step: EnvStep, num_envs: int) -> dict[str, Any]:
+    """Everything in a step, as lists and dictionaries."""
+    return {
+        "observations": step.observations[0].tolist(),
+        "observation dtype": step.observations[0].dtype,
+        "rewards": step.rewards.tolist(),
+        "reward dtype": step.rewards.dtype,
+        "flags": [step.terminated.tolist(), step.truncated.tolist(), step.acted.tolist(), step.env_ended.tolist()],
+        "final": {place: obs.tolist() for place, obs in step.final_observations.items()},
+        "infos": [step.infos[index] for index in range(num_envs)],
+        "values": [step.infos.values(agent, "collision").tolist() for agent in ("agent1", "agent2")],
+        "reset infos": dict(step.reset_infos),
+    }
+
+
+@settings(max_examples=15, deadline=None, derandomize=True, database=None)
+@given(
+    height=st.integers(1, 4), width=st.integers(2, 4), limit=st.integers(1, 7),
+    num_envs=st.integers(1, 5), seed=st.integers(0, 2**31),
+)  # fmt: skip
+def test_whole_rollouts_are_those_of_supersuit(height: int, width: int, limit: int, num_envs: int, seed: int) -> None:
+    arguments: dict[str, Any] = {"height": height, "width": width, "max_timesteps": limit}
+    batched, single = (
+        make_vec_env("arena", n_envs=num_envs, seed=seed, vectorizer=name, **arguments)
+        for name in ("batched", "supersuit")
+    )
+    rng = np.random.default_rng(seed)
+    for _ in range(2):  # the second reset goes on to the next episodes
+        np.testing.assert_array_equal(batched.reset()[0], single.reset()[0])
+        for _ in range(2 * limit + 3):
+            actions = rng.integers(0, 4, (num_envs, 2))
+            assert plain(batched.step([actions]), num_envs) == plain(single.step([actions]), num_envs)
+            np.testing.assert_array_equal(batched.active, single.active)
+
+
+def untimed(result: dict[str, Any]) -> dict[str, Any]:
+    clocks = ("time", "throughput", "perf", "env_runners/episode_duration")
+    return {name: value for name, value in flatten(result).items() if not name.startswith(clocks)}
+
+
+@pytest.mark.parametrize("policies", ["shared", "per_agent"])
+def test_a_run_is_the_same_under_both_vectorizers(policies: str) -> None:
+    runs = []
+    for vectorizer in ("batched", "supersuit"):
+        env = make_vec_env("arena", n_envs=3, vectorizer=vectorizer, max_timesteps=9)
+        algorithm = MultiAgentAlgorithm(env, policies, n_steps=20, batch_size=30, n_epochs=2, seed=4, device="cpu")
+        runs.append((algorithm, [algorithm.train_iteration() for _ in range(3)]))
+    (one, one_results), (other, other_results) = runs
+    for policy_id, algorithm in one.policies.items():
+        for name, value in algorithm.policy.state_dict().items():
+            assert th.equal(value, other.policies[policy_id].policy.state_dict()[name])
+    untimed = [
+        {
+            k: v
+            for k, v in flatten(r).items()
+            if not k.startswith(("time", "throughput", "perf")) and "duration" not in k
+        }
+        for r in (one_results[-1], other_results[-1])
+    ]
+    assert untimed[0] == untimed[1]
+
+
+def test_auto_takes_the_batched_twin_where_there_is_one() -> None:
+    assert isinstance(make_vec_env("arena"), BatchedVecEnv)
+    assert isinstance(make_vec_env(ScriptedEnv), SuperSuitVecEnv)
+    with pytest.raises(ConfigError, match="no batched twin"):
+        make_vec_env(ScriptedEnv, vectorizer="batched")
+
+
+def test_wrong_arguments_are_refused_as_by_the_env_itself() -> None:
+    for arguments, message in (
+        ({"height": 0}, "height must be an integer >= 1"),
+        ({"hieght": 2}, "unknown env argument"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            make_vec_env("arena", n_envs=2, **arguments)
+
+
+@pytest.mark.parametrize("action", [-1, 4])
+def test_an_action_out_of_range_names_env_step_and_agent(action: int) -> None:
+    env = make_vec_env("arena", n_envs=3)
+    env.reset()
+    env.step([np.zeros((3, 2), dtype=np.int64)])
+    actions = np.zeros((3, 2), dtype=np.int64)
+    actions[2, 1] = action
+    with pytest.raises(EnvError, match=rf"env 2, step 1: agent2 must act with an integer in 0\.\.3; received {action}"):
+        env.step([actions])
+
+
+def test_single_envs_render_and_share_attributes() -> None:
+    env = make_vec_env("arena", n_envs=2, render_mode="rgb_array", height=3, width=4)
+    env.reset()
+    images = env.env_method("render", [0, 1])
+    np.testing.assert_array_equal(images[0], images[1])
+    env.step([np.array([[1, 0], [2, 0]])])
+    images = env.env_method("render", [0, 1])
+    assert (images[0] != images[1]).any()
+    assert env.get_attr("height", [0, 1]) == [3, 3]
+    with pytest.raises(AttributeError, match="no method 'state' for single envs; use vectorizer='supersuit'"):
+        env.env_method("state", [0])
+    env.close()
+
+
+class Staggered(BatchedEnv):
+    """Agent a ends after 2 steps, b after 3; what is seen is the number of the step, from 1 to 4."""
+
+    def __init__(self, num_envs: int, fault: str = "") -> None:
+        self.num_envs, self.fault = num_envs, fault
+        self.possible_agents = ("a", "b")
+        self.metadata, self.render_mode = {}, None
+        self.observation_space = spaces.Box(-10, 10, (1,), np.float32)
+        self.action_space = spaces.Discrete(2)
+        self.steps = np.zeros(num_envs, dtype=np.int64)
+        self.seeds: list[tuple[int, int]] = []
+
+    @classmethod
+    def make_batched(cls, num_envs: int, **env_kwargs: Any) -> Staggered:
+        return cls(num_envs, **env_kwargs)
+
+    def reset(self, env_indices: Any, seeds: Any) -> None:
+        self.seeds += list(zip(env_indices, seeds, strict=True))
+        self.steps[env_indices] = 0
+
+    def step(self, actions: np.ndarray) -> BatchedStep:
+        self.steps += 1
+        nothing = np.zeros((self.num_envs, 2), dtype=bool)
+        terminated, truncated = nothing.copy(), nothing.copy()
+        terminated[:, 0] = self.steps >= 2  # goes on saying so: it is masked
+        truncated[:, 1] = self.steps == 3
+        rewards = np.ones((self.num_envs, 2))
+        if self.fault == "reward":
+            rewards[1, 1] = np.nan
+        return BatchedStep(rewards, terminated, truncated, {})
+
+    def observations(self) -> np.ndarray:
+        seen = np.broadcast_to((self.steps + 1)[:, None, None], (self.num_envs, 2, 1)).astype(np.float32)
+        if self.fault == "observation" and self.steps[0] == 2:
+            seen[1, 0, 0] = np.inf
+        return seen
+
+
+def test_an_agent_that_ended_is_inactive_until_its_env_resets() -> None:
+    batched = Staggered(2)
+    env = BatchedVecEnv(batched, seed=3)
+    assert env.reset()[0].tolist() == [[[1], [1]]] * 2
+    steps = [env.step([np.zeros((2, 2), dtype=np.int64)]) for _ in range(4)]
+    assert [s.acted[0].tolist() for s in steps] == [[True, True], [True, True], [False, True], [True, True]]
+    assert [s.rewards[0].tolist() for s in steps] == [[1, 1], [1, 1], [0, 1], [1, 1]]
+    assert [s.observations[0][0].tolist() for s in steps] == [[[2], [2]], [[0], [3]], [[1], [1]], [[2], [2]]]
+    assert [s.terminated[0].tolist() for s in steps] == [[False, False], [True, False], [False, False], [False, False]]
+    assert [s.truncated[0].tolist() for s in steps] == [[False, False], [False, False], [False, True], [False, False]]
+    assert [s.env_ended.all() for s in steps] == [False, False, True, False]
+    assert {place: obs.tolist() for place, obs in steps[1].final_observations.items()} == {(0, 0): [3], (1, 0): [3]}
+    assert {place: obs.tolist() for place, obs in steps[2].final_observations.items()} == {(0, 1): [4], (1, 1): [4]}
+    assert len(set(batched.seeds)) == 4
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("reward", "env 1, episode 0, step 1, agent 'b': reward is nan, not a finite number"),
+        ("observation", r"env 1, episode 0, step 2, agent 'a': observation is inf at index \(0,\)"),
+    ],
+)
+def test_a_value_that_is_not_finite_names_env_episode_step_and_agent(fault: str, message: str) -> None:
+    env = BatchedVecEnv(Staggered(2, fault), seed=0)
+    env.reset()
+
+    def take_two_steps() -> None:
+        for _ in range(2):
+            env.step([np.zeros((2, 2), dtype=np.int64)])
+
+    with pytest.raises(EnvError, match=message):
+        take_two_steps()
+
+
+def test_seeding_again_repeats_the_episodes() -> None:
+    env = make_vec_env("arena", n_envs=2, max_timesteps=5)
+    rollouts = []
+    for _ in range(2):
+        env.seed(9)
+        env.reset()
+        rollouts.append([env.step([np.full((2, 2), k % 4)]).observations[0].tolist() for k in range(12)])
+    assert rollouts[0] == rollouts[1]
