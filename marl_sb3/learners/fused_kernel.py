@@ -10,6 +10,9 @@ Activations of layer l are in a workspace at `offsets[l]`, (rows, outputs) each.
 
 Formulas: Schulman et al. 2017 (https://arxiv.org/abs/1707.06347), eq. 7 and 9, as in SB3's `ppo.py`; Adam as in
 PyTorch's `_single_tensor_adam`; tanh is the rational approximation of Eigen (error below 3e-7).
+
+All kernels are in this one file because numba's cache looks at the file of the kernel that is called alone: it would go
+on using what was compiled from an older version of another.
 """
 
 from __future__ import annotations

@@ -23,10 +23,9 @@ from stable_baselines3.common.type_aliases import MaybeCallback
 
 from marl_sb3.errors import ConfigError
 from marl_sb3.learners.callback import multi_agent_callbacks
-from marl_sb3.learners.hyperparameters import hyperparameter_defaults
 from marl_sb3.learners.on_policy import OnPolicyLearner
-from marl_sb3.learners.policy_rows import policy_of_agents, resolve_policies, rows_of_policy
-from marl_sb3.learners.policy_spec import PolicySpec
+from marl_sb3.learners.policy_rows import policies_that_train, policy_of_agents, resolve_policies, rows_of_policy
+from marl_sb3.learners.policy_spec import PolicySpec, policy_specs, rollout_steps
 from marl_sb3.learners.threads import one_blas_thread, run_in_threads
 from marl_sb3.metrics import EpisodeTracker, InfoMetric, Result, finite_or_none, flatten
 from marl_sb3.types import AgentID, Array, Observations, PolicyID, PolicyMappingFn
@@ -84,9 +83,9 @@ class MultiAgentAlgorithm:
         self.seed = seed
         policy_ids = resolve_policies(policies, env.agents)
         self.policy_of = policy_of_agents(policy_ids, env.agents, policy_mapping_fn)
-        specs = _specs(policies, policy_ids, hyperparameters)
-        self.n_steps = _rollout_steps(n_steps, specs)
-        trained = _trained(policies_to_train, policy_ids)
+        specs = policy_specs(policies, policy_ids, hyperparameters)
+        self.n_steps = rollout_steps(n_steps, specs)
+        trained = policies_that_train(policies_to_train, policy_ids)
         self._learners = {
             policy_id: OnPolicyLearner(
                 rows_of_policy(env, policy_id, self.policy_of),
@@ -389,49 +388,6 @@ class MultiAgentAlgorithm:
         for name, value in flatten(result).items():
             self.logger.record(name, value)
         self.logger.dump(step=self.num_timesteps)
-
-
-def _specs(
-    policies: str | Mapping[PolicyID, PolicySpec], policy_ids: Sequence[PolicyID], defaults: Mapping[str, Any]
-) -> dict[PolicyID, PolicySpec]:
-    if isinstance(policies, str):
-        return {policy_id: PolicySpec(**defaults) for policy_id in policy_ids}
-    for policy_id, spec in policies.items():
-        if not isinstance(spec, PolicySpec):
-            raise ConfigError(f"policy {policy_id!r} is {spec!r}; accepted: a PolicySpec", key="policies")
-    return {policy_id: spec.with_defaults(defaults) for policy_id, spec in policies.items()}
-
-
-def _rollout_steps(n_steps: int | None, specs: Mapping[PolicyID, PolicySpec]) -> int:
-    """The rollout length: as given, or as the specs say, or SB3's default."""
-    if n_steps is None:
-        own = [spec.hyperparameters["n_steps"] for spec in specs.values() if "n_steps" in spec.hyperparameters]
-        default: int = hyperparameter_defaults(next(iter(specs.values())).algorithm)["n_steps"]
-        return int(own[0]) if own else default
-    if isinstance(n_steps, bool) or not isinstance(n_steps, int) or n_steps < 1:
-        raise ConfigError(f"n_steps is {n_steps!r}; accepted: a whole number of at least 1", key="n_steps")
-    return n_steps
-
-
-def _trained(
-    policies_to_train: Sequence[PolicyID] | Callable[[PolicyID], bool] | None, policy_ids: Sequence[PolicyID]
-) -> set[PolicyID]:
-    if policies_to_train is None:
-        return set(policy_ids)
-    if callable(policies_to_train):
-        return {policy_id for policy_id in policy_ids if policies_to_train(policy_id)}
-    if isinstance(policies_to_train, str):
-        raise ConfigError(
-            f"policies_to_train is {policies_to_train!r}; accepted: a list of policy ids or a function of them",
-            key="policies_to_train",
-        )
-    strangers = set(policies_to_train) - set(policy_ids)
-    if strangers:
-        raise ConfigError(
-            f"policies_to_train names unknown policy {min(strangers)!r}; accepted: {', '.join(policy_ids)}",
-            key="policies_to_train",
-        )
-    return set(policies_to_train)
 
 
 def _policy_seed(seed: int | None, index: int) -> int | None:

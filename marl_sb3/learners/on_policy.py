@@ -7,7 +7,6 @@ point operations is that of SB3's `on_policy_algorithm.py`, so that one shared p
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,19 +15,17 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.logger import Logger
-from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecTransposeImage
 
-from marl_sb3.errors import ConfigError
+from marl_sb3.learners.build import build_algorithm
 from marl_sb3.learners.evaluator import policy_evaluator
-from marl_sb3.learners.fused import why_not_fused
+from marl_sb3.learners.fused_coverage import why_not_fused
 from marl_sb3.learners.fused_update import FusedUpdate, LeanUpdate
 from marl_sb3.learners.numeric_faults import check_update
 from marl_sb3.learners.policy_rows import PolicyRows
 from marl_sb3.learners.policy_spec import PolicySpec
 from marl_sb3.learners.ppo import PPO
 from marl_sb3.learners.rollout_buffer import MaskedDictRolloutBuffer, MaskedRolloutBuffer
-from marl_sb3.learners.rows_env import PolicyRowsEnv
 from marl_sb3.metrics import Result
 from marl_sb3.types import Array, BoolArray, Observations
 from marl_sb3.vec_env.base import EnvStep
@@ -92,7 +89,7 @@ class OnPolicyLearner:
     ) -> None:
         self.rows = rows
         self.trained = trained
-        self.algorithm = _build(rows, spec, n_steps, seed, device)
+        self.algorithm = build_algorithm(rows, spec, n_steps, seed, device)
         self.algorithm.set_logger(Logger(None, []))
         self._grad_updates = 0  # of stock algorithms, which do not count them
         if isinstance(self.algorithm, PPO):
@@ -306,55 +303,3 @@ class OnPolicyLearner:
 
     def _count_grad_update(self, *_: Any) -> None:
         self._grad_updates += 1
-
-
-def _build(rows: PolicyRows, spec: PolicySpec, n_steps: int, seed: int | None, device: str) -> OnPolicyAlgorithm:
-    _check_fit(rows, spec, n_steps)
-    is_dict = isinstance(rows.group.observation_space, spaces.Dict)
-    settings = {**spec.hyperparameters, "n_steps": n_steps}
-    settings["policy_kwargs"] = dict(settings.get("policy_kwargs") or {})  # SB3 writes into it
-    with warnings.catch_warnings():
-        # `_check_fit` says the same in one line.
-        warnings.filterwarnings("ignore", message="You have specified a mini-batch size")
-        try:
-            return spec.algorithm(  # type: ignore[return-value, call-arg]
-                policy=spec.policy,
-                env=PolicyRowsEnv(rows),
-                seed=seed,
-                device=device,
-                rollout_buffer_class=MaskedDictRolloutBuffer if is_dict else MaskedRolloutBuffer,
-                **settings,
-            )
-        except (AssertionError, TypeError, ValueError, NotImplementedError) as error:
-            raise ConfigError(f"policy {rows.policy_id!r}: {spec.algorithm.__name__} says: {error}") from error
-
-
-def _check_fit(rows: PolicyRows, spec: PolicySpec, n_steps: int) -> None:
-    """Refuse actions that SB3 does not have, and a rollout that the hyperparameters do not fit."""
-    action_space = rows.group.action_space
-    if np.any(getattr(action_space, "start", 0)):
-        raise ConfigError(
-            f"policy {rows.policy_id!r}: SB3 counts actions from 0, but the action space is {action_space}"
-        )
-    own_steps = spec.hyperparameters.get("n_steps", n_steps)
-    if own_steps != n_steps:
-        raise ConfigError(
-            f"policy {rows.policy_id!r}: n_steps is {own_steps}, but all policies share one rollout of {n_steps} steps",
-            key=f"{rows.policy_id}.n_steps",
-        )
-    size = n_steps * rows.num_rows
-    shape = f"{n_steps} steps x {rows.num_envs} envs x {len(rows.agents)} agents = {size} agent steps"
-    if size < 2:
-        raise ConfigError(f"policy {rows.policy_id!r}: a rollout of {shape}; at least 2 are needed", key="n_steps")
-    batch_size = spec.hyperparameters.get("batch_size", 64)
-    if batch_size > size:
-        raise ConfigError(
-            f"policy {rows.policy_id!r}: batch_size is {batch_size}, larger than its rollout of {shape}; "
-            f"accepted: 2 to {size}",
-            key=f"{rows.policy_id}.batch_size",
-        )
-    if size % batch_size:
-        _log.info(
-            "policy %s: batch_size %d does not divide its rollout of %d: the last minibatch of an epoch has %d",
-            rows.policy_id, batch_size, size, size % batch_size,
-        )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -149,6 +149,32 @@ def _evident_mapping(policy_ids: Sequence[PolicyID], agents: Sequence[AgentID]) 
         f"policies {', '.join(policy_ids)} and agents {', '.join(agents)}: a policy_mapping_fn is needed",
         key="policies",
     )
+
+
+def policies_that_train(
+    policies_to_train: Sequence[PolicyID] | Callable[[PolicyID], bool] | None, policy_ids: Sequence[PolicyID]
+) -> set[PolicyID]:
+    """The ids of the policies that are trained; None stands for all.
+
+    Raises:
+        ConfigError: an unknown id.
+    """
+    if policies_to_train is None:
+        return set(policy_ids)
+    if callable(policies_to_train):
+        return {policy_id for policy_id in policy_ids if policies_to_train(policy_id)}
+    if isinstance(policies_to_train, str):
+        raise ConfigError(
+            f"policies_to_train is {policies_to_train!r}; accepted: a list of policy ids or a function of them",
+            key="policies_to_train",
+        )
+    strangers = set(policies_to_train) - set(policy_ids)
+    if strangers:
+        raise ConfigError(
+            f"policies_to_train names unknown policy {min(strangers)!r}; accepted: {', '.join(policy_ids)}",
+            key="policies_to_train",
+        )
+    return set(policies_to_train)
 
 
 def rows_of_policy(env: MultiAgentVecEnv, policy_id: PolicyID, policy_of: Mapping[AgentID, PolicyID]) -> PolicyRows:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from marl_sb3.errors import ConfigError
-from marl_sb3.learners.hyperparameters import resolve_hyperparameters
+from marl_sb3.learners.hyperparameters import hyperparameter_defaults, resolve_hyperparameters
 from marl_sb3.learners.ppo import PPO
+from marl_sb3.types import PolicyID
 
 # On the command line and in files; the classes themselves are as good in the library.
 ALGORITHMS: Mapping[str, type[BaseAlgorithm]] = {"ppo": PPO}
@@ -74,3 +75,34 @@ def _supported() -> list[type[BaseAlgorithm]]:
     from stable_baselines3 import PPO as StockPPO  # noqa: N811 - its name next to ours
 
     return [StockPPO]
+
+
+def policy_specs(
+    policies: str | Mapping[PolicyID, PolicySpec], policy_ids: Sequence[PolicyID], defaults: Mapping[str, Any]
+) -> dict[PolicyID, PolicySpec]:
+    """The spec of each policy, with the defaults for all of them filled in.
+
+    Raises:
+        ConfigError: one of them is not a `PolicySpec`.
+    """
+    if isinstance(policies, str):
+        return {policy_id: PolicySpec(**defaults) for policy_id in policy_ids}
+    for policy_id, spec in policies.items():
+        if not isinstance(spec, PolicySpec):
+            raise ConfigError(f"policy {policy_id!r} is {spec!r}; accepted: a PolicySpec", key="policies")
+    return {policy_id: spec.with_defaults(defaults) for policy_id, spec in policies.items()}
+
+
+def rollout_steps(n_steps: int | None, specs: Mapping[PolicyID, PolicySpec]) -> int:
+    """The rollout length of all policies: as given, or as the specs say, or SB3's default.
+
+    Raises:
+        ConfigError: it is not a whole number of at least 1.
+    """
+    if n_steps is None:
+        own = [spec.hyperparameters["n_steps"] for spec in specs.values() if "n_steps" in spec.hyperparameters]
+        default: int = hyperparameter_defaults(next(iter(specs.values())).algorithm)["n_steps"]
+        return int(own[0]) if own else default
+    if isinstance(n_steps, bool) or not isinstance(n_steps, int) or n_steps < 1:
+        raise ConfigError(f"n_steps is {n_steps!r}; accepted: a whole number of at least 1", key="n_steps")
+    return n_steps

@@ -12,7 +12,8 @@ from stable_baselines3.common.utils import explained_variance
 from torch.nn import functional as F
 
 from marl_sb3.errors import ConfigError
-from marl_sb3.learners.fused import FusedPolicy, why_not_fused
+from marl_sb3.learners.fused import FusedPolicy
+from marl_sb3.learners.fused_coverage import why_not_fused
 from marl_sb3.learners.fused_update import FusedUpdate, LeanUpdate
 from marl_sb3.learners.threads import one_blas_thread
 

@@ -40,10 +40,6 @@ class _ActiveRowsOnly(_Base):
         super().reset()
         self.active = np.ones((self.buffer_size, self.n_envs), dtype=np.bool_)
 
-    def mark(self, active: BoolArray) -> None:
-        """Say which rows, (n_envs,), are active in the step that `add` stores next."""
-        self.active[self.pos] = active
-
     def store(
         self,
         observations: Observations,

@@ -21,7 +21,8 @@ import marl_sb3
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
 from marl_sb3.errors import NumericError
 from marl_sb3.learners import fused_kernel as kernel
-from marl_sb3.learners.fused import FusedPolicy, why_not_fused
+from marl_sb3.learners.fused import FusedPolicy
+from marl_sb3.learners.fused_coverage import why_not_fused
 from marl_sb3.learners.threads import one_blas_thread
 
 # SB3 says that the batch size does not divide the rollout; here that is wanted.

@@ -1,0 +1,84 @@
+"""Make the SB3 algorithm of a policy, if its hyperparameters fit its rollout."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+
+import numpy as np
+from gymnasium import spaces
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+
+from marl_sb3.errors import ConfigError
+from marl_sb3.learners.policy_rows import PolicyRows
+from marl_sb3.learners.policy_spec import PolicySpec
+from marl_sb3.learners.rollout_buffer import MaskedDictRolloutBuffer, MaskedRolloutBuffer
+from marl_sb3.learners.rows_env import PolicyRowsEnv
+
+_log = logging.getLogger(__name__)
+
+
+def build_algorithm(
+    rows: PolicyRows, spec: PolicySpec, n_steps: int, seed: int | None, device: str
+) -> OnPolicyAlgorithm:
+    """Make the SB3 algorithm of a policy.
+
+    Args:
+        rows: the rows of the policy.
+        spec: algorithm, network and hyperparameters.
+        n_steps: env steps per env in a rollout.
+        seed: for the weights and everything drawn afterwards.
+        device: as in SB3.
+
+    Raises:
+        ConfigError: the hyperparameters do not fit the rollout or the spaces.
+    """
+    _check_fit(rows, spec, n_steps)
+    is_dict = isinstance(rows.group.observation_space, spaces.Dict)
+    settings = {**spec.hyperparameters, "n_steps": n_steps}
+    settings["policy_kwargs"] = dict(settings.get("policy_kwargs") or {})  # SB3 writes into it
+    with warnings.catch_warnings():
+        # `_check_fit` says the same in one line.
+        warnings.filterwarnings("ignore", message="You have specified a mini-batch size")
+        try:
+            return spec.algorithm(  # type: ignore[return-value, call-arg]
+                policy=spec.policy,
+                env=PolicyRowsEnv(rows),
+                seed=seed,
+                device=device,
+                rollout_buffer_class=MaskedDictRolloutBuffer if is_dict else MaskedRolloutBuffer,
+                **settings,
+            )
+        except (AssertionError, TypeError, ValueError, NotImplementedError) as error:
+            raise ConfigError(f"policy {rows.policy_id!r}: {spec.algorithm.__name__} says: {error}") from error
+
+
+def _check_fit(rows: PolicyRows, spec: PolicySpec, n_steps: int) -> None:
+    """Refuse actions that SB3 does not have, and a rollout that the hyperparameters do not fit."""
+    action_space = rows.group.action_space
+    if np.any(getattr(action_space, "start", 0)):
+        raise ConfigError(
+            f"policy {rows.policy_id!r}: SB3 counts actions from 0, but the action space is {action_space}"
+        )
+    own_steps = spec.hyperparameters.get("n_steps", n_steps)
+    if own_steps != n_steps:
+        raise ConfigError(
+            f"policy {rows.policy_id!r}: n_steps is {own_steps}, but all policies share one rollout of {n_steps} steps",
+            key=f"{rows.policy_id}.n_steps",
+        )
+    size = n_steps * rows.num_rows
+    shape = f"{n_steps} steps x {rows.num_envs} envs x {len(rows.agents)} agents = {size} agent steps"
+    if size < 2:
+        raise ConfigError(f"policy {rows.policy_id!r}: a rollout of {shape}; at least 2 are needed", key="n_steps")
+    batch_size = spec.hyperparameters.get("batch_size", 64)
+    if batch_size > size:
+        raise ConfigError(
+            f"policy {rows.policy_id!r}: batch_size is {batch_size}, larger than its rollout of {shape}; "
+            f"accepted: 2 to {size}",
+            key=f"{rows.policy_id}.batch_size",
+        )
+    if size % batch_size:
+        _log.info(
+            "policy %s: batch_size %d does not divide its rollout of %d: the last minibatch of an epoch has %d",
+            rows.policy_id, batch_size, size, size % batch_size,
+        )  # fmt: skip
