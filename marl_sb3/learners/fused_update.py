@@ -9,7 +9,7 @@ import numpy as np
 from stable_baselines3.common.utils import explained_variance
 
 from marl_sb3.learners.fused import FusedPolicy
-from marl_sb3.types import Array
+from marl_sb3.learners.rollout_buffer import flat_samples
 
 if TYPE_CHECKING:
     from marl_sb3.learners.fused_kernel import Samples, Settings
@@ -42,7 +42,7 @@ class FusedUpdate:
         self._fused = fused
         self._samples = _rollout_samples(algorithm.rollout_buffer, fused)
         samples = len(self._samples.returns)
-        values = _flat(algorithm.rollout_buffer, "values").reshape(-1)
+        values = flat_samples(algorithm.rollout_buffer, "values").reshape(-1)
         self._explained_variance = float(explained_variance(values, self._samples.returns))
         # SB3 draws the order of an epoch when it begins; nothing else draws from this stream meanwhile.
         orders = [np.random.permutation(samples) for _ in range(algorithm.n_epochs)]  # noqa: NPY002
@@ -122,27 +122,15 @@ def _settings(algorithm: PPO, samples: int) -> Settings:
 def _rollout_samples(rollout: Any, fused: FusedPolicy) -> Samples:
     from marl_sb3.learners.fused_kernel import Samples
 
-    inputs = fused.inputs(_flat(rollout, "observations"))
-    actions = _flat(rollout, "actions")
+    inputs = fused.inputs(flat_samples(rollout, "observations"))
+    actions = flat_samples(rollout, "actions")
     none = np.empty((len(actions), 0))
     return Samples(
         indices=inputs.indices,
         floats=inputs.floats,
         int_actions=(none if fused.is_gaussian else actions).astype(np.int64, copy=False),
         float_actions=(actions if fused.is_gaussian else none).astype(np.float32, copy=False),
-        log_probs=_flat(rollout, "log_probs").reshape(-1),
-        advantages=_flat(rollout, "advantages").reshape(-1),
-        returns=_flat(rollout, "returns").reshape(-1),
+        log_probs=flat_samples(rollout, "log_probs").reshape(-1),
+        advantages=flat_samples(rollout, "advantages").reshape(-1),
+        returns=flat_samples(rollout, "returns").reshape(-1),
     )
-
-
-def _flat(rollout: Any, name: str) -> Array:
-    """An array of the buffer, (samples, ...), in SB3's order: row after row; active steps only."""
-    array: Array = getattr(rollout, name)
-    if rollout.generator_ready:
-        return array
-    flat: Array = rollout.swap_and_flatten(array)
-    active = getattr(rollout, "active", None)
-    if active is not None and not active.all():
-        flat = flat[rollout.swap_and_flatten(active).reshape(-1)]
-    return np.ascontiguousarray(flat)

@@ -15,6 +15,7 @@ from marl_sb3.errors import ConfigError
 from marl_sb3.learners.fused import FusedPolicy
 from marl_sb3.learners.fused_coverage import why_not_fused
 from marl_sb3.learners.fused_update import FusedUpdate, LeanUpdate
+from marl_sb3.learners.resident_rollout import ResidentRollout
 from marl_sb3.learners.threads import one_blas_thread
 
 UPDATE_PATHS = ("auto", "fused", "lean")
@@ -99,25 +100,30 @@ class PPO(stable_baselines3.PPO):
         clip_range_vf = None
         if self.clip_range_vf is not None:
             clip_range_vf = self.clip_range_vf(self._current_progress_remaining)  # type: ignore[operator]
+        rollout = ResidentRollout(self.rollout_buffer, self.device)
         minibatches: list[dict[str, th.Tensor]] = []
         for epoch in range(self.n_epochs):
             first_of_epoch = len(minibatches)
-            finished = self._train_epoch(epoch, clip_range, clip_range_vf, minibatches)
+            finished = self._train_epoch(epoch, rollout, clip_range, clip_range_vf, minibatches)
             self._n_updates += 1
             if not finished:
                 break
         means = _means_by_name(minibatches)
         means["approx_kl"] = _means_by_name(minibatches[first_of_epoch:])["approx_kl"]  # SB3 logs the last epoch's
         means["last_loss"] = minibatches[-1]["loss"].item()
-        buffer = self.rollout_buffer
-        means["explained_variance"] = explained_variance(buffer.values.flatten(), buffer.returns.flatten())
+        means["explained_variance"] = explained_variance(rollout.values, rollout.returns)
         self._record_update(means, clip_range, clip_range_vf)
 
     def _train_epoch(
-        self, epoch: int, clip_range: float, clip_range_vf: float | None, minibatches: list[dict[str, th.Tensor]]
+        self,
+        epoch: int,
+        rollout: ResidentRollout,
+        clip_range: float,
+        clip_range_vf: float | None,
+        minibatches: list[dict[str, th.Tensor]],
     ) -> bool:
-        """One pass over the rollout buffer; False if `target_kl` stopped it."""
-        for batch in self.rollout_buffer.get(self.batch_size):
+        """One pass over the rollout; False if `target_kl` stopped it."""
+        for batch in rollout.minibatches(self.batch_size):
             loss, stats = self._loss(batch, clip_range, clip_range_vf)
             minibatches.append(stats)
             if self.target_kl is not None and stats["approx_kl"] > 1.5 * self.target_kl:

@@ -104,3 +104,21 @@ class MaskedRolloutBuffer(_ActiveRowsOnly, RolloutBuffer):
 
 class MaskedDictRolloutBuffer(_ActiveRowsOnly, DictRolloutBuffer):
     """The same for `Dict` observations."""
+
+
+def flat_samples(rollout: Any, name: str) -> Any:
+    """An array of a rollout buffer as (samples, ...), in SB3's order: row after row; active steps only.
+
+    For observations of a `Dict` space: a dictionary of them.
+    """
+    observations: Observations = getattr(rollout, name)
+    if rollout.generator_ready:
+        return observations
+    active = getattr(rollout, "active", None)
+    keep = None if active is None or active.all() else rollout.swap_and_flatten(active).reshape(-1)
+
+    def flat(array: Array) -> Array:
+        rows: Array = rollout.swap_and_flatten(array)
+        return np.ascontiguousarray(rows if keep is None else rows[keep])
+
+    return map_arrays(flat, observations)
