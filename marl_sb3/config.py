@@ -117,9 +117,14 @@ class _Loader(yaml.SafeLoader):
     """Plain data only, and 3e-4 is a number (YAML 1.1 wants 3.0e-4)."""
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+0123456789.")
-)
+class _Dumper(yaml.SafeDumper):
+    """Quotes the words that `_Loader` would take for numbers."""
+
+
+for _side in (_Loader, _Dumper):
+    _side.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+0123456789.")
+    )
 
 
 def parse_value(text: str) -> Any:
@@ -293,7 +298,7 @@ def to_yaml(config: TrainConfig) -> str:
         if item.name not in _FIELDS_OF_THE_FILE:
             values[item.name] = _plain(getattr(config, item.name))
     values.update(_plain(config.hyperparameters))
-    return yaml.safe_dump({config.env: values}, sort_keys=False)
+    return yaml.dump({config.env: values}, Dumper=_Dumper, sort_keys=False)
 
 
 def _plain(value: Any) -> Any:

@@ -132,6 +132,12 @@ class EpisodeTracker:
         self._policy_of = policy_of
         self._num_envs = env.num_envs
         self.custom_metrics = {**announced_metrics(env), **(custom_metrics or {})}
+        for name, metric in self.custom_metrics.items():
+            if metric.agent is not None and metric.agent not in env.agents:
+                raise ConfigError(
+                    f"custom metric {name!r}: agent is {metric.agent!r}; the env has {', '.join(env.agents)}",
+                    key="custom_metrics",
+                )
         self.episodes: deque[Episode] = deque(maxlen=window)
         self.begin()
 

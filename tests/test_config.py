@@ -177,6 +177,11 @@ def test_a_written_configuration_reads_back_equal(
     assert load_config(None, hparams=path) == config
 
 
+def test_a_word_that_looks_like_a_number_stays_a_word(tmp_path: Path) -> None:
+    config = TrainConfig("e", env_kwargs={"0E0": "3e-4", "level": "1e5"})
+    assert load_config(None, hparams=write(tmp_path / "config.yaml", to_yaml(config))) == config
+
+
 def test_what_a_file_cannot_hold_is_not_written() -> None:
     with pytest.raises(ConfigError, match=r"config\.yaml holds numbers, words, lists and mappings only"):
         to_yaml(TrainConfig("e", hyperparameters={"learning_rate": lambda progress: progress}))

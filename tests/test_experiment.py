@@ -163,6 +163,7 @@ REFUSED = [
     ({"settings": {"policy_kwargs.activation_fn": "tan"}}, "activation_fn is 'tan'; accepted: tanh"),
     ({"settings": {"policy_kwargs.net_arc": [8]}}, "net_arc"),
     ({"settings": {"custom_metrics": {"x": {"kye": 1}}}}, "custom_metrics"),
+    ({"settings": {"custom_metrics": {"x": {"key": "k", "agent": "agnt1"}}}}, "agent is 'agnt1'; the env has agent1"),
     ({"device": "gpu"}, "--device: device is 'gpu'; accepted: auto, cpu, cuda"),
     ({"vectorizer": "fast"}, "unknown vectorizer 'fast'; accepted: auto, batched, supersuit"),
     ({"env": "toy_envs:np"}, "'np' cannot be called"),

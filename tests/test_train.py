@@ -121,6 +121,18 @@ def test_an_env_that_raises_fails_with_one_line_and_code_1(in_tmp: Path, capsys:
     assert capsys.readouterr().err == "error: ZeroDivisionError: no luck (-v shows where)\n"
 
 
+def test_an_env_that_breaks_its_contract_ends_with_code_2(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (in_tmp / "nan_env.py").write_text(
+        "from toy_envs import ScriptedEnv\n"
+        "class Env(ScriptedEnv):\n"
+        "    def _reward(self, agent):\n"
+        "        return float('nan') if agent == 'b' and self.episode == 2 else 1.0\n"
+    )
+    assert main(["nan_env:Env", "--quiet", "--set", "n_steps=4", "--set", "batch_size=4"]) == 2
+    expected = "error: env 0, episode 1, step 1, agent 'b': reward is nan, not a finite number\n"
+    assert capsys.readouterr().err == expected
+
+
 def start(*arguments: str, **options: object) -> subprocess.Popen:
     return subprocess.Popen([*COMMAND, *arguments], stderr=subprocess.PIPE, text=True, **options)
 

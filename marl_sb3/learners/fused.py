@@ -77,6 +77,10 @@ class FusedPolicy:
         self._work_rows: dict[str, int] = {}
         self._work: dict[str, tuple[Array, FloatArray]] = {}
 
+    def is_of(self, policy: ActorCriticPolicy) -> bool:
+        """Whether this is that policy still, with the layers that it had."""
+        return policy is self.policy and _linears_of(policy) == [linear for linear, _ in self._linears]
+
     def _table(self, hidden: nn.Module, last: nn.Module) -> Array:
         rows = []
         for linear in [*hidden.modules(), last]:
@@ -211,6 +215,12 @@ def _compiled_kernel() -> ModuleType:
         _log.warning("compiling the fused update: takes some seconds, once per machine")
     fused_kernel.warm_up()
     return fused_kernel
+
+
+def _linears_of(policy: ActorCriticPolicy) -> list[nn.Linear]:
+    extractor = policy.mlp_extractor
+    modules = [*extractor.policy_net, policy.action_net, *extractor.value_net, policy.value_net]
+    return [module for module in modules if isinstance(module, nn.Linear)]
 
 
 def _one_hot_starts(space: spaces.Space[Any]) -> Array:

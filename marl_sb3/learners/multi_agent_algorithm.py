@@ -230,14 +230,14 @@ class MultiAgentAlgorithm:
         )
 
     def save_policies(self, folder: str | Path) -> dict[PolicyID, Path]:
-        """Save each policy as `folder/<policy id>.zip`, which stock SB3's `load` opens.
+        """Save each policy as `folder/<policy id>.zip`, which stock SB3's `load` opens; a `/` in an id becomes `_`.
 
         Returns:
             The files.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        paths = {policy_id: folder / f"{policy_id}.zip" for policy_id in self.policies}
+        paths = {policy_id: folder / f"{policy_id.replace('/', '_')}.zip" for policy_id in self.policies}
         for policy_id, path in paths.items():
             # Without our buffer class, so that it opens where marl_sb3 is not installed.
             self.policies[policy_id].save(path, exclude=["rollout_buffer_class"])

@@ -55,7 +55,7 @@ class PPO(stable_baselines3.PPO):
             if self.update_path == "fused":
                 raise ConfigError(f"the fused update does not cover this policy: {reason}", key="update_path")
             return None
-        if self._fused is None or self._fused.policy is not self.policy:
+        if self._fused is None or not self._fused.is_of(self.policy):
             self._fused = FusedPolicy(self.policy)
         return self._fused
 

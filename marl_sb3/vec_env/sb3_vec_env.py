@@ -61,7 +61,8 @@ class AgentRowsVecEnv(VecEnv):
     def step_wait(self) -> VecEnvStepReturn:
         """Step every env; infos are new dictionaries, a row each."""
         assert self._actions is not None, "step_async() comes first"
-        actions = np.asarray(self._actions)
+        # SB3 chooses MultiBinary actions as floats.
+        actions = np.asarray(self._actions, dtype=self.action_space.dtype)
         step = self.env.step((actions.reshape(self.env.num_envs, self._agents_per_env, *actions.shape[1:]),))
         self.last_step = step
         for env_index, infos in step.reset_infos.items():

@@ -9,15 +9,12 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import pytest
 import stable_baselines3
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.logger import KVWriter, Logger
 from stable_baselines3.common.utils import LinearSchedule
-from stable_baselines3.common.vec_env import VecEnvWrapper
-from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 from toy_envs import SampledEnv
 
 import marl_sb3
@@ -115,22 +112,9 @@ def env_of(case: Case) -> MultiAgentVecEnv:
     return make_vec_env(case.env, n_envs=N_ENVS, **case.env_kwargs)
 
 
-class ActionsOfTheSpace(VecEnvWrapper):
-    """SB3 chooses MultiBinary actions as floats, which NumPy does not put among integers by itself."""
-
-    def reset(self) -> VecEnvObs:
-        return self.venv.reset()
-
-    def step_async(self, actions: np.ndarray) -> None:
-        self.venv.step_async(actions.astype(self.action_space.dtype))
-
-    def step_wait(self) -> VecEnvStepReturn:
-        return self.venv.step_wait()
-
-
 def stock_model(case: Case, algorithm: type = stable_baselines3.PPO) -> Any:
     settings = {**SMALL, "n_steps": case.n_steps, **case.hyperparameters, **case.stock}
-    env = ActionsOfTheSpace(env_of(case).as_sb3_vec_env())
+    env = env_of(case).as_sb3_vec_env()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="You have specified a mini-batch size")
         return algorithm(case.policy, env, seed=SEED, device="cpu", **settings)

@@ -330,6 +330,16 @@ def test_loaded_parameters_are_those_that_act_and_train(tmp_path: Any) -> None:
         assert fused.read_adam()[2] == 6  # 3 epochs of 2 minibatches
 
 
+def test_a_layer_replaced_between_updates_is_the_one_that_acts_and_trains() -> None:
+    algorithm = model(Fused, "box", "discrete", batch_size=24)
+    algorithm.learn(48)
+    algorithm.policy.value_net = nn.Linear(64, 1)
+    algorithm.policy.optimizer = th.optim.Adam(algorithm.policy.parameters(), eps=1e-5)
+    before = algorithm.policy.value_net.weight.detach().clone()
+    algorithm.learn(48)
+    assert not th.equal(algorithm.policy.value_net.weight, before)
+
+
 def test_policies_updated_beside_each_other_are_those_updated_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     trained = []
     for cores in (1, 2):
