@@ -51,7 +51,7 @@ class BatchedArena(BatchedEnv):
 
     def step(self, actions: Array) -> BatchedStep:
         """See `BatchedEnv.step`."""
-        if actions.min() < 0 or actions.max() > 3:
+        if (actions >> 2).any():  # anything but 0 to 3, negative numbers too
             env_index, column = np.argwhere((actions < 0) | (actions > 3))[0]
             raise EnvError(
                 f"env {env_index}, step {self._state.timesteps[env_index]}: {AGENTS[column]} must act with an integer "

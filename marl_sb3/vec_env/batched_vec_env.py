@@ -121,8 +121,11 @@ class BatchedVecEnv(MultiAgentVecEnv):
         env_ended: BoolArray | None = None,
         final_observations: FinalObservations = _NO_FINAL_OBSERVATIONS,
     ) -> EnvStep:
+        reset_infos: dict[int, dict[str, Any]] = {}
         if env_ended is None:
             env_ended = np.zeros(self.num_envs, dtype=np.bool_)
+        else:
+            reset_infos = {index: self._reset_info() for index in np.flatnonzero(env_ended).tolist()}
         return EnvStep(
             observations=(observations,),
             rewards=rewards,
@@ -132,7 +135,7 @@ class BatchedVecEnv(MultiAgentVecEnv):
             env_ended=env_ended,
             final_observations=final_observations,
             infos=ArrayInfos(infos, self.num_envs),
-            reset_infos={int(index): self._reset_info() for index in np.flatnonzero(env_ended)},
+            reset_infos=reset_infos,
         )
 
     def _zeros_where_inactive(self, array: Array) -> Array:

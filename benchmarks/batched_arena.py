@@ -1,0 +1,71 @@
+"""Env steps per second of the batched arena alone, on one core, as the number of envs grows.
+
+    python benchmarks/batched_arena.py [--seconds 1.0]
+
+Random actions, drawn beforehand. `batched env` is `BatchedArena` with its resets and seeds; `vec env` is what
+`make_vec_env` returns: also checks, endings, infos and final observations.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from marl_sb3 import make_vec_env
+from marl_sb3.envs.batched_arena import BatchedArena
+from marl_sb3.types import Array
+from marl_sb3.vec_env.seeding import episode_seed
+
+
+def vec_env(num_envs: int) -> Callable[[Array], object]:
+    """A step of the vec env."""
+    env = make_vec_env("arena", n_envs=num_envs, seed=0)
+    env.reset()
+    return lambda actions: env.step((actions,))
+
+
+def batched_env(num_envs: int) -> Callable[[Array], object]:
+    """A step of the batched env, observations included, and a reset of all envs after the last."""
+    env = BatchedArena(num_envs)
+    every, episodes = list(range(num_envs)), itertools.count()
+
+    def reset() -> None:
+        episode = next(episodes)
+        env.reset(every, [episode_seed(0, index, episode) for index in every])
+
+    def step(actions: Array) -> object:
+        if env.step(actions).truncated[0, 0]:
+            reset()
+        return env.observations()
+
+    reset()
+    return step
+
+
+def env_steps_per_s(step: Callable[[Array], object], num_envs: int, seconds: float) -> float:
+    """Median of three measurements."""
+    actions = np.random.default_rng(0).integers(0, 4, (100, num_envs, 2))
+    rates = []
+    for _ in range(3):
+        steps, started_s = 0, time.perf_counter()
+        while time.perf_counter() - started_s < seconds / 3:
+            for action in actions:
+                step(action)
+            steps += len(actions) * num_envs
+        rates.append(steps / (time.perf_counter() - started_s))
+    return statistics.median(rates)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=1.0, help="for each number of envs; default: 1.0")
+    arguments = parser.parse_args()
+    for num_envs in (1, 4, 16, 64, 256, 1024, 4096):
+        rates = [env_steps_per_s(make(num_envs), num_envs, arguments.seconds) for make in (batched_env, vec_env)]
+        shown = ", ".join(f"{name} {rate:10,.0f}" for name, rate in zip(("batched env", "vec env"), rates, strict=True))
+        print(f"{num_envs:5d} envs, env steps/s: {shown}; {1e6 / rates[1]:7.3f} microseconds each")
