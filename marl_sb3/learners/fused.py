@@ -211,7 +211,8 @@ def _compiled_kernel() -> ModuleType:
     """The kernels, compiled or loaded from the cache of an earlier process."""
     from marl_sb3.learners import fused_kernel
 
-    if not any(Path(fused_kernel.train.stats.cache_path).glob("fused_kernel.train-*.nbi")):  # type: ignore[attr-defined]
+    cache = fused_kernel.train.stats.cache_path  # type: ignore[attr-defined]
+    if cache is None or not any(Path(cache).glob("fused_kernel.train-*.nbi")):
         _log.warning("compiling the fused update: takes some seconds, once per machine")
     fused_kernel.warm_up()
     return fused_kernel

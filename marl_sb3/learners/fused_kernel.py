@@ -123,7 +123,11 @@ _Space = tuple[Array, FloatArray, FloatArray]  # offsets of the layers, activati
 
 def _kernel(function: _Function) -> _Function:
     """Compile on the first call, for the types of its arguments; later processes load what was compiled."""
-    compiled: Any = njit(nogil=True, cache=True, error_model="numpy", fastmath=_FAST)(function)
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": _FAST}
+    try:
+        compiled: Any = njit(cache=True, **options)(function)
+    except RuntimeError:  # no folder that may be written to: compile in every process
+        compiled = njit(**options)(function)
     return compiled  # type: ignore[no-any-return]
 
 
