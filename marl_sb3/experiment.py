@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import secrets
@@ -32,6 +33,8 @@ from marl_sb3.metrics import Result, info_metrics, require_metric
 from marl_sb3.types import AgentID, PolicyID
 from marl_sb3.vec_env import MultiAgentVecEnv, make_vec_env
 from marl_sb3.vec_env.seeding import fresh_seed
+
+_log = logging.getLogger(__name__)
 
 POLICIES_FOLDER = "policies"
 
@@ -120,6 +123,8 @@ def execute(run: Run, callbacks: Sequence[BaseCallback] = ()) -> Run:
             run.result = last.result
             if last.result is not None and run.algorithm.is_finite():
                 run.policy_files = _save_policies(run)
+            elif last.result is not None:
+                _log.warning("the policies are not saved: their weights are not finite")
     run.interrupted = signals.received is not None
     run.stopped_by = signals.received or stop.reached
     return run
@@ -142,6 +147,8 @@ def train(
     callback: Sequence[BaseCallback] = (),
 ) -> Run:
     """What `python -m marl_sb3.train` does, without its display.
+
+    Like the command it sets PyTorch's number of threads in this process, to `n_threads` (1 unless set).
 
     Args:
         env: an env id, or a factory of a `ParallelEnv`; None takes the only env in `hparams`.

@@ -19,6 +19,7 @@ from gymnasium import spaces
 from stable_baselines3.common.policies import ActorCriticPolicy
 from torch import nn
 
+from marl_sb3.errors import EnvError
 from marl_sb3.learners.fused_coverage import ACTIVATIONS
 from marl_sb3.types import Array, FloatArray
 
@@ -50,7 +51,8 @@ class FusedPolicy:
         self.policy = policy
         self._space = policy.observation_space
         self.one_hot = isinstance(self._space, (spaces.Discrete, spaces.MultiDiscrete))
-        self._one_hot_starts = _one_hot_starts(self._space)
+        self._one_hot_sizes = _category_sizes(self._space)
+        self._one_hot_starts = np.cumsum(self._one_hot_sizes) - self._one_hot_sizes  # where each block begins
         self.activation = ACTIVATIONS.index(policy.activation_fn)
         self.is_gaussian = isinstance(policy.action_space, spaces.Box)
         self.sizes = _category_sizes(policy.action_space)
@@ -150,11 +152,16 @@ class FusedPolicy:
     # --- Acting ------------------------------------------------------------------------------------------------------
 
     def inputs(self, observations: Array) -> Inputs:
-        """(rows, *observation shape) as the kernels read them."""
+        """(rows, *observation shape) as the kernels read them.
+
+        Raises:
+            EnvError: a number of a Discrete or MultiDiscrete observation is out of range.
+        """
         rows = len(observations)
         if self.one_hot:
-            positions = observations.reshape(rows, -1).astype(np.int64, copy=False) + self._one_hot_starts
-            return Inputs(positions, np.empty((rows, 0), dtype=np.float32))
+            numbers = observations.reshape(rows, -1).astype(np.int64, copy=False)
+            require_in_range(numbers, self._one_hot_sizes, "observation", self._space)
+            return Inputs(numbers + self._one_hot_starts, np.empty((rows, 0), dtype=np.float32))
         floats = np.ascontiguousarray(observations.reshape(rows, -1), dtype=np.float32)
         return Inputs(np.empty((rows, 0), dtype=np.int64), floats)
 
@@ -224,11 +231,22 @@ def _linears_of(policy: ActorCriticPolicy) -> list[nn.Linear]:
     return [module for module in modules if isinstance(module, nn.Linear)]
 
 
-def _one_hot_starts(space: spaces.Space[Any]) -> Array:
-    """Where the one-hot block of each number begins among the inputs."""
-    if isinstance(space, spaces.MultiDiscrete):
-        return np.concatenate([[0], np.cumsum(space.nvec)[:-1]]).astype(np.int64)
-    return np.zeros(1, dtype=np.int64)
+def require_in_range(numbers: Array, sizes: Array, what: str, space: spaces.Space[Any]) -> None:
+    """Refuse what would index outside of an array: the kernels do not check, for speed.
+
+    Args:
+        numbers: (rows, parts) int64.
+        sizes: (parts,) how many values each part has.
+        what: the name of the quantity, for the message.
+        space: the space that it belongs to.
+
+    Raises:
+        EnvError: a number is negative or not below its size.
+    """
+    wrong = (numbers < 0) | (numbers >= sizes)
+    if wrong.any():
+        row = int(np.argwhere(wrong)[0, 0])
+        raise EnvError(f"{what} {numbers[row].tolist()} is not in {space} (row {row} of the batch)")
 
 
 def _category_sizes(space: spaces.Space[Any]) -> Array:

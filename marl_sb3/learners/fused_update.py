@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from stable_baselines3.common.utils import explained_variance
 
-from marl_sb3.learners.fused import FusedPolicy
+from marl_sb3.learners.fused import FusedPolicy, require_in_range
 from marl_sb3.learners.rollout_buffer import flat_samples
 
 if TYPE_CHECKING:
@@ -82,6 +82,12 @@ class FusedUpdate:
         """Optimizer steps taken."""
         return self._steps
 
+    @property
+    def is_finite(self) -> bool:
+        """Whether every loss and gradient was a number; if not, the update stopped before it used the bad one."""
+        used = self._stats[: self._steps]
+        return bool(np.isfinite(used[:, [self._kernel.LOSS, self._kernel.GRAD_NORM]]).all())
+
     def means(self) -> dict[str, float]:
         """Statistics over minibatches, named as in `PPO`; the KL is over the last epoch, as in SB3."""
         kernel, stats = self._kernel, self._stats[: self._steps]
@@ -124,6 +130,8 @@ def _rollout_samples(rollout: Any, fused: FusedPolicy) -> Samples:
 
     inputs = fused.inputs(flat_samples(rollout, "observations"))
     actions = flat_samples(rollout, "actions")
+    if not fused.is_gaussian:
+        require_in_range(actions.astype(np.int64, copy=False), fused.sizes, "action", fused.policy.action_space)
     none = np.empty((len(actions), 0))
     return Samples(
         indices=inputs.indices,

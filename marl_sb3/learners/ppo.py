@@ -11,7 +11,7 @@ from gymnasium import spaces
 from stable_baselines3.common.utils import explained_variance
 from torch.nn import functional as F
 
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import ConfigError, NumericError
 from marl_sb3.learners.fused import FusedPolicy
 from marl_sb3.learners.fused_coverage import why_not_fused
 from marl_sb3.learners.fused_update import FusedUpdate, LeanUpdate
@@ -63,11 +63,17 @@ class PPO(stable_baselines3.PPO):
         return [*super()._excluded_save_params(), "_fused"]
 
     def train(self) -> None:
-        """Update the policy from the rollout buffer."""
+        """Update the policy from the rollout buffer.
+
+        Raises:
+            NumericError: on the fused way, a loss or a gradient is not finite; the weights are those before that minibatch.
+        """
         update = self.prepare_update()
         with one_blas_thread():
             update.run()
         self.finish_update(update)
+        if isinstance(update, FusedUpdate) and not update.is_finite:
+            raise NumericError("a loss or a gradient is not finite; the update stopped at that minibatch")
 
     def prepare_update(self) -> FusedUpdate | LeanUpdate:
         """Everything of an update that draws random numbers, in SB3's order, or that has to wait its turn.

@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 
 from marl_sb3.envs.batched_env import BatchedEnv
-from marl_sb3.errors import EnvError
+from marl_sb3.errors import ConfigError, EnvError
 from marl_sb3.types import AgentID, Array, BoolArray, Observations
 from marl_sb3.vec_env.base import (
     AgentGroup,
@@ -68,7 +68,13 @@ class BatchedVecEnv(MultiAgentVecEnv):
         self._episodes[:] = -1
 
     def reset(self, options: Sequence[Mapping[str, Any]] | None = None) -> tuple[Observations, ...]:
-        """See `MultiAgentVecEnv.reset`; batched envs have no options."""
+        """See `MultiAgentVecEnv.reset`.
+
+        Raises:
+            ConfigError: there are options, which batched envs do not take.
+        """
+        if options is not None and any(options):
+            raise ConfigError(f"reset options {list(options)}: a batched env takes none; use vectorizer='supersuit'")
         self._begin_episodes(self._all_envs)
         self.active = np.ones_like(self.active)
         observations = self._env.observations()

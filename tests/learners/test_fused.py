@@ -19,7 +19,7 @@ from torch import nn
 
 import marl_sb3
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
-from marl_sb3.errors import NumericError
+from marl_sb3.errors import EnvError, NumericError
 from marl_sb3.learners import fused_kernel as kernel
 from marl_sb3.learners.fused import FusedPolicy
 from marl_sb3.learners.fused_coverage import why_not_fused
@@ -376,3 +376,36 @@ def test_a_nan_in_the_rollout_is_placed() -> None:
 
     with pytest.raises(NumericError, match="began in the advantages of the rollout, at agent 'agent2', env 1, step 3"):
         algorithm.learn(20, callback=Poison())
+
+
+@pytest.mark.parametrize("number", [-1, 5])
+def test_an_observation_out_of_range_is_refused_before_it_is_an_index(number: int) -> None:
+    algorithm = model(Fused, "discrete", "discrete", batch_size=24)
+    algorithm.learn(48)
+    before = algorithm.get_parameters()["policy"]["action_net.weight"].clone()
+    algorithm.rollout_buffer.observations[:] = number
+    with pytest.raises(EnvError, match=rf"observation \[{number}\] is not in Discrete\(5\)"):
+        algorithm.train()
+    fused = algorithm.fused_policy()
+    with pytest.raises(EnvError, match="is not in"):
+        fused.act(np.array([0, number]))
+    assert th.equal(algorithm.get_parameters()["policy"]["action_net.weight"], before)
+
+
+def test_an_action_out_of_range_is_refused_before_it_is_an_index() -> None:
+    algorithm = model(Fused, "box", "multi-discrete", batch_size=24)
+    algorithm.learn(48)
+    algorithm.rollout_buffer.actions[3, 1] = [1, 3]
+    with pytest.raises(EnvError, match=r"action \[1, 3\] is not in MultiDiscrete"):
+        algorithm.train()
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered")
+def test_a_nan_in_a_standalone_update_is_an_error_and_leaves_the_weights() -> None:
+    algorithm = model(Fused, "box", "discrete", batch_size=48)
+    algorithm.learn(48)
+    before = {name: value.clone() for name, value in algorithm.policy.state_dict().items()}
+    algorithm.rollout_buffer.returns[:] = np.nan
+    with pytest.raises(NumericError, match="not finite; the update stopped at that minibatch"):
+        algorithm.train()
+    assert all(th.equal(value, before[name]) for name, value in algorithm.policy.state_dict().items())

@@ -202,3 +202,10 @@ def test_seeding_again_repeats_the_episodes() -> None:
         env.reset()
         rollouts.append([env.step([np.full((2, 2), k % 4)]).observations[0].tolist() for k in range(12)])
     assert rollouts[0] == rollouts[1]
+
+
+def test_reset_options_are_refused_rather_than_dropped() -> None:
+    env = make_vec_env("arena", n_envs=2)
+    env.reset([{}, {}])
+    with pytest.raises(ConfigError, match="a batched env takes none; use vectorizer='supersuit'"):
+        env.reset([{}, {"level": 3}])
