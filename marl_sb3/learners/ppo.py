@@ -66,7 +66,7 @@ class PPO(stable_baselines3.PPO):
         """Update the policy from the rollout buffer.
 
         Raises:
-            NumericError: on the fused way, a loss or a gradient is not finite; the weights are those before that minibatch.
+            NumericError: fused only: a loss or gradient is not finite; weights are those before that minibatch.
         """
         update = self.prepare_update()
         with one_blas_thread():
