@@ -8,12 +8,16 @@ import numpy as np
 import stable_baselines3
 import torch as th
 from gymnasium import spaces
+from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.utils import explained_variance
+from stable_baselines3.common.vec_env import VecEnv
 from torch.nn import functional as F
 
 from marl_sb3.errors import ConfigError, NumericError
 from marl_sb3.learners.fused import FusedPolicy
 from marl_sb3.learners.fused_coverage import why_not_fused
+from marl_sb3.learners.fused_rollout import collect_fused
 from marl_sb3.learners.fused_update import FusedUpdate, LeanUpdate
 from marl_sb3.learners.resident_rollout import ResidentRollout
 from marl_sb3.learners.threads import one_blas_thread
@@ -61,6 +65,15 @@ class PPO(stable_baselines3.PPO):
 
     def _excluded_save_params(self) -> list[str]:
         return [*super()._excluded_save_params(), "_fused"]
+
+    def collect_rollouts(
+        self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
+    ) -> bool:
+        """See `OnPolicyAlgorithm.collect_rollouts`; a policy that takes the fused way acts by the kernels too."""
+        fused = self.fused_policy()
+        if fused is None:
+            return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps)
+        return collect_fused(self, fused, env, callback, rollout_buffer, n_rollout_steps)
 
     def train(self) -> None:
         """Update the policy from the rollout buffer.

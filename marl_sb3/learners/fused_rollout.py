@@ -1,0 +1,99 @@
+"""Fill the rollout buffer of a `PPO` that is used alone, on an SB3 `VecEnv`, through the fused kernels.
+
+`OnPolicyAlgorithm.collect_rollouts` step by step, with three differences: the policy is evaluated by the kernels, the
+values of all agents that were truncated in a step are one batch, and callbacks find the locals that it documents.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.vec_env import VecEnv
+
+from marl_sb3.learners.fused import FusedPolicy
+from marl_sb3.types import Array
+
+if TYPE_CHECKING:
+    from marl_sb3.learners.ppo import PPO
+
+
+def collect_fused(
+    algorithm: PPO, fused: FusedPolicy, env: VecEnv, callback: BaseCallback, buffer: RolloutBuffer, n_steps: int
+) -> bool:
+    """See `OnPolicyAlgorithm.collect_rollouts`.
+
+    Returns:
+        False if the callback stopped it.
+    """
+    algorithm.policy.set_training_mode(False)
+    buffer.reset()
+    fused.read_parameters()
+    callback.on_rollout_start()
+    known: dict[str, Any] = {
+        "self": algorithm,
+        "env": env,
+        "callback": callback,
+        "rollout_buffer": buffer,
+        "n_rollout_steps": n_steps,
+    }
+    for step in range(n_steps):
+        if not _step(algorithm, fused, known, step):
+            return False
+    last_values = th.from_numpy(fused.values(known["new_obs"]))
+    buffer.compute_returns_and_advantage(last_values=last_values, dones=known["dones"])
+    callback.update_locals({**known, "n_steps": n_steps, "values": last_values})
+    callback.on_rollout_end()
+    return True
+
+
+def _step(algorithm: PPO, fused: FusedPolicy, known: dict[str, Any], step: int) -> bool:
+    """One step of all envs; `known` becomes what SB3's callbacks find in their `locals`."""
+    observations: Any = algorithm._last_obs
+    actions, values, log_probs = fused.act(observations)
+    in_bounds = actions
+    if isinstance(algorithm.action_space, spaces.Box):
+        in_bounds = np.clip(actions, algorithm.action_space.low, algorithm.action_space.high)
+    new_obs, rewards, dones, infos = known["env"].step(in_bounds)
+    algorithm.num_timesteps += known["env"].num_envs
+    known |= {
+        "n_steps": step,
+        "obs_tensor": th.as_tensor(observations),
+        "actions": actions,
+        "clipped_actions": in_bounds,
+        "values": th.from_numpy(values).reshape(-1, 1),
+        "log_probs": th.from_numpy(log_probs),
+        "new_obs": new_obs,
+        "rewards": rewards,
+        "dones": dones,
+        "infos": infos,
+    }
+    known["callback"].update_locals(known)
+    if not known["callback"].on_step():
+        return False
+    algorithm._update_info_buffer(infos, dones)
+    _add_values_at_time_limits(fused, rewards, dones, infos, algorithm.gamma)
+    if isinstance(algorithm.action_space, spaces.Discrete):
+        actions = actions.reshape(-1, 1)
+    starts: Any = algorithm._last_episode_starts
+    known["rollout_buffer"].add(observations, actions, rewards, starts, known["values"], known["log_probs"])
+    algorithm._last_obs, algorithm._last_episode_starts = new_obs, dones
+    return True
+
+
+def _add_values_at_time_limits(
+    fused: FusedPolicy, rewards: Array, dones: Array, infos: list[dict[str, Any]], gamma: float
+) -> None:
+    """Truncation is not termination: bootstrap from the value of the final observation (SB3 issue 633)."""
+    truncated = [
+        row
+        for row in np.flatnonzero(dones)
+        if infos[row].get("TimeLimit.truncated", False) and infos[row].get("terminal_observation") is not None
+    ]
+    if truncated:
+        final = np.stack([infos[row]["terminal_observation"] for row in truncated])
+        rewards[truncated] += gamma * fused.final_values(final)
