@@ -85,7 +85,7 @@ def build_parser() -> argparse.ArgumentParser:
         default=[],
         help="end when a metric is at least this; may be repeated; default: train for all env steps",
     )
-    parser.add_argument("--vectorizer", metavar="NAME", help="auto, batched or supersuit; default: auto")
+    parser.add_argument("--vectorizer", metavar="NAME", help="auto, batched, serial or supersuit; default: auto")
     parser.add_argument("--device", metavar="NAME", help="auto, cpu or cuda; default: auto")
     parser.add_argument("--run-dir", metavar="DIR", help="folder of the run, new or empty; default: runs/ENV/TIME-XXXX")
     parser.add_argument("--quiet", action="store_true", help="print the run folder alone; default: off")

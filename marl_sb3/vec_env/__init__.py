@@ -10,33 +10,50 @@ from marl_sb3.envs.registry import EnvFactory, batched_factory, env_factory, mak
 from marl_sb3.errors import ConfigError
 from marl_sb3.vec_env.base import AgentGroup, EnvStep, MultiAgentVecEnv
 from marl_sb3.vec_env.batched_vec_env import BatchedVecEnv
+from marl_sb3.vec_env.separate_envs import EnvFactory as IndexedFactory
+from marl_sb3.vec_env.serial_vec_env import SerialVecEnv
 from marl_sb3.vec_env.supersuit_vec_env import SuperSuitVecEnv
 
-__all__ = ["AgentGroup", "BatchedVecEnv", "EnvStep", "MultiAgentVecEnv", "SuperSuitVecEnv", "make_vec_env"]
+__all__ = [
+    "AgentGroup",
+    "BatchedVecEnv",
+    "EnvStep",
+    "MultiAgentVecEnv",
+    "SerialVecEnv",
+    "SuperSuitVecEnv",
+    "make_vec_env",
+]
+
+
+def _indexed(factory: EnvFactory, env_kwargs: Mapping[str, Any]) -> IndexedFactory:
+    return lambda index: make_env(factory, index, env_kwargs)
+
+
+def _serial(factory: EnvFactory, n_envs: int, seed: int | None, env_kwargs: Mapping[str, Any]) -> MultiAgentVecEnv:
+    return SerialVecEnv(_indexed(factory, env_kwargs), n_envs, seed)
 
 
 def _supersuit(factory: EnvFactory, n_envs: int, seed: int | None, env_kwargs: Mapping[str, Any]) -> MultiAgentVecEnv:
-    return SuperSuitVecEnv(lambda index: make_env(factory, index, env_kwargs), n_envs, seed)
+    return SuperSuitVecEnv(_indexed(factory, env_kwargs), n_envs, seed)
 
 
 def _batched(factory: EnvFactory, n_envs: int, seed: int | None, env_kwargs: Mapping[str, Any]) -> MultiAgentVecEnv:
     make_batched = batched_factory(factory)
     if make_batched is None:
-        raise ConfigError(
-            "the env has no batched twin (`make_batched`); use the supersuit vectorizer", key="vectorizer"
-        )
+        raise ConfigError("the env has no batched twin (`make_batched`); use the serial vectorizer", key="vectorizer")
     make_env(factory, 0, env_kwargs).close()  # says what is wrong with the arguments
     return BatchedVecEnv(make_batched(n_envs, **env_kwargs), seed)
 
 
 def _auto(factory: EnvFactory, n_envs: int, seed: int | None, env_kwargs: Mapping[str, Any]) -> MultiAgentVecEnv:
-    chosen = _supersuit if batched_factory(factory) is None else _batched
+    chosen = _serial if batched_factory(factory) is None else _batched
     return chosen(factory, n_envs, seed, env_kwargs)
 
 
 VECTORIZERS: Mapping[str, Callable[[EnvFactory, int, int | None, Mapping[str, Any]], MultiAgentVecEnv]] = {
     "auto": _auto,
     "batched": _batched,
+    "serial": _serial,
     "supersuit": _supersuit,
 }
 
@@ -54,8 +71,9 @@ def make_vec_env(
         env: an env id as on the command line, or a factory of a PettingZoo `ParallelEnv` (its class, say).
         n_envs: how many, at least 1.
         seed: run seed, from which the seed of every episode of every env follows; None draws one.
-        vectorizer: `batched` for envs that bring a batched twin, `supersuit` for any, or `auto`, which picks the
-            fastest that can run the env. Which one it is does not change what happens in the envs.
+        vectorizer: `batched` for envs that bring a batched twin, `serial` for any, `supersuit` for those whose
+            agents have equal spaces, or `auto`, which picks the fastest that can run the env: the first of these.
+            Which one it is does not change what happens in the envs.
         env_kwargs: passed to the factory. A factory with a parameter `env_index` is told the env's index.
 
     Raises:

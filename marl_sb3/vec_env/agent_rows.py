@@ -16,9 +16,9 @@ from gymnasium import spaces
 from gymnasium.vector.utils import create_empty_array, iterate
 from pettingzoo import ParallelEnv
 
-from marl_sb3.errors import ConfigError
 from marl_sb3.types import AgentID
 from marl_sb3.vec_env.seeding import episode_seed, fresh_seed
+from marl_sb3.vec_env.separate_envs import require_same_agents
 
 
 @dataclass
@@ -62,20 +62,10 @@ class AgentRows(ParallelEnv):  # type: ignore[misc]
         Raises:
             ConfigError: its agents or their spaces are not those of this vec env.
         """
-        self._check_same(env, env_index)
+        require_same_agents(env, env_index, self)
         self.env = env
         self.env_index = env_index
         self._episode_index = -1
-
-    def _check_same(self, env: Any, env_index: int) -> None:
-        where = f"all envs of a vec env need the same agents and spaces, but env {env_index} has"
-        if set(env.possible_agents) != set(self.possible_agents):
-            raise ConfigError(f"{where} agents {env.possible_agents}; those before it: {self.possible_agents}")
-        for agent in self.possible_agents:
-            for kind in ("observation_space", "action_space"):
-                ours, theirs = getattr(self, kind)(agent), getattr(env, kind)(agent)
-                if ours != theirs:
-                    raise ConfigError(f"{where} the {kind} {theirs} for agent {agent!r}; those before it: {ours}")
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "env": None}

@@ -1,6 +1,6 @@
 """What a vectorised multi-agent env is: E envs, A agents, arrays with both axes in front.
 
-Every vectorizer (SuperSuit's, later the batched one and worker processes) fulfils `MultiAgentVecEnv`;
+Every vectorizer (batched, serial, SuperSuit's) fulfils `MultiAgentVecEnv`;
 nothing above this layer sees a single env or an agent dictionary.
 """
 

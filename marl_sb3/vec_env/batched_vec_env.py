@@ -1,4 +1,4 @@
-"""E envs stepped as arrays by a `BatchedEnv`: what SuperSuit's vec env does, without touching single envs."""
+"""E envs stepped as arrays by a `BatchedEnv`: what the other vectorizers do, without touching single envs."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class BatchedVecEnv(MultiAgentVecEnv):
             ConfigError: there are options, which batched envs do not take.
         """
         if options is not None and any(options):
-            raise ConfigError(f"reset options {list(options)}: a batched env takes none; use vectorizer='supersuit'")
+            raise ConfigError(f"reset options {list(options)}: a batched env takes none; use vectorizer='serial'")
         self._begin_episodes(self._all_envs)
         self.active = np.ones_like(self.active)
         observations = self._env.observations()
@@ -189,7 +189,7 @@ class BatchedVecEnv(MultiAgentVecEnv):
     def env_method(self, name: str, env_indices: Sequence[int], *args: Any, **kwargs: Any) -> list[Any]:
         """See `MultiAgentVecEnv.env_method`; a batched env has `render` for single envs."""
         if name != "render":
-            raise AttributeError(f"a batched env has no method {name!r} for single envs; use vectorizer='supersuit'")
+            raise AttributeError(f"a batched env has no method {name!r} for single envs; use vectorizer='serial'")
         return [self._env.render(index) for index in env_indices]
 
     def env_is_wrapped(self, wrapper_class: type, env_indices: Sequence[int]) -> list[bool]:

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import supersuit
-from pettingzoo import ParallelEnv
 
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import Array, Observations
 from marl_sb3.vec_env.agent_rows import AgentRows, RowStep
-from marl_sb3.vec_env.base import AgentGroup, DictInfos, EnvStep, FinalObservations, MultiAgentVecEnv
+from marl_sb3.vec_env.base import AgentGroup, DictInfos, EnvStep, FinalObservations
 from marl_sb3.vec_env.observations import map_arrays
+from marl_sb3.vec_env.separate_envs import EnvFactory, SeparateEnvs, require_separate
 from marl_sb3.wrappers import wrap
 
-EnvFactory = Callable[[int], ParallelEnv]  # env index -> a new env
 
-
-class SuperSuitVecEnv(MultiAgentVecEnv):
+class SuperSuitVecEnv(SeparateEnvs):
     """`pettingzoo_env_to_vec_env_v1` and `concat_vec_envs_v1`, with an `AgentRows` below each copy.
 
     Args:
@@ -44,12 +42,15 @@ class SuperSuitVecEnv(MultiAgentVecEnv):
         self._rows: list[AgentRows] = [copy.par_env for copy in self._concat.vec_envs]
         for index, rows in enumerate(self._rows):
             rows.open(first.env if index == 0 else wrap(make_env(index), index), index)
-        if len({id(rows.env.unwrapped) for rows in self._rows}) < num_envs:
-            raise ConfigError("the env factory returned the same env twice; it has to make a new one at each call")
+        require_separate(self.envs)
         self.active = np.zeros((num_envs, len(self.agents)), dtype=bool)
-        self._closed = False
         if seed is not None:
             self.seed(seed)
+
+    @property
+    def envs(self) -> Sequence[Any]:
+        """See `SeparateEnvs.envs`."""
+        return [rows.env for rows in self._rows]
 
     def seed(self, seed: int) -> None:
         """See `MultiAgentVecEnv.seed`."""
@@ -90,32 +91,6 @@ class SuperSuitVecEnv(MultiAgentVecEnv):
         """See `MultiAgentVecEnv.reset_infos`."""
         return [rows.reset_infos for rows in self._rows]
 
-    def get_attr(self, name: str, env_indices: Sequence[int]) -> list[Any]:
-        """See `MultiAgentVecEnv.get_attr`."""
-        return [_attribute(self._rows[index].env, name) for index in env_indices]
-
-    def set_attr(self, name: str, value: Any, env_indices: Sequence[int]) -> None:
-        """See `MultiAgentVecEnv.set_attr`."""
-        for index in env_indices:
-            setattr(_owner(self._rows[index].env, name), name, value)
-
-    def env_method(self, name: str, env_indices: Sequence[int], *args: Any, **kwargs: Any) -> list[Any]:
-        """See `MultiAgentVecEnv.env_method`."""
-        return [_attribute(self._rows[index].env, name)(*args, **kwargs) for index in env_indices]
-
-    def env_is_wrapped(self, wrapper_class: type, env_indices: Sequence[int]) -> list[bool]:
-        """See `MultiAgentVecEnv.env_is_wrapped`."""
-        return [
-            any(isinstance(layer, wrapper_class) for layer in _layers(self._rows[index].env)) for index in env_indices
-        ]
-
-    def close(self) -> None:
-        """See `MultiAgentVecEnv.close`."""
-        if not self._closed:
-            self._closed = True
-            for rows in self._rows:
-                rows.env.close()
-
     def _update_active(self) -> None:
         # A new array: `EnvStep.acted` keeps the old one.
         self.active = np.array([[agent in rows.live for agent in self.agents] for rows in self._rows])
@@ -148,20 +123,3 @@ def _single_group(rows: AgentRows) -> AgentGroup:
                     "the supersuit vectorizer takes envs whose agents all have the same spaces"
                 )
     return AgentGroup(agents, tuple(range(len(agents))), rows.observation_space(first), rows.action_space(first))
-
-
-def _layers(env: Any) -> Iterator[Any]:
-    """The env's wrappers from the outermost inwards, then the env itself."""
-    while env is not None:
-        yield env
-        env = getattr(env, "__dict__", {}).get("env")
-
-
-def _attribute(env: Any, name: str) -> Any:
-    return getattr(_owner(env, name), name)
-
-
-def _owner(env: Any, name: str) -> Any:
-    """The outermost layer that defines `name`; the innermost where none does."""
-    layers = list(_layers(env))
-    return next((layer for layer in layers if name in layer.__dict__ or hasattr(type(layer), name)), layers[-1])

@@ -13,6 +13,7 @@ from marl_sb3.errors import ConfigError, EnvError
 from marl_sb3.vec_env import MultiAgentVecEnv
 from marl_sb3.wrappers import CheckedEnv
 
+pytestmark = pytest.mark.usefixtures("each_vectorizer")
 KINDS = ("terminated", "truncated", "both")
 STAGGERED = {"a": (1, "terminated"), "b": (3, "truncated"), "c": (2, "both")}
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_envs import NoisyEnv
@@ -14,6 +15,7 @@ from toy_envs import NoisyEnv
 from marl_sb3 import make_vec_env
 from marl_sb3.vec_env import EnvStep, MultiAgentVecEnv
 
+pytestmark = pytest.mark.usefixtures("each_vectorizer")
 NUM_STEPS = 50
 KINDS = ("terminated", "truncated", "both")
 

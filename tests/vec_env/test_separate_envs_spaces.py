@@ -12,6 +12,8 @@ from toy_envs import NoisyEnv, SampledEnv, ScriptedEnv
 from marl_sb3 import make_vec_env
 from marl_sb3.errors import ConfigError
 
+pytestmark = pytest.mark.usefixtures("each_vectorizer")
+
 
 class DifferentSpaces(ScriptedEnv):
     """Agent b, or else env 1, has another space."""
@@ -35,7 +37,7 @@ class DifferentSpaces(ScriptedEnv):
 def test_agents_with_different_spaces_are_refused_by_name(kind, usual):
     message = rf"agents 'a' and 'b' have different {kind}_spaces: {usual} and Discrete\(7\); the supersuit vectorizer"
     with pytest.raises(ConfigError, match=message):
-        make_vec_env(DifferentSpaces, kind=kind)
+        make_vec_env(DifferentSpaces, vectorizer="supersuit", kind=kind)
 
 
 @pytest.mark.parametrize(("kind", "usual"), [("observation", r"Box\(.*"), ("action", r"Discrete\(3\)")])
