@@ -38,7 +38,8 @@ class TrainConfig:
         policies_to_train: None: all of them.
         vectorizer: see `make_vec_env`.
         device: `auto`, `cpu` or `cuda`.
-        n_threads: threads of one torch operation. Small networks are slower with more than one.
+        n_threads: threads of one operation of PyTorch or BLAS. Small networks are slower with more than one.
+        n_parallel_updates: policies that are updated beside each other; None until the run has counted its cores.
         update_path: how PPO updates: `auto`, `fused` or `lean`; see `marl_sb3.PPO`.
         stop: training ends when one of these metrics reaches its value.
         custom_metrics: see `metrics.InfoMetric`.
@@ -60,6 +61,7 @@ class TrainConfig:
     vectorizer: str = "auto"
     device: str = "auto"
     n_threads: int = 1
+    n_parallel_updates: int | None = None
     update_path: str = "auto"
     stop: Mapping[str, float] = field(default_factory=dict)
     custom_metrics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -86,6 +88,10 @@ class TrainConfig:
 def _check(config: TrainConfig) -> None:
     for name in ("n_timesteps", "n_envs", "n_threads", "stats_window_size"):
         _require(name, getattr(config, name), _is_whole(getattr(config, name), 1), "a whole number of at least 1")
+    at_once = config.n_parallel_updates
+    _require(
+        "n_parallel_updates", at_once, at_once is None or _is_whole(at_once, 1), "a whole number of at least 1, or null"
+    )
     seed_ok = config.seed is None or (_is_whole(config.seed, 0) and config.seed < 2**32)
     _require("seed", config.seed, seed_ok, "a whole number from 0 to 4294967295")
     for name in ("policy_settings", "stop", "custom_metrics", "env_kwargs", "hyperparameters"):

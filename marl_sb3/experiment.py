@@ -28,7 +28,7 @@ from marl_sb3.learners.hyperparameters import hyperparameter_defaults
 from marl_sb3.learners.multi_agent_algorithm import MultiAgentAlgorithm
 from marl_sb3.learners.policy_rows import resolve_policies
 from marl_sb3.learners.policy_spec import PolicySpec, algorithm_class
-from marl_sb3.learners.threads import start_without_dynamo
+from marl_sb3.learners.threads import parallel_updates, start_without_dynamo
 from marl_sb3.metrics import Result, info_metrics, require_metric
 from marl_sb3.types import AgentID, PolicyID
 from marl_sb3.vec_env import MultiAgentVecEnv, make_vec_env
@@ -197,8 +197,11 @@ def _resolved(config: TrainConfig) -> TrainConfig:
         defaults = hyperparameter_defaults(algorithm_class(config.algo))
     except ConfigError as error:
         raise ConfigError(f"{config.where('algo')}{error}", key="algo") from error
+    at_once = config.n_parallel_updates or parallel_updates(config.n_threads)
     # A given value is kept as it was written: `lin_3e-4` says more than a function.
-    return with_hyperparameters(replace(config, seed=seed), {**defaults, **config.hyperparameters})
+    return with_hyperparameters(
+        replace(config, seed=seed, n_parallel_updates=at_once), {**defaults, **config.hyperparameters}
+    )
 
 
 def _check_device(config: TrainConfig) -> None:
@@ -236,6 +239,8 @@ def _build_algorithm(config: TrainConfig, env: MultiAgentVecEnv) -> MultiAgentAl
             seed=config.seed,
             device=config.device,
             update_path=config.update_path,
+            n_threads=config.n_threads,
+            n_parallel_updates=config.n_parallel_updates,
             stats_window_size=config.stats_window_size,
             custom_metrics=info_metrics(config.custom_metrics, "custom_metrics"),
         )

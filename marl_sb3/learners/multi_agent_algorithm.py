@@ -26,7 +26,7 @@ from marl_sb3.learners.callback import multi_agent_callbacks
 from marl_sb3.learners.on_policy import OnPolicyLearner
 from marl_sb3.learners.policy_rows import policies_that_train, policy_of_agents, resolve_policies, rows_of_policy
 from marl_sb3.learners.policy_spec import PolicySpec, policy_specs, rollout_steps
-from marl_sb3.learners.threads import one_blas_thread, run_in_threads
+from marl_sb3.learners.threads import blas_threads, parallel_updates, run_in_threads
 from marl_sb3.metrics import EpisodeTracker, InfoMetric, Result, finite_or_none, flatten
 from marl_sb3.types import AgentID, Array, Observations, PolicyID, PolicyMappingFn
 from marl_sb3.vec_env.base import EnvStep, MultiAgentVecEnv
@@ -47,6 +47,9 @@ class MultiAgentAlgorithm:
         stats_window_size: over how many finished episodes the metrics of episodes run.
         custom_metrics: numbers per episode from the env's infos, besides those that the env announces.
         update_path: how `marl_sb3.PPO` updates: `auto`, `fused` or `lean`; see there.
+        n_threads: threads of one matrix product in the fused kernels; PyTorch has its own setting.
+        n_parallel_updates: how many policies are updated beside each other, where they can be; None: as many as keep
+            this process's cores busy. It changes no result.
         verbose: 1 prints the metrics after each iteration.
         tensorboard_log: folder for TensorBoard's events, or None.
         hyperparameters: for every policy that does not set its own; by SB3's names.
@@ -74,6 +77,8 @@ class MultiAgentAlgorithm:
         stats_window_size: int = 100,
         custom_metrics: Mapping[str, InfoMetric] | None = None,
         update_path: str = "auto",
+        n_threads: int = 1,
+        n_parallel_updates: int | None = None,
         verbose: int = 0,
         tensorboard_log: str | None = None,
         **hyperparameters: Any,
@@ -81,6 +86,8 @@ class MultiAgentAlgorithm:
         self.env = env
         self.verbose = verbose
         self.seed = seed
+        self.n_threads = n_threads
+        self.n_parallel_updates = n_parallel_updates or parallel_updates(n_threads)
         policy_ids = resolve_policies(policies, env.agents)
         self.policy_of = policy_of_agents(policy_ids, env.agents, policy_mapping_fn)
         specs = policy_specs(policies, policy_ids, hyperparameters)
@@ -260,7 +267,7 @@ class MultiAgentAlgorithm:
 
     def _iterate(self, callback: BaseCallback) -> Result | None:
         """One iteration; None if a callback stopped it in the rollout."""
-        with one_blas_thread():
+        with blas_threads(self.n_threads):
             return self._rollout_and_update(callback)
 
     def _rollout_and_update(self, callback: BaseCallback) -> Result | None:
@@ -284,7 +291,7 @@ class MultiAgentAlgorithm:
         together = [learner for learner in trained if learner.runs_beside_others]
         for learner in alone:
             learner.run_update()
-        run_in_threads([learner.run_update for learner in together])
+        run_in_threads([learner.run_update for learner in together], self.n_parallel_updates)
         return {learner.rows.policy_id: learner.finish_update() for learner in trained}
 
     def _progress_remaining(self) -> float:

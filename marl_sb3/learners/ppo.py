@@ -20,7 +20,7 @@ from marl_sb3.learners.fused_coverage import why_not_fused
 from marl_sb3.learners.fused_rollout import collect_fused
 from marl_sb3.learners.fused_update import FusedUpdate, LeanUpdate
 from marl_sb3.learners.resident_rollout import ResidentRollout
-from marl_sb3.learners.threads import one_blas_thread
+from marl_sb3.learners.threads import blas_threads
 
 UPDATE_PATHS = ("auto", "fused", "lean")
 
@@ -82,7 +82,7 @@ class PPO(stable_baselines3.PPO):
             NumericError: fused only: a loss or gradient is not finite; weights are those before that minibatch.
         """
         update = self.prepare_update()
-        with one_blas_thread():
+        with blas_threads(1):
             update.run()
         self.finish_update(update)
         if isinstance(update, FusedUpdate) and not update.is_finite:

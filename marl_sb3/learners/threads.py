@@ -14,9 +14,16 @@ from threadpoolctl import ThreadpoolController
 
 
 def available_cores() -> int:
-    """The cores that this process may use."""
+    """The cores that this process may use: those of its affinity, at most `OMP_NUM_THREADS` where that is set."""
     affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    limit = os.environ.get("OMP_NUM_THREADS", "")
+    return max(1, min(cores, int(limit))) if limit.isdecimal() else cores
+
+
+def parallel_updates(n_threads: int) -> int:
+    """How many updates of `n_threads` threads each keep this process's cores busy, and no more than busy."""
+    return max(1, available_cores() // n_threads)
 
 
 @lru_cache(maxsize=2)
@@ -25,19 +32,20 @@ def _blas_libraries(with_scipy: bool) -> ThreadpoolController:
     return ThreadpoolController().select(user_api="blas")
 
 
-def one_blas_thread() -> AbstractContextManager[object]:
-    """While it lasts, NumPy's and SciPy's BLAS use one thread: at our sizes more of them wait for each other."""
-    limit: AbstractContextManager[object] = _blas_libraries("scipy.linalg.cython_blas" in sys.modules).limit(limits=1)
+def blas_threads(count: int) -> AbstractContextManager[object]:
+    """While it lasts, NumPy's and SciPy's BLAS use so many threads: small products are fastest with one."""
+    libraries = _blas_libraries("scipy.linalg.cython_blas" in sys.modules)
+    limit: AbstractContextManager[object] = libraries.limit(limits=count)
     return limit
 
 
-def run_in_threads(jobs: Sequence[Callable[[], None]]) -> None:
-    """Run jobs that release the interpreter's lock, one per core at a time; raises what the first of them raised."""
-    if len(jobs) < 2 or available_cores() < 2:
+def run_in_threads(jobs: Sequence[Callable[[], None]], at_once: int) -> None:
+    """Run jobs that release the interpreter's lock, so many at a time; raises what the first of them raised."""
+    if len(jobs) < 2 or at_once < 2:
         for job in jobs:
             job()
         return
-    with ThreadPoolExecutor(min(len(jobs), available_cores())) as pool:
+    with ThreadPoolExecutor(min(len(jobs), at_once)) as pool:
         for running in [pool.submit(job) for job in jobs]:
             running.result()
 

@@ -23,7 +23,7 @@ from marl_sb3.errors import EnvError, NumericError
 from marl_sb3.learners import fused_kernel as kernel
 from marl_sb3.learners.fused import FusedPolicy
 from marl_sb3.learners.fused_coverage import why_not_fused
-from marl_sb3.learners.threads import one_blas_thread
+from marl_sb3.learners.threads import blas_threads
 
 # SB3 says that the batch size does not divide the rollout; here that is wanted.
 pytestmark = pytest.mark.filterwarnings("ignore:You have specified a mini-batch size")
@@ -202,7 +202,7 @@ def test_gradients_are_those_of_autograd(
     for table in (fused.nets.pi, fused.nets.vf):
         offsets, size = kernel.workspace(table, rows)
         spaces_.append((offsets, np.empty(size, np.float32), np.empty(size, np.float32)))
-    with one_blas_thread():
+    with blas_threads(1):
         kernel._minibatch(fused.theta, grad, fused.nets, batch, rows, chosen, *spaces_, np.zeros(kernel.NUM_STATS))
     expected = torch_gradients(policy, batch, observations, taken.numpy(), chosen)
     fused.theta[:] = grad
@@ -340,12 +340,13 @@ def test_a_layer_replaced_between_updates_is_the_one_that_acts_and_trains() -> N
     assert not th.equal(algorithm.policy.value_net.weight, before)
 
 
-def test_policies_updated_beside_each_other_are_those_updated_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_policies_updated_beside_each_other_are_those_updated_in_turn() -> None:
     trained = []
-    for cores in (1, 2):
-        monkeypatch.setattr("marl_sb3.learners.threads.available_cores", lambda cores=cores: cores)
+    for at_once in (1, 2):
         env = make_vec_env("arena", n_envs=3, max_timesteps=9)
-        algorithm = MultiAgentAlgorithm(env, "per_agent", n_steps=20, batch_size=16, seed=2, device="cpu")
+        algorithm = MultiAgentAlgorithm(
+            env, "per_agent", n_steps=20, n_parallel_updates=at_once, batch_size=16, seed=2, device="cpu"
+        )
         algorithm.learn(3 * 60)
         trained.append(algorithm.get_parameters())
     one, other = trained

@@ -1,0 +1,50 @@
+"""How many threads work at a time."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from threadpoolctl import threadpool_info
+
+from marl_sb3.learners import threads
+
+
+@pytest.mark.parametrize(("limit", "cores"), [("", 4), ("2", 2), ("1", 1), ("64", 4), ("0", 1), ("4,2", 4)])
+def test_omp_num_threads_keeps_a_run_to_its_share(monkeypatch: pytest.MonkeyPatch, limit: str, cores: int) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", limit)
+    assert threads.available_cores() == cores
+
+
+@pytest.mark.parametrize(("n_threads", "at_once"), [(1, 6), (2, 3), (4, 1), (9, 1)])
+def test_updates_of_several_threads_leave_fewer_beside_them(
+    monkeypatch: pytest.MonkeyPatch, n_threads: int, at_once: int
+) -> None:
+    monkeypatch.setattr(threads, "available_cores", lambda: 6)
+    assert threads.parallel_updates(n_threads) == at_once
+
+
+def test_no_more_jobs_run_at_once_than_asked_for() -> None:
+    running, most, lock, three = [0], [0], threading.Lock(), threading.Barrier(3, timeout=60)
+
+    def job() -> None:
+        with lock:
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+        three.wait()
+        with lock:
+            running[0] -= 1
+
+    threads.run_in_threads([job] * 9, at_once=3)
+    assert most[0] == 3
+
+
+def test_blas_has_its_threads_back_afterwards() -> None:
+    def counts() -> list[int]:
+        return [library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"]
+
+    before = counts()
+    with threads.blas_threads(1):
+        assert set(counts()) == {1}
+    assert counts() == before
