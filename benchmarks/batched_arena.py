@@ -1,6 +1,6 @@
 """Env steps per second of the batched arena alone, on one core, as the number of envs grows.
 
-    python benchmarks/batched_arena.py [--seconds 1.0]
+    python benchmarks/batched_arena.py [--seconds 1.0] [--json FILE]
 
 Random actions, drawn beforehand. `batched env` is `BatchedArena` with its resets and seeds; `vec env` is what
 `make_vec_env` returns: also checks, endings, infos and final observations.
@@ -8,18 +8,28 @@ Random actions, drawn beforehand. `batched env` is `BatchedArena` with its reset
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
+from measure import Report, Setting, parser
 
 from marl_sb3 import make_vec_env
 from marl_sb3.envs.batched_arena import BatchedArena
 from marl_sb3.types import Array
 from marl_sb3.vec_env.seeding import episode_seed
+
+SETTING = Setting(
+    what="arena, random actions, no training",
+    hyperparameters={},
+    threads="1",
+    changes={"A": "envs as arrays"},
+    packages=("marl_sb3", "numpy"),
+)
+NUM_ENVS = (1, 4, 16, 64, 256, 1024, 4096)
 
 
 def vec_env(num_envs: int) -> Callable[[Array], object]:
@@ -47,8 +57,8 @@ def batched_env(num_envs: int) -> Callable[[Array], object]:
     return step
 
 
-def env_steps_per_s(step: Callable[[Array], object], num_envs: int, seconds: float) -> float:
-    """Median of three measurements."""
+def env_steps_per_s(step: Callable[[Array], object], num_envs: int, seconds: float) -> list[float]:
+    """Three measurements."""
     actions = np.random.default_rng(0).integers(0, 4, (100, num_envs, 2))
     rates = []
     for _ in range(3):
@@ -58,14 +68,28 @@ def env_steps_per_s(step: Callable[[Array], object], num_envs: int, seconds: flo
                 step(action)
             steps += len(actions) * num_envs
         rates.append(steps / (time.perf_counter() - started_s))
-    return statistics.median(rates)
+    return rates
+
+
+SIDES = {"batched env": batched_env, "vec env": vec_env}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print a line for each number of envs."""
+    options = parser(__doc__, repeats=None)
+    options.add_argument(
+        "--seconds", type=float, default=1.0, metavar="S", help="for each number of envs; default: 1.0"
+    )
+    arguments = options.parse_args(argv)
+    results: dict[str, Any] = {}
+    for num_envs in NUM_ENVS:
+        raw = {name: env_steps_per_s(make(num_envs), num_envs, arguments.seconds) for name, make in SIDES.items()}
+        rates = {name: statistics.median(figures) for name, figures in raw.items()}
+        shown = ", ".join(f"{name} {rate:10,.0f}" for name, rate in rates.items())
+        print(f"{num_envs:5d} envs, env steps/s: {shown}; {1e6 / rates['vec env']:7.3f} microseconds each")
+        results[str(num_envs)] = {"unit": "env steps/s", "raw": raw, "median": rates}
+    Report("batched_arena", SETTING, results).write(arguments.json)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=1.0, help="for each number of envs; default: 1.0")
-    arguments = parser.parse_args()
-    for num_envs in (1, 4, 16, 64, 256, 1024, 4096):
-        rates = [env_steps_per_s(make(num_envs), num_envs, arguments.seconds) for make in (batched_env, vec_env)]
-        shown = ", ".join(f"{name} {rate:10,.0f}" for name, rate in zip(("batched env", "vec env"), rates, strict=True))
-        print(f"{num_envs:5d} envs, env steps/s: {shown}; {1e6 / rates[1]:7.3f} microseconds each")
+    main()

@@ -1,6 +1,6 @@
 """Do the fused and the lean update learn alike? Returns of the arena over seeds, compared with Welch's t-test.
 
-    python benchmarks/fused_vs_lean_curves.py [--seeds 10] [--timesteps 40000]
+    python benchmarks/fused_vs_lean_curves.py [--seeds 10] [--timesteps 40000] [--json FILE]
 
 Same seeds, same preset. The two agree to floating point tolerance in one update; over many, trajectories part, and only
 their distribution can be compared.
@@ -8,15 +8,25 @@ their distribution can be compared.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+from measure import Report, Setting, parser, positive, take_turns
 from scipy import stats
 
 import marl_sb3
 from marl_sb3.metrics import Result
+
+HYPERPARAMETERS = {"learning_rate": 1e-3}
+SETTING = Setting(
+    what="arena, its preset, one shared policy",
+    hyperparameters=HYPERPARAMETERS,
+    threads="1 torch thread",
+    changes={"B": "fused networks, in acting and in updates"},
+)
 
 
 class Curve(marl_sb3.MultiAgentCallback):
@@ -32,10 +42,10 @@ class Curve(marl_sb3.MultiAgentCallback):
         return True
 
 
-def curve(path: str, seed: int, timesteps: int) -> list[float]:
+def curve(path: str, timesteps: int, seed: int) -> list[float]:
     """Train the arena's preset for `timesteps` of its 200,000 env steps."""
     kept = Curve()
-    settings = {"update_path": path, "learning_rate": 1e-3}
+    settings = {"update_path": path, **HYPERPARAMETERS}
     with tempfile.TemporaryDirectory() as folder:
         marl_sb3.train(
             "arena", seed=seed, timesteps=timesteps, settings=settings, run_dir=Path(folder) / "run", callback=[kept]
@@ -43,24 +53,26 @@ def curve(path: str, seed: int, timesteps: int) -> list[float]:
     return kept.returns
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Print means and p-values at four points of the training."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=10, help="runs of each; default: 10")
-    parser.add_argument("--timesteps", type=int, default=40_000, help="env steps of a run; default: 40000")
-    arguments = parser.parse_args()
-    curves = {
-        path: np.array([curve(path, seed, arguments.timesteps) for seed in range(arguments.seeds)])
-        for path in ("fused", "lean")
-    }
-    iterations = curves["fused"].shape[1]
-    for point in (np.array([0.25, 0.5, 0.75, 1.0]) * iterations).astype(int) - 1:
-        fused, lean = curves["fused"][:, point], curves["lean"][:, point]
+    options = parser(__doc__, repeats=None)
+    options.add_argument("--seeds", type=positive, default=10, metavar="N", help="runs of each; default: 10")
+    options.add_argument(
+        "--timesteps", type=positive, default=40_000, metavar="N", help="env steps of a run; default: 40000"
+    )
+    arguments = options.parse_args(argv)
+    sides = {path: partial(curve, path, arguments.timesteps) for path in ("fused", "lean")}
+    curves = take_turns(sides, arguments.seeds, "curves")
+    arrays = {path: np.array(returns) for path, returns in curves.items()}
+    iterations = arrays["fused"].shape[1]
+    for point in np.ceil(np.array([0.25, 0.5, 0.75, 1.0]) * iterations).astype(int) - 1:
+        fused, lean = arrays["fused"][:, point], arrays["lean"][:, point]
         p = stats.ttest_ind(fused, lean, equal_var=False).pvalue
         print(
             f"iteration {point + 1:3d}: fused {fused.mean():6.2f} (SD {fused.std(ddof=1):.2f}), "
             f"lean {lean.mean():6.2f} (SD {lean.std(ddof=1):.2f}), p = {p:.2f}"
         )
+    Report("fused_vs_lean_curves", SETTING, {"episode_return_mean": curves}).write(arguments.json)
 
 
 if __name__ == "__main__":

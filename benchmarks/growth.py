@@ -1,0 +1,204 @@
+"""How the cost of an iteration grows with envs, agents, policies and the width of the networks.
+
+    python benchmarks/growth.py [--only envs,agents,policies,width] [--repeats 3] [--json FILE]
+
+envs: 1 to 4,096 arenas, one shared policy. Rollouts get shorter above 256 envs, so that an iteration stays within
+      seconds: 25,600 env steps.
+agents: 2 to 64 in one env (`many_agents.py`), 16 envs, one shared policy.
+policies: 1 to 64 for 64 agents of that env, agents mapped round robin.
+width: of both hidden layers, 32 to 512, 20 arenas, one shared policy.
+
+The points of a kind are measured in turns. The first iteration of a turn is not counted; after it there are as many as
+fill `--seconds`, at least one. Rollout and update apart are what `timers` in their results say.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+from many_agents import ManyAgents
+from measure import (
+    Report,
+    Setting,
+    number,
+    one_torch_thread,
+    parser,
+    positive,
+    print_table,
+    some_of,
+    spread,
+    take_turns,
+)
+
+from marl_sb3 import MultiAgentAlgorithm, MultiAgentVecEnv, PolicySpec, make_vec_env
+
+HYPERPARAMETERS: dict[str, Any] = {"batch_size": 128, "n_epochs": 10, "learning_rate": 3e-4}
+SETTING = Setting(
+    what="marl_sb3 (fused, batched envs), networks 64x64 unless said otherwise",
+    hyperparameters=HYPERPARAMETERS,
+    threads="1 torch thread; policies are updated beside each other, one per core",
+    changes={"A": "batched envs", "B": "fused networks, in acting and in updates"},
+    packages=("marl_sb3", "stable-baselines3", "torch", "numpy", "numba"),
+)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of some iterations.
+
+    Attributes:
+        env_steps: how many.
+        agent_steps: how many.
+        rollout_s: seconds of the rollout.
+        update_s: seconds of the updates of all policies.
+    """
+
+    env_steps: int
+    agent_steps: int
+    rollout_s: float
+    update_s: float
+
+    @property
+    def seconds(self) -> float:
+        """Of both."""
+        return self.rollout_s + self.update_s
+
+    def rates(self) -> dict[str, float]:
+        """What the table shows."""
+        return {
+            "env_steps_per_s": self.env_steps / self.seconds,
+            "agent_steps_per_s": self.agent_steps / self.seconds,
+            "rollout_env_steps_per_s": self.env_steps / self.rollout_s,
+            "update_env_steps_per_s": self.env_steps / self.update_s,
+            "us_per_agent_step": 1e6 * self.seconds / self.agent_steps,
+        }
+
+
+def cost(algorithm: MultiAgentAlgorithm, seconds: float) -> Cost:
+    """Of so many seconds of iterations."""
+    algorithm.train_iteration()
+    total = Cost(0, 0, 0.0, 0.0)
+    while total.seconds < seconds:
+        result = algorithm.train_iteration()
+        counts, timers = result["env_runners"], result["timers"]
+        total = Cost(
+            total.env_steps + counts["num_env_steps_sampled"],
+            total.agent_steps + sum(counts["num_agent_steps_sampled"].values()),
+            total.rollout_s + timers["env_runner_sampling_timer"],
+            total.update_s + timers["learner_update_timer"],
+        )
+    return total
+
+
+# --- A point of each kind: (how many, env steps of a rollout, seed) -> what to measure --------------------------------
+
+
+def envs(count: int, n_steps: int, seed: int) -> MultiAgentAlgorithm:
+    """One shared policy in `count` arenas."""
+    n_steps = max(2, min(n_steps, 25_600 // count))
+    return _algorithm(make_vec_env("arena", n_envs=count), n_steps, seed)
+
+
+def agents(count: int, n_steps: int, seed: int) -> MultiAgentAlgorithm:
+    """One shared policy for `count` agents."""
+    return _algorithm(make_vec_env(ManyAgents, n_envs=16, agents=count), n_steps, seed)
+
+
+def policies(count: int, n_steps: int, seed: int) -> MultiAgentAlgorithm:
+    """`count` policies for 64 agents."""
+    env = make_vec_env(ManyAgents, n_envs=16, agents=64)
+    ids = [f"policy{index}" for index in range(count)]
+    mapping = {agent: ids[index % count] for index, agent in enumerate(env.agents)}
+    specs = {policy_id: PolicySpec() for policy_id in ids}
+    return _algorithm(env, n_steps, seed, policies=specs, policy_mapping_fn=mapping)
+
+
+def width(count: int, n_steps: int, seed: int) -> MultiAgentAlgorithm:
+    """One shared policy with two hidden layers of this width."""
+    env = make_vec_env("arena", n_envs=20)
+    return _algorithm(env, n_steps, seed, policy_kwargs={"net_arch": [count, count]})
+
+
+def _algorithm(env: MultiAgentVecEnv, n_steps: int, seed: int, **settings: Any) -> MultiAgentAlgorithm:
+    return MultiAgentAlgorithm(env, n_steps=n_steps, seed=seed, device="cpu", **HYPERPARAMETERS, **settings)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What grows, and how far."""
+
+    algorithm: Callable[[int, int, int], MultiAgentAlgorithm]
+    counts: Sequence[int]
+
+
+KINDS: Mapping[str, Kind] = {
+    "envs": Kind(envs, (1, 4, 16, 64, 256, 1024, 4096)),
+    "agents": Kind(agents, (2, 4, 8, 16, 32, 64)),
+    "policies": Kind(policies, (1, 2, 4, 8, 16, 32, 64)),
+    "width": Kind(width, (32, 64, 128, 256, 512)),
+}
+
+
+# --- The command -----------------------------------------------------------------------------------------------------
+
+
+def measure(name: str, counts: Sequence[int], repeats: int, n_steps: int, seconds: float) -> list[dict[str, Any]]:
+    """All points of a kind, in turns: prints their table and returns what goes into the JSON."""
+
+    def point(count: int, turn: int) -> Cost:
+        return cost(KINDS[name].algorithm(count, n_steps, turn), seconds)
+
+    sides = {f"{name} {count}": partial(point, count) for count in counts}
+    costs = take_turns(sides, repeats, "growth")
+    points = [
+        {"count": count, "raw": [{**asdict(one), **one.rates()} for one in turns]}
+        for count, turns in zip(counts, costs.values(), strict=True)
+    ]
+    header = [name, "env steps/s", "rollout alone", "update alone", "agent steps/s", "us per agent step (min to max)"]
+    print()
+    print_table(header, [_row(point) for point in points])
+    return points
+
+
+def _row(point: Mapping[str, Any]) -> list[str]:
+    raw = point["raw"]
+    shown = ("env_steps_per_s", "rollout_env_steps_per_s", "update_env_steps_per_s", "agent_steps_per_s")
+    medians = [number(statistics.median(one[name] for one in raw)) for name in shown]
+    return [str(point["count"]), *medians, spread([one["us_per_agent_step"] for one in raw])]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure the kinds one after the other, the points of each in turns."""
+    options = parser(__doc__)
+    options.add_argument(
+        "--only",
+        type=some_of(KINDS),
+        default=list(KINDS),
+        metavar="KINDS",
+        help=f"some of {','.join(KINDS)}; default: all",
+    )
+    options.add_argument("--points", type=positive, metavar="N", help="the first N of each kind; default: all of them")
+    options.add_argument(
+        "--n-steps", type=positive, default=100, metavar="N", help="env steps per env in a rollout; default: 100"
+    )
+    options.add_argument(
+        "--seconds", type=float, default=0.5, metavar="S", help="of iterations at each point in a turn; default: 0.5"
+    )
+    arguments = options.parse_args(argv)
+    one_torch_thread()
+    SETTING.print()
+    results = {
+        name: measure(
+            name, KINDS[name].counts[: arguments.points], arguments.repeats, arguments.n_steps, arguments.seconds
+        )
+        for name in arguments.only
+    }
+    Report("growth", SETTING, results).write(arguments.json)
+
+
+if __name__ == "__main__":
+    main()

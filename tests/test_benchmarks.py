@@ -1,0 +1,277 @@
+"""Every benchmark runs at its smallest, and its JSON says what was measured and under which circumstances."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import runpy
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+SHARED = {"measure", "processes", "many_agents", "marl_sb3_side", "rllib_side"}
+
+# The smallest settings of each, and the names of its results.
+RUNS = {
+    "arena_vs_stock_sb3": (["--repeats", "1", "--iterations", "1"], {"throughput"}),
+    "cartpole_vs_stock_sb3": (["--repeats", "1", "--iterations", "1"], {"throughput"}),
+    "update_vs_limit": (
+        ["--repeats", "1", "--epochs", "1", "--calls", "2", "--cases", "arena-64,cartpole-256"],
+        {"arena-64", "cartpole-256"},
+    ),
+    "growth": (
+        ["--repeats", "1", "--points", "1", "--n-steps", "64", "--seconds", "0.01"],
+        {"envs", "agents", "policies", "width"},
+    ),
+    "batched_arena": (["--seconds", "0.01"], {"1", "4", "16", "64", "256", "1024", "4096"}),
+    "fused_vs_lean_curves": (["--seeds", "2", "--timesteps", "2000"], {"episode_return_mean"}),
+}
+
+Load = Callable[[str], ModuleType]
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch, in_tmp: Path) -> Load:
+    """Import a file of `benchmarks/` as a script would; run folders and figures appear in a folder of the test."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module
+
+
+def numbers(node: Any) -> Iterator[float]:
+    if isinstance(node, dict):
+        node = list(node.values())
+    if isinstance(node, list):
+        for child in node:
+            yield from numbers(child)
+    elif isinstance(node, (int, float)) and not isinstance(node, bool):
+        yield node
+
+
+def written(path: str = "figures.json") -> dict[str, Any]:
+    report: dict[str, Any] = json.loads(Path(path).read_text())
+    assert set(report) == {"benchmark", "setting", "results"}
+    return report
+
+
+def test_every_benchmark_has_a_run() -> None:
+    assert {path.stem for path in BENCHMARKS.glob("*.py")} == {*RUNS, *SHARED, "arena_vs_rllib"}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_benchmark_writes_finite_figures_and_their_setting(
+    name: str, load: Load, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments, results = RUNS[name]
+    monkeypatch.setattr(sys, "argv", [name, *arguments, "--json", "figures.json"])
+    runpy.run_path(str(BENCHMARKS / f"{name}.py"), run_name="__main__")
+    report = written()
+    assert report["benchmark"] == name
+    assert set(report["results"]) == results
+    assert {"hyperparameters", "threads", "changes", "versions", "cores"} <= set(report["setting"])
+    assert report["setting"]["versions"]["marl_sb3"]
+    found = list(numbers(report["results"]))
+    assert found
+    assert all(math.isfinite(figure) for figure in found)
+    if name != "fused_vs_lean_curves":  # returns may be negative
+        speeds = [figure for result in report["results"].values() for figure in numbers(raw_of(result))]
+        assert speeds
+        assert min(speeds) > 0
+    assert len(capsys.readouterr().out.splitlines()) >= 4
+
+
+def raw_of(result: Any) -> list[Any]:
+    return [point["raw"] for point in result] if isinstance(result, list) else [result["raw"]]
+
+
+@pytest.mark.parametrize("name", [*RUNS, "arena_vs_rllib"])
+def test_help_tells_the_options(name: str, load: Load, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        load(name).main(["--help"])
+    assert stopped.value.code == 0
+    assert "--json FILE" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("name", "option"), [("growth", "--only"), ("update_vs_limit", "--cases")])
+def test_an_unknown_name_is_a_usage_error(
+    name: str, option: str, load: Load, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        load(name).main([option, "nonsense"])
+    assert stopped.value.code == 2
+    assert "unknown 'nonsense'; accepted: " in capsys.readouterr().err
+
+
+# --- measure ---------------------------------------------------------------------------------------------------------
+
+
+def test_sides_take_turns(load: Load, capsys: pytest.CaptureFixture[str]) -> None:
+    order: list[str] = []
+
+    def side(name: str) -> Callable[[int], float]:
+        return lambda turn: order.append(f"{name}{turn}") or 10.0 + turn  # type: ignore[func-returns-value]
+
+    measured = load("measure").take_turns({"a": side("a"), "b": side("b")}, 2)
+    assert order == ["a0", "b0", "a1", "b1"]
+    assert measured == {"a": [10.0, 11.0], "b": [10.0, 11.0]}
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.splitlines()[-1] == "measuring, turn 2 of 2: b"
+
+
+@pytest.mark.parametrize(("less_is_better", "expected"), [(False, 4.0), (True, 0.25)])
+def test_ratio_is_how_many_times_as_fast(less_is_better: bool, expected: float, load: Load) -> None:
+    raw = {"base": [1.0, 9.0, 2.0], "other": [8.0, 7.0, 100.0]}
+    comparison = load("measure").Comparison("steps/s", raw, "base", less_is_better)
+    assert comparison.medians() == {"base": 2.0, "other": 8.0}
+    assert comparison.ratios() == {"base": 1.0, "other": expected}
+
+
+def test_spread_names_median_and_range(load: Load) -> None:
+    assert load("measure").spread([1234.5, 5.25, 12.34]) == "12.3 (5.250 to 1,234)"
+
+
+# --- many_agents -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:The old environment creation API has been deprecated:DeprecationWarning")
+def test_many_agents_is_a_parallel_env(load: Load) -> None:
+    import pettingzoo.test
+
+    pettingzoo.test.parallel_api_test(load("many_agents").ManyAgents(agents=3), num_cycles=250)
+
+
+def test_many_agents_batched_and_single_agree(load: Load) -> None:
+    module = load("many_agents")
+    batched, single = module.BatchedManyAgents(2, agents=3), module.ManyAgents(agents=3)
+    batched.reset([0, 1], [5, 6])
+    seen, _ = single.reset(seed=6)
+    for step in range(module.EPISODE_STEPS):
+        np.testing.assert_array_equal(np.stack(list(seen.values())), batched.observations()[1])
+        best = batched.observations()[1, :, :5].argmax(axis=1)
+        best[2] = (best[2] + 1) % 5  # agent2 is wrong
+        outcome = batched.step(np.stack([best, best]))
+        seen, rewards, _, truncated, _ = single.step(dict(zip(single.possible_agents, best, strict=True)))
+        assert rewards == {"agent0": 1.0, "agent1": 1.0, "agent2": 0.0}
+        np.testing.assert_array_equal(outcome.rewards[1], [1.0, 1.0, 0.0])
+        assert set(truncated.values()) == {bool(outcome.truncated[1, 0])} == {step + 1 == module.EPISODE_STEPS}
+
+
+# --- arena_vs_rllib, with a stand-in for RLlib's Python --------------------------------------------------------------
+
+STUB = """\
+#!{python}
+import json, sys, time
+hyperparameters = json.loads(sys.argv[2])
+print(json.dumps({{"versions": {{"ray": "0"}}}}), flush=True)
+for iteration in range(1, 4):
+    env_steps = iteration * hyperparameters["n_envs"] * hyperparameters["n_steps"]
+    line = {{"env_steps": env_steps, "agent_steps_trained": 20 * env_steps, "seconds": 7.0 + 2.0 * iteration}}
+    print(json.dumps({{**line, "episode_return_mean": None if iteration == 1 else 10.0 * iteration}}), flush=True)
+    {behaviour}
+"""
+
+
+def stub(folder: Path, behaviour: str = "pass", text: str = STUB) -> str:
+    path = folder / "python-with-rllib"
+    path.write_text(text.format(python=sys.executable, behaviour=behaviour))
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+def test_rllib_comparison_measures_both_sides(load: Load, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--repeats", "1", "--iterations", "2", "--target-return", "-100", "--json", "figures.json"]
+    assert load("arena_vs_rllib").main(["--rllib-python", stub(in_tmp), *arguments]) == 0
+    results = written()["results"]
+    throughput, reach = results["throughput"], results["reach"]
+    assert throughput["raw"]["RLlib"] == [pytest.approx(4000 / 4.0)]  # the last two of three iterations
+    assert throughput["agent_steps_trained_per_env_step"] == {"RLlib": 20.0, "marl_sb3": 20.0}
+    assert throughput["versions"]["RLlib"] == {"ray": "0"}
+    assert throughput["raw"]["marl_sb3"][0] > 0
+    assert reach["hyperparameters"]["learning_rate"] == "lin_1e-3"  # the preset's
+    for side in ("RLlib", "marl_sb3"):
+        (run,) = reach["runs"][side]
+        assert run["reached"]
+        assert 0 < run["seconds"] < 60
+    assert reach["runs"]["RLlib"][0]["episode_return_mean"] == 30.0
+    assert reach["runs"]["marl_sb3"][0]["env_steps"] == 2000
+    assert "agent steps trained per env step: RLlib 20.0, marl_sb3 20.0" in capsys.readouterr().out
+
+
+def test_rllib_comparison_gives_up_in_time(load: Load, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    python = stub(in_tmp, behaviour="time.sleep(60)")
+    arguments = ["--only", "reach", "--repeats", "1", "--timeout-s", "0.4", "--json", "figures.json"]
+    assert load("arena_vs_rllib").main(["--rllib-python", python, *arguments]) == 0
+    assert "> 0.400 (0.400 to 0.400), 1 of 1 did not reach it" in capsys.readouterr().out
+    runs = written()["results"]["reach"]["runs"]
+    assert [runs[side][0]["reached"] for side in ("RLlib", "marl_sb3")] == [False, False]
+    assert runs["RLlib"][0]["env_steps"] in (2000, None)  # None if it had not come so far in 0.4 s
+
+
+@pytest.mark.parametrize("measurement", ["throughput", "reach"])
+def test_a_crash_of_rllibs_side_is_shown(
+    measurement: str, load: Load, in_tmp: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    python = stub(in_tmp, behaviour="raise SystemExit('no module named ray')")
+    assert load("arena_vs_rllib").main(["--rllib-python", python, "--only", measurement]) == 1
+    errors = capsys.readouterr().err
+    assert "rllib_side.py" in errors
+    assert "ended with exit code 1:\nno module named ray" in errors
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("#!/bin/sh\necho hello\n", "did not print JSON lines that begin with versions, but:\nhello"),
+        ("#!/bin/sh\necho '{{\"versions\": {{}}}}'\n", "rllib_side.py printed 0 iterations, not 6"),
+    ],
+)
+def test_a_side_that_prints_something_else_is_an_error(
+    text: str, expected: str, load: Load, in_tmp: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    python = stub(in_tmp, text=text)
+    assert load("arena_vs_rllib").main(["--rllib-python", python, "--only", "throughput"]) == 1
+    assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--rllib-python", "nowhere/python"], "there is no Python at nowhere/python; --make-venv DIR makes one"),
+        ([], "one of the arguments --rllib-python --make-venv is required"),
+    ],
+)
+def test_without_rllibs_python_the_command_line_is_wrong(
+    arguments: list[str], expected: str, load: Load, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        load("arena_vs_rllib").main(arguments)
+    assert stopped.value.code == 2
+    assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("exit_code", [0, 1])
+def test_make_venv_runs_pip_in_it(
+    exit_code: int, load: Load, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = load("arena_vs_rllib")
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        commands.append(command)
+        return subprocess.CompletedProcess(command, exit_code if "pip" in command else 0)
+
+    monkeypatch.setattr(module.subprocess, "run", run)
+    assert module.main(["--make-venv", "rllib"]) == exit_code
+    assert commands[0][1:] == ["-m", "venv", "rllib"]
+    assert commands[1][:4] == ["rllib/bin/python", "-m", "pip", "install"]
+    assert "ray[rllib]==2.60.0" in commands[1]
+    assert ("ended with exit code 1" in capsys.readouterr().err) == bool(exit_code)
