@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from marl_sb3.errors import ConfigError as ConfigError
     from marl_sb3.errors import EnvError as EnvError
     from marl_sb3.errors import MarlSb3Error as MarlSb3Error
+    from marl_sb3.evaluation import evaluate_policies as evaluate_policies
     from marl_sb3.experiment import Run as Run
     from marl_sb3.experiment import train as train
     from marl_sb3.learners.callback import MultiAgentCallback as MultiAgentCallback
@@ -40,6 +41,7 @@ _HOME = {
     "PPO": "marl_sb3.learners.ppo",
     "PolicySpec": "marl_sb3.learners.policy_spec",
     "Run": "marl_sb3.experiment",
+    "evaluate_policies": "marl_sb3.evaluation",
     "make_vec_env": "marl_sb3.vec_env",
     "register_env": "marl_sb3.envs.registry",
 }

@@ -9,7 +9,7 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from marl_sb3.errors import ConfigError, EnvError, MarlSb3Error
+from marl_sb3.errors import CheckpointError, ConfigError, EnvError, MarlSb3Error
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -52,7 +52,7 @@ def run_command(command: Callable[[], int], verbosity: int) -> int:
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     except MarlSb3Error as error:
-        exit_code = EXIT_USAGE if isinstance(error, (ConfigError, EnvError)) else EXIT_FAILED
+        exit_code = EXIT_USAGE if isinstance(error, (ConfigError, EnvError, CheckpointError)) else EXIT_FAILED
         return _failed(error, str(error), exit_code, verbosity)
     except Exception as error:
         hint = "" if verbosity else " (-v shows where)"

@@ -41,6 +41,11 @@ class TrainConfig:
         n_threads: threads of one operation of PyTorch or BLAS. Small networks are slower with more than one.
         n_parallel_updates: policies that are updated beside each other; None until the run has counted its cores.
         update_path: how PPO updates: `auto`, `fused` or `lean`; see `marl_sb3.PPO`.
+        checkpoint_every: iterations from one checkpoint to the next; 0: only at the end.
+        checkpoint_keep: how many of the newest checkpoints are kept, besides the best.
+        checkpoint_metric: what tells which checkpoint is the best.
+        checkpoint_mode: `max`: the best has the highest value of it; `min`: the lowest.
+        on_nan: what to do about a NaN or an infinity: `stop`, or `rollback` to the latest checkpoint, three times.
         stop: training ends when one of these metrics reaches its value.
         custom_metrics: see `metrics.InfoMetric`.
         stats_window_size: over how many finished episodes the metrics of episodes run.
@@ -63,6 +68,11 @@ class TrainConfig:
     n_threads: int = 1
     n_parallel_updates: int | None = None
     update_path: str = "auto"
+    checkpoint_every: int = 10
+    checkpoint_keep: int = 3
+    checkpoint_metric: str = "env_runners/episode_return_mean"
+    checkpoint_mode: str = "max"
+    on_nan: str = "stop"
     stop: Mapping[str, float] = field(default_factory=dict)
     custom_metrics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     stats_window_size: int = 100
@@ -86,7 +96,7 @@ class TrainConfig:
 
 
 def _check(config: TrainConfig) -> None:
-    for name in ("n_timesteps", "n_envs", "n_threads", "stats_window_size"):
+    for name in ("n_timesteps", "n_envs", "n_threads", "stats_window_size", "checkpoint_keep"):
         _require(name, getattr(config, name), _is_whole(getattr(config, name), 1), "a whole number of at least 1")
     at_once = config.n_parallel_updates
     _require(
@@ -94,9 +104,13 @@ def _check(config: TrainConfig) -> None:
     )
     seed_ok = config.seed is None or (_is_whole(config.seed, 0) and config.seed < 2**32)
     _require("seed", config.seed, seed_ok, "a whole number from 0 to 4294967295")
+    every = config.checkpoint_every
+    _require("checkpoint_every", every, _is_whole(every, 0), "a whole number of at least 0")
+    for name, words in (("checkpoint_mode", ("max", "min")), ("on_nan", ("stop", "rollback"))):
+        _require(name, getattr(config, name), getattr(config, name) in words, " or ".join(words))
     for name in ("policy_settings", "stop", "custom_metrics", "env_kwargs", "hyperparameters"):
         _require(name, getattr(config, name), isinstance(getattr(config, name), Mapping), "a mapping")
-    for name in ("algo", "policy", "vectorizer", "device", "update_path"):
+    for name in ("algo", "policy", "vectorizer", "device", "update_path", "checkpoint_metric"):
         _require(name, getattr(config, name), isinstance(getattr(config, name), str), "a word")
     for metric, value in config.stop.items():
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -178,6 +192,7 @@ def load_config(
     algo: str | None = None,
     hparams: str | Path | None = None,
     settings: Mapping[str, Any] | None = None,
+    trusted_env: str | None = None,
     **overrides: Any,
 ) -> TrainConfig:
     """The configuration from a preset, single settings and options, the later ones winning.
@@ -187,15 +202,22 @@ def load_config(
         algo: algorithm; None: as in the file, or the default.
         hparams: a file to use instead of the shipped presets; it must have an entry for the env.
         settings: by key as after `--set`: a field, a hyperparameter, `env.x`, `policy_kwargs.x` or `<policy>.x`.
+        trusted_env: an env id that the user has named besides; see below.
         overrides: fields of `TrainConfig`; None means not given.
+
+    An env that is code of somebody's own, `package.module:factory`, is taken from the user alone, as `env` or
+    `trusted_env`: nothing is imported because a file says so.
 
     Raises:
         ConfigError: with the file or option and the key that is wrong.
     """
+    named = {env, trusted_env}
     sources: dict[str, str] = {}
     if hparams is not None:
         path = Path(hparams)
         env, entry = _entry_of_file(path, env)
+        if ":" in env and env not in named:
+            raise ConfigError(f"{path} wants to import {env}: name this env on the command line if you trust it", "env")
     else:
         path = preset_path(algo or TrainConfig.algo)
         env, entry = _entry_of_preset(path, env)

@@ -1,6 +1,7 @@
 """Every exception that marl_sb3 raises on purpose.
 
-The commands turn each of them into one or two lines; `ConfigError` and `EnvError` end with exit code 2, others with 1.
+The commands turn each of them into one or two lines; `ConfigError`, `EnvError` and `CheckpointError` end
+with exit code 2, others with 1.
 """
 
 from __future__ import annotations
@@ -33,3 +34,18 @@ class EnvError(MarlSb3Error, RuntimeError):
 
 class NumericError(MarlSb3Error, ArithmeticError):
     """A loss, a gradient or what they are made of is NaN or infinite; the message names it and where it began."""
+
+
+class EnvNumericError(EnvError, NumericError):
+    """An env returned an observation or a reward that is NaN or infinite."""
+
+
+class CheckpointError(MarlSb3Error, RuntimeError):
+    """A checkpoint is damaged, does not belong to this run, or is not a checkpoint; nothing of it has been used.
+
+    The message names the file, what is wrong with it, and what is accepted.
+    """
+
+
+class ExportError(MarlSb3Error, RuntimeError):
+    """A policy could not be exported, or what was exported does not act as it does; no file has been left of it."""

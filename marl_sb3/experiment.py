@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import logging
 import os
-import re
-import secrets
 import shutil
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.logger import Logger, TensorBoardOutputFormat
+from stable_baselines3.common.logger import KVWriter, Logger, TensorBoardOutputFormat
+from stable_baselines3.common.utils import set_random_seed
 
 from marl_sb3.callbacks import RewardHistogramCallback, StopOnMetric, StopOnSignal
+from marl_sb3.callbacks.checkpoint import CheckpointCallback
+from marl_sb3.callbacks.cut_logs import cut_logs
 from marl_sb3.callbacks.run_log import CsvFormat, JsonLinesFormat
+from marl_sb3.checkpoint import Checkpoint
 from marl_sb3.config import TrainConfig, load_config, to_yaml, with_hyperparameters
 from marl_sb3.envs.registry import EnvFactory
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import ConfigError, NumericError
 from marl_sb3.learners.callback import MultiAgentCallback
 from marl_sb3.learners.hyperparameters import hyperparameter_defaults
 from marl_sb3.learners.multi_agent_algorithm import MultiAgentAlgorithm
@@ -30,13 +32,15 @@ from marl_sb3.learners.policy_rows import resolve_policies
 from marl_sb3.learners.policy_spec import PolicySpec, algorithm_class
 from marl_sb3.learners.threads import parallel_updates, start_without_dynamo
 from marl_sb3.metrics import Result, info_metrics, require_metric
+from marl_sb3.run_folder import RunFolder
+from marl_sb3.state import Fields
 from marl_sb3.types import AgentID, PolicyID
 from marl_sb3.vec_env import MultiAgentVecEnv, make_vec_env
 from marl_sb3.vec_env.seeding import fresh_seed
 
 _log = logging.getLogger(__name__)
 
-POLICIES_FOLDER = "policies"
+MAX_ROLLBACKS = 3
 
 
 class LastResult(MultiAgentCallback):
@@ -57,22 +61,29 @@ class Run:
     """A training and its folder.
 
     Attributes:
-        folder: the run folder.
+        files: the run folder.
         config: the resolved configuration, as in `config.yaml`.
         algorithm: the policies, and everything that trains them.
         result: the metrics of the last iteration; None if none was finished.
         policy_files: the SB3 zip of each policy.
         stopped_by: what ended the run before its last step: a stop condition or a signal, in words.
         interrupted: whether that was a signal.
+        checkpoint: name of the checkpoint that it was brought back from, then of the latest that it wrote.
     """
 
-    folder: Path
+    files: RunFolder
     config: TrainConfig
     algorithm: MultiAgentAlgorithm
     result: Result | None = None
     policy_files: Mapping[PolicyID, Path] = field(default_factory=dict)
     stopped_by: str | None = None
     interrupted: bool = False
+    checkpoint: str | None = None
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return self.files.path
 
 
 def prepare(config: TrainConfig, run_dir: str | Path | None = None, factory: EnvFactory | None = None) -> Run:
@@ -88,21 +99,138 @@ def prepare(config: TrainConfig, run_dir: str | Path | None = None, factory: Env
     """
     config = _resolved(config)
     _check_device(config)
+    _set_up_process(config)
+    files = RunFolder.new(config.env, run_dir)
+    run = Run(files, config, _build(config, factory))
+    try:
+        _require_metrics(run)
+        to_yaml(config)  # says what a file cannot hold
+        files.path.mkdir(parents=True, exist_ok=True)
+        files.lock()
+        files.write_config(config)
+    except BaseException:
+        run.algorithm.env.close()
+        raise
+    return run
+
+
+def resume(
+    run_folder: str | Path,
+    timesteps: int | None = None,
+    env: str | None = None,
+    factory: EnvFactory | None = None,
+    **changes: Any,
+) -> Run:
+    """Bring a run back to its newest checkpoint; `execute` then goes on as if nothing had happened.
+
+    What it has logged after that checkpoint is taken out of its logs.
+
+    Args:
+        run_folder: the run.
+        timesteps: train for this many env steps more, from the checkpoint on; None: to the end that was planned.
+        env: the run's env id; needed where it is code of your own.
+        factory: makes the env, where the id is only its name.
+        changes: other values for fields of the configuration that do not change what was trained so far.
+
+    Raises:
+        ConfigError: it is not a run folder, it is in use, or a change is not accepted.
+        CheckpointError: it has no valid checkpoint, or that does not fit its configuration.
+    """
+    files = RunFolder.existing(run_folder)
+    config = files.read_config(env)
+    files.lock()
+    try:
+        checkpoint = files.checkpoints.load("latest")
+        config = _continued(config, checkpoint, timesteps, changes)
+        _check_device(config)
+        _set_up_process(config)
+        run = Run(files, config, _build(config, factory), checkpoint=checkpoint.name)
+    except BaseException:
+        files.unlock()
+        raise
+    try:
+        _require_metrics(run)
+        _bring_back(run, checkpoint)
+        files.write_config(config)
+    except BaseException:
+        run.algorithm.env.close()
+        files.unlock()
+        raise
+    return run
+
+
+def restore(
+    run_folder: str | Path, checkpoint: str = "best", env: str | None = None, factory: EnvFactory | None = None
+) -> Run:
+    """The policies of a run as they were at one of its checkpoints, to evaluate or export them.
+
+    Args:
+        run_folder: the run.
+        checkpoint: `best`, `latest` or the number of an iteration.
+        env: the run's env id; needed where it is code of your own.
+        factory: makes the env, where the id is only its name.
+
+    Raises:
+        ConfigError: it is not a run folder.
+        CheckpointError: there is no such checkpoint, or it is damaged, or does not fit the run's configuration.
+    """
+    files = RunFolder.existing(run_folder)
+    config = files.read_config(env)
+    found = files.checkpoints.load(checkpoint)
+    _check_device(config)
+    _set_up_process(config)
+    run = Run(files, config, _build(config, factory), checkpoint=found.name)
+    try:
+        run.algorithm.set_weights(found)
+    except BaseException:
+        run.algorithm.env.close()
+        raise
+    return run
+
+
+def _set_up_process(config: TrainConfig) -> None:
     torch.set_num_threads(config.n_threads)
     start_without_dynamo()
-    folder = _free_folder(config.env, run_dir)
+
+
+def _build(config: TrainConfig, factory: EnvFactory | None) -> MultiAgentAlgorithm:
     env = make_vec_env(factory or config.env, config.n_envs, config.seed, config.vectorizer, **config.env_kwargs)
     try:
-        algorithm = _build_algorithm(config, env)
-        for metric in config.stop:
-            require_metric(metric, algorithm.metric_names())
-        text = to_yaml(config)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.yaml").write_text(text, encoding="utf-8")
+        return _build_algorithm(config, env)
     except BaseException:
         env.close()
         raise
-    return Run(folder, config, algorithm)
+
+
+def _require_metrics(run: Run) -> None:
+    known = run.algorithm.metric_names()
+    for metric in run.config.stop:
+        require_metric(metric, known)
+    require_metric(run.config.checkpoint_metric, known, "checkpoint_metric")
+
+
+def _continued(
+    config: TrainConfig, checkpoint: Checkpoint, timesteps: int | None, changes: Mapping[str, Any]
+) -> TrainConfig:
+    """The configuration of a run that goes on."""
+    given = {name: value for name, value in changes.items() if value is not None}
+    if timesteps is not None:
+        done = Fields(checkpoint.state).fields("counters").whole("num_timesteps")
+        given["n_timesteps"] = done + timesteps if timesteps > 0 else timesteps
+    return replace(config, **given)
+
+
+def _bring_back(run: Run, checkpoint: Checkpoint) -> None:
+    envs = run.algorithm.set_state(checkpoint)
+    inexact = {f"env {index}": why for index, why in envs.items()}
+    theirs, ours = checkpoint.about.fields("versions"), run.algorithm.about()["versions"]
+    for name, version in ours.items():
+        if name in theirs and theirs.value(name) != version:
+            inexact[name] = f"was version {theirs.text(name)}, is {version}"
+    for what, why in inexact.items():
+        _log.warning("inexact resume: %s: %s", what, why)
+    cut_logs(run.folder, run.algorithm.iteration, run.algorithm.num_timesteps)
+    run.files.note_resume(checkpoint.name, inexact)
 
 
 def execute(run: Run, callbacks: Sequence[BaseCallback] = ()) -> Run:
@@ -110,17 +238,18 @@ def execute(run: Run, callbacks: Sequence[BaseCallback] = ()) -> Run:
 
     What was learned is saved also if the training fails. The env is closed.
     """
-    last, stop = LastResult(), StopOnMetric(run.config.stop)
+    config = run.config
+    last, stop, signals = LastResult(), StopOnMetric(config.stop), StopOnSignal()
+    checkpoints = _checkpoint_callback(run)
     with ExitStack() as cleanup:
+        cleanup.callback(run.files.unlock)
         cleanup.callback(run.algorithm.env.close)
-        signals = cleanup.enter_context(StopOnSignal())
-        _log_to_folder(run, cleanup)
+        cleanup.enter_context(signals)
         try:
-            run.algorithm.learn(
-                run.config.n_timesteps, callback=[last, stop, signals, RewardHistogramCallback(), *callbacks]
-            )
+            _learn(run, [last, stop, signals, RewardHistogramCallback(), *callbacks, checkpoints])
         finally:
             run.result = last.result
+            run.checkpoint = checkpoints.latest or run.checkpoint
             if last.result is not None and run.algorithm.is_finite():
                 run.policy_files = _save_policies(run)
             elif last.result is not None:
@@ -128,6 +257,43 @@ def execute(run: Run, callbacks: Sequence[BaseCallback] = ()) -> Run:
     run.interrupted = signals.received is not None
     run.stopped_by = signals.received or stop.reached
     return run
+
+
+def _checkpoint_callback(run: Run) -> CheckpointCallback:
+    config = run.config
+    return CheckpointCallback(
+        run.files.checkpoints.path,
+        config.checkpoint_every,
+        config.checkpoint_keep,
+        config.checkpoint_metric,
+        config.checkpoint_mode == "max",
+        at_start=config.on_nan == "rollback",
+    )
+
+
+def _learn(run: Run, callbacks: Sequence[BaseCallback]) -> None:
+    """Train to the planned end, going back to the latest checkpoint where the configuration says so."""
+    rollbacks = 0
+    while (left := run.config.n_timesteps - run.algorithm.num_timesteps) > 0:
+        try:
+            with _logs(run):
+                run.algorithm.learn(left, callback=list(callbacks), reset_num_timesteps=False)
+            return
+        except NumericError as error:
+            rollbacks += 1
+            if run.config.on_nan != "rollback" or rollbacks > MAX_ROLLBACKS:
+                raise
+            _roll_back(run, rollbacks, error)
+
+
+def _roll_back(run: Run, count: int, error: NumericError) -> None:
+    checkpoint = run.files.checkpoints.load("latest")
+    _log.warning("%s", error)
+    _log.warning("rollback %d of %d, to %s, with other random numbers", count, MAX_ROLLBACKS, checkpoint.name)
+    _bring_back(run, checkpoint)
+    # The same numbers would lead to the same fault.
+    assert run.config.seed is not None, "prepare() has drawn one"
+    set_random_seed(int(np.random.SeedSequence(run.config.seed, spawn_key=(count, count)).generate_state(1)[0]))
 
 
 def train(
@@ -214,16 +380,6 @@ def _check_device(config: TrainConfig) -> None:
         raise ConfigError(f"{config.where('device')}device is {config.device!r}, but torch finds no CUDA", key="device")
 
 
-def _free_folder(env: str, run_dir: str | Path | None) -> Path:
-    if run_dir is None:
-        now = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
-        return Path("runs") / re.sub(r"[^\w.-]+", "_", env) / f"{now}-{secrets.token_hex(2)}"
-    folder = Path(run_dir)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"--run-dir: {folder} exists and is not an empty folder", key="run_dir")
-    return folder
-
-
 def _build_algorithm(config: TrainConfig, env: MultiAgentVecEnv) -> MultiAgentAlgorithm:
     try:
         policy_ids = resolve_policies(config.policies, env.agents)
@@ -286,21 +442,37 @@ def _mapping(config: TrainConfig) -> dict[AgentID, PolicyID] | None:
     return mapping or None
 
 
-def _log_to_folder(run: Run, cleanup: ExitStack) -> None:
-    formats = [
-        JsonLinesFormat(run.folder / "result.jsonl"),
-        CsvFormat(run.folder / "progress.csv"),
-        TensorBoardOutputFormat(str(run.folder)),
-    ]
-    for output in formats:
-        cleanup.callback(output.close)
-    run.algorithm.set_logger(Logger(str(run.folder), formats))
+@contextmanager
+def _logs(run: Run) -> Iterator[None]:
+    """While it lasts, the metrics go into the run folder."""
+    folder = run.folder
+    with ExitStack() as cleanup:
+        formats: list[KVWriter] = []
+        for make in (_json_lines, _csv, _tensorboard):
+            formats.append(make(folder))
+            cleanup.callback(formats[-1].close)
+        run.algorithm.set_logger(Logger(str(folder), formats))
+        yield
+
+
+def _json_lines(folder: Path) -> KVWriter:
+    return JsonLinesFormat(folder / "result.jsonl")
+
+
+def _csv(folder: Path) -> KVWriter:
+    return CsvFormat(folder / "progress.csv")
+
+
+def _tensorboard(folder: Path) -> KVWriter:
+    return TensorBoardOutputFormat(str(folder))
 
 
 def _save_policies(run: Run) -> dict[PolicyID, Path]:
     """The policies' folder appears whole or not at all."""
-    unfinished, folder = run.folder / f"{POLICIES_FOLDER}.new", run.folder / POLICIES_FOLDER
+    folder = run.files.policies
+    unfinished = folder.with_name(f"{folder.name}.new")
     shutil.rmtree(unfinished, ignore_errors=True)
     paths = run.algorithm.save_policies(unfinished)
+    shutil.rmtree(folder, ignore_errors=True)  # of before the run was resumed
     os.replace(unfinished, folder)
     return {policy_id: folder / path.name for policy_id, path in paths.items()}

@@ -9,13 +9,14 @@ import difflib
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from marl_sb3.errors import ConfigError
+from marl_sb3.state import Fields, State
 from marl_sb3.types import AgentID, Array, PolicyID
 from marl_sb3.vec_env.base import EnvStep, MultiAgentVecEnv
 
@@ -98,6 +99,16 @@ class _InfoAccumulator:
             start = np.isnan(self._value)
             self._value = np.where(seen, np.where(start, new, self._combine(self._value, new)), self._value)
             self._count += seen
+
+    def get_state(self) -> State:
+        known = ~np.isnan(self._value)
+        return {"value": np.where(known, self._value, 0.0), "known": known, "count": self._count}
+
+    def set_state(self, state: Fields) -> None:
+        shape = self._value.shape
+        known = state.array("known", np.bool_, shape)
+        self._value = np.where(known, state.array("value", np.float64, shape), np.nan)
+        self._count = state.array("count", np.float64, shape)
 
     def value(self, env_index: int) -> float:
         value = float(self._value[env_index])
@@ -208,8 +219,89 @@ class EpisodeTracker:
             },
         }
 
+    def restart(self, env_indices: Iterable[int]) -> None:
+        """Forget the running episodes of these envs alone: they have begun new ones."""
+        envs = np.zeros(self._num_envs, dtype=np.bool_)
+        envs[list(env_indices)] = True
+        self._restart(envs)
+
+    def get_state(self) -> State:
+        """The running episodes, and the finished ones that the metrics run over."""
+        custom, episodes = list(self.custom_metrics), self.episodes
+        shown = [[e.agent_returns.get(agent) for agent in self._agents] for e in episodes]
+        values = [[e.custom.get(name) for name in custom] for e in episodes]
+        return {
+            "returns": self._returns,
+            "agent_steps": self._agent_steps,
+            "lengths": self._lengths,
+            "running_s": time.perf_counter() - self._started_s,
+            "custom": {name: accumulator.get_state() for name, accumulator in self._custom.items()},
+            "finished": {
+                "env_index": np.array([e.env_index for e in episodes], dtype=np.int64),
+                "length": np.array([e.length for e in episodes], dtype=np.int64),
+                "duration_s": np.array([e.duration_s for e in episodes], dtype=np.float64),
+                "agent_steps": _table([[e.agent_steps[a] for a in self._agents] for e in episodes], self._agents, int),
+                "agent_returns": _table(_or_zero(shown), self._agents, float),
+                "took_part": _table(_is_there(shown), self._agents, bool),
+                "custom": _table(_or_zero(values), custom, float),
+                "has_custom": _table(_is_there(values), custom, bool),
+            },
+        }
+
+    def set_state(self, state: Fields) -> None:
+        """Go on from where `get_state` was called.
+
+        Raises:
+            CheckpointError: it is not the state of a tracker of such envs.
+        """
+        shape = self._returns.shape
+        self._returns = state.array("returns", np.float64, shape)
+        self._agent_steps = state.array("agent_steps", np.int64, shape)
+        self._lengths = state.array("lengths", np.int64, shape[:1])
+        self._started_s = time.perf_counter() - state.array("running_s", np.float64, shape[:1])
+        custom = state.fields("custom")
+        custom.require_names(list(self._custom))
+        for name, accumulator in self._custom.items():
+            accumulator.set_state(custom.fields(name))
+        self._set_finished(state.fields("finished"))
+
+    def _set_finished(self, state: Fields) -> None:
+        names = list(self.custom_metrics)
+        env_index = state.array("env_index", np.int64, (None,))
+        n, agents = len(env_index), len(self._agents)
+        length, duration_s = state.array("length", np.int64, (n,)), state.array("duration_s", np.float64, (n,))
+        agent_steps = state.array("agent_steps", np.int64, (n, agents)).tolist()
+        returns = state.array("agent_returns", np.float64, (n, agents)).tolist()
+        took_part = state.array("took_part", np.bool_, (n, agents))
+        custom = state.array("custom", np.float64, (n, len(names))).tolist()
+        has_custom = state.array("has_custom", np.bool_, (n, len(names)))
+        self.episodes.clear()
+        for i in range(n):
+            self.episodes.append(
+                Episode(
+                    env_index=int(env_index[i]),
+                    length=int(length[i]),
+                    agent_returns={a: returns[i][j] for j, a in enumerate(self._agents) if took_part[i, j]},
+                    agent_steps=dict(zip(self._agents, agent_steps[i], strict=True)),
+                    custom={name: custom[i][j] for j, name in enumerate(names) if has_custom[i, j]},
+                    duration_s=float(duration_s[i]),
+                )
+            )
+
     def _returns_of(self, agents: Iterable[AgentID]) -> list[float]:
         return [e.agent_returns[agent] for agent in agents for e in self.episodes if agent in e.agent_returns]
+
+
+def _table(rows: list[list[Any]], columns: Sequence[str], kind: type) -> Array:
+    return np.array(rows, dtype=kind).reshape(len(rows), len(columns))
+
+
+def _or_zero(rows: list[list[Any]]) -> list[list[Any]]:
+    return [[0.0 if value is None else value for value in row] for row in rows]
+
+
+def _is_there(rows: list[list[Any]]) -> list[list[Any]]:
+    return [[value is not None for value in row] for row in rows]
 
 
 def announced_metrics(env: MultiAgentVecEnv) -> dict[str, InfoMetric]:
@@ -271,7 +363,7 @@ def _finite_number(value: Any) -> Any:
     return None if isinstance(number, float) and not math.isfinite(number) else number
 
 
-def require_metric(name: str, known: Iterable[str]) -> None:
+def require_metric(name: str, known: Iterable[str], key: str = "stop") -> None:
     """Refuse a metric name that no result has.
 
     Raises:
@@ -281,4 +373,4 @@ def require_metric(name: str, known: Iterable[str]) -> None:
     if name not in known:
         close = difflib.get_close_matches(name, known, n=4, cutoff=0.5)
         hint = f"did you mean {', '.join(close)}?" if close else f"accepted: {', '.join(known)}"
-        raise ConfigError(f"unknown metric {name!r}; {hint}", key="stop")
+        raise ConfigError(f"unknown metric {name!r}; {hint}", key=key)

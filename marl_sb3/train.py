@@ -19,6 +19,7 @@ from marl_sb3.cli import (
     run_command,
     setup_logging,
 )
+from marl_sb3.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -43,6 +44,7 @@ examples
   python -m marl_sb3.train arena --policies per_agent --seed 1
   python -m marl_sb3.train arena --stop env_runners/episode_return_mean=15
   python -m marl_sb3.train --hparams runs/arena/20260101-120000-abcd/config.yaml
+  python -m marl_sb3.train --resume runs/arena/20260101-120000-abcd
 
 exit codes: 0 done, 1 failed, 2 wrong command line or settings, 130 interrupted
 """
@@ -87,6 +89,22 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--vectorizer", metavar="NAME", help="auto, batched, serial or supersuit; default: auto")
     parser.add_argument("--device", metavar="NAME", help="auto, cpu or cuda; default: auto")
+    parser.add_argument(
+        "--checkpoint-every",
+        metavar="K",
+        type=int,
+        help="iterations from one checkpoint to the next; 0: only at the end; default: 10",
+    )
+    parser.add_argument(
+        "--on-nan",
+        metavar="WHAT",
+        help="on a NaN: stop, or rollback to the latest checkpoint, at most 3 times; default: stop",
+    )
+    parser.add_argument(
+        "--resume",
+        metavar="RUN",
+        help="go on with a run from its newest checkpoint, in its folder; --timesteps then adds to it; default: none",
+    )
     parser.add_argument("--run-dir", metavar="DIR", help="folder of the run, new or empty; default: runs/ENV/TIME-XXXX")
     parser.add_argument("--quiet", action="store_true", help="print the run folder alone; default: off")
     parser.add_argument(
@@ -120,11 +138,16 @@ def _train(arguments: argparse.Namespace) -> int:
     return EXIT_INTERRUPTED if run.interrupted else EXIT_DONE
 
 
+_NOT_WITH_RESUME = ("policies", "algo", "n_envs", "seed", "settings", "hparams", "vectorizer", "device", "run_dir")
+
+
 def _prepare(arguments: argparse.Namespace) -> Run:
     from marl_sb3.config import load_config, parse_value
 
-    settings = {key: parse_value(value) for key, value in (assignment("--set", text) for text in arguments.settings)}
     stop = {key: parse_value(value) for key, value in (assignment("--stop", text) for text in arguments.stop)}
+    if arguments.resume is not None:
+        return _resume(arguments, stop)
+    settings = {key: parse_value(value) for key, value in (assignment("--set", text) for text in arguments.settings)}
     config = load_config(
         arguments.env,
         arguments.algo,
@@ -137,10 +160,33 @@ def _prepare(arguments: argparse.Namespace) -> Run:
         stop=stop or None,
         vectorizer=arguments.vectorizer,
         device=arguments.device,
+        checkpoint_every=arguments.checkpoint_every,
+        on_nan=arguments.on_nan,
     )
     from marl_sb3.experiment import prepare  # takes seconds: after what can be refused without it
 
     return prepare(config, arguments.run_dir)
+
+
+def _resume(arguments: argparse.Namespace, stop: dict[str, Any]) -> Run:
+    for name in _NOT_WITH_RESUME:
+        if getattr(arguments, name):
+            option = "--set" if name == "settings" else f"--{name.replace('_', '-')}"
+            raise ConfigError(
+                f"{option} cannot change a run that goes on; accepted with --resume: ENV, --timesteps, --stop, "
+                "--checkpoint-every, --on-nan, --quiet, -v",
+                key=name,
+            )
+    from marl_sb3.experiment import resume
+
+    return resume(
+        arguments.resume,
+        arguments.timesteps,
+        arguments.env,
+        stop=stop or None,
+        checkpoint_every=arguments.checkpoint_every,
+        on_nan=arguments.on_nan,
+    )
 
 
 def _execute(run: Run, console: Console, *, quiet: bool) -> None:
@@ -160,6 +206,9 @@ def _execute(run: Run, console: Console, *, quiet: bool) -> None:
 def _print_start(console: Console, run: Run) -> None:
     config = run.config
     policies = config.policies if isinstance(config.policies, str) else ", ".join(config.policies)
+    if run.checkpoint is not None:
+        done = run.algorithm.num_timesteps
+        console.print(f"resuming from {run.checkpoint}, after {done:,} env steps", soft_wrap=True, markup=False)
     console.print(
         f"{config.env}: {config.n_timesteps:,} env steps in {config.n_envs} envs, {config.algo}, policies {policies}, "
         f"seed {config.seed}",
@@ -177,7 +226,9 @@ def _print_summary(console: Console, run: Run) -> None:
     if run.stopped_by:
         console.print(f"stopped: {run.stopped_by}", soft_wrap=True, markup=False)
     if run.result is None:
-        console.print("no iteration was finished: there is nothing to save")
+        done = run.algorithm.num_timesteps >= run.config.n_timesteps
+        what = "the run is complete; --timesteps N adds to it" if done else "no iteration was finished: nothing to save"
+        console.print(what)
         return
     result: dict[str, Any] = run.result
     console.print(returns_table(result))
@@ -188,6 +239,8 @@ def _print_summary(console: Console, run: Run) -> None:
         "trained", f"{env_steps:,} env steps, {sum_of(result, 'num_agent_steps_sampled_lifetime'):,} agent steps"
     )
     table.add_row("time", f"{duration(seconds)} ({number(env_steps / seconds, 0)} env steps/s)")
+    if run.checkpoint is not None:
+        table.add_row("checkpoint", str(run.files.checkpoints.path / run.checkpoint))
     for policy_id, path in run.policy_files.items():
         table.add_row(f"policy {policy_id}", str(path))
     console.print(table, soft_wrap=True)

@@ -121,7 +121,13 @@ def test_a_factory_trains_under_its_name(in_tmp: Path) -> None:
     run = marl_sb3.train(ScriptedEnv, timesteps=20, n_envs=2, seed=1, settings={"n_steps": 10, "batch_size": 8})
     assert run.config.env == "toy_envs:ScriptedEnv"
     assert run.folder.parent == Path("runs/toy_envs_ScriptedEnv")
-    assert_same_weights(run, marl_sb3.train(hparams=run.folder / "config.yaml"))
+    assert_same_weights(run, marl_sb3.train("toy_envs:ScriptedEnv", hparams=run.folder / "config.yaml"))
+
+
+def test_nothing_is_imported_because_a_file_says_so(in_tmp: Path) -> None:
+    (in_tmp / "mine.yml").write_text("antigravity:fly: {n_envs: 2}\n")
+    with pytest.raises(ConfigError, match=r"mine\.yml wants to import antigravity:fly: name this env"):
+        marl_sb3.train(hparams="mine.yml")
 
 
 def test_custom_metrics_can_be_named_in_the_configuration(in_tmp: Path) -> None:

@@ -12,15 +12,18 @@ PACKAGE = Path(__file__).parent.parent / "marl_sb3"
 # From the bottom up; a module may import from layers below its own, and from its own.
 LAYERS = (
     ("types", "errors"),
-    ("config", "cli"),
+    ("config", "cli", "state", "video"),
+    ("checkpoint",),
     ("envs",),
     ("wrappers",),
     ("vec_env",),
-    ("metrics",),
+    ("metrics", "spread"),
     ("learners",),
+    ("evaluation",),
     ("callbacks",),
+    ("run_folder",),
     ("experiment",),
-    ("train",),
+    ("train", "evaluate"),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from marl_sb3.callbacks.agent_metrics import AgentMetricsCallback
+from marl_sb3.callbacks.evaluation import EvaluationCallback
 from marl_sb3.callbacks.interrupt import StopOnSignal
 from marl_sb3.callbacks.reward_histograms import RewardHistogramCallback
 from marl_sb3.callbacks.stop import StopOnMetric
 from marl_sb3.learners.callback import MultiAgentCallback
 
-__all__ = ["AgentMetricsCallback", "MultiAgentCallback", "RewardHistogramCallback", "StopOnMetric", "StopOnSignal"]
+__all__ = [
+    "AgentMetricsCallback",
+    "EvaluationCallback",
+    "MultiAgentCallback",
+    "RewardHistogramCallback",
+    "StopOnMetric",
+    "StopOnSignal",
+]

@@ -12,6 +12,7 @@ from rich.progress import (
     Progress,
     ProgressColumn,
     Task,
+    TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -55,8 +56,11 @@ class LiveView(MultiAgentCallback):
         self._title = title
         self._live = Live(console=console, refresh_per_second=4, transient=True)  # the summary follows
         self._next_update_s = 0.0
+        self._task: TaskID | None = None
 
     def _on_training_start(self) -> None:
+        if self._task is not None:  # the training has been rolled back and begins again
+            self._bar.remove_task(self._task)
         self._task = self._bar.add_task(self._title, total=self.locals["total_timesteps"], completed=self.num_timesteps)
         self._live.update(self._bar)
         self._live.start()
@@ -65,12 +69,16 @@ class LiveView(MultiAgentCallback):
         now_s = time.perf_counter()
         if now_s >= self._next_update_s:
             self._next_update_s = now_s + _REFRESH_S
-            self._bar.update(self._task, completed=self.num_timesteps)
+            self._advance()
         return True
+
+    def _advance(self) -> None:
+        assert self._task is not None, "the training has started"
+        self._bar.update(self._task, completed=self.num_timesteps)
 
     def on_iteration_end(self, result: Result) -> bool:
         """Redraw with the new numbers."""
-        self._bar.update(self._task, completed=self.num_timesteps)
+        self._advance()
         self._live.update(Group(self._bar, speed_line(result), returns_table(result)))
         return True
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from marl_sb3.learners.callback import MultiAgentCallback
 from marl_sb3.metrics import Episode, Result
+from marl_sb3.state import Fields, State
 from marl_sb3.types import Array
 
 
@@ -35,6 +36,21 @@ class RewardHistogramCallback(MultiAgentCallback):
                 self._finished = self._steps
             self._steps = []
         return True
+
+    def get_state(self) -> State:
+        """The running episode of env 0."""
+        return {
+            "rewards": np.stack([rewards for rewards, _ in self._steps]) if self._steps else None,
+            "acted": np.stack([acted for _, acted in self._steps]) if self._steps else None,
+        }
+
+    def set_state(self, state: Fields) -> None:
+        """See `MultiAgentCallback.set_state`."""
+        if state.value("rewards") is not None:
+            shape = (None, len(self.algorithm.env.agents))
+            rewards = state.array("rewards", np.float32, shape)
+            acted = state.array("acted", np.bool_, rewards.shape)
+            self._steps = list(zip(rewards, acted, strict=True))
 
     def on_iteration_end(self, result: Result) -> bool:
         """Record the histograms, if an episode has finished since the last iteration."""

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ class CsvFormat(KVWriter):
         if added:
             self._columns += added
             self._rewrite()
-        self._file.write(_csv_line([flat.get(name) for name in self._columns]))
+        self._file.write(csv_line([flat.get(name) for name in self._columns]))
         self._file.flush()
 
     def _lines(self) -> list[list[str]]:
@@ -57,7 +58,7 @@ class CsvFormat(KVWriter):
     def _rewrite(self) -> None:
         fresh = self._path.with_name(self._path.name + ".new")
         padded = [row + [""] * (len(self._columns) - len(row)) for row in self._lines()[1:]]
-        fresh.write_text("".join(map(_csv_line, [self._columns, *padded])), encoding="utf-8", newline="")
+        fresh.write_text("".join(map(csv_line, [self._columns, *padded])), encoding="utf-8", newline="")
         self._file.close()
         os.replace(fresh, self._path)
         self._file = self._path.open("a", encoding="utf-8", newline="")
@@ -67,7 +68,8 @@ class CsvFormat(KVWriter):
         self._file.close()
 
 
-def _csv_line(values: list[Any]) -> str:
+def csv_line(values: Sequence[Any]) -> str:
+    """A line of CSV; None is empty."""
     buffer = io.StringIO()
     csv.writer(buffer, lineterminator="\n").writerow(["" if value is None else value for value in values])
     return buffer.getvalue()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from marl_sb3.learners.callback import MultiAgentCallback
 from marl_sb3.metrics import Result, flatten, require_metric
@@ -13,14 +13,16 @@ class StopOnMetric(MultiAgentCallback):
 
     Args:
         thresholds: value by metric name, such as `{"env_runners/episode_return_mean": 15}`.
+        more_metrics: names that callbacks before this one add to the result; see `EvaluationCallback.metric_names`.
 
     Attributes:
         reached: the condition that was met, in words; None before.
     """
 
-    def __init__(self, thresholds: Mapping[str, float]) -> None:
+    def __init__(self, thresholds: Mapping[str, float], more_metrics: Sequence[str] = ()) -> None:
         super().__init__()
         self.thresholds = dict(thresholds)
+        self._more_metrics = list(more_metrics)
         self.reached: str | None = None
 
     def _init_callback(self) -> None:
@@ -29,7 +31,7 @@ class StopOnMetric(MultiAgentCallback):
         Raises:
             ConfigError: with the names that come close.
         """
-        known = self.algorithm.metric_names()
+        known = [*self.algorithm.metric_names(), *self._more_metrics]
         for name in self.thresholds:
             require_metric(name, known)
 

@@ -11,6 +11,7 @@ from marl_sb3.envs import arena_rules as rules
 from marl_sb3.envs.arena import AGENTS, ArenaEnv, draw_coins
 from marl_sb3.envs.batched_env import BatchedEnv, BatchedStep
 from marl_sb3.errors import EnvError
+from marl_sb3.state import Fields, State
 from marl_sb3.types import Array
 
 
@@ -78,6 +79,30 @@ class BatchedArena(BatchedEnv):
     def observations(self) -> Array:
         """See `BatchedEnv.observations`."""
         return rules.observations(self._state)
+
+    def get_state(self) -> State:
+        """See `BatchedEnv.get_state`."""
+        state = self._state
+        return {
+            "cells": state.cells,
+            "visited": state.visited,
+            "timesteps": state.timesteps,
+            "coins": np.packbits(self._coins, axis=1),
+        }
+
+    def set_state(self, state: Fields) -> None:
+        """See `BatchedEnv.set_state`."""
+        size, limit = self.height * self.width, self.max_timesteps
+        cells = state.array("cells", np.int64, (self.num_envs, len(AGENTS)))
+        if (cells < 0).any() or (cells >= size).any() or (cells[:, 0] == cells[:, 1]).any():
+            raise state.error("cells", cells, f"two different numbers from 0 to {size - 1} in each row")
+        timesteps = state.array("timesteps", np.int64, (self.num_envs,))
+        if (timesteps < 0).any() or (timesteps >= limit).any():
+            raise state.error("timesteps", timesteps, f"numbers from 0 to {limit - 1}")
+        coins = state.array("coins", np.uint8, (self.num_envs, -(-limit // 8)))
+        self._state.visited[:] = state.array("visited", np.bool_, (self.num_envs, size))
+        self._state.cells[:], self._state.timesteps[:] = cells, timesteps
+        self._coins[:] = np.unpackbits(coins, axis=1, count=limit).astype(np.bool_)
 
     def render(self, env_index: int) -> Any:
         """See `BatchedEnv.render`."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from gymnasium import spaces
 
+from marl_sb3.state import Fields, State
 from marl_sb3.types import AgentID, Array, BoolArray, Observations
 
 
@@ -70,6 +71,21 @@ class BatchedEnv(ABC):
     @abstractmethod
     def observations(self) -> Observations:
         """(E, A, ...): what every agent sees now. New arrays: the caller keeps them."""
+
+    def get_state(self) -> State | None:
+        """All that `set_state` needs to go on from here: a tree of plain data and arrays.
+
+        None: the envs cannot be put back, so that a resumed run begins new episodes, and says so.
+        """
+        return None
+
+    def set_state(self, state: Fields) -> None:
+        """Go on from where `get_state` was called.
+
+        Raises:
+            CheckpointError: it is not the state of such envs. It may come from a stranger: check all of it first.
+        """
+        raise NotImplementedError(f"{type(self).__name__} cannot be put back")
 
     def render(self, env_index: int) -> Any:
         """What `ParallelEnv.render` returns for one of the envs."""

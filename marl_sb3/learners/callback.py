@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EventCallback
 
 from marl_sb3.metrics import Episode, Result
+from marl_sb3.state import Fields, State
 
 if TYPE_CHECKING:
     from marl_sb3.learners.multi_agent_algorithm import MultiAgentAlgorithm
+
+
+_log = logging.getLogger(__name__)
 
 
 class MultiAgentCallback(BaseCallback):
@@ -36,13 +41,66 @@ class MultiAgentCallback(BaseCallback):
         """Called after each iteration with its result; False ends the training."""
         return True
 
+    def on_iteration_logged(self, result: Result) -> None:
+        """Called after the iteration's metrics have been written: everything that belongs to it is done."""
+
+    def get_state(self) -> State:
+        """What the callback has to remember when the run is resumed, as plain data and arrays."""
+        return {}
+
+    def set_state(self, state: Fields) -> None:
+        """Called after `on_training_start` of a resumed run, with what `get_state` returned.
+
+        Raises:
+            CheckpointError: it is not the state of such a callback. It may come from a stranger: check all of it.
+        """
+
 
 def multi_agent_callbacks(callback: Any) -> Iterator[MultiAgentCallback]:
     """The `MultiAgentCallback`s within SB3's lists and event callbacks, in order."""
-    if isinstance(callback, MultiAgentCallback):
-        yield callback
-    elif isinstance(callback, CallbackList):
+    return (each for each in _all_callbacks(callback) if isinstance(each, MultiAgentCallback))
+
+
+def _all_callbacks(callback: Any) -> Iterator[BaseCallback]:
+    if isinstance(callback, CallbackList):
         for child in callback.callbacks:
-            yield from multi_agent_callbacks(child)
-    elif isinstance(callback, EventCallback):
-        yield from multi_agent_callbacks(callback.callback)
+            yield from _all_callbacks(child)
+    elif isinstance(callback, BaseCallback):
+        yield callback
+        if isinstance(callback, EventCallback):
+            yield from _all_callbacks(callback.callback)
+
+
+def _by_name(callback: Any) -> dict[str, BaseCallback]:
+    """Each callback by its class, and a number where there are several of it: views come and go between runs."""
+    named: dict[str, BaseCallback] = {}
+    for each in _all_callbacks(callback):
+        alike = sum(type(other) is type(each) for other in named.values())
+        named[f"{type(each).__name__}-{alike}"] = each
+    return named
+
+
+def callback_states(callback: Any) -> State:
+    """How often each callback was called, and what it wants to remember."""
+    return {
+        name: {"n_calls": each.n_calls, "own": each.get_state() if isinstance(each, MultiAgentCallback) else {}}
+        for name, each in _by_name(callback).items()
+    }
+
+
+def set_callback_states(callback: Any, states: Fields) -> None:
+    """Give the callbacks back what they wanted to remember, as far as they are there.
+
+    Raises:
+        CheckpointError: a state is not that of the callback of its name.
+    """
+    named = _by_name(callback)
+    for name in states:
+        if name not in named:
+            if states.fields(name).value("own"):
+                _log.warning("there is no callback %s in this run, as there was in the checkpoint", name)
+            continue
+        named[name].n_calls = states.fields(name).whole("n_calls")
+        each = named[name]
+        if isinstance(each, MultiAgentCallback):
+            each.set_state(states.fields(name).fields("own"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,15 +22,21 @@ from stable_baselines3.common.callbacks import (
 from stable_baselines3.common.logger import HumanOutputFormat, Logger, TensorBoardOutputFormat
 from stable_baselines3.common.type_aliases import MaybeCallback
 
-from marl_sb3.errors import ConfigError
-from marl_sb3.learners.callback import multi_agent_callbacks
+from marl_sb3.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from marl_sb3.errors import CheckpointError, ConfigError
+from marl_sb3.learners import saving
+from marl_sb3.learners.algorithm_state import Arrays
+from marl_sb3.learners.callback import multi_agent_callbacks, set_callback_states
 from marl_sb3.learners.on_policy import OnPolicyLearner
 from marl_sb3.learners.policy_rows import policies_that_train, policy_of_agents, resolve_policies, rows_of_policy
 from marl_sb3.learners.policy_spec import PolicySpec, policy_specs, rollout_steps
 from marl_sb3.learners.threads import blas_threads, parallel_updates, run_in_threads
 from marl_sb3.metrics import EpisodeTracker, InfoMetric, Result, finite_or_none, flatten
+from marl_sb3.state import Fields, State
 from marl_sb3.types import AgentID, Array, Observations, PolicyID, PolicyMappingFn
 from marl_sb3.vec_env.base import EnvStep, MultiAgentVecEnv
+
+_log = logging.getLogger(__name__)
 
 
 class MultiAgentAlgorithm:
@@ -59,6 +66,7 @@ class MultiAgentAlgorithm:
         policy_of: the policy id of each agent.
         num_timesteps: env steps taken.
         iteration: iterations done.
+        at_boundary: whether the latest iteration is over: only then the state is that of a whole number of them.
         tracker: the finished episodes that the metrics run over.
 
     Raises:
@@ -112,7 +120,9 @@ class MultiAgentAlgorithm:
         }
         self.tracker = EpisodeTracker(env, self.policy_of, stats_window_size, custom_metrics)
         self._logger = _default_logger(verbose, tensorboard_log)
+        self._specs = specs
         self._callback: BaseCallback | None = None
+        self._callback_states: Fields | None = None  # of a checkpoint, until the callbacks are there
         self._observations: tuple[Observations, ...] | None = None
         self._total_timesteps: int | None = None
         self._restart_counters()
@@ -165,6 +175,10 @@ class MultiAgentAlgorithm:
         joined = _as_one_callback(callback, progress_bar)
         joined.init_callback(self)  # type: ignore[arg-type]
         joined.on_training_start({"self": self, "total_timesteps": self._total_timesteps}, {})
+        self._callback = joined
+        if self._callback_states is not None:
+            set_callback_states(joined, self._callback_states)
+            self._callback_states = None
         while self.num_timesteps < self._total_timesteps:
             result = self._iterate(joined)
             if result is None:
@@ -173,6 +187,8 @@ class MultiAgentAlgorithm:
             answers = [hearing.on_iteration_end(result) for hearing in multi_agent_callbacks(joined)]
             if self.iteration % log_interval == 0:
                 self._write(result)
+            for hearing in multi_agent_callbacks(joined):
+                hearing.on_iteration_logged(result)
             if not all(answers):
                 break
         joined.on_training_end()
@@ -250,6 +266,84 @@ class MultiAgentAlgorithm:
             self.policies[policy_id].save(path, exclude=["rollout_buffer_class"])
         return paths
 
+    # --- State -------------------------------------------------------------------------------------------------------
+
+    def get_state(self) -> tuple[State, dict[str, Arrays]]:
+        """Everything that goes on after this iteration, random generators included.
+
+        Returns:
+            A tree of plain data and arrays; and the tensors of each policy and of its optimizers, by file name.
+        """
+        return saving.state_of(self), saving.tensors_of(self)
+
+    def set_state(self, checkpoint: Checkpoint) -> dict[int, str]:
+        """Go on from where a checkpoint was taken, in `learn(..., reset_num_timesteps=False)`.
+
+        Returns:
+            For every env that could not be brought back exactly, why; it has begun its next episode.
+
+        Raises:
+            CheckpointError: the checkpoint is of something else: other policies, envs, shapes.
+        """
+        return saving.restore(self, checkpoint)
+
+    def set_weights(self, checkpoint: Checkpoint) -> None:
+        """Take the weights alone.
+
+        Raises:
+            CheckpointError: the policies are others, or differ in their layers.
+        """
+        saving.restore_weights(self, checkpoint)
+
+    def about(self) -> State:
+        """What a checkpoint of this moment is of, for its manifest."""
+        return {"iteration": self.iteration, "num_env_steps": self.num_timesteps, "versions": saving.versions()}
+
+    def save(self, path: str | Path) -> None:
+        """Write a checkpoint: a folder that `load` reads and that runs no code when it is read.
+
+        Args:
+            path: the folder to be; one that is a checkpoint is replaced.
+
+        Raises:
+            ConfigError: something else is there.
+            NumericError: a weight is not finite.
+        """
+        folder = Path(path)
+        if folder.exists() and not (folder / "manifest.json").exists():
+            raise ConfigError(f"{folder} exists and is not a checkpoint")
+        write_checkpoint(folder, *self.get_state(), self.about())
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        env: MultiAgentVecEnv,
+        policies: Mapping[PolicyID, PolicySpec] | None = None,
+        **settings: Any,
+    ) -> MultiAgentAlgorithm:
+        """Make the algorithm that was saved, and go on from where it was.
+
+        Args:
+            path: what `save` wrote, or one of a run's checkpoints.
+            env: envs like those that it was trained in, as many of them.
+            policies: specs by policy id; needed where they held classes or functions, which no checkpoint holds.
+            settings: more arguments of the constructor, such as `device`.
+
+        Raises:
+            CheckpointError: the checkpoint is damaged, or does not fit `env`, `policies` or the settings.
+            ConfigError: the checkpoint does not hold the specs of its policies: `policies` is needed.
+        """
+        checkpoint = read_checkpoint(Path(path))
+        arguments = saving.constructor_arguments(checkpoint, policies)
+        try:
+            algorithm = cls(env, **{**arguments, **settings})
+        except (ConfigError, TypeError, ValueError, OverflowError, MemoryError, RuntimeError) as error:
+            raise CheckpointError(f"{path} does not fit the env or the settings: {error}") from error
+        for index, why in algorithm.set_state(checkpoint).items():
+            _log.warning("inexact: env %d has begun a new episode: %s", index, why)
+        return algorithm
+
     # --- One iteration ---------------------------------------------------------------------------------------------
 
     def metric_names(self) -> list[str]:
@@ -259,6 +353,7 @@ class MultiAgentAlgorithm:
     def _restart_counters(self) -> None:
         self.num_timesteps = 0
         self.iteration = 0
+        self.at_boundary = True
         self._num_episodes = 0
         self._agent_steps = np.zeros(len(self.env.agents), dtype=np.int64)
         self._sampled_before = (0, self._agent_steps.copy(), 0)
@@ -272,6 +367,7 @@ class MultiAgentAlgorithm:
 
     def _rollout_and_update(self, callback: BaseCallback) -> Result | None:
         started_s = time.perf_counter()
+        self.at_boundary = False
         self._sampled_before = (self.num_timesteps, self._agent_steps.copy(), self._num_episodes)
         if not self._collect_rollout(callback):
             return None
@@ -280,6 +376,7 @@ class MultiAgentAlgorithm:
         update_s = time.perf_counter() - started_s - sampling_s
         self.iteration += 1
         self._time_total_s += sampling_s + update_s
+        self.at_boundary = True
         return self._result(learners, sampling_s, update_s)
 
     def _update_policies(self) -> dict[PolicyID, Result]:

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import torch as th
 
 from marl_sb3.errors import NumericError
 from marl_sb3.learners.policy_rows import PolicyRows
+from marl_sb3.types import PolicyID
 
 _LOSSES = {
     "train/policy_gradient_loss": "policy loss",
@@ -38,6 +40,17 @@ def check_update(rows: PolicyRows, recorded: Mapping[str, Any], grad_norm: float
         faults = ["gradient"]
     if faults:
         raise NumericError(f"policy {rows.policy_id!r}: the {faults[0]} is not finite; {_origin(rows, rollout)}")
+
+
+def check_weights(policy_id: PolicyID, policy: th.nn.Module) -> None:
+    """Refuse weights that are not finite.
+
+    Raises:
+        NumericError: names the policy and the parameter.
+    """
+    for name, parameter in policy.named_parameters():
+        if not bool(th.isfinite(parameter).all()):
+            raise NumericError(f"policy {policy_id!r}: the weights {name} are not finite after the update")
 
 
 def _origin(rows: PolicyRows, rollout: Any) -> str:

@@ -17,16 +17,19 @@ from gymnasium import spaces
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.vec_env import VecTransposeImage
 
+from marl_sb3.learners.algorithm_state import optimizer_settings
 from marl_sb3.learners.build import build_algorithm
 from marl_sb3.learners.evaluator import policy_evaluator
 from marl_sb3.learners.fused_coverage import why_not_fused
 from marl_sb3.learners.fused_update import FusedUpdate, LeanUpdate
-from marl_sb3.learners.numeric_faults import check_update
+from marl_sb3.learners.numeric_faults import check_update, check_weights
 from marl_sb3.learners.policy_rows import PolicyRows
 from marl_sb3.learners.policy_spec import PolicySpec
 from marl_sb3.learners.ppo import PPO
+from marl_sb3.learners.random_state import set_space_state, space_state
 from marl_sb3.learners.rollout_buffer import MaskedDictRolloutBuffer, MaskedRolloutBuffer
 from marl_sb3.metrics import Result
+from marl_sb3.state import Fields, State
 from marl_sb3.types import Array, BoolArray, Observations
 from marl_sb3.vec_env.base import EnvStep
 from marl_sb3.vec_env.observations import map_arrays
@@ -230,6 +233,46 @@ class OnPolicyLearner:
             return algorithm.prepare_update()
         return LeanUpdate(algorithm.train)
 
+    # --- State -------------------------------------------------------------------------------------------------------
+
+    def get_state(self) -> State:
+        """Everything but the tensors; at the boundary of an iteration, where the rollout is not needed any more."""
+        algorithm = self.algorithm
+        return {
+            "starts": self._starts,
+            "num_timesteps": algorithm.num_timesteps,
+            "n_updates": algorithm._n_updates,
+            "grad_updates": getattr(algorithm, "num_grad_updates", self._grad_updates),
+            "progress_remaining": algorithm._current_progress_remaining,
+            "optimizers": optimizer_settings(algorithm),
+            "observation_space": space_state(algorithm.observation_space),
+            "action_space": space_state(algorithm.action_space),
+        }
+
+    def set_state(self, state: Fields) -> None:
+        """Go on from where `get_state` was called; the tensors have been set before.
+
+        Raises:
+            CheckpointError: it is not the state of such a policy.
+        """
+        algorithm = self.algorithm
+        self._starts = state.array("starts", np.bool_, (self.rows.num_rows,))
+        algorithm.num_timesteps = state.whole("num_timesteps")
+        algorithm._n_updates = state.whole("n_updates")
+        algorithm._current_progress_remaining = state.number("progress_remaining")
+        if isinstance(algorithm, PPO):
+            algorithm.num_grad_updates = state.whole("grad_updates")
+        else:
+            self._grad_updates = state.whole("grad_updates")
+        set_space_state(algorithm.observation_space, state, "observation_space")
+        set_space_state(algorithm.action_space, state, "action_space")
+
+    def restart_envs(self, env_indices: Sequence[int]) -> None:
+        """These envs have begun new episodes: nothing follows from their last step."""
+        self._starts.reshape(self.rows.num_envs, -1)[list(env_indices)] = True
+
+    # --- Update ------------------------------------------------------------------------------------------------------
+
     @property
     def runs_beside_others(self) -> bool:
         """Whether the prepared update may run in a thread of its own."""
@@ -247,7 +290,7 @@ class OnPolicyLearner:
             The metrics below `learners/{policy}/`.
 
         Raises:
-            NumericError: a loss or a gradient is not finite.
+            NumericError: a loss, a gradient or a weight is not finite.
         """
         if isinstance(self._update, FusedUpdate):
             self.algorithm.finish_update(self._update)  # type: ignore[attr-defined]
@@ -255,6 +298,7 @@ class OnPolicyLearner:
         recorded = dict(self.algorithm.logger.name_to_value)
         self.algorithm.logger.dump()
         check_update(self.rows, recorded, self._update_stats(recorded).get("gradients_global_norm"), self.buffer)
+        check_weights(self.rows.policy_id, self.policy)
         return self._metrics(recorded)
 
     def _update_stats(self, recorded: dict[str, Any]) -> dict[str, float]:

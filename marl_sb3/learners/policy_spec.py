@@ -7,10 +7,13 @@ from typing import Any
 
 from stable_baselines3.common.base_class import BaseAlgorithm
 
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.learners.hyperparameters import hyperparameter_defaults, resolve_hyperparameters
 from marl_sb3.learners.ppo import PPO
+from marl_sb3.state import Fields, State, is_plain
 from marl_sb3.types import PolicyID
+
+_LARGEST = 2**14  # units of a layer, steps of a rollout, of a policy that a checkpoint describes
 
 # On the command line and in files; the classes themselves are as good in the library.
 ALGORITHMS: Mapping[str, type[BaseAlgorithm]] = {"ppo": PPO}
@@ -56,6 +59,7 @@ class PolicySpec:
         self.algorithm = algorithm
         self.policy = policy
         self.hyperparameters = resolve_hyperparameters(algorithm, hyperparameters)
+        self._given = dict(hyperparameters)  # `lin_3e-4` says more than a function
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> PolicySpec:
         """The same, with these hyperparameters where it has none of its own.
@@ -63,12 +67,40 @@ class PolicySpec:
         Raises:
             ConfigError: an unknown hyperparameter, or a value out of range.
         """
-        resolved = resolve_hyperparameters(self.algorithm, defaults)
-        return PolicySpec(self.algorithm, self.policy, **{**resolved, **self.hyperparameters})
+        resolve_hyperparameters(self.algorithm, defaults)  # says which name is wrong
+        return PolicySpec(self.algorithm, self.policy, **{**defaults, **self._given})
+
+    def to_plain(self) -> State | None:
+        """The spec as plain data that `from_plain` takes; None if it holds classes or functions of somebody's own."""
+        names = {cls: name for name, cls in ALGORITHMS.items()}
+        if self.algorithm not in names or not isinstance(self.policy, str) or not is_plain(self._given):
+            return None
+        return {"algorithm": names[self.algorithm], "policy": self.policy, "hyperparameters": self._given}
+
+    @classmethod
+    def from_plain(cls, plain: Fields) -> PolicySpec:
+        """The spec that `to_plain` described.
+
+        Raises:
+            CheckpointError: it describes none.
+            ConfigError: an unknown hyperparameter, or a value out of range.
+        """
+        given = plain.fields("hyperparameters")
+        values = {name: given.value(name) for name in given}
+        _require_small(values, given.where)
+        return cls(algorithm_class(plain.text("algorithm")), plain.text("policy"), **values)
 
     def __repr__(self) -> str:
         settings = "".join(f", {name}={value!r}" for name, value in self.hyperparameters.items())
         return f"PolicySpec({self.algorithm.__name__}, {self.policy!r}{settings})"
+
+
+def _require_small(tree: Any, where: str) -> None:
+    """Refuse what would fill the memory: the description of a policy may come from a stranger."""
+    if isinstance(tree, int) and abs(tree) > _LARGEST:
+        raise CheckpointError(f"{where} holds a number beyond {_LARGEST}")
+    for child in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ():
+        _require_small(child, where)
 
 
 def _supported() -> list[type[BaseAlgorithm]]:

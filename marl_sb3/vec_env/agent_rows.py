@@ -51,9 +51,10 @@ class AgentRows(ParallelEnv):  # type: ignore[misc]
         }
         self.options: Mapping[str, Any] | None = None
         self.live: set[AgentID] = set()
+        self.ended: set[AgentID] = set()
         self.last_step: RowStep | None = None
         self.reset_infos: Mapping[str, Any] = {}
-        self._run_seed = fresh_seed()
+        self.run_seed = fresh_seed()
         self.open(env, env_index)
 
     def open(self, env: Any, env_index: int) -> None:
@@ -65,7 +66,7 @@ class AgentRows(ParallelEnv):  # type: ignore[misc]
         require_same_agents(env, env_index, self)
         self.env = env
         self.env_index = env_index
-        self._episode_index = -1
+        self.episode_index = -1
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "env": None}
@@ -80,18 +81,18 @@ class AgentRows(ParallelEnv):  # type: ignore[misc]
 
     def seed(self, run_seed: int) -> None:
         """Make the next reset episode 0 of this run seed."""
-        self._run_seed = run_seed
-        self._episode_index = -1
+        self.run_seed = run_seed
+        self.episode_index = -1
 
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[AgentID, Any], dict[AgentID, dict[str, Any]]]:
         """Begin the next episode with its own seed; SuperSuit's arguments, never set, do not count."""
-        self._episode_index += 1
-        chosen = episode_seed(self._run_seed, self.env_index, self._episode_index)
+        self.episode_index += 1
+        chosen = episode_seed(self.run_seed, self.env_index, self.episode_index)
         observations, self.reset_infos = self.env.reset(seed=chosen, options=self.options)
         self.options = None
-        self.ended: set[AgentID] = set()
+        self.ended = set()
         self.live = set(self.env.agents)
         # No infos: SuperSuit would write them over those of the episode's last step.
         return self._fill(observations), {}

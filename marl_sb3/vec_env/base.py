@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from gymnasium import spaces
 
+from marl_sb3.state import Fields, State
 from marl_sb3.types import AgentID, Array, BoolArray, FloatArray, Observations
 from marl_sb3.vec_env.observations import map_arrays
 
@@ -137,6 +138,7 @@ class MultiAgentVecEnv(ABC):
         agents: all agent ids, in the order of the agent axis.
         groups: the agents by their spaces, in order of first appearance.
         active: (E, A) bool; the agents that act in the next step.
+        observations: per group, what the latest `reset` or `step` showed; empty before the first.
         metadata: the env's own metadata.
         render_mode: the env's render mode, or None.
     """
@@ -145,6 +147,7 @@ class MultiAgentVecEnv(ABC):
     agents: tuple[AgentID, ...]
     groups: tuple[AgentGroup, ...]
     active: BoolArray
+    observations: tuple[Observations, ...] = ()
     metadata: Mapping[str, Any]
     render_mode: str | None
 
@@ -197,6 +200,21 @@ class MultiAgentVecEnv(ABC):
     @abstractmethod
     def close(self) -> None:
         """Close every env. A second call does nothing."""
+
+    @abstractmethod
+    def get_state(self) -> State:
+        """All that `set_state` needs to go on from here, in the middle of episodes."""
+
+    @abstractmethod
+    def set_state(self, state: Fields) -> Mapping[int, str]:
+        """Go on from where `get_state` was called, on envs made in the same way.
+
+        Returns:
+            For every env that could not be brought back exactly, why; it has begun its next episode.
+
+        Raises:
+            CheckpointError: it is not the state of such envs.
+        """
 
     def as_sb3_vec_env(self) -> AgentRowsVecEnv:
         """A plain SB3 `VecEnv`, one row per agent: row `e * A + a` is agent `a` of env `e`.

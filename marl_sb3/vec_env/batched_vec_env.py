@@ -9,7 +9,8 @@ import numpy as np
 from gymnasium import spaces
 
 from marl_sb3.envs.batched_env import BatchedEnv
-from marl_sb3.errors import ConfigError, EnvError
+from marl_sb3.errors import ConfigError, EnvNumericError
+from marl_sb3.state import Fields, State
 from marl_sb3.types import AgentID, Array, BoolArray, Observations
 from marl_sb3.vec_env.base import (
     AgentGroup,
@@ -18,7 +19,7 @@ from marl_sb3.vec_env.base import (
     MultiAgentVecEnv,
     StackedFinalObservations,
 )
-from marl_sb3.vec_env.observations import map_arrays
+from marl_sb3.vec_env.observations import map_arrays, read_observations, same_in_env, zero_observations
 from marl_sb3.vec_env.seeding import episode_seed, fresh_seed
 
 _NO_FINAL_OBSERVATIONS = FinalObservations({})
@@ -79,7 +80,8 @@ class BatchedVecEnv(MultiAgentVecEnv):
         self.active = np.ones_like(self.active)
         observations = self._env.observations()
         self._check_observations(observations)
-        return (observations,)
+        self.observations = (observations,)
+        return self.observations
 
     def _begin_episodes(self, env_indices: Sequence[int]) -> None:
         self._episodes[env_indices] += 1
@@ -110,8 +112,6 @@ class BatchedVecEnv(MultiAgentVecEnv):
             self.active[env_ended] = True
             observations = self._env.observations()
             self._check_observations(observations)
-        if not self.active.all():
-            observations = map_arrays(self._zeros_where_inactive, observations)
         return self._result(
             observations, rewards, terminated, truncated, acted, step.infos, env_ended, final_observations
         )
@@ -127,13 +127,16 @@ class BatchedVecEnv(MultiAgentVecEnv):
         env_ended: BoolArray | None = None,
         final_observations: FinalObservations = _NO_FINAL_OBSERVATIONS,
     ) -> EnvStep:
+        if not self.active.all():
+            observations = map_arrays(self._zeros_where_inactive, observations)
+        self.observations = (observations,)
         reset_infos: dict[int, dict[str, Any]] = {}
         if env_ended is None:
             env_ended = np.zeros(self.num_envs, dtype=np.bool_)
         else:
             reset_infos = {index: self._reset_info() for index in np.flatnonzero(env_ended).tolist()}
         return EnvStep(
-            observations=(observations,),
+            observations=self.observations,
             rewards=rewards,
             terminated=terminated,
             truncated=truncated,
@@ -170,9 +173,9 @@ class BatchedVecEnv(MultiAgentVecEnv):
             place = tuple(np.argwhere(~np.isfinite(array))[0].tolist())
             raise self._error(place[0], place[1], f"observation is {array[place]} at index {place[2:]}{where}")
 
-    def _error(self, env_index: int, column: int, problem: str) -> EnvError:
+    def _error(self, env_index: int, column: int, problem: str) -> EnvNumericError:
         where = f"env {env_index}, episode {self._episodes[env_index]}, step {self._episode_steps[env_index]}"
-        return EnvError(f"{where}, agent {self.agents[column]!r}: {problem}")
+        return EnvNumericError(f"{where}, agent {self.agents[column]!r}: {problem}")
 
     def reset_infos(self) -> Sequence[Mapping[str, Any]]:
         """See `MultiAgentVecEnv.reset_infos`."""
@@ -195,6 +198,44 @@ class BatchedVecEnv(MultiAgentVecEnv):
     def env_is_wrapped(self, wrapper_class: type, env_indices: Sequence[int]) -> list[bool]:
         """See `MultiAgentVecEnv.env_is_wrapped`; batched envs wear no wrappers."""
         return [isinstance(self._env, wrapper_class) for _ in env_indices]
+
+    def get_state(self) -> State:
+        """See `MultiAgentVecEnv.get_state`."""
+        return {
+            "run_seed": self._run_seed,
+            "episodes": self._episodes,
+            "episode_steps": self._episode_steps,
+            "active": self.active,
+            "observations": list(self.observations),
+            "own": self._env.get_state(),
+        }
+
+    def set_state(self, state: Fields) -> Mapping[int, str]:
+        """See `MultiAgentVecEnv.set_state`; all envs are brought back exactly, or none is."""
+        run_seed = state.whole("run_seed")
+        counts = {name: state.array(name, np.int64, (self.num_envs,)) for name in ("episodes", "episode_steps")}
+        for name, array in counts.items():
+            if (array < 0).any():
+                raise state.error(name, array, "numbers of at least 0")
+        active = state.array("active", np.bool_, self.active.shape)
+        observations = read_observations(state, zero_observations(self.groups, self.num_envs))
+        self._run_seed, self.active, self.observations = run_seed, active, observations
+        self._episodes, self._episode_steps = counts["episodes"], counts["episode_steps"]
+        why = self._set_own(state)
+        if why is None:
+            return {}
+        self._begin_episodes(self._all_envs)
+        self.active = np.ones_like(self.active)
+        self.observations = (self._env.observations(),)
+        return dict.fromkeys(self._all_envs, why)
+
+    def _set_own(self, state: Fields) -> str | None:
+        if state.value("own") is None:
+            return f"{type(self._env).__name__} has no get_state()"
+        self._env.set_state(state.fields("own"))
+        shown = (map_arrays(self._zeros_where_inactive, self._env.observations()),)
+        same = all(same_in_env(shown, self.observations, index) for index in self._all_envs)
+        return None if same else "its set_state() led to other observations"
 
     def close(self) -> None:
         """See `MultiAgentVecEnv.close`."""

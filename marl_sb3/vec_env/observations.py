@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from gymnasium import spaces
+
+from marl_sb3.errors import ConfigError
+from marl_sb3.state import Fields
 from marl_sb3.types import Array, Observations
+
+if TYPE_CHECKING:
+    from marl_sb3.vec_env.base import AgentGroup
 
 
 def map_arrays(function: Callable[[Array], Array], observations: Observations) -> Observations:
@@ -17,3 +26,70 @@ def map_arrays(function: Callable[[Array], Array], observations: Observations) -
 def to_rows(observations: Observations) -> Observations:
     """(E, A, ...) to (E * A, ...): row `e * A + a` is agent `a` of env `e`."""
     return map_arrays(lambda array: array.reshape(-1, *array.shape[2:]), observations)
+
+
+def zero_observations(groups: Sequence[AgentGroup], num_envs: int) -> tuple[Observations, ...]:
+    """Per group, zeros of shape (E, A_group, ...).
+
+    Raises:
+        ConfigError: no array holds the observations of a space.
+    """
+    return tuple(_zeros(group.observation_space, (num_envs, len(group.agents))) for group in groups)
+
+
+def _zeros(space: spaces.Space[Any], shape: tuple[int, int]) -> Observations:
+    if isinstance(space, spaces.Dict):
+        return {key: _zeros_of_part(part, shape) for key, part in space.spaces.items()}
+    return _zeros_of_part(space, shape)
+
+
+def _zeros_of_part(space: spaces.Space[Any], shape: tuple[int, int]) -> Array:
+    if not isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
+        raise ConfigError(
+            f"observation space {space}: accepted: Box, Discrete, MultiDiscrete, MultiBinary, or a Dict of these"
+        )
+    return np.zeros((*shape, *(space.shape or ())), dtype=space.dtype)
+
+
+def read_observations(state: Fields, like: Sequence[Observations]) -> tuple[Observations, ...]:
+    """The field `observations` of a state: arrays of the dtypes and shapes of `like`.
+
+    Raises:
+        CheckpointError: they are others.
+    """
+    listed = state.items("observations", len(like))
+    groups = Fields({str(number): group for number, group in enumerate(listed)}, f"{state.where}/observations")
+    return tuple(_read_group(groups, str(number), wanted) for number, wanted in enumerate(like))
+
+
+def _read_group(groups: Fields, name: str, wanted: Observations) -> Observations:
+    if isinstance(wanted, dict):
+        keys = groups.fields(name)
+        keys.require_names(list(wanted))
+        return {key: keys.array(key, array.dtype, array.shape) for key, array in wanted.items()}
+    return groups.array(name, wanted.dtype, wanted.shape)
+
+
+def same_in_env(one: Sequence[Observations], other: Sequence[Observations], env_index: int) -> bool:
+    """Whether two sets of observations agree to the last bit in one env."""
+    pairs = zip(_arrays(one), _arrays(other), strict=True)
+    return all(np.array_equal(a[env_index], b[env_index]) for a, b in pairs)
+
+
+def copy_env(source: Sequence[Observations], target: Sequence[Observations], env_index: int) -> None:
+    """Copy the observations of one env."""
+    for a, b in zip(_arrays(source), _arrays(target), strict=True):
+        b[env_index] = a[env_index]
+
+
+def _arrays(groups: Sequence[Observations]) -> list[Array]:
+    return [array for group in groups for array in (group.values() if isinstance(group, dict) else [group])]
+
+
+def put(observation: Any, array: Observations, place: tuple[int, int]) -> None:
+    """Write one agent's observation into its place in (E, A_group, ...)."""
+    if isinstance(array, dict):
+        for key in array:
+            array[key][place] = observation[key]
+    else:
+        array[place] = observation

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from gymnasium import spaces
 
-from marl_sb3.errors import ConfigError
 from marl_sb3.types import AgentID, Array, BoolArray, Observations
+from marl_sb3.vec_env.action_log import ActionLog
 from marl_sb3.vec_env.base import DictInfos, EnvStep, FinalObservations
+from marl_sb3.vec_env.observations import put, zero_observations
 from marl_sb3.vec_env.seeding import episode_seed, fresh_seed
 from marl_sb3.vec_env.separate_envs import (
     EnvFactory,
@@ -80,7 +80,8 @@ class SerialVecEnv(SeparateEnvs):
         self._ended: list[set[AgentID]] = [set() for _ in self._envs]
         self._reset_infos: list[Mapping[str, Any]] = [{} for _ in self._envs]
         self._agents_changed = False
-        self._zeros()  # refuses what no array can hold
+        self._log = ActionLog(num_envs, self.groups)
+        zero_observations(self.groups, num_envs)  # refuses what no array can hold
         self.seed(fresh_seed() if seed is None else seed)
 
     @property
@@ -95,25 +96,25 @@ class SerialVecEnv(SeparateEnvs):
 
     def reset(self, options: Sequence[Mapping[str, Any]] | None = None) -> tuple[Observations, ...]:
         """See `MultiAgentVecEnv.reset`."""
-        observations = self._zeros()
+        self.observations = zero_observations(self.groups, self.num_envs)
         for index in range(self.num_envs):
-            self._begin_episode(index, observations, None if options is None else options[index])
+            self._begin_episode(index, self.observations, None if options is None else options[index])
+        self._log.begin(range(self.num_envs))
         self._mark_active()
-        return observations
+        return self.observations
 
     def step(self, actions: Sequence[Array]) -> EnvStep:
         """See `MultiAgentVecEnv.step`."""
         acted = self.active
-        arrays = _Arrays(
-            self._zeros(),
-            np.zeros(acted.shape, dtype=np.float32),
-            np.zeros(acted.shape, dtype=np.bool_),
-            np.zeros(acted.shape, dtype=np.bool_),
-        )
+        self._log.record(actions)
+        arrays = self._blank_arrays()
         for index in range(self.num_envs):
-            self._step_env(index, actions, arrays)
+            self._step_env(index, self._given(index, [group[index] for group in actions]), arrays)
         if self._agents_changed:
             self._mark_active()
+        if arrays.reset_infos:
+            self._log.begin(arrays.reset_infos)
+        self.observations = arrays.observations
         env_ended = np.zeros(self.num_envs, dtype=np.bool_)
         env_ended[list(arrays.reset_infos)] = True
         return EnvStep(
@@ -144,9 +145,13 @@ class SerialVecEnv(SeparateEnvs):
         self._follow_agents(index)
         self._show(index, shown, observations)
 
-    def _step_env(self, index: int, actions: Sequence[Array], arrays: _Arrays) -> None:
+    def _given(self, index: int, actions: Sequence[Array]) -> dict[AgentID, Any]:
+        """The live agents' actions out of one env's, per group (A_group, ...)."""
         places = self._places
-        given = {agent: actions[places[agent].group][index, places[agent].group_column] for agent in self._live[index]}
+        return {agent: actions[places[agent].group][places[agent].group_column] for agent in self._live[index]}
+
+    def _step_env(self, index: int, given: Mapping[AgentID, Any], arrays: _Arrays) -> None:
+        places = self._places
         shown, rewards, terminated, truncated, infos = self._envs[index].step(given)
         for agent in given:
             column = places[agent].column
@@ -175,12 +180,7 @@ class SerialVecEnv(SeparateEnvs):
     def _show(self, index: int, shown: Mapping[AgentID, Any], observations: tuple[Observations, ...]) -> None:
         for agent in self._live[index]:
             place = self._places[agent]
-            array, observation = observations[place.group], shown[agent]
-            if isinstance(array, dict):
-                for key in array:
-                    array[key][index, place.group_column] = observation[key]
-            else:
-                array[index, place.group_column] = observation
+            put(shown[agent], observations[place.group], (index, place.group_column))
 
     # --- Arrays ------------------------------------------------------------------------------------------------------
 
@@ -189,19 +189,38 @@ class SerialVecEnv(SeparateEnvs):
         self.active = np.array([[agent in live for agent in self.agents] for live in self._live])
         self._agents_changed = False
 
-    def _zeros(self) -> tuple[Observations, ...]:
-        return tuple(_zeros(group.observation_space, (self.num_envs, len(group.agents))) for group in self.groups)
-
-
-def _zeros(space: spaces.Space[Any], shape: tuple[int, int]) -> Observations:
-    if isinstance(space, spaces.Dict):
-        return {key: _zeros_of_part(part, shape) for key, part in space.spaces.items()}
-    return _zeros_of_part(space, shape)
-
-
-def _zeros_of_part(space: spaces.Space[Any], shape: tuple[int, int]) -> Array:
-    if not isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
-        raise ConfigError(
-            f"observation space {space}: accepted: Box, Discrete, MultiDiscrete, MultiBinary, or a Dict of these"
+    def _blank_arrays(self) -> _Arrays:
+        shape = (self.num_envs, len(self.agents))
+        return _Arrays(
+            zero_observations(self.groups, self.num_envs),
+            np.zeros(shape, dtype=np.float32),
+            np.zeros(shape, dtype=np.bool_),
+            np.zeros(shape, dtype=np.bool_),
         )
-    return np.zeros((*shape, *(space.shape or ())), dtype=space.dtype)
+
+    # --- State -------------------------------------------------------------------------------------------------------
+
+    def _progress(self) -> tuple[int, list[int], BoolArray]:
+        ended = [[agent in ended for agent in self.agents] for ended in self._ended]
+        return self._run_seed, self._episodes, np.array(ended, dtype=np.bool_)
+
+    def _count_from(self, index: int, run_seed: int, episode: int) -> None:
+        self._run_seed, self._episodes[index] = run_seed, episode - 1
+        self._envs[index].continue_at(episode)
+
+    def _restart(self, index: int) -> tuple[Observations, ...]:
+        observations = zero_observations(self.groups, self.num_envs)
+        self._begin_episode(index, observations, None)
+        return observations
+
+    def _replay_step(self, index: int, actions: Sequence[Array]) -> tuple[Observations, ...]:
+        arrays = self._blank_arrays()
+        self._step_env(index, self._given(index, actions), arrays)
+        return arrays.observations
+
+    def _live_agents(self, index: int) -> BoolArray:
+        return np.array([agent in self._live[index] for agent in self.agents], dtype=np.bool_)
+
+    def _adopt(self, index: int, live: Sequence[AgentID], ended: set[AgentID]) -> None:
+        self._episodes[index] += 1
+        self._live[index], self._ended[index] = list(live), ended

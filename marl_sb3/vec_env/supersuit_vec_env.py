@@ -9,10 +9,11 @@ import numpy as np
 import supersuit
 
 from marl_sb3.errors import ConfigError
-from marl_sb3.types import Array, Observations
+from marl_sb3.types import AgentID, Array, BoolArray, Observations
+from marl_sb3.vec_env.action_log import ActionLog
 from marl_sb3.vec_env.agent_rows import AgentRows, RowStep
 from marl_sb3.vec_env.base import AgentGroup, DictInfos, EnvStep, FinalObservations
-from marl_sb3.vec_env.observations import map_arrays
+from marl_sb3.vec_env.observations import map_arrays, put, zero_observations
 from marl_sb3.vec_env.separate_envs import EnvFactory, SeparateEnvs, require_separate
 from marl_sb3.wrappers import wrap
 
@@ -44,6 +45,7 @@ class SuperSuitVecEnv(SeparateEnvs):
             rows.open(first.env if index == 0 else wrap(make_env(index), index), index)
         require_separate(self.envs)
         self.active = np.zeros((num_envs, len(self.agents)), dtype=bool)
+        self._log = ActionLog(num_envs, self.groups)
         if seed is not None:
             self.seed(seed)
 
@@ -63,20 +65,26 @@ class SuperSuitVecEnv(SeparateEnvs):
             for rows, env_options in zip(self._rows, options, strict=True):
                 rows.options = env_options
         observations, _ = self._concat.reset()
+        self._log.begin(range(self.num_envs))
         self._update_active()
-        return (self._by_env(observations),)
+        self.observations = (self._by_env(observations),)
+        return self.observations
 
     def step(self, actions: Sequence[Array]) -> EnvStep:
         """See `MultiAgentVecEnv.step`."""
         (group_actions,) = actions
         acted = self.active
+        self._log.record(actions)
         rows = group_actions.reshape(-1, *group_actions.shape[2:])
         observations, rewards, terminated, truncated, _ = self._concat.step(rows)
         self._update_active()
         steps = [self._last_step(env) for env in self._rows]
         ended = [step.env_ended for step in steps]
+        if any(ended):
+            self._log.begin(np.flatnonzero(ended).tolist())
+        self.observations = (self._by_env(observations),)
         return EnvStep(
-            observations=(self._by_env(observations),),
+            observations=self.observations,
             rewards=rewards.reshape(acted.shape),
             terminated=terminated.reshape(acted.shape).astype(bool) & acted,
             truncated=truncated.reshape(acted.shape).astype(bool) & acted,
@@ -90,6 +98,40 @@ class SuperSuitVecEnv(SeparateEnvs):
     def reset_infos(self) -> Sequence[Mapping[str, Any]]:
         """See `MultiAgentVecEnv.reset_infos`."""
         return [rows.reset_infos for rows in self._rows]
+
+    # --- State -------------------------------------------------------------------------------------------------------
+
+    def _progress(self) -> tuple[int, list[int], BoolArray]:
+        ended = [[agent in rows.ended for agent in self.agents] for rows in self._rows]
+        return self._rows[0].run_seed, [rows.episode_index for rows in self._rows], np.array(ended, dtype=np.bool_)
+
+    def _count_from(self, index: int, run_seed: int, episode: int) -> None:
+        rows = self._rows[index]
+        rows.run_seed, rows.episode_index = run_seed, episode - 1
+        rows.env.continue_at(episode)
+
+    def _restart(self, index: int) -> tuple[Observations, ...]:
+        return self._in_place(index, self._rows[index].reset()[0])
+
+    def _replay_step(self, index: int, actions: Sequence[Array]) -> tuple[Observations, ...]:
+        (group,) = actions
+        return self._in_place(index, self._rows[index].step(dict(zip(self.agents, group, strict=True)))[0])
+
+    def _in_place(self, index: int, shown: Mapping[AgentID, Any]) -> tuple[Observations, ...]:
+        observations = zero_observations(self.groups, self.num_envs)
+        for column, agent in enumerate(self.agents):
+            put(shown[agent], observations[0], (index, column))
+        return observations
+
+    def _live_agents(self, index: int) -> BoolArray:
+        return np.array([agent in self._rows[index].live for agent in self.agents], dtype=np.bool_)
+
+    def _adopt(self, index: int, live: Sequence[AgentID], ended: set[AgentID]) -> None:
+        rows = self._rows[index]
+        rows.episode_index += 1
+        rows.live, rows.ended = set(live), ended
+
+    # --- A step ------------------------------------------------------------------------------------------------------
 
     def _update_active(self) -> None:
         # A new array: `EnvStep.acted` keeps the old one.

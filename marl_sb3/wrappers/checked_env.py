@@ -12,7 +12,7 @@ from gymnasium import spaces
 from pettingzoo import ParallelEnv
 from pettingzoo.utils import BaseParallelWrapper
 
-from marl_sb3.errors import EnvError
+from marl_sb3.errors import EnvError, EnvNumericError
 from marl_sb3.types import AgentID
 
 _log = logging.getLogger(__name__)
@@ -84,6 +84,12 @@ def _reward_fault(reward: Any) -> str | None:
     return None if finite else f"is {reward!r}, not a finite number"
 
 
+def _holds_non_finite(value: Any) -> bool:
+    parts = list(value.values()) if isinstance(value, Mapping) else [value]
+    arrays = [np.asarray(part) for part in parts if isinstance(part, (float, np.ndarray, np.floating))]
+    return any(array.dtype.kind == "f" and not np.isfinite(array).all() for array in arrays)
+
+
 def _outline(returned: Any) -> str:
     return f"a tuple of {len(returned)}" if isinstance(returned, tuple) else type(returned).__name__
 
@@ -101,6 +107,10 @@ class CheckedEnv(BaseParallelWrapper):  # type: ignore[misc]
         self._episode = -1
         self._mentioned_unearned = False
         self._episode_step = 0
+
+    def continue_at(self, episode: int) -> None:
+        """Count the next reset as the beginning of this episode."""
+        self._episode = episode - 1
 
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
@@ -132,7 +142,7 @@ class CheckedEnv(BaseParallelWrapper):  # type: ignore[misc]
             self._check_observation(agent, observations)
             fault = _reward_fault(self._of(agent, rewards, "reward"))
             if fault:
-                raise self._error(f"reward {fault}", agent)
+                raise self._error(f"reward {fault}", agent, rewards[agent])
             flags = (self._of(agent, terminated, "terminated flag"), self._of(agent, truncated, "truncated flag"))
             if agent not in present and not any(flags):
                 raise self._error("left `agents` without being terminated or truncated", agent)
@@ -169,7 +179,7 @@ class CheckedEnv(BaseParallelWrapper):  # type: ignore[misc]
         space = self.env.observation_space(agent)
         fault = observation_fault(space, self._of(agent, observations, "observation"))
         if fault:
-            raise self._error(f"observation {fault}", agent)
+            raise self._error(f"observation {fault}", agent, observations[agent])
 
     def _of(self, agent: AgentID, values: Any, what: str) -> Any:
         if not isinstance(values, Mapping) or agent not in values:
@@ -177,6 +187,7 @@ class CheckedEnv(BaseParallelWrapper):  # type: ignore[misc]
             raise self._error(f"{what} is missing (there is one for {known})", agent)
         return values[agent]
 
-    def _error(self, problem: str, agent: AgentID | None = None) -> EnvError:
+    def _error(self, problem: str, agent: AgentID | None = None, value: Any = None) -> EnvError:
         where = f"env {self._env_index}, episode {self._episode}, step {self._episode_step}"
-        return EnvError(f"{where}, agent {agent!r}: {problem}" if agent is not None else f"{where}: {problem}")
+        kind = EnvNumericError if _holds_non_finite(value) else EnvError
+        return kind(f"{where}, agent {agent!r}: {problem}" if agent is not None else f"{where}: {problem}")

@@ -50,11 +50,11 @@ def send(*numbers: signal.Signals) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_in_the_rollout_ends_the_training_at_that_step(number: signal.Signals) -> None:
+def test_a_signal_in_the_rollout_ends_the_training_with_the_iteration(number: signal.Signals) -> None:
     with StopOnSignal() as stop:
         algorithm = learn(stop, action=send(number), steps=8)
     assert stop.received == number.name
-    assert (algorithm.num_timesteps, algorithm.iteration) == (8, 1)
+    assert (algorithm.num_timesteps, algorithm.iteration) == (12, 2)
 
 
 @pytest.mark.parametrize("number", SIGNALS)

@@ -224,6 +224,12 @@ class TwoGroups(MultiAgentVecEnv):
     def seed(self, seed: int) -> None:
         pass
 
+    def get_state(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def set_state(self, state: Any) -> dict[int, str]:
+        raise NotImplementedError
+
     def close(self) -> None:
         pass
 

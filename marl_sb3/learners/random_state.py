@@ -1,0 +1,118 @@
+"""The generators of random numbers that the whole process shares: Python's, NumPy's and PyTorch's."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+
+from marl_sb3.errors import CheckpointError
+from marl_sb3.state import Fields, State, generator_state, set_generator_state
+
+_PYTHON_WORDS = 625  # of Python's Mersenne twister: 624 and the position in them
+_NUMPY_WORDS = 624
+
+
+def random_state() -> State:
+    """Where the generators stand."""
+    _, words, python_gauss = random.getstate()
+    numpy_state: dict[str, Any] = np.random.get_state(legacy=False)  # noqa: NPY002
+    return {
+        "python": {"words": np.array(words, dtype=np.uint32), "gauss": python_gauss},
+        "numpy": {
+            "key": numpy_state["state"]["key"],
+            "position": int(numpy_state["state"]["pos"]),
+            "has_gauss": int(numpy_state["has_gauss"]),
+            "gauss": float(numpy_state["gauss"]),
+        },
+        "torch": th.get_rng_state().numpy(),
+        "cuda": [state.numpy() for state in _cuda_states()],
+    }
+
+
+def _cuda_states() -> list[th.Tensor]:
+    """Of each device; none while no tensor has been on one."""
+    return th.cuda.get_rng_state_all() if th.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+
+
+def set_random_state(state: Fields) -> None:
+    """Put the generators where they stood.
+
+    Raises:
+        CheckpointError: it is not such a state.
+    """
+    _set_python(state.fields("python"))
+    _set_numpy(state.fields("numpy"))
+    try:
+        th.set_rng_state(th.from_numpy(state.array("torch", np.uint8, (None,))))
+        if state.items("cuda") and th.cuda.is_available():
+            devices = Fields({str(i): array for i, array in enumerate(state.items("cuda"))}, f"{state.where}/cuda")
+            th.cuda.set_rng_state_all([th.from_numpy(devices.array(name, np.uint8, (None,))) for name in devices])
+    except (RuntimeError, IndexError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"{state.where}/torch is not a state of PyTorch's generator: {error}") from error
+
+
+def _set_python(state: Fields) -> None:
+    words = state.array("words", np.uint32, (_PYTHON_WORDS,)).tolist()
+    gauss = None if state.value("gauss") is None else state.number("gauss")
+    if words[-1] > _NUMPY_WORDS:
+        raise state.error("words", words[-1], f"a last word from 0 to {_NUMPY_WORDS}")
+    random.setstate((3, tuple(words), gauss))
+
+
+def _set_numpy(state: Fields) -> None:
+    inner = {"key": state.array("key", np.uint32, (_NUMPY_WORDS,)), "pos": state.whole("position", 0, _NUMPY_WORDS)}
+    np.random.set_state(  # noqa: NPY002 - SB3's stream of random numbers
+        {
+            "bit_generator": "MT19937",
+            "state": inner,
+            "has_gauss": state.whole("has_gauss", 0, 1),
+            "gauss": state.number("gauss"),
+        }
+    )
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Whatever is drawn within, the generators stand afterwards where they stood before."""
+    python, numpy_state, torch = random.getstate(), np.random.get_state(), th.get_rng_state()  # noqa: NPY002
+    cuda = _cuda_states()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy_state)  # noqa: NPY002
+        th.set_rng_state(torch)
+        if cuda:
+            th.cuda.set_rng_state_all(cuda)
+
+
+def space_state(space: spaces.Space[Any]) -> list[State | None]:
+    """The generators of a space and its parts; None for one that has not been used."""
+    return [None if part._np_random is None else generator_state(part._np_random) for part in _parts(space)]
+
+
+def set_space_state(space: spaces.Space[Any], state: Fields, name: str) -> None:
+    """Put the generators of a space and its parts where they stood.
+
+    Raises:
+        CheckpointError: it is not the state of such a space.
+    """
+    parts = _parts(space)
+    for number, (part, values) in enumerate(zip(parts, state.items(name, len(parts)), strict=True)):
+        if values is None:
+            part._np_random = None  # type: ignore[assignment]
+        else:
+            set_generator_state(part.np_random, Fields(values, f"{state.where}/{name}/{number}"))
+
+
+def _parts(space: spaces.Space[Any]) -> list[spaces.Space[Any]]:
+    inner = space.spaces.values() if isinstance(space, spaces.Dict) else getattr(space, "spaces", ())
+    return [space, *(part for child in inner for part in _parts(child))]

@@ -1,0 +1,148 @@
+"""What a `MultiAgentAlgorithm` is made of, for a checkpoint, and how it is put back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from marl_sb3.checkpoint import Checkpoint
+from marl_sb3.errors import CheckpointError, ConfigError
+from marl_sb3.learners.algorithm_state import Arrays, optimizer_arrays, set_optimizers, set_weights, weights
+from marl_sb3.learners.callback import callback_states
+from marl_sb3.learners.policy_spec import PolicySpec
+from marl_sb3.learners.random_state import random_state, set_random_state
+from marl_sb3.state import Fields, State
+from marl_sb3.types import PolicyID
+
+if TYPE_CHECKING:
+    from marl_sb3.learners.multi_agent_algorithm import MultiAgentAlgorithm
+
+
+@lru_cache(maxsize=1)
+def versions() -> State:
+    """The versions with which a resumed run goes on exactly; with others it may not."""
+    return {name: version(name) for name in ("marl_sb3", "stable-baselines3", "torch", "numpy")}
+
+
+def state_of(algorithm: MultiAgentAlgorithm) -> State:
+    """Everything but the tensors of policies and optimizers."""
+    return {
+        "num_envs": algorithm.env.num_envs,
+        "n_steps": algorithm.n_steps,
+        "policy_of": dict(algorithm.policy_of),
+        "trained": [learner.rows.policy_id for learner in algorithm._trained_learners()],
+        "specs": {policy_id: spec.to_plain() for policy_id, spec in algorithm._specs.items()},
+        "counters": {
+            "num_timesteps": algorithm.num_timesteps,
+            "iteration": algorithm.iteration,
+            "num_episodes": algorithm._num_episodes,
+            "agent_steps": algorithm._agent_steps,
+            "time_total_s": algorithm._time_total_s,
+            "total_timesteps": algorithm._total_timesteps,
+        },
+        "policies": {policy_id: learner.get_state() for policy_id, learner in algorithm._learners.items()},
+        "env": None if algorithm._observations is None else algorithm.env.get_state(),
+        "tracker": algorithm.tracker.get_state(),
+        "random": random_state(),
+        "callbacks": {} if algorithm._callback is None else callback_states(algorithm._callback),
+    }
+
+
+def tensors_of(algorithm: MultiAgentAlgorithm) -> dict[str, Arrays]:
+    """The tensors of each policy and of its optimizers, by file name."""
+    tensors: dict[str, Arrays] = {}
+    for number, policy in enumerate(algorithm.policies.values()):
+        tensors[f"policy-{number:03d}"] = weights(policy)
+        tensors[f"optimizer-{number:03d}"] = optimizer_arrays(policy)
+    return tensors
+
+
+def restore(algorithm: MultiAgentAlgorithm, checkpoint: Checkpoint) -> dict[int, str]:
+    """See `MultiAgentAlgorithm.set_state`."""
+    state = Fields(checkpoint.state)
+    _require_same_shape(algorithm, state)
+    restore_weights(algorithm, checkpoint)
+    policies = state.fields("policies")
+    for number, (policy_id, learner) in enumerate(algorithm._learners.items()):
+        own, file = policies.fields(policy_id), f"optimizer-{number:03d}"
+        set_optimizers(learner.algorithm, checkpoint.tensors[file], own.value("optimizers"), file)
+        learner.set_state(own)
+    _set_counters(algorithm, state.fields("counters"))
+    algorithm.tracker.set_state(state.fields("tracker"))
+    algorithm._callback_states = state.fields("callbacks")
+    inexact = _set_env(algorithm, state)
+    set_random_state(state.fields("random"))  # last: nothing may draw after it
+    return inexact
+
+
+def restore_weights(algorithm: MultiAgentAlgorithm, checkpoint: Checkpoint) -> None:
+    """See `MultiAgentAlgorithm.set_weights`."""
+    Fields(checkpoint.state).fields("policies").require_names(list(algorithm.policies))
+    numbers = range(len(algorithm.policies))
+    files = sorted(f"{kind}-{number:03d}" for kind in ("policy", "optimizer") for number in numbers)
+    if sorted(checkpoint.tensors) != files:
+        raise CheckpointError(f"{checkpoint.name} has the files {sorted(checkpoint.tensors)}; accepted: {files}")
+    for number, policy in enumerate(algorithm.policies.values()):
+        set_weights(policy, checkpoint.tensors[f"policy-{number:03d}"], f"policy-{number:03d}")
+
+
+def _require_same_shape(algorithm: MultiAgentAlgorithm, state: Fields) -> None:
+    policy_of = state.fields("policy_of")
+    policy_of.require_names(list(algorithm.policy_of))
+    for agent, policy_id in algorithm.policy_of.items():
+        if policy_of.text(agent) != policy_id:
+            raise policy_of.error(agent, policy_of.text(agent), policy_id)
+    for name, own in (("num_envs", algorithm.env.num_envs), ("n_steps", algorithm.n_steps)):
+        if state.whole(name) != own:
+            raise state.error(name, state.whole(name), str(own))
+
+
+def _set_counters(algorithm: MultiAgentAlgorithm, counters: Fields) -> None:
+    algorithm.num_timesteps = counters.whole("num_timesteps")
+    algorithm.iteration = counters.whole("iteration")
+    algorithm._num_episodes = counters.whole("num_episodes")
+    algorithm._agent_steps = counters.array("agent_steps", np.int64, (len(algorithm.env.agents),))
+    algorithm._time_total_s = counters.number("time_total_s")
+    total = counters.value("total_timesteps")
+    algorithm._total_timesteps = None if total is None else counters.whole("total_timesteps")
+    algorithm.at_boundary = True
+
+
+def _set_env(algorithm: MultiAgentAlgorithm, state: Fields) -> dict[int, str]:
+    algorithm._observations = None
+    if state.value("env") is None:
+        return {}
+    inexact = dict(algorithm.env.set_state(state.fields("env")))
+    algorithm._observations = algorithm.env.observations
+    algorithm.tracker.restart(inexact)
+    for learner in algorithm._learners.values():
+        learner.restart_envs(list(inexact))
+    return inexact
+
+
+def constructor_arguments(checkpoint: Checkpoint, policies: Mapping[PolicyID, PolicySpec] | None) -> dict[str, Any]:
+    """What the constructor of the algorithm in a checkpoint has to be given.
+
+    Raises:
+        CheckpointError: the checkpoint does not say.
+        ConfigError: policies were made of classes or functions, and `policies` is None; or their settings are wrong.
+    """
+    state = Fields(checkpoint.state)
+    policy_of = state.fields("policy_of")
+    return {
+        "policies": policies or _specs(state.fields("specs")),
+        "policy_mapping_fn": {agent: policy_of.text(agent) for agent in policy_of},
+        "policies_to_train": state.items("trained"),
+        "n_steps": state.whole("n_steps", 1),
+    }
+
+
+def _specs(specs: Fields) -> dict[PolicyID, PolicySpec]:
+    for policy_id in specs:
+        if specs.value(policy_id) is None:
+            raise ConfigError(f"policy {policy_id!r} was made of classes or functions: pass `policies`", key="policies")
+    return {policy_id: PolicySpec.from_plain(specs.fields(policy_id)) for policy_id in specs}

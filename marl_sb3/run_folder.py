@@ -1,0 +1,111 @@
+"""The folder that a run owns: what is in it, and who may write to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from marl_sb3.checkpoint import CheckpointFolder
+from marl_sb3.config import TrainConfig, load_config, to_yaml
+from marl_sb3.errors import ConfigError
+
+
+class RunFolder:
+    """The files of a run.
+
+    Args:
+        path: the folder.
+
+    Attributes:
+        path: the folder.
+        config_file: the resolved configuration.
+        checkpoints: the run's checkpoints.
+        policies: SB3 zips, written at the end.
+        resumes: one JSON object per resume: from where, and what could not be brought back exactly.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config_file = path / "config.yaml"
+        self.checkpoints = CheckpointFolder(path / "checkpoints")
+        self.policies = path / "policies"
+        self.resumes = path / "resumes.jsonl"
+        self._lock = FileLock(path / ".lock")
+
+    @classmethod
+    def new(cls, env: str, run_dir: str | Path | None) -> RunFolder:
+        """A folder that does not exist yet, or is empty.
+
+        Raises:
+            ConfigError: there is something in it.
+        """
+        if run_dir is None:
+            now = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
+            return cls(Path("runs") / re.sub(r"[^\w.-]+", "_", env) / f"{now}-{secrets.token_hex(2)}")
+        folder = Path(run_dir)
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise ConfigError(f"--run-dir: {folder} exists and is not an empty folder", key="run_dir")
+        return cls(folder)
+
+    @classmethod
+    def existing(cls, path: str | Path) -> RunFolder:
+        """The folder of a run that has been started.
+
+        Raises:
+            ConfigError: it is not one.
+        """
+        folder = cls(Path(path))
+        if not folder.config_file.is_file():
+            raise ConfigError(f"{path} is not a run folder: it has no config.yaml", key="run")
+        return folder
+
+    def lock(self) -> None:
+        """Become the only process that may write here, until `unlock` or the end of this process.
+
+        Raises:
+            ConfigError: another process is.
+        """
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            raise ConfigError(f"{self.path} is in use: another process is training this run", key="run") from None
+
+    def unlock(self) -> None:
+        """Let others write."""
+        self._lock.release()
+
+    def read_config(self, env: str | None = None) -> TrainConfig:
+        """The run's configuration.
+
+        Args:
+            env: the env as the user names it. An env of somebody's own, `package.module:factory`, has to be named:
+                nothing is imported because a file says so.
+
+        Raises:
+            ConfigError: it is not valid, or is of another env.
+        """
+        config = load_config(None, hparams=self.config_file, trusted_env=env)
+        if env is not None and env != config.env:
+            raise ConfigError(f"{self.config_file} is of env {config.env!r}, not of {env!r}", key="env")
+        return config
+
+    def write_config(self, config: TrainConfig) -> None:
+        """Write the configuration, whole or not at all."""
+        fresh = self.config_file.with_name("config.yaml.new")
+        fresh.write_text(to_yaml(config), encoding="utf-8")
+        os.replace(fresh, self.config_file)
+
+    def note_resume(self, checkpoint: str, inexact: Mapping[str, str]) -> None:
+        """Write down that the run goes on from a checkpoint, and what is not as it was."""
+        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        entry: dict[str, Any] = {"time": now, "checkpoint": checkpoint, "exact": not inexact, "inexact": dict(inexact)}
+        with self.resumes.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")

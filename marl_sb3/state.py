@@ -1,0 +1,174 @@
+"""State as plain data: what `get_state` methods return, and how `set_state` methods read it back with checks.
+
+A state is a tree of dictionaries and lists whose leaves are numbers, words, None and NumPy arrays. It may come from a
+file that a stranger wrote, so that nothing in it is used before its type, shape and range have been looked at.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from marl_sb3.errors import CheckpointError
+from marl_sb3.types import Array
+
+State = dict[str, Any]
+
+_MAX_WHOLE = 2**63 - 1
+_SHOWN = 80  # characters of a wrong value in a message
+
+
+class Fields:
+    """One dictionary of a state, read field by field.
+
+    Args:
+        values: what stands in the place of the dictionary.
+        where: its path, for messages.
+
+    Raises:
+        CheckpointError: from every method: the field is missing or is not what is accepted.
+    """
+
+    def __init__(self, values: Any, where: str = "state") -> None:
+        if not isinstance(values, Mapping):
+            raise _unexpected(where, values, "a mapping")
+        self._values = values
+        self.where = where
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._values
+
+    def error(self, name: str, value: Any, accepted: str) -> CheckpointError:
+        """What to raise for a value that has been found wrong elsewhere."""
+        return _unexpected(f"{self.where}/{name}", value, accepted)
+
+    def value(self, name: str) -> Any:
+        """Whatever it is."""
+        if name not in self._values:
+            raise CheckpointError(f"{self.where}/{name} is missing")
+        return self._values[name]
+
+    def require_names(self, names: Sequence[str]) -> None:
+        """Refuse any other set of fields."""
+        for name in names:
+            self.value(name)
+        for name in self._values:
+            if name not in names:
+                raise CheckpointError(f"{self.where} has {_short(name)}, which does not belong there")
+
+    def fields(self, name: str) -> Fields:
+        """A dictionary within."""
+        return Fields(self.value(name), f"{self.where}/{name}")
+
+    def items(self, name: str, length: int | None = None) -> list[Any]:
+        """A list, of a certain length or of any."""
+        value = self.value(name)
+        if not isinstance(value, list) or length not in (None, len(value)):
+            raise self.error(name, value, "a list" if length is None else f"a list of {length}")
+        return value
+
+    def whole(self, name: str, minimum: int = 0, maximum: int = _MAX_WHOLE) -> int:
+        """A whole number."""
+        value = self.value(name)
+        if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum:
+            raise self.error(name, value, f"a whole number from {minimum} to {maximum}")
+        return value
+
+    def number(self, name: str) -> float:
+        """A finite number."""
+        value = self.value(name)
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
+            raise self.error(name, value, "a finite number")
+        return float(value)
+
+    def switch(self, name: str) -> bool:
+        """True or false."""
+        value = self.value(name)
+        if not isinstance(value, bool):
+            raise self.error(name, value, "true or false")
+        return value
+
+    def text(self, name: str) -> str:
+        """A word."""
+        value = self.value(name)
+        if not isinstance(value, str):
+            raise self.error(name, value, "a text")
+        return value
+
+    def array(self, name: str, dtype: npt.DTypeLike, shape: Sequence[int | None], finite: bool = True) -> Array:
+        """An array of exactly this dtype and shape, where None is any length; a copy that may be written to."""
+        value = self.value(name)
+        wanted = f"an array of {np.dtype(dtype)} {_shape_text(shape)}"
+        if not isinstance(value, np.ndarray) or value.dtype != np.dtype(dtype) or not _fits(value.shape, shape):
+            raise self.error(name, value, wanted)
+        if finite and value.dtype.kind == "f" and not np.isfinite(value).all():
+            raise self.error(name, value, f"{wanted}, finite")
+        return value.copy()
+
+
+def is_plain(tree: Any) -> bool:
+    """Whether a checkpoint can hold it: finite numbers, words, None, arrays, and mappings and lists of these.
+
+    Keys of mappings have to be words.
+    """
+    if isinstance(tree, Mapping):
+        return all(isinstance(key, str) and is_plain(value) for key, value in tree.items())
+    if isinstance(tree, (list, tuple)):
+        return all(map(is_plain, tree))
+    if isinstance(tree, np.ndarray):
+        return tree.dtype.kind in "biu" or (tree.dtype.kind == "f" and bool(np.isfinite(tree).all()))
+    return tree is None or isinstance(tree, (str, int)) or (isinstance(tree, float) and math.isfinite(tree))
+
+
+def _fits(shape: Sequence[int], wanted: Sequence[int | None]) -> bool:
+    return len(shape) == len(wanted) and all(w in (None, s) for s, w in zip(shape, wanted, strict=True))
+
+
+def _shape_text(shape: Sequence[int | None]) -> str:
+    return "(" + ", ".join("any" if size is None else str(size) for size in shape) + ")"
+
+
+def _unexpected(where: str, value: Any, accepted: str) -> CheckpointError:
+    return CheckpointError(f"{where} is {_short(value)}; accepted: {accepted}")
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return f"an array of {value.dtype} {_shape_text(value.shape)}"
+    if isinstance(value, int) and abs(value) > _MAX_WHOLE:
+        return "a number out of range"  # whose digits may be too many to print
+    if isinstance(value, (Mapping, list)):
+        return f"a {type(value).__name__} of {len(value)}"
+    text = repr(value)
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
+
+
+# --- Random generators -----------------------------------------------------------------------------------------------
+
+
+def generator_state(generator: np.random.Generator) -> State:
+    """The state of a generator, as its bit generator gives it."""
+    state = generator.bit_generator.state
+    return {name: dict(part) if isinstance(part, Mapping) else part for name, part in state.items()}
+
+
+def set_generator_state(generator: np.random.Generator, state: Fields) -> None:
+    """Put a generator where it was.
+
+    Raises:
+        CheckpointError: it is not the state of such a generator.
+    """
+    kind = type(generator.bit_generator).__name__
+    if state.text("bit_generator") != kind:
+        raise state.error("bit_generator", state.text("bit_generator"), kind)
+    try:
+        generator.bit_generator.state = {name: state.value(name) for name in state}
+    except (ValueError, TypeError, KeyError, OverflowError, AttributeError) as error:
+        raise CheckpointError(f"{state.where} is not the state of a {kind}: {error}") from error

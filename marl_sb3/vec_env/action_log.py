@@ -1,0 +1,83 @@
+"""The actions of the running episodes, by which separate envs are brought back to where they were."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from marl_sb3.state import Fields, State
+from marl_sb3.types import Array
+from marl_sb3.vec_env.base import AgentGroup
+
+MAX_BYTES = 2**26  # of a log in a checkpoint; a longer one is left out, and the resume is not exact
+
+
+class ActionLog:
+    """What every agent was told since the oldest running episode began.
+
+    Args:
+        num_envs: E.
+        groups: the agents by their spaces.
+    """
+
+    def __init__(self, num_envs: int, groups: Sequence[AgentGroup]) -> None:
+        self._num_envs = num_envs
+        self._groups = groups
+        self._steps: deque[tuple[Array, ...]] = deque()  # per group (E, A_group, ...)
+        self._began = [0] * num_envs  # where in `_steps` each env's episode begins
+
+    def begin(self, env_indices: Iterable[int]) -> None:
+        """Episodes of these envs begin; what no running episode needs any more is forgotten."""
+        for index in env_indices:
+            self._began[index] = len(self._steps)
+        unused = min(self._began)
+        for _ in range(unused):
+            self._steps.popleft()
+        self._began = [began - unused for began in self._began]
+
+    def record(self, actions: Sequence[Array]) -> None:
+        """One step of all envs."""
+        self._steps.append(tuple(np.array(group) for group in actions))
+
+    def of_env(self, env_index: int) -> Iterator[list[Array]]:
+        """The actions of each step of the env's episode: per group (A_group, ...)."""
+        for step in list(self._steps)[self._began[env_index] :]:
+            yield [group[env_index] for group in step]
+
+    def get_state(self) -> State | None:
+        """None where it is too long."""
+        if len(self._steps) * sum(group.nbytes for group in next(iter(self._steps), ())) > MAX_BYTES:
+            return None
+        actions = [self._stacked(number, group) for number, group in enumerate(self._groups)]
+        return {"actions": actions, "began": np.array(self._began, dtype=np.int64)}
+
+    def _stacked(self, number: int, group: AgentGroup) -> Array:
+        if self._steps:
+            return np.stack([step[number] for step in self._steps])
+        shape = (0, self._num_envs, len(group.agents), *(group.action_space.shape or ()))
+        return np.zeros(shape, dtype=group.action_space.dtype)
+
+    def set_state(self, state: Fields) -> None:
+        """Take over a log.
+
+        Raises:
+            CheckpointError: it is not one of such envs.
+        """
+        listed = state.items("actions", len(self._groups))
+        by_group = Fields({str(number): array for number, array in enumerate(listed)}, f"{state.where}/actions")
+        actions = [
+            by_group.array(
+                str(number),
+                group.action_space.dtype,  # type: ignore[arg-type]
+                (None, self._num_envs, len(group.agents), *(group.action_space.shape or ())),
+            )
+            for number, group in enumerate(self._groups)
+        ]
+        length = len(actions[0])
+        began = state.array("began", np.int64, (self._num_envs,))
+        if any(len(group) != length for group in actions) or (began < 0).any() or (began > length).any():
+            raise state.error("began", began, f"from 0 to {length}, the length of all logs")
+        self._steps = deque(zip(*actions, strict=True))
+        self._began = began.tolist()
