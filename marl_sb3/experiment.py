@@ -114,7 +114,7 @@ def prepare(config: TrainConfig, run_dir: str | Path | None = None, factory: Env
     return run
 
 
-def resume(
+def resume_run(
     run_folder: str | Path,
     timesteps: int | None = None,
     env: str | None = None,
@@ -310,6 +310,7 @@ def train(
     vectorizer: str | None = None,
     device: str | None = None,
     run_dir: str | Path | None = None,
+    resume: str | Path | None = None,
     callback: Sequence[BaseCallback] = (),
 ) -> Run:
     """What `python -m marl_sb3.train` does, without its display.
@@ -329,6 +330,8 @@ def train(
         vectorizer: see `make_vec_env`.
         device: as in SB3.
         run_dir: the run folder; None: a new one below `runs`.
+        resume: a run folder: go on with that run, `timesteps` env steps more or to its planned end. Of the other
+            arguments only `env`, `stop` and `callback` are accepted then.
         callback: more callbacks.
 
     Raises:
@@ -336,6 +339,11 @@ def train(
         EnvError: the env broke the `ParallelEnv` contract.
     """
     name, factory = (env, None) if env is None or isinstance(env, str) else (_factory_name(env), env)
+    if resume is not None:
+        unfit = [policies, algo, n_envs, seed, settings, hparams, vectorizer, device, run_dir]
+        if any(value is not None for value in unfit):
+            raise ConfigError("with resume only env, timesteps, stop and callback are accepted", key="resume")
+        return execute(resume_run(resume, timesteps, name, factory, stop=stop), callback)
     config = load_config(
         name,
         algo,

@@ -177,9 +177,9 @@ def _resume(arguments: argparse.Namespace, stop: dict[str, Any]) -> Run:
                 "--checkpoint-every, --on-nan, --quiet, -v",
                 key=name,
             )
-    from marl_sb3.experiment import resume
+    from marl_sb3.experiment import resume_run
 
-    return resume(
+    return resume_run(
         arguments.resume,
         arguments.timesteps,
         arguments.env,

@@ -6,6 +6,7 @@ Names are those of SB3's `get_parameters`: `policy.mlp_extractor.policy_net.0.we
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -143,7 +144,8 @@ def _read_state(
 def _kept_by(optimizer: th.optim.Optimizer) -> dict[str, th.Tensor]:
     """What such an optimizer keeps for a parameter: seen on one that is stepped once."""
     parameter = th.nn.Parameter(th.zeros(1))
-    settings = {key: value for key, value in optimizer.param_groups[0].items() if key in optimizer.defaults}
+    arguments = inspect.signature(type(optimizer)).parameters
+    settings = {key: value for key, value in optimizer.param_groups[0].items() if key in arguments and key != "params"}
     probe = type(optimizer)([parameter], **{**settings, "lr": 0.0})
     parameter.grad = th.zeros(1)
     probe.step()

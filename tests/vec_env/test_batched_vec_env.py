@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,11 @@ from hypothesis import strategies as st
 from toy_envs import ScriptedEnv
 
 from marl_sb3 import ConfigError, EnvError, MultiAgentAlgorithm, make_vec_env
+from marl_sb3.checkpoint import read_checkpoint, write_checkpoint
 from marl_sb3.envs.batched_env import BatchedEnv, BatchedStep
+from marl_sb3.errors import CheckpointError
 from marl_sb3.metrics import flatten
+from marl_sb3.state import Fields
 from marl_sb3.vec_env import BatchedVecEnv, EnvStep, SerialVecEnv
 
 
@@ -209,3 +213,54 @@ def test_reset_options_are_refused_rather_than_dropped() -> None:
     env.reset([{}, {}])
     with pytest.raises(ConfigError, match="a batched env takes none; use vectorizer='serial'"):
         env.reset([{}, {"level": 3}])
+
+
+def test_batched_envs_that_are_brought_back_go_on(tmp_path: Path) -> None:
+    one, other = (make_vec_env("arena", n_envs=3, seed=seed, max_timesteps=7) for seed in (1, 2))
+    rng = np.random.default_rng(0)
+    one.reset()
+    for _ in range(10):
+        one.step([rng.integers(0, 4, (3, 2))])
+    write_checkpoint(tmp_path / "c", one.get_state(), {}, {})
+    assert other.set_state(Fields(read_checkpoint(tmp_path / "c").state)) == {}
+    assert np.array_equal(other.observations[0], one.observations[0])
+    for _ in range(20):
+        actions = [rng.integers(0, 4, (3, 2))]
+        assert plain(one.step(actions), 3) == plain(other.step(actions), 3)
+
+
+def test_batched_envs_without_a_state_begin_anew_and_say_so() -> None:
+    env = BatchedVecEnv(Staggered(2), seed=3)
+    env.reset()
+    env.step([np.zeros((2, 2), dtype=np.int64)])
+    again = BatchedVecEnv(Staggered(2))
+    assert again.set_state(Fields(env.get_state())) == dict.fromkeys((0, 1), "Staggered has no get_state()")
+    assert again.observations[0].tolist() == [[[1], [1]]] * 2
+    assert again.get_state()["episodes"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("cells", np.array([[3, 3]]), "two different numbers from 0 to 99"),
+        ("cells", np.array([[0, 100]]), "two different numbers from 0 to 99"),
+        ("timesteps", np.array([100]), "numbers from 0 to 99"),
+        ("coins", np.zeros((1, 2), dtype=np.uint8), r"an array of uint8 \(1, 13\)"),
+    ],
+)
+def test_impossible_states_of_the_arena_are_refused(name: str, value: Any, message: str) -> None:
+    env = make_vec_env("arena", seed=0)
+    env.reset()
+    state = env.get_state()
+    state["own"] = {**state["own"], name: value}
+    with pytest.raises(CheckpointError, match=message):
+        make_vec_env("arena").set_state(Fields(state))
+
+
+def test_a_state_with_other_observations_is_not_taken_for_exact() -> None:
+    env = make_vec_env("arena", seed=0)
+    env.reset()
+    state = env.get_state()
+    state["own"] = {**state["own"], "cells": state["own"]["cells"][:, ::-1].copy()}
+    again = make_vec_env("arena")
+    assert again.set_state(Fields(state)) == {0: "its set_state() led to other observations"}

@@ -1,0 +1,218 @@
+"""A vec env that is brought back goes on as if nothing had happened, or says which of its envs do not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_separate_envs_against_plain_loop import _plan
+from toy_envs import NoisyEnv, ScriptedEnv
+
+from marl_sb3 import make_vec_env
+from marl_sb3.checkpoint import read_checkpoint, write_checkpoint
+from marl_sb3.errors import CheckpointError
+from marl_sb3.state import Fields
+from marl_sb3.vec_env import MultiAgentVecEnv, action_log
+
+pytestmark = pytest.mark.usefixtures("each_vectorizer")
+
+
+def through_a_file(state: dict[str, Any], folder: Path) -> Fields:
+    write_checkpoint(folder / "checkpoint", state, {}, {})
+    return Fields(read_checkpoint(folder / "checkpoint").state)
+
+
+def actions_for(vec: MultiAgentVecEnv, rng: np.random.Generator) -> list[np.ndarray]:
+    return [rng.integers(0, 3, (vec.num_envs, len(group.agents))) for group in vec.groups]
+
+
+def trace(vec: MultiAgentVecEnv, rng: np.random.Generator, steps: int) -> list[Any]:
+    """Everything that the next steps bring, as plain data."""
+    seen = []
+    for _ in range(steps):
+        step = vec.step(actions_for(vec, rng))
+        arrays = [*step.observations, step.rewards, step.terminated, step.truncated, step.acted, step.env_ended]
+        final = {place: np.asarray(value).tolist() for place, value in step.final_observations.items()}
+        # Not the number of the episode: the toy envs count those that they have played in this process.
+        infos = [{agent: step.infos[index].get(agent) for agent in vec.agents} for index in range(vec.num_envs)]
+        seen.append(([array.tolist() for array in arrays], final, infos, sorted(step.reset_infos), vec.active.tolist()))
+    return seen
+
+
+@st.composite
+def plans(draw):
+    agents = ["dora", "adam", "carl"][: draw(st.integers(1, 3))]
+    stay = st.tuples(st.integers(1, 6), st.sampled_from(("terminated", "truncated", "both")), st.integers(0, 2))
+    episode = st.lists(stay, min_size=len(agents), max_size=len(agents))
+    return [[_plan(agents, stays)] for stays in draw(st.lists(episode, min_size=1, max_size=3))]
+
+
+@settings(max_examples=25, deadline=None, derandomize=True, database=None)
+@given(plans=plans(), seed=st.integers(0, 2**32 - 1), before=st.integers(0, 20))
+def test_any_script_goes_on_as_without_the_break(plans, seed, before, tmp_path_factory):
+    vec = make_vec_env(NoisyEnv, n_envs=len(plans), seed=seed, plans=plans)
+    vec.reset()
+    trace(vec, np.random.default_rng(1), before)
+    state = through_a_file(vec.get_state(), tmp_path_factory.mktemp("state"))
+    again = make_vec_env(NoisyEnv, n_envs=len(plans), plans=plans)
+    assert again.set_state(state) == {}
+    assert np.array_equal(again.active, vec.active)
+    assert np.array_equal(again.observations[0], vec.observations[0])
+    following = trace(vec, np.random.default_rng(2), 12)
+    state = through_a_file(again.get_state(), tmp_path_factory.mktemp("state"))  # a second break at the same place
+    third = make_vec_env(NoisyEnv, n_envs=len(plans), plans=plans)
+    assert third.set_state(state) == {}
+    assert trace(again, np.random.default_rng(2), 12) == following
+    assert trace(third, np.random.default_rng(2), 12) == following
+
+
+def test_a_gymnasium_env_with_a_time_limit_goes_on(tmp_path):
+    vec, again = (make_vec_env("CartPole-v1", n_envs=3, seed=seed) for seed in (4, 5))
+    vec.reset()
+    trace_two(vec, np.random.default_rng(0), 30)
+    assert again.set_state(through_a_file(vec.get_state(), tmp_path)) == {}
+    assert trace_two(again, np.random.default_rng(1), 60) == trace_two(vec, np.random.default_rng(1), 60)
+
+
+def trace_two(vec, rng, steps):
+    seen = []
+    for _ in range(steps):
+        step = vec.step([rng.integers(0, 2, (vec.num_envs, 1))])
+        seen.append((step.observations[0].tolist(), step.terminated.tolist(), step.truncated.tolist()))
+    return seen
+
+
+class Forgetful(ScriptedEnv):
+    """Shows numbers of its own, which no seed repeats."""
+
+    def observation(self, agent):
+        return np.random.default_rng().random(3).astype(np.float32)
+
+
+def test_an_env_that_does_not_repeat_itself_begins_anew_and_is_named(tmp_path):
+    def make(env_index):
+        return Forgetful() if env_index == 1 else ScriptedEnv()
+
+    vec = make_vec_env(make, n_envs=3, seed=0)
+    vec.reset()
+    trace(vec, np.random.default_rng(0), 2)
+    again = make_vec_env(make, n_envs=3)
+    inexact = again.set_state(through_a_file(vec.get_state(), tmp_path))
+    assert inexact == {1: "the same seed and actions led to something else"}
+    assert [env.unwrapped.step_count for env in again.envs] == [2, 0, 2]
+    steps = again.step([np.zeros((3, len(again.agents)), dtype=np.int64)])
+    assert steps.acted[1].all()
+
+
+class Raising(ScriptedEnv):
+    """Can be played once."""
+
+    games = 0
+
+    def reset(self, seed=None, options=None):
+        type(self).games += 1
+        if type(self).games == 2:
+            raise OSError("the simulator is busy")
+        return super().reset(seed, options)
+
+
+def test_an_env_that_fails_in_the_replay_begins_anew(tmp_path):
+    Raising.games = 0
+    vec = make_vec_env(Raising, seed=0)
+    vec.reset()
+    again = make_vec_env(Raising)
+    assert again.set_state(through_a_file(vec.get_state(), tmp_path)) == {0: "OSError: the simulator is busy"}
+    assert again.active.all()
+
+
+class Stateful(ScriptedEnv):
+    """Knows its own state, and cannot be replayed: its numbers come from a generator that no seed touches."""
+
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        self.rng = np.random.default_rng()
+
+    def observation(self, agent):
+        return self.rng.random(3).astype(np.float32)
+
+    def get_state(self):
+        state = self.rng.bit_generator.state
+        agents = {"agents": list(self.agents), "step": self.step_count, "episode": self.episode}
+        return {**agents, "rng": {"state": dict(state["state"]), "has": state["has_uint32"], "uint": state["uinteger"]}}
+
+    def set_state(self, state):
+        rng = state["rng"]
+        self.rng.bit_generator.state = {
+            "bit_generator": "PCG64", "state": rng["state"], "has_uint32": rng["has"], "uinteger": rng["uint"],
+        }  # fmt: skip
+        self.agents, self.step_count, self.episode = list(state["agents"]), state["step"], state["episode"]
+
+
+@pytest.mark.parametrize("before", [0, 1, 2, 5])
+def test_an_env_that_knows_its_state_is_asked_for_it(before, tmp_path):
+    script = {"a": (2, "terminated"), "b": (4, "truncated")}
+    vec, again = (make_vec_env(Stateful, n_envs=2, seed=0, script=script) for _ in range(2))
+    vec.reset()
+    trace(vec, np.random.default_rng(0), before)
+    assert again.set_state(through_a_file(vec.get_state(), tmp_path)) == {}
+    assert trace(again, np.random.default_rng(1), 9) == trace(vec, np.random.default_rng(1), 9)
+
+
+def test_a_state_that_is_not_taken_over_is_noticed(tmp_path):
+    class Deaf(Stateful):
+        def set_state(self, state):
+            super().set_state({**state, "step": 0})
+
+    vec, again = make_vec_env(Deaf, seed=0), make_vec_env(Deaf)
+    vec.reset()
+    trace(vec, np.random.default_rng(0), 2)
+    inexact = again.set_state(through_a_file(vec.get_state(), tmp_path))
+    assert inexact == {0: "its get_state() returns something else than its set_state() was given"}
+
+
+def test_an_episode_that_is_too_long_is_left_out_and_said(tmp_path, monkeypatch):
+    vec, again = make_vec_env(ScriptedEnv, seed=0), make_vec_env(ScriptedEnv)
+    vec.reset()
+    trace(vec, np.random.default_rng(0), 2)
+    monkeypatch.setattr(action_log, "MAX_BYTES", 8)
+    inexact = again.set_state(through_a_file(vec.get_state(), tmp_path))
+    assert inexact == {0: "its episode is too long to be kept in a checkpoint"}
+
+
+def test_the_log_holds_no_more_than_the_longest_running_episode():
+    vec = make_vec_env("CartPole-v1", n_envs=2, seed=0)
+    vec.reset()
+    lengths = np.zeros(2, dtype=int)
+    for _ in range(100):
+        step = vec.step([np.zeros((2, 1), dtype=np.int64)])
+        lengths = np.where(step.env_ended, 0, lengths + 1)
+        (actions,) = vec.get_state()["log"]["actions"]
+        assert len(actions) == lengths.max()
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (["episodes"], np.array([-1]), "episodes is an array"),
+        (["active"], np.zeros((1, 9), dtype=bool), r"active is an array of bool \(1, 9\)"),
+        (["observations"], [], "observations is a list of 0; accepted: a list of 1"),
+        (["own"], [None, None], "own is a list of 2; accepted: a list of 1"),
+        (["run_seed"], -1, "run_seed is -1"),
+        (["log", "began"], np.array([7]), "began is"),
+        (["log", "actions"], [np.zeros((1, 1, 2))], "actions/0 is an array of float64"),
+    ],
+)
+def test_a_state_of_something_else_is_refused(path, value, message):
+    vec = make_vec_env(ScriptedEnv, seed=0)
+    vec.reset()
+    state = vec.get_state()
+    place = state
+    for name in path[:-1]:
+        place = place[name]
+    place[path[-1]] = value
+    with pytest.raises(CheckpointError, match=message):
+        make_vec_env(ScriptedEnv).set_state(Fields(state))
