@@ -1,0 +1,243 @@
+"""Checkpoints on disk: whole or not at all, and nothing is used that has not been verified."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from marl_sb3 import checkpoint
+from marl_sb3.checkpoint import CheckpointFolder, Score, read_checkpoint, write_checkpoint
+from marl_sb3.errors import CheckpointError, NumericError
+
+STATE = {"a": 1, "list": [1.5, None, "x", True, {"deep": np.arange(3)}], "b": np.ones((2, 0), dtype=bool)}
+TENSORS = {"policy-000": {"w": np.eye(3, dtype=np.float32)}, "optimizer-000": {"step": np.array(3.0, np.float32)}}
+
+
+def written(folder: Path, state: Any = STATE, tensors: Any = TENSORS) -> Path:
+    write_checkpoint(folder / "ckpt-000001", state, tensors, {"iteration": 1})
+    return folder / "ckpt-000001"
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and one.shape == other.shape and np.array_equal(one, other)
+    return type(one) is type(other) and one == other
+
+
+numbers = st.integers(-(2**128), 2**128) | st.floats(allow_nan=False, allow_infinity=False) | st.booleans()
+dtypes = st.sampled_from(["b1", "u1", "i4", "i8", "u4", "f4", "f8"])
+shapes = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3)
+arrays = dtypes.flatmap(lambda dtype: hnp.arrays(dtype, shapes)).filter(
+    lambda a: a.dtype.kind != "f" or bool(np.isfinite(a).all())
+)
+names = st.text(max_size=5).filter(lambda name: name != "$array")
+trees = st.recursive(
+    numbers | st.none() | st.text(max_size=5) | arrays,
+    lambda children: st.lists(children, max_size=3) | st.dictionaries(names, children, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=80, deadline=None, derandomize=True, database=None)
+@given(state=st.dictionaries(names, trees, max_size=3))
+def test_any_tree_of_plain_data_comes_back_as_it_was(state, tmp_path_factory):
+    folder = written(tmp_path_factory.mktemp("any"), state)
+    assert same(read_checkpoint(folder).state, state)
+
+
+def test_tensors_and_description_come_back(tmp_path):
+    read = read_checkpoint(written(tmp_path))
+    assert read.name == "ckpt-000001"
+    assert read.about.whole("iteration") == 1
+    assert same(dict(read.tensors), TENSORS)
+
+
+def test_arrays_are_written_in_the_order_of_their_elements(tmp_path):
+    fortran = np.asfortranarray(np.arange(6.0).reshape(2, 3))
+    read = read_checkpoint(written(tmp_path, {"a": fortran, "b": np.arange(6)[::2]}))
+    assert read.state["a"].tolist() == fortran.tolist()
+    assert read.state["b"].tolist() == [0, 2, 4]
+
+
+def test_the_manifest_lists_every_other_file(tmp_path):
+    folder = written(tmp_path)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert set(manifest["files"]) == {path.name for path in folder.iterdir()} - {"manifest.json"}
+
+
+@pytest.mark.parametrize("place", ["state", "tensors"])
+def test_what_is_not_finite_is_not_written(place, tmp_path):
+    bad = np.array([1.0, np.inf])
+    with pytest.raises(NumericError, match="is not finite; no checkpoint is written"):
+        written(tmp_path, **{place: {"x": bad} if place == "state" else {"policy-000": {"x": bad}}})
+    assert list(tmp_path.iterdir()) == []
+
+
+def rewrite(folder: Path, name: str, data: bytes) -> None:
+    """Replace a file, and let the manifest agree."""
+    (folder / name).write_bytes(data)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["files"][name] = {"size": len(data), "sha256": checkpoint._sha256(data)}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+def change_manifest(folder: Path, **fields: Any) -> None:
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps({**manifest, **fields}))
+
+
+def link(folder: Path) -> None:
+    (folder / "state.json").rename(folder.parent / "elsewhere")
+    (folder / "state.json").symlink_to(folder.parent / "elsewhere")
+
+
+def fifo(folder: Path) -> None:
+    (folder / "state.json").unlink()
+    os.mkfifo(folder / "state.json")
+
+
+BAD = {
+    "a changed byte": (lambda f: (f / "state.json").write_bytes(b"x" * 9), "state.json has 9 bytes; the manifest says"),
+    "another hash": (
+        lambda f: (f / "state.json").write_bytes(b" " * (f / "state.json").stat().st_size),
+        "state.json is damaged: its SHA-256",
+    ),
+    "a missing file": (lambda f: (f / "arrays.safetensors").unlink(), "arrays.safetensors is missing"),
+    "no manifest": (lambda f: (f / "manifest.json").unlink(), "manifest.json is missing"),
+    "a file too many": (lambda f: (f / "evil.pkl").write_bytes(b""), "'evil.pkl' does not belong into a checkpoint"),
+    "an unlisted file": (
+        lambda f: (f / "policy-001.safetensors").write_bytes(b""),
+        "policy-001.safetensors is missing",
+    ),
+    "a link": (link, "state.json cannot be read: a link, which is not followed"),
+    "a pipe": (fifo, "state.json is not a file of at most"),
+    "another format": (lambda f: change_manifest(f, format="zip"), "manifest.json/format is 'zip'; accepted: marl_sb3"),
+    "no JSON": (lambda f: rewrite(f, "state.json", b"{"), "state.json is not valid JSON"),
+    "no UTF-8": (lambda f: rewrite(f, "state.json", b"\xff"), "state.json is not valid JSON"),
+    "infinity": (lambda f: rewrite(f, "state.json", b'{"a": 1e999}'), "state.json holds a number that is not finite"),
+    "NaN": (lambda f: rewrite(f, "state.json", b'{"a": NaN}'), "state.json holds a number that is not finite"),
+    "many digits": (lambda f: rewrite(f, "state.json", b"[" + b"9" * 9999 + b"]"), "state.json is not valid JSON"),
+    "great depth": (lambda f: rewrite(f, "state.json", b"[" * 99999), "nested too deep"),
+    "a list": (lambda f: rewrite(f, "state.json", b"[]"), "state.json is not a mapping"),
+    "an unknown array": (lambda f: rewrite(f, "state.json", b'{"a": {"$array": "x"}}'), "refers to an array that"),
+    "a pickle": (lambda f: rewrite(f, "policy-000.safetensors", b"\x80\x04N."), "is not a valid safetensors file"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_is_not_as_it_was_written_is_refused(name, tmp_path):
+    spoil, message = BAD[name]
+    folder = written(tmp_path)
+    spoil(folder)
+    with pytest.raises(CheckpointError, match=rf"ckpt-000001: .*{message}"):
+        read_checkpoint(folder)
+
+
+def test_tensors_that_are_not_finite_are_refused(tmp_path):
+    from safetensors.numpy import save
+
+    folder = written(tmp_path)
+    rewrite(folder, "policy-000.safetensors", save({"w": np.array([np.nan])}))
+    with pytest.raises(CheckpointError, match=r"policy-000.safetensors: 'w' is not finite"):
+        read_checkpoint(folder)
+
+
+def test_a_folder_that_is_a_link_is_not_followed(tmp_path):
+    written(tmp_path)
+    (tmp_path / "link").symlink_to(tmp_path / "ckpt-000001")
+    with pytest.raises(CheckpointError, match="link: not a folder"):
+        read_checkpoint(tmp_path / "link")
+
+
+def test_files_that_are_too_large_are_not_read(tmp_path, monkeypatch):
+    folder = written(tmp_path)
+    monkeypatch.setattr(checkpoint, "_MAX_TENSOR_BYTES", 10)
+    with pytest.raises(CheckpointError, match="is not a file of at most 10 bytes"):
+        read_checkpoint(folder)
+
+
+# --- The checkpoints of a run ----------------------------------------------------------------------------------------
+
+
+def save(folder: CheckpointFolder, iteration: int, value: float | None, keep: int = 2, higher: bool = True) -> None:
+    score = Score("return", value, higher).to_state()
+    folder.save(iteration, {"iteration": iteration}, {}, {"score": score}, keep)
+
+
+def kept(folder: CheckpointFolder) -> list[int]:
+    return [int(name.removeprefix("ckpt-")) for name in folder.names()]
+
+
+def test_the_newest_and_the_best_are_kept(tmp_path):
+    folder = CheckpointFolder(tmp_path / "checkpoints")
+    history = []
+    for iteration, value in enumerate([1.0, 5.0, 2.0, None, 5.0, 4.0, 3.0], start=1):
+        save(folder, iteration, value)
+        history.append(kept(folder))
+    assert history == [[1], [1, 2], [2, 3], [2, 3, 4], [4, 5], [5, 6], [5, 6, 7]]  # of equals the newer is the best
+    assert folder.load("best").state["iteration"] == 5
+    assert folder.load("latest").state["iteration"] == 7
+    assert folder.load("6").state["iteration"] == 6
+    assert folder.load("ckpt-000006").state["iteration"] == 6
+
+
+def test_iterations_are_ordered_as_numbers(tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    for iteration in (999_999, 1_000_000, 2):
+        save(folder, iteration, None, keep=9)
+    assert kept(folder) == [2, 999_999, 1_000_000]
+
+
+def test_a_damaged_checkpoint_is_passed_over(tmp_path, caplog):
+    folder = CheckpointFolder(tmp_path)
+    for iteration in (1, 2, 3):
+        save(folder, iteration, -iteration, keep=9, higher=False)
+    (tmp_path / "ckpt-000003" / "state.json").write_text("{}")
+    assert folder.load("latest").state["iteration"] == 2
+    assert folder.load("best").state["iteration"] == 2
+    assert "ckpt-000003: state.json has 2 bytes" in caplog.text
+    with pytest.raises(CheckpointError, match=r"state.json has 2 bytes"):
+        folder.load("3")  # which was asked for by name
+
+
+def test_without_a_valid_one_there_is_an_error(tmp_path):
+    with pytest.raises(CheckpointError, match="holds no valid checkpoint"):
+        CheckpointFolder(tmp_path / "none").load()
+
+
+@pytest.mark.parametrize("which", ["0", "-1", "../ckpt-000001", "x", "9" * 5000, "²"])
+def test_only_what_is_there_can_be_asked_for(which, tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    save(folder, 1, None)
+    with pytest.raises(CheckpointError, match="accepted: best, latest, or one of 1"):
+        folder.load(which)
+
+
+def test_what_a_killed_process_left_behind_goes_with_the_next_save(tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    (tmp_path / ".unfinished-ckpt-000001-ab12").mkdir()
+    (tmp_path / ".unfinished-ckpt-000001-ab12" / "state.json").write_text("half")
+    assert folder.names() == []
+    save(folder, 2, None)
+    assert os.listdir(tmp_path) == ["ckpt-000002"]
+
+
+def test_a_checkpoint_of_the_same_iteration_is_replaced(tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    save(folder, 1, 1.0)
+    (tmp_path / "ckpt-000001" / "state.json").write_text("damaged")
+    save(folder, 1, 2.0)
+    assert folder.load("1").about.fields("score").number("value") == 2.0
+    assert os.listdir(tmp_path) == ["ckpt-000001"]
