@@ -12,31 +12,25 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import KVWriter, Logger, TensorBoardOutputFormat
 from stable_baselines3.common.utils import set_random_seed
 
+from marl_sb3.building import build, check_device, resolved, set_up_process
 from marl_sb3.callbacks import RewardHistogramCallback, StopOnMetric, StopOnSignal
 from marl_sb3.callbacks.checkpoint import CheckpointCallback
 from marl_sb3.callbacks.cut_logs import cut_logs
 from marl_sb3.callbacks.run_log import CsvFormat, JsonLinesFormat
 from marl_sb3.checkpoint import Checkpoint
-from marl_sb3.config import TrainConfig, load_config, to_yaml, with_hyperparameters
+from marl_sb3.config import TrainConfig, load_config, to_yaml
 from marl_sb3.envs.registry import EnvFactory
 from marl_sb3.errors import ConfigError, NumericError
 from marl_sb3.learners.callback import MultiAgentCallback
-from marl_sb3.learners.hyperparameters import hyperparameter_defaults
 from marl_sb3.learners.multi_agent_algorithm import MultiAgentAlgorithm
-from marl_sb3.learners.policy_rows import resolve_policies
-from marl_sb3.learners.policy_spec import PolicySpec, algorithm_class
-from marl_sb3.learners.threads import parallel_updates, start_without_dynamo
-from marl_sb3.metrics import Result, info_metrics, require_metric
+from marl_sb3.metrics import Result, require_metric
 from marl_sb3.run_folder import RunFolder
 from marl_sb3.state import Fields
-from marl_sb3.types import AgentID, PolicyID
-from marl_sb3.vec_env import MultiAgentVecEnv, make_vec_env
-from marl_sb3.vec_env.seeding import fresh_seed
+from marl_sb3.types import PolicyID
 
 _log = logging.getLogger(__name__)
 
@@ -97,11 +91,11 @@ def prepare(config: TrainConfig, run_dir: str | Path | None = None, factory: Env
     Raises:
         ConfigError: a setting does not fit; nothing has been written then.
     """
-    config = _resolved(config)
-    _check_device(config)
-    _set_up_process(config)
+    config = resolved(config)
+    check_device(config)
+    set_up_process(config)
     files = RunFolder.new(config.env, run_dir)
-    run = Run(files, config, _build(config, factory))
+    run = Run(files, config, build(config, factory))
     try:
         _require_metrics(run)
         to_yaml(config)  # says what a file cannot hold
@@ -142,9 +136,9 @@ def resume_run(
     try:
         checkpoint = files.checkpoints.load("latest")
         config = _continued(config, checkpoint, timesteps, changes)
-        _check_device(config)
-        _set_up_process(config)
-        run = Run(files, config, _build(config, factory), checkpoint=checkpoint.name)
+        check_device(config)
+        set_up_process(config)
+        run = Run(files, config, build(config, factory), checkpoint=checkpoint.name)
     except BaseException:
         files.unlock()
         raise
@@ -177,29 +171,15 @@ def restore(
     files = RunFolder.existing(run_folder)
     config = files.read_config(env)
     found = files.checkpoints.load(checkpoint)
-    _check_device(config)
-    _set_up_process(config)
-    run = Run(files, config, _build(config, factory), checkpoint=found.name)
+    check_device(config)
+    set_up_process(config)
+    run = Run(files, config, build(config, factory), checkpoint=found.name)
     try:
         run.algorithm.set_weights(found)
     except BaseException:
         run.algorithm.env.close()
         raise
     return run
-
-
-def _set_up_process(config: TrainConfig) -> None:
-    torch.set_num_threads(config.n_threads)
-    start_without_dynamo()
-
-
-def _build(config: TrainConfig, factory: EnvFactory | None) -> MultiAgentAlgorithm:
-    env = make_vec_env(factory or config.env, config.n_envs, config.seed, config.vectorizer, **config.env_kwargs)
-    try:
-        return _build_algorithm(config, env)
-    except BaseException:
-        env.close()
-        raise
 
 
 def _require_metrics(run: Run) -> None:
@@ -362,92 +342,6 @@ def train(
 
 def _factory_name(factory: EnvFactory) -> str:
     return f"{getattr(factory, '__module__', 'factory')}:{getattr(factory, '__qualname__', type(factory).__name__)}"
-
-
-def _resolved(config: TrainConfig) -> TrainConfig:
-    """With a seed, and with SB3's defaults spelt out: the run can be repeated after they have changed."""
-    seed = fresh_seed() if config.seed is None else config.seed
-    try:
-        defaults = hyperparameter_defaults(algorithm_class(config.algo))
-    except ConfigError as error:
-        raise ConfigError(f"{config.where('algo')}{error}", key="algo") from error
-    at_once = config.n_parallel_updates or parallel_updates(config.n_threads)
-    # A given value is kept as it was written: `lin_3e-4` says more than a function.
-    return with_hyperparameters(
-        replace(config, seed=seed, n_parallel_updates=at_once), {**defaults, **config.hyperparameters}
-    )
-
-
-def _check_device(config: TrainConfig) -> None:
-    """SB3 would quietly take the CPU where there is no CUDA."""
-    kind = config.device.partition(":")[0]
-    if kind not in ("auto", "cpu", "cuda"):
-        accepted = "auto, cpu, cuda or cuda:N"
-        raise ConfigError(f"{config.where('device')}device is {config.device!r}; accepted: {accepted}", key="device")
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"{config.where('device')}device is {config.device!r}, but torch finds no CUDA", key="device")
-
-
-def _build_algorithm(config: TrainConfig, env: MultiAgentVecEnv) -> MultiAgentAlgorithm:
-    try:
-        policy_ids = resolve_policies(config.policies, env.agents)
-        for policy_id in config.policy_settings:
-            if policy_id not in policy_ids:
-                raise ConfigError(f"unknown policy {policy_id!r}; accepted: {', '.join(policy_ids)}", key=policy_id)
-        return MultiAgentAlgorithm(
-            env,
-            policies={policy_id: _spec(config, policy_id) for policy_id in policy_ids},
-            policy_mapping_fn=_mapping(config),
-            policies_to_train=config.policies_to_train,
-            n_steps=config.hyperparameters["n_steps"],
-            seed=config.seed,
-            device=config.device,
-            update_path=config.update_path,
-            n_threads=config.n_threads,
-            n_parallel_updates=config.n_parallel_updates,
-            stats_window_size=config.stats_window_size,
-            custom_metrics=info_metrics(config.custom_metrics, "custom_metrics"),
-        )
-    except ConfigError as error:
-        raise ConfigError(f"{_source(config, error.key)}{error}", key=error.key) from error
-
-
-def _source(config: TrainConfig, key: str | None) -> str:
-    """Where the setting behind an error came from.
-
-    `pol1` finds what was set for that policy; `pol1.gamma` what was set for it, or else for all policies.
-    """
-    if not key:
-        return ""
-    of_policy = next((name for name in config.sources if name.startswith(f"{key}.")), None)
-    return config.where(key) or config.where(of_policy) or config.where(key.partition(".")[2])
-
-
-def _spec(config: TrainConfig, policy_id: PolicyID) -> PolicySpec:
-    own = config.own_settings(policy_id)
-    algo, policy = own.pop("algo", config.algo), own.pop("policy", config.policy)
-    try:
-        return PolicySpec(algorithm_class(algo), policy, **{**config.hyperparameters, **own})
-    except ConfigError as error:
-        if error.key not in own:
-            raise
-        raise ConfigError(f"policy {policy_id!r}: {error}", key=f"{policy_id}.{error.key}") from error
-
-
-def _mapping(config: TrainConfig) -> dict[AgentID, PolicyID] | None:
-    """Agent -> policy from the `agents` of each policy; None where no policy lists any."""
-    if isinstance(config.policies, str):
-        return None
-    listed = {policy_id: settings["agents"] for policy_id, settings in config.policies.items() if "agents" in settings}
-    mapping: dict[AgentID, PolicyID] = {}
-    for policy_id, agents in listed.items():
-        for agent in agents:
-            if agent in mapping:
-                raise ConfigError(
-                    f"agent {agent!r} is in policies {mapping[agent]!r} and {policy_id!r}", key="policies"
-                )
-            mapping[agent] = policy_id
-    return mapping or None
 
 
 @contextmanager

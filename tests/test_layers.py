@@ -21,9 +21,9 @@ LAYERS = (
     ("learners",),
     ("evaluation",),
     ("callbacks",),
-    ("run_folder",),
+    ("run_folder", "building"),
     ("experiment",),
-    ("train", "evaluate"),
+    ("train", "evaluate", "export"),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 

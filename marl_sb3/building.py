@@ -1,0 +1,130 @@
+"""From a configuration to envs and policies, with errors that say where a setting came from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from marl_sb3.config import TrainConfig, with_hyperparameters
+from marl_sb3.envs.registry import EnvFactory
+from marl_sb3.errors import ConfigError
+from marl_sb3.learners.hyperparameters import hyperparameter_defaults
+from marl_sb3.learners.multi_agent_algorithm import MultiAgentAlgorithm
+from marl_sb3.learners.policy_rows import resolve_policies
+from marl_sb3.learners.policy_spec import PolicySpec, algorithm_class
+from marl_sb3.learners.threads import parallel_updates, start_without_dynamo
+from marl_sb3.metrics import info_metrics
+from marl_sb3.types import AgentID, PolicyID
+from marl_sb3.vec_env import MultiAgentVecEnv, make_vec_env
+from marl_sb3.vec_env.seeding import fresh_seed
+
+
+def set_up_process(config: TrainConfig) -> None:
+    """What belongs to the process rather than to the algorithm: PyTorch's threads, what it need not import."""
+    torch.set_num_threads(config.n_threads)
+    start_without_dynamo()
+
+
+def build(config: TrainConfig, factory: EnvFactory | None) -> MultiAgentAlgorithm:
+    """The envs, and the algorithm that trains in them.
+
+    Args:
+        config: resolved.
+        factory: makes the env, where the id in the configuration is only its name.
+
+    Raises:
+        ConfigError: a setting does not fit.
+    """
+    env = make_vec_env(factory or config.env, config.n_envs, config.seed, config.vectorizer, **config.env_kwargs)
+    try:
+        return _build_algorithm(config, env)
+    except BaseException:
+        env.close()
+        raise
+
+
+def resolved(config: TrainConfig) -> TrainConfig:
+    """With a seed, and with SB3's defaults spelt out: the run can be repeated after they have changed."""
+    seed = fresh_seed() if config.seed is None else config.seed
+    try:
+        defaults = hyperparameter_defaults(algorithm_class(config.algo))
+    except ConfigError as error:
+        raise ConfigError(f"{config.where('algo')}{error}", key="algo") from error
+    at_once = config.n_parallel_updates or parallel_updates(config.n_threads)
+    # A given value is kept as it was written: `lin_3e-4` says more than a function.
+    return with_hyperparameters(
+        replace(config, seed=seed, n_parallel_updates=at_once), {**defaults, **config.hyperparameters}
+    )
+
+
+def check_device(config: TrainConfig) -> None:
+    """SB3 would quietly take the CPU where there is no CUDA."""
+    kind = config.device.partition(":")[0]
+    if kind not in ("auto", "cpu", "cuda"):
+        accepted = "auto, cpu, cuda or cuda:N"
+        raise ConfigError(f"{config.where('device')}device is {config.device!r}; accepted: {accepted}", key="device")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"{config.where('device')}device is {config.device!r}, but torch finds no CUDA", key="device")
+
+
+def _build_algorithm(config: TrainConfig, env: MultiAgentVecEnv) -> MultiAgentAlgorithm:
+    try:
+        policy_ids = resolve_policies(config.policies, env.agents)
+        for policy_id in config.policy_settings:
+            if policy_id not in policy_ids:
+                raise ConfigError(f"unknown policy {policy_id!r}; accepted: {', '.join(policy_ids)}", key=policy_id)
+        return MultiAgentAlgorithm(
+            env,
+            policies={policy_id: _spec(config, policy_id) for policy_id in policy_ids},
+            policy_mapping_fn=_mapping(config),
+            policies_to_train=config.policies_to_train,
+            n_steps=config.hyperparameters["n_steps"],
+            seed=config.seed,
+            device=config.device,
+            update_path=config.update_path,
+            n_threads=config.n_threads,
+            n_parallel_updates=config.n_parallel_updates,
+            stats_window_size=config.stats_window_size,
+            custom_metrics=info_metrics(config.custom_metrics, "custom_metrics"),
+        )
+    except ConfigError as error:
+        raise ConfigError(f"{_source(config, error.key)}{error}", key=error.key) from error
+
+
+def _source(config: TrainConfig, key: str | None) -> str:
+    """Where the setting behind an error came from.
+
+    `pol1` finds what was set for that policy; `pol1.gamma` what was set for it, or else for all policies.
+    """
+    if not key:
+        return ""
+    of_policy = next((name for name in config.sources if name.startswith(f"{key}.")), None)
+    return config.where(key) or config.where(of_policy) or config.where(key.partition(".")[2])
+
+
+def _spec(config: TrainConfig, policy_id: PolicyID) -> PolicySpec:
+    own = config.own_settings(policy_id)
+    algo, policy = own.pop("algo", config.algo), own.pop("policy", config.policy)
+    try:
+        return PolicySpec(algorithm_class(algo), policy, **{**config.hyperparameters, **own})
+    except ConfigError as error:
+        if error.key not in own:
+            raise
+        raise ConfigError(f"policy {policy_id!r}: {error}", key=f"{policy_id}.{error.key}") from error
+
+
+def _mapping(config: TrainConfig) -> dict[AgentID, PolicyID] | None:
+    """Agent -> policy from the `agents` of each policy; None where no policy lists any."""
+    if isinstance(config.policies, str):
+        return None
+    listed = {policy_id: settings["agents"] for policy_id, settings in config.policies.items() if "agents" in settings}
+    mapping: dict[AgentID, PolicyID] = {}
+    for policy_id, agents in listed.items():
+        for agent in agents:
+            if agent in mapping:
+                raise ConfigError(
+                    f"agent {agent!r} is in policies {mapping[agent]!r} and {policy_id!r}", key="policies"
+                )
+            mapping[agent] = policy_id
+    return mapping or None
