@@ -36,6 +36,8 @@ class TrainConfig:
         policies: `shared`, `per_agent`, or by policy id `{agents: [...]}` and that policy's own settings.
         policy_settings: one policy's own settings where `policies` is a word.
         policies_to_train: None: all of them.
+        init_from: what the weights start from, as after `--init-from`; None: random ones.
+        init_layers: patterns of the layers that are taken, such as `mlp_extractor.policy_net.*`; None: all.
         vectorizer: see `make_vec_env`.
         device: `auto`, `cpu` or `cuda`.
         n_threads: threads of one operation of PyTorch or BLAS. Small networks are slower with more than one.
@@ -63,6 +65,8 @@ class TrainConfig:
     policies: str | Mapping[PolicyID, Mapping[str, Any]] = "shared"
     policy_settings: Mapping[PolicyID, Mapping[str, Any]] = field(default_factory=dict)
     policies_to_train: Sequence[PolicyID] | None = None
+    init_from: Sequence[str] | None = None
+    init_layers: Sequence[str] | None = None
     vectorizer: str = "auto"
     device: str = "auto"
     n_threads: int = 1
@@ -104,6 +108,10 @@ def _check(config: TrainConfig) -> None:
     )
     seed_ok = config.seed is None or (_is_whole(config.seed, 0) and config.seed < 2**32)
     _require("seed", config.seed, seed_ok, "a whole number from 0 to 4294967295")
+    for name in ("init_from", "init_layers"):
+        listed = getattr(config, name)
+        is_list = isinstance(listed, (list, tuple)) and all(isinstance(text, str) for text in listed)
+        _require(name, listed, listed is None or is_list, "a list of words, or null")
     every = config.checkpoint_every
     _require("checkpoint_every", every, _is_whole(every, 0), "a whole number of at least 0")
     for name, words in (("checkpoint_mode", ("max", "min")), ("on_nan", ("stop", "rollback"))):

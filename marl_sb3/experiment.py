@@ -26,6 +26,8 @@ from marl_sb3.config import TrainConfig, load_config, to_yaml
 from marl_sb3.envs.registry import EnvFactory
 from marl_sb3.errors import ConfigError, NumericError
 from marl_sb3.learners.callback import MultiAgentCallback
+from marl_sb3.learners.import_weights import init_from as start_from
+from marl_sb3.learners.import_weights import parse_init_from
 from marl_sb3.learners.multi_agent_algorithm import MultiAgentAlgorithm
 from marl_sb3.metrics import Result, require_metric
 from marl_sb3.run_folder import RunFolder
@@ -80,16 +82,24 @@ class Run:
         return self.files.path
 
 
-def prepare(config: TrainConfig, run_dir: str | Path | None = None, factory: EnvFactory | None = None) -> Run:
+def prepare(
+    config: TrainConfig,
+    run_dir: str | Path | None = None,
+    factory: EnvFactory | None = None,
+    *,
+    trust_pickle: bool = False,
+) -> Run:
     """Build everything, check everything, then make the run folder.
 
     Args:
         config: the configuration; a missing seed is drawn.
         run_dir: the folder; it must be empty or not exist. None: `runs/<env>/<UTC time>-<4 hex>`.
         factory: makes the env, where the id in the configuration is only its name.
+        trust_pickle: allow SB3 zips in `init_from`. It is no setting: no file may say so.
 
     Raises:
         ConfigError: a setting does not fit; nothing has been written then.
+        CheckpointError: a checkpoint in `init_from` is damaged, or there is none.
     """
     config = resolved(config)
     check_device(config)
@@ -98,6 +108,7 @@ def prepare(config: TrainConfig, run_dir: str | Path | None = None, factory: Env
     run = Run(files, config, build(config, factory))
     try:
         _require_metrics(run)
+        _start_from(run, trust_pickle)
         to_yaml(config)  # says what a file cannot hold
         files.path.mkdir(parents=True, exist_ok=True)
         files.lock()
@@ -106,6 +117,14 @@ def prepare(config: TrainConfig, run_dir: str | Path | None = None, factory: Env
         run.algorithm.env.close()
         raise
     return run
+
+
+def _start_from(run: Run, trust_pickle: bool) -> None:
+    sources = [parse_init_from(text) for text in run.config.init_from or ()]
+    try:
+        start_from(run.algorithm, sources, run.config.init_layers, trust_pickle=trust_pickle)
+    except ConfigError as error:
+        raise ConfigError(f"{run.config.where('init_from')}{error}", key=error.key) from error
 
 
 def resume_run(
@@ -154,7 +173,11 @@ def resume_run(
 
 
 def restore(
-    run_folder: str | Path, checkpoint: str = "best", env: str | None = None, factory: EnvFactory | None = None
+    run_folder: str | Path,
+    checkpoint: str = "best",
+    env: str | None = None,
+    factory: EnvFactory | None = None,
+    device: str = "cpu",
 ) -> Run:
     """The policies of a run as they were at one of its checkpoints, to evaluate or export them.
 
@@ -163,13 +186,14 @@ def restore(
         checkpoint: `best`, `latest` or the number of an iteration.
         env: the run's env id; needed where it is code of your own.
         factory: makes the env, where the id is only its name.
+        device: where the policies go, whatever they were trained on.
 
     Raises:
         ConfigError: it is not a run folder.
         CheckpointError: there is no such checkpoint, or it is damaged, or does not fit the run's configuration.
     """
     files = RunFolder.existing(run_folder)
-    config = files.read_config(env)
+    config = replace(files.read_config(env), device=device)
     found = files.checkpoints.load(checkpoint)
     check_device(config)
     set_up_process(config)
@@ -289,6 +313,8 @@ def train(
     stop: Mapping[str, float] | None = None,
     vectorizer: str | None = None,
     device: str | None = None,
+    init_from: Sequence[str] | None = None,
+    trust_pickle: bool = False,
     run_dir: str | Path | None = None,
     resume: str | Path | None = None,
     callback: Sequence[BaseCallback] = (),
@@ -309,6 +335,8 @@ def train(
         stop: value by metric; training ends when one is reached.
         vectorizer: see `make_vec_env`.
         device: as in SB3.
+        init_from: what the weights start from, each as after `--init-from`.
+        trust_pickle: allow SB3 zips there.
         run_dir: the run folder; None: a new one below `runs`.
         resume: a run folder: go on with that run, `timesteps` env steps more or to its planned end. Of the other
             arguments only `env`, `stop` and `callback` are accepted then.
@@ -320,7 +348,7 @@ def train(
     """
     name, factory = (env, None) if env is None or isinstance(env, str) else (_factory_name(env), env)
     if resume is not None:
-        unfit = [policies, algo, n_envs, seed, settings, hparams, vectorizer, device, run_dir]
+        unfit = [policies, algo, n_envs, seed, settings, hparams, vectorizer, device, init_from, run_dir]
         if any(value is not None for value in unfit):
             raise ConfigError("with resume only env, timesteps, stop and callback are accepted", key="resume")
         return execute(resume_run(resume, timesteps, name, factory, stop=stop), callback)
@@ -336,8 +364,9 @@ def train(
         stop=stop,
         vectorizer=vectorizer,
         device=device,
+        init_from=init_from,
     )
-    return execute(prepare(config, run_dir, factory), callback)
+    return execute(prepare(config, run_dir, factory, trust_pickle=trust_pickle), callback)
 
 
 def _factory_name(factory: EnvFactory) -> str:

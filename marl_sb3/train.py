@@ -90,6 +90,16 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--vectorizer", metavar="NAME", help="auto, batched, serial or supersuit; default: auto")
     parser.add_argument("--device", metavar="NAME", help="auto, cpu or cuda; default: auto")
     parser.add_argument(
+        "--init-from",
+        metavar="SOURCE",
+        action="append",
+        help="start from the weights of [POLICY=]PATH[:SOURCE_POLICY], PATH a run folder (its best checkpoint), a "
+        "checkpoint or an SB3 zip; may be repeated; --set init_layers=[...] takes some layers; default: random weights",
+    )
+    parser.add_argument(
+        "--trust-pickle", action="store_true", help="read an SB3 zip, whose maker you trust; default: refuse it"
+    )
+    parser.add_argument(
         "--checkpoint-every",
         metavar="K",
         type=int,
@@ -138,7 +148,18 @@ def _train(arguments: argparse.Namespace) -> int:
     return EXIT_INTERRUPTED if run.interrupted else EXIT_DONE
 
 
-_NOT_WITH_RESUME = ("policies", "algo", "n_envs", "seed", "settings", "hparams", "vectorizer", "device", "run_dir")
+_NOT_WITH_RESUME = (
+    "policies",
+    "algo",
+    "n_envs",
+    "seed",
+    "settings",
+    "hparams",
+    "vectorizer",
+    "device",
+    "init_from",
+    "run_dir",
+)
 
 
 def _prepare(arguments: argparse.Namespace) -> Run:
@@ -160,12 +181,13 @@ def _prepare(arguments: argparse.Namespace) -> Run:
         stop=stop or None,
         vectorizer=arguments.vectorizer,
         device=arguments.device,
+        init_from=arguments.init_from,
         checkpoint_every=arguments.checkpoint_every,
         on_nan=arguments.on_nan,
     )
     from marl_sb3.experiment import prepare  # takes seconds: after what can be refused without it
 
-    return prepare(config, arguments.run_dir)
+    return prepare(config, arguments.run_dir, trust_pickle=arguments.trust_pickle)
 
 
 def _resume(arguments: argparse.Namespace, stop: dict[str, Any]) -> Run:

@@ -49,7 +49,7 @@ def build_algorithm(
                 rollout_buffer_class=MaskedDictRolloutBuffer if is_dict else MaskedRolloutBuffer,
                 **settings,
             )
-        except (AssertionError, TypeError, ValueError, RuntimeError) as error:
+        except (AssertionError, KeyError, TypeError, ValueError, RuntimeError) as error:
             raise ConfigError(f"policy {rows.policy_id!r}: {spec.algorithm.__name__} says: {error}") from error
 
 

@@ -1,0 +1,207 @@
+"""`python -m marl_sb3.export`: the policies of a run as files that need no marl_sb3."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import secrets
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from marl_sb3.cli import EXIT_DONE, CommandParser, run_command, setup_logging
+from marl_sb3.errors import ConfigError, ExportError
+from marl_sb3.types import PolicyID
+
+if TYPE_CHECKING:
+    from marl_sb3.experiment import Run
+
+_EPILOG = """\
+sb3: POLICY.zip, which stable_baselines3.PPO.load opens where marl_sb3 is not
+     installed
+onnx: POLICY.onnx, which any ONNX runtime opens; needs
+     pip install 'marl_sb3[onnx]'
+  in   observation, or observation.KEY for each key of a Dict: a batch, as the
+       env gives them
+  out  actions (deterministic), values, and logits or mean and log_std
+  Each file is compared with the policy, on random observations, before it gets
+  its name.
+
+examples
+  python -m marl_sb3.export runs/arena/20260101-120000-abcd
+  python -m marl_sb3.export runs/arena/20260101-120000-abcd --format onnx
+
+exit codes: 0 done, 1 failed, 2 wrong command line or run folder
+"""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A file that holds a policy.
+
+    Attributes:
+        path: the file.
+        policy_id: the policy.
+        difference: the largest difference from the policy, see `onnx_check`; None where nothing was computed.
+    """
+
+    path: Path
+    policy_id: PolicyID
+    difference: float | None = None
+
+
+def _write_sb3(run: Run, folder: Path) -> list[Exported]:
+    return [Exported(path, policy_id) for policy_id, path in run.algorithm.save_policies(folder).items()]
+
+
+def _write_onnx(run: Run, folder: Path) -> list[Exported]:
+    return [_write_onnx_of(run, policy_id, folder / name) for policy_id, name in _file_names(run, ".onnx").items()]
+
+
+def _write_onnx_of(run: Run, policy_id: PolicyID, path: Path) -> Exported:
+    from marl_sb3.learners.onnx_check import largest_difference
+    from marl_sb3.learners.onnx_policy import to_onnx
+    from marl_sb3.learners.policy_rows import rows_of_policy
+
+    algorithm = run.algorithm.policies[policy_id]
+    rows = rows_of_policy(run.algorithm.env, policy_id, run.algorithm.policy_of)
+    metadata = {
+        "policy": policy_id,
+        "agents": json.dumps(rows.agents),
+        "observation_space": str(rows.group.observation_space),
+        "action_space": str(rows.group.action_space),
+        "env": run.config.env,
+        "run": run.folder.resolve().name,
+        "checkpoint": run.checkpoint or "",
+    }
+    try:
+        path.write_bytes(to_onnx(algorithm, rows.group.observation_space, metadata))
+        # What is compared is what has been written.
+        difference = largest_difference(path.read_bytes(), algorithm, rows.group.observation_space)
+    except (ConfigError, ExportError) as error:
+        raise type(error)(f"policy {policy_id!r}: {error}") from error
+    return Exported(path, policy_id, difference)
+
+
+@dataclass(frozen=True)
+class _Format:
+    suffix: str
+    write: Callable[[Run, Path], list[Exported]]  # into an empty folder, under the names of `_file_names`
+
+
+FORMATS: Mapping[str, _Format] = {"sb3": _Format(".zip", _write_sb3), "onnx": _Format(".onnx", _write_onnx)}
+
+
+def export_policies(run: Run, format_name: str, out: Path, *, force: bool = False) -> list[Exported]:
+    """Write a file for each policy of a run.
+
+    All of them are written and checked before the first of them gets its name.
+
+    Args:
+        run: as `experiment.restore` returns it.
+        format_name: one of `FORMATS`.
+        out: folder; made if it is not there.
+        force: replace files that are there.
+
+    Raises:
+        ConfigError: a file is there already, or a policy or its name cannot be exported in that format.
+        ExportError: an ONNX file does not act as its policy.
+    """
+    chosen = FORMATS[format_name]
+    targets = {policy_id: out / name for policy_id, name in _file_names(run, chosen.suffix).items()}
+    _check_targets(out, list(targets.values()), force)
+    out.mkdir(parents=True, exist_ok=True)
+    unfinished = out / f".unfinished-{secrets.token_hex(4)}"
+    unfinished.mkdir()
+    try:
+        written = chosen.write(run, unfinished)
+        for file in written:
+            os.replace(file.path, targets[file.policy_id])
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return [Exported(targets[file.policy_id], file.policy_id, file.difference) for file in written]
+
+
+def _file_names(run: Run, suffix: str) -> dict[PolicyID, str]:
+    """As in `MultiAgentAlgorithm.save_policies`."""
+    names = {policy_id: f"{policy_id.replace('/', '_')}{suffix}" for policy_id in run.algorithm.policies}
+    by_name: dict[str, PolicyID] = {}
+    for policy_id, name in names.items():
+        if name in by_name:
+            raise ConfigError(f"policies {by_name[name]!r} and {policy_id!r} would both be exported as {name}")
+        by_name[name] = policy_id
+    return names
+
+
+def _check_targets(out: Path, targets: Sequence[Path], force: bool) -> None:
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"--out: {out} is not a folder", key="out")
+    for path in targets:
+        if os.path.lexists(path) and not force:
+            raise ConfigError(f"{path} is there already; --force replaces it", key="out")
+
+
+# --- The command -----------------------------------------------------------------------------------------------------
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = CommandParser(
+        prog="python -m marl_sb3.export",
+        description="Write the policies of a run to files that need no marl_sb3.",
+        epilog=_EPILOG,
+    )
+    parser.add_argument("run", metavar="RUN", help="the run folder")
+    parser.add_argument("--format", choices=list(FORMATS), default="sb3", help="see below; default: sb3")
+    parser.add_argument(
+        "--checkpoint", metavar="WHICH", default="best", help="best, latest or an iteration; default: best"
+    )
+    parser.add_argument(
+        "--env", metavar="ENV", help="the env of the run, to name where it is code of your own; default: not needed"
+    )
+    parser.add_argument("--out", metavar="DIR", help="folder of the files; default: RUN/export/FORMAT")
+    parser.add_argument("--force", action="store_true", help="replace files that are there; default: off")
+    parser.add_argument(
+        "-v",
+        dest="verbosity",
+        action="count",
+        default=0,
+        help="say more, show tracebacks; -vv still more; default: off",
+    )
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
+    arguments = build_parser().parse_args(argv)
+    return run_command(lambda: _export(arguments), arguments.verbosity)
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    setup_logging(arguments.verbosity, Console(stderr=True, highlight=False))
+    folder = Path(arguments.run)
+    out = Path(arguments.out) if arguments.out else folder / "export" / arguments.format
+    from marl_sb3.experiment import restore  # takes seconds: after what can be refused without it
+
+    run = restore(folder, arguments.checkpoint, arguments.env)
+    try:
+        for file in export_policies(run, arguments.format, out, force=arguments.force):
+            print(_line(run, file), flush=True)
+    finally:
+        run.algorithm.env.close()
+    return EXIT_DONE
+
+
+def _line(run: Run, file: Exported) -> str:
+    line = f"{file.path}: policy {file.policy_id} of {run.checkpoint}, {file.path.stat().st_size / 1000:.0f} kB"
+    return line if file.difference is None else f"{line}; largest difference from PyTorch {file.difference:.1g}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,250 @@
+"""Start from given weights: those of another run, or of an SB3 zip; all layers or some.
+
+Weights alone are taken: optimizers begin anew, and counters stay as they are. Everything is looked at before anything
+is changed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch as th
+
+from marl_sb3.checkpoint import Checkpoint, CheckpointFolder, read_checkpoint
+from marl_sb3.errors import ConfigError
+from marl_sb3.learners.sb3_zip import sb3_weights
+from marl_sb3.state import Fields
+from marl_sb3.types import PolicyID
+
+if TYPE_CHECKING:
+    from marl_sb3.learners.multi_agent_algorithm import MultiAgentAlgorithm
+
+_log = logging.getLogger(__name__)
+
+Weights = Mapping[str, th.Tensor]  # of one policy, by the names of its `state_dict`
+
+ACCEPTED = "[POLICY=]PATH[:SOURCE_POLICY], PATH a run folder, a checkpoint or an SB3 zip"
+
+_ONLY = "its only policy"  # the id of the policy in an SB3 zip
+_PREFIX = "policy."  # of the names of a policy's tensors in a checkpoint
+_SHOWN = 80  # characters of a name that a file brings along
+
+
+# --- Where weights come from, in words -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class InitFrom:
+    """What some policies start from.
+
+    Attributes:
+        path: a run folder (its best checkpoint counts), a checkpoint, or an SB3 zip.
+        policy_id: the policy that starts from it; None: all.
+        source_id: the policy of the source that is taken; None: the one with the same id. A zip has only one.
+    """
+
+    path: Path
+    policy_id: PolicyID | None = None
+    source_id: PolicyID | None = None
+
+
+def parse_init_from(text: str) -> InitFrom:
+    """What `--init-from` says: `RUN`, `FILE.zip`, `pol1=PATH`, `pol1=PATH:polX`.
+
+    Raises:
+        ConfigError: it says something else.
+    """
+    policy_id, equals, rest = text.partition("=") if "=" in text else ("", "", text)
+    path, colon, source_id = rest.rpartition(":")
+    if not colon or (len(path) == 1 and source_id[:1] in ("\\", "/")):  # the colon of a drive
+        path, colon, source_id = rest, "", ""
+    if not path or (equals and not policy_id) or (colon and not source_id):
+        raise ConfigError(f"--init-from is {text!r}; accepted: {ACCEPTED}", key="init_from")
+    return InitFrom(Path(path), policy_id or None, source_id or None)
+
+
+def init_from(
+    algorithm: MultiAgentAlgorithm,
+    sources: Sequence[InitFrom],
+    layers: Sequence[str] | None = None,
+    *,
+    trust_pickle: bool = False,
+) -> None:
+    """Let policies start from the weights of others; nothing is changed unless all of it fits.
+
+    Args:
+        algorithm: whose policies they are.
+        sources: what starts from what; no policy twice.
+        layers: see `load_weights`.
+        trust_pickle: allow SB3 zips; see `sb3_zip.sb3_weights`.
+
+    Raises:
+        ConfigError: a source cannot be read, lacks a policy, or does not fit.
+        CheckpointError: a checkpoint is damaged, or there is none.
+    """
+    taken: list[tuple[th.Tensor, th.Tensor]] = []
+    starting: dict[PolicyID, InitFrom] = {}
+    for source in sources:
+        targets = list(algorithm.policies) if source.policy_id is None else [source.policy_id]
+        for policy_id in targets:
+            if policy_id in starting:
+                raise ConfigError(f"policy {policy_id!r} would start from two sources", key="init_from")
+            starting[policy_id] = source
+        weights, pairs = _read(algorithm, source, targets, trust_pickle)
+        try:
+            taken += _fitting(algorithm, weights, pairs, layers)
+        except ConfigError as error:
+            raise ConfigError(f"{source.path}: {error}", key="init_from") from error
+    _take(algorithm, taken, starting)
+    for policy_id, source in starting.items():
+        _log.info("policy %s starts from %s", policy_id, source.path)
+
+
+def _read(
+    algorithm: MultiAgentAlgorithm, source: InitFrom, targets: Sequence[PolicyID], trust_pickle: bool
+) -> tuple[Mapping[PolicyID, Weights], dict[PolicyID, PolicyID]]:
+    """The weights of a source, and which of its policies each target takes."""
+    if source.path.is_dir():
+        weights = checkpoint_weights(_checkpoint(source.path))
+        return weights, {policy_id: source.source_id or policy_id for policy_id in targets}
+    if not source.path.is_file():
+        raise ConfigError(f"there is no {source.path}; accepted: {ACCEPTED}", key="init_from")
+    if source.source_id is not None:
+        raise ConfigError(f"{source.path} holds one policy; accepted: no :SOURCE_POLICY after it", key="init_from")
+    expected = max((_size(_tensors_of(algorithm, policy_id)) for policy_id in targets), default=0)
+    only = sb3_weights(source.path, 4 * expected + 2**20, trust_pickle=trust_pickle)
+    return {_ONLY: only}, dict.fromkeys(targets, _ONLY)
+
+
+# --- Checkpoints -----------------------------------------------------------------------------------------------------
+
+
+def _checkpoint(path: Path) -> Checkpoint:
+    if (path / "manifest.json").exists():
+        return read_checkpoint(path)
+    return CheckpointFolder(path / "checkpoints").load("best")  # of a run folder
+
+
+def checkpoint_weights(checkpoint: Checkpoint) -> dict[PolicyID, Weights]:
+    """The weights of each policy in a checkpoint.
+
+    Raises:
+        CheckpointError: a policy's file is not there.
+    """
+    files = Fields(checkpoint.tensors, checkpoint.name)
+    policy_ids = Fields(checkpoint.state).fields("policies")
+    return {
+        policy_id: {
+            name.removeprefix(_PREFIX): th.from_numpy(array)
+            for name, array in files.value(f"policy-{number:03d}").items()
+            if name.startswith(_PREFIX)
+        }
+        for number, policy_id in enumerate(policy_ids)
+    }
+
+
+# --- Into the policies -----------------------------------------------------------------------------------------------
+
+
+def load_weights(
+    algorithm: MultiAgentAlgorithm,
+    source: Mapping[PolicyID, Weights],
+    policies: Mapping[PolicyID, PolicyID] | Sequence[PolicyID] | None = None,
+    layers: Sequence[str] | None = None,
+) -> None:
+    """Give policies the weights of others, in place; nothing is changed unless all of them fit.
+
+    The optimizers of these policies begin anew: what they had gathered belongs to other weights.
+
+    Args:
+        algorithm: whose policies get them.
+        source: by policy id, tensors by the names of SB3's `policy.state_dict()`; `algorithm.policies[...]` of another
+            algorithm has them, and `checkpoint_weights` and `sb3_zip.sb3_weights` read them.
+        policies: the policies that get weights, by their own ids, or with the id of each in the source; None: all.
+        layers: patterns as of file names, such as `mlp_extractor.policy_net.*`: only the tensors that fit one are
+            taken; None: all, and the source must have no others.
+
+    Raises:
+        ConfigError: an unknown policy or layer, a shape or type that differs, a number that is not finite.
+    """
+    if isinstance(policies, str):
+        raise ConfigError(
+            f"policies is {policies!r}; accepted: a list of policy ids, or a mapping to those of the source"
+        )
+    targets = list(algorithm.policies) if policies is None else list(policies)
+    pairs = dict(policies) if isinstance(policies, Mapping) else dict(zip(targets, targets, strict=True))
+    _take(algorithm, _fitting(algorithm, source, pairs, layers), pairs)
+
+
+def _fitting(
+    algorithm: MultiAgentAlgorithm,
+    source: Mapping[PolicyID, Weights],
+    pairs: Mapping[PolicyID, PolicyID],
+    layers: Sequence[str] | None,
+) -> list[tuple[th.Tensor, th.Tensor]]:
+    """Each tensor that is to change, and a copy of what it becomes."""
+    taken = []
+    for policy_id, source_id in pairs.items():
+        own = _tensors_of(algorithm, policy_id)
+        if source_id not in source:
+            there = ", ".join(name[:_SHOWN] for name in source)
+            raise ConfigError(f"the source has no policy {source_id!r}; it has {there}", key="init_from")
+        weights = source[source_id]
+        for name in _chosen(policy_id, own, weights, layers):
+            _require_fit(f"policy {policy_id!r}, layer {name!r}", own[name], weights[name])
+            taken.append((own[name], weights[name].detach().clone()))  # a copy: the source may be changed on the way
+    return taken
+
+
+def _tensors_of(algorithm: MultiAgentAlgorithm, policy_id: PolicyID) -> dict[str, th.Tensor]:
+    """The live tensors of a policy, not copies."""
+    if policy_id not in algorithm.policies:
+        raise ConfigError(f"unknown policy {policy_id!r}; accepted: {', '.join(algorithm.policies)}", key="init_from")
+    return dict(algorithm.policies[policy_id].policy.state_dict())
+
+
+def _chosen(policy_id: PolicyID, own: Weights, source: Mapping[str, Any], layers: Sequence[str] | None) -> list[str]:
+    """The names of the layers that are taken; all of them are in the source."""
+    for pattern in layers or ():
+        if not any(fnmatchcase(name, pattern) for name in own):
+            raise ConfigError(f"policy {policy_id!r} has no layer {pattern!r}; it has {', '.join(own)}")
+    chosen = [name for name in own if layers is None or any(fnmatchcase(name, pattern) for pattern in layers)]
+    for name in chosen:
+        if name not in source:
+            raise ConfigError(f"policy {policy_id!r}: the source has no layer {name!r}")
+    for name in source if layers is None else ():
+        if name not in own:
+            raise ConfigError(f"policy {policy_id!r} has no layer {name[:_SHOWN]!r}, which the source has")
+    return chosen
+
+
+def _require_fit(what: str, own: th.Tensor, received: Any) -> None:
+    if not isinstance(received, th.Tensor) or received.layout != th.strided or received.is_meta:
+        raise ConfigError(f"{what}: the source has no plain tensor of that name")
+    if received.shape != own.shape or received.dtype != own.dtype:
+        raise ConfigError(f"{what}: the source's is {_form(received)}; accepted: {_form(own)}")
+    if not bool(th.isfinite(received).all()):
+        raise ConfigError(f"{what}: the source's is not finite")
+
+
+def _form(tensor: th.Tensor) -> str:
+    return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+
+
+def _size(tensors: Weights) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+def _take(
+    algorithm: MultiAgentAlgorithm, taken: Sequence[tuple[th.Tensor, th.Tensor]], policy_ids: Mapping[PolicyID, Any]
+) -> None:
+    with th.no_grad():
+        for own, received in taken:
+            own.copy_(received)
+    for policy_id in policy_ids:
+        algorithm.policies[policy_id].policy.optimizer.state.clear()

@@ -1,0 +1,149 @@
+"""Whether an ONNX file acts as the policy that it was made of: both see the same random observations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.base_class import BaseAlgorithm
+
+from marl_sb3.errors import ExportError
+from marl_sb3.learners.onnx_policy import arrays_by_input, copy_on_cpu, onnx_packages
+from marl_sb3.types import Array, Observations
+
+TOLERANCE = 1e-4
+BATCH_SIZES = (1, 7, 64)
+
+# Where a Box is wider, larger numbers would tell of rounding rather than of the graph.
+_LARGEST_OBSERVATION = 10.0
+
+Arrays = Mapping[str, Array]
+
+
+def largest_difference(
+    model: bytes, algorithm: BaseAlgorithm, observation_space: spaces.Space[Any], seed: int = 0
+) -> float:
+    """Run an ONNX model in onnxruntime beside SB3's own `predict`, `get_distribution` and `predict_values`.
+
+    Args:
+        model: the content of the file.
+        algorithm: what it should act as.
+        observation_space: the env's.
+        seed: of the observations.
+
+    Returns:
+        The largest difference of an output, relative to the largest number of that output where it is above 1. Of
+        choices it is how much likelier, in log-probability, SB3's own is: 0 where they agree.
+
+    Raises:
+        ConfigError: a package is missing.
+        ExportError: onnxruntime cannot run it, or a difference is above `TOLERANCE`.
+    """
+    session = _session(model)
+    space = _checked_space(observation_space)
+    space.seed(seed)
+    largest = 0.0
+    # Other devices may calculate with fewer digits.
+    policy = algorithm.policy if algorithm.policy.device.type == "cpu" else copy_on_cpu(algorithm)
+    for rows in BATCH_SIZES:
+        observations = _stacked([space.sample() for _ in range(rows)])
+        expected, received = _by_sb3(policy, observations), _by_onnx(session, observations)
+        for name, difference in _differences(algorithm.action_space, expected, received).items():
+            if not difference <= TOLERANCE:  # a NaN neither
+                raise ExportError(
+                    f"the ONNX graph does not act as the policy: {name} differ by {difference:.2g}; "
+                    f"accepted: {TOLERANCE:g}"
+                )
+            largest = max(largest, difference)
+    return largest
+
+
+def _session(model: bytes) -> Any:
+    _, runtime = onnx_packages()
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 3  # errors
+    try:
+        return runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # its exceptions have no common base
+        raise ExportError(f"onnxruntime cannot load the ONNX graph: {str(error).splitlines()[0]}") from error
+
+
+def _checked_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
+    """The space with wide Boxes made narrow; images are not wide."""
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict({key: _checked_space(part) for key, part in space.spaces.items()})
+    if isinstance(space, spaces.Box) and space.dtype != np.uint8:
+        low, high = (
+            np.clip(bound, -_LARGEST_OBSERVATION, _LARGEST_OBSERVATION).astype(space.dtype)
+            for bound in (space.low, space.high)
+        )
+        return spaces.Box(low, high, space.shape, space.dtype)
+    return deepcopy(space)
+
+
+def _stacked(rows: list[Any]) -> Observations:
+    if isinstance(rows[0], Mapping):
+        return {key: np.stack([row[key] for row in rows]) for key in rows[0]}
+    return np.stack(rows)
+
+
+def _by_onnx(session: Any, observations: Observations) -> Arrays:
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(names, arrays_by_input(observations)), strict=True))
+
+
+def _by_sb3(policy: Any, observations: Observations) -> Arrays:
+    actions, _ = policy.predict(observations, deterministic=True)
+    with th.no_grad():
+        tensors, _ = policy.obs_to_tensor(observations)
+        distribution = policy.get_distribution(tensors).distribution
+        values = policy.predict_values(tensors)
+    tensors = {"values": values.flatten(), **_parameters(distribution)}
+    return {"actions": actions, **{name: tensor.cpu().numpy() for name, tensor in tensors.items()}}
+
+
+def _parameters(distribution: Any) -> dict[str, th.Tensor]:
+    if isinstance(distribution, list):  # of a MultiDiscrete space
+        return {"logits": th.cat([part.logits for part in distribution], dim=1)}
+    if isinstance(distribution, th.distributions.Normal):
+        return {"mean": distribution.mean, "log_std": distribution.stddev.log()}
+    return {"logits": distribution.logits}
+
+
+def _differences(space: spaces.Space[Any], expected: Arrays, received: Arrays) -> dict[str, float]:
+    if {name: array.shape for name, array in expected.items()} != {n: array.shape for n, array in received.items()}:
+        raise ExportError("the outputs of the ONNX graph have other names or shapes than those of the policy")
+    differences = {name: _relative(expected[name], received[name]) for name in expected if name != "actions"}
+    if isinstance(space, spaces.Box):
+        differences["actions"] = _relative(expected["actions"], received["actions"])
+    else:
+        differences["actions"] = _likelier(space, expected, received["actions"])
+    return differences
+
+
+def _relative(expected: Array, received: Array) -> float:
+    return float(np.max(np.abs(expected - received)) / max(1.0, np.max(np.abs(expected))))
+
+
+def _likelier(space: spaces.Space[Any], expected: Arrays, received: Array) -> float:
+    """By how much, in log-probability, SB3's own choices are likelier than the received ones."""
+    rows, logits = len(received), expected["logits"]
+    chosen, other = (actions.reshape(rows, -1).astype(np.int64) for actions in (expected["actions"], received))
+    if isinstance(space, spaces.MultiBinary):
+        return float(np.max(np.abs(logits) * (chosen != other)))
+    sizes = _sizes(space)
+    if ((other < 0) | (other >= sizes)).any():
+        return float("inf")
+    starts = np.cumsum(sizes) - sizes
+    row = np.arange(rows)[:, None]
+    return float(np.max(logits[row, starts + chosen] - logits[row, starts + other]))
+
+
+def _sizes(space: Any) -> Array:
+    """How many choices each part of a Discrete or MultiDiscrete space has."""
+    return space.nvec.reshape(-1) if isinstance(space, spaces.MultiDiscrete) else np.array([space.n])

@@ -1,0 +1,280 @@
+"""A policy as an ONNX graph: observations as the env gives them in; actions, values and the distribution out.
+
+What SB3 does around its networks is in the graph: images channels first and divided by 255, one-hot numbers, actions
+clipped to their Box. onnx, onnxscript and onnxruntime are optional; `_optional` is the one place that imports them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr
+from copy import deepcopy
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.distributions import (
+    BernoulliDistribution,
+    CategoricalDistribution,
+    DiagGaussianDistribution,
+    MultiCategoricalDistribution,
+    StateDependentNoiseDistribution,
+)
+from stable_baselines3.common.policies import ActorCriticPolicy
+from torch import nn
+
+from marl_sb3.errors import ConfigError, ExportError
+from marl_sb3.types import Observations
+
+INPUT = "observation"
+
+Outputs = tuple[th.Tensor, ...]
+
+
+def _optional(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ConfigError(
+            f"the format onnx needs the package {name}, which cannot be imported; "
+            "install it with: pip install 'marl_sb3[onnx]'"
+        ) from error
+
+
+def onnx_packages() -> tuple[ModuleType, ModuleType]:
+    """The modules onnx and onnxruntime.
+
+    Raises:
+        ConfigError: one of them, or onnxscript, which PyTorch's exporter needs, is not installed.
+    """
+    onnx, runtime, _ = (_optional(name) for name in ("onnx", "onnxruntime", "onnxscript"))
+    return onnx, runtime
+
+
+# --- What comes out, by action distribution --------------------------------------------------------------------------
+
+
+def _gaussian(policy: ActorCriticPolicy, latent: th.Tensor) -> Outputs:
+    mean = policy.action_net(latent)
+    return mean, mean, policy.log_std.expand_as(mean)
+
+
+def _state_dependent(policy: ActorCriticPolicy, latent: th.Tensor) -> Outputs:
+    distribution: Any = policy.action_dist
+    mean = policy.action_net(latent)
+    variance = th.mm(latent**2, distribution.get_std(policy.log_std) ** 2) + distribution.epsilon
+    actions = mean if distribution.bijector is None else th.tanh(mean)
+    return actions, mean, 0.5 * th.log(variance)
+
+
+def _categorical(policy: ActorCriticPolicy, latent: th.Tensor) -> Outputs:
+    logits = th.log_softmax(policy.action_net(latent), dim=1)
+    return th.argmax(logits, dim=1), logits
+
+
+def _multi_categorical(policy: ActorCriticPolicy, latent: th.Tensor) -> Outputs:
+    distribution: Any = policy.action_dist
+    sizes = [int(size) for size in distribution.action_dims]
+    parts = [th.log_softmax(part, dim=1) for part in th.split(policy.action_net(latent), sizes, dim=1)]
+    return th.stack([th.argmax(part, dim=1) for part in parts], dim=1), th.cat(parts, dim=1)
+
+
+def _bernoulli(policy: ActorCriticPolicy, latent: th.Tensor) -> Outputs:
+    logits = policy.action_net(latent)
+    return th.round(th.sigmoid(logits)), logits
+
+
+# Each gives the most likely actions and the parameters of the distribution, as SB3 keeps them.
+_HEADS: Mapping[type[Any], tuple[Callable[[ActorCriticPolicy, th.Tensor], Outputs], tuple[str, ...]]] = {
+    DiagGaussianDistribution: (_gaussian, ("mean", "log_std")),
+    StateDependentNoiseDistribution: (_state_dependent, ("mean", "log_std")),
+    CategoricalDistribution: (_categorical, ("logits",)),
+    MultiCategoricalDistribution: (_multi_categorical, ("logits",)),
+    BernoulliDistribution: (_bernoulli, ("logits",)),
+}
+
+
+class PolicyGraph(nn.Module):
+    """What is traced: a copy of a policy on the CPU, with everything around it.
+
+    Args:
+        algorithm: the policy's algorithm; it stays as it is.
+        observation_space: the env's, before SB3 has moved an image's channels to the front.
+
+    Attributes:
+        input_names: `observation`, or `observation.<key>` for each key of a Dict.
+        output_names: `actions` (batch, *action shape); `values` (batch,); then `logits` (batch, choices), which
+            are log-probabilities but for MultiBinary, or `mean` and `log_std` (batch, numbers) before any squashing.
+
+    Raises:
+        ConfigError: it is not an actor-critic policy of SB3's, or has another action distribution.
+    """
+
+    def __init__(self, algorithm: BaseAlgorithm, observation_space: spaces.Space[Any]) -> None:
+        super().__init__()
+        if not isinstance(algorithm.policy, ActorCriticPolicy) or type(algorithm.policy.action_dist) not in _HEADS:
+            kind, distribution = type(algorithm.policy), type(getattr(algorithm.policy, "action_dist", None))
+            raise ConfigError(
+                f"{kind.__name__} with {distribution.__name__} has no ONNX form; accepted: SB3's actor-critic "
+                f"policies with {', '.join(cls.__name__ for cls in _HEADS)}"
+            )
+        self.policy = copy_on_cpu(algorithm)
+        self._head, parameters = _HEADS[type(self.policy.action_dist)]
+        by_input = spaces_by_input(observation_space)
+        inner = spaces_by_input(algorithm.observation_space)
+        self._keys = tuple(observation_space.spaces) if isinstance(observation_space, spaces.Dict) else ()
+        self._channels_last = [space.shape != inner[name].shape for name, space in by_input.items()]
+        self.input_names = tuple(by_input)
+        self.output_names = ("actions", "values", *parameters)
+
+    def forward(self, *observations: th.Tensor) -> Outputs:
+        """The outputs for a batch of each input."""
+        prepared = [
+            observation.permute(0, 3, 1, 2) if channels_last else observation
+            for observation, channels_last in zip(observations, self._channels_last, strict=True)
+        ]
+        features = self.policy.extract_features(
+            dict(zip(self._keys, prepared, strict=True)) if self._keys else prepared[0]
+        )
+        for_actions, for_values = features if isinstance(features, tuple) else (features, features)
+        actions, *parameters = self._head(self.policy, self.policy.mlp_extractor.forward_actor(for_actions))
+        values = self.policy.value_net(self.policy.mlp_extractor.forward_critic(for_values))
+        return self._within_space(actions), values.flatten(), *parameters
+
+    def _within_space(self, actions: th.Tensor) -> th.Tensor:
+        """As at the end of SB3's `BasePolicy.predict`."""
+        space = self.policy.action_space
+        if not isinstance(space, spaces.Box):
+            return actions
+        low, high = (th.as_tensor(bound.reshape(-1), dtype=actions.dtype) for bound in (space.low, space.high))
+        if self.policy.squash_output:
+            actions = low + 0.5 * (actions + 1.0) * (high - low)
+        else:
+            actions = th.minimum(th.maximum(actions, low), high)
+        return actions.reshape(-1, *space.shape)
+
+
+def spaces_by_input(observation_space: spaces.Space[Any]) -> dict[str, spaces.Space[Any]]:
+    """The space of each input of a graph, by its name."""
+    if isinstance(observation_space, spaces.Dict):
+        # With a prefix, lest a key have the name of something else in the graph.
+        return {f"{INPUT}.{key}": space for key, space in observation_space.spaces.items()}
+    return {INPUT: observation_space}
+
+
+def arrays_by_input(observations: Observations) -> dict[str, Any]:
+    """A batch of observations as the inputs of a graph."""
+    if isinstance(observations, dict):
+        return {f"{INPUT}.{key}": array for key, array in observations.items()}
+    return {INPUT: observations}
+
+
+def copy_on_cpu(algorithm: BaseAlgorithm) -> ActorCriticPolicy:
+    """The policy, made as in SB3's `OnPolicyAlgorithm._setup_model`: a trained one cannot be deep-copied."""
+    make: Any = type(algorithm.policy)
+    with th.random.fork_rng(devices=[]):
+        copy: ActorCriticPolicy = make(
+            deepcopy(algorithm.observation_space),  # CNNs draw a sample from it
+            algorithm.action_space,
+            algorithm.lr_schedule,
+            use_sde=algorithm.use_sde,
+            **deepcopy(algorithm.policy_kwargs),
+        )
+    copy.load_state_dict(algorithm.policy.state_dict())
+    copy.set_training_mode(False)
+    return copy.requires_grad_(False)
+
+
+# --- The file --------------------------------------------------------------------------------------------------------
+
+
+def to_onnx(algorithm: BaseAlgorithm, observation_space: spaces.Space[Any], metadata: Mapping[str, str]) -> bytes:
+    """A policy as the content of an ONNX file.
+
+    Args:
+        algorithm: the policy's algorithm; it stays as it is.
+        observation_space: the env's.
+        metadata: what the file says of itself, its `metadata_props`.
+
+    Returns:
+        A model with the inputs and outputs of `PolicyGraph`; the batch axis of each is free.
+
+    Raises:
+        ConfigError: the policy has no such form, or a package is missing.
+        ExportError: PyTorch cannot turn the network into such a graph.
+    """
+    onnx, _ = onnx_packages()
+    graph = PolicyGraph(algorithm, observation_space).eval()
+    program = _traced(graph, _examples(graph, observation_space))
+    _free_output_names(program, graph.output_names)
+    model = _without_traces(program.model_proto)
+    onnx.helper.set_model_props(model, dict(metadata))
+    onnx.checker.check_model(model)
+    return bytes(model.SerializeToString())
+
+
+def _examples(graph: PolicyGraph, observation_space: spaces.Space[Any]) -> Outputs:
+    space = deepcopy(observation_space)
+    rows = [arrays_by_input(space.sample()) for _ in range(2)]  # PyTorch would take a batch of 1 for a fixed length
+    return tuple(th.as_tensor(np.stack([row[name] for row in rows])) for name in graph.input_names)
+
+
+def _traced(graph: PolicyGraph, examples: Outputs) -> Any:
+    """PyTorch's `ONNXProgram` of the graph."""
+    batch = th.export.Dim("batch")
+    try:
+        with _quiet_exporter():
+            return th.onnx.export(
+                graph,
+                examples,
+                input_names=graph.input_names,
+                output_names=graph.output_names,
+                dynamic_shapes=(tuple({0: batch} for _ in examples),),
+                dynamo=True,
+                external_data=False,
+                verbose=False,
+            )
+    except th.onnx.OnnxExporterError as error:
+        reason = str(error.__cause__ or error).strip().partition("\n")[0]
+        raise ExportError(f"PyTorch cannot turn the policy's network into an ONNX graph: {reason}") from error
+
+
+@contextmanager
+def _quiet_exporter() -> Iterator[None]:
+    """Without what PyTorch says on the way: it warns of packages that are not needed, and prints graphs that fail."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
+            # PyTorch 2.13 warns of a test of its own.
+            warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\)")
+            # All inputs have the same batch axis, which is what is wanted.
+            warnings.filterwarnings("ignore", message=r".*The axis name: batch will not be used")
+            yield
+    finally:
+        logging.disable(disabled)
+
+
+def _free_output_names(program: Any, names: Sequence[str]) -> None:
+    """PyTorch names the values within a graph after its operations: `mean`, say, which is then there twice."""
+    for node in program.model.graph.all_nodes():
+        for value in node.outputs:
+            if value.name in names and not value.is_graph_output():
+                value.name = f"inner.{value.name}"
+
+
+def _without_traces(model: Any) -> Any:
+    """Without the stack traces that PyTorch attaches to every node: they tell the paths of this machine."""
+    for part in (*model.graph.node, *model.graph.value_info, *model.graph.input, *model.graph.output):
+        del part.metadata_props[:]
+        part.doc_string = ""
+    for part in (model.graph, model):
+        del part.metadata_props[:]
+    return model

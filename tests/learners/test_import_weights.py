@@ -1,0 +1,301 @@
+"""Policies start from the weights of others: all of them, or nothing is changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.utils import set_random_seed
+from toy_envs import SampledEnv
+
+from marl_sb3 import PPO, ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
+from marl_sb3.checkpoint import CheckpointFolder, read_checkpoint
+from marl_sb3.errors import CheckpointError
+from marl_sb3.learners.import_weights import (
+    InitFrom,
+    checkpoint_weights,
+    init_from,
+    load_weights,
+    parse_init_from,
+)
+
+PI, VF = "mlp_extractor.policy_net", "mlp_extractor.value_net"
+
+
+def make(seed: int, policies: Any = "per_agent", width: int = 4, **options: Any) -> MultiAgentAlgorithm:
+    """Two agents, `a` and `b`, that see two numbers and choose from three."""
+    env = make_vec_env(lambda: SampledEnv(spaces.Box(-1, 1, (2,)), spaces.Discrete(3)), n_envs=2)
+    settings = {"batch_size": 8, "n_epochs": 1, "policy_kwargs": {"net_arch": [width]}, **options}
+    return MultiAgentAlgorithm(env, policies, n_steps=8, seed=seed, device="cpu", **settings)
+
+
+def weights_of(algorithm: MultiAgentAlgorithm) -> dict[str, dict[str, th.Tensor]]:
+    """Copies, by policy."""
+    return {
+        policy_id: {name: tensor.clone() for name, tensor in policy.policy.state_dict().items()}
+        for policy_id, policy in algorithm.policies.items()
+    }
+
+
+def changed(before: dict[str, dict[str, th.Tensor]], algorithm: MultiAgentAlgorithm) -> set[str]:
+    """`policy/layer` of what is not as it was."""
+    after = weights_of(algorithm)
+    return {
+        f"{policy_id}/{name}"
+        for policy_id, tensors in before.items()
+        for name, tensor in tensors.items()
+        if not th.equal(tensor, after[policy_id][name])
+    }
+
+
+def assert_same(one: dict[str, th.Tensor], other: dict[str, th.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    assert all(th.equal(tensor, other[name]) for name, tensor in one.items())
+
+
+# --- By layers -------------------------------------------------------------------------------------------------------
+
+
+def test_all_layers_of_all_policies_by_their_ids() -> None:
+    source, algorithm = weights_of(make(1)), make(2)
+    load_weights(algorithm, source)
+    for policy_id, tensors in weights_of(algorithm).items():
+        assert_same(tensors, source[policy_id])
+
+
+def test_only_the_layers_that_fit_a_pattern() -> None:
+    algorithm = make(2)
+    before = weights_of(algorithm)
+    load_weights(algorithm, weights_of(make(1)), ["b"], [f"{PI}.*", "action_net.weight"])
+    assert changed(before, algorithm) == {f"b/{PI}.0.weight", "b/action_net.weight"}  # biases are zeros in both
+
+
+def test_layers_may_come_from_a_policy_with_another_head() -> None:
+    source = weights_of(make(1))["a"]
+    source["action_net.weight"] = th.zeros(99, 4)
+    source["another.layer"] = th.zeros(1)
+    algorithm = make(2)
+    load_weights(algorithm, {"x": source}, {"a": "x"}, [f"{PI}.*", f"{VF}.*"])
+    assert th.equal(algorithm.policies["a"].policy.state_dict()[f"{VF}.0.weight"], source[f"{VF}.0.weight"])
+
+
+def test_policies_of_one_algorithm_can_change_places() -> None:
+    algorithm = make(2)
+    before = weights_of(algorithm)
+    live = {policy_id: policy.policy.state_dict() for policy_id, policy in algorithm.policies.items()}
+    load_weights(algorithm, live, {"a": "b", "b": "a"})
+    after = weights_of(algorithm)
+    assert_same(after["a"], before["b"])
+    assert_same(after["b"], before["a"])
+
+
+@pytest.mark.parametrize("update_path", ["fused", "lean"])
+def test_a_training_goes_on_from_the_new_weights_with_a_new_optimizer(update_path: str) -> None:
+    """As if the algorithm had been made with these weights, whatever it has learned before."""
+    source = weights_of(make(1))
+    fresh, used = (make(2, update_path=update_path) for _ in range(2))
+    used.train_iteration()
+    counters = used.num_timesteps, used.iteration
+    for algorithm in (fresh, used):
+        load_weights(algorithm, source)
+    assert (used.num_timesteps, used.iteration) == counters
+    for algorithm in (fresh, used):
+        algorithm.env.seed(3)
+        algorithm._observations = None  # new episodes in both
+        set_random_seed(6)
+        algorithm.train_iteration()
+    for policy_id, tensors in weights_of(fresh).items():
+        assert_same(tensors, weights_of(used)[policy_id])
+        assert not th.equal(tensors["action_net.weight"], source[policy_id]["action_net.weight"])
+
+
+# --- Nothing is changed if anything is wrong -------------------------------------------------------------------------
+
+
+def with_tensor(name: str, tensor: Any) -> dict[str, Any]:
+    source = weights_of(make(1))
+    source["b"][name] = tensor
+    return source
+
+
+def without(name: str) -> dict[str, Any]:
+    source = weights_of(make(1))
+    del source["b"][name]
+    return source
+
+
+FAULTS: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "shape": (
+        with_tensor(f"{PI}.0.weight", th.zeros(5, 2)),
+        {},
+        f"policy 'b', layer '{PI}.0.weight': the source's is (5, 2) float32; accepted: (4, 2) float32",
+    ),
+    "dtype": (
+        with_tensor("value_net.bias", th.zeros(1, dtype=th.float64)),
+        {},
+        "policy 'b', layer 'value_net.bias': the source's is (1,) float64; accepted: (1,) float32",
+    ),
+    "nan": (
+        with_tensor("value_net.bias", th.tensor([float("nan")])),
+        {},
+        "policy 'b', layer 'value_net.bias': the source's is not finite",
+    ),
+    "no tensor": (with_tensor("value_net.bias", [1.0]), {}, "the source has no plain tensor of that name"),
+    "no numbers": (with_tensor("value_net.bias", th.zeros(1, device="meta")), {}, "no plain tensor of that name"),
+    "sparse": (with_tensor("value_net.bias", th.zeros(1).to_sparse()), {}, "no plain tensor of that name"),
+    "missing": (without("value_net.bias"), {}, "policy 'b': the source has no layer 'value_net.bias'"),
+    "too many": (with_tensor("log_std", th.zeros(1)), {}, "policy 'b' has no layer 'log_std', which the source has"),
+    "no such layer": (
+        with_tensor("x", None),
+        {"layers": ["action_nt.*"]},
+        "policy 'a' has no layer 'action_nt.*'; it has",
+    ),
+    "no such policy": ({"a": {}}, {"policies": ["b"]}, "the source has no policy 'b'; it has a"),
+    "no such target": ({"a": {}}, {"policies": {"c": "a"}}, "unknown policy 'c'; accepted: a, b"),
+    "a word": ({"a": {}}, {"policies": "a"}, "policies is 'a'; accepted: a list of policy ids"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_source_that_does_not_fit_is_refused_and_nothing_is_changed(fault: str) -> None:
+    source, options, message = FAULTS[fault]
+    algorithm = make(2)
+    algorithm.train_iteration()
+    before = weights_of(algorithm)
+    with pytest.raises(ConfigError) as caught:
+        load_weights(algorithm, source, **options)
+    assert message in str(caught.value)
+    assert changed(before, algorithm) == set()
+    assert all(policy.policy.optimizer.state for policy in algorithm.policies.values())
+
+
+# --- From files ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> Path:
+    """A run of policies `a` and `b`, with one checkpoint, and their zips."""
+    algorithm = make(1)
+    CheckpointFolder(tmp_path / "run" / "checkpoints").save(3, *algorithm.get_state(), algorithm.about(), keep=1)
+    algorithm.save_policies(tmp_path / "run" / "policies")
+    return tmp_path / "run"
+
+
+def start(text: str, algorithm: MultiAgentAlgorithm, **options: Any) -> None:
+    init_from(algorithm, [parse_init_from(part) for part in text.split()], **options)
+
+
+def test_a_run_gives_each_policy_its_own(run_folder: Path) -> None:
+    algorithm = make(2)
+    start(f"{run_folder}", algorithm)
+    source = weights_of(make(1))
+    for policy_id, tensors in weights_of(algorithm).items():
+        assert_same(tensors, source[policy_id])
+
+
+def test_one_policy_starts_from_another_of_a_run(run_folder: Path) -> None:
+    algorithm = make(2)
+    before = weights_of(algorithm)
+    start(f"b={run_folder}:a", algorithm)
+    assert_same(weights_of(algorithm)["b"], weights_of(make(1))["a"])
+    assert_same(weights_of(algorithm)["a"], before["a"])
+
+
+def test_all_policies_start_from_one_policy_of_a_checkpoint(run_folder: Path) -> None:
+    algorithm = make(2, {"x": PolicySpec(PPO)})
+    start(f"{run_folder / 'checkpoints' / 'ckpt-000003'}:b", algorithm)
+    assert_same(weights_of(algorithm)["x"], weights_of(make(1))["b"])
+
+
+def test_a_zip_starts_all_policies_or_one(run_folder: Path) -> None:
+    source, algorithm = weights_of(make(1))["a"], make(2)
+    before = weights_of(algorithm)
+    start(f"a={run_folder / 'policies' / 'a.zip'}", algorithm, trust_pickle=True)
+    assert_same(weights_of(algorithm)["a"], source)
+    assert_same(weights_of(algorithm)["b"], before["b"])
+    start(f"{run_folder / 'policies' / 'a.zip'}", algorithm, trust_pickle=True)
+    assert_same(weights_of(algorithm)["b"], source)
+
+
+def test_checkpoints_are_read_by_policy(run_folder: Path) -> None:
+    found = checkpoint_weights(read_checkpoint(run_folder / "checkpoints" / "ckpt-000003"))
+    assert list(found) == ["a", "b"]
+    assert_same(dict(found["b"]), weights_of(make(1))["b"])
+
+
+def test_a_policy_that_the_run_lacks_is_named_with_those_it_has(run_folder: Path) -> None:
+    algorithm = make(2, {"x": PolicySpec(PPO)})
+    with pytest.raises(ConfigError, match=f"^{run_folder}: the source has no policy 'x'; it has a, b$"):
+        start(f"{run_folder}", algorithm)
+
+
+WRONG = [
+    ("c={run}", {}, "unknown policy 'c'; accepted: a, b"),
+    ("a={run}:c", {}, "the source has no policy 'c'; it has a, b"),
+    ("{run} a={run}", {}, "policy 'a' would start from two sources"),
+    ("{run}x", {}, "runx; accepted: [POLICY=]PATH[:SOURCE_POLICY]"),
+    ("a={run}/policies/a.zip", {}, "is an SB3 zip, which holds pickles"),
+    ("a={run}/policies/a.zip:b", {"trust_pickle": True}, "a.zip holds one policy; accepted: no :SOURCE_POLICY"),
+    ("a={run}/checkpoints/ckpt-000003/state.json", {"trust_pickle": True}, "is not a valid SB3 zip: "),
+    ("a={run} b={run}/policies", {}, "holds no valid checkpoint"),
+    ("a={run} b={run}:c", {}, "the source has no policy 'c'"),
+]
+
+
+@pytest.mark.parametrize(("text", "options", "message"), WRONG)
+def test_a_wrong_source_is_refused_and_nothing_is_changed(
+    run_folder: Path, text: str, options: dict[str, Any], message: str
+) -> None:
+    algorithm = make(2)
+    before = weights_of(algorithm)
+    with pytest.raises((ConfigError, CheckpointError)) as caught:
+        start(text.format(run=run_folder), algorithm, **options)
+    assert message in str(caught.value)
+    assert changed(before, algorithm) == set()
+
+
+def test_a_network_of_another_size_is_refused(run_folder: Path) -> None:
+    algorithm = make(2, width=5)
+    with pytest.raises(
+        ConfigError, match=r"policy 'a', layer .*: the source's is \(4, 2\) float32; accepted: \(5, 2\)"
+    ):
+        start(f"{run_folder}", algorithm)
+
+
+def test_a_zip_much_larger_than_the_policy_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    make(1, width=5000).save_policies(tmp_path)  # 4 x 13 kB + 1 MiB are accepted
+    make(1, "shared", width=200_000).save_policies(tmp_path)
+    with pytest.raises(ConfigError, match=r"layer .* the source's is \(5000, 2\)"):
+        start(f"a={tmp_path}/a.zip", make(2), trust_pickle=True)
+    with pytest.raises(ConfigError, match=r"policy\.pth has \d+ bytes; accepted: up to 1049"):
+        start(f"{tmp_path}/shared.zip", make(2), trust_pickle=True)
+
+
+# --- Its text --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [
+        ("runs/arena/1", InitFrom(Path("runs/arena/1"))),
+        ("old.zip", InitFrom(Path("old.zip"))),
+        ("pol1=old.zip", InitFrom(Path("old.zip"), "pol1")),
+        ("pol1=runs/arena/1:polX", InitFrom(Path("runs/arena/1"), "pol1", "polX")),
+        ("team/1=run:team/2", InitFrom(Path("run"), "team/1", "team/2")),
+        ("runs/arena/1:polX", InitFrom(Path("runs/arena/1"), None, "polX")),
+        ("C:\\runs\\1", InitFrom(Path("C:\\runs\\1"))),
+        ("pol1=C:\\runs\\1:polX", InitFrom(Path("C:\\runs\\1"), "pol1", "polX")),
+        ("pol1=a=b", InitFrom(Path("a=b"), "pol1")),
+    ],
+)
+def test_text_forms(text: str, parsed: InitFrom) -> None:
+    assert parse_init_from(text) == parsed
+
+
+@pytest.mark.parametrize("text", ["", "=run", "pol1=", "run:", "pol1=:x", ":x"])
+def test_text_that_says_nothing_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"--init-from is '.*'; accepted: \[POLICY=\]PATH"):
+        parse_init_from(text)
