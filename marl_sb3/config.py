@@ -48,6 +48,10 @@ class TrainConfig:
         checkpoint_metric: what tells which checkpoint is the best.
         checkpoint_mode: `max`: the best has the highest value of it; `min`: the lowest.
         on_nan: what to do about a NaN or an infinity: `stop`, or `rollback` to the latest checkpoint, three times.
+        evaluation_interval: iterations from one evaluation to the next; 0: none.
+        evaluation_duration: how long one takes.
+        evaluation_duration_unit: `episodes`, or `timesteps`: env steps, which favour short episodes.
+        evaluation_deterministic: the most likely actions instead of sampled ones.
         stop: training ends when one of these metrics reaches its value.
         custom_metrics: see `metrics.InfoMetric`.
         stats_window_size: over how many finished episodes the metrics of episodes run.
@@ -77,6 +81,10 @@ class TrainConfig:
     checkpoint_metric: str = "env_runners/episode_return_mean"
     checkpoint_mode: str = "max"
     on_nan: str = "stop"
+    evaluation_interval: int = 0
+    evaluation_duration: int = 10
+    evaluation_duration_unit: str = "episodes"
+    evaluation_deterministic: bool = True
     stop: Mapping[str, float] = field(default_factory=dict)
     custom_metrics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     stats_window_size: int = 100
@@ -99,8 +107,15 @@ class TrainConfig:
         return f"{self.sources[key]}: " if key is not None and key in self.sources else ""
 
 
+_WORDS = {
+    "checkpoint_mode": ("max", "min"),
+    "on_nan": ("stop", "rollback"),
+    "evaluation_duration_unit": ("episodes", "timesteps"),
+}
+
+
 def _check(config: TrainConfig) -> None:
-    for name in ("n_timesteps", "n_envs", "n_threads", "stats_window_size", "checkpoint_keep"):
+    for name in ("n_timesteps", "n_envs", "n_threads", "stats_window_size", "checkpoint_keep", "evaluation_duration"):
         _require(name, getattr(config, name), _is_whole(getattr(config, name), 1), "a whole number of at least 1")
     at_once = config.n_parallel_updates
     _require(
@@ -112,10 +127,12 @@ def _check(config: TrainConfig) -> None:
         listed = getattr(config, name)
         is_list = isinstance(listed, (list, tuple)) and all(isinstance(text, str) for text in listed)
         _require(name, listed, listed is None or is_list, "a list of words, or null")
-    every = config.checkpoint_every
-    _require("checkpoint_every", every, _is_whole(every, 0), "a whole number of at least 0")
-    for name, words in (("checkpoint_mode", ("max", "min")), ("on_nan", ("stop", "rollback"))):
+    for name in ("checkpoint_every", "evaluation_interval"):
+        _require(name, getattr(config, name), _is_whole(getattr(config, name), 0), "a whole number of at least 0")
+    for name, words in _WORDS.items():
         _require(name, getattr(config, name), getattr(config, name) in words, " or ".join(words))
+    switch = config.evaluation_deterministic
+    _require("evaluation_deterministic", switch, isinstance(switch, bool), "true or false")
     for name in ("policy_settings", "stop", "custom_metrics", "env_kwargs", "hyperparameters"):
         _require(name, getattr(config, name), isinstance(getattr(config, name), Mapping), "a mapping")
     for name in ("algo", "policy", "vectorizer", "device", "update_path", "checkpoint_metric"):

@@ -17,7 +17,7 @@ from stable_baselines3.common.logger import KVWriter, Logger, TensorBoardOutputF
 from stable_baselines3.common.utils import set_random_seed
 
 from marl_sb3.building import build, check_device, resolved, set_up_process
-from marl_sb3.callbacks import RewardHistogramCallback, StopOnMetric, StopOnSignal
+from marl_sb3.callbacks import EvaluationCallback, RewardHistogramCallback, StopOnMetric, StopOnSignal
 from marl_sb3.callbacks.checkpoint import CheckpointCallback
 from marl_sb3.callbacks.cut_logs import cut_logs
 from marl_sb3.callbacks.run_log import CsvFormat, JsonLinesFormat
@@ -33,6 +33,7 @@ from marl_sb3.metrics import Result, require_metric
 from marl_sb3.run_folder import RunFolder
 from marl_sb3.state import Fields
 from marl_sb3.types import PolicyID
+from marl_sb3.vec_env import make_vec_env
 
 _log = logging.getLogger(__name__)
 
@@ -65,6 +66,7 @@ class Run:
         stopped_by: what ended the run before its last step: a stop condition or a signal, in words.
         interrupted: whether that was a signal.
         checkpoint: name of the checkpoint that it was brought back from, then of the latest that it wrote.
+        factory: makes the env, where the id in the configuration is only its name.
     """
 
     files: RunFolder
@@ -75,6 +77,7 @@ class Run:
     stopped_by: str | None = None
     interrupted: bool = False
     checkpoint: str | None = None
+    factory: EnvFactory | None = None
 
     @property
     def folder(self) -> Path:
@@ -105,7 +108,7 @@ def prepare(
     check_device(config)
     set_up_process(config)
     files = RunFolder.new(config.env, run_dir)
-    run = Run(files, config, build(config, factory))
+    run = Run(files, config, build(config, factory), factory=factory)
     try:
         _require_metrics(run)
         _start_from(run, trust_pickle)
@@ -157,7 +160,7 @@ def resume_run(
         config = _continued(config, checkpoint, timesteps, changes)
         check_device(config)
         set_up_process(config)
-        run = Run(files, config, build(config, factory), checkpoint=checkpoint.name)
+        run = Run(files, config, build(config, factory), checkpoint=checkpoint.name, factory=factory)
     except BaseException:
         files.unlock()
         raise
@@ -197,7 +200,7 @@ def restore(
     found = files.checkpoints.load(checkpoint)
     check_device(config)
     set_up_process(config)
-    run = Run(files, config, build(config, factory), checkpoint=found.name)
+    run = Run(files, config, build(config, factory), checkpoint=found.name, factory=factory)
     try:
         run.algorithm.set_weights(found)
     except BaseException:
@@ -207,10 +210,37 @@ def restore(
 
 
 def _require_metrics(run: Run) -> None:
-    known = run.algorithm.metric_names()
+    known = [*run.algorithm.metric_names(), *_evaluation_metrics(run)]
     for metric in run.config.stop:
         require_metric(metric, known)
     require_metric(run.config.checkpoint_metric, known, "checkpoint_metric")
+
+
+def _evaluations(run: Run) -> list[EvaluationCallback]:
+    """The evaluation that the configuration asks for, if it does."""
+    config = run.config
+    if not config.evaluation_interval:
+        return []
+    by_episodes = config.evaluation_duration_unit == "episodes"
+    n_envs = min(config.evaluation_duration, config.n_envs) if by_episodes else config.n_envs
+    env, kwargs = run.factory or config.env, config.env_kwargs
+    return [
+        EvaluationCallback(
+            lambda: make_vec_env(env, n_envs, vectorizer=config.vectorizer, **kwargs),
+            config.evaluation_interval,
+            config.evaluation_duration,
+            config.evaluation_duration_unit,
+            config.evaluation_deterministic,
+        )
+    ]
+
+
+def _evaluation_metrics(run: Run) -> list[str]:
+    names = []
+    for evaluation in _evaluations(run):
+        names += evaluation.metric_names(run.algorithm)
+        evaluation.close()
+    return names
 
 
 def _continued(
@@ -243,14 +273,18 @@ def execute(run: Run, callbacks: Sequence[BaseCallback] = ()) -> Run:
     What was learned is saved also if the training fails. The env is closed.
     """
     config = run.config
-    last, stop, signals = LastResult(), StopOnMetric(config.stop), StopOnSignal()
-    checkpoints = _checkpoint_callback(run)
+    last, signals = LastResult(), StopOnSignal()
+    stop = StopOnMetric(config.stop, _evaluation_metrics(run))
+    evaluations, checkpoints = _evaluations(run), _checkpoint_callback(run)
     with ExitStack() as cleanup:
         cleanup.callback(run.files.unlock)
         cleanup.callback(run.algorithm.env.close)
         cleanup.enter_context(signals)
+        for evaluation in evaluations:
+            cleanup.callback(evaluation.close)
         try:
-            _learn(run, [last, stop, signals, RewardHistogramCallback(), *callbacks, checkpoints])
+            watching = [*evaluations, last, stop, signals, RewardHistogramCallback()]
+            _learn(run, [*watching, *callbacks, checkpoints])
         finally:
             run.result = last.result
             run.checkpoint = checkpoints.latest or run.checkpoint

@@ -21,7 +21,7 @@ from marl_sb3.experiment import restore, resume_run
 from marl_sb3.metrics import flatten
 
 SMALL = {"n_steps": 20, "batch_size": 20, "n_epochs": 1, "env.max_timesteps": 15, "policy_kwargs.net_arch": [8]}
-CLOCKS = ("time", "throughput", "perf", "env_runners/episode_duration")
+CLOCKS = ("time", "throughput", "perf", "env_runners/episode_duration", "evaluation/env_runners/episode_duration")
 
 
 def start(folder: str, iterations: int = 8, **options: Any) -> marl_sb3.Run:
@@ -188,7 +188,7 @@ def test_a_run_with_code_of_the_users_own_wants_it_named(in_tmp: Path) -> None:
 
 def test_a_run_of_another_env_is_not_resumed(in_tmp: Path) -> None:
     start("run", iterations=2)
-    with pytest.raises(ConfigError, match="has no settings for env|is of env 'arena', not of 'CartPole-v1'"):
+    with pytest.raises(ConfigError, match=r"has no settings for env|is of env 'arena', not of 'CartPole-v1'"):
         resume_run("run", env="CartPole-v1")
 
 
@@ -315,3 +315,42 @@ def test_weights_that_are_not_finite_never_reach_a_checkpoint(in_tmp: Path) -> N
     with pytest.raises(NumericError):
         start("run", callback=[Poison()], settings={"checkpoint_every": 1})
     assert CheckpointFolder(in_tmp / "run" / "checkpoints").names() == ["ckpt-000001", "ckpt-000002"]
+
+
+# --- Evaluation within a run -----------------------------------------------------------------------------------------
+
+EVALUATED = {"evaluation_interval": 2, "evaluation_duration": 3, "learning_rate": 1e-3}
+NAME = "evaluation/env_runners/episode_return_mean"
+
+
+def test_a_run_that_evaluates_learns_and_resumes_as_one_that_does_not(in_tmp: Path) -> None:
+    start("plain", settings={"learning_rate": 1e-3})
+    start("whole", settings=EVALUATED)
+    broken("broken", settings=EVALUATED)
+    marl_sb3.train(resume="broken")
+    assert_same_runs("whole", "broken")
+    assert [NAME in row and row[NAME] is not None for row in rows("whole")] == [False, True] * 4
+    evaluated = [{k: v for k, v in row.items() if not k.startswith("evaluation/")} for row in rows("whole")]
+    assert evaluated == rows("plain")
+
+
+def test_an_evaluation_may_stop_the_run_and_choose_the_best_checkpoint(in_tmp: Path) -> None:
+    run = start("run", stop={NAME: -1000}, settings={**EVALUATED, "checkpoint_metric": NAME})
+    assert run.algorithm.iteration == 2
+    assert run.stopped_by is not None
+    assert run.stopped_by.startswith(NAME)
+    with pytest.raises(ConfigError, match="unknown metric 'evaluation/env_runners/episode_return_mean'"):
+        start("other", stop={NAME: 1})
+
+
+def test_evaluating_a_restored_run_gives_the_figures_of_the_run(in_tmp: Path) -> None:
+    run = start("run", settings={**EVALUATED, "checkpoint_every": 1}, iterations=4)
+    from marl_sb3.evaluation import evaluation_seed
+
+    again = restore("run", "4")
+    env = marl_sb3.make_vec_env("arena", n_envs=2, max_timesteps=15)
+    metrics = marl_sb3.evaluate_policies(
+        again.algorithm, env, 3, again.config.evaluation_deterministic, evaluation_seed(again.config.seed)
+    )
+    assert metrics["episode_return_mean"] == rows("run")[-1][NAME]
+    assert run.config.evaluation_deterministic is False  # the arena's preset says so

@@ -344,6 +344,10 @@ class MultiAgentAlgorithm:
             _log.warning("inexact: env %d has begun a new episode: %s", index, why)
         return algorithm
 
+    def forget_episodes(self) -> None:
+        """Someone else has stepped the envs: the next rollout begins new episodes."""
+        self._observations = None
+
     # --- One iteration ---------------------------------------------------------------------------------------------
 
     def metric_names(self) -> list[str]:

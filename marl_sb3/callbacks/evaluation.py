@@ -1,0 +1,123 @@
+"""Evaluate the policies every few iterations, in envs of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from marl_sb3.errors import ConfigError
+from marl_sb3.evaluation import (
+    evaluate_policies,
+    evaluation_seed,
+    metric_names,
+    require_same_agents,
+    without_a_trace,
+)
+from marl_sb3.learners.callback import MultiAgentCallback
+from marl_sb3.learners.multi_agent_algorithm import MultiAgentAlgorithm
+from marl_sb3.metrics import Result, finite_or_none, flatten
+from marl_sb3.vec_env.base import MultiAgentVecEnv
+from marl_sb3.vec_env.seeding import fresh_seed
+
+EvaluationFunction = Callable[[MultiAgentAlgorithm, MultiAgentVecEnv], Mapping[str, Any]]
+
+_PREFIX = "evaluation/env_runners/"
+_ARGUMENT_OF_UNIT = {"episodes": "n_episodes", "timesteps": "n_env_steps"}
+
+
+class EvaluationCallback(MultiAgentCallback):
+    """Adds `evaluation/env_runners/...` to the result and the logs of each iteration that it evaluates in.
+
+    The training is the same with and without it, bit for bit. Every evaluation plays the same episodes, so that their
+    figures compare. Callbacks that read them, such as `StopOnMetric`, come after this one.
+
+    Args:
+        env: the envs, or what makes them; those that it makes it closes when the training ends.
+        interval: iterations from one evaluation to the next.
+        duration: how long one takes.
+        duration_unit: `episodes`, or `timesteps`: env steps, which favour short episodes; see `play_episodes`.
+        deterministic: the most likely actions instead of sampled ones.
+        seed: of the episodes and the actions. None: follows from the seed of the training.
+        evaluation_function: evaluates instead, with the policies and the seeded envs; its metrics, nested or flat, take
+            the place of those below `evaluation/env_runners`. `duration` and `deterministic` are its own business.
+
+    Raises:
+        ConfigError: a number or the unit is not accepted, or, when the training starts, the envs are those of the
+            training or have other agents or spaces.
+    """
+
+    def __init__(
+        self,
+        env: MultiAgentVecEnv | Callable[[], MultiAgentVecEnv],
+        interval: int = 10,
+        duration: int = 10,
+        duration_unit: str = "episodes",
+        deterministic: bool = True,
+        seed: int | None = None,
+        evaluation_function: EvaluationFunction | None = None,
+    ) -> None:
+        super().__init__()
+        _check(interval, duration, duration_unit)
+        self.interval = interval
+        self._make_env = None if isinstance(env, MultiAgentVecEnv) else env
+        self._env = env if isinstance(env, MultiAgentVecEnv) else None
+        self._options: dict[str, Any] = {_ARGUMENT_OF_UNIT[duration_unit]: duration, "deterministic": deterministic}
+        self._seed = seed
+        self._evaluation_function = evaluation_function
+
+    def metric_names(self, algorithm: MultiAgentAlgorithm) -> list[str]:
+        """The flat names that it adds to a result; none if only an `evaluation_function` knows them."""
+        if self._evaluation_function is not None:
+            return []
+        return [f"{_PREFIX}{name}" for name in metric_names(algorithm, self._open(algorithm))]
+
+    def _init_callback(self) -> None:
+        self._open(self.algorithm)
+        if self._seed is None:
+            run_seed = self.algorithm.seed
+            self._seed = evaluation_seed(fresh_seed() if run_seed is None else run_seed)
+
+    def _open(self, algorithm: MultiAgentAlgorithm) -> MultiAgentVecEnv:
+        if self._env is None:
+            assert self._make_env is not None
+            self._env = self._make_env()
+        if self._env is algorithm.env:
+            raise ConfigError("the envs of the evaluation are those of the training; it needs its own", key="env")
+        require_same_agents(algorithm, self._env)
+        return self._env
+
+    def on_iteration_end(self, result: Result) -> bool:
+        """Evaluate, if it is time."""
+        if result["iteration"] % self.interval == 0:
+            result["evaluation"] = {"env_runners": finite_or_none(self._evaluate())}
+            # Not every result is written, see `log_interval`; what is recorded waits for the next that is.
+            for name, value in flatten(result["evaluation"], "evaluation/").items():
+                self.logger.record(name, value)
+        return True
+
+    def _evaluate(self) -> Mapping[str, Any]:
+        env = self._open(self.algorithm)
+        if self._evaluation_function is None:
+            return evaluate_policies(self.algorithm, env, seed=self._seed, **self._options)
+        assert self._seed is not None
+        with without_a_trace(self.algorithm, self._seed):
+            env.seed(self._seed)
+            return self._evaluation_function(self.algorithm, env)
+
+    def _on_training_end(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the envs that it made; whatever ended the training."""
+        if self._make_env is not None and self._env is not None:
+            self._env.close()
+            self._env = None
+
+
+def _check(interval: int, duration: int, duration_unit: str) -> None:
+    for name, value in (("interval", interval), ("duration", duration)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ConfigError(f"evaluation: {name} is {value!r}; accepted: a whole number of at least 1", key=name)
+    if duration_unit not in _ARGUMENT_OF_UNIT:
+        accepted = " or ".join(_ARGUMENT_OF_UNIT)
+        raise ConfigError(f"evaluation: duration_unit is {duration_unit!r}; accepted: {accepted}", key="duration_unit")

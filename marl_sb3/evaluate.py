@@ -1,0 +1,275 @@
+"""`python -m marl_sb3.evaluate`: let the policies of a run play, print how well they do, film them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack, closing, redirect_stdout
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from marl_sb3.cli import EXIT_DONE, CommandParser, run_command, setup_logging
+from marl_sb3.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from marl_sb3.evaluation import Evaluation
+    from marl_sb3.experiment import Run
+    from marl_sb3.vec_env import MultiAgentVecEnv
+    from marl_sb3.video import VideoFile
+
+_EPILOG = """\
+The episodes are others than those of the training. The same command repeats
+them: give another --seed for others. Every env plays a number of episodes that
+is fixed beforehand, so that short episodes are not favoured.
+
+examples
+  python -m marl_sb3.evaluate runs/arena/20260101-120000-abcd
+  python -m marl_sb3.evaluate RUN --episodes 100 --stochastic --seed 7
+  python -m marl_sb3.evaluate RUN --checkpoint 12 --video film.gif
+
+exit codes: 0 done, 1 failed, 2 wrong command line or run, 130 interrupted
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = CommandParser(
+        prog="python -m marl_sb3.evaluate",
+        description="Let the policies of a run play episodes, and print their returns.",
+        epilog=_EPILOG,
+    )
+    parser.add_argument("run", metavar="RUN", type=Path, help="the folder of the run")
+    parser.add_argument("--episodes", metavar="N", type=int, default=20, help="complete episodes; default: 20")
+    parser.add_argument(
+        "--stochastic", action="store_true", help="sample the actions, as in training; default: the most likely ones"
+    )
+    parser.add_argument(
+        "--checkpoint", metavar="WHICH", default="best", help="best, latest or an iteration; default: best"
+    )
+    parser.add_argument(
+        "--video", metavar="FILE", type=Path, help="film the first episode of env 0, as .gif or .mp4; default: no film"
+    )
+    parser.add_argument("--video-episodes", metavar="N", type=int, help="film more of its episodes; default: 1")
+    parser.add_argument(
+        "--seed", metavar="S", type=int, help="of the episodes and of sampled actions; default: follows from the run's"
+    )
+    parser.add_argument(
+        "--n-envs",
+        metavar="E",
+        type=int,
+        help="envs that step together; default: as in the run, but no more than episodes",
+    )
+    parser.add_argument(
+        "--env", metavar="ENV", help="the run's env, where it is code of your own; default: as in its config.yaml"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object alone; default: a table")
+    parser.add_argument(
+        "-v",
+        dest="verbosity",
+        action="count",
+        default=0,
+        help="say more, show tracebacks; -vv still more; default: off",
+    )
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
+    arguments = build_parser().parse_args(argv)
+    return run_command(lambda: _evaluate(arguments), arguments.verbosity)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What is to be done, with every default filled in.
+
+    Attributes:
+        run: the run, with the weights of the checkpoint.
+        episodes: complete episodes.
+        deterministic: whether actions are the most likely ones.
+        seed: of the episodes and the actions.
+        n_envs: E.
+        film_episodes: how many episodes of env 0 are filmed.
+    """
+
+    run: Run
+    episodes: int
+    deterministic: bool
+    seed: int
+    n_envs: int
+    film_episodes: int
+
+
+def _evaluate(arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    errors = Console(stderr=True, highlight=False)
+    setup_logging(arguments.verbosity, errors)
+    _check(arguments)
+    with ExitStack() as cleanup:
+        if arguments.json:  # whatever envs and what they draw with print
+            cleanup.enter_context(redirect_stdout(sys.stderr))
+        video = None if arguments.video is None else cleanup.enter_context(_video_file(arguments.video))
+        plan = _plan(arguments)
+        cleanup.callback(plan.run.algorithm.env.close)
+        env = cleanup.enter_context(closing(_make_env(plan, video)))
+        evaluation = _play(plan, env, video, errors)
+    if arguments.json:
+        print(json.dumps(_as_json(plan, evaluation, video), allow_nan=False), flush=True)
+    else:
+        _print(Console(highlight=False), plan, evaluation, video)
+    return EXIT_DONE
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """What can be refused without anything else."""
+    for option, value in (
+        ("--episodes", arguments.episodes),
+        ("--n-envs", arguments.n_envs),
+        ("--video-episodes", arguments.video_episodes),
+    ):
+        if value is not None and value < 1:
+            raise ConfigError(f"{option} is {value}; accepted: a whole number of at least 1", key=option)
+    if arguments.seed is not None and arguments.seed < 0:
+        raise ConfigError(f"--seed is {arguments.seed}; accepted: a whole number of at least 0", key="--seed")
+    if arguments.video is None and arguments.video_episodes is not None:
+        raise ConfigError("--video-episodes needs --video FILE", key="--video-episodes")
+
+
+def _video_file(path: Path) -> VideoFile:
+    from marl_sb3.video import VideoFile
+
+    return VideoFile(path)
+
+
+def _plan(arguments: argparse.Namespace) -> _Plan:
+    from marl_sb3.evaluation import evaluation_seed
+    from marl_sb3.experiment import restore  # takes seconds: after what can be refused without it
+
+    filmed = 0 if arguments.video is None else arguments.video_episodes or 1
+    if filmed > arguments.episodes:
+        raise ConfigError(f"--video-episodes is {filmed}; accepted: 1 to --episodes, {arguments.episodes}")
+    run = restore(arguments.run, arguments.checkpoint, arguments.env)
+    assert run.config.seed is not None, "a run has drawn its seed when it begins"
+    # Each env plays the same number, give or take one: few enough envs for env 0 to play those that are filmed.
+    most = arguments.episodes // filmed if filmed else arguments.episodes
+    n_envs = arguments.n_envs or min(run.config.n_envs, most)
+    if n_envs > most and filmed:
+        raise ConfigError(
+            f"--video-episodes is {filmed}, but in {n_envs} envs env 0 plays {arguments.episodes // n_envs} of the "
+            f"{arguments.episodes} episodes; accepted: --n-envs up to {most}",
+            key="--n-envs",
+        )
+    seed = evaluation_seed(run.config.seed) if arguments.seed is None else arguments.seed
+    return _Plan(run, arguments.episodes, not arguments.stochastic, seed, n_envs, filmed)
+
+
+def _make_env(plan: _Plan, video: VideoFile | None) -> MultiAgentVecEnv:
+    from marl_sb3.vec_env import make_vec_env
+
+    config = plan.run.config
+    if video is None:
+        return make_vec_env(config.env, plan.n_envs, plan.seed, config.vectorizer, **config.env_kwargs)
+    from marl_sb3.wrappers.filmed_env import filming_factory
+
+    factory = filming_factory(config.env, video.add, plan.film_episodes)
+    env = make_vec_env(factory, plan.n_envs, plan.seed, **config.env_kwargs)
+    video.fps = env.metadata.get("render_fps") or video.fps
+    return env
+
+
+def _play(plan: _Plan, env: MultiAgentVecEnv, video: VideoFile | None, errors: Console) -> Evaluation:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from marl_sb3.evaluation import play_episodes
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as progress:
+        playing = progress.add_task("episodes", total=plan.episodes)
+        evaluation = play_episodes(
+            plan.run.algorithm,
+            env,
+            plan.episodes,
+            plan.deterministic,
+            plan.seed,
+            on_episode=lambda _: progress.advance(playing),
+        )
+        if video is not None:
+            writing = progress.add_task("video frames", total=video.num_frames)
+            video.finish(lambda written, _: progress.update(writing, completed=written))
+    return evaluation
+
+
+# --- What is shown ---------------------------------------------------------------------------------------------------
+
+
+def _as_json(plan: _Plan, evaluation: Evaluation, video: VideoFile | None) -> dict[str, Any]:
+    from marl_sb3.spread import spread
+
+    agents = evaluation.metrics["agent_episode_returns_mean"]
+    shown = {
+        "run": str(plan.run.folder),
+        "checkpoint": plan.run.checkpoint,
+        "n_episodes": plan.episodes,
+        "n_envs": plan.n_envs,
+        "deterministic": plan.deterministic,
+        "seed": plan.seed,
+        "env_runners": evaluation.metrics,
+        "episode_return": asdict(spread(evaluation.returns())),
+        "agent_episode_returns": {agent: asdict(spread(evaluation.agent_returns(agent))) for agent in agents},
+    }
+    if video is not None:
+        shown["video"] = {"file": str(video.path), "episodes": plan.film_episodes, "frames": video.num_frames}
+    return shown
+
+
+def _print(console: Console, plan: _Plan, evaluation: Evaluation, video: VideoFile | None) -> None:
+    actions = "the most likely actions" if plan.deterministic else "sampled actions"
+    of_what = f"{plan.run.folder}, {plan.run.checkpoint}"
+    how = f"{plan.episodes} episodes in {plan.n_envs} envs, {actions}, seed {plan.seed}"
+    console.print(f"{of_what}: {how}", soft_wrap=True, markup=False)
+    console.print(_table(evaluation))
+    if video is not None:
+        what = f"{plan.film_episodes} of the episodes of env 0" if plan.film_episodes > 1 else "an episode of env 0"
+        console.print(f"video: {video.path}, {what}, {video.num_frames} frames", soft_wrap=True, markup=False)
+
+
+def _table(evaluation: Evaluation) -> Table:
+    """A row per agent, their sum, and below it what else is known of the episodes."""
+    from rich.table import Table
+
+    table = Table(box=None, header_style="dim", pad_edge=False)
+    table.add_column("per episode")
+    for name in ("mean", "SD", "min", "max", "95 % CI of the mean"):
+        table.add_column(name, justify="right")
+    for agent in evaluation.metrics["agent_episode_returns_mean"]:
+        _add_row(table, f"return of {agent}", evaluation.agent_returns(agent))
+    _add_row(table, "sum of returns", evaluation.returns(), style="bold")
+    _add_row(table, "episode length", evaluation.lengths())
+    for name in evaluation.metrics["custom_metrics"]:
+        if name.endswith("_mean"):
+            _add_row(table, name.removesuffix("_mean"), evaluation.custom(name.removesuffix("_mean")))
+    return table
+
+
+def _add_row(table: Table, name: str, values: Sequence[float], style: str | None = None) -> None:
+    from rich.text import Text
+
+    from marl_sb3.callbacks.live_view import number
+    from marl_sb3.spread import spread
+
+    figures = spread(values)
+    low, high = figures.ci95 or (None, None)
+    interval = "-" if low is None else f"{number(low)} to {number(high)}"
+    shown = [number(value) for value in (figures.mean, figures.sd, figures.min, figures.max)]
+    table.add_row(Text(name), *shown, interval, style=style)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

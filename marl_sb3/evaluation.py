@@ -1,0 +1,292 @@
+"""Policies play complete episodes in envs of their own; a training that is under way does not notice.
+
+The numbers are those of `metrics.EpisodeTracker`, under the names that a training result has below `env_runners/`.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import Any
+
+import numpy as np
+import torch as th
+
+from marl_sb3.errors import ConfigError
+from marl_sb3.learners.multi_agent_algorithm import MultiAgentAlgorithm
+from marl_sb3.learners.policy_rows import PolicyRows, rows_of_policy
+from marl_sb3.learners.random_state import undisturbed
+from marl_sb3.metrics import Episode, EpisodeTracker, Result, finite_or_none, flatten
+from marl_sb3.types import AgentID, Array, BoolArray, Observations
+from marl_sb3.vec_env.base import MultiAgentVecEnv
+from marl_sb3.vec_env.observations import map_arrays
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What came out.
+
+    Attributes:
+        metrics: nested, by the names of `env_runners/`; None where no episode has a value.
+        episodes: those that count, in the order in which they ended.
+    """
+
+    metrics: Result
+    episodes: tuple[Episode, ...]
+
+    def returns(self) -> list[float]:
+        """The sum of all agents' returns in each episode."""
+        return [sum(episode.agent_returns.values()) for episode in self.episodes]
+
+    def agent_returns(self, agent: AgentID) -> list[float]:
+        """The agent's return in each episode that it took part in."""
+        return [episode.agent_returns[agent] for episode in self.episodes if agent in episode.agent_returns]
+
+    def lengths(self) -> list[int]:
+        """The env steps of each episode."""
+        return [episode.length for episode in self.episodes]
+
+    def custom(self, name: str) -> list[float]:
+        """The custom metric in each episode that has it."""
+        return [episode.custom[name] for episode in self.episodes if name in episode.custom]
+
+
+def evaluate_policies(
+    algo: MultiAgentAlgorithm,
+    env: MultiAgentVecEnv,
+    n_episodes: int = 20,
+    deterministic: bool = True,
+    seed: int | None = None,
+    n_env_steps: int | None = None,
+) -> Result:
+    """The metrics of `play_episodes`: same arguments, same errors.
+
+    Returns:
+        Nested, by the names that a training result has below `env_runners`: `["episode_return_mean"]`,
+        `["agent_episode_returns_mean"]["agent1"]`, ...
+    """
+    return play_episodes(algo, env, n_episodes, deterministic, seed, n_env_steps).metrics
+
+
+def play_episodes(
+    algo: MultiAgentAlgorithm,
+    env: MultiAgentVecEnv,
+    n_episodes: int = 20,
+    deterministic: bool = True,
+    seed: int | None = None,
+    n_env_steps: int | None = None,
+    on_episode: Callable[[Episode], None] | None = None,
+) -> Evaluation:
+    """Let the policies play whole episodes.
+
+    How many of the `n_episodes` each env plays is fixed beforehand, see `episodes_of_env`: counting those that end
+    first would favour short ones. `n_env_steps` fixes the time instead, as RLlib's
+    `evaluation_duration_unit="timesteps"` does, and counts the episodes that end in it. That does favour short ones,
+    and there may be none at all.
+
+    Args:
+        algo: whose policies act. Its training stays as it is; see `without_a_trace`.
+        env: with the agents and spaces of the training. Better not `algo.env`: its running episodes are lost, the next
+            rollout begins new ones, and their seeds follow from `seed`.
+        n_episodes: complete episodes over all envs together.
+        deterministic: the most likely actions instead of sampled ones.
+        seed: of the envs' episodes and of the actions: the same numbers each time, whatever the vectorizer. None: the
+            envs go on with their own seeds, and actions are drawn anew.
+        n_env_steps: env steps over all envs together, instead of `n_episodes`; rounded up to whole steps of all envs.
+        on_episode: told of each episode that counts.
+
+    Raises:
+        ConfigError: the duration is empty, or the env has other agents or spaces.
+        EnvError: the env broke the `ParallelEnv` contract.
+    """
+    _require_whole("n_episodes", n_episodes)
+    _require_whole("n_env_steps", 1 if n_env_steps is None else n_env_steps)
+    require_same_agents(algo, env)
+    tracker = _tracker(algo, env, window=n_episodes if n_env_steps is None else n_env_steps + env.num_envs)
+    counted: list[Episode] = []
+    with without_a_trace(algo, seed):
+        if env is algo.env:
+            algo.forget_episodes()
+        if seed is not None:
+            env.seed(seed)
+        by_step = _finished_by_step(algo, env, tracker, deterministic)
+        for episode in _counted(by_step, env.num_envs, n_episodes, n_env_steps):
+            counted.append(episode)
+            if on_episode is not None:
+                on_episode(episode)
+    return Evaluation(_metrics(tracker, counted), tuple(counted))
+
+
+def episodes_of_env(env_index: int, num_envs: int, n_episodes: int) -> int:
+    """How many of `n_episodes` an env plays: as in SB3's `evaluate_policy`, as evenly as possible."""
+    return (n_episodes + env_index) // num_envs
+
+
+def metric_names(algo: MultiAgentAlgorithm, env: MultiAgentVecEnv) -> list[str]:
+    """The flat names of all metrics of an evaluation, without a prefix."""
+    return list(flatten(_metrics(_tracker(algo, env, window=1), [])))
+
+
+def evaluation_seed(run_seed: int) -> int:
+    """A seed for evaluations of a run, in [0, 2**31): their episodes are others than those of its training."""
+    return int(np.random.SeedSequence(run_seed).generate_state(1)[0]) >> 1
+
+
+def require_same_agents(algo: MultiAgentAlgorithm, env: MultiAgentVecEnv) -> None:
+    """Refuse envs that the policies cannot act in.
+
+    Raises:
+        ConfigError: the agents or their spaces are not those of the training.
+    """
+    theirs, ours = _spaces(env), _spaces(algo.env)
+    if set(theirs) != set(ours):
+        raise ConfigError(f"the env has agents {', '.join(theirs)}; the policies act for {', '.join(ours)}", key="env")
+    for agent, spaces in theirs.items():
+        for found, trained in zip(spaces, ours[agent], strict=True):
+            if found != trained:
+                raise ConfigError(f"the env has space {found} for agent {agent!r}; its policy: {trained}", key="env")
+
+
+def _spaces(env: MultiAgentVecEnv) -> dict[AgentID, tuple[Any, Any]]:
+    return {agent: (group.observation_space, group.action_space) for group in env.groups for agent in group.agents}
+
+
+def _require_whole(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{name} is {value!r}; accepted: a whole number of at least 1", key=name)
+
+
+# --- Without a trace -------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def without_a_trace(algo: MultiAgentAlgorithm, seed: int | None = None) -> Iterator[None]:
+    """Put back, at the end, what acting changes: global random generators, and the modes and noise of policies.
+
+    Inside, the generators of PyTorch (CUDA's too, where it is in use), NumPy and Python are seeded.
+
+    Args:
+        algo: whose policies may act.
+        seed: for the generators; None takes the operating system's entropy.
+    """
+    modes = [(module, module.training) for a in algo.policies.values() for module in a.policy.modules()]
+    # gSDE's noise is kept by the distribution of the actions: a new one is drawn on a copy.
+    noisy = [(a.policy, a.policy.action_dist) for a in algo.policies.values() if getattr(a, "use_sde", False)]
+    with undisturbed():
+        try:
+            for policy, distribution in noisy:
+                policy.action_dist = copy(distribution)
+            _seed_generators(seed)
+            yield
+        finally:
+            for module, training in modes:
+                module.training = training
+            for policy, distribution in noisy:
+                policy.action_dist = distribution
+
+
+def _seed_generators(seed: int | None) -> None:
+    of_torch, of_numpy, of_python = np.random.SeedSequence(seed).generate_state(3).tolist()
+    th.default_generator.manual_seed(of_torch)
+    if th.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        # Otherwise the seed would wait for the first use of CUDA, a training's perhaps.
+        th.cuda.manual_seed_all(of_torch)
+    np.random.seed(of_numpy)  # noqa: NPY002 - the global one is meant: SB3's
+    random.seed(of_python)
+
+
+# --- Playing ---------------------------------------------------------------------------------------------------------
+
+
+def _counted(
+    by_step: Iterable[list[Episode]], num_envs: int, n_episodes: int, n_env_steps: int | None
+) -> Iterator[Episode]:
+    if n_env_steps is None:
+        return _quota_of_each_env(by_step, [episodes_of_env(index, num_envs, n_episodes) for index in range(num_envs)])
+    return chain.from_iterable(islice(by_step, math.ceil(n_env_steps / num_envs)))
+
+
+def _quota_of_each_env(by_step: Iterable[list[Episode]], quotas: list[int]) -> Iterator[Episode]:
+    """The first episodes of each env, until every env has had its number; what else they play does not count."""
+    for finished in by_step:
+        for episode in finished:
+            if quotas[episode.env_index] > 0:
+                quotas[episode.env_index] -= 1
+                yield episode
+        if not any(quotas):
+            return
+
+
+def _finished_by_step(
+    algo: MultiAgentAlgorithm, env: MultiAgentVecEnv, tracker: EpisodeTracker, deterministic: bool
+) -> Iterator[list[Episode]]:
+    """The episodes that each step of all envs finished, without end."""
+    rows = [rows_of_policy(env, policy_id, algo.policy_of) for policy_id in algo.policies]
+    for mine in rows:
+        algorithm: Any = algo.policies[mine.policy_id]
+        if getattr(algorithm, "use_sde", False):
+            algorithm.policy.reset_noise(mine.num_rows)
+    observations = env.reset()
+    tracker.begin()
+    while True:
+        step = env.step(_actions(algo, rows, env, observations, deterministic))
+        observations = step.observations
+        yield tracker.record(step)
+
+
+def _actions(
+    algo: MultiAgentAlgorithm,
+    rows: Sequence[PolicyRows],
+    env: MultiAgentVecEnv,
+    observations: Sequence[Observations],
+    deterministic: bool,
+) -> list[Array]:
+    """Per group, (E, A_group, *action shape); zeros where an agent is inactive."""
+    groups: list[Array] = [
+        np.zeros((env.num_envs, len(group.agents), *(group.action_space.shape or ())), group.action_space.dtype)
+        for group in env.groups
+    ]
+    for mine in rows:
+        active = mine.of_agents(env.active)
+        if active.any():
+            policy = algo.policies[mine.policy_id]
+            # Filler observations of inactive rows need not lie in the space: they stay out of the network.
+            acting = _selected(mine.observations(observations), active)
+            chosen, _ = policy.predict(acting, deterministic=deterministic)
+            actions = np.zeros((mine.num_rows, *chosen.shape[1:]), dtype=chosen.dtype)
+            actions[active] = chosen
+            mine.put_actions(actions, groups)
+    return groups
+
+
+def _selected(observations: Observations, rows: BoolArray) -> Observations:
+    return map_arrays(lambda array: array[rows], observations)
+
+
+# --- Numbers ---------------------------------------------------------------------------------------------------------
+
+
+def _tracker(algo: MultiAgentAlgorithm, env: MultiAgentVecEnv, window: int) -> EpisodeTracker:
+    return EpisodeTracker(env, algo.policy_of, window, algo.tracker.custom_metrics)
+
+
+def _metrics(tracker: EpisodeTracker, counted: Sequence[Episode]) -> Result:
+    """The tracker has followed all episodes; these are the ones that count."""
+    tracker.episodes.clear()
+    tracker.episodes.extend(counted)
+    summary = tracker.summary()
+    return finite_or_none(
+        {
+            **summary,
+            "num_episodes": len(counted),
+            "num_env_steps_sampled": sum(episode.length for episode in counted),
+            "num_agent_steps_sampled": {
+                agent: sum(episode.agent_steps[agent] for episode in counted) for agent in summary["agent_steps"]
+            },
+        }
+    )

@@ -1,0 +1,106 @@
+"""Film the first episodes of an env, their last frames too."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gymnasium.error import DependencyNotInstalled
+from pettingzoo import ParallelEnv
+from pettingzoo.utils import BaseParallelWrapper
+
+from marl_sb3.envs.registry import EnvFactory, env_factory, make_env
+from marl_sb3.errors import ConfigError
+from marl_sb3.types import AgentID
+
+OnFrame = Callable[[Any], None]  # gets what `render()` returned
+
+_RENDER_MODE = "rgb_array"
+
+
+class FilmedEnv(BaseParallelWrapper):  # type: ignore[misc]
+    """Renders after the reset and after each step of the first episodes.
+
+    It stands inside a vec env, which resets an env as soon as an episode has ended: from outside, the frame that the
+    episode ends with is never to be seen.
+
+    Args:
+        env: made with `render_mode="rgb_array"`.
+        on_frame: gets each frame.
+        n_episodes: how many episodes are filmed.
+    """
+
+    def __init__(self, env: ParallelEnv, on_frame: OnFrame, n_episodes: int) -> None:
+        super().__init__(env)
+        self._on_frame = on_frame
+        self._n_episodes = n_episodes
+        self._episode = 0  # counted from 1
+
+    def reset(
+        self, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[AgentID, Any], dict[AgentID, dict[str, Any]]]:
+        """Reset the env; a new episode begins."""
+        returned: tuple[dict[AgentID, Any], dict[AgentID, dict[str, Any]]] = self.env.reset(seed=seed, options=options)
+        self._episode += 1
+        self._film()
+        return returned
+
+    def step(self, actions: Mapping[AgentID, Any]) -> tuple[Mapping[str, Any], ...]:
+        """Step the env."""
+        returned: tuple[Mapping[str, Any], ...] = self.env.step(actions)
+        self._film()
+        return returned
+
+    def _film(self) -> None:
+        if self._episode <= self._n_episodes:
+            self._on_frame(_rendered(self.env))
+
+
+def filming_factory(env: str | EnvFactory, on_frame: OnFrame, n_episodes: int) -> EnvFactory:
+    """A factory of the same envs, of which env 0 is filmed.
+
+    What it makes has no batched twin: it is stepped serially, and plays the same episodes.
+
+    Args:
+        env: an env id, or a factory of `ParallelEnv`s.
+        on_frame: gets each frame.
+        n_episodes: how many episodes of env 0 are filmed.
+
+    Raises:
+        ConfigError: from this function or the factory: there is no such env, or it does not render images.
+    """
+    factory = env_factory(env)
+
+    def make(env_index: int, **env_kwargs: Any) -> ParallelEnv:
+        if env_index != 0:
+            return make_env(factory, env_index, env_kwargs)
+        return FilmedEnv(_with_images(factory, env_kwargs), on_frame, n_episodes)
+
+    return make
+
+
+def _with_images(factory: EnvFactory, env_kwargs: Mapping[str, Any]) -> ParallelEnv:
+    try:
+        with warnings.catch_warnings():
+            # Gymnasium's; below it is an error.
+            warnings.filterwarnings("ignore", message=".*initialised with render_mode")
+            env = make_env(factory, 0, {**env_kwargs, "render_mode": _RENDER_MODE})
+    except ConfigError as error:
+        if "'render_mode'" not in str(error):
+            raise
+        raise ConfigError(f"a video needs an env that takes render_mode='rgb_array': {error}", key="video") from error
+    modes = env.metadata.get("render_modes")
+    if modes is not None and _RENDER_MODE not in modes:
+        env.close()
+        raise ConfigError(
+            f"a video needs render_mode 'rgb_array'; the env has {', '.join(modes) or 'none'}", key="video"
+        )
+    return env
+
+
+def _rendered(env: Any) -> Any:
+    try:
+        return env.render()
+    except (ImportError, DependencyNotInstalled) as error:
+        raise ConfigError(f"the env cannot render: {error}", key="video") from error

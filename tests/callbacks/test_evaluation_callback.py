@@ -1,0 +1,237 @@
+"""Evaluations in the course of a training: when, of what, where their numbers go, and without a trace."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch as th
+from toy_envs import ScriptedEnv
+
+import marl_sb3
+from marl_sb3 import ConfigError, MultiAgentAlgorithm, MultiAgentCallback, MultiAgentVecEnv, make_vec_env
+from marl_sb3.callbacks import EvaluationCallback, StopOnMetric
+from marl_sb3.evaluation import evaluation_seed
+from marl_sb3.metrics import flatten
+from marl_sb3.vec_env.seeding import episode_seed
+
+RETURN = "evaluation/env_runners/episode_return_mean"
+SMALL: dict[str, Any] = {"n_steps": 6, "batch_size": 4, "n_epochs": 1, "policy_kwargs": {"net_arch": [2]}}
+
+
+class Results(MultiAgentCallback):
+    """Keeps every result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all: list[dict[str, Any]] = []
+
+    def on_iteration_end(self, result: dict[str, Any]) -> bool:
+        self.all.append(result)
+        return True
+
+
+def make(env: Any = ScriptedEnv, **options: Any) -> MultiAgentAlgorithm:
+    return MultiAgentAlgorithm(make_vec_env(env), **{"seed": 0, "device": "cpu", **SMALL, **options})
+
+
+def learn(callback: EvaluationCallback, iterations: int = 5, **options: Any) -> list[dict[str, Any]]:
+    results = Results()
+    make(**options).learn(iterations * SMALL["n_steps"], callback=[callback, results])
+    return results.all
+
+
+def without_clock(result: Mapping[str, Any]) -> dict[str, Any]:
+    timed = ("time_total_s", "timers/", "throughput/", "perf/")
+    flat = flatten(result).items()
+    return {name: value for name, value in flat if not name.startswith(timed) and "episode_duration" not in name}
+
+
+def two_envs() -> MultiAgentVecEnv:
+    return make_vec_env(ScriptedEnv, n_envs=2)
+
+
+# When, and of what
+
+
+@pytest.mark.parametrize(("interval", "evaluated"), [(1, [1, 2, 3, 4, 5]), (2, [2, 4]), (5, [5]), (6, [])])
+def test_every_interval_of_iterations_is_evaluated(interval: int, evaluated: list[int]) -> None:
+    results = learn(EvaluationCallback(two_envs, interval))
+    assert [result["iteration"] for result in results if "evaluation" in result] == evaluated
+
+
+@pytest.mark.parametrize(
+    ("options", "episodes", "env_steps"),
+    [({}, 10, 30), ({"duration": 3}, 3, 9), ({"duration": 8, "duration_unit": "timesteps"}, 2, 6)],
+)
+def test_duration_is_in_episodes_or_env_steps(options: dict[str, Any], episodes: int, env_steps: int) -> None:
+    (result,) = learn(EvaluationCallback(two_envs, 1, **options), iterations=1)
+    metrics = result["evaluation"]["env_runners"]
+    assert (metrics["num_episodes"], metrics["num_env_steps_sampled"]) == (episodes, env_steps)
+    assert metrics["agent_episode_returns_mean"] == {"a": 3.0, "b": 6.0}
+
+
+@pytest.mark.parametrize(("seed", "used"), [(7, 7), (None, evaluation_seed(0))])
+def test_every_evaluation_plays_the_same_episodes(seed: int | None, used: int) -> None:
+    env = two_envs()
+    learn(EvaluationCallback(env, 1, duration=2, seed=seed), iterations=3)
+    for index, seeds in enumerate(env.get_attr("seeds", [0, 1])):
+        assert seeds == [episode_seed(used, index, 0), episode_seed(used, index, 1)] * 3
+
+
+def test_a_training_without_a_seed_has_equal_evaluations_too() -> None:
+    env = two_envs()
+    learn(EvaluationCallback(env, 1, duration=2), iterations=2, seed=None)
+    (first, second, third, fourth), _ = env.get_attr("seeds", [0, 1])
+    assert (first, second) == (third, fourth)
+
+
+def test_actions_are_the_most_likely_ones_unless_sampled_ones_are_wanted() -> None:
+    def arena() -> MultiAgentVecEnv:
+        return make_vec_env("arena", n_envs=2)
+
+    likely, again, sampled, sampled_again = (
+        without_clock(learn(EvaluationCallback(arena, 1, 4, **options), iterations=1, env="arena")[0]["evaluation"])
+        for options in ({}, {"deterministic": True}, {"deterministic": False}, {"deterministic": False})
+    )
+    assert likely == again != sampled == sampled_again
+
+
+# Where the numbers go
+
+
+def test_numbers_are_in_the_files_of_the_run(in_tmp: Path) -> None:
+    settings = {"n_steps": 10, "batch_size": 20, "n_epochs": 1, "env.max_timesteps": 7}
+    callback = EvaluationCallback(lambda: make_vec_env("arena", n_envs=2, max_timesteps=7), interval=2, duration=4)
+    run = marl_sb3.train("arena", timesteps=60, n_envs=2, seed=1, settings=settings, callback=[callback])
+    lines = [json.loads(line) for line in (run.folder / "result.jsonl").read_text().splitlines()]
+    assert ["evaluation" in line for line in lines] == [False, True, False]
+    metrics = lines[1]["evaluation"]["env_runners"]
+    assert list(metrics) == list(lines[1]["env_runners"])
+    assert metrics["num_episodes"] == 4
+    with (run.folder / "progress.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row[RETURN] for row in rows] == ["", str(metrics["episode_return_mean"]), ""]
+
+
+class Logged(MultiAgentCallback):
+    """Keeps what stands in the logger before it is written."""
+
+    def on_iteration_end(self, result: dict[str, Any]) -> bool:
+        self.values = dict(self.logger.name_to_value)
+        return True
+
+
+def test_numbers_wait_for_the_next_result_that_is_written() -> None:
+    logged = Logged()
+    callbacks = [EvaluationCallback(two_envs, interval=2), logged]
+    make().learn(3 * SMALL["n_steps"], callback=callbacks, log_interval=5)
+    assert logged.values[RETURN] == 9.0
+
+
+def test_a_training_is_the_same_with_and_without_it() -> None:
+    def arena() -> MultiAgentVecEnv:
+        return make_vec_env("arena", n_envs=3)
+
+    results, weights = [], []
+    for callbacks in ([], [EvaluationCallback(arena, 1, 4, deterministic=False)]):
+        kept = Results()
+        algorithm = make("arena", n_steps=20)
+        algorithm.learn(80, callback=[*callbacks, kept])
+        results.append([without_clock({**result, "evaluation": {}}) for result in kept.all])
+        weights.append(algorithm.policies["shared"].policy.state_dict())
+    assert results[0] == results[1]
+    assert all(th.equal(value, weights[1][name]) for name, value in weights[0].items())
+
+
+def test_a_stop_condition_may_wait_for_an_evaluation() -> None:
+    evaluation = EvaluationCallback(two_envs, interval=3)
+    algorithm = make()
+    stop = StopOnMetric({RETURN: 9.0}, evaluation.metric_names(algorithm))
+    algorithm.learn(60, callback=[evaluation, stop])
+    assert algorithm.iteration == 3
+    assert stop.reached == f"{RETURN} is 9, at least 9"
+
+
+def test_names_are_known_before_the_first_evaluation() -> None:
+    evaluation = EvaluationCallback(two_envs, interval=1)
+    names = evaluation.metric_names(make())
+    (result,) = learn(evaluation, iterations=1)
+    assert names == list(flatten(result["evaluation"], "evaluation/"))
+    with pytest.raises(ConfigError, match="did you mean evaluation/env_runners/episode_return_"):
+        make().learn(6, callback=StopOnMetric({"evaluation/env_runners/episode_return": 1}, names))
+
+
+# A function of the user's own
+
+
+def test_a_function_of_ones_own_evaluates_instead() -> None:
+    heard: list[Any] = []
+
+    def own(algo: MultiAgentAlgorithm, env: MultiAgentVecEnv) -> dict[str, Any]:
+        env.reset()
+        heard.append((algo, env, env.get_attr("seeds", [0])[0][-1]))
+        random.random(), np.random.random(), th.rand(1)  # noqa: NPY002
+        return {"luck": np.float64(0.25), "deep": {"nan": float("nan")}}
+
+    env = two_envs()
+    callback = EvaluationCallback(env, interval=2, seed=5, evaluation_function=own)
+    assert callback.metric_names(make()) == []
+    algorithm, kept = make(), Results()
+    algorithm.learn(30, callback=[callback, kept])
+    assert heard == [(algorithm, env, episode_seed(5, 0, 0))] * 2
+    assert kept.all[1]["evaluation"] == {"env_runners": {"luck": 0.25, "deep": {"nan": None}}}
+    plain = Results()
+    make().learn(30, callback=plain)
+    assert without_clock(plain.all[-1]) == without_clock(kept.all[-1])
+
+
+# Its envs
+
+
+def test_envs_that_it_makes_are_closed_with_the_training_and_made_again() -> None:
+    made: list[MultiAgentVecEnv] = []
+
+    def factory() -> MultiAgentVecEnv:
+        made.append(two_envs())
+        return made[-1]
+
+    callback = EvaluationCallback(factory, interval=1)
+    for _ in range(2):
+        learn(callback, iterations=2)
+    assert [env.get_attr("closed", [0, 1]) for env in made] == [[1, 1], [1, 1]]
+
+
+def test_envs_that_it_is_given_stay_open() -> None:
+    env = two_envs()
+    learn(EvaluationCallback(env, interval=1), iterations=1)
+    assert env.get_attr("closed", [0, 1]) == [0, 0]
+
+
+def test_the_envs_of_the_training_and_others_that_do_not_fit_are_refused() -> None:
+    algorithm = make()
+    with pytest.raises(ConfigError, match="the envs of the evaluation are those of the training"):
+        algorithm.learn(6, callback=EvaluationCallback(algorithm.env))
+    with pytest.raises(ConfigError, match="the env has agents agent1, agent2; the policies act for a, b"):
+        algorithm.learn(6, callback=EvaluationCallback(lambda: make_vec_env("arena")))
+    assert algorithm.num_timesteps == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"interval": 0}, "interval is 0; accepted: a whole number of at least 1"),
+        ({"duration": -3}, "duration is -3; accepted"),
+        ({"duration": 2.5}, "duration is 2.5; accepted"),
+        ({"duration_unit": "steps"}, "duration_unit is 'steps'; accepted: episodes or timesteps"),
+    ],
+)
+def test_wrong_settings_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        EvaluationCallback(two_envs, **options)

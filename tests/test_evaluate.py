@@ -1,0 +1,303 @@
+"""`python -m marl_sb3.evaluate`, as a user types it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from PIL import Image
+from test_train import read_all
+from test_video import frames_of_gif, frames_of_mp4
+
+import marl_sb3
+from marl_sb3.evaluate import main
+from marl_sb3.evaluation import evaluate_policies, evaluation_seed
+from marl_sb3.experiment import restore
+from marl_sb3.metrics import flatten
+from marl_sb3.vec_env import SerialVecEnv
+
+SETTINGS = {"n_steps": 20, "batch_size": 40, "n_epochs": 2, "checkpoint_every": 1, "env.max_timesteps": 9}
+COMMAND = [sys.executable, "-m", "marl_sb3.evaluate"]
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 4 iterations with a checkpoint after each of them, of which the latest three are kept."""
+    folder = tmp_path_factory.mktemp("run") / "arena"
+    marl_sb3.train("arena", timesteps=240, n_envs=3, seed=1, settings=SETTINGS, run_dir=folder)
+    return folder
+
+
+def shown(capsys: pytest.CaptureFixture[str], *arguments: Any) -> dict[str, Any]:
+    """The JSON that the command prints."""
+    assert main([*map(str, arguments), "--json"]) == 0
+    captured = capsys.readouterr()
+    assert len(captured.out.splitlines()) == 1
+    return dict(json.loads(captured.out))
+
+
+def without_clock(found: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in flatten(found).items() if "duration" not in name}
+
+
+def test_json_is_one_object_with_the_names_of_a_result(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = shown(capsys, run_folder, "--episodes", 7)
+    line = json.loads((run_folder / "result.jsonl").read_text().splitlines()[-1])
+    assert set(flatten(found["env_runners"])) == set(flatten(line["env_runners"]))
+    assert found["run"] == str(run_folder)
+    assert re.fullmatch(r"ckpt-00000\d", found["checkpoint"])
+    assert (found["n_episodes"], found["n_envs"], found["deterministic"]) == (7, 3, True)
+    assert found["seed"] == evaluation_seed(1)
+    assert found["env_runners"]["num_episodes"] == 7
+    assert "video" not in found
+
+
+def test_figures_are_those_of_the_library(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = shown(capsys, run_folder, "--episodes", 6, "--seed", 5, "--checkpoint", "latest", "--n-envs", 2)
+    run = restore(run_folder, "latest")
+    env = marl_sb3.make_vec_env("arena", n_envs=2, max_timesteps=9)
+    expected = evaluate_policies(run.algorithm, env, n_episodes=6, seed=5)
+    assert without_clock(found["env_runners"]) == without_clock(expected)
+    assert found["checkpoint"] == run.checkpoint
+    for agent, figures in found["agent_episode_returns"].items():
+        assert figures["mean"] == pytest.approx(expected["agent_episode_returns_mean"][agent])
+        assert figures["ci95"][0] <= figures["mean"] <= figures["ci95"][1]
+        assert figures["n"] == 6
+    assert found["episode_return"]["max"] == pytest.approx(expected["episode_return_max"])
+
+
+def test_the_same_command_repeats_its_episodes(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = [run_folder, "--episodes", 5, "--stochastic"]
+    one, again, other = (shown(capsys, *options, *seed) for seed in ([], [], ["--seed", 3]))
+    assert without_clock(one) == without_clock(again)
+    assert without_clock(one) != without_clock(other)
+    assert one["deterministic"] is False
+    assert shown(capsys, run_folder, "--episodes", 5)["episode_return"] != one["episode_return"]
+
+
+def test_a_checkpoint_can_be_chosen(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = [shown(capsys, run_folder, "--checkpoint", which)["checkpoint"] for which in ("latest", "3")]
+    assert found == ["ckpt-000004", "ckpt-000003"]
+
+
+def test_the_env_is_that_of_the_run(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert shown(capsys, run_folder, "--episodes", 2)["env_runners"]["episode_len_mean"] == 9.0
+
+
+def test_table_has_the_returns_and_the_rest(
+    run_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    figures = shown(capsys, run_folder, "--episodes", 4, "--stochastic")
+    assert main([str(run_folder), "--episodes", "4", "--stochastic"]) == 0
+    captured = capsys.readouterr()
+    first, header, *rows = captured.out.splitlines()
+    checkpoint, seed = figures["checkpoint"], evaluation_seed(1)
+    assert first == f"{run_folder}, {checkpoint}: 4 episodes in 3 envs, sampled actions, seed {seed}"
+    assert re.split(r"\s{2,}", header) == ["per episode", "mean", "SD", "min", "max", "95 % CI of the mean"]
+    names = ["return of agent1", "return of agent2", "sum of returns", "episode length"]
+    assert [re.split(r"\s{2,}", row)[0] for row in rows] == [*names, "new_fields_discovered", "num_collisions"]
+    for row, name in ((rows[0], "agent1"), (rows[1], "agent2")):
+        of_agent = figures["agent_episode_returns"][name]
+        numbers = [f"{of_agent[key]:,.2f}" for key in ("mean", "sd", "min", "max")]
+        interval = " to ".join(f"{bound:,.2f}" for bound in of_agent["ci95"])
+        assert re.split(r"\s{2,}", row.strip())[1:] == [*numbers, interval]
+    assert captured.err == ""
+    assert "\x1b" not in captured.out
+
+
+def test_one_episode_has_no_interval(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(run_folder), "--episodes", "1"]) == 0
+    row = capsys.readouterr().out.splitlines()[2]
+    assert re.split(r"\s{2,}", row.strip())[2] == re.split(r"\s{2,}", row.strip())[-1] == "-"
+
+
+# Videos
+
+
+@pytest.mark.parametrize(("name", "episodes"), [("film.gif", 1), ("a/b.mp4", 2)])
+def test_film_has_whole_episodes(
+    run_folder: Path, in_tmp: Path, capsys: pytest.CaptureFixture[str], name: str, episodes: int
+) -> None:
+    options = ["--video-episodes", episodes] if episodes > 1 else []
+    frames = episodes * 10  # those of 9 steps, and the one before the first
+    found = shown(capsys, run_folder, "--episodes", 5, "--video", name, *options)
+    assert found["video"] == {"file": name, "episodes": episodes, "frames": frames}
+    if name.endswith("gif"):
+        assert sum(frames_of_gif(Path(name))[1]) == frames * 100  # the arena's 10 frames per second
+        with Image.open(name) as image:
+            assert image.size == (400, 400)
+    else:
+        assert len(frames_of_mp4(Path(name))[0]) == frames
+    assert [path.name for path in Path(name).parent.iterdir()] == [Path(name).name]
+
+
+def test_filmed_episodes_are_among_those_that_count(run_folder: Path, in_tmp: Path, capsys: Any) -> None:
+    plain = shown(capsys, run_folder, "--episodes", 4, "--stochastic")
+    filmed = shown(capsys, run_folder, "--episodes", 4, "--stochastic", "--video", "film.gif")
+    filmed.pop("video")
+    assert without_clock(plain) == without_clock(filmed)
+    assert main([str(run_folder), "--episodes", "4", "--video", "film.gif"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "video: film.gif, an episode of env 0, 10 frames"
+
+
+def test_there_are_few_enough_envs_for_env_0_to_play_what_is_filmed(
+    run_folder: Path, in_tmp: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--episodes", 5, "--video", "film.gif", "--video-episodes"]
+    assert [shown(capsys, run_folder, *options, n)["n_envs"] for n in (1, 2, 3, 5)] == [3, 2, 1, 1]
+
+
+# Runs of other envs
+
+
+@pytest.fixture(scope="module")
+def own_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run") / "own"
+    settings = {"n_steps": 6, "batch_size": 6}
+    marl_sb3.train("toy_envs:ScriptedEnv", timesteps=12, n_envs=2, seed=1, settings=settings, run_dir=folder)
+    return folder
+
+
+def test_an_env_of_ones_own_has_to_be_named(own_run: Path, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(own_run)]) == 2
+    assert "toy_envs:ScriptedEnv" in capsys.readouterr().err
+    found = shown(capsys, own_run, "--env", "toy_envs:ScriptedEnv", "--video", "film.gif")
+    assert found["episode_return"] == {"n": 20, "mean": 9.0, "sd": 0.0, "min": 9.0, "max": 9.0, "ci95": [9.0, 9.0]}
+    assert frames_of_gif(Path("film.gif"))[1] == [200] * 4  # 5 frames per second
+
+
+def test_what_an_env_prints_stays_out_of_the_json(
+    run_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from marl_sb3.envs.batched_arena import BatchedArena
+
+    def reset(self: BatchedArena, *arguments: Any) -> None:
+        print("hello from the env")
+        original(self, *arguments)
+
+    original = BatchedArena.reset
+    monkeypatch.setattr(BatchedArena, "reset", reset)
+    assert shown(capsys, run_folder, "--episodes", 2)["n_episodes"] == 2
+
+
+def test_all_envs_are_closed(
+    own_run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[int] = []
+    monkeypatch.setattr(SerialVecEnv, "close", lambda self: closed.append(self.num_envs))
+    shown(capsys, own_run, "--env", "toy_envs:ScriptedEnv", "--episodes", 3, "--n-envs", 1)
+    assert sorted(closed) == [1, 2]  # those of the evaluation, and those that the run brings
+
+
+# What is refused
+
+WRONG = [
+    ("--episodes 0", "--episodes is 0; accepted: a whole number of at least 1"),
+    ("--episodes ten", "argument --episodes: invalid int value: 'ten'"),
+    ("--n-envs -1", "--n-envs is -1; accepted"),
+    ("--seed -1", "--seed is -1; accepted: a whole number of at least 0"),
+    ("--video film.webm", "the file's name ends in '.webm'; accepted: gif, mp4"),
+    ("--video-episodes 2", "--video-episodes needs --video FILE"),
+    ("--video film.gif --video-episodes 0", "--video-episodes is 0; accepted"),
+    ("--video film.gif --video-episodes 21", "--video-episodes is 21; accepted: 1 to --episodes, 20"),
+    (
+        "--video film.gif --video-episodes 3 --n-envs 8",
+        "in 8 envs env 0 plays 2 of the 20 episodes; accepted: --n-envs up to 6",
+    ),
+    ("--video film.gif --n-envs 21", "in 21 envs env 0 plays 0 of the 20 episodes; accepted: --n-envs up to 20"),
+    ("--checkpoint 99", "99"),
+    ("--checkpoint bset", "bset"),
+    ("--epsiodes 3", "unrecognized arguments: --epsiodes 3"),
+]
+
+
+@pytest.mark.parametrize(("line", "message"), WRONG)
+def test_a_wrong_command_line_is_refused_in_words(
+    run_folder: Path, in_tmp: Path, capsys: pytest.CaptureFixture[str], line: str, message: str
+) -> None:
+    try:
+        exit_code = main([str(run_folder), *line.split()])
+    except SystemExit as left:  # argparse
+        exit_code = left.code
+    captured = capsys.readouterr()
+    assert exit_code == 2
+    assert message in captured.err
+    assert captured.err.startswith("error: ")
+    assert len(captured.err.splitlines()) <= 2
+    assert captured.out == ""
+    assert list(in_tmp.iterdir()) == []
+
+
+def test_what_is_no_run_folder_is_refused(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (in_tmp / "empty").mkdir()
+    for folder in ("nowhere", "empty"):
+        assert main([folder]) == 2
+        assert f"{folder} is not a run folder" in capsys.readouterr().err
+
+
+def test_an_env_that_cannot_be_filmed_is_refused(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (in_tmp / "blind_env.py").write_text(
+        "from toy_envs import ScriptedEnv\n"
+        "class Env(ScriptedEnv):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+    )
+    settings = {"n_steps": 6, "batch_size": 6}
+    marl_sb3.train("blind_env:Env", timesteps=12, n_envs=2, seed=1, settings=settings, run_dir="run")
+    assert main(["run", "--env", "blind_env:Env", "--video", "film.gif"]) == 2
+    assert "a video needs an env that takes render_mode='rgb_array'" in capsys.readouterr().err
+    assert not Path("film.gif").exists()
+
+
+# The process
+
+
+def test_help_fits_a_terminal_and_names_every_default() -> None:
+    environment = {**os.environ, "COLUMNS": "80"}
+    text = subprocess.run([*COMMAND, "--help"], capture_output=True, text=True, check=True, env=environment).stdout
+    assert max(map(len, text.splitlines())) <= 80
+    options = text.partition("options:")[2].partition("The episodes are")[0]
+    entries = [entry for entry in re.split(r"\n  (?=-)", options) if entry.strip() and "--help" not in entry]
+    assert len(entries) == 10
+    assert all("default" in entry for entry in entries), entries
+
+
+def test_help_does_not_import_torch() -> None:
+    code = (
+        "import sys, marl_sb3.evaluate as e\ntry: e.main(['--help'])\nexcept SystemExit: print('torch' in sys.modules)"
+    )
+    text = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert text.splitlines()[-1] == "False"
+
+
+def test_a_terminal_sees_how_it_goes_and_the_output_stays_clean(run_folder: Path, in_tmp: Path) -> None:
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+    options = [str(run_folder), "--episodes", "6", "--json", "--video", "film.gif"]
+    with subprocess.Popen(
+        [*COMMAND, *options], stdout=subprocess.PIPE, stderr=theirs, text=True, env=environment
+    ) as process:
+        os.close(theirs)
+        progress = read_all(ours)
+        out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert json.loads(out)["n_episodes"] == 6
+    assert "episodes" in progress
+    assert "video frames" in progress
+    assert "10/10" in progress
+
+
+def test_config_of_the_run_is_read_only(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {path: path.stat().st_mtime_ns for path in run_folder.rglob("*")}
+    shown(capsys, run_folder, "--episodes", 2)
+    assert {path: path.stat().st_mtime_ns for path in run_folder.rglob("*")} == before
+    assert yaml.safe_load((run_folder / "config.yaml").read_text())["arena"]["seed"] == 1
