@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from stable_baselines3.common.base_class import BaseAlgorithm
@@ -13,7 +14,7 @@ from marl_sb3.learners.ppo import PPO
 from marl_sb3.state import Fields, State, is_plain
 from marl_sb3.types import PolicyID
 
-_LARGEST = 2**14  # units of a layer, steps of a rollout, of a policy that a checkpoint describes
+_LARGEST = 2**20  # of the numbers in the description of a policy in a checkpoint
 
 # On the command line and in files; the classes themselves are as good in the library.
 ALGORITHMS: Mapping[str, type[BaseAlgorithm]] = {"ppo": PPO}
@@ -78,8 +79,12 @@ class PolicySpec:
         return {"algorithm": names[self.algorithm], "policy": self.policy, "hyperparameters": self._given}
 
     @classmethod
-    def from_plain(cls, plain: Fields) -> PolicySpec:
+    def from_plain(cls, plain: Fields, num_weights: int) -> PolicySpec:
         """The spec that `to_plain` described.
+
+        Args:
+            plain: the description; it may come from a stranger.
+            num_weights: that the policy has; a network that needs more is refused before it fills the memory.
 
         Raises:
             CheckpointError: it describes none.
@@ -87,7 +92,8 @@ class PolicySpec:
         """
         given = plain.fields("hyperparameters")
         values = {name: given.value(name) for name in given}
-        _require_small(values, given.where)
+        _require_small(values, _LARGEST, given.where)
+        _require_no_more_weights(values.get("policy_kwargs"), num_weights, f"{given.where}/policy_kwargs")
         return cls(algorithm_class(plain.text("algorithm")), plain.text("policy"), **values)
 
     def __repr__(self) -> str:
@@ -95,12 +101,22 @@ class PolicySpec:
         return f"PolicySpec({self.algorithm.__name__}, {self.policy!r}{settings})"
 
 
-def _require_small(tree: Any, where: str) -> None:
+def _require_small(tree: Any, limit: int, where: str) -> None:
     """Refuse what would fill the memory: the description of a policy may come from a stranger."""
-    if isinstance(tree, int) and abs(tree) > _LARGEST:
-        raise CheckpointError(f"{where} holds a number beyond {_LARGEST}")
+    if isinstance(tree, (int, float)) and abs(tree) > limit:
+        raise CheckpointError(f"{where} holds a number beyond {limit}")
     for child in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ():
-        _require_small(child, where)
+        _require_small(child, limit, where)
+
+
+def _require_no_more_weights(tree: Any, num_weights: int, where: str) -> None:
+    """Refuse lists of layers that have more connections than there are weights, and any number beyond those."""
+    children = list(tree.values()) if isinstance(tree, dict) else tree if isinstance(tree, list) else []
+    widths = [child for child in children if isinstance(child, int)]
+    if sum(one * other for one, other in pairwise([1, *widths])) > num_weights:
+        raise CheckpointError(f"{where} describes a network of more than the {num_weights} weights that are there")
+    for child in children:
+        _require_no_more_weights(child, num_weights, where)
 
 
 def _supported() -> list[type[BaseAlgorithm]]:

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from marl_sb3.learners.multi_agent_algorithm import MultiAgentAlgorithm
 
 
+_LONGEST_ROLLOUT = 2**16  # steps; a checkpoint may come from a stranger, and buffers are made for as many
+
+
 @lru_cache(maxsize=1)
 def versions() -> State:
     """The versions with which a resumed run goes on exactly; with others it may not."""
@@ -134,15 +137,19 @@ def constructor_arguments(checkpoint: Checkpoint, policies: Mapping[PolicyID, Po
     state = Fields(checkpoint.state)
     policy_of = state.fields("policy_of")
     return {
-        "policies": policies or _specs(state.fields("specs")),
+        "policies": policies or _specs(state.fields("specs"), checkpoint),
         "policy_mapping_fn": {agent: policy_of.text(agent) for agent in policy_of},
         "policies_to_train": state.items("trained"),
-        "n_steps": state.whole("n_steps", 1),
+        "n_steps": state.whole("n_steps", 1, _LONGEST_ROLLOUT),
     }
 
 
-def _specs(specs: Fields) -> dict[PolicyID, PolicySpec]:
+def _specs(specs: Fields, checkpoint: Checkpoint) -> dict[PolicyID, PolicySpec]:
     for policy_id in specs:
         if specs.value(policy_id) is None:
             raise ConfigError(f"policy {policy_id!r} was made of classes or functions: pass `policies`", key="policies")
-    return {policy_id: PolicySpec.from_plain(specs.fields(policy_id)) for policy_id in specs}
+    weights_of = [checkpoint.tensors.get(f"policy-{number:03d}", {}) for number in range(len(list(specs)))]
+    return {
+        policy_id: PolicySpec.from_plain(specs.fields(policy_id), sum(array.size for array in arrays.values()))
+        for policy_id, arrays in zip(specs, weights_of, strict=True)
+    }
