@@ -24,8 +24,8 @@ import re
 import secrets
 import shutil
 import stat
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,7 +87,7 @@ def write_checkpoint(folder: Path, state: State, tensors: Tensors, about: Mappin
 
     Raises:
         NumericError: an array is not finite: such a checkpoint is never written.
-        OSError: the disk is full or failing; nothing is left behind.
+        OSError: the disk is full or failing; nothing unfinished is left behind.
     """
     plain, arrays = _without_arrays(state)
     contents = {_STATE: _json(plain)}
@@ -112,10 +112,11 @@ def write_checkpoint(folder: Path, state: State, tensors: Tensors, about: Mappin
 def _write_file(path: Path, data: bytes) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
-        rest = memoryview(data)
-        while rest:
-            rest = rest[os.write(descriptor, rest) :]
-        os.fsync(descriptor)
+        with naming(path):
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
@@ -125,9 +126,21 @@ def _sync_folder(folder: Path) -> None:
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        with naming(folder):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def naming(path: str | Path) -> Iterator[None]:
+    """Give errors the name of a file, which the system does not give them once it is open."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def _put_in_place(temporary: Path, folder: Path) -> None:
@@ -135,10 +148,17 @@ def _put_in_place(temporary: Path, folder: Path) -> None:
     if folder.exists():  # a damaged one, or one of a run that has been resumed from before it
         former = folder.with_name(f"{_TEMPORARY}former-{secrets.token_hex(4)}")
         os.rename(folder, former)
-    os.rename(temporary, folder)
-    _sync_folder(folder.parent)
-    if former is not None:
-        shutil.rmtree(former, ignore_errors=True)
+    try:
+        os.rename(temporary, folder)
+    except BaseException:
+        if former is not None:
+            os.rename(former, folder)
+        raise
+    try:
+        _sync_folder(folder.parent)
+    finally:
+        if former is not None:
+            shutil.rmtree(former, ignore_errors=True)
 
 
 def _json(tree: Any) -> bytes:
@@ -348,9 +368,10 @@ class CheckpointFolder:
         self.remove_unfinished()
         name = f"ckpt-{iteration:06d}"
         write_checkpoint(self.path / name, state, tensors, about)
-        kept = {*self.names()[-keep:], self._best_by_manifest()}
-        for old in self.names():
-            if old not in kept:
+        # Later ones are damaged, or the run would have gone on from them: they must not push out this one.
+        earlier, best = [each for each in self.names() if _iteration(each) <= iteration], self._best_by_manifest()
+        for old in earlier[:-keep]:
+            if old != best:
                 self._remove(old)
         return name
 
@@ -384,7 +405,9 @@ class CheckpointFolder:
                 return read_checkpoint(self.path / name)
             except CheckpointError as error:
                 _log.warning("%s; passed over", error)
-        raise CheckpointError(f"{self.path} holds no valid checkpoint")
+        why = "" if self.names() else ": the run ended before its first"
+        again = f"train --hparams {self.path.parent / 'config.yaml'} starts it anew"
+        raise CheckpointError(f"{self.path} holds no valid checkpoint{why}; {again}")
 
     def _by_number(self, which: str) -> str:
         for name in self.names():

@@ -13,9 +13,12 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from marl_sb3.checkpoint import CheckpointFolder
+from marl_sb3.checkpoint import CheckpointFolder, naming
 from marl_sb3.config import TrainConfig, load_config, to_yaml
 from marl_sb3.errors import ConfigError
+
+_LOCK, _FRESH_CONFIG = ".lock", "config.yaml.new"
+_OF_A_START = (_LOCK, _FRESH_CONFIG)  # there before config.yaml is
 
 
 class RunFolder:
@@ -38,11 +41,11 @@ class RunFolder:
         self.checkpoints = CheckpointFolder(path / "checkpoints")
         self.policies = path / "policies"
         self.resumes = path / "resumes.jsonl"
-        self._lock = FileLock(path / ".lock")
+        self._lock = FileLock(path / _LOCK)
 
     @classmethod
     def new(cls, env: str, run_dir: str | Path | None) -> RunFolder:
-        """A folder that does not exist yet, or is empty.
+        """A folder that does not exist yet, or is empty but for what a start leaves that did not get further.
 
         Raises:
             ConfigError: there is something in it.
@@ -51,7 +54,7 @@ class RunFolder:
             now = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
             return cls(Path("runs") / re.sub(r"[^\w.-]+", "_", env) / f"{now}-{secrets.token_hex(2)}")
         folder = Path(run_dir)
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        if folder.exists() and (not folder.is_dir() or any(path.name not in _OF_A_START for path in folder.iterdir())):
             raise ConfigError(f"--run-dir: {folder} exists and is not an empty folder", key="run_dir")
         return cls(folder)
 
@@ -99,13 +102,14 @@ class RunFolder:
 
     def write_config(self, config: TrainConfig) -> None:
         """Write the configuration, whole or not at all."""
-        fresh = self.config_file.with_name("config.yaml.new")
-        fresh.write_text(to_yaml(config), encoding="utf-8")
+        fresh = self.config_file.with_name(_FRESH_CONFIG)
+        with naming(fresh):
+            fresh.write_text(to_yaml(config), encoding="utf-8")
         os.replace(fresh, self.config_file)
 
     def note_resume(self, checkpoint: str, inexact: Mapping[str, str]) -> None:
         """Write down that the run goes on from a checkpoint, and what is not as it was."""
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
         entry: dict[str, Any] = {"time": now, "checkpoint": checkpoint, "exact": not inexact, "inexact": dict(inexact)}
-        with self.resumes.open("a", encoding="utf-8") as file:
+        with naming(self.resumes), self.resumes.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")

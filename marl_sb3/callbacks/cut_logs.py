@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from marl_sb3.callbacks.run_log import csv_line
+from marl_sb3.checkpoint import naming
 
 
 def cut_logs(folder: Path, iteration: int, env_steps: int) -> None:
@@ -29,8 +30,10 @@ def cut_logs(folder: Path, iteration: int, env_steps: int) -> None:
 def _cut(path: Path, keep: Callable[[bytes], bytes]) -> None:
     """Replace a file, if there is one, by what is to be kept of it."""
     if path.exists():
-        fresh = path.with_name(f"{path.name}.new")
-        fresh.write_bytes(keep(path.read_bytes()))
+        # TensorBoard reads, and the glob above finds, whatever has `tfevents` in its name.
+        fresh = path.with_name(".cut.new")
+        with naming(fresh):
+            fresh.write_bytes(keep(path.read_bytes()))
         os.replace(fresh, path)
 
 

@@ -6,12 +6,15 @@ import csv
 import io
 import json
 import os
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-from stable_baselines3.common.logger import KVWriter, filter_excluded_keys
+from stable_baselines3.common.logger import KVWriter, TensorBoardOutputFormat, filter_excluded_keys
 
+from marl_sb3.checkpoint import naming
 from marl_sb3.metrics import finite_or_none
 
 
@@ -25,12 +28,11 @@ class JsonLinesFormat(KVWriter):
         """Append one line; it is on its way to the disk when this returns."""
         flat = filter_excluded_keys(key_values, key_excluded, "json")
         # One write per line: a reader never sees half of one.
-        self._file.write(json.dumps(_nest(finite_or_none(flat)), allow_nan=False) + "\n")
-        self._file.flush()
+        _append(self._file, json.dumps(_nest(finite_or_none(flat)), allow_nan=False) + "\n")
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        _close(self._file)
 
 
 class CsvFormat(KVWriter):
@@ -48,8 +50,7 @@ class CsvFormat(KVWriter):
         if added:
             self._columns += added
             self._rewrite()
-        self._file.write(csv_line([flat.get(name) for name in self._columns]))
-        self._file.flush()
+        _append(self._file, csv_line([flat.get(name) for name in self._columns]))
 
     def _lines(self) -> list[list[str]]:
         with self._path.open(encoding="utf-8", newline="") as file:
@@ -58,14 +59,65 @@ class CsvFormat(KVWriter):
     def _rewrite(self) -> None:
         fresh = self._path.with_name(self._path.name + ".new")
         padded = [row + [""] * (len(self._columns) - len(row)) for row in self._lines()[1:]]
-        fresh.write_text("".join(map(csv_line, [self._columns, *padded])), encoding="utf-8", newline="")
+        with naming(fresh):
+            fresh.write_text("".join(map(csv_line, [self._columns, *padded])), encoding="utf-8", newline="")
         self._file.close()
         os.replace(fresh, self._path)
         self._file = self._path.open("a", encoding="utf-8", newline="")
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        _close(self._file)
+
+
+class EventsFormat(TensorBoardOutputFormat):
+    """TensorBoard's events, which a thread writes: its errors are raised here, with the name of what was written.
+
+    Args:
+        folder: the folder that the file goes into.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._name = str(folder / "events.out.tfevents.*")
+        with naming(self._name):
+            super().__init__(str(folder))
+
+    def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
+        """Write the values; they are on their way to the disk when this returns."""
+        with naming(self._name):
+            super().write(key_values, key_excluded, step)
+
+    def close(self) -> None:
+        """Close the file."""
+        with suppress(OSError):  # of what could not be written, which has been said
+            super().close()
+
+
+@contextmanager
+def quiet_writers() -> Iterator[None]:
+    """While it lasts, TensorBoard's threads print no traceback of an error that `EventsFormat` raises."""
+    former = threading.excepthook
+
+    def hook(failed: threading.ExceptHookArgs) -> None:
+        if not (type(failed.thread).__module__.startswith("tensorboard.") and isinstance(failed.exc_value, OSError)):
+            former(failed)
+
+    threading.excepthook = hook
+    try:
+        yield
+    finally:
+        threading.excepthook = former
+
+
+def _append(file: TextIO, line: str) -> None:
+    with naming(file.name):
+        file.write(line)
+        file.flush()
+
+
+def _close(file: TextIO) -> None:
+    with suppress(OSError):  # of a line that could not be written, which has been said
+        file.close()
 
 
 def csv_line(values: Sequence[Any]) -> str:

@@ -1,0 +1,29 @@
+"""What the tests that kill share: a process that starts trainings fast, and trainings that nobody disturbed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from trained_processes import ForkServer
+from trials import Case, train_reference
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[ForkServer]:
+    with ForkServer() as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def reference_of(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Case], Path]:
+    """The run folder of a case, trained when it is first asked for; nobody may write to it."""
+    found: dict[Case, Path] = {}
+
+    def reference(case: Case) -> Path:
+        if case not in found:
+            found[case] = train_reference(case, tmp_path_factory.mktemp(f"{case}"), server)
+        return found[case]
+
+    return reference

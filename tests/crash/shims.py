@@ -1,0 +1,172 @@
+"""What is done to a training from inside its process: SIGKILL at a certain call, a random generator left out.
+
+`python shims.py SPEC ARGUMENT...` is `python -m marl_sb3.train ARGUMENT...` with the shims of SPEC, which is JSON.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import runpy
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+# Where a process can be killed: modules, and those of their calls that change what is on the disk.
+PLACES = {
+    "save": {"marl_sb3.checkpoint": {"os": ("mkdir", "open", "write", "fsync", "rename"), "shutil": ("rmtree",)}},
+    "cut": {"marl_sb3.callbacks.cut_logs": {"os": ("replace",)}},
+    "policies": {"marl_sb3.experiment": {"os": ("replace",), "shutil": ("rmtree",)}},
+}
+MOMENTS = ("before", "during", "after")
+GENERATORS = ("torch", "numpy", "env")
+
+Hit = Callable[..., Any]  # (name of the call, the call, its arguments) -> what the call returns
+
+
+class Watched:
+    """A module of the standard library, as one module of the package sees it, with some calls going through `hit`."""
+
+    def __init__(self, module: Any, names: tuple[str, ...], hit: Hit) -> None:
+        self._module, self._names, self._hit = module, names, hit
+
+    def __getattr__(self, name: str) -> Any:
+        original = getattr(self._module, name)
+        if name not in self._names:
+            return original
+        return lambda *args, **kwargs: self._hit(name, original, *args, **kwargs)
+
+
+def install(spec: Mapping[str, Any]) -> None:
+    """Put the shims of a specification in place.
+
+    Args:
+        spec: `{"kill": {"place", "call", "moment"}, "fail": {"place", "calls": [first, last], "errno"}, "break": a
+            generator, "interrupt_at_step": number}`, or some of these.
+    """
+    if "kill" in spec:
+        watch(spec["kill"]["place"], killer(spec["kill"]["call"], spec["kill"]["moment"]))
+    if "fail" in spec:
+        watch(spec["fail"]["place"], failer(spec["fail"]["calls"], spec["fail"]["errno"]))
+    if "break" in spec:
+        _BREAKS[spec["break"]]()
+    if "interrupt_at_step" in spec:
+        _interrupt_at(spec["interrupt_at_step"])
+
+
+def watch(place: str, hit: Hit) -> None:
+    """Let all calls of a place go through `hit`."""
+    for module_name, parts in PLACES[place].items():
+        module = importlib.import_module(module_name)
+        for part, names in parts.items():
+            setattr(module, part, Watched(getattr(module, part), names, hit))
+
+
+def killer(number: int, moment: str) -> Hit:
+    """What kills the process at the call of this number, counted from 1."""
+    calls = 0
+
+    def hit(name: str, original: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls != number:
+            return original(*args, **kwargs)
+        if moment == "after":
+            original(*args, **kwargs)
+        elif moment == "during":
+            _half(name, original, *args)
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("a process that was killed goes on")
+
+    return hit
+
+
+def failer(calls: Sequence[int], code: int) -> Hit:
+    """What makes the calls of these numbers, from the first to the last, fail as the system would."""
+    number = 0
+
+    def hit(name: str, original: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal number
+        number += name != "rmtree"
+        if calls[0] <= number <= calls[1] and name != "rmtree":
+            names = () if name in ("write", "fsync") else (str(args[0]),)  # open files have no name for the system
+            raise OSError(code, os.strerror(code), *names)
+        return original(*args, **kwargs)
+
+    return hit
+
+
+def _half(name: str, original: Any, *args: Any) -> None:
+    """Half of a write; one file of a folder that is to be removed. The others are done or not."""
+    if name == "write":
+        original(args[0], args[1][: len(args[1]) // 2])
+    elif original is shutil.rmtree and Path(args[0]).is_dir():
+        next(path for path in sorted(Path(args[0]).iterdir())).unlink()
+
+
+def _keep_torch() -> None:
+    import torch
+
+    _around_set_random_state(torch.get_rng_state, torch.set_rng_state)
+
+
+def _keep_numpy() -> None:
+    import numpy as np
+
+    _around_set_random_state(np.random.get_state, np.random.set_state)
+
+
+def _around_set_random_state(get: Callable[[], Any], put: Callable[[Any], Any]) -> None:
+    """One generator stays where it stands in the resumed process."""
+    from marl_sb3.learners import saving
+
+    original = saving.set_random_state
+
+    def all_but_one(state: Any) -> None:
+        kept = get()
+        original(state)
+        put(kept)
+
+    saving.set_random_state = all_but_one
+
+
+def _other_env_seed() -> None:
+    """The envs' episodes to come get seeds of another run."""
+    from marl_sb3.learners import saving
+    from marl_sb3.state import Fields
+
+    original = saving._set_env
+
+    def with_other_seed(algorithm: Any, state: Fields) -> Any:
+        env = dict(state.value("env"))
+        return original(algorithm, Fields({"env": {**env, "run_seed": env["run_seed"] + 1}}))
+
+    saving._set_env = with_other_seed
+
+
+_BREAKS = {"torch": _keep_torch, "numpy": _keep_numpy, "env": _other_env_seed}
+
+
+def _interrupt_at(step: int) -> None:
+    """Ctrl-C in the step of this number, in the middle of a rollout."""
+    from marl_sb3.callbacks import StopOnSignal
+
+    original, steps = StopOnSignal._on_step, 0
+
+    def on_step(self: StopOnSignal) -> bool:
+        nonlocal steps
+        steps += 1
+        if steps == step:
+            os.kill(os.getpid(), signal.SIGINT)
+        return original(self)
+
+    StopOnSignal._on_step = on_step  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    install(json.loads(sys.argv.pop(1)))
+    runpy.run_module("marl_sb3.train", run_name="__main__", alter_sys=True)

@@ -1,0 +1,182 @@
+"""A run that is killed, wherever and however often, and resumed is the run that nobody disturbed."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from kill_harness import plan
+from run_records import differences, events
+from shims import GENERATORS
+from trained_processes import ForkServer, wait
+from trials import REFUSAL, Case, Kill, Trial
+
+from marl_sb3.checkpoint import CheckpointFolder, read_checkpoint, write_checkpoint
+
+References = Callable[[Case], Path]
+BATCHED = Case("shared", "batched")
+
+# Ten kills, four of them inside a save, two of them of `python -m marl_sb3.train` itself.
+PORTIONS = {
+    BATCHED: [Kill("save"), Kill("time"), Kill("save", real=True)],
+    Case("mapped", "serial"): [Kill("save"), Kill("cut"), Kill("start")],
+    Case("mapped", "batched"): [Kill("time", real=True), Kill("time")],
+    Case("per_agent", "serial"): [Kill("time"), Kill("save")],
+}
+
+
+@pytest.mark.parametrize("case", PORTIONS, ids=str)
+def test_a_run_that_was_killed_is_the_run_that_was_not(
+    case: Case, server: ForkServer, reference_of: References, tmp_path: Path
+) -> None:
+    kills = PORTIONS[case]
+    tally = Trial(case, reference_of(case), tmp_path, server, random.Random(str(case))).carry_out(kills)
+    assert tally.mismatches == []
+    assert tally.kills == len(kills)
+    assert tally.runs >= 1
+
+
+def killed(case: Case, server: ForkServer, folder: Path, place: str = "save", call: int = 70) -> Path:
+    """A run that was killed at a call, after some checkpoints where no other is given."""
+    run = folder / "run"
+    shims = {"kill": {"place": place, "call": call, "moment": "before"}}
+    assert wait(server.start([*case.command(folder), "--run-dir", str(run)], shims, folder / "output.txt")) == -9
+    return run
+
+
+def resume(run: Path, server: ForkServer, shims: dict[str, object] | None = None) -> int:
+    return wait(server.start(["--resume", str(run), "--quiet"], shims or {}, run.parent / "output.txt"))
+
+
+@pytest.mark.parametrize(
+    ("broken", "case", "shows_in"),
+    [
+        ("torch", BATCHED, "/tensors/policy-000/"),
+        ("numpy", Case("mapped", "serial"), "/tensors/policy-000/"),
+        ("env", BATCHED, "/state/env/"),
+    ],
+)
+def test_a_generator_that_is_not_brought_back_is_found_out(
+    broken: str, case: Case, shows_in: str, server: ForkServer, reference_of: References, tmp_path: Path
+) -> None:
+    assert broken in GENERATORS
+    run = killed(case, server, tmp_path)
+    assert resume(run, server, {"break": broken}) == 0
+    assert shows_in in "\n".join(differences(reference_of(case), run))
+
+
+@pytest.mark.parametrize("call", [1, 3])
+def test_a_run_may_be_killed_while_its_logs_are_cut(
+    call: int, server: ForkServer, reference_of: References, tmp_path: Path
+) -> None:
+    run = killed(BATCHED, server, tmp_path)
+    assert resume(run, server, {"kill": {"place": "cut", "call": call, "moment": "before"}}) == -9
+    assert set(events(run).values()) == {1}  # TensorBoard may be looking
+    assert resume(run, server) == 0
+    assert differences(reference_of(BATCHED), run) == []
+
+
+@pytest.mark.parametrize("call", [1, 3])
+def test_a_run_may_be_killed_between_its_last_checkpoint_and_its_policies(
+    call: int, server: ForkServer, reference_of: References, tmp_path: Path
+) -> None:
+    run = killed(BATCHED, server, tmp_path, "policies", call)
+    assert resume(run, server) == 0
+    assert differences(reference_of(BATCHED), run) == []
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_says_how_to_start_anew(
+    server: ForkServer, reference_of: References, tmp_path: Path
+) -> None:
+    run = killed(BATCHED, server, tmp_path, call=5)
+    assert resume(run, server) == 2
+    said, config = (tmp_path / "output.txt").read_text(), run / "config.yaml"
+    assert said == REFUSAL.format(folder=run / "checkpoints", config=config) + " it anew\n"
+    again = ["--hparams", str(config), "--run-dir", str(tmp_path / "again"), "--quiet"]
+    assert wait(server.start(again, {}, tmp_path / "output.txt")) == 0
+    assert differences(reference_of(BATCHED), tmp_path / "again") == []
+
+
+def test_what_a_killed_save_leaves_goes_with_the_next_and_is_never_a_checkpoint(
+    server: ForkServer, reference_of: References, tmp_path: Path
+) -> None:
+    run = killed(BATCHED, server, tmp_path, call=30)  # in the second save
+    checkpoints = CheckpointFolder(run / "checkpoints")
+    left = [path.name for path in checkpoints.path.iterdir() if path.name not in checkpoints.names()]
+    assert [name[:17] for name in left] == [".unfinished-ckpt-"]
+    assert checkpoints.load().name == checkpoints.names()[-1]
+    assert resume(run, server) == 0
+    assert sorted(path.name for path in checkpoints.path.iterdir()) == checkpoints.names()
+
+
+def test_a_plan_has_a_third_of_its_kills_inside_saves() -> None:
+    kinds = [kill.kind for portion in plan(100, random.Random(0)) for kill in portion]
+    assert len(kinds) == 100
+    assert kinds.count("save") == 34
+    assert set(kinds) == {"save", "cut", "start", "time"}
+
+
+# --- The comparison itself -------------------------------------------------------------------------------------------
+
+
+def double_a_row(run: Path) -> None:
+    text = (run / "result.jsonl").read_text()
+    (run / "result.jsonl").write_text(text + text.splitlines(keepends=True)[-1])
+
+
+def change_a_row(run: Path) -> None:
+    lines = (run / "progress.csv").read_text().splitlines(keepends=True)
+    (run / "progress.csv").write_text("".join([*lines[:5], "9" + lines[5], *lines[6:]]))
+
+
+def double_the_events(run: Path) -> None:
+    path = next(run.glob("events.out.tfevents.*"))
+    shutil.copy(path, f"{path}.new")
+
+
+def lose_an_event(run: Path) -> None:
+    path = next(run.glob("events.out.tfevents.*"))
+    path.write_bytes(path.read_bytes()[:-20_000])
+
+
+def change_a_weight(run: Path) -> None:
+    checkpoint = CheckpointFolder(run / "checkpoints").load()
+    tensors = {name: dict(group) for name, group in checkpoint.tensors.items()}
+    name, weight = next(iter(tensors["policy-000"].items()))
+    tensors["policy-000"][name] = np.nextafter(weight, np.float32(2))
+    about = json.loads((run / "checkpoints" / checkpoint.name / "manifest.json").read_text())["about"]
+    write_checkpoint(run / "checkpoints" / checkpoint.name, checkpoint.state, tensors, about)
+
+
+def lose_the_policies(run: Path) -> None:
+    shutil.rmtree(run / "policies")
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (double_a_row, "result.jsonl has 25 rows, not 24"),
+        (change_a_row, "progress.csv, row 5: iteration is '95', was '5'"),
+        (double_the_events, "is wrong or there twice"),
+        (lose_an_event, "at step 1536 is missing, 1 times"),
+        (change_a_weight, "latest checkpoint: /tensors/policy-000/"),
+        (lose_the_policies, "policies: shared.zip is missing"),
+    ],
+)
+def test_a_difference_is_found(
+    change: Callable[[Path], None], expected: str, reference_of: References, tmp_path: Path
+) -> None:
+    reference, run = reference_of(BATCHED), tmp_path / "run"
+    shutil.copytree(reference, run)
+    assert differences(reference, run) == []
+    change(run)
+    assert expected in "\n".join(differences(reference, run))
+
+
+def test_the_reference_has_a_checkpoint_of_its_end(reference_of: References) -> None:
+    assert read_checkpoint(reference_of(BATCHED) / "checkpoints" / "ckpt-000024").about.whole("iteration") == 24
