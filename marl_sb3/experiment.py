@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.logger import KVWriter, Logger, TensorBoardOutputFormat
+from stable_baselines3.common.logger import KVWriter, Logger
 from stable_baselines3.common.utils import set_random_seed
 
 from marl_sb3.building import build, check_device, resolved, set_up_process
 from marl_sb3.callbacks import EvaluationCallback, RewardHistogramCallback, StopOnMetric, StopOnSignal
 from marl_sb3.callbacks.checkpoint import CheckpointCallback
 from marl_sb3.callbacks.cut_logs import cut_logs
-from marl_sb3.callbacks.run_log import CsvFormat, JsonLinesFormat
-from marl_sb3.checkpoint import Checkpoint
+from marl_sb3.callbacks.run_log import CsvFormat, EventsFormat, JsonLinesFormat, quiet_writers
+from marl_sb3.checkpoint import Checkpoint, naming
 from marl_sb3.config import TrainConfig, load_config, to_yaml
 from marl_sb3.envs.registry import EnvFactory
 from marl_sb3.errors import ConfigError, NumericError
@@ -29,6 +29,7 @@ from marl_sb3.learners.callback import MultiAgentCallback
 from marl_sb3.learners.import_weights import init_from as start_from
 from marl_sb3.learners.import_weights import parse_init_from
 from marl_sb3.learners.multi_agent_algorithm import MultiAgentAlgorithm
+from marl_sb3.learners.threads import start_without_dynamo
 from marl_sb3.metrics import Result, require_metric
 from marl_sb3.run_folder import RunFolder
 from marl_sb3.state import Fields
@@ -118,6 +119,7 @@ def prepare(
         files.write_config(config)
     except BaseException:
         run.algorithm.env.close()
+        files.unlock()
         raise
     return run
 
@@ -209,6 +211,22 @@ def restore(
     return run
 
 
+def metric_names(config: TrainConfig, factory: EnvFactory | None = None) -> list[str]:
+    """The flat names of all metrics of a run; it is built, so that it is known to be possible, and not started.
+
+    Raises:
+        ConfigError: a setting does not fit.
+    """
+    config = resolved(config)
+    check_device(config)
+    start_without_dynamo()
+    run = Run(RunFolder(Path()), config, build(config, factory), factory=factory)
+    try:
+        return [*run.algorithm.metric_names(), *_evaluation_metrics(run)]
+    finally:
+        run.algorithm.env.close()
+
+
 def _require_metrics(run: Run) -> None:
     known = [*run.algorithm.metric_names(), *_evaluation_metrics(run)]
     for metric in run.config.stop:
@@ -231,6 +249,7 @@ def _evaluations(run: Run) -> list[EvaluationCallback]:
             config.evaluation_duration,
             config.evaluation_duration_unit,
             config.evaluation_deterministic,
+            config.evaluation_seed,
         )
     ]
 
@@ -285,16 +304,31 @@ def execute(run: Run, callbacks: Sequence[BaseCallback] = ()) -> Run:
         try:
             watching = [*evaluations, last, stop, signals, RewardHistogramCallback()]
             _learn(run, [*watching, *callbacks, checkpoints])
+        except BaseException:
+            _try_to_save_policies(run)
+            raise
         finally:
             run.result = last.result
             run.checkpoint = checkpoints.latest or run.checkpoint
-            if last.result is not None and run.algorithm.is_finite():
-                run.policy_files = _save_policies(run)
-            elif last.result is not None:
-                _log.warning("the policies are not saved: their weights are not finite")
+        # Also if nothing was left to do: the process may have been killed after its last checkpoint.
+        if run.algorithm.iteration > 0:
+            run.policy_files = _save_policies(run)
     run.interrupted = signals.received is not None
     run.stopped_by = signals.received or stop.reached
     return run
+
+
+def _try_to_save_policies(run: Run) -> None:
+    """Save what was learned before the training failed; if this fails too, it is not the error to be told."""
+    if run.algorithm.iteration == 0:
+        return
+    if not run.algorithm.is_finite():
+        _log.warning("the policies are not saved: their weights are not finite")
+        return
+    try:
+        run.policy_files = _save_policies(run)
+    except Exception as error:  # torch raises errors of its own where a disk is full
+        _log.warning("the policies are not saved: %s", error)
 
 
 def _checkpoint_callback(run: Run) -> CheckpointCallback:
@@ -412,6 +446,7 @@ def _logs(run: Run) -> Iterator[None]:
     """While it lasts, the metrics go into the run folder."""
     folder = run.folder
     with ExitStack() as cleanup:
+        cleanup.enter_context(quiet_writers())
         formats: list[KVWriter] = []
         for make in (_json_lines, _csv, _tensorboard):
             formats.append(make(folder))
@@ -429,7 +464,7 @@ def _csv(folder: Path) -> KVWriter:
 
 
 def _tensorboard(folder: Path) -> KVWriter:
-    return TensorBoardOutputFormat(str(folder))
+    return EventsFormat(folder)
 
 
 def _save_policies(run: Run) -> dict[PolicyID, Path]:
@@ -437,7 +472,12 @@ def _save_policies(run: Run) -> dict[PolicyID, Path]:
     folder = run.files.policies
     unfinished = folder.with_name(f"{folder.name}.new")
     shutil.rmtree(unfinished, ignore_errors=True)
-    paths = run.algorithm.save_policies(unfinished)
+    try:
+        with naming(unfinished):
+            paths = run.algorithm.save_policies(unfinished)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
     shutil.rmtree(folder, ignore_errors=True)  # of before the run was resumed
     os.replace(unfinished, folder)
     return {policy_id: folder / path.name for policy_id, path in paths.items()}
