@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from marl_sb3.learners.ppo import PPO as PPO
     from marl_sb3.metrics import Episode as Episode
     from marl_sb3.metrics import InfoMetric as InfoMetric
+    from marl_sb3.tuning.api import tune as tune
     from marl_sb3.vec_env import MultiAgentVecEnv as MultiAgentVecEnv
     from marl_sb3.vec_env import make_vec_env as make_vec_env
 
@@ -46,13 +47,13 @@ _HOME = {
     "register_env": "marl_sb3.envs.registry",
 }
 
-__all__ = ["__version__", "train"]
+__all__ = ["__version__", "train", "tune"]
 __all__ += list(_HOME)
 
 
 def __getattr__(name: str) -> Any:
-    if name == "train":  # the module, which can be called: see `cli.callable_module`
-        return importlib.import_module("marl_sb3.train")
+    if name in ("train", "tune"):  # the modules, which can be called: see `cli.callable_module`
+        return importlib.import_module(f"marl_sb3.{name}")
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOME[name]), name)

@@ -51,6 +51,7 @@ class TrainConfig:
         evaluation_interval: iterations from one evaluation to the next; 0: none.
         evaluation_duration: how long one takes.
         evaluation_duration_unit: `episodes`, or `timesteps`: env steps, which favour short episodes.
+        evaluation_seed: of the episodes of every evaluation; None: follows from `seed`.
         evaluation_deterministic: the most likely actions instead of sampled ones.
         stop: training ends when one of these metrics reaches its value.
         custom_metrics: see `metrics.InfoMetric`.
@@ -84,6 +85,7 @@ class TrainConfig:
     evaluation_interval: int = 0
     evaluation_duration: int = 10
     evaluation_duration_unit: str = "episodes"
+    evaluation_seed: int | None = None
     evaluation_deterministic: bool = True
     stop: Mapping[str, float] = field(default_factory=dict)
     custom_metrics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -121,8 +123,10 @@ def _check(config: TrainConfig) -> None:
     _require(
         "n_parallel_updates", at_once, at_once is None or _is_whole(at_once, 1), "a whole number of at least 1, or null"
     )
-    seed_ok = config.seed is None or (_is_whole(config.seed, 0) and config.seed < 2**32)
-    _require("seed", config.seed, seed_ok, "a whole number from 0 to 4294967295")
+    for name in ("seed", "evaluation_seed"):
+        seed = getattr(config, name)
+        accepted = seed is None or (_is_whole(seed, 0) and seed < 2**32)
+        _require(name, seed, accepted, "a whole number from 0 to 4294967295")
     for name in ("init_from", "init_layers"):
         listed = getattr(config, name)
         is_list = isinstance(listed, (list, tuple)) and all(isinstance(text, str) for text in listed)

@@ -23,7 +23,8 @@ LAYERS = (
     ("callbacks",),
     ("run_folder", "building"),
     ("experiment",),
-    ("train", "evaluate", "export"),
+    ("tuning",),
+    ("train", "evaluate", "export", "tune"),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 

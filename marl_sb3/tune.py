@@ -1,0 +1,126 @@
+"""`python -m marl_sb3.tune`: parse the command line, run a search, print what came out.
+
+The module can also be called, as `marl_sb3.tune(...)`: see `marl_sb3.tuning.api.tune`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from marl_sb3.cli import EXIT_DONE, CommandParser, assignment, callable_module, run_command, setup_logging
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from marl_sb3.tuning.study import StudyOfTrials
+
+_EPILOG = """\
+A space file has a range for each parameter:
+  batch_size: {choices: [64, 128, 256]}
+  learning_rate: {log_uniform: [1e-4, 3e-3], linear: true}   # lin_X
+  gamma: {uniform: [0.9, 0.999]}
+  n_epochs: {int: [3, 15]}
+  pol1.learning_rate: {choices: [1e-4, 3e-4]}                 # of one policy
+  ent_coef: 0.01                                              # a constant
+RLlib's names (minibatch_size, lr, num_epochs, lambda, ...) are understood.
+
+examples
+  python -m marl_sb3.tune --trials 50
+  python -m marl_sb3.tune arena --trials 100 --workers 2 --confirm-seeds 10
+  python -m marl_sb3.tune CartPole-v1 --grid minibatch_size=128,200,256
+  python -m marl_sb3.tune --study NAME            go on with a study
+
+exit codes: 0 done, 1 failed, 2 wrong command line or settings, 130 interrupted
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = CommandParser(prog="python -m marl_sb3.tune", description="Search for better settings.", epilog=_EPILOG)
+    add = parser.add_argument
+    add("env", metavar="ENV", nargs="?", help="the env to train in; default: arena, or the study's")
+    add("--trials", metavar="N", type=int, help="how many settings are tried; default: 50, or the whole grid")
+    add("--timesteps", metavar="N", type=int, help="env steps of a trial; default: as in the preset")
+    add("--study", metavar="NAME", help="name of the study, an old one goes on; default: time and 4 hex digits")
+    add("--storage", metavar="URL", help="of a database, sqlite:///study.db; default: a journal in the study's folder")
+    add("--workers", metavar="N", type=int, default=1, help="processes that run trials; default: 1")
+    add("--sampler", metavar="NAME", help="tpe, random, grid or gp; default: tpe, or grid with --grid")
+    add("--pruner", metavar="NAME", help="median, asha or none; default: median, or none with --grid")
+    add("--space", metavar="FILE", help="what is chosen, see below; default: shipped for the algorithm")
+    add("--grid", metavar="KEY=A,B,C", action="append", default=[], help="try exactly these; may be repeated")
+    add("--objective", metavar="WHAT", default="sum",
+        help="sum of all agents' returns, min of them, an agent, a custom or any metric; default: sum")  # fmt: skip
+    add("--mode", metavar="M", default="max", help="max or min; default: max")
+    add("--over", metavar="WHICH", default="last",
+        help="of a trial's evaluations the last, the best, or mean_of_last_K; default: last")  # fmt: skip
+    add("--evaluations", metavar="N", type=int, default=10, help="of a trial, in equal distances; default: 10")
+    add("--evaluation-episodes", metavar="N", type=int, default=10, help="in each of them; default: 10")
+    add("--confirm-seeds", metavar="K", type=int, default=0,
+        help="train the best trials and the preset again with K fresh seeds each; default: 0, none")  # fmt: skip
+    add("--confirm-best", metavar="B", type=int, default=1, help="how many trials; default: 1")
+    add("--policies", choices=["shared", "per_agent"], help="default: as in the preset, else shared")
+    add("--algo", metavar="NAME", help="algorithm; default: ppo")
+    add("--seed", metavar="S", type=int, default=0, help="of the search; default: 0")
+    add("--set", metavar="KEY=VALUE", dest="settings", action="append", default=[],
+        help="set this in every trial; may be repeated; default: none")  # fmt: skip
+    add("-v", dest="verbosity", action="count", default=0, help="say more, show tracebacks; default: off")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
+    arguments = build_parser().parse_args(argv)
+    return run_command(lambda: _tune(arguments), arguments.verbosity)
+
+
+def _tune(arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    setup_logging(arguments.verbosity, Console(stderr=True, highlight=False))
+    from marl_sb3.config import parse_value
+    from marl_sb3.tuning.api import prepare_study
+    from marl_sb3.tuning.view import SearchView, print_outcome
+
+    settings = {key: parse_value(value) for key, value in (assignment("--set", text) for text in arguments.settings)}
+    study = prepare_study(
+        arguments.env,
+        trials=arguments.trials,
+        timesteps=arguments.timesteps,
+        study=arguments.study,
+        storage=arguments.storage,
+        sampler=arguments.sampler,
+        pruner=arguments.pruner,
+        space=arguments.space,
+        grid=arguments.grid,
+        objective=arguments.objective,
+        mode=arguments.mode,
+        over=arguments.over,
+        evaluations=arguments.evaluations,
+        evaluation_episodes=arguments.evaluation_episodes,
+        policies=arguments.policies,
+        algo=arguments.algo,
+        seed=arguments.seed,
+        settings=settings,
+    )
+    _search(study, arguments, console, SearchView)
+    print_outcome(console, study, arguments.confirm_best, arguments.confirm_seeds, arguments.workers)
+    print(study.folder, flush=True)
+    return EXIT_DONE
+
+
+def _search(study: StudyOfTrials, arguments: argparse.Namespace, console: Console, view_class: Any) -> None:
+    from marl_sb3.tuning.run_search import run_search
+
+    console.print(f"study {study.search.name}: {study.folder}", soft_wrap=True, markup=False)
+    with view_class(console, study) as view:
+        run_search(study, arguments.workers, view.update)
+
+
+callable_module(__name__, "marl_sb3.tuning.api:tune")
+
+if __name__ == "__main__":
+    sys.exit(main())

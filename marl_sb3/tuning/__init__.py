@@ -1,0 +1,1 @@
+"""The search for better settings: spaces, trials, worker processes, and what came out."""

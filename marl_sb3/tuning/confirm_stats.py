@@ -1,0 +1,147 @@
+"""Is the winner of a search better than the preset, or was it lucky? The returns of fresh seeds of both, compared."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import stdtr, stdtrit
+
+from marl_sb3.errors import ConfigError
+from marl_sb3.spread import Spread, spread
+from marl_sb3.types import Array
+
+BETTER, WORSE, UNKNOWN = "better", "worse", "no difference can be told"
+_NOTHING_IS_KNOWN = (-math.inf, math.inf)
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The returns of the winner next to those of the preset; more is better.
+
+    All intervals are of 95 %. One seed says nothing about how returns spread: intervals that need it are then endless.
+
+    Attributes:
+        winner_mean: mean over the winner's seeds.
+        winner_ci: of that mean, by Student's t.
+        preset_mean: mean over the preset's seeds.
+        preset_ci: of that mean, by Student's t.
+        difference: of the means: winner less preset.
+        difference_ci: of the difference, by Welch's t, which lets the two spread differently.
+        p_value: of the difference, two-sided, by Welch's t: how often chance alone makes one as large. 1 for one seed.
+        improvement: probability that a training with the winner's settings returns more than one with the preset's.
+        improvement_ci: of that probability, by the bootstrap.
+    """
+
+    winner_mean: float
+    winner_ci: Interval
+    preset_mean: float
+    preset_ci: Interval
+    difference: float
+    difference_ci: Interval
+    p_value: float
+    improvement: float
+    improvement_ci: Interval
+
+    def verdict(self) -> str:
+        """`better` or `worse` if the interval of the difference leaves 0 out, else `no difference can be told`."""
+        low, high = self.difference_ci
+        return BETTER if low > 0 else WORSE if high < 0 else UNKNOWN
+
+
+def compare(
+    winner: Sequence[float], preset: Sequence[float], n_resamples: int = 2000, bootstrap_seed: int = 0
+) -> Comparison:
+    """The figures of two samples of returns, one return per seed.
+
+    The seeds must be others than those of the search: the return that made a trial win is too good to be its mean.
+
+    Args:
+        winner: returns of the winner's settings.
+        preset: returns of the preset.
+        n_resamples: of the bootstrap.
+        bootstrap_seed: of the bootstrap: the same returns give the same interval.
+
+    Raises:
+        ConfigError: there is no return on a side, or one that is not finite.
+    """
+    ours, theirs = _sample("the winner", winner), _sample("the preset", preset)
+    difference_ci, p_value = welch(ours, theirs)
+    return Comparison(
+        winner_mean=_mean(ours),
+        winner_ci=ours.ci95 or _NOTHING_IS_KNOWN,
+        preset_mean=_mean(theirs),
+        preset_ci=theirs.ci95 or _NOTHING_IS_KNOWN,
+        difference=_mean(ours) - _mean(theirs),
+        difference_ci=difference_ci,
+        p_value=p_value,
+        improvement=probability_of_improvement(winner, preset),
+        improvement_ci=_improvement_ci(winner, preset, n_resamples, bootstrap_seed),
+    )
+
+
+def _sample(name: str, returns: Sequence[float]) -> Spread:
+    if not len(returns) or not all(map(math.isfinite, returns)):
+        raise ConfigError(f"the returns of {name} are {list(returns)}; accepted: finite numbers, at least one")
+    return spread(returns)
+
+
+def _mean(sample: Spread) -> float:
+    assert sample.mean is not None, "it is not empty"
+    return sample.mean
+
+
+def welch(ours: Spread, theirs: Spread) -> tuple[Interval, float]:
+    """The 95 % confidence interval of the difference of two means, and its two-sided p-value.
+
+    Welch, "The generalization of 'Student's' problem when several different population variances are involved",
+    Biometrika 34, 1947: t = difference / sqrt(v1 + v2), where v = sd^2 / n, with
+    (v1 + v2)^2 / (v1^2 / (n1 - 1) + v2^2 / (n2 - 1)) degrees of freedom (Satterthwaite, Biometrics Bulletin 2, 1946).
+    Where all values of each side are the same, a difference is certain.
+    """
+    if ours.sd is None or theirs.sd is None:
+        return _NOTHING_IS_KNOWN, 1.0
+    difference = _mean(ours) - _mean(theirs)
+    v1, v2 = ours.sd**2 / ours.n, theirs.sd**2 / theirs.n
+    if v1 + v2 == 0:
+        return (difference, difference), float(difference == 0)
+    share = v1 / (v1 + v2)
+    freedom = 1 / (share**2 / (ours.n - 1) + (1 - share) ** 2 / (theirs.n - 1))
+    error = math.sqrt(v1 + v2)
+    margin = float(stdtrit(freedom, 0.975)) * error
+    return (difference - margin, difference + margin), 2 * float(stdtr(freedom, -abs(difference) / error))
+
+
+def probability_of_improvement(winner: Sequence[float], preset: Sequence[float]) -> float:
+    """P(X > Y) over all pairs of a winner's and a preset's return; half of a tie counts.
+
+    It is the Mann-Whitney U statistic over n * m, as in Agarwal et al., "Deep Reinforcement Learning at the Edge of
+    the Statistical Precipice", NeurIPS 2021, here for one task.
+    """
+    return float(_wins(winner, preset).mean())
+
+
+def _wins(winner: Sequence[float], preset: Sequence[float]) -> Array:
+    """(n, m) float64: 1 where the winner returns more, 0.5 at a tie, 0 where it returns less."""
+    x, y = np.asarray(winner, dtype=np.float64), np.asarray(preset, dtype=np.float64)
+    return 0.5 + 0.5 * np.sign(x[:, None] - y[None, :])
+
+
+def _improvement_ci(winner: Sequence[float], preset: Sequence[float], n_resamples: int, seed: int) -> Interval:
+    """Percentile bootstrap, the seeds of each side drawn anew with replacement (Agarwal et al. 2021).
+
+    Where every return of one side exceeds all of the other it has no width, however few the seeds are.
+    """
+    wins = _wins(winner, preset)
+    n, m = wins.shape
+    if n < 2 or m < 2:
+        return 0.0, 1.0
+    rng = np.random.default_rng(seed)
+    # How often each seed is drawn: the mean over a resample's pairs is then a product.
+    ours, theirs = (rng.multinomial(size, np.full(size, 1 / size), n_resamples) for size in (n, m))
+    low, high = np.quantile(((ours @ wins) * theirs).sum(axis=1) / (n * m), (0.025, 0.975))
+    return float(low), float(high)

@@ -1,0 +1,92 @@
+"""What a search makes as large, or as small, as it can: a number from the evaluations of a trial."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from marl_sb3.errors import ConfigError
+from marl_sb3.metrics import flatten
+
+_EVALUATED = "evaluation/env_runners/"
+_AGENTS = f"{_EVALUATED}agent_episode_returns_mean/"
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A number per evaluation, and a number per trial.
+
+    Attributes:
+        of: `sum` (over agents, the default), `min` (of the agents' returns), an agent's id, the name of a custom
+            metric, or the flat name of any metric.
+        mode: `max` or `min`.
+        over: of a trial's evaluations the `last`, the `best`, or the mean of the last k: `mean_of_last_3`.
+    """
+
+    of: str = "sum"
+    mode: str = "max"
+    over: str = "last"
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("max", "min"):
+            raise ConfigError(f"--mode is {self.mode!r}; accepted: max or min", key="mode")
+        if self.over not in ("last", "best") and self._k() is None:
+            raise ConfigError(f"--over is {self.over!r}; accepted: last, best or mean_of_last_K", key="over")
+
+    def _k(self) -> int | None:
+        head, _, k = self.over.rpartition("_")
+        return int(k) if head == "mean_of_last" and k.isdecimal() and int(k) > 0 else None
+
+    def require_known(self, names: Sequence[str]) -> None:
+        """Refuse what no evaluation will tell.
+
+        Raises:
+            ConfigError: with what is accepted.
+        """
+        if self.of != "min" and self.metric(names) not in names:
+            agents = [name.removeprefix(_AGENTS) for name in names if name.startswith(_AGENTS)]
+            raise ConfigError(
+                f"--objective is {self.of!r}; accepted: sum, min, an agent ({', '.join(agents)}), a custom metric or "
+                "the name of any metric",
+                key="objective",
+            )
+
+    def metric(self, names: Sequence[str]) -> str:
+        """The flat name behind a short one."""
+        candidates = {
+            "sum": f"{_EVALUATED}episode_return_mean",
+            f"{_AGENTS}{self.of}": f"{_AGENTS}{self.of}",
+            f"{_EVALUATED}custom_metrics/{self.of}_mean": f"{_EVALUATED}custom_metrics/{self.of}_mean",
+        }
+        if self.of in candidates:
+            return candidates[self.of]
+        return next((name for name in candidates if name in names), self.of)
+
+    def value(self, result: Mapping[str, Any]) -> float | None:
+        """The number of an iteration; None if it was not evaluated."""
+        flat = flatten(result)
+        if self.of == "min":
+            found = [value for name, value in flat.items() if name.startswith(_AGENTS)]
+            values = [value for value in found if value is not None]
+            return min(values) if values and len(values) == len(found) else None
+        if not any(name.startswith(_EVALUATED) for name in flat):
+            return None
+        value = flat.get(self.metric(list(flat)))
+        return None if value is None else float(value)
+
+    def final(self, values: Sequence[float]) -> float:
+        """The number of a trial, from those of its evaluations.
+
+        Raises:
+            ConfigError: there was none.
+        """
+        if not values:
+            raise ConfigError("the trial was never evaluated: its budget is too small", key="timesteps")
+        if self.over == "last":
+            return values[-1]
+        if self.over == "best":
+            return max(values) if self.mode == "max" else min(values)
+        last = values[-(self._k() or 1) :]
+        return math.fsum(last) / len(last)

@@ -1,0 +1,169 @@
+"""What is left of a study in its folder: its trials as a file and as a page, and the settings that won."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from optuna.trial import FrozenTrial, TrialState
+from rich.table import Table
+from rich.text import Text
+
+from marl_sb3.callbacks.live_view import number
+from marl_sb3.config import load_config, to_yaml
+from marl_sb3.tuning.report_page import html_report
+from marl_sb3.tuning.study import SEED, StudyOfTrials
+from marl_sb3.tuning.trial_rows import (
+    error_text,
+    header,
+    measured,
+    one_line,
+    parameters_text,
+    row,
+    states,
+    value_text,
+    write_whole,
+)
+
+__all__ = ["best_yml", "html_report", "trials_csv", "trials_table"]
+
+_ALL_UP_TO = 30
+_BEST = 10
+_OWN_COLUMNS = 3  # on a terminal of 80 characters there is no room for more
+
+
+def trials_csv(study: StudyOfTrials) -> Path:
+    """Write `trials.csv`: a row per trial, whatever became of it; empty where there is no value."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header(study))
+    writer.writerows(row(study, trial) for trial in study.trials())
+    return write_whole(study.folder / "trials.csv", text.getvalue())
+
+
+# --- On a terminal ---------------------------------------------------------------------------------------------------
+
+
+def trials_table(trials: Sequence[FrozenTrial], mode: str = "max") -> Table:
+    """All trials, or the best 10 of more than 30; the best is marked by a `*`, and errors stand below.
+
+    The objective of a trial that was given up (pruned) is that of its last evaluation: it competes with no other.
+
+    Args:
+        trials: of a study, in the order of their numbers.
+        mode: `max` or `min`.
+    """
+    ranked = _best_first(trials, mode)
+    shown = list(trials) if len(trials) <= _ALL_UP_TO else ranked[:_BEST]
+    best = ranked[0] if ranked and ranked[0].state == TrialState.COMPLETE else None
+    names = list(dict.fromkeys(name for trial in shown for name in trial.params))
+    table = _empty_table(names)
+    for trial in shown:
+        parameters = _parameter_cells(trial, names)
+        table.add_row(*_cells(trial, trial is best, parameters), style="bold" if trial is best else None)
+    table.caption = _below(trials, shown)
+    return table
+
+
+def _empty_table(names: Sequence[str]) -> Table:
+    table = Table(box=None, header_style="dim", pad_edge=False, caption_justify="left", caption_style="")
+    table.add_column("trial", justify="right", no_wrap=True)
+    table.add_column("status", no_wrap=True)
+    own = [_in_lines(name) for name in names] or ["parameters"]
+    for name in own if len(own) <= _OWN_COLUMNS else ["parameters"]:
+        table.add_column(Text(name), overflow="fold")
+    for name in ("iter", "seconds", "env\nsteps", "training\nreturn", "objective"):
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def _in_lines(name: str) -> str:
+    """A long name in several lines: `learning_`, `rate`."""
+    name = one_line(name).removeprefix("policy_kwargs.")
+    return re.sub(r"(?<=[._])", "\n", name) if len(name) > 9 else name
+
+
+def _parameter_cells(trial: FrozenTrial, names: Sequence[str]) -> list[str]:
+    """A cell for each parameter, or one for all where there are many; of numbers four digits."""
+    rounded = {
+        name: float(f"{value:.4g}") if isinstance(value, float) else value for name, value in trial.params.items()
+    }
+    if len(names) > _OWN_COLUMNS:
+        return [parameters_text(rounded)]
+    return [value_text(rounded[name]) if name in rounded else "-" for name in names] or [""]
+
+
+def _best_first(trials: Sequence[FrozenTrial], mode: str) -> list[FrozenTrial]:
+    """By their values, of equal ones the earlier first; then those without a value, in their order."""
+    complete = [trial for trial in trials if trial.state == TrialState.COMPLETE]
+    sign = -1.0 if mode == "max" else 1.0
+    ranked = sorted(complete, key=lambda trial: (sign * (trial.value or 0.0), trial.number))
+    return ranked + [trial for trial in trials if trial.state != TrialState.COMPLETE]
+
+
+def _cells(trial: FrozenTrial, is_best: bool, parameters: Sequence[str]) -> list[Text]:
+    notes = trial.user_attrs
+    cells = [
+        f"{'* ' if is_best else ''}{trial.number}",
+        trial.state.name,
+        *parameters,
+        number(notes.get("iterations"), 0),
+        number(notes.get("seconds"), 1),
+        number(notes.get("env_steps"), 0),
+        number(notes.get("return")),
+        number(trial.value),
+    ]
+    return [Text(cell) for cell in cells]
+
+
+def _below(trials: Sequence[FrozenTrial], shown: Sequence[FrozenTrial]) -> Text | None:
+    errors = [(trial, error_text(trial)) for trial in shown]
+    lines = [f"trial {trial.number}: {error}" for trial, error in errors if error is not None]
+    if len(shown) < len(trials):
+        lines.append(f"{len(shown)} of {len(trials)} trials, the best first: {states(trials)}")
+    return Text("\n".join(lines), no_wrap=True, overflow="ellipsis") if lines else None
+
+
+# --- The settings that won -------------------------------------------------------------------------------------------
+
+# What a search sets for its own purposes, and the worker's share of the cores.
+_OF_THE_SEARCH = (
+    "checkpoint_every",
+    "evaluation_interval",
+    "evaluation_duration",
+    "evaluation_duration_unit",
+    "evaluation_seed",
+    "n_parallel_updates",
+)
+
+
+def best_yml(study: StudyOfTrials) -> Path | None:
+    """Write `best.yml`: the configuration of the best trial, for `python -m marl_sb3.train --hparams best.yml`.
+
+    It is what the trial was trained with, for as many env steps, but with a new seed in every run, and with
+    evaluations and checkpoints as they are without a search.
+
+    Returns:
+        None if no trial was trained to its end; nothing is written then.
+
+    Raises:
+        ConfigError: the trial's `config.yaml` is missing or damaged.
+    """
+    best = next(iter(study.completed()), None)
+    if best is None:
+        return None
+    search = study.search
+    settings = {**search.settings, **study.space.settings(best.params)}
+    usual = load_config(search.env, search.algo, settings=settings)
+    own: dict[str, Any] = {name: getattr(usual, name) for name in _OF_THE_SEARCH}
+    config = replace(study.config_of(best), seed=None, **own)
+    comment = (
+        f"# Trial {best.number} of study {one_line(search.name)}: {best.value!r} ({search.mode}) of "
+        f"{measured(search)}, in one training with seed {best.user_attrs.get(SEED)}."
+    )
+    return write_whole(study.folder / "best.yml", f"{comment}\n{to_yaml(config)}")

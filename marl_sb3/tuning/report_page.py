@@ -1,0 +1,253 @@
+"""A study as one page that opens without a network: Optuna's plots, with the script that draws them inside."""
+
+from __future__ import annotations
+
+import copy
+import math
+import shlex
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import optuna
+from optuna.exceptions import ExperimentalWarning
+from optuna.trial import FrozenTrial, TrialState
+
+from marl_sb3.errors import ConfigError
+from marl_sb3.tuning.study import StudyOfTrials
+from marl_sb3.tuning.trial_rows import header, measured, one_line, parameters_text, row, states, write_whole
+
+# Nothing may be loaded, whatever is in the page. Older versions of plotly.js make functions from text (unsafe-eval);
+# the pictures that it saves are data: and blob:.
+_POLICY = "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data: blob:"
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; padding: 0 1rem; color: #222; }
+table { border-collapse: collapse; }
+th, td { text-align: left; padding: .2rem .8rem .2rem 0; vertical-align: top; border-bottom: 1px solid #ddd; }
+.wide { overflow-x: auto; }
+.wide td { white-space: nowrap; }
+.best td { font-weight: bold; background: #eef5ff; }
+.note { color: #666; }
+"""
+_HEIGHT = "480px"
+
+
+def html_report(study: StudyOfTrials) -> Path:
+    """Write `report.html`: a summary, Optuna's plots, and all trials.
+
+    Raises:
+        ConfigError: plotly is not installed; the message says how to.
+    """
+    drawing = _visualization()
+    trials = study.trials()
+    title = f"study {one_line(study.search.name)}"
+    parts = [
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
+        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<h1>{escape(title)}</h1>",
+        _summary(study, trials),
+        *_plots(drawing, _bare_copy(study, trials)),
+        _all_trials(study, trials),
+        "</body>\n</html>\n",
+    ]
+    return write_whole(study.folder / "report.html", "\n".join(parts))
+
+
+def _visualization() -> ModuleType:
+    """Optuna's plots by plotly, which is imported here alone."""
+    from optuna import visualization  # takes a second
+
+    if not visualization.is_available():
+        raise ConfigError(
+            "report.html needs the package plotly, which cannot be imported; "
+            "install it with: pip install 'marl_sb3[report]'"
+        )
+    return visualization
+
+
+# --- Tables ----------------------------------------------------------------------------------------------------------
+
+
+def _summary(study: StudyOfTrials, trials: Sequence[FrozenTrial]) -> str:
+    search, best = study.search, next(iter(study.completed()), None)
+    rows: list[tuple[str, object]] = [
+        ("study", search.name),
+        ("env", search.env),
+        ("objective", measured(search)),
+        ("direction", "more is better (max)" if search.mode == "max" else "less is better (min)"),
+        ("trials", f"{len(trials)}: {states(trials)}" if trials else "0"),
+        ("best trial", "none: no trial was trained to its end" if best is None else best.number),
+    ]
+    if best is not None:
+        chosen = {name: value for name, value in study.space.settings(best.params).items() if name in best.params}
+        named = f"{shlex.quote(search.env)} " if ":" in search.env else ""  # of a file alone it is not taken
+        rows += [
+            ("its value", best.value),
+            ("its parameters", parameters_text(chosen)),
+            ("train with them", f"python -m marl_sb3.train {named}--hparams best.yml"),
+        ]
+    body = "\n".join(f'<tr><th scope="row">{escape(name)}</th>{_cell(value)}</tr>' for name, value in rows)
+    return f"<h2>Summary</h2>\n<table>\n{body}\n</table>"
+
+
+def _all_trials(study: StudyOfTrials, trials: Sequence[FrozenTrial]) -> str:
+    best = next(iter(study.completed()), None)
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in header(study))
+    lines = [f"<tr>{head}</tr>"]
+    for trial in trials:
+        mark = ' class="best"' if best is not None and trial.number == best.number else ""
+        lines.append(f"<tr{mark}>{''.join(map(_cell, row(study, trial)))}</tr>")
+    body = "\n".join(lines)
+    return f'<h2>Trials</h2>\n<div class="wide">\n<table>\n{body}\n</table>\n</div>'
+
+
+def _cell(value: object) -> str:
+    return f"<td>{'' if value is None else escape(one_line(value))}</td>"
+
+
+# --- Plots -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Plot:
+    """A plot of Optuna's.
+
+    Attributes:
+        title: a heading.
+        note: what it shows.
+        draw: makes the figure, from `optuna.visualization` and a study.
+        lacks: what a study lacks for it, in words; None if nothing.
+    """
+
+    title: str
+    note: str
+    draw: Callable[[ModuleType, optuna.Study], Any]
+    lacks: Callable[[Sequence[FrozenTrial]], str | None]
+
+
+def _plots(drawing: ModuleType, study: optuna.Study) -> Iterable[str]:
+    """The sections of the page; plotly.js is in the first that has a figure."""
+    has_script = False
+    for index, plot in enumerate(_PLOTS):
+        figure, why = _figure(drawing, study, plot)
+        note = plot.note if why is None else f"Not drawn: {why}."
+        yield f'<h2>{escape(plot.title)}</h2>\n<p class="note">{escape(note)}</p>'
+        if figure is not None:
+            html = figure.to_html(
+                config={"displaylogo": False},  # it is a link
+                include_plotlyjs=not has_script,
+                full_html=False,
+                default_height=_HEIGHT,
+                div_id=f"plot-{index}",
+            )
+            yield f'<div class="wide">{html}</div>'
+            has_script = True
+
+
+def _figure(drawing: ModuleType, study: optuna.Study, plot: _Plot) -> tuple[Any, str | None]:
+    """A figure; or None, and why there is none."""
+    why = plot.lacks(study.get_trials(deepcopy=False))
+    if why is not None:
+        return None, why
+    try:
+        figure = plot.draw(drawing, study)
+    except Exception as error:  # a plot is not worth the page
+        return None, f"{type(error).__name__}: {one_line(error)}"
+    return figure.update_layout(title=None, margin_t=40), None  # the page has headings
+
+
+def _bare_copy(study: StudyOfTrials, trials: Sequence[FrozenTrial]) -> optuna.Study:
+    """The study in memory, without notes: Optuna shows them in labels, where plotly takes `<a>` for a link."""
+    bare = optuna.create_study(direction=study.optuna.direction)
+    for trial in trials:
+        without_notes = copy.copy(trial)
+        without_notes.user_attrs = {}
+        bare.add_trial(without_notes)
+    return bare
+
+
+def _importances(drawing: ModuleType, study: optuna.Study) -> Any:
+    with warnings.catch_warnings():
+        # Optuna 4 calls it experimental; its own default there, fANOVA, needs scikit-learn.
+        warnings.filterwarnings("ignore", category=ExperimentalWarning)
+        evaluator = optuna.importance.PedAnovaImportanceEvaluator()
+    return drawing.plot_param_importances(study, evaluator=evaluator)
+
+
+def _learning_curves(drawing: ModuleType, study: optuna.Study) -> Any:
+    pruned = {f"Trial{trial.number}" for trial in study.get_trials(deepcopy=False) if trial.state == TrialState.PRUNED}
+    figure = drawing.plot_intermediate_values(study)
+    figure.for_each_trace(lambda trace: trace.update(line_dash="dot") if trace.name in pruned else None)
+    return figure.update_layout(xaxis_title="Evaluation", yaxis_title="Objective Value")
+
+
+def _complete(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+    """Those that Optuna draws."""
+    return [t for t in trials if t.state == TrialState.COMPLETE and t.value is not None and math.isfinite(t.value)]
+
+
+def _no_complete_trial(trials: Sequence[FrozenTrial]) -> str | None:
+    return None if _complete(trials) else "no trial was trained to its end"
+
+
+def _nothing_to_compare(trials: Sequence[FrozenTrial]) -> str | None:
+    complete = _complete(trials)
+    if len(complete) < 2:
+        return "fewer than two trials were trained to their end"
+    if len({name for trial in complete for name in trial.params}) < 2:
+        return "there is one parameter only"
+    return "all trials have the same value" if len({trial.value for trial in complete}) == 1 else None
+
+
+def _no_evaluation(trials: Sequence[FrozenTrial]) -> str | None:
+    drawn = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)
+    found = any(trial.intermediate_values for trial in trials if trial.state in drawn)
+    return None if found else "no trial that did not fail was evaluated"
+
+
+def _none_started(trials: Sequence[FrozenTrial]) -> str | None:
+    return None if any(trial.datetime_start for trial in trials) else "no trial was started"
+
+
+_PLOTS = (
+    _Plot(
+        "Optimization history",
+        "The value of each trial, and the best so far.",
+        lambda drawing, study: drawing.plot_optimization_history(study),
+        _no_complete_trial,
+    ),
+    _Plot(
+        "Learning curves",
+        "The objective at each evaluation; dotted where the trial was given up (pruned).",
+        _learning_curves,
+        _no_evaluation,
+    ),
+    _Plot(
+        "Parameter importances",
+        "What distinguishes the best tenth of the trials from the others, by PED-ANOVA (Watanabe et al., IJCAI 2023).",
+        _importances,
+        _nothing_to_compare,
+    ),
+    _Plot(
+        "Parallel coordinates",
+        "A line for each trial that was trained to its end, across its parameters.",
+        lambda drawing, study: drawing.plot_parallel_coordinate(study),
+        _no_complete_trial,
+    ),
+    _Plot(
+        "Slices",
+        "The value over each parameter; the darker, the later the trial.",
+        lambda drawing, study: drawing.plot_slice(study),
+        _no_complete_trial,
+    ),
+    _Plot(
+        "Timeline",
+        "When each trial ran, and what became of it.",
+        lambda drawing, study: drawing.plot_timeline(study),
+        _none_started,
+    ),
+)

@@ -1,0 +1,168 @@
+"""A search: what is tried, by which rules, and where it is kept."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from marl_sb3.config import TrainConfig, load_config, read_yaml
+from marl_sb3.errors import ConfigError
+from marl_sb3.tuning.objective import Objective
+from marl_sb3.tuning.space import Space, parse_space
+
+SAMPLERS = ("tpe", "random", "grid", "gp")
+PRUNERS = ("median", "asha", "none")
+_FILE = "study.yaml"
+
+
+@dataclass(frozen=True)
+class Search:
+    """Everything that decides what a search does.
+
+    Attributes:
+        env: env id.
+        space: what is chosen, as in a space file.
+        name: of the study.
+        trials: how many, without those that are repeated because they were killed.
+        seed: from which the seed of every trial follows, and what the sampler draws.
+        algo: algorithm; None: the default one.
+        policies: as in `TrainConfig`; None: as in the preset.
+        timesteps: env steps of a trial; None: as in the preset.
+        settings: what is set in every trial, by keys as after `--set`.
+        sampler: one of `SAMPLERS`.
+        pruner: one of `PRUNERS`.
+        objective: see `Objective`.
+        mode: see `Objective`.
+        over: see `Objective`.
+        evaluations: how many a trial has, in equal distances.
+        evaluation_episodes: complete episodes in each of them.
+        storage: URL of a database; None: a journal in the study's folder.
+    """
+
+    env: str
+    space: Mapping[str, Any]
+    name: str
+    trials: int = 50
+    seed: int = 0
+    algo: str | None = None
+    policies: str | None = None
+    timesteps: int | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    sampler: str = "tpe"
+    pruner: str = "median"
+    objective: str = "sum"
+    mode: str = "max"
+    over: str = "last"
+    evaluations: int = 10
+    evaluation_episodes: int = 10
+    storage: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("trials", "evaluations", "evaluation_episodes"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(f"--{_option(name)} is {value!r}; accepted: a whole number of at least 1", key=name)
+        for name, accepted in (("sampler", SAMPLERS), ("pruner", PRUNERS)):
+            if getattr(self, name) not in accepted:
+                raise ConfigError(f"--{name} is {getattr(self, name)!r}; accepted: {', '.join(accepted)}", key=name)
+
+    def parsed_space(self) -> Space:
+        """The space, checked."""
+        return parse_space(self.space, "the space")
+
+    def parsed_objective(self) -> Objective:
+        """The objective, checked."""
+        return Objective(self.objective, self.mode, self.over)
+
+    def trial_seed(self, number: int) -> int:
+        """The run seed of a trial, in [0, 2**31)."""
+        return int(np.random.SeedSequence(self.seed, spawn_key=(number,)).generate_state(1)[0]) >> 1
+
+    def evaluation_seed(self) -> int:
+        """Of the episodes of all evaluations, in [0, 2**31): the same in every trial, so that figures compare."""
+        return int(np.random.SeedSequence(self.seed, spawn_key=(2**31,)).generate_state(1)[0]) >> 1
+
+    def trial_config(self, settings: Mapping[str, Any], seed: int) -> TrainConfig:
+        """The configuration of a trial.
+
+        Raises:
+            ConfigError: a setting is wrong, or the budget is too small for the evaluations.
+        """
+        config = load_config(
+            self.env,
+            self.algo,
+            settings={**self.settings, **settings},
+            policies=self.policies,
+            n_timesteps=self.timesteps,
+            seed=seed,
+        )
+        iterations = -(-config.n_timesteps // (config.n_envs * _rollout_steps(config)))
+        if iterations < self.evaluations:
+            raise ConfigError(
+                f"a trial of {config.n_timesteps} env steps has {iterations} iterations, fewer than its "
+                f"{self.evaluations} evaluations; accepted: more --timesteps or fewer --evaluations",
+                key="timesteps",
+            )
+        return replace(
+            config,
+            checkpoint_every=0,
+            evaluation_interval=iterations // self.evaluations,
+            evaluation_duration=self.evaluation_episodes,
+            evaluation_duration_unit="episodes",
+            evaluation_seed=self.evaluation_seed(),
+        )
+
+    def same_as(self, other: Search) -> list[str]:
+        """The names of what would make the trials of one meaningless in the other."""
+        own, theirs = self.to_plain(), other.to_plain()
+        return [name for name in own if name not in ("trials", "storage") and own[name] != theirs[name]]
+
+    def to_plain(self) -> dict[str, Any]:
+        """As in the study's file."""
+        return {**asdict(self), "space": self.parsed_space().to_plain()}
+
+    def write(self, folder: Path) -> None:
+        """Write `study.yaml`, whole or not at all."""
+        folder.mkdir(parents=True, exist_ok=True)
+        fresh = folder / f"{_FILE}.new"
+        fresh.write_text(yaml.safe_dump(self.to_plain(), sort_keys=False), encoding="utf-8")
+        os.replace(fresh, folder / _FILE)
+
+
+def read_search(folder: Path, env: str | None = None) -> Search | None:
+    """The search that a study's folder holds; None if it holds none.
+
+    Args:
+        folder: the study's.
+        env: the env as the user names it: nothing is imported because a file says so.
+
+    Raises:
+        ConfigError: the file is damaged, or names code that the user has not named.
+    """
+    if not (folder / _FILE).is_file():
+        return None
+    content = read_yaml(folder / _FILE)
+    if not isinstance(content, Mapping) or set(content) != {item.name for item in fields(Search)}:
+        raise ConfigError(f"{folder / _FILE} is not that of a study", key="study")
+    search = Search(**content)
+    if ":" in search.env and search.env != env:
+        raise ConfigError(f"{folder / _FILE} wants to import {search.env}: name this env if you trust it", key="env")
+    return search
+
+
+def _rollout_steps(config: TrainConfig) -> int:
+    from marl_sb3.learners.hyperparameters import hyperparameter_defaults
+    from marl_sb3.learners.policy_spec import algorithm_class
+
+    default = hyperparameter_defaults(algorithm_class(config.algo)).get("n_steps", 1)
+    return int(config.hyperparameters.get("n_steps", default))
+
+
+def _option(name: str) -> str:
+    return name.replace("_", "-")

@@ -1,0 +1,78 @@
+"""Where a study is kept: a journal in its folder that survives killed writers, or a database of the user's."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage
+from optuna.storages.journal import JournalFileBackend
+
+from marl_sb3.errors import ConfigError
+
+
+class _ProcessLock:
+    """A lock that the system releases when its holder is killed; Optuna's own are waited for."""
+
+    def __init__(self, path: Path) -> None:
+        self._lock = FileLock(path)
+
+    def acquire(self) -> bool:
+        """Wait for it."""
+        self._lock.acquire()
+        return True
+
+    def release(self) -> None:
+        """Let others in."""
+        self._lock.release()
+
+
+class SafeJournal(JournalFileBackend):
+    """Optuna's journal, which a writer that was killed in the middle of a line would make unreadable."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._write_lock = _ProcessLock(path.with_name(f"{path.name}.lock"))
+        super().__init__(str(path), lock_obj=self._write_lock)  # type: ignore[arg-type]
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        """Append, behind the last complete line."""
+        self._write_lock.acquire()  # may be taken again by the one who has it
+        try:
+            self._cut_half_a_line()
+            super().append_logs(logs)
+        finally:
+            self._write_lock.release()
+
+    def _cut_half_a_line(self) -> None:
+        """Of a writer that is no more: it does not hold the lock."""
+        with open(self._path, "r+b") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - 1))
+            if size and file.read(1) != b"\n":
+                file.seek(0)
+                file.truncate(file.read().rfind(b"\n") + 1)
+
+
+def open_storage(study_folder: Path, url: str | None) -> BaseStorage:
+    """The storage of a study.
+
+    Args:
+        study_folder: where the journal is, if there is no URL.
+        url: of a database, as SQLAlchemy and Optuna understand it: `sqlite:///study.db`, `postgresql://...`.
+
+    Raises:
+        ConfigError: it cannot be opened.
+    """
+    if url is None:
+        study_folder.mkdir(parents=True, exist_ok=True)
+        return JournalStorage(SafeJournal(study_folder / "journal.log"))
+    try:
+        # SQLite lets one process write at a time: the others wait, rather than fail after five seconds.
+        options = {"connect_args": {"timeout": 120}} if url.startswith("sqlite") else {}
+        return RDBStorage(url, engine_kwargs=options)
+    except Exception as error:  # drivers raise what they like
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigError(f"--storage {url} cannot be opened: {why}", key="storage") from error

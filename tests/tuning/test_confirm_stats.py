@@ -1,0 +1,111 @@
+"""The winner of a search next to the preset: figures by hand and by scipy, and what they let one say."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from marl_sb3.errors import ConfigError
+from marl_sb3.tuning.confirm_stats import Comparison, compare, probability_of_improvement
+
+
+def test_figures_of_three_and_two_seeds() -> None:
+    found = compare([4.0, 6.0, 8.0], [1.0, 3.0])
+    # Means 6 and 2; variances 4 and 2 over 3 and 2 seeds: v = 4/3 and 1, of which the root of the sum is 1.5275.
+    # Degrees of freedom: (7/3)^2 / ((4/3)^2 / 2 + 1^2 / 1) = 5.4444 / 1.8889 = 2.8824; Student's t there: 3.2559.
+    assert (found.winner_mean, found.preset_mean, found.difference) == (6.0, 2.0, 4.0)
+    assert found.winner_ci == pytest.approx((6 - 4.30265 * 2 / 3**0.5, 6 + 4.30265 * 2 / 3**0.5), rel=1e-5)
+    assert found.preset_ci == pytest.approx((2 - 12.7062, 2 + 12.7062), rel=1e-5)
+    margin = stats.t.ppf(0.975, 5.444444444 / 1.888888889) * (7 / 3) ** 0.5
+    assert found.difference_ci == pytest.approx((4 - margin, 4 + margin))
+    assert (found.improvement, found.improvement_ci) == (1.0, (1.0, 1.0))
+
+
+@pytest.mark.parametrize(("n", "m"), [(2, 2), (3, 10), (10, 10), (40, 5)])
+def test_welch_and_mann_whitney_are_scipys(n: int, m: int) -> None:
+    rng = np.random.default_rng(n)
+    winner, preset = rng.normal(1, 3, n).round(1), rng.normal(0, 1, m).round(1)
+    found = compare(winner.tolist(), preset.tolist())
+    expected = stats.ttest_ind(winner, preset, equal_var=False)
+    interval = expected.confidence_interval(0.95)
+    assert found.p_value == pytest.approx(expected.pvalue)
+    assert found.difference_ci == pytest.approx((interval.low, interval.high))
+    assert found.improvement == pytest.approx(stats.mannwhitneyu(winner, preset).statistic / (n * m))
+
+
+def test_half_of_a_tie_counts() -> None:
+    # Of the six pairs (1, 2), (1, 1), (2, 2), (2, 1), (3, 2), (3, 1) three are won and two are ties.
+    assert probability_of_improvement([1, 2, 3], [2, 1]) == pytest.approx(4 / 6)
+    assert probability_of_improvement([5, 5], [5, 5]) == 0.5
+
+
+def test_improvement_and_its_interval_mirror_when_the_sides_change() -> None:
+    winner, preset = [3.0, 5.0, 4.0, 9.0], [1.0, 4.0, 6.0]
+    assert probability_of_improvement(winner, preset) == pytest.approx(1 - probability_of_improvement(preset, winner))
+    assert compare(winner, preset).difference == -compare(preset, winner).difference
+    assert compare(winner, preset).p_value == pytest.approx(compare(preset, winner).p_value)
+
+
+def test_bootstrap_draws_each_side_anew() -> None:
+    winner, preset = [3.0, 5.0, 4.0, 9.0, 2.0], [1.0, 4.0, 6.0, 3.5]
+    rng = np.random.default_rng(7)
+    resampled = [
+        probability_of_improvement(rng.choice(winner, 5).tolist(), rng.choice(preset, 4).tolist()) for _ in range(4000)
+    ]
+    low, high = compare(winner, preset, n_resamples=4000).improvement_ci
+    assert (low, high) == pytest.approx(np.quantile(resampled, (0.025, 0.975)), abs=0.051)  # one pair of twenty
+    assert 0 <= low < probability_of_improvement(winner, preset) < high <= 1
+
+
+def test_same_returns_give_the_same_figures() -> None:
+    winner, preset = [3.0, 5.0, 4.0, 9.0], [1.0, 4.0, 6.0]
+    assert compare(winner, preset) == compare(winner, preset)
+    assert compare(winner, preset, bootstrap_seed=1).difference_ci == compare(winner, preset).difference_ci
+
+
+@pytest.mark.parametrize(
+    ("winner", "preset", "verdict"),
+    [
+        ([10.0, 11.0, 12.0], [1.0, 2.0, 3.0], "better"),
+        ([1.0, 2.0, 3.0], [10.0, 11.0, 12.0], "worse"),
+        ([1.0, 5.0, 9.0], [2.0, 4.0, 6.0], "no difference can be told"),
+        ([10.0], [1.0, 2.0, 3.0], "no difference can be told"),
+        ([10.0], [1.0], "no difference can be told"),
+        ([4.0, 4.0], [4.0, 4.0], "no difference can be told"),
+        ([5.0, 5.0], [4.0, 4.0], "better"),
+    ],
+)
+def test_verdict(winner: list[float], preset: list[float], verdict: str) -> None:
+    found = compare(winner, preset)
+    assert found.verdict() == verdict
+    assert (found.p_value < 0.05) == (verdict != "no difference can be told")
+
+
+def test_one_seed_says_nothing_about_spread() -> None:
+    nothing = (-math.inf, math.inf)
+    expected = Comparison(10.0, nothing, 1.0, nothing, 9.0, nothing, 1.0, 1.0, (0.0, 1.0))
+    assert compare([10.0], [1.0]) == expected
+
+
+def test_equal_returns_on_one_side() -> None:
+    found = compare([3.0, 3.0, 3.0], [1.0, 2.0])
+    assert found.winner_ci == (3.0, 3.0)
+    # All of the uncertainty is the preset's: its interval, 1.5 +- 12.706 * 0.5, mirrored about 3.
+    assert found.difference_ci == pytest.approx((3 - found.preset_ci[1], 3 - found.preset_ci[0]))
+
+
+def test_tiny_spreads_are_no_division_by_zero() -> None:
+    found = compare([1e-200, 2e-200], [1e-200, 2e-200])
+    assert found.difference == 0
+    assert found.verdict() == "no difference can be told"
+
+
+@pytest.mark.parametrize("returns", [[], [1.0, math.nan], [math.inf]])
+def test_returns_must_be_there_and_finite(returns: list[float]) -> None:
+    with pytest.raises(ConfigError, match="returns of the winner are"):
+        compare(returns, [1.0])
+    with pytest.raises(ConfigError, match=r"returns of the preset are .*; accepted: finite numbers, at least one"):
+        compare([1.0], returns)

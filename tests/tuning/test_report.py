@@ -1,0 +1,409 @@
+"""What is left of a study: the file of its trials, the table, the page, and the settings that won."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+from plotly.offline import get_plotlyjs
+from rich.console import Console
+
+from marl_sb3.building import resolved
+from marl_sb3.config import load_config
+from marl_sb3.errors import ConfigError
+from marl_sb3.run_folder import RunFolder
+from marl_sb3.tuning.report import best_yml, html_report, trials_csv, trials_table
+from marl_sb3.tuning.search import Search
+from marl_sb3.tuning.study import StudyOfTrials
+from marl_sb3.tuning.trial import run_trial
+
+SPACE: Mapping[str, Any] = {
+    "learning_rate": {"log_uniform": [1e-4, 1e-2], "linear": True},
+    "batch_size": {"choices": [50, 100]},
+    "policy_kwargs.net_arch": {"choices": [[64, 64], [32]]},
+}
+TINY: Mapping[str, Any] = {"n_envs": 2, "n_steps": 25, "n_epochs": 1}
+HOSTILE = (
+    "</script><script>alert(1)</script><img src=http://evil.example/x onerror=alert(2)><a href='https://evil.example'>"
+    'x</a> "&amp; [red]\x1b[31m\x00\ud800\n=cmd|, second line'
+)
+HEAD = "number,state,value,learning_rate,batch_size,policy_kwargs.net_arch,seed,iterations,env_steps,seconds,return,"
+TAIL = "evaluations,retry_of,worker,folder,checkpoint,error"
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def new_study(folder: Path, **changes: Any) -> StudyOfTrials:
+    search = Search(**{"env": "arena", "space": SPACE, "name": "lr", "settings": TINY, "timesteps": 100, **changes})
+    folder.mkdir(exist_ok=True)
+    return StudyOfTrials(search, folder)
+
+
+def add(
+    study: StudyOfTrials,
+    state: TrialState = TrialState.COMPLETE,
+    value: float | None = None,
+    curve: Sequence[float] = (),
+    **notes: Any,
+) -> optuna.trial.Trial:
+    """A trial that was not trained: drawn, noted and told."""
+    trial = study.next_trial("w1")
+    assert trial is not None
+    study.space.suggest(trial)
+    for step, reported in enumerate(curve, start=1):
+        trial.report(reported, step)
+    for name, note in {"folder": str(study.folder_of(trial)), "seed": 100 + trial.number, **notes}.items():
+        trial.set_user_attr(name, note)
+    if state.is_finished():
+        study.optuna.tell(trial, value, state=state)
+    return trial
+
+
+def some_of_each(study: StudyOfTrials) -> None:
+    trained = {"iterations": 2, "env_steps": 100, "seconds": 1.5, "return": 30.25}
+    for value in (1.0, 5.0, 3.0):
+        checkpoint = str(Path("elsewhere") / "checkpoints" / "checkpoint_000002")
+        add(study, value=value, curve=[0.5, value], checkpoint=checkpoint, **trained)
+    add(study, TrialState.PRUNED, curve=[9.0], **trained)
+    add(study, TrialState.FAIL, error="ConfigError: batch_size is 7;\naccepted: 5")
+    add(study, TrialState.RUNNING, curve=[2.0])
+    study.optuna.enqueue_trial({"batch_size": 50}, user_attrs={"retry_of": 4})
+
+
+# --- trials.csv ------------------------------------------------------------------------------------------------------
+
+
+def test_csv_has_a_row_per_trial(tmp_path: Path) -> None:
+    study = new_study(tmp_path / "study")
+    some_of_each(study)
+    path = trials_csv(study)
+    rows = rows_of(path)
+    assert path.read_text(encoding="utf-8").splitlines()[0] == HEAD + TAIL
+    assert [row["state"] for row in rows] == ["COMPLETE"] * 3 + ["PRUNED", "FAIL", "RUNNING", "WAITING"]
+    params = study.trials()[1].params
+    assert rows[1] == {
+        "number": "1",
+        "state": "COMPLETE",
+        "value": "5.0",
+        "learning_rate": repr(params["learning_rate"]),
+        "batch_size": str(params["batch_size"]),
+        "policy_kwargs.net_arch": params["policy_kwargs.net_arch"],
+        "seed": "101",
+        "iterations": "2",
+        "env_steps": "100",
+        "seconds": "1.5",
+        "return": "30.25",
+        "evaluations": "2",
+        "retry_of": "",
+        "worker": "w1",
+        "folder": "trials/00001",
+        "checkpoint": "trials/00001/checkpoints/checkpoint_000002",
+        "error": "",
+    }
+    assert (rows[3]["value"], rows[3]["evaluations"]) == ("9.0", "1")
+    assert rows[4]["error"] == "ConfigError: batch_size is 7; accepted: 5"
+    assert (rows[6]["retry_of"], rows[6]["folder"], rows[6]["seed"], rows[6]["learning_rate"]) == ("4", "", "", "")
+    assert not list(path.parent.glob("*.new"))
+
+
+def test_csv_without_trials_has_a_head(tmp_path: Path) -> None:
+    assert trials_csv(new_study(tmp_path)).read_text(encoding="utf-8") == f"{HEAD}{TAIL}\n"
+
+
+def test_parameter_may_be_called_like_another_column(tmp_path: Path) -> None:
+    study = new_study(tmp_path, space={"seed": {"choices": [1, 2]}, "clip_range_vf": {"choices": [None]}})
+    add(study, value=1.0)
+    (row,) = rows_of(trials_csv(study))
+    assert (row["seed"], row["params_seed"]) == ("100", str(study.trials()[0].params["seed"]))
+    assert row["clip_range_vf"] == "null"
+
+
+def test_hostile_error_stays_in_its_row(tmp_path: Path) -> None:
+    study = new_study(tmp_path)
+    add(study, TrialState.FAIL, error=HOSTILE)
+    (row,) = rows_of(trials_csv(study))
+    assert row["error"].endswith(r"[red]\x1b[31m\x00\ud800 =cmd|, second line")
+    assert len(trials_csv(study).read_text(encoding="utf-8").splitlines()) == 2
+
+
+# --- The table -------------------------------------------------------------------------------------------------------
+
+
+def shown(study: StudyOfTrials, width: int = 200) -> list[str]:
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(trials_table(study.trials(), study.search.mode))
+    return [line.rstrip() for line in console.export_text().splitlines()]
+
+
+def test_table_marks_the_best_and_tells_errors_below(tmp_path: Path) -> None:
+    study = new_study(tmp_path)
+    some_of_each(study)
+    lines = shown(study)
+    (best,) = [line for line in lines if line.lstrip().startswith("* 1 ")]
+    assert re.search(r"COMPLETE .* 2 +1\.5 +100 +30\.25 +5\.00$", best)
+    assert f"{study.trials()[1].params['learning_rate']:.4g}" in best
+    assert lines[-1] == "trial 4: ConfigError: batch_size is 7; accepted: 5"
+    assert [line.split()[0] for line in lines[-8:-1]] == ["0", "*", "2", "3", "4", "5", "6"]
+
+
+def test_least_is_the_best_where_less_is_better(tmp_path: Path) -> None:
+    study = new_study(tmp_path, mode="min")
+    some_of_each(study)
+    assert [line for line in shown(study) if line.lstrip().startswith("* 0 ")]
+
+
+def test_of_many_trials_the_best_ten_are_shown(tmp_path: Path) -> None:
+    study = new_study(tmp_path, sampler="random")
+    for value in range(29):
+        add(study, value=float(value))
+    add(study, TrialState.FAIL, error="broken")
+    assert len([line for line in shown(study) if "COMPLETE" in line or "FAIL" in line]) == 30
+    add(study, value=100.0)
+    lines = shown(study)
+    assert lines[-1] == "10 of 31 trials, the best first: 30 COMPLETE, 1 FAIL"
+    assert [line.split()[-1] for line in lines[-11:-1]] == ["100.00", *(f"{value}.00" for value in range(28, 19, -1))]
+
+
+def test_table_of_many_parameters_has_them_in_one_column(tmp_path: Path) -> None:
+    space = {**SPACE, "gamma": {"choices": [0.9]}}
+    study = new_study(tmp_path, space=space)
+    add(study, value=1.0)
+    assert re.search(r"learning_rate=0\.\d+ batch_size=\d+ policy_kwargs.net_arch=\[.*\] gamma=0.9 ", shown(study)[-1])
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_table_of_nothing_and_of_hostile_words(tmp_path: Path, width: int) -> None:
+    study = new_study(tmp_path)
+    assert "parameters" in " ".join(shown(study, 80))
+    add(study, TrialState.FAIL, error=HOSTILE)
+    text = "\n".join(shown(study, width))
+    assert "\x1b" not in text
+    assert "trial 0: </script><script>alert" in text
+
+
+# --- report.html -----------------------------------------------------------------------------------------------------
+
+
+class Page(HTMLParser):
+    """The elements of a page, its text, and its scripts."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self._script = False
+        self.scripts: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        self._script = tag == "script"
+        if self._script:
+            self.scripts.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._script = False
+
+    def handle_data(self, data: str) -> None:
+        if self._script:
+            self.scripts[-1] += data
+        else:
+            self.text += data
+
+    def plots(self) -> int:
+        return sum("Plotly.newPlot" in script for script in self.scripts)
+
+
+def page_of(study: StudyOfTrials) -> Page:
+    """The page, after a look at what it would load."""
+    html = html_report(study).read_text(encoding="utf-8")
+    before, script, after = html.partition(get_plotlyjs())
+    page = Page(f"{before}/* plotly.js */{after}" if script else html)
+    assert html.count("plotly.js v") <= 1
+    assert bool(script) == bool(page.plots())
+    for tag, attributes in page.elements:
+        assert tag not in ("link", "img", "iframe", "object", "embed", "base", "a")
+        assert not {"src", "href", "srcset", "action", "data"} & set(attributes)
+        assert not [name for name in attributes if name.startswith("on")]
+    assert not re.search(r"url\(|@import", before.partition("</head>")[0])
+    return page
+
+
+def test_page_has_a_summary_six_plots_and_all_trials(tmp_path: Path) -> None:
+    study = new_study(tmp_path, timesteps=None)
+    some_of_each(study)
+    page = page_of(study)
+    assert page.plots() == 6
+    assert "Not drawn" not in page.text
+    rate = study.trials()[1].params["learning_rate"]
+    for words in ("study lr", "more is better", "3 COMPLETE", f"learning_rate=lin_{rate!r}", "last of 10 evaluations"):
+        assert words in page.text
+    assert "python -m marl_sb3.train --hparams best.yml" in page.text
+    assert "ConfigError: batch_size is 7; accepted: 5" in page.text
+    assert [attributes for tag, attributes in page.elements if tag == "tr"].count({"class": "best"}) == 1
+
+
+def test_page_loads_nothing(tmp_path: Path) -> None:
+    study = new_study(tmp_path)
+    add(study, value=1.0)
+    policy = next(a["content"] for tag, a in page_of(study).elements if tag == "meta" and "http-equiv" in a)
+    assert policy is not None
+    assert policy.startswith("default-src 'none'; ")
+    assert "http" not in policy
+    assert "*" not in policy
+
+
+def test_hostile_words_are_words(tmp_path: Path) -> None:
+    space = {"activation": {"choices": [HOSTILE, "tanh"]}, "x<b>": {"uniform": [0.0, 1.0]}}
+    study = new_study(tmp_path, env=f"module:{HOSTILE}", name=HOSTILE, objective=HOSTILE, space=space)
+    for value in (1.0, 2.0, 3.0):
+        add(study, value=value, curve=[value], checkpoint=HOSTILE)
+    add(study, TrialState.FAIL, error=HOSTILE)
+    page = page_of(study)
+    assert page.plots() == 6
+    assert len(page.scripts) == 1 + 1 + 6  # plotly.js, its settings, a plot each
+    assert page.text.count("<script>alert(1)</script>") >= 4
+    assert not re.search(r"[\x00\x1b]", page.text)
+
+
+NONE_ENDED = {"no trial was trained to its end", "fewer than two trials were trained to their end"}
+NO_CURVE = "no trial that did not fail was evaluated"
+
+
+@pytest.mark.parametrize(
+    ("values", "n_plots", "reasons"),
+    [
+        ([], 0, {*NONE_ENDED, NO_CURVE, "no trial was started"}),
+        ([None, None], 1, {*NONE_ENDED, NO_CURVE}),
+        ([1.0], 5, {"fewer than two trials were trained to their end"}),
+        ([2.0, 2.0, 2.0], 5, {"all trials have the same value"}),
+    ],
+)
+def test_plots_that_cannot_be_made_say_why(
+    tmp_path: Path, values: list[float | None], n_plots: int, reasons: set[str]
+) -> None:
+    study = new_study(tmp_path)
+    for value in values:
+        if value is None:
+            add(study, TrialState.FAIL, error="broken")
+        else:
+            add(study, value=value, curve=[value])
+    page = page_of(study)
+    assert page.plots() == n_plots
+    assert {*re.findall(r"Not drawn: (.*?)\.", page.text)} == reasons
+    assert ("best.yml" in page.text) == (n_plots > 1)
+
+
+def test_one_parameter_has_no_importances(tmp_path: Path) -> None:
+    study = new_study(tmp_path, space={"batch_size": {"choices": [50, 100]}})
+    for value in (1.0, 2.0):
+        add(study, value=value, curve=[value])
+    page = page_of(study)
+    assert page.plots() == 5
+    assert "Not drawn: there is one parameter only." in page.text
+
+
+def test_plot_that_optuna_refuses_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: optuna.Study) -> None:
+        raise ValueError(HOSTILE)
+
+    monkeypatch.setattr(optuna.visualization, "plot_slice", refuse)
+    study = new_study(tmp_path)
+    some_of_each(study)
+    page = page_of(study)
+    assert page.plots() == 5
+    assert "Not drawn: ValueError: </script><script>alert(1)" in page.text
+
+
+def test_own_env_is_named_in_the_command(tmp_path: Path) -> None:
+    study = new_study(tmp_path, env="my_envs:make", space={"batch_size": {"choices": [50]}})
+    add(study, value=1.0)
+    assert "python -m marl_sb3.train my_envs:make --hparams best.yml" in page_of(study).text
+
+
+def test_without_plotly_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optuna.visualization, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match=re.escape("pip install 'marl_sb3[report]'")):
+        html_report(new_study(tmp_path))
+    assert not (tmp_path / "report.html").exists()
+
+
+# --- best.yml --------------------------------------------------------------------------------------------------------
+
+
+def write_config(study: StudyOfTrials, trial: optuna.trial.Trial) -> None:
+    """As if it had been trained, by a worker with one core."""
+    config = resolved(study.search.trial_config(study.space.settings(trial.params), 7))
+    folder = RunFolder(study.folder_of(trial))
+    folder.path.mkdir(parents=True)
+    folder.write_config(replace(config, n_parallel_updates=1))
+
+
+@pytest.mark.parametrize("env", ["arena", "toy_envs:make_it"])
+def test_best_settings_are_those_of_a_training_without_a_search(tmp_path: Path, env: str) -> None:
+    study = new_study(tmp_path, env=env, timesteps=2000, evaluations=2, settings={**TINY, "checkpoint_every": 3})
+    for value in (1.0, 3.0, 2.0):
+        write_config(study, add(study, value=value))
+    path = best_yml(study)
+    assert path == tmp_path / "best.yml"
+    settings = {**study.search.settings, **study.space.settings(study.trials()[1].params)}
+    expected = resolved(load_config(env, settings=settings, n_timesteps=2000, seed=1))
+    found = load_config(None, hparams=path, trusted_env=env)
+    assert found == replace(expected, seed=None, n_parallel_updates=None)
+    assert found.hyperparameters["learning_rate"].startswith("lin_")
+    assert (found.checkpoint_every, found.evaluation_interval, found.evaluation_seed) == (3, 0, None)
+
+
+def test_best_settings_say_where_they_are_from(tmp_path: Path) -> None:
+    study = new_study(tmp_path, name="two\nlines", mode="min", evaluations=1, evaluation_episodes=5)
+    write_config(study, add(study, value=-1.5))
+    path = best_yml(study)
+    assert path is not None
+    assert path.read_text(encoding="utf-8").splitlines()[:2] == [
+        "# Trial 0 of study two lines: -1.5 (min) of sum, last of 1 evaluation of 5 episodes, in one training with "
+        "seed 100.",
+        "arena:",
+    ]
+
+
+def test_without_a_complete_trial_there_are_no_best_settings(tmp_path: Path) -> None:
+    study = new_study(tmp_path)
+    assert best_yml(study) is None
+    add(study, TrialState.FAIL, error="broken")
+    add(study, TrialState.PRUNED, curve=[99.0])
+    assert best_yml(study) is None
+    assert not (tmp_path / "best.yml").exists()
+
+
+def test_best_settings_need_the_config_of_the_trial(tmp_path: Path) -> None:
+    study = new_study(tmp_path)
+    add(study, value=1.0)
+    with pytest.raises(ConfigError, match=r"cannot read .*trials/00000/config\.yaml"):
+        best_yml(study)
+
+
+def test_a_real_trial_leaves_all_of_it(tmp_path: Path) -> None:
+    study = new_study(tmp_path, trials=1, evaluations=2, evaluation_episodes=1)
+    trial = study.next_trial("w1")
+    assert trial is not None
+    assert run_trial(study, trial)
+    (row,) = rows_of(trials_csv(study))
+    assert (row["state"], row["iterations"], row["env_steps"], row["evaluations"]) == ("COMPLETE", "2", "100", "2")
+    assert (tmp_path / row["checkpoint"]).is_dir()
+    assert float(row["seconds"]) > 0
+    path = best_yml(study)
+    assert path is not None
+    assert load_config(None, hparams=path).n_timesteps == 100
+    assert page_of(study).plots() == 5
