@@ -36,12 +36,16 @@ def build(config: TrainConfig, factory: EnvFactory | None) -> MultiAgentAlgorith
     Raises:
         ConfigError: a setting does not fit.
     """
-    env = make_vec_env(factory or config.env, config.n_envs, config.seed, config.vectorizer, **config.env_kwargs)
     try:
-        return _build_algorithm(config, env)
-    except BaseException:
-        env.close()
-        raise
+        env = make_vec_env(factory or config.env, config.n_envs, config.seed, config.vectorizer, **config.env_kwargs)
+        try:
+            return _build_algorithm(config, env)
+        except BaseException:
+            env.close()
+            raise
+    except MemoryError as error:
+        words = f"{config.n_envs} envs and these settings need more memory than there is: {error}"
+        raise ConfigError(words, key="n_envs") from error
 
 
 def resolved(config: TrainConfig) -> TrainConfig:

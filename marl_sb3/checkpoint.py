@@ -43,14 +43,23 @@ Tensors = Mapping[str, Mapping[str, Array]]  # file name without suffix -> tenso
 FORMAT = "marl_sb3 checkpoint 1"
 
 _MANIFEST, _STATE, _ARRAYS = "manifest.json", "state.json", "arrays"
-_TENSOR_FILE = re.compile(r"(arrays|policy-\d{3}|optimizer-\d{3})\.safetensors")
-_NAME = re.compile(r"ckpt-(\d{6,12})")
+_TENSOR_FILE = re.compile(r"(arrays|policy-[0-9]{3}|optimizer-[0-9]{3})\.safetensors")
+_NAME = re.compile(r"ckpt-([0-9]{6,12})")
 _TEMPORARY = ".unfinished-"
 _ARRAY_KEY = "$array"
 
-# Larger files are refused before they are read.
-_MAX_BYTES = {_MANIFEST: 2**20, _STATE: 2**25}
-_MAX_TENSOR_BYTES = 2**32
+# Larger files are refused before they are read: a stranger's checkpoint is not to fill the memory.
+_MAX_BYTES = {_MANIFEST: 2**20, _STATE: 2**22}
+_MAX_TENSOR_BYTES = 384 * 2**20  # of all files together: 33 million weights with what Adam keeps
+_MAX_HEADER_BYTES = 2**22  # of a file of tensors: what they are
+_MAX_BRACKETS, _MAX_DEPTH = 2**18, 100  # of a tree: `[]` is two bytes in a file, and sixty in the memory
+_MAX_DIGITS = 4300  # of a whole number; converting them takes the square of their number
+
+_DTYPES = {
+    **{f"{kind}{8 * size}": np.dtype(f"<{kind.lower()}{size}") for kind in "IU" for size in (1, 2, 4, 8)},
+    **{f"F{8 * size}": np.dtype(f"<f{size}") for size in (2, 4, 8)},
+    "BOOL": np.dtype(np.bool_),
+}
 
 
 @dataclass(frozen=True)
@@ -87,7 +96,7 @@ def write_checkpoint(folder: Path, state: State, tensors: Tensors, about: Mappin
 
     Raises:
         NumericError: an array is not finite: such a checkpoint is never written.
-        OSError: the disk is full or failing; nothing unfinished is left behind.
+        OSError: it is too large to be read back, or the disk is full or failing; nothing unfinished is left behind.
     """
     plain, arrays = _without_arrays(state)
     contents = {_STATE: _json(plain)}
@@ -95,6 +104,7 @@ def write_checkpoint(folder: Path, state: State, tensors: Tensors, about: Mappin
         contents[f"{name}.safetensors"] = _to_safetensors(name, group)
     files = {name: {"size": len(data), "sha256": _sha256(data)} for name, data in contents.items()}
     contents[_MANIFEST] = _json({"format": FORMAT, "about": about, "files": files})
+    _require_readable(folder, contents)
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.with_name(f"{_TEMPORARY}{folder.name}-{secrets.token_hex(4)}")
     try:
@@ -107,6 +117,28 @@ def write_checkpoint(folder: Path, state: State, tensors: Tensors, about: Mappin
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     return sum(map(len, contents.values()))
+
+
+def _require_readable(folder: Path, contents: Mapping[str, bytes]) -> None:
+    too_large = [
+        name
+        for name, data in contents.items()
+        if len(data) > _MAX_BYTES.get(name, _MAX_TENSOR_BYTES)
+        or _header_end(name, data) is None
+        or (name == _STATE and _opening_brackets(data) > _MAX_BRACKETS)
+    ]
+    if too_large or sum(map(len, contents.values())) > _MAX_TENSOR_BYTES:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(folder.joinpath(*too_large[:1])))
+
+
+def _header_end(name: str, data: bytes) -> int | None:
+    """Where the header of a file of tensors ends; None if it is too long, or there is none."""
+    end = 8 + int.from_bytes(data[:8], "little") if name.endswith(".safetensors") else 0
+    return None if end > min(len(data), 8 + _MAX_HEADER_BYTES) else end
+
+
+def _opening_brackets(data: bytes) -> int:
+    return data.count(b"[") + data.count(b"{")
 
 
 def _write_file(path: Path, data: bytes) -> None:
@@ -219,14 +251,16 @@ def _read(folder: Path) -> Checkpoint:
         raise manifest.error("format", manifest.value("format"), FORMAT)
     listed = manifest.fields("files")
     listed.require_names([name for name in names if name != _MANIFEST])
-    contents = {name: _verified(folder, name, listed.fields(name)) for name in listed}
+    contents: dict[str, bytes] = {}
+    for name in listed:
+        room = _MAX_TENSOR_BYTES - sum(len(data) for read, data in contents.items() if read != _STATE)
+        contents[name] = _verified(folder, name, listed.fields(name), room)
     tensors = {
         name.removesuffix(".safetensors"): _parse_safetensors(name, data)
         for name, data in contents.items()
         if name != _STATE
     }
-    arrays = tensors.pop(_ARRAYS)
-    state = _with_arrays(_parse_json(_STATE, contents[_STATE]), arrays)
+    state = _parse_json(_STATE, contents[_STATE], tensors.pop(_ARRAYS))
     if not isinstance(state, dict):
         raise CheckpointError(f"{_STATE} is not a mapping")
     return Checkpoint(folder.name, manifest.fields("about"), state, tensors)
@@ -249,71 +283,135 @@ def _file_names(folder: Path) -> list[str]:
     return names
 
 
-def _read_file(folder: Path, name: str) -> bytes:
+def _read_file(folder: Path, name: str, room: int = 0, size: int | None = None) -> bytes:
+    """The bytes of a file.
+
+    Args:
+        folder: where it is.
+        name: its name.
+        room: how many there may be in a file of tensors.
+        size: how many there are, by the manifest.
+
+    Raises:
+        CheckpointError: it is no regular file, or has more or other bytes.
+    """
     try:
         descriptor = os.open(folder / name, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
     except OSError as error:
         why = "a link, which is not followed" if error.errno == errno.ELOOP else str(error.strerror)
         raise CheckpointError(f"{name} cannot be read: {why}") from error
-    with os.fdopen(descriptor, "rb") as file:
+    try:
         status = os.fstat(descriptor)
-        limit = _MAX_BYTES.get(name, _MAX_TENSOR_BYTES)
+        limit = _MAX_BYTES.get(name, room)
         if not stat.S_ISREG(status.st_mode) or status.st_size > limit:
             raise CheckpointError(f"{name} is not a file of at most {limit} bytes")
-        try:
+        if size not in (None, status.st_size):
+            raise CheckpointError(f"{name} has {status.st_size} bytes; the manifest says {size}")
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
             return file.read(status.st_size)
-        except OSError as error:
-            raise CheckpointError(f"{name} cannot be read: {error.strerror}") from error
+    except OSError as error:
+        raise CheckpointError(f"{name} cannot be read: {error.strerror}") from error
+    finally:
+        os.close(descriptor)
 
 
-def _verified(folder: Path, name: str, entry: Fields) -> bytes:
-    data = _read_file(folder, name)
-    if entry.whole("size") != len(data):
-        raise CheckpointError(f"{name} has {len(data)} bytes; the manifest says {entry.whole('size')}")
+def _verified(folder: Path, name: str, entry: Fields, room: int) -> bytes:
+    data = _read_file(folder, name, room, entry.whole("size"))
     if entry.text("sha256") != _sha256(data):
         raise CheckpointError(f"{name} is damaged: its SHA-256 is not that of the manifest")
     return data
 
 
-def _parse_json(name: str, data: bytes) -> Any:
+def _parse_json(name: str, data: bytes, arrays: Mapping[str, Array] | None = None) -> Any:
+    """The tree in a file; where it refers to one of `arrays`, that stands in its place."""
+    if _opening_brackets(data) > _MAX_BRACKETS:
+        raise CheckpointError(f"{name} has more than {_MAX_BRACKETS} lists and mappings")
+    hook = _mapping if arrays is None else lambda pairs: _array_or_mapping(_mapping(pairs), arrays)
     try:
-        tree = json.loads(data.decode())
+        tree = json.loads(data.decode(), parse_int=_whole, object_pairs_hook=hook)
     except ValueError as error:  # wrong JSON, wrong UTF-8, a number of too many digits
         raise CheckpointError(f"{name} is not valid JSON: {error}") from error
-    _require_finite(name, tree)
+    _require_sound(name, tree)
     return tree
 
 
-def _require_finite(name: str, tree: Any) -> None:
-    if isinstance(tree, float) and not math.isfinite(tree):
-        raise CheckpointError(f"{name} holds a number that is not finite")
-    for child in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ():
-        _require_finite(name, child)
+def _whole(digits: str) -> int:
+    if len(digits) > _MAX_DIGITS:
+        raise ValueError(f"a number of more than {_MAX_DIGITS} digits")
+    return int(digits)
+
+
+def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
+        raise ValueError("a name is there twice")
+    return mapping
+
+
+def _array_or_mapping(mapping: dict[str, Any], arrays: Mapping[str, Array]) -> Any:
+    if _ARRAY_KEY not in mapping:
+        return mapping
+    path = mapping[_ARRAY_KEY]
+    if len(mapping) != 1 or not isinstance(path, str) or path not in arrays:
+        raise CheckpointError(f"{_STATE} refers to an array that {_ARRAYS}.safetensors does not hold")
+    return arrays[path]
+
+
+def _require_sound(name: str, tree: Any) -> None:
+    """Refuse numbers that are not finite, and what is so deep that it cannot be gone through by recursion."""
+    level = [tree]
+    for _ in range(_MAX_DEPTH):
+        if any(isinstance(node, float) and not math.isfinite(node) for node in level):
+            raise CheckpointError(f"{name} holds a number that is not finite")
+        level = [
+            child
+            for node in level
+            if isinstance(node, (dict, list))
+            for child in (node.values() if isinstance(node, dict) else node)
+        ]
+        if not level:
+            return
+    raise CheckpointError(f"{name} is nested too deep")
 
 
 def _parse_safetensors(name: str, data: bytes) -> dict[str, Array]:
-    from safetensors import SafetensorError
-    from safetensors.numpy import load
+    """A length in 8 bytes, a JSON header of that length, then the numbers, one tensor's behind the other's.
 
-    try:
-        arrays: dict[str, Array] = load(data)
-    except (SafetensorError, ValueError, TypeError, KeyError, OverflowError, AttributeError) as error:
-        raise CheckpointError(f"{name} is not a valid safetensors file: {error}") from error
-    for key, array in arrays.items():
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise CheckpointError(f"{name}: {key[:80]!r} is not finite")
+    See https://huggingface.co/docs/safetensors. Its own reader copies every tensor, and accepts what we do not: names
+    that are there twice, bytes that are neither true nor false.
+    """
+    start = _header_end(name, data)
+    if start is None:
+        raise CheckpointError(f"{name} is not a valid safetensors file: its header is cut off, or too long")
+    header, numbers = Fields(_parse_json(name, data[8:start]), name), memoryview(data)[start:]
+    arrays: dict[str, Array] = {}
+    end = 0
+    for key in header:
+        if key != "__metadata__":
+            arrays[key] = _tensor(Fields(header.value(key), f"{name}: {key[:80]!r}"), numbers, end)
+            end += arrays[key].nbytes
+    if end != len(numbers):
+        raise CheckpointError(f"{name} is not a valid safetensors file: it holds more than its tensors")
     return arrays
 
 
-def _with_arrays(node: Any, arrays: Mapping[str, Array]) -> Any:
-    if isinstance(node, dict):
-        if _ARRAY_KEY in node:
-            path = node[_ARRAY_KEY]
-            if len(node) != 1 or not isinstance(path, str) or path not in arrays:
-                raise CheckpointError(f"{_STATE} refers to an array that {_ARRAYS}.safetensors does not hold")
-            return arrays[path]
-        return {key: _with_arrays(value, arrays) for key, value in node.items()}
-    return [_with_arrays(value, arrays) for value in node] if isinstance(node, list) else node
+def _tensor(entry: Fields, numbers: memoryview, begin: int) -> Array:
+    """A view of the numbers of the tensor that begins there."""
+    dtype = _DTYPES.get(entry.text("dtype"))
+    if dtype is None:
+        raise entry.error("dtype", entry.value("dtype"), ", ".join(_DTYPES))
+    sizes = Fields(dict(enumerate(entry.items("shape"))), f"{entry.where}/shape")
+    try:
+        array: Array = np.ndarray([sizes.whole(number) for number in sizes], dtype, numbers, begin)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{entry.where} does not fit into its file: {error}") from error
+    if entry.items("data_offsets", 2) != [begin, begin + array.nbytes]:
+        raise entry.error("data_offsets", entry.value("data_offsets"), f"{begin} and {begin + array.nbytes}")
+    if dtype.kind == "f" and not np.isfinite(array).all():
+        raise CheckpointError(f"{entry.where} is not finite")
+    if dtype.kind == "b" and (array.view(np.uint8) > 1).any():
+        raise CheckpointError(f"{entry.where} holds bytes that are neither true nor false")
+    return array
 
 
 # --- The checkpoints of a run ----------------------------------------------------------------------------------------

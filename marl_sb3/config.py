@@ -176,6 +176,39 @@ for _side in (_Loader, _Dumper):
     )
 
 
+# Dates are words here: no setting is one.
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in _Loader.yaml_implicit_resolvers.items()
+}
+
+_MAX_FILE_BYTES = 2**20
+_MAX_NODES = 100_000  # of a file: its aliases may stand for far more than it is long
+# What PyYAML raises for files that are not valid, or too deep.
+_YAML_ERRORS = (yaml.YAMLError, ValueError, TypeError, AttributeError, KeyError, RecursionError, OverflowError)
+
+
+def _load(text: str) -> Any:
+    """The data in a text.
+
+    Raises:
+        YAMLError: or another of `_YAML_ERRORS`: it is not valid.
+    """
+    data = yaml.load(text, _Loader)
+    count, level = 0, [data]
+    while level:
+        count += len(level)
+        if count > _MAX_NODES:
+            raise yaml.YAMLError(f"it holds more than {_MAX_NODES} values")
+        level = [
+            child
+            for node in level
+            if isinstance(node, (dict, list))
+            for child in (node.values() if isinstance(node, dict) else node)
+        ]
+    return data
+
+
 def parse_value(text: str) -> Any:
     """The value that a piece of YAML stands for: `3e-4`, `[64, 64]`, `true`, `lin_1e-3`.
 
@@ -183,8 +216,8 @@ def parse_value(text: str) -> Any:
         ConfigError: it is not valid YAML.
     """
     try:
-        return yaml.load(text, _Loader)
-    except yaml.YAMLError as error:
+        return _load(text)
+    except _YAML_ERRORS as error:
         raise ConfigError(f"cannot read the value {text!r}: {_one_line(error)}") from error
 
 
@@ -199,10 +232,14 @@ def read_yaml(path: Path) -> Any:
         ConfigError: the file is missing or is not valid YAML.
     """
     try:
-        return yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        if path.stat().st_size > _MAX_FILE_BYTES or not path.is_file():
+            raise ConfigError(f"{path} is not a file of at most {_MAX_FILE_BYTES} bytes", key="hparams")
+        return _load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}", key="hparams") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except ConfigError:
+        raise
+    except _YAML_ERRORS as error:
         raise ConfigError(f"{path} is not valid YAML: {_one_line(error)}", key="hparams") from error
 
 

@@ -107,8 +107,8 @@ class _InfoAccumulator:
     def set_state(self, state: Fields) -> None:
         shape = self._value.shape
         known = state.array("known", np.bool_, shape)
-        self._value = np.where(known, state.array("value", np.float64, shape), np.nan)
-        self._count = state.array("count", np.float64, shape)
+        self._value = np.where(known, state.sums("value", shape), np.nan)
+        self._count = state.sums("count", shape)
 
     def value(self, env_index: int) -> float:
         value = float(self._value[env_index])
@@ -255,10 +255,10 @@ class EpisodeTracker:
             CheckpointError: it is not the state of a tracker of such envs.
         """
         shape = self._returns.shape
-        self._returns = state.array("returns", np.float64, shape)
-        self._agent_steps = state.array("agent_steps", np.int64, shape)
-        self._lengths = state.array("lengths", np.int64, shape[:1])
-        self._started_s = time.perf_counter() - state.array("running_s", np.float64, shape[:1])
+        self._returns = state.sums("returns", shape)
+        self._agent_steps = state.counts("agent_steps", shape)
+        self._lengths = state.counts("lengths", shape[:1])
+        self._started_s = time.perf_counter() - state.sums("running_s", shape[:1])
         custom = state.fields("custom")
         custom.require_names(list(self._custom))
         for name, accumulator in self._custom.items():
@@ -267,16 +267,16 @@ class EpisodeTracker:
 
     def _set_finished(self, state: Fields) -> None:
         names = list(self.custom_metrics)
-        env_index = state.array("env_index", np.int64, (None,))
+        env_index = state.counts("env_index", (None,))
         n, agents = len(env_index), len(self._agents)
-        length, duration_s = state.array("length", np.int64, (n,)), state.array("duration_s", np.float64, (n,))
-        agent_steps = state.array("agent_steps", np.int64, (n, agents)).tolist()
-        returns = state.array("agent_returns", np.float64, (n, agents)).tolist()
+        length, duration_s = state.counts("length", (n,)), state.sums("duration_s", (n,))
+        agent_steps = state.counts("agent_steps", (n, agents)).tolist()
+        returns = state.sums("agent_returns", (n, agents)).tolist()
         took_part = state.array("took_part", np.bool_, (n, agents))
-        custom = state.array("custom", np.float64, (n, len(names))).tolist()
+        custom = state.sums("custom", (n, len(names))).tolist()
         has_custom = state.array("has_custom", np.bool_, (n, len(names)))
         self.episodes.clear()
-        for i in range(n):
+        for i in range(max(0, n - (self.episodes.maxlen or n)), n):  # the others would be pushed out again
             self.episodes.append(
                 Episode(
                     env_index=int(env_index[i]),

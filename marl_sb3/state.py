@@ -18,7 +18,10 @@ from marl_sb3.types import Array
 
 State = dict[str, Any]
 
-_MAX_WHOLE = 2**63 - 1
+MAX_SEED = 2**128
+_MAX_COUNT = 2**53  # far beyond any run, and what is added to it still fits 64 bits
+_MAX_NUMBER = 1e300  # a window of such numbers can be summed
+_MAX_TEXT = 1000  # characters
 _SHOWN = 80  # characters of a wrong value in a message
 
 
@@ -63,6 +66,12 @@ class Fields:
             if name not in names:
                 raise CheckpointError(f"{self.where} has {_short(name)}, which does not belong there")
 
+    def names(self) -> list[str]:
+        """The names of all fields, where they may be any: each a text as `text` accepts it."""
+        for name in self._values:
+            _require_text(self.where, name)
+        return list(self._values)
+
     def fields(self, name: str) -> Fields:
         """A dictionary within."""
         return Fields(self.value(name), f"{self.where}/{name}")
@@ -74,18 +83,19 @@ class Fields:
             raise self.error(name, value, "a list" if length is None else f"a list of {length}")
         return value
 
-    def whole(self, name: str, minimum: int = 0, maximum: int = _MAX_WHOLE) -> int:
+    def whole(self, name: str, minimum: int = 0, maximum: int = _MAX_COUNT) -> int:
         """A whole number."""
         value = self.value(name)
         if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum:
             raise self.error(name, value, f"a whole number from {minimum} to {maximum}")
         return value
 
-    def number(self, name: str) -> float:
+    def number(self, name: str, minimum: float = -_MAX_NUMBER, maximum: float = _MAX_NUMBER) -> float:
         """A finite number."""
         value = self.value(name)
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
-            raise self.error(name, value, "a finite number")
+        # By comparison: a whole number may be too large for a float.
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not minimum <= value <= maximum:
+            raise self.error(name, value, f"a number from {minimum:g} to {maximum:g}")
         return float(value)
 
     def switch(self, name: str) -> bool:
@@ -96,11 +106,8 @@ class Fields:
         return value
 
     def text(self, name: str) -> str:
-        """A word."""
-        value = self.value(name)
-        if not isinstance(value, str):
-            raise self.error(name, value, "a text")
-        return value
+        """A word, which may be shown on a terminal."""
+        return _require_text(f"{self.where}/{name}", self.value(name))
 
     def array(self, name: str, dtype: npt.DTypeLike, shape: Sequence[int | None], finite: bool = True) -> Array:
         """An array of exactly this dtype and shape, where None is any length; a copy that may be written to."""
@@ -111,6 +118,20 @@ class Fields:
         if finite and value.dtype.kind == "f" and not np.isfinite(value).all():
             raise self.error(name, value, f"{wanted}, finite")
         return value.copy()
+
+    def counts(self, name: str, shape: Sequence[int | None]) -> Array:
+        """An array of int64 that counts something."""
+        array = self.array(name, np.int64, shape)
+        if (array < 0).any() or (array > _MAX_COUNT).any():
+            raise self.error(name, array, f"numbers from 0 to {_MAX_COUNT}")
+        return array
+
+    def sums(self, name: str, shape: Sequence[int | None]) -> Array:
+        """An array of float64 whose numbers can be added up."""
+        array = self.array(name, np.float64, shape)
+        if (np.abs(array) > _MAX_NUMBER).any():
+            raise self.error(name, array, f"numbers from {-_MAX_NUMBER:g} to {_MAX_NUMBER:g}")
+        return array
 
 
 def is_plain(tree: Any) -> bool:
@@ -125,6 +146,12 @@ def is_plain(tree: Any) -> bool:
     if isinstance(tree, np.ndarray):
         return tree.dtype.kind in "biu" or (tree.dtype.kind == "f" and bool(np.isfinite(tree).all()))
     return tree is None or isinstance(tree, (str, int)) or (isinstance(tree, float) and math.isfinite(tree))
+
+
+def _require_text(where: str, value: Any) -> str:
+    if not isinstance(value, str) or len(value) > _MAX_TEXT or not value.isprintable():
+        raise _unexpected(where, value, f"a printable text of at most {_MAX_TEXT} characters")
+    return value
 
 
 def _fits(shape: Sequence[int], wanted: Sequence[int | None]) -> bool:
@@ -142,7 +169,7 @@ def _unexpected(where: str, value: Any, accepted: str) -> CheckpointError:
 def _short(value: Any) -> str:
     if isinstance(value, np.ndarray):
         return f"an array of {value.dtype} {_shape_text(value.shape)}"
-    if isinstance(value, int) and abs(value) > _MAX_WHOLE:
+    if isinstance(value, int) and abs(value) > MAX_SEED:
         return "a number out of range"  # whose digits may be too many to print
     if isinstance(value, (Mapping, list)):
         return f"a {type(value).__name__} of {len(value)}"
@@ -159,16 +186,38 @@ def generator_state(generator: np.random.Generator) -> State:
     return {name: dict(part) if isinstance(part, Mapping) else part for name, part in state.items()}
 
 
+# A generator would use them as they are, beyond the end of its memory too.
+_GENERATOR_LIMITS = {"pos": 624, "buffer_pos": 4, "has_uint32": 1, "uinteger": 2**32 - 1}
+
+
 def set_generator_state(generator: np.random.Generator, state: Fields) -> None:
     """Put a generator where it was.
 
     Raises:
         CheckpointError: it is not the state of such a generator.
     """
-    kind = type(generator.bit_generator).__name__
-    if state.text("bit_generator") != kind:
-        raise state.error("bit_generator", state.text("bit_generator"), kind)
+    wanted = generator_state(generator)
+    read = _read_like(wanted, state)
+    kind = wanted["bit_generator"]
     try:
-        generator.bit_generator.state = {name: state.value(name) for name in state}
+        generator.bit_generator.state = read
     except (ValueError, TypeError, KeyError, OverflowError, AttributeError) as error:
         raise CheckpointError(f"{state.where} is not the state of a {kind}: {error}") from error
+
+
+def _read_like(wanted: Mapping[str, Any], state: Fields) -> State:
+    """The fields of `wanted`, of the same kinds: words are the same, numbers within their limits."""
+    state.require_names(list(wanted))
+    read: State = {}
+    for name, own in wanted.items():
+        if isinstance(own, Mapping):
+            read[name] = _read_like(own, state.fields(name))
+        elif isinstance(own, np.ndarray):
+            read[name] = state.array(name, own.dtype, own.shape)
+        elif isinstance(own, str):
+            read[name] = state.text(name)
+            if read[name] != own:
+                raise state.error(name, read[name], own)
+        else:
+            read[name] = state.whole(name, 0, _GENERATOR_LIMITS.get(name, MAX_SEED - 1))
+    return read

@@ -7,7 +7,7 @@ Names are those of SB3's `get_parameters`: `policy.mlp_extractor.policy_net.0.we
 from __future__ import annotations
 
 import inspect
-import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -137,26 +137,48 @@ def _read_state(
             shape = tuple(parameter.shape) if like.dim() else ()
             if key not in kept or kept[key].shape != shape or kept[key].dtype != like.numpy().dtype:
                 raise CheckpointError(f"{where}: {name}/{index}/{key} is not {like.numpy().dtype} of shape {shape}")
+            lowest, highest = _LIMITS.get(key, (-np.inf, np.inf))
+            if (kept[key] < lowest).any() or (kept[key] > highest).any():
+                raise CheckpointError(f"{where}: {name}/{index}/{key} is not within {lowest} and {highest}")
         state[index] = {key: th.from_numpy(array.copy()) for key, array in kept.items()}
     return state
+
+
+# Counts of steps, and means of squares: below 0 an optimizer would divide by 0, or by the root of a negative number.
+_LIMITS = {
+    "step": (0.0, 2.0**53),
+    **dict.fromkeys(("exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum"), (0.0, np.inf)),
+}
 
 
 def _kept_by(optimizer: th.optim.Optimizer) -> dict[str, th.Tensor]:
     """What such an optimizer keeps for a parameter: seen on one that is stepped once."""
     parameter = th.nn.Parameter(th.zeros(1))
-    arguments = inspect.signature(type(optimizer)).parameters
-    settings = {key: value for key, value in optimizer.param_groups[0].items() if key in arguments and key != "params"}
-    probe = type(optimizer)([parameter], **{**settings, "lr": 0.0})
+    probe = _made_like(optimizer, parameter, {**optimizer.param_groups[0], "lr": 0.0})
     parameter.grad = th.zeros(1)
     probe.step()
     return {key: th.as_tensor(value) for key, value in probe.state[parameter].items()}
+
+
+def _made_like(
+    optimizer: th.optim.Optimizer, parameter: th.nn.Parameter, settings: Mapping[str, Any]
+) -> th.optim.Optimizer:
+    arguments = inspect.signature(type(optimizer)).parameters
+    given = {key: value for key, value in settings.items() if key in arguments and key != "params"}
+    return type(optimizer)([parameter], **given)
 
 
 def _read_groups(name: str, optimizer: th.optim.Optimizer, saved: Any, where: str) -> list[dict[str, Any]]:
     groups = optimizer.state_dict()["param_groups"]
     if not isinstance(saved, list) or len(saved) != len(groups):
         raise CheckpointError(f"{where}: {name} has {len(groups)} groups of parameters as the policy is built")
-    return [_read_group(name, group, values, where) for group, values in zip(groups, saved, strict=True)]
+    read = [_read_group(name, group, values, where) for group, values in zip(groups, saved, strict=True)]
+    for group in read:
+        try:
+            _made_like(optimizer, th.nn.Parameter(th.zeros(1)), group)  # which knows what it accepts
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(f"{where}: {name} does not accept its settings: {error}") from error
+    return read
 
 
 def _read_group(name: str, group: Mapping[str, Any], saved: Any, where: str) -> dict[str, Any]:
@@ -175,14 +197,12 @@ _MISFIT = object()
 
 
 def _read_setting(own: Any, saved: Any) -> Any:
-    """The saved setting if it is of the kind of our own: a number, a pair of them, a switch, None."""
+    """The saved setting if it is of the kind of our own: a number, or a pair of them; all others are our own."""
     if isinstance(own, tuple):
         fits = isinstance(saved, list) and len(saved) == len(own)
         parts = tuple(map(_read_setting, own, saved)) if fits else ()
         return parts if fits and _MISFIT not in parts else _MISFIT
-    if isinstance(own, bool) or own is None:
-        return saved if type(saved) is type(own) else _MISFIT
-    if isinstance(own, (int, float)):
+    if isinstance(own, (int, float)) and not isinstance(own, bool):
         is_number = isinstance(saved, (int, float)) and not isinstance(saved, bool)
-        return saved if is_number and math.isfinite(saved) and saved >= 0 else _MISFIT
+        return saved if is_number and 0 <= saved <= sys.float_info.max else _MISFIT
     return saved if type(saved) is type(own) and np.all(saved == own) else _MISFIT

@@ -140,7 +140,7 @@ def checkpoint_weights(checkpoint: Checkpoint) -> dict[PolicyID, Weights]:
     policy_ids = Fields(checkpoint.state).fields("policies")
     return {
         policy_id: {
-            name.removeprefix(_PREFIX): th.from_numpy(array)
+            name.removeprefix(_PREFIX): th.from_numpy(array.copy())
             for name, array in files.value(f"policy-{number:03d}").items()
             if name.startswith(_PREFIX)
         }

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,22 @@ def check_update(rows: PolicyRows, recorded: Mapping[str, Any], grad_norm: float
         faults = ["gradient"]
     if faults:
         raise NumericError(f"policy {rows.policy_id!r}: the {faults[0]} is not finite; {_origin(rows, rollout)}")
+
+
+@contextmanager
+def naming_faults(policy_id: PolicyID, where: str) -> Iterator[None]:
+    """Give PyTorch's refusal of distributions that are not numbers the name of the policy.
+
+    Raises:
+        NumericError: instead of PyTorch's `ValueError`.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if "to satisfy the constraint" not in str(error):
+            raise
+        words = str(error).partition(", but found invalid values")[0]
+        raise NumericError(f"policy {policy_id!r}: its network gives no numbers in the {where}: {words}") from error
 
 
 def check_weights(policy_id: PolicyID, policy: th.nn.Module) -> None:

@@ -22,7 +22,7 @@ from marl_sb3.learners.build import build_algorithm
 from marl_sb3.learners.evaluator import policy_evaluator
 from marl_sb3.learners.fused_coverage import why_not_fused
 from marl_sb3.learners.fused_update import FusedUpdate, LeanUpdate
-from marl_sb3.learners.numeric_faults import check_update, check_weights
+from marl_sb3.learners.numeric_faults import check_update, check_weights, naming_faults
 from marl_sb3.learners.policy_rows import PolicyRows
 from marl_sb3.learners.policy_spec import PolicySpec
 from marl_sb3.learners.ppo import PPO
@@ -149,7 +149,8 @@ class OnPolicyLearner:
         if self.algorithm.use_sde and frequency > 0 and step % frequency == 0:
             self.policy.reset_noise(self.rows.num_rows)
         rows_active = self.rows.of_agents(active)
-        self._decision = self._decide(self._prepared(self.rows.observations(groups)), rows_active)
+        with naming_faults(self.rows.policy_id, f"rollout, step {step}"):
+            self._decision = self._decide(self._prepared(self.rows.observations(groups)), rows_active)
         return self._env_actions(self._decision.actions)
 
     def _prepared(self, observations: Observations) -> Observations:
@@ -281,7 +282,8 @@ class OnPolicyLearner:
     def run_update(self) -> None:
         """The update itself."""
         if self._update is not None:
-            self._update.run()
+            with naming_faults(self.rows.policy_id, "update"):
+                self._update.run()
 
     def finish_update(self) -> Result:
         """Take over the results.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -14,7 +14,9 @@ from marl_sb3.learners.ppo import PPO
 from marl_sb3.state import Fields, State, is_plain
 from marl_sb3.types import PolicyID
 
-_LARGEST = 2**20  # of the numbers in the description of a policy in a checkpoint
+# Of the numbers and words in the description of a policy in a checkpoint, which may come from a stranger.
+_LARGEST, _LONGEST = 2**20, 100
+_MOST_EPOCHS, _MOST_LAYERS = 1000, 100
 
 # On the command line and in files; the classes themselves are as good in the library.
 ALGORITHMS: Mapping[str, type[BaseAlgorithm]] = {"ppo": PPO}
@@ -90,11 +92,17 @@ class PolicySpec:
             CheckpointError: it describes none.
             ConfigError: an unknown hyperparameter, or a value out of range.
         """
-        given = plain.fields("hyperparameters")
-        values = {name: given.value(name) for name in given}
+        given, algorithm = plain.fields("hyperparameters"), algorithm_class(plain.text("algorithm"))
+        values = {name: given.value(name) for name in given.names()}
         _require_small(values, _LARGEST, given.where)
-        _require_no_more_weights(values.get("policy_kwargs"), num_weights, f"{given.where}/policy_kwargs")
-        return cls(algorithm_class(plain.text("algorithm")), plain.text("policy"), **values)
+        if values.get("policy_kwargs") is not None:
+            network = given.fields("policy_kwargs")
+            _require_plain(network)
+            _require_no_more_weights(values["policy_kwargs"], num_weights, network.where)
+        if "n_epochs" in values:
+            given.whole("n_epochs", 1, _MOST_EPOCHS)
+        resolve_hyperparameters(algorithm, values)  # before they are arguments, lest one is named `algorithm`
+        return cls(algorithm, plain.text("policy"), **values)
 
     def __repr__(self) -> str:
         settings = "".join(f", {name}={value!r}" for name, value in self.hyperparameters.items())
@@ -105,8 +113,63 @@ def _require_small(tree: Any, limit: int, where: str) -> None:
     """Refuse what would fill the memory: the description of a policy may come from a stranger."""
     if isinstance(tree, (int, float)) and abs(tree) > limit:
         raise CheckpointError(f"{where} holds a number beyond {limit}")
+    if isinstance(tree, str) and len(tree) > _LONGEST:
+        raise CheckpointError(f"{where} holds a word of more than {_LONGEST} characters")
     for child in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ():
         _require_small(child, limit, where)
+
+
+def _require_plain(network: Fields) -> None:
+    """Refuse what is no plain setting of a network: PyTorch and SB3 would find out in the middle of training."""
+    for name in network.names():
+        if name not in _NETWORK or not _NETWORK[name](network.value(name)):
+            words = f"one of {', '.join(_NETWORK)}, as SB3 describes them; or pass `policies`"
+            raise network.error(name[:_LONGEST], network.value(name), words)
+
+
+_Test = Callable[[Any], bool]
+
+
+def _is_switch(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _are_two_numbers(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(map(_is_number, value))
+
+
+def _are_widths(value: Any) -> bool:
+    whole = isinstance(value, list) and all(isinstance(width, int) and _is_number(width) for width in value)
+    return whole and len(value) <= _MOST_LAYERS and all(width > 0 for width in value)
+
+
+def _mapping_of(tests: Mapping[str, _Test]) -> _Test:
+    return lambda value: (
+        isinstance(value, dict) and all(name in tests and tests[name](part) for name, part in value.items())
+    )
+
+
+_are_networks = _mapping_of({"pi": _are_widths, "vf": _are_widths})
+
+# What a checkpoint may say of a network. Classes are for the caller to pass.
+_NETWORK: Mapping[str, _Test] = {
+    "net_arch": lambda value: _are_widths(value) or _are_networks(value),
+    "activation_fn": lambda value: isinstance(value, str),
+    "log_std_init": _is_number,
+    **dict.fromkeys(("ortho_init", "full_std", "use_expln", "squash_output"), _is_switch),
+    **dict.fromkeys(("share_features_extractor", "normalize_images"), _is_switch),
+    "features_extractor_kwargs": _mapping_of(
+        {"features_dim": _is_number, "cnn_output_dim": _is_number, "normalized_image": _is_switch}
+    ),
+    # Of Adam, which is SB3's; without the switches of PyTorch's ways to compute it.
+    "optimizer_kwargs": _mapping_of(
+        {"eps": _is_number, "weight_decay": _is_number, "betas": _are_two_numbers, "amsgrad": _is_switch}
+    ),
+}
 
 
 def _require_no_more_weights(tree: Any, num_weights: int, where: str) -> None:

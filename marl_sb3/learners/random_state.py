@@ -17,6 +17,23 @@ from marl_sb3.state import Fields, State, generator_state, set_generator_state
 _PYTHON_WORDS = 625  # of Python's Mersenne twister: 624 and the position in them
 _NUMPY_WORDS = 624
 
+# PyTorch's twister, which reads at `next`, up to `left` times: `CPUGeneratorImplState` in aten/src/ATen.
+_TORCH = np.dtype(
+    [
+        ("seed", "u8"),
+        ("left", "i4"),
+        ("seeded", "i4"),
+        ("next", "u8"),
+        ("words", "u8", 624),
+        ("normals", "f8", 3),
+        ("has_normal", "i4"),
+        ("gap", "V4"),
+        ("float_normal", "f4"),
+        ("has_float_normal", "u1"),
+        ("end", "V3"),
+    ]
+)
+
 
 def random_state() -> State:
     """Where the generators stand."""
@@ -46,10 +63,11 @@ def set_random_state(state: Fields) -> None:
     Raises:
         CheckpointError: it is not such a state.
     """
+    torch = _read_torch(state)  # PyTorch is the last to be asked: what it refuses leaves the others as they are
     _set_python(state.fields("python"))
     _set_numpy(state.fields("numpy"))
     try:
-        th.set_rng_state(th.from_numpy(state.array("torch", np.uint8, (None,))))
+        th.set_rng_state(torch)
         if state.items("cuda") and th.cuda.is_available():
             devices = Fields({str(i): array for i, array in enumerate(state.items("cuda"))}, f"{state.where}/cuda")
             th.cuda.set_rng_state_all([th.from_numpy(devices.array(name, np.uint8, (None,))) for name in devices])
@@ -57,6 +75,24 @@ def set_random_state(state: Fields) -> None:
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointError(f"{state.where}/torch is not a state of PyTorch's generator: {error}") from error
+
+
+def _read_torch(state: Fields) -> th.Tensor:
+    """The state of PyTorch's generator; PyTorch itself would read beyond its words if the state says so."""
+    raw = state.array("torch", np.uint8, (th.get_rng_state().numel(),))
+    if raw.nbytes == _TORCH.itemsize:
+        fields = raw.view(_TORCH)[0]
+        left, following = int(fields["left"]), int(fields["next"])
+        switches = (fields["seeded"], fields["has_normal"], fields["has_float_normal"])
+        normals = (*fields["normals"], fields["float_normal"])
+        if (
+            not 1 <= left <= _NUMPY_WORDS
+            or left + following > _NUMPY_WORDS + 1
+            or not all(switch in (0, 1) for switch in switches)
+            or not np.isfinite(normals).all()
+        ):
+            raise CheckpointError(f"{state.where}/torch is not a state of PyTorch's generator")
+    return th.from_numpy(raw)
 
 
 def _set_python(state: Fields) -> None:

@@ -7,8 +7,6 @@ from functools import lru_cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from marl_sb3.checkpoint import Checkpoint
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.learners.algorithm_state import Arrays, optimizer_arrays, set_optimizers, set_weights, weights
@@ -87,8 +85,7 @@ def restore_weights(algorithm: MultiAgentAlgorithm, checkpoint: Checkpoint) -> N
     Fields(checkpoint.state).fields("policies").require_names(list(algorithm.policies))
     numbers = range(len(algorithm.policies))
     files = sorted(f"{kind}-{number:03d}" for kind in ("policy", "optimizer") for number in numbers)
-    if sorted(checkpoint.tensors) != files:
-        raise CheckpointError(f"{checkpoint.name} has the files {sorted(checkpoint.tensors)}; accepted: {files}")
+    Fields(checkpoint.tensors, checkpoint.name).require_names(files)
     for number, policy in enumerate(algorithm.policies.values()):
         set_weights(policy, checkpoint.tensors[f"policy-{number:03d}"], f"policy-{number:03d}")
 
@@ -108,10 +105,10 @@ def _set_counters(algorithm: MultiAgentAlgorithm, counters: Fields) -> None:
     algorithm.num_timesteps = counters.whole("num_timesteps")
     algorithm.iteration = counters.whole("iteration")
     algorithm._num_episodes = counters.whole("num_episodes")
-    algorithm._agent_steps = counters.array("agent_steps", np.int64, (len(algorithm.env.agents),))
-    algorithm._time_total_s = counters.number("time_total_s")
+    algorithm._agent_steps = counters.counts("agent_steps", (len(algorithm.env.agents),))
+    algorithm._time_total_s = counters.number("time_total_s", 0.0)
     total = counters.value("total_timesteps")
-    algorithm._total_timesteps = None if total is None else counters.whole("total_timesteps")
+    algorithm._total_timesteps = None if total is None else counters.whole("total_timesteps", 1)
     algorithm.at_boundary = True
 
 
@@ -131,25 +128,29 @@ def constructor_arguments(checkpoint: Checkpoint, policies: Mapping[PolicyID, Po
     """What the constructor of the algorithm in a checkpoint has to be given.
 
     Raises:
-        CheckpointError: the checkpoint does not say.
-        ConfigError: policies were made of classes or functions, and `policies` is None; or their settings are wrong.
+        CheckpointError: the checkpoint does not say, or what it says makes no policy.
+        ConfigError: policies were made of classes or functions, and `policies` is None.
     """
     state = Fields(checkpoint.state)
-    policy_of = state.fields("policy_of")
+    policy_of, specs = state.fields("policy_of"), state.fields("specs")
+    trained = Fields(dict(enumerate(state.items("trained"))), f"{state.where}/trained")
     return {
-        "policies": policies or _specs(state.fields("specs"), checkpoint),
-        "policy_mapping_fn": {agent: policy_of.text(agent) for agent in policy_of},
-        "policies_to_train": state.items("trained"),
+        "policies": policies or _specs(specs, checkpoint),
+        "policy_mapping_fn": {agent: policy_of.text(agent) for agent in policy_of.names()},
+        "policies_to_train": [trained.text(number) for number in trained],
         "n_steps": state.whole("n_steps", 1, _LONGEST_ROLLOUT),
     }
 
 
 def _specs(specs: Fields, checkpoint: Checkpoint) -> dict[PolicyID, PolicySpec]:
-    for policy_id in specs:
+    for policy_id in specs.names():
         if specs.value(policy_id) is None:
             raise ConfigError(f"policy {policy_id!r} was made of classes or functions: pass `policies`", key="policies")
     weights_of = [checkpoint.tensors.get(f"policy-{number:03d}", {}) for number in range(len(list(specs)))]
-    return {
-        policy_id: PolicySpec.from_plain(specs.fields(policy_id), sum(array.size for array in arrays.values()))
-        for policy_id, arrays in zip(specs, weights_of, strict=True)
-    }
+    try:
+        return {
+            policy_id: PolicySpec.from_plain(specs.fields(policy_id), sum(array.size for array in arrays.values()))
+            for policy_id, arrays in zip(specs, weights_of, strict=True)
+        }
+    except ConfigError as error:
+        raise CheckpointError(f"{checkpoint.name}, {specs.where}: {error}") from error

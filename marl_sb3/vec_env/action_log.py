@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 
+from marl_sb3.errors import CheckpointError
 from marl_sb3.state import Fields, State
 from marl_sb3.types import Array
 from marl_sb3.vec_env.base import AgentGroup
@@ -75,9 +78,36 @@ class ActionLog:
             )
             for number, group in enumerate(self._groups)
         ]
+        for group, array in zip(self._groups, actions, strict=True):
+            require_possible(array, group.action_space, by_group.where)
         length = len(actions[0])
+        if sum(array.nbytes for array in actions) > MAX_BYTES:
+            raise CheckpointError(f"{by_group.where} has more than {MAX_BYTES} bytes")
         began = state.array("began", np.int64, (self._num_envs,))
         if any(len(group) != length for group in actions) or (began < 0).any() or (began > length).any():
             raise state.error("began", began, f"from 0 to {length}, the length of all logs")
         self._steps = deque(zip(*actions, strict=True))
         self._began = began.tolist()
+
+
+def require_possible(array: Array, space: spaces.Space[Any], where: str) -> None:
+    """Refuse numbers that are not in a space, (..., *space.shape), as envs and one-hot inputs do not check them.
+
+    Zeros fill the places of inactive agents. Bounds of a Box hold but for rounding; it may have none.
+
+    Raises:
+        CheckpointError: `where` is the place of the array.
+    """
+    low: Any
+    high: Any
+    if isinstance(space, spaces.Box):
+        low, high = np.minimum(space.low, 0), np.maximum(space.high, 0)
+    elif isinstance(space, spaces.Discrete):
+        low, high = min(int(space.start), 0), max(int(space.start) + int(space.n) - 1, 0)
+    elif isinstance(space, spaces.MultiDiscrete):
+        low, high = np.minimum(space.start, 0), np.maximum(space.start + space.nvec - 1, 0)
+    else:
+        low, high = 0, 1
+    slack = 1e-6 * np.maximum(np.abs(low), np.abs(high)) if isinstance(space, spaces.Box) else 0
+    if (array < low - slack).any() or (array > high + slack).any():
+        raise CheckpointError(f"{where} holds numbers that are not in {space}")

@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from marl_sb3.envs.batched_env import BatchedEnv
 from marl_sb3.errors import ConfigError, EnvNumericError
-from marl_sb3.state import Fields, State
+from marl_sb3.state import MAX_SEED, Fields, State
 from marl_sb3.types import AgentID, Array, BoolArray, Observations
 from marl_sb3.vec_env.base import (
     AgentGroup,
@@ -212,12 +212,11 @@ class BatchedVecEnv(MultiAgentVecEnv):
 
     def set_state(self, state: Fields) -> Mapping[int, str]:
         """See `MultiAgentVecEnv.set_state`; all envs are brought back exactly, or none is."""
-        run_seed = state.whole("run_seed")
-        counts = {name: state.array(name, np.int64, (self.num_envs,)) for name in ("episodes", "episode_steps")}
-        for name, array in counts.items():
-            if (array < 0).any():
-                raise state.error(name, array, "numbers of at least 0")
+        run_seed = state.whole("run_seed", 0, MAX_SEED)
+        counts = {name: state.counts(name, (self.num_envs,)) for name in ("episodes", "episode_steps")}
         active = state.array("active", np.bool_, self.active.shape)
+        if not active.any(axis=1).all():
+            raise state.error("active", active, "an active agent in every env")
         observations = read_observations(state, zero_observations(self.groups, self.num_envs))
         self._run_seed, self.active, self.observations = run_seed, active, observations
         self._episodes, self._episode_steps = counts["episodes"], counts["episode_steps"]

@@ -8,18 +8,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
 from marl_sb3.errors import CheckpointError, ConfigError
-from marl_sb3.state import Fields, State, is_plain
+from marl_sb3.state import MAX_SEED, Fields, State, is_plain
 from marl_sb3.types import AgentID, Array, BoolArray, Observations
-from marl_sb3.vec_env.action_log import ActionLog
+from marl_sb3.vec_env.action_log import ActionLog, require_possible
 from marl_sb3.vec_env.base import AgentGroup, MultiAgentVecEnv
 from marl_sb3.vec_env.observations import copy_env, read_observations, same_in_env, zero_observations
 
 EnvFactory = Callable[[int], ParallelEnv]  # env index -> a new env
 
 _SPACES = ("observation_space", "action_space")
+_LOOK_EVERY = 100  # steps of a replay, from one look at whether it still makes sense to the next
 
 
 @dataclass(frozen=True)
@@ -125,22 +127,34 @@ class SeparateEnvs(MultiAgentVecEnv):
 
     def _read(self, state: Fields) -> _Saved:
         shape = (self.num_envs, len(self.agents))
-        episodes = state.array("episodes", np.int64, (self.num_envs,))
-        if (episodes < 0).any():
-            raise state.error("episodes", episodes, "numbers of at least 0")
+        active, ended = (state.array(name, np.bool_, shape) for name in ("active", "ended"))
+        if not active.any(axis=1).all() or (active & ended).any():
+            raise state.error("active", active, "an active agent in every env, and none that has ended")
         saved = _Saved(
-            state.whole("run_seed"),
-            episodes.tolist(),
-            state.array("active", np.bool_, shape),
-            state.array("ended", np.bool_, shape),
+            state.whole("run_seed", 0, MAX_SEED),
+            state.counts("episodes", (self.num_envs,)).tolist(),
+            active,
+            ended,
             read_observations(state, zero_observations(self.groups, self.num_envs)),
             state.items("own", self.num_envs),
             state.value("log") is not None,
         )
+        self._require_possible(saved.observations, f"{state.where}/observations")
+        if not all(own is None or isinstance(own, dict) for own in saved.own):
+            raise state.error("own", saved.own, "mappings, or null")
         self._log = ActionLog(self.num_envs, self.groups)
         if saved.has_log:
             self._log.set_state(state.fields("log"))
         return saved
+
+    def _require_possible(self, observations: tuple[Observations, ...], where: str) -> None:
+        """Those that are numbers of categories; bounds of a Box are the env's own business."""
+        for group, seen in zip(self.groups, observations, strict=True):
+            space = group.observation_space
+            parts = space.spaces.items() if isinstance(space, spaces.Dict) else [("", space)]
+            for key, part in parts:
+                if not isinstance(part, spaces.Box):
+                    require_possible(seen[key] if isinstance(seen, dict) else seen, part, where)
 
     def _restore(self, index: int, saved: _Saved) -> str | None:
         """Bring one env back; what is in the way of it, if anything is."""
@@ -156,12 +170,17 @@ class SeparateEnvs(MultiAgentVecEnv):
 
     def _replay(self, index: int, saved: _Saved) -> str | None:
         shown = self._restart(index)
-        for actions in self._log.of_env(index):
+        for number, actions in enumerate(self._log.of_env(index)):
+            if number % _LOOK_EVERY == 0 and not self._is_in(index, saved.episodes[index]):
+                break  # there may be much more of it
             shown = self._replay_step(index, actions)
         same_agents = np.array_equal(self._live_agents(index), saved.active[index])
-        if same_agents and same_in_env(shown, saved.observations, index):
+        if self._is_in(index, saved.episodes[index]) and same_agents and same_in_env(shown, saved.observations, index):
             return None
         return "the same seed and actions led to something else"
+
+    def _is_in(self, index: int, episode: int) -> bool:
+        return self._progress()[1][index] == episode
 
     def _set_own(self, index: int, saved: _Saved) -> str | None:
         env = _innermost_checked(self.envs[index])
@@ -172,6 +191,8 @@ class SeparateEnvs(MultiAgentVecEnv):
             [agent for agent, flag in zip(self.agents, flags[index], strict=True) if flag]
             for flags in (saved.active, saved.ended)
         )
+        if set(env.agents) - set(ended) != set(live):
+            return "its agents are others than those that were live"
         self._adopt(index, live, set(ended))
         return None
 
