@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -283,7 +283,8 @@ def load_config(
         path = Path(hparams)
         env, entry = _entry_of_file(path, env)
         if ":" in env and env not in named:
-            raise ConfigError(f"{path} wants to import {env}: name this env on the command line if you trust it", "env")
+            words = f"{path} wants to import {env[:60]}: name this env on the command line if you trust it"
+            raise ConfigError(words, key="env")
     else:
         path = preset_path(algo or TrainConfig.algo)
         env, entry = _entry_of_preset(path, env)
@@ -309,17 +310,23 @@ def load_config(
 _OPTION_NAMES = {"n_timesteps": "timesteps"}
 
 
+def _some(names: Iterable[Any]) -> str:
+    """The first names of a file, cut short: it may hold anything."""
+    listed = [str(name)[:60] for name in names]
+    return ", ".join(listed[:20]) + (", ..." if len(listed) > 20 else "")
+
+
 def _entry_of_file(path: Path, env: str | None) -> tuple[str, Mapping[str, Any]]:
     content = read_yaml(path)
     if not isinstance(content, Mapping) or not content:
         raise ConfigError(f"{path} holds {type(content).__name__}; accepted: env id -> settings", key="hparams")
     if env is None:
         if len(content) != 1:
-            raise ConfigError(f"{path} has settings for {', '.join(map(str, content))}: say which env", key="env")
+            raise ConfigError(f"{path} has settings for {_some(content)}: say which env", key="env")
         env = str(next(iter(content)))
     if env not in content:
         close = difflib.get_close_matches(env, [str(name) for name in content], n=3)
-        hint = f"did you mean {', '.join(close)}?" if close else f"it has {', '.join(map(str, content))}"
+        hint = f"did you mean {', '.join(close)}?" if close else f"it has {_some(content)}"
         raise ConfigError(f"{path} has no settings for env {env!r}; {hint}", key="hparams")
     return env, _entry(path, env, content[env])
 

@@ -97,7 +97,7 @@ class RunFolder:
         """
         config = load_config(None, hparams=self.config_file, trusted_env=env)
         if env is not None and env != config.env:
-            raise ConfigError(f"{self.config_file} is of env {config.env!r}, not of {env!r}", key="env")
+            raise ConfigError(f"{self.config_file} is of env {config.env[:60]!r}, not of {env!r}", key="env")
         return config
 
     def write_config(self, config: TrainConfig) -> None:
