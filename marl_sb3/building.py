@@ -46,6 +46,8 @@ def build(config: TrainConfig, factory: EnvFactory | None) -> MultiAgentAlgorith
     except MemoryError as error:
         words = f"{config.n_envs} envs and these settings need more memory than there is: {error}"
         raise ConfigError(words, key="n_envs") from error
+    except OverflowError as error:
+        raise ConfigError(f"a setting is too large: {error}") from error
 
 
 def resolved(config: TrainConfig) -> TrainConfig:
@@ -83,7 +85,7 @@ def _build_algorithm(config: TrainConfig, env: MultiAgentVecEnv) -> MultiAgentAl
             policies={policy_id: _spec(config, policy_id) for policy_id in policy_ids},
             policy_mapping_fn=_mapping(config),
             policies_to_train=config.policies_to_train,
-            n_steps=config.hyperparameters["n_steps"],
+            n_steps=config.hyperparameters.get("n_steps"),
             seed=config.seed,
             device=config.device,
             update_path=config.update_path,

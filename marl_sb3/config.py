@@ -156,7 +156,16 @@ def _is_whole(value: Any, minimum: int) -> bool:
 
 def _require(key: str, value: Any, accepted: bool, words: str) -> None:
     if not accepted:
-        raise ConfigError(f"{key} is {value!r}; accepted: {words}", key=key)
+        raise ConfigError(f"{key} is {_shown(value)}; accepted: {words}", key=key)
+
+
+def _shown(value: Any) -> str:
+    """A value for a message, cut short; it may be anything that a file can hold."""
+    try:
+        text = repr(value)
+    except ValueError:  # a whole number of thousands of digits
+        return "a number of too many digits"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 # --- Text to values --------------------------------------------------------------------------------------------------
@@ -183,6 +192,7 @@ _Loader.yaml_implicit_resolvers = {
 }
 
 _MAX_FILE_BYTES = 2**20
+_SHOWN = 200  # characters of a wrong value in a message
 _MAX_NODES = 100_000  # of a file: its aliases may stand for far more than it is long
 # What PyYAML raises for files that are not valid, or too deep.
 _YAML_ERRORS = (yaml.YAMLError, ValueError, TypeError, AttributeError, KeyError, RecursionError, OverflowError)

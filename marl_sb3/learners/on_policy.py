@@ -130,7 +130,8 @@ class OnPolicyLearner:
         self.policy.set_training_mode(False)
         self.buffer.reset()
         if self.algorithm.use_sde:
-            self.policy.reset_noise(self.rows.num_rows)
+            with naming_faults(self.rows.policy_id, "rollout"):
+                self.policy.reset_noise(self.rows.num_rows)
 
     def act(self, groups: Sequence[Observations], active: BoolArray, step: int) -> Array:
         """Choose actions.

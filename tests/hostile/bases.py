@@ -1,0 +1,177 @@
+"""Small trainings whose checkpoints are mutated: of each kind of env, vectorizer and update there is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import stable_baselines3
+from gymnasium import spaces
+from pettingzoo import ParallelEnv
+
+import marl_sb3
+from marl_sb3 import MultiAgentAlgorithm, PolicySpec, make_vec_env
+from marl_sb3.callbacks import RewardHistogramCallback
+from marl_sb3.vec_env import MultiAgentVecEnv
+
+NUM_ENVS, ITERATIONS = 3, 2
+_SMALL = {"n_steps": 24, "batch_size": 16, "n_epochs": 2, "policy_kwargs": {"net_arch": [8, 4]}, "device": "cpu"}
+
+
+class ManySpaces(ParallelEnv):
+    """Two agents with Dict observations and actions of their own kinds; every number follows from seed and actions."""
+
+    metadata = {"name": "many_spaces_v0"}  # noqa: RUF012 - as PettingZoo has it
+
+    def __init__(self) -> None:
+        self.possible_agents = ["walker", "chooser"]
+        parts = {"place": spaces.Box(-9, 9, (2,)), "kind": spaces.Discrete(5), "flags": spaces.MultiBinary(3)}
+        self._observation = spaces.Dict(parts)
+        self._actions = {"walker": spaces.Box(-1, 1, (2,)), "chooser": spaces.MultiDiscrete([2, 3])}
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        return self._observation
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return self._actions[agent]
+
+    def _seen(self) -> dict[str, Any]:
+        one = {
+            "place": self._rng.normal(size=2).astype(np.float32),
+            "kind": int(self._rng.integers(5)),
+            "flags": self._rng.integers(0, 2, 3, dtype=np.int8),
+        }
+        return {agent: dict(one) for agent in self.possible_agents}
+
+    def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        self._rng = np.random.default_rng(seed)
+        self.agents, self._step = list(self.possible_agents), 0
+        return self._seen(), {agent: {} for agent in self.agents}
+
+    def step(self, actions: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+        self._step += 1
+        acted = list(self.agents)
+        # The walker leaves first, so that the chooser is alone for some steps.
+        over = {agent: self._step >= (9 if agent == "walker" else 13) for agent in acted}
+        self.agents = [agent for agent in acted if not over[agent]]
+        rewards = {agent: float(np.sum(actions[agent])) for agent in acted}
+        nobody = dict.fromkeys(acted, False)
+        return self._seen(), rewards, nobody, over, {agent: {} for agent in acted}
+
+
+class KnowsItsState(ParallelEnv):
+    """One-hot observations, and a `get_state` of its own, so that a checkpoint holds no log of actions."""
+
+    metadata = {"name": "knows_its_state_v0"}  # noqa: RUF012
+
+    def __init__(self) -> None:
+        self.possible_agents = ["left", "right"]
+        self._observation, self._action = spaces.Discrete(7), spaces.Discrete(3)
+        self._place = self._step = 0
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        return self._observation
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return self._action
+
+    def _seen(self) -> dict[str, int]:
+        return dict.fromkeys(self.possible_agents, self._place)
+
+    def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        self.agents, self._place, self._step = list(self.possible_agents), (seed or 0) % 7, 0
+        return self._seen(), {agent: {} for agent in self.agents}
+
+    def step(self, actions: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+        self._place = (self._place + sum(map(int, actions.values()))) % 7
+        self._step += 1
+        acted, over = list(self.agents), self._step >= 11
+        if over:
+            self.agents = []
+        rewards = dict.fromkeys(acted, float(self._place))
+        nobody = dict.fromkeys(acted, False)
+        return self._seen(), rewards, nobody, dict.fromkeys(acted, over), {agent: {} for agent in acted}
+
+    def get_state(self) -> dict[str, Any]:
+        return {"place": self._place, "step": self._step, "agents": list(self.agents), "grid": np.arange(4)}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        if not 0 <= state["place"] < 7 or not 0 <= state["step"] < 11 or state["agents"] != self.possible_agents:
+            raise ValueError("not a state of this env")
+        self._place, self._step, self.agents = int(state["place"]), int(state["step"]), list(state["agents"])
+
+
+def _arena(vectorizer: str) -> Callable[[], MultiAgentVecEnv]:
+    return lambda: make_vec_env("arena", NUM_ENVS, vectorizer=vectorizer, max_timesteps=17, height=4, width=5)
+
+
+@dataclass(frozen=True)
+class Base:
+    """A training to mutate checkpoints of.
+
+    Attributes:
+        name: for reports.
+        make_env: makes the envs.
+        settings: of `MultiAgentAlgorithm`, when it is built.
+        load_settings: of `MultiAgentAlgorithm.load`.
+    """
+
+    name: str
+    make_env: Callable[[], MultiAgentVecEnv]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    load_settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def build(self) -> MultiAgentAlgorithm:
+        """The algorithm, untrained."""
+        return MultiAgentAlgorithm(self.make_env(), **{**_SMALL, "seed": 5, **self.settings})
+
+    def load(self, path: Path) -> MultiAgentAlgorithm:
+        """As a user would load what a stranger sent."""
+        env = self.make_env()
+        try:
+            return MultiAgentAlgorithm.load(path, env, device="cpu", **self.load_settings)
+        except BaseException:
+            env.close()
+            raise
+
+    def save(self, path: Path) -> Path:
+        """Train a little and save, in the middle of episodes."""
+        algorithm = self.build()
+        steps = ITERATIONS * _SMALL["n_steps"] * NUM_ENVS
+        algorithm.learn(steps, callback=[RewardHistogramCallback()])
+        algorithm.save(path)
+        algorithm.env.close()
+        return path
+
+
+_STOCK = {"all": PolicySpec(stable_baselines3.PPO, batch_size=16, n_epochs=2, policy_kwargs=_SMALL["policy_kwargs"])}
+_SDE = {"walker": PolicySpec(policy="MultiInputPolicy", use_sde=True), "chooser": PolicySpec(policy="MultiInputPolicy")}
+
+BASES = (
+    Base("shared, batched", _arena("batched"), {"learning_rate": "lin_1e-3"}),
+    Base("per agent, batched, lean", _arena("batched"), {"policies": "per_agent"}, {"update_path": "lean"}),
+    Base("per agent, serial", _arena("serial"), {"policies": "per_agent"}),
+    Base("Dict spaces, gSDE", lambda: make_vec_env(ManySpaces, NUM_ENVS), {"policies": _SDE}),
+    Base("env with a state of its own", lambda: make_vec_env(KnowsItsState, NUM_ENVS)),
+    Base("stock PPO", _arena("batched"), {"policies": _STOCK}, {"policies": _STOCK}),
+)
+
+_RUN = {"n_steps": 24, "batch_size": 16, "n_epochs": 1, "env.max_timesteps": 17, "policy_kwargs.net_arch": [8]}
+
+
+def make_run(folder: Path) -> Path:
+    """A run folder with one checkpoint, as a stranger would send it."""
+    run = marl_sb3.train(
+        "arena",
+        policies="per_agent",
+        timesteps=ITERATIONS * 24 * NUM_ENVS,
+        n_envs=NUM_ENVS,
+        seed=5,
+        device="cpu",
+        settings={**_RUN, "checkpoint_every": ITERATIONS},
+        run_dir=folder,
+    )
+    return run.folder
