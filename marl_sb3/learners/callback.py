@@ -95,12 +95,13 @@ def set_callback_states(callback: Any, states: Fields) -> None:
         CheckpointError: a state is not that of the callback of its name.
     """
     named = _by_name(callback)
-    for name in states:
+    for name in states.names():
+        n_calls, own = states.fields(name).whole("n_calls"), states.fields(name).fields("own")
         if name not in named:
-            if states.fields(name).value("own"):
+            if list(own):
                 _log.warning("there is no callback %s in this run, as there was in the checkpoint", name)
             continue
-        named[name].n_calls = states.fields(name).whole("n_calls")
         each = named[name]
+        each.n_calls = n_calls
         if isinstance(each, MultiAgentCallback):
-            each.set_state(states.fields(name).fields("own"))
+            each.set_state(own)
