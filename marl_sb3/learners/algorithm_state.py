@@ -7,7 +7,6 @@ Names are those of SB3's `get_parameters`: `policy.mlp_extractor.policy_net.0.we
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -194,6 +193,7 @@ def _read_group(name: str, group: Mapping[str, Any], saved: Any, where: str) -> 
 
 
 _MISFIT = object()
+_LARGEST = float(np.finfo(np.float32).max)  # PyTorch refuses larger ones in the middle of a step
 
 
 def _read_setting(own: Any, saved: Any) -> Any:
@@ -204,5 +204,5 @@ def _read_setting(own: Any, saved: Any) -> Any:
         return parts if fits and _MISFIT not in parts else _MISFIT
     if isinstance(own, (int, float)) and not isinstance(own, bool):
         is_number = isinstance(saved, (int, float)) and not isinstance(saved, bool)
-        return saved if is_number and 0 <= saved <= sys.float_info.max else _MISFIT
+        return saved if is_number and 0 <= saved <= _LARGEST else _MISFIT
     return saved if type(saved) is type(own) and np.all(saved == own) else _MISFIT

@@ -300,6 +300,8 @@ def worker(folder: Path, seed: int, first: int, mutants: int, step: int, results
     for index in range(first, mutants, step):
         results.put(("begin", index, None))
         results.put(("end", index, one(workplace, seed, index, folder)))
+        if _memory("VmSize") * 2**20 > soft - _BOUND_MEGABYTES * 2**19:
+            return  # half of it is gone, to threads that were started, say: the next ones get a new process
 
 
 def set_up_process() -> None:
@@ -388,10 +390,8 @@ def run_all(folder: Path, seed: int, mutants: int, workers: int, report: Callabl
                 each.process.join()
                 if fault:
                     report(_dead(folder, seed, each.index, fault))
-                    following = each.index + workers
-                    running[place : place + 1] = [start(following)] if following < mutants else []
-                else:
-                    del running[place]
+                following = each.index + workers
+                running[place : place + 1] = [start(following)] if following < mutants else []
                 break
             each.index, each.since = index, time.monotonic()
             if kind == "end":
