@@ -48,7 +48,8 @@ class TrainConfig:
         checkpoint_metric: what tells which checkpoint is the best.
         checkpoint_mode: `max`: the best has the highest value of it; `min`: the lowest.
         on_nan: what to do about a NaN or an infinity: `stop`, or `rollback` to the latest checkpoint, three times.
-        evaluation_interval: iterations from one evaluation to the next; 0: none.
+        evaluation_interval: how far it is from one evaluation to the next; 0: none.
+        evaluation_interval_unit: `iterations`, or `timesteps`: env steps.
         evaluation_duration: how long one takes.
         evaluation_duration_unit: `episodes`, or `timesteps`: env steps, which favour short episodes.
         evaluation_seed: of the episodes of every evaluation; None: follows from `seed`.
@@ -83,6 +84,7 @@ class TrainConfig:
     checkpoint_mode: str = "max"
     on_nan: str = "stop"
     evaluation_interval: int = 0
+    evaluation_interval_unit: str = "iterations"
     evaluation_duration: int = 10
     evaluation_duration_unit: str = "episodes"
     evaluation_seed: int | None = None
@@ -112,6 +114,7 @@ class TrainConfig:
 _WORDS = {
     "checkpoint_mode": ("max", "min"),
     "on_nan": ("stop", "rollback"),
+    "evaluation_interval_unit": ("iterations", "timesteps"),
     "evaluation_duration_unit": ("episodes", "timesteps"),
 }
 

@@ -23,7 +23,7 @@ from marl_sb3.callbacks.cut_logs import cut_logs
 from marl_sb3.callbacks.run_log import CsvFormat, EventsFormat, JsonLinesFormat, quiet_writers
 from marl_sb3.checkpoint import Checkpoint, naming
 from marl_sb3.config import TrainConfig, load_config, to_yaml
-from marl_sb3.envs.registry import EnvFactory
+from marl_sb3.envs.registry import EnvFactory, factory_id
 from marl_sb3.errors import ConfigError, NumericError
 from marl_sb3.learners.callback import MultiAgentCallback
 from marl_sb3.learners.import_weights import init_from as start_from
@@ -211,8 +211,21 @@ def restore(
     return run
 
 
-def metric_names(config: TrainConfig, factory: EnvFactory | None = None) -> list[str]:
-    """The flat names of all metrics of a run; it is built, so that it is known to be possible, and not started.
+@dataclass(frozen=True)
+class Preview:
+    """What is known of a run before it is started.
+
+    Attributes:
+        metric_names: the flat names of all its metrics.
+        minibatches: by policy, the minibatch size and the agent steps of a rollout, where the algorithm has both.
+    """
+
+    metric_names: Sequence[str]
+    minibatches: Mapping[PolicyID, tuple[int, int]]
+
+
+def preview(config: TrainConfig, factory: EnvFactory | None = None) -> Preview:
+    """Build a run, so that it is known to be possible, and do not start it.
 
     Raises:
         ConfigError: a setting does not fit.
@@ -222,7 +235,13 @@ def metric_names(config: TrainConfig, factory: EnvFactory | None = None) -> list
     start_without_dynamo()
     run = Run(RunFolder(Path()), config, build(config, factory), factory=factory)
     try:
-        return [*run.algorithm.metric_names(), *_evaluation_metrics(run)]
+        policies = run.algorithm.policies.items()
+        sizes = {
+            policy_id: (policy.batch_size, policy.n_steps * policy.n_envs)
+            for policy_id, policy in policies
+            if hasattr(policy, "batch_size") and hasattr(policy, "n_steps")
+        }
+        return Preview([*run.algorithm.metric_names(), *_evaluation_metrics(run)], sizes)
     finally:
         run.algorithm.env.close()
 
@@ -250,6 +269,7 @@ def _evaluations(run: Run) -> list[EvaluationCallback]:
             config.evaluation_duration_unit,
             config.evaluation_deterministic,
             config.evaluation_seed,
+            interval_unit=config.evaluation_interval_unit,
         )
     ]
 
@@ -414,7 +434,7 @@ def train(
         ConfigError: a setting is wrong; nothing has been written then.
         EnvError: the env broke the `ParallelEnv` contract.
     """
-    name, factory = (env, None) if env is None or isinstance(env, str) else (_factory_name(env), env)
+    name, factory = (env, None) if env is None or isinstance(env, str) else (factory_id(env), env)
     if resume is not None:
         unfit = [policies, algo, n_envs, seed, settings, hparams, vectorizer, device, init_from, run_dir]
         if any(value is not None for value in unfit):
@@ -435,10 +455,6 @@ def train(
         init_from=init_from,
     )
     return execute(prepare(config, run_dir, factory, trust_pickle=trust_pickle), callback)
-
-
-def _factory_name(factory: EnvFactory) -> str:
-    return f"{getattr(factory, '__module__', 'factory')}:{getattr(factory, '__qualname__', type(factory).__name__)}"
 
 
 @contextmanager

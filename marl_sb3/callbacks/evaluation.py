@@ -22,6 +22,7 @@ from marl_sb3.vec_env.seeding import fresh_seed
 EvaluationFunction = Callable[[MultiAgentAlgorithm, MultiAgentVecEnv], Mapping[str, Any]]
 
 _PREFIX = "evaluation/env_runners/"
+_INTERVAL_UNITS = ("iterations", "timesteps")
 _ARGUMENT_OF_UNIT = {"episodes": "n_episodes", "timesteps": "n_env_steps"}
 
 
@@ -33,11 +34,13 @@ class EvaluationCallback(MultiAgentCallback):
 
     Args:
         env: the envs, or what makes them; those that it makes it closes when the training ends.
-        interval: iterations from one evaluation to the next.
+        interval: iterations, or env steps, from one evaluation to the next.
         duration: how long one takes.
         duration_unit: `episodes`, or `timesteps`: env steps, which favour short episodes; see `play_episodes`.
         deterministic: the most likely actions instead of sampled ones.
         seed: of the episodes and the actions. None: follows from the seed of the training.
+        interval_unit: of `interval`: `iterations`, or `timesteps`: the iteration that completes as many env steps, or a
+            multiple of them, is evaluated.
         evaluation_function: evaluates instead, with the policies and the seeded envs; its metrics, nested or flat, take
             the place of those below `evaluation/env_runners`. `duration` and `deterministic` are its own business.
 
@@ -55,10 +58,12 @@ class EvaluationCallback(MultiAgentCallback):
         deterministic: bool = True,
         seed: int | None = None,
         evaluation_function: EvaluationFunction | None = None,
+        interval_unit: str = "iterations",
     ) -> None:
         super().__init__()
-        _check(interval, duration, duration_unit)
+        _check(interval, interval_unit, duration, duration_unit)
         self.interval = interval
+        self.interval_unit = interval_unit
         self._make_env = None if isinstance(env, MultiAgentVecEnv) else env
         self._env = env if isinstance(env, MultiAgentVecEnv) else None
         self._options: dict[str, Any] = {_ARGUMENT_OF_UNIT[duration_unit]: duration, "deterministic": deterministic}
@@ -88,12 +93,20 @@ class EvaluationCallback(MultiAgentCallback):
 
     def on_iteration_end(self, result: Result) -> bool:
         """Evaluate, if it is time."""
-        if result["iteration"] % self.interval == 0:
+        if self._is_due(result):
             result["evaluation"] = {"env_runners": finite_or_none(self._evaluate())}
             # Not every result is written, see `log_interval`; what is recorded waits for the next that is.
             for name, value in flatten(result["evaluation"], "evaluation/").items():
                 self.logger.record(name, value)
         return True
+
+    def _is_due(self, result: Result) -> bool:
+        now, latest = (
+            (result["iteration"], 1)
+            if self.interval_unit == "iterations"
+            else (result["num_env_steps_sampled_lifetime"], result["env_runners"]["num_env_steps_sampled"])
+        )
+        return bool(now // self.interval > (now - latest) // self.interval)
 
     def _evaluate(self) -> Mapping[str, Any]:
         env = self._open(self.algorithm)
@@ -114,10 +127,11 @@ class EvaluationCallback(MultiAgentCallback):
             self._env = None
 
 
-def _check(interval: int, duration: int, duration_unit: str) -> None:
+def _check(interval: int, interval_unit: str, duration: int, duration_unit: str) -> None:
     for name, value in (("interval", interval), ("duration", duration)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ConfigError(f"evaluation: {name} is {value!r}; accepted: a whole number of at least 1", key=name)
-    if duration_unit not in _ARGUMENT_OF_UNIT:
-        accepted = " or ".join(_ARGUMENT_OF_UNIT)
-        raise ConfigError(f"evaluation: duration_unit is {duration_unit!r}; accepted: {accepted}", key="duration_unit")
+    units = (("interval_unit", interval_unit, _INTERVAL_UNITS), ("duration_unit", duration_unit, _ARGUMENT_OF_UNIT))
+    for name, unit, accepted in units:
+        if unit not in accepted:
+            raise ConfigError(f"evaluation: {name} is {unit!r}; accepted: {' or '.join(accepted)}", key=name)

@@ -70,6 +70,27 @@ def env_factory(env: str | EnvFactory) -> EnvFactory:
     return factory
 
 
+def factory_id(factory: EnvFactory) -> str:
+    """The id of a factory that was given as such: `module:name`, as one would write it on a command line."""
+    return f"{getattr(factory, '__module__', 'factory')}:{getattr(factory, '__qualname__', type(factory).__name__)}"
+
+
+def importable_id(env: str, factory: EnvFactory | None = None) -> str | None:
+    """An id by which another process finds the same env; None where only this process has it.
+
+    Args:
+        env: env id, which may be a registered one.
+        factory: makes the env, where the id is only its name.
+    """
+    factory = factory or _registered.get(env)
+    if factory is None:
+        return env
+    path = factory_id(factory)
+    module_name, _, attribute = path.partition(":")
+    there = module_name != "__main__" and getattr(sys.modules.get(module_name), attribute, None) is factory
+    return path if there else None
+
+
 def make_env(factory: EnvFactory, env_index: int, env_kwargs: Mapping[str, Any]) -> ParallelEnv:
     """Call a factory and check what comes back.
 
