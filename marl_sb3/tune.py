@@ -6,9 +6,13 @@ The module can also be called, as `marl_sb3.tune(...)`: see `marl_sb3.tuning.api
 from __future__ import annotations
 
 import argparse
+import shlex
+import signal
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from types import FrameType
+from typing import TYPE_CHECKING
 
 from marl_sb3.cli import EXIT_DONE, CommandParser, assignment, callable_module, run_command, setup_logging
 
@@ -31,7 +35,7 @@ examples
   python -m marl_sb3.tune --trials 50
   python -m marl_sb3.tune arena --trials 100 --workers 2 --confirm-seeds 10
   python -m marl_sb3.tune CartPole-v1 --grid minibatch_size=128,200,256
-  python -m marl_sb3.tune --study NAME            go on with a study
+  python -m marl_sb3.tune --study NAME      go on with a study, with its settings
 
 exit codes: 0 done, 1 failed, 2 wrong command line or settings, 130 interrupted
 """
@@ -51,21 +55,21 @@ def build_parser() -> argparse.ArgumentParser:
     add("--pruner", metavar="NAME", help="median, asha or none; default: median, or none with --grid")
     add("--space", metavar="FILE", help="what is chosen, see below; default: shipped for the algorithm")
     add("--grid", metavar="KEY=A,B,C", action="append", default=[], help="try exactly these; may be repeated")
-    add("--objective", metavar="WHAT", default="sum",
+    add("--objective", metavar="WHAT",
         help="sum of all agents' returns, min of them, an agent, a custom or any metric; default: sum")  # fmt: skip
-    add("--mode", metavar="M", default="max", help="max or min; default: max")
-    add("--over", metavar="WHICH", default="last",
+    add("--mode", metavar="M", help="max or min; default: max")
+    add("--over", metavar="WHICH",
         help="of a trial's evaluations the last, the best, or mean_of_last_K; default: last")  # fmt: skip
-    add("--evaluations", metavar="N", type=int, default=10, help="of a trial, in equal distances; default: 10")
-    add("--evaluation-episodes", metavar="N", type=int, default=10, help="in each of them; default: 10")
+    add("--evaluations", metavar="N", type=int, help="of a trial, in equal distances; default: 10")
+    add("--evaluation-episodes", metavar="N", type=int, help="in each of them; default: 10")
     add("--confirm-seeds", metavar="K", type=int, default=0,
         help="train the best trials and the preset again with K fresh seeds each; default: 0, none")  # fmt: skip
     add("--confirm-best", metavar="B", type=int, default=1, help="how many trials; default: 1")
     add("--policies", choices=["shared", "per_agent"], help="default: as in the preset, else shared")
     add("--algo", metavar="NAME", help="algorithm; default: ppo")
-    add("--seed", metavar="S", type=int, default=0, help="of the search; default: 0")
+    add("--seed", metavar="S", type=int, help="of the search; default: 0")
     add("--set", metavar="KEY=VALUE", dest="settings", action="append", default=[],
-        help="set this in every trial; may be repeated; default: none")  # fmt: skip
+        help="set this in every trial, and do not search it; may be repeated; default: none")  # fmt: skip
     add("-v", dest="verbosity", action="count", default=0, help="say more, show tracebacks; default: off")
     return parser
 
@@ -81,43 +85,75 @@ def _tune(arguments: argparse.Namespace) -> int:
 
     console = Console(highlight=False)
     setup_logging(arguments.verbosity, Console(stderr=True, highlight=False))
-    from marl_sb3.config import parse_value
-    from marl_sb3.tuning.api import prepare_study
-    from marl_sb3.tuning.view import SearchView, print_outcome
+    from marl_sb3.tuning.search import require_whole
 
-    settings = {key: parse_value(value) for key, value in (assignment("--set", text) for text in arguments.settings)}
-    study = prepare_study(
-        arguments.env,
-        trials=arguments.trials,
-        timesteps=arguments.timesteps,
-        study=arguments.study,
-        storage=arguments.storage,
-        sampler=arguments.sampler,
-        pruner=arguments.pruner,
-        space=arguments.space,
-        grid=arguments.grid,
-        objective=arguments.objective,
-        mode=arguments.mode,
-        over=arguments.over,
-        evaluations=arguments.evaluations,
-        evaluation_episodes=arguments.evaluation_episodes,
-        policies=arguments.policies,
-        algo=arguments.algo,
-        seed=arguments.seed,
-        settings=settings,
-    )
-    _search(study, arguments, console, SearchView)
-    print_outcome(console, study, arguments.confirm_best, arguments.confirm_seeds, arguments.workers)
+    for name, minimum in (("workers", 1), ("confirm_seeds", 0), ("confirm_best", 1)):
+        require_whole(name, getattr(arguments, name), minimum)
+    study = _study(arguments)
+    console.print(f"study {study.search.name}: {study.folder}", soft_wrap=True, markup=False)
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        _run(study, arguments, console)
+    except BaseException:
+        _print_what_there_is(study, console)
+        raise
+    _print_outcome(study, console)
+    if not study.completed():
+        raise _nothing_trained(study)
     print(study.folder, flush=True)
     return EXIT_DONE
 
 
-def _search(study: StudyOfTrials, arguments: argparse.Namespace, console: Console, view_class: Any) -> None:
-    from marl_sb3.tuning.run_search import run_search
+def _interrupt(signal_number: int, _: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
-    console.print(f"study {study.search.name}: {study.folder}", soft_wrap=True, markup=False)
-    with view_class(console, study) as view:
+
+def _study(arguments: argparse.Namespace) -> StudyOfTrials:
+    from marl_sb3.config import parse_value
+    from marl_sb3.tuning.api import prepare_study
+
+    settings = {key: parse_value(value) for key, value in (assignment("--set", text) for text in arguments.settings)}
+    own = ("workers", "confirm_seeds", "confirm_best", "verbosity", "settings")
+    options = {name: value for name, value in vars(arguments).items() if name not in own}
+    return prepare_study(**options, settings=settings)
+
+
+def _run(study: StudyOfTrials, arguments: argparse.Namespace, console: Console) -> None:
+    from marl_sb3.tuning.confirm import confirm
+    from marl_sb3.tuning.run_search import run_search
+    from marl_sb3.tuning.view import ConfirmView, SearchView
+
+    with SearchView(console, study) as view:
         run_search(study, arguments.workers, view.update)
+    if arguments.confirm_seeds:
+        with ConfirmView(console) as confirm_view:
+            confirm(study, arguments.confirm_best, arguments.confirm_seeds, arguments.workers, confirm_view.update)
+
+
+def _print_outcome(study: StudyOfTrials, console: Console) -> None:
+    from marl_sb3.tuning.view import print_outcome
+
+    print_outcome(console, study)
+
+
+def _print_what_there_is(study: StudyOfTrials, console: Console) -> None:
+    """After an interruption or an error, which is told last; an error in here is not."""
+    with suppress(Exception):
+        _print_outcome(study, console)
+    env, name = (shlex.quote(text) for text in (study.search.env, study.search.name))
+    storage = study.search.to_plain()["storage"]
+    named = f" --storage {shlex.quote(storage)}" if storage else ""
+    words = f"go on with: python -m marl_sb3.tune {env} --study {name}{named}"
+    console.print(words, soft_wrap=True, markup=False)
+
+
+def _nothing_trained(study: StudyOfTrials) -> Exception:
+    from marl_sb3.tuning.trial_rows import error_text, states
+    from marl_sb3.tuning.workers import SearchError
+
+    trials = study.trials()
+    last = next((text for text in map(error_text, reversed(trials)) if text), "no error")
+    return SearchError(f"no trial was trained to its end: {states(trials)}; the last error: {last}")
 
 
 callable_module(__name__, "marl_sb3.tuning.api:tune")

@@ -3,61 +3,77 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
 
 from marl_sb3.config import TrainConfig
+from marl_sb3.envs.registry import EnvFactory, factory_id
 from marl_sb3.errors import ConfigError
+from marl_sb3.tuning.confirm import confirm
+from marl_sb3.tuning.report import write_files
 from marl_sb3.tuning.run_search import Watcher, new_name, open_study, run_search, study_folder
-from marl_sb3.tuning.search import Search, read_search
-from marl_sb3.tuning.space import Space, parse_grid, parse_space, read_space
+from marl_sb3.tuning.search import Search, read_search, require_whole
+from marl_sb3.tuning.space import Space, canonical_name, parse_grid, parse_space, read_space
 from marl_sb3.tuning.study import StudyOfTrials
 
 DEFAULT_ENV = "arena"
-DEFAULT_TRIALS = 50
+
+Grid = Sequence[str] | Mapping[str, Sequence[Any]]
 
 
 def tune(
-    env: str | None = None,
+    env: str | EnvFactory | None = None,
     *,
-    trials: int | None = None,
     workers: int = 1,
-    space: str | Path | Mapping[str, Any] | None = None,
+    confirm_seeds: int = 0,
+    confirm_best: int = 1,
     watch: Watcher | None = None,
     **options: Any,
 ) -> StudyOfTrials:
     """What `python -m marl_sb3.tune` does, without its display.
 
+    Trials run in worker processes; only an env that those cannot import, such as a class of the script itself, is
+    trained in this one.
+
     Args:
-        env: an env id; None: the arena, or the study's.
-        trials: how many settings are tried; None: 50, or the whole grid.
-        workers: processes that run them.
-        space: what is chosen: a file, or the same as a mapping.
+        env: an env id, or a factory of a `ParallelEnv`; None: the arena, or the study's.
+        workers: processes that run trials.
+        confirm_seeds: train the best trials and the preset again with so many fresh seeds each; see
+            `marl_sb3.tuning.confirm.confirmed`.
+        confirm_best: how many trials.
         watch: called twice a second with the study.
         options: see `prepare_study`.
 
     Returns:
-        The study: `best_config()`, `trials()`, `checkpoints()`, `folder`; `.optuna` is Optuna's.
+        The study: `best_config()`, `trials()`, `checkpoints()`, `folder`; `.optuna` is Optuna's. `best.yml`,
+        `trials.csv` and, with plotly, `report.html` are in its folder.
 
     Raises:
         ConfigError: a setting is wrong; nothing has been run then.
-        SearchError: worker processes cannot be started.
+        SearchError: worker processes cannot be started, or every trial fails.
     """
-    study = prepare_study(env, trials=trials, space=space, **options)
-    run_search(study, workers, watch)
+    require_whole("workers", workers, 1)
+    require_whole("confirm_seeds", confirm_seeds, 0)
+    require_whole("confirm_best", confirm_best, 1)
+    study = prepare_study(env, **options)
+    try:
+        run_search(study, workers, watch)
+        if confirm_seeds:
+            confirm(study, confirm_best, confirm_seeds, workers)
+    finally:
+        write_files(study)
     return study
 
 
 def prepare_study(
-    env: str | None = None,
+    env: str | EnvFactory | None = None,
     *,
-    trials: int | None = None,
     study: str | None = None,
     space: str | Path | Mapping[str, Any] | None = None,
-    grid: Sequence[str] | Mapping[str, Sequence[Any]] = (),
-    sampler: str | None = None,
-    pruner: str | None = None,
+    grid: Grid = (),
+    settings: Mapping[str, Any] | None = None,
     root: str | Path = "runs",
     **options: Any,
 ) -> StudyOfTrials:
@@ -65,12 +81,10 @@ def prepare_study(
 
     Args:
         env: see `tune`.
-        trials: see `tune`.
-        study: its name; one that exists goes on. None: a new one.
-        space: see `tune`.
+        study: its name; one that exists goes on, as it was searched so far where nothing else is said. None: a new one.
+        space: what is chosen: a file, or the same as a mapping; None: as shipped for the algorithm.
         grid: exactly these values by name, instead of a space; as mapping, or as texts `name=a,b,c`.
-        sampler: `tpe`, `random`, `grid` or `gp`; None: `tpe`, or `grid` for a grid.
-        pruner: `median`, `asha` or `none`; None: `median`, or `none` for a grid.
+        settings: what is set in every trial, by keys as after `--set`; it is not searched then.
         root: the folder below which studies are kept, in `tune/<env>/<name>`.
         options: the other fields of `Search`; None means not given.
 
@@ -80,44 +94,82 @@ def prepare_study(
     name = new_name() if study is None else study
     if not name or any(c in name for c in "/\\") or name.startswith("."):
         raise ConfigError(f"--study is {name!r}; accepted: a name that can be a folder's", key="study")
-    env = env or _env_of(name, Path(root)) or DEFAULT_ENV
-    folder = study_folder(env, name, Path(root))
+    factory = None if env is None or isinstance(env, str) else env
+    env_id = env if env is None or isinstance(env, str) else factory_id(env)
+    env_id = env_id or _env_of(name, Path(root), options.get("storage")) or DEFAULT_ENV
+    folder = study_folder(env_id, name, Path(root))
     given = {key: value for key, value in options.items() if value is not None}
-    chosen = _space(env, given.get("algo") or TrainConfig.algo, space, grid)
-    before = read_search(folder, env)
-    if before is not None and space is None and not grid:
-        chosen = before.parsed_space()
-        sampler, pruner = sampler or before.sampler, pruner or before.pruner
-    sampler = sampler or ("grid" if grid else "tpe")
-    combinations = prod(len(parameter.bounds) for parameter in chosen.parameters)
-    if sampler == "grid":
-        trials = combinations
-    elif trials is None:
-        trials = before.trials if before is not None else DEFAULT_TRIALS
-    pruner = pruner or ("none" if sampler == "grid" else "median")
-    search = Search(env, chosen.to_plain(), name, trials, sampler=sampler, pruner=pruner, **given)
-    return open_study(search, folder)
+    if settings:
+        given["settings"] = {canonical_name(key): value for key, value in settings.items()}
+    before = read_search(folder, env_id, given.get("storage"))
+    search = _new(env_id, name, space, grid, given) if before is None else _continued(before, space, grid, given)
+    return open_study(search, folder, factory)
 
 
-def _env_of(name: str, root: Path) -> str | None:
-    """The env of the study of this name, if there is one."""
-    for file in (root / "tune").glob(f"*/{name}/study.yaml"):
-        search = read_search(file.parent)
-        return None if search is None else search.env
-    return None
+def _new(
+    env: str, name: str, space: str | Path | Mapping[str, Any] | None, grid: Grid, given: Mapping[str, Any]
+) -> Search:
+    chosen = _space(env, given.get("algo"), space, grid, given.get("settings", {}))
+    usual: dict[str, Any] = {"sampler": "grid"} if grid else {}
+    search = Search(env, chosen.to_plain(), name, **{**usual, **given})
+    if search.sampler == "grid":
+        pruner = given.get("pruner", "none")  # who asks for exactly these wants to see them all to their end
+        search = replace(search, trials=_combinations(chosen), pruner=pruner)
+    return search
+
+
+def _continued(
+    before: Search, space: str | Path | Mapping[str, Any] | None, grid: Grid, given: Mapping[str, Any]
+) -> Search:
+    """What was searched before, but for what is said now: whether that is the same is checked when it is opened."""
+    search = replace(before, **given)
+    if space is not None or grid:
+        chosen = _space(search.env, search.algo, space, grid, search.settings)
+        sampler = given.get("sampler", "grid" if grid else before.sampler)
+        search = replace(search, space=chosen.to_plain(), sampler=sampler)
+    return replace(search, trials=before.trials) if search.sampler == "grid" else search
+
+
+def _combinations(space: Space) -> int:
+    return prod(len(parameter.bounds) for parameter in space.parameters)
+
+
+def _env_of(name: str, root: Path, storage: str | None) -> str | None:
+    """The env of the study of this name, if there is one.
+
+    Raises:
+        ConfigError: there are several, or the file is not that of a study.
+    """
+    files = sorted((root / "tune").glob(f"*/{name}/study.yaml"))
+    if len(files) > 1:
+        envs = ", ".join(file.parent.parent.name for file in files)
+        raise ConfigError(f"there are studies {name!r} of {envs}: name the env", key="env")
+    search = read_search(files[0].parent, storage=storage) if files else None
+    return None if search is None else search.env
 
 
 def _space(
     env: str,
-    algo: str,
+    algo: str | None,
     space: str | Path | Mapping[str, Any] | None,
-    grid: Sequence[str] | Mapping[str, Sequence[Any]],
+    grid: Grid,
+    settings: Mapping[str, Any],
 ) -> Space:
     if grid and space is not None:
         raise ConfigError("a space and a grid are given; accepted: one of them", key="grid")
-    if isinstance(grid, Mapping):
-        if grid:
-            return parse_space({name: {"choices": list(values)} for name, values in grid.items()}, "grid")
-    elif grid:
+    if grid:
+        chosen = _parsed_grid(grid)
+    elif isinstance(space, Mapping):
+        chosen = parse_space(space, "space")
+    else:
+        chosen = read_space(env, algo or TrainConfig.algo, space)
+    both = {parameter.name for parameter in chosen.parameters} & set(settings)
+    if both and (grid or space is not None):
+        raise ConfigError(f"{', '.join(sorted(both))} is both set and searched; accepted: one of them", key="space")
+    return chosen.without(settings)
+
+
+def _parsed_grid(grid: Grid) -> Space:
+    if not isinstance(grid, Mapping):
         return parse_grid(grid)
-    return parse_space(space, "space") if isinstance(space, Mapping) else read_space(env, algo, space)
+    return parse_space({name: {"choices": list(values)} for name, values in grid.items()}, "grid")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import logging
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,6 +17,9 @@ from rich.text import Text
 
 from marl_sb3.callbacks.live_view import number
 from marl_sb3.config import load_config, to_yaml
+from marl_sb3.errors import ConfigError
+from marl_sb3.tuning.confirm import confirmed, outcomes, winner
+from marl_sb3.tuning.confirm_table import confirmed_line
 from marl_sb3.tuning.report_page import html_report
 from marl_sb3.tuning.study import SEED, StudyOfTrials
 from marl_sb3.tuning.trial_rows import (
@@ -30,20 +34,49 @@ from marl_sb3.tuning.trial_rows import (
     write_whole,
 )
 
-__all__ = ["best_yml", "html_report", "trials_csv", "trials_table"]
+_log = logging.getLogger(__name__)
 
 _ALL_UP_TO = 30
 _BEST = 10
 _OWN_COLUMNS = 3  # on a terminal of 80 characters there is no room for more
 
 
+def write_files(study: StudyOfTrials) -> list[Path]:
+    """Write all that there is to write of a study into its folder; without plotly there is no page.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    files = [trials_csv(study), confirm_csv(study), best_yml(study)]
+    try:
+        files.append(html_report(study))
+    except ConfigError as error:
+        _log.warning("no report.html: %s", error)
+    return [path for path in files if path is not None]
+
+
+def confirm_csv(study: StudyOfTrials) -> Path | None:
+    """Write `confirm.csv`: a row per training with a fresh seed; None if there was none."""
+    rows = [
+        [name, outcome["seed"], outcome.get("objective"), one_line(outcome.get("error", "")), folder.as_posix()]
+        for name, folder, outcome in outcomes(study)
+    ]
+    if not rows:
+        return None
+    return _write_csv(study.folder / "confirm.csv", ["candidate", "seed", "objective", "error", "folder"], rows)
+
+
 def trials_csv(study: StudyOfTrials) -> Path:
     """Write `trials.csv`: a row per trial, whatever became of it; empty where there is no value."""
+    return _write_csv(study.folder / "trials.csv", header(study), [row(study, trial) for trial in study.trials()])
+
+
+def _write_csv(path: Path, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> Path:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(header(study))
-    writer.writerows(row(study, trial) for trial in study.trials())
-    return write_whole(study.folder / "trials.csv", text.getvalue())
+    writer.writerow(head)
+    writer.writerows(rows)
+    return write_whole(path, text.getvalue())
 
 
 # --- On a terminal ---------------------------------------------------------------------------------------------------
@@ -135,6 +168,7 @@ def _below(trials: Sequence[FrozenTrial], shown: Sequence[FrozenTrial]) -> Text 
 _OF_THE_SEARCH = (
     "checkpoint_every",
     "evaluation_interval",
+    "evaluation_interval_unit",
     "evaluation_duration",
     "evaluation_duration_unit",
     "evaluation_seed",
@@ -143,7 +177,7 @@ _OF_THE_SEARCH = (
 
 
 def best_yml(study: StudyOfTrials) -> Path | None:
-    """Write `best.yml`: the configuration of the best trial, for `python -m marl_sb3.train --hparams best.yml`.
+    """Write `best.yml`: the configuration of the winner, for `python -m marl_sb3.train --hparams best.yml`.
 
     It is what the trial was trained with, for as many env steps, but with a new seed in every run, and with
     evaluations and checkpoints as they are without a search.
@@ -154,10 +188,10 @@ def best_yml(study: StudyOfTrials) -> Path | None:
     Raises:
         ConfigError: the trial's `config.yaml` is missing or damaged.
     """
-    best = next(iter(study.completed()), None)
-    if best is None:
+    found = winner(study)
+    if found is None:
         return None
-    search = study.search
+    (best, candidate), search = found, study.search
     settings = {**search.settings, **study.space.settings(best.params)}
     usual = load_config(search.env, search.algo, settings=settings)
     own: dict[str, Any] = {name: getattr(usual, name) for name in _OF_THE_SEARCH}
@@ -166,4 +200,6 @@ def best_yml(study: StudyOfTrials) -> Path | None:
         f"# Trial {best.number} of study {one_line(search.name)}: {best.value!r} ({search.mode}) of "
         f"{measured(search)}, in one training with seed {best.user_attrs.get(SEED)}."
     )
+    if candidate is not None:
+        comment += f"\n# Trained again: {confirmed_line(confirmed(study), best.number, search.mode)}."
     return write_whole(study.folder / "best.yml", f"{comment}\n{to_yaml(config)}")

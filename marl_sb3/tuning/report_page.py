@@ -18,6 +18,8 @@ from optuna.exceptions import ExperimentalWarning
 from optuna.trial import FrozenTrial, TrialState
 
 from marl_sb3.errors import ConfigError
+from marl_sb3.tuning.confirm import confirmed, winner
+from marl_sb3.tuning.confirm_table import HEADER, confirmed_rows
 from marl_sb3.tuning.study import StudyOfTrials
 from marl_sb3.tuning.trial_rows import header, measured, one_line, parameters_text, row, states, write_whole
 
@@ -50,6 +52,7 @@ def html_report(study: StudyOfTrials) -> Path:
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
         f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<h1>{escape(title)}</h1>",
         _summary(study, trials),
+        _confirmed(study),
         *_plots(drawing, _bare_copy(study, trials)),
         _all_trials(study, trials),
         "</body>\n</html>\n",
@@ -73,7 +76,8 @@ def _visualization() -> ModuleType:
 
 
 def _summary(study: StudyOfTrials, trials: Sequence[FrozenTrial]) -> str:
-    search, best = study.search, next(iter(study.completed()), None)
+    search, found = study.search, winner(study)
+    best = None if found is None else found[0]
     rows: list[tuple[str, object]] = [
         ("study", search.name),
         ("env", search.env),
@@ -92,6 +96,18 @@ def _summary(study: StudyOfTrials, trials: Sequence[FrozenTrial]) -> str:
         ]
     body = "\n".join(f'<tr><th scope="row">{escape(name)}</th>{_cell(value)}</tr>' for name, value in rows)
     return f"<h2>Summary</h2>\n<table>\n{body}\n</table>"
+
+
+def _confirmed(study: StudyOfTrials) -> str:
+    """Whether the winner is better than the preset."""
+    title, candidates = "<h2>Fresh seeds</h2>", confirmed(study)
+    if not candidates:
+        note = "The best of many trials was lucky, too. Not trained again with fresh seeds: see --confirm-seeds."
+        return f'{title}\n<p class="note">{note}</p>'
+    note = "Settings that have been trained again, next to the preset; pairs of trainings, and their means, compared."
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in HEADER)
+    body = "\n".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in confirmed_rows(candidates, study.search.mode))
+    return f'{title}\n<p class="note">{note}</p>\n<table>\n<tr>{head}</tr>\n{body}\n</table>'
 
 
 def _all_trials(study: StudyOfTrials, trials: Sequence[FrozenTrial]) -> str:

@@ -1,32 +1,34 @@
-"""Run a search: check everything, start worker processes, watch them, and tell how it goes."""
+"""Check a search, and run it: by worker processes, or in this one where no other can import the env."""
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 
 from filelock import FileLock, Timeout
+from optuna.trial import TrialState
 
-from marl_sb3.errors import ConfigError, MarlSb3Error
-from marl_sb3.experiment import metric_names
-from marl_sb3.tuning.search import Search, read_search
-from marl_sb3.tuning.study import StudyOfTrials
+from marl_sb3.envs.registry import EnvFactory, importable_id
+from marl_sb3.errors import ConfigError
+from marl_sb3.experiment import preview
+from marl_sb3.tuning.search import Search, read_search, require_whole
+from marl_sb3.tuning.storage import open_storage
+from marl_sb3.tuning.study import ERROR, StudyOfTrials
+from marl_sb3.tuning.trial import TRACEBACK_FILE, run_trial
+from marl_sb3.tuning.workers import SearchError, Workers
+
+_log = logging.getLogger(__name__)
 
 _POLL_S = 0.5
-_MAX_DEATHS = 3  # of workers in a row without a finished trial in between
+_MAX_FIRST_FAILURES = 5  # without any trial that has got anywhere: it is not the settings then
 
 Watcher = Callable[[StudyOfTrials], None]
-
-
-class SearchError(MarlSb3Error, RuntimeError):
-    """Worker processes end as soon as they are started; the message says where their last words are."""
 
 
 def study_folder(env: str, name: str, root: Path = Path("runs")) -> Path:
@@ -40,14 +42,19 @@ def new_name() -> str:
     return f"{datetime.now(timezone.utc):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
 
-def open_study(search: Search, folder: Path) -> StudyOfTrials:
+def open_study(search: Search, folder: Path, factory: EnvFactory | None = None) -> StudyOfTrials:
     """Check a search, and begin it or go on with it.
+
+    Args:
+        search: what is searched.
+        folder: the study's.
+        factory: makes the env, where the id in the search is only its name.
 
     Raises:
         ConfigError: a setting, a range, the objective or the budget is wrong, the storage cannot be opened, or the
             folder holds a study of something else; nothing has been run then.
     """
-    before = read_search(folder, search.env)
+    before = read_search(folder, search.env, search.storage)
     if before is not None:
         other = before.same_as(search)
         if other:
@@ -56,26 +63,38 @@ def open_study(search: Search, folder: Path) -> StudyOfTrials:
                 f"what {folder / 'study.yaml'} says",
                 key="study",
             )
-    _check(search)
+    _check(search, factory)
+    open_storage(folder, search.storage)  # before anything is written
     search.write(folder)
-    study = StudyOfTrials(search, folder)
+    study = StudyOfTrials(search, folder, factory)
     study.begin()
     return study
 
 
-def _check(search: Search) -> None:
-    """Build the first trial and those at the ends of all ranges, without running them."""
+def _check(search: Search, factory: EnvFactory | None) -> None:
+    """Build the trials at the ends of all ranges, without running them."""
     space, objective = search.parsed_space(), search.parsed_objective()
     if search.sampler == "grid" and any(parameter.kind != "choices" for parameter in space.parameters):
         open_ended = [parameter.name for parameter in space.parameters if parameter.kind != "choices"]
         raise ConfigError(f"a grid needs choices; {', '.join(open_ended)} has a range", key="sampler")
+    uneven: dict[tuple[str, int], set[int]] = {}
     for settings in space.corners():
         config = search.trial_config(settings, seed=0)
         try:
-            objective.require_known(metric_names(config))
+            seen = preview(config, factory)
+            objective.require_known(seen.metric_names)
         except ConfigError as error:
             shown = ", ".join(f"{name}={value}" for name, value in settings.items())
             raise ConfigError(f"{error} (in a trial with {shown})", key=error.key) from error
+        for policy_id, (batch_size, rollout) in seen.minibatches.items():
+            if rollout % batch_size:
+                uneven.setdefault((policy_id, rollout), set()).add(batch_size)
+    for (policy_id, rollout), sizes in uneven.items():
+        listed = ", ".join(map(str, sorted(sizes)))
+        words = (
+            "policy %s: the last minibatch of an epoch is smaller where batch_size is %s: a rollout has %d agent steps"
+        )
+        _log.warning(words, policy_id, listed, rollout)
 
 
 def run_search(study: StudyOfTrials, workers: int = 1, watch: Watcher | None = None) -> None:
@@ -87,90 +106,65 @@ def run_search(study: StudyOfTrials, workers: int = 1, watch: Watcher | None = N
         watch: called twice a second, and at the end.
 
     Raises:
-        ConfigError: another process is running this study.
-        SearchError: workers cannot be started.
+        ConfigError: another process is running this study, or the workers cannot import the env.
+        SearchError: workers cannot be started, or every trial fails.
         KeyboardInterrupt: passed on, when the workers have ended.
+    """
+    require_whole("workers", workers, 1)
+
+    def look() -> None:
+        if watch is not None:
+            watch(study)
+        _require_any_success(study)
+
+    with the_only_search(study):
+        if workers == 1 and importable_id(study.search.env, study.factory) is None:
+            _run_here(study, look)
+        else:
+            _run_in_workers(study, workers, look)
+        look()
+
+
+@contextmanager
+def the_only_search(study: StudyOfTrials) -> Iterator[None]:
+    """While it lasts, no other process runs this study.
+
+    Raises:
+        ConfigError: another one does.
     """
     try:
         with FileLock(study.folder / ".search.lock").acquire(timeout=0):
-            _Workers(study, workers).run(watch or (lambda _: None))
+            yield
     except Timeout:
         raise ConfigError(f"{study.folder} is in use: another process is running this study", key="study") from None
 
 
-class _Workers:
-    """The worker processes of a search."""
-
-    def __init__(self, study: StudyOfTrials, count: int) -> None:
-        self._study = study
-        self._count = count
-        self._running: dict[str, subprocess.Popen[bytes]] = {}
-        self._started = 0
-        self._deaths = 0
-        self._finished = 0  # trials, when the latest worker died
-
-    def run(self, watch: Watcher) -> None:
-        try:
-            for _ in range(self._count):
-                self._start()
-            while self._running:
-                time.sleep(_POLL_S)
-                watch(self._study)
-                self._look_after()
-            watch(self._study)
-        finally:
-            self._stop()
-
-    def _start(self) -> None:
-        name = f"{os.getpid()}-{self._started}"
-        self._started += 1
-        search, folder = self._study.search, self._study.folder
-        command = [sys.executable, "-m", "marl_sb3.tuning.worker", str(folder), name, search.env]
-        share = max(1, _cores() // self._count)
-        (folder / "workers").mkdir(exist_ok=True)
-        with (folder / "workers" / f"{name}.log").open("wb") as log:
-            self._running[name] = subprocess.Popen(
-                command,
-                stdout=log,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, "OMP_NUM_THREADS": str(share)},
-                start_new_session=True,  # Ctrl-C is for the search, which passes it on
-            )
-
-    def _look_after(self) -> None:
-        """Replace workers that died, and take back what they were at."""
-        for name, process in list(self._running.items()):
-            if process.poll() is None:
-                continue
-            del self._running[name]
-            if process.returncode != 0:
-                self._replace(name, process.returncode)
-
-    def _replace(self, name: str, returncode: int) -> None:
-        self._study.take_back()
-        finished = sum(trial.state.is_finished() for trial in self._study.trials())
-        self._deaths = 1 if finished > self._finished + 1 else self._deaths + 1
-        self._finished = finished
-        if self._deaths > _MAX_DEATHS:
-            log = self._study.folder / "workers" / f"{name}.log"
-            raise SearchError(f"worker processes end with {returncode} again and again; see {log}")
-        self._start()
-
-    def _stop(self) -> None:
-        for process in self._running.values():
-            process.send_signal(signal.SIGTERM)
-        for process in self._running.values():
-            try:
-                process.wait(timeout=30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        if self._running:
-            self._study.take_back()
+def _run_in_workers(study: StudyOfTrials, count: int, look: Callable[[], None]) -> None:
+    pool = Workers(study, count, ["trials"], study.n_done, study.take_back)
+    pool.run(look)
+    # Workers of a search that was killed finish what they are at.
+    while study.in_flight() or study.take_back():
+        if not study.in_flight():
+            pool.run(look)
+        time.sleep(_POLL_S)
+        look()
 
 
-def _cores() -> int:
-    from marl_sb3.learners.threads import available_cores
+def _run_here(study: StudyOfTrials, look: Callable[[], None]) -> None:
+    name = f"here-{os.getpid()}-{secrets.token_hex(2)}"
+    with study.working(name):
+        while (trial := study.next_trial(name)) is not None:
+            if not run_trial(study, trial):
+                raise KeyboardInterrupt
+            look()
 
-    return available_cores()
+
+def _require_any_success(study: StudyOfTrials) -> None:
+    trials = [trial for trial in study.trials() if trial.state.is_finished()]
+    failed = [trial for trial in trials if trial.state == TrialState.FAIL and ERROR in trial.user_attrs]
+    if len(failed) >= _MAX_FIRST_FAILURES and len(failed) == len(trials):
+        last = failed[-1]
+        where = study.folder_of(last) / TRACEBACK_FILE
+        raise SearchError(
+            f"all {len(failed)} trials have failed, the last one with {last.user_attrs[ERROR]}; see {where}"
+        )

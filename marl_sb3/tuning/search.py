@@ -15,6 +15,7 @@ from marl_sb3.config import TrainConfig, load_config, read_yaml
 from marl_sb3.errors import ConfigError
 from marl_sb3.tuning.objective import Objective
 from marl_sb3.tuning.space import Space, parse_space
+from marl_sb3.tuning.storage import without_password
 
 SAMPLERS = ("tpe", "random", "grid", "gp")
 PRUNERS = ("median", "asha", "none")
@@ -65,12 +66,19 @@ class Search:
 
     def __post_init__(self) -> None:
         for name in ("trials", "evaluations", "evaluation_episodes"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"--{_option(name)} is {value!r}; accepted: a whole number of at least 1", key=name)
+            require_whole(name, getattr(self, name), 1)
+        require_whole("seed", self.seed, 0)
+        if self.timesteps is not None:
+            require_whole("timesteps", self.timesteps, 1)
         for name, accepted in (("sampler", SAMPLERS), ("pruner", PRUNERS)):
             if getattr(self, name) not in accepted:
                 raise ConfigError(f"--{name} is {getattr(self, name)!r}; accepted: {', '.join(accepted)}", key=name)
+        for name in ("env", "name", "objective", "mode", "over"):
+            if not isinstance(getattr(self, name), str):
+                raise ConfigError(f"{name} is {getattr(self, name)!r}; accepted: a word", key=name)
+        for name in ("space", "settings"):
+            if not isinstance(getattr(self, name), Mapping):
+                raise ConfigError(f"{name} is {getattr(self, name)!r}; accepted: a mapping", key=name)
 
     def parsed_space(self) -> Space:
         """The space, checked."""
@@ -102,17 +110,18 @@ class Search:
             n_timesteps=self.timesteps,
             seed=seed,
         )
-        iterations = -(-config.n_timesteps // (config.n_envs * _rollout_steps(config)))
-        if iterations < self.evaluations:
+        between, rollout = config.n_timesteps // self.evaluations, config.n_envs * _rollout_steps(config)
+        if between < rollout:
             raise ConfigError(
-                f"a trial of {config.n_timesteps} env steps has {iterations} iterations, fewer than its "
+                f"a trial of {config.n_timesteps} env steps has fewer rollouts, of {rollout} env steps each, than its "
                 f"{self.evaluations} evaluations; accepted: more --timesteps or fewer --evaluations",
                 key="timesteps",
             )
         return replace(
             config,
             checkpoint_every=0,
-            evaluation_interval=iterations // self.evaluations,
+            evaluation_interval=between,
+            evaluation_interval_unit="timesteps",
             evaluation_duration=self.evaluation_episodes,
             evaluation_duration_unit="episodes",
             evaluation_seed=self.evaluation_seed(),
@@ -121,11 +130,12 @@ class Search:
     def same_as(self, other: Search) -> list[str]:
         """The names of what would make the trials of one meaningless in the other."""
         own, theirs = self.to_plain(), other.to_plain()
-        return [name for name in own if name not in ("trials", "storage") and own[name] != theirs[name]]
+        return [name for name in own if name != "trials" and own[name] != theirs[name]]
 
     def to_plain(self) -> dict[str, Any]:
-        """As in the study's file."""
-        return {**asdict(self), "space": self.parsed_space().to_plain()}
+        """As in the study's file: without the password of its database."""
+        storage = None if self.storage is None else without_password(self.storage)
+        return {**asdict(self), "space": self.parsed_space().to_plain(), "storage": storage}
 
     def write(self, folder: Path) -> None:
         """Write `study.yaml`, whole or not at all."""
@@ -135,25 +145,55 @@ class Search:
         os.replace(fresh, folder / _FILE)
 
 
-def read_search(folder: Path, env: str | None = None) -> Search | None:
+def read_search(folder: Path, env: str | None = None, storage: str | None = None) -> Search | None:
     """The search that a study's folder holds; None if it holds none.
+
+    Nothing is imported, and no other machine is connected to, because a file says so.
 
     Args:
         folder: the study's.
-        env: the env as the user names it: nothing is imported because a file says so.
+        env: the env as the user names it.
+        storage: URL of its database as the user names it.
 
     Raises:
-        ConfigError: the file is damaged, or names code that the user has not named.
+        ConfigError: the file is damaged, or names code or a server that the user has not named.
     """
-    if not (folder / _FILE).is_file():
+    path = folder / _FILE
+    if not path.is_file():
         return None
-    content = read_yaml(folder / _FILE)
+    content = read_yaml(path)
     if not isinstance(content, Mapping) or set(content) != {item.name for item in fields(Search)}:
-        raise ConfigError(f"{folder / _FILE} is not that of a study", key="study")
+        raise ConfigError(f"{path} is not that of a study", key="study")
     search = Search(**content)
     if ":" in search.env and search.env != env:
-        raise ConfigError(f"{folder / _FILE} wants to import {search.env}: name this env if you trust it", key="env")
-    return search
+        raise ConfigError(f"{path} wants to import {search.env}: name this env if you trust it", key="env")
+    return replace(search, storage=_storage(search.storage, storage, path))
+
+
+def _storage(written: Any, named: str | None, path: Path) -> str | None:
+    """Where the study is kept, from what its file says and what the user says."""
+    if written is None and named is None:
+        return None
+    if named is None:
+        if str(written).startswith("sqlite:///"):
+            return str(written)
+        raise ConfigError(f"{path}: the study is kept in {written}; accepted: --storage with this URL", key="storage")
+    if written != without_password(named):
+        kept = "a journal in its folder" if written is None else written
+        words = f"--storage is {without_password(named)}, but {path} says that the study is kept in {kept}"
+        raise ConfigError(words, key="storage")
+    return named
+
+
+def require_whole(name: str, value: Any, minimum: int) -> None:
+    """Refuse what is no whole number, or too small.
+
+    Raises:
+        ConfigError: with the option and what is accepted.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        option = name.replace("_", "-")
+        raise ConfigError(f"--{option} is {value!r}; accepted: a whole number of at least {minimum}", key=name)
 
 
 def _rollout_steps(config: TrainConfig) -> int:
@@ -162,7 +202,3 @@ def _rollout_steps(config: TrainConfig) -> int:
 
     default = hyperparameter_defaults(algorithm_class(config.algo)).get("n_steps", 1)
     return int(config.hyperparameters.get("n_steps", default))
-
-
-def _option(name: str) -> str:
-    return name.replace("_", "-")

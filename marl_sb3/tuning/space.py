@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,6 +81,10 @@ def _unlisted(value: Any) -> Any:
     return value
 
 
+# Which end of a range asks for the largest minibatch, or the smallest rollout.
+_TIGHTEST: Mapping[str, Callable[[Any], Any]] = {"batch_size": max, "n_steps": min, "n_envs": min}
+
+
 _SUGGEST: Mapping[str, Callable[[Any, str, tuple[Any, ...]], Any]] = {
     "choices": lambda trial, name, bounds: trial.suggest_categorical(name, list(bounds)),
     "uniform": lambda trial, name, bounds: trial.suggest_float(name, *bounds),
@@ -110,6 +114,17 @@ class Space:
         chosen = {p.name: p.setting(params[p.name]) for p in self.parameters if p.name in params}
         return {**self.constants, **chosen}
 
+    def without(self, names: Collection[str]) -> Space:
+        """The rest of it, where some parameters are set by other means.
+
+        Raises:
+            ConfigError: nothing is left to choose.
+        """
+        left = tuple(parameter for parameter in self.parameters if parameter.name not in names)
+        if not left:
+            raise ConfigError(f"nothing to choose: {', '.join(sorted(names))} is set for all trials", key="space")
+        return Space(left, {name: value for name, value in self.constants.items() if name not in names})
+
     def grid(self) -> Iterator[dict[str, Any]]:
         """Optuna's parameters of every combination, where all are choices."""
         names = [parameter.name for parameter in self.parameters]
@@ -117,11 +132,23 @@ class Space:
             yield dict(zip(names, values, strict=True))
 
     def corners(self) -> Iterator[dict[str, Any]]:
-        """Settings that together have every extreme value of every parameter; as many as the longest list of them."""
+        """Settings that together have every extreme value of every parameter, and the largest possible minibatch."""
         extremes = [parameter.extremes() for parameter in self.parameters]
         for number in range(max(map(len, extremes), default=0)):
             chosen = {p.name: e[min(number, len(e) - 1)] for p, e in zip(self.parameters, extremes, strict=True)}
             yield {**self.constants, **chosen}
+        yield self._tightest()
+
+    def _tightest(self) -> dict[str, Any]:
+        """Settings with the largest minibatch of the smallest rollout: it must not be larger than that."""
+        chosen = {}
+        for parameter in self.parameters:
+            pick = _TIGHTEST.get(parameter.name.rpartition(".")[2])
+            whole = all(isinstance(bound, int) for bound in parameter.bounds)
+            chosen[parameter.name] = parameter.setting(
+                pick(parameter.bounds) if pick and whole else parameter.bounds[0]
+            )
+        return {**self.constants, **chosen}
 
     def to_plain(self) -> dict[str, Any]:
         """As in a space file."""

@@ -56,6 +56,21 @@ class SafeJournal(JournalFileBackend):
                 file.truncate(file.read().rfind(b"\n") + 1)
 
 
+def without_password(url: str) -> str:
+    """A storage's URL as it may be written down.
+
+    Raises:
+        ConfigError: it is no URL.
+    """
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    try:
+        return make_url(url).render_as_string(hide_password=True)
+    except (ArgumentError, ValueError) as error:
+        raise ConfigError(f"--storage {url} cannot be opened: {error}", key="storage") from error
+
+
 def open_storage(study_folder: Path, url: str | None) -> BaseStorage:
     """The storage of a study.
 
@@ -75,4 +90,4 @@ def open_storage(study_folder: Path, url: str | None) -> BaseStorage:
         return RDBStorage(url, engine_kwargs=options)
     except Exception as error:  # drivers raise what they like
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigError(f"--storage {url} cannot be opened: {why}", key="storage") from error
+        raise ConfigError(f"--storage {without_password(url)} cannot be opened: {why}", key="storage") from error

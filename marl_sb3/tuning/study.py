@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import optuna
 from filelock import FileLock, Timeout
 from optuna.trial import FrozenTrial, TrialState
 
+from marl_sb3.building import resolved
 from marl_sb3.config import TrainConfig, load_config
+from marl_sb3.envs.registry import EnvFactory
 from marl_sb3.errors import ConfigError
 from marl_sb3.metrics import flatten
 from marl_sb3.tuning.search import Search
 from marl_sb3.tuning.space import Space
 from marl_sb3.tuning.storage import open_storage
 
-_log = logging.getLogger(__name__)
-
 # What a trial carries along, besides its parameters.
-WORKER, RETRY_OF, FOLDER, SEED, ERROR = "worker", "retry_of", "folder", "seed", "error"
+WORKER, RETRY_OF, DEATHS, FOLDER, SEED, ERROR = "worker", "retry_of", "deaths", "folder", "seed", "error"
 
+# Why a trial was broken off: it says nothing about its settings.
+KILLED, INTERRUPTED = "its process ended", "interrupted"
+
+_SEARCH = "search"  # the study's own note of what is searched, wherever it is kept
 _DIRECTION = {"max": "maximize", "min": "minimize"}
 
 
@@ -35,18 +37,21 @@ class StudyOfTrials:
     Args:
         search: what is searched.
         folder: the study's.
+        factory: makes the env, where the id in the search is only its name.
 
     Raises:
-        ConfigError: the storage cannot be opened.
+        ConfigError: the storage cannot be opened, or what it holds is not of this search.
     """
 
-    def __init__(self, search: Search, folder: Path) -> None:
+    def __init__(self, search: Search, folder: Path, factory: EnvFactory | None = None) -> None:
         self.search = search
         self.folder = folder
+        self.factory = factory
         self.space: Space = search.parsed_space()
         optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._storage = open_storage(folder, search.storage)
         self.optuna = optuna.create_study(
-            storage=open_storage(folder, search.storage),
+            storage=self._storage,
             study_name=search.name,
             direction=_DIRECTION[search.mode],  # type: ignore[arg-type]
             pruner=_pruner(search),
@@ -60,52 +65,94 @@ class StudyOfTrials:
         return self.optuna.get_trials(deepcopy=False)
 
     def begin(self) -> None:
-        """Set up a new study, or take back what workers that are no more have left of an old one."""
+        """Set up a new study, or take back what workers that are no more have left of an old one.
+
+        Raises:
+            ConfigError: the storage holds a study of this name of something else, or not the trials of the folder.
+        """
         with self._lock:
-            if self.search.sampler == "grid" and not self.trials():
+            self._require_same_search()
+            if self.search.sampler == "grid":
                 for params in self.space.grid():
-                    self.optuna.enqueue_trial(params)
+                    self.optuna.enqueue_trial(params, skip_if_exists=True)  # a search may be killed in between
         self.take_back()
+
+    def _require_same_search(self) -> None:
+        plain = {name: value for name, value in self.search.to_plain().items() if name not in ("trials", "storage")}
+        held = self.optuna.user_attrs.get(_SEARCH)
+        if held is None and not self.trials():
+            if (self.folder / "trials").exists():
+                words = f"{self.folder} has trials that its storage does not know; accepted: another --study name"
+                raise ConfigError(words, key="storage")
+            self.optuna.set_user_attr(_SEARCH, plain)
+        elif held != plain:
+            theirs = held if isinstance(held, dict) else {}
+            other = ", ".join(name for name in plain if name not in theirs or theirs[name] != plain[name])
+            words = f"the storage holds a study {self.search.name!r} with another {other}"
+            raise ConfigError(f"{words}; accepted: another --study name", key="study")
 
     def next_trial(self, worker: str) -> optuna.trial.Trial | None:
         """A trial for a worker; None if all have been handed out."""
         with self._lock:
             trials = self.trials()
-            if not any(trial.state == TrialState.WAITING for trial in trials):
+            waiting = next((trial for trial in trials if trial.state == TrialState.WAITING), None)
+            # A trial has the name of its worker before it runs: whoever is killed in between leaves none without.
+            if waiting is not None:
+                self._storage.set_trial_user_attr(waiting._trial_id, WORKER, worker)
+            else:
                 handed_out = sum(RETRY_OF not in trial.user_attrs for trial in trials)
                 if handed_out >= self.search.trials or self.search.sampler == "grid":
                     return None
+                self.optuna.enqueue_trial({}, user_attrs={WORKER: worker})
             # What is drawn depends on the trials before it alone, not on who asks.
             self.optuna.sampler = _sampler(self.search, len(trials))
             trial = self.optuna.ask()
-            trial.set_user_attr(WORKER, worker)
+            trial.set_user_attr(WORKER, worker)  # where others share the database it may be another one
             return trial
 
-    def take_back(self) -> list[int]:
+    def take_back(self) -> int:
         """Mark trials whose workers are no more as failed, and let each be tried once again.
 
         Returns:
-            Their numbers.
+            How many these were.
         """
         with self._lock:
-            dead = [
-                trial
-                for trial in self.trials()
-                if trial.state == TrialState.RUNNING and not self._is_alive(trial.user_attrs.get(WORKER))
-            ]
+            dead = [trial for trial in self._running() if not self._is_alive(trial.user_attrs[WORKER])]
             for trial in dead:
-                self.give_back(trial.number, trial.params, trial.user_attrs, "its process ended")
-        return [trial.number for trial in dead]
+                self.give_back(trial.number, KILLED)
+        return len(dead)
 
-    def give_back(self, number: int, params: dict[str, Any], attributes: dict[str, Any], why: str) -> None:
-        """A trial that was broken off: failed, and waiting once more if it has not been tried twice."""
-        trial_id = self.trials()[number]._trial_id
-        self.optuna._storage.set_trial_user_attr(trial_id, ERROR, why)
+    def in_flight(self) -> bool:
+        """Whether a trial is running in a worker of this folder."""
+        return any(self._is_alive(trial.user_attrs[WORKER]) for trial in self._running())
+
+    def _running(self) -> list[FrozenTrial]:
+        """What workers of this folder have begun: a database may have others, on other machines, to look after."""
+        ours = {path.stem for path in (self.folder / "workers").glob("*")}  # locks and logs
+        running = [trial for trial in self.trials() if trial.state == TrialState.RUNNING]
+        return [trial for trial in running if trial.user_attrs.get(WORKER) in ours]
+
+    def give_back(self, number: int, why: str) -> None:
+        """A trial that was broken off: failed, and waiting once more, unless its process has ended for the second time.
+
+        Args:
+            number: of the trial.
+            why: `KILLED` or `INTERRUPTED`.
+        """
+        trial = self.trials()[number]
+        deaths = trial.user_attrs.get(DEATHS, 0) + (why == KILLED)
+        self._storage.set_trial_user_attr(trial._trial_id, ERROR, why)
         self.optuna.tell(number, state=TrialState.FAIL)
-        if RETRY_OF not in attributes:
-            self.optuna.enqueue_trial(params, user_attrs={RETRY_OF: number})
+        if deaths <= 1:
+            first = trial.user_attrs.get(RETRY_OF, number)
+            self.optuna.enqueue_trial(trial.params, user_attrs={RETRY_OF: first, DEATHS: deaths})
 
     # --- What came out -----------------------------------------------------------------------------------------------
+
+    def n_done(self) -> int:
+        """How many trials came to an end of their own: those that were broken off are tried again."""
+        done = [trial for trial in self.trials() if trial.state.is_finished()]
+        return sum(trial.user_attrs.get(ERROR) not in (KILLED, INTERRUPTED) for trial in done)
 
     def completed(self) -> list[FrozenTrial]:
         """The trials that were trained to their end, best first."""
@@ -135,7 +182,11 @@ class StudyOfTrials:
 
     def config_of(self, trial: FrozenTrial) -> TrainConfig:
         """The resolved configuration of a trial that has been started."""
-        return load_config(None, hparams=self.folder_of(trial) / "config.yaml", trusted_env=self.search.env)
+        file = self.folder_of(trial) / "config.yaml"
+        if file.is_file():
+            return load_config(None, hparams=file, trusted_env=self.search.env)
+        # It was run in another folder, on another machine.
+        return resolved(self.search.trial_config(self.space.settings(trial.params), trial.user_attrs[SEED]))
 
     def folder_of(self, trial: FrozenTrial | optuna.trial.Trial) -> Path:
         """Its run folder."""
@@ -169,9 +220,7 @@ class StudyOfTrials:
         except Timeout:
             raise ConfigError(f"{self.folder}: there is a worker {worker!r} already", key="study") from None
 
-    def _is_alive(self, worker: str | None) -> bool:
-        if worker is None:
-            return False
+    def _is_alive(self, worker: str) -> bool:
         try:
             with self._worker_lock(worker).acquire(timeout=0):
                 return False
@@ -183,7 +232,10 @@ def _sampler(search: Search, number: int) -> optuna.samplers.BaseSampler:
     """The sampler for a trial: seeded by the search and the trial's number."""
     seed = int(np.random.SeedSequence(search.seed, spawn_key=(number, 1)).generate_state(1)[0])
     if search.sampler == "tpe":
-        return optuna.samplers.TPESampler(seed=seed, n_startup_trials=min(10, max(1, search.trials // 3)))
+        # A trial that is running counts as a bad one: two workers shall not try the same.
+        return optuna.samplers.TPESampler(
+            seed=seed, n_startup_trials=min(10, max(1, search.trials // 3)), constant_liar=True
+        )
     if search.sampler == "gp":
         return optuna.samplers.GPSampler(seed=seed)
     return optuna.samplers.RandomSampler(seed=seed)
@@ -191,7 +243,10 @@ def _sampler(search: Search, number: int) -> optuna.samplers.BaseSampler:
 
 def _pruner(search: Search) -> optuna.pruners.BasePruner:
     if search.pruner == "median":
-        return optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=2, n_min_trials=2)
+        # The first third of a training says little: low learning rates begin slowly.
+        return optuna.pruners.MedianPruner(
+            n_startup_trials=5, n_warmup_steps=search.evaluations // 3 + 1, n_min_trials=2
+        )
     if search.pruner == "asha":
         return optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3)
     return optuna.pruners.NopPruner()

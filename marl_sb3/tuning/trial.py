@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import traceback
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,7 @@ from marl_sb3.experiment import Run, execute, prepare
 from marl_sb3.learners.callback import MultiAgentCallback
 from marl_sb3.metrics import Result
 from marl_sb3.tuning.objective import Objective
-from marl_sb3.tuning.study import ERROR, FOLDER, SEED, StudyOfTrials
-
-_log = logging.getLogger(__name__)
+from marl_sb3.tuning.study import ERROR, FOLDER, INTERRUPTED, RETRY_OF, SEED, StudyOfTrials
 
 TRACEBACK_FILE = "traceback.txt"
 
@@ -57,13 +54,16 @@ def run_trial(study: StudyOfTrials, trial: optuna.trial.Trial) -> bool:
 
     Returns:
         False if it was interrupted: the worker should end.
+
+    Raises:
+        OSError: the study cannot be written to.
     """
     folder = study.folder_of(trial)
     report = ReportEvaluations(trial, study.search.parsed_objective())
     try:
         run = _train(study, trial, folder, report)
         if run.interrupted:
-            study.give_back(trial.number, trial.params, trial.user_attrs, "interrupted")
+            study.give_back(trial.number, INTERRUPTED)
             return False
         _note_run(trial, run)
         if report.pruned:
@@ -71,18 +71,18 @@ def run_trial(study: StudyOfTrials, trial: optuna.trial.Trial) -> bool:
         else:
             study.optuna.tell(trial, study.search.parsed_objective().final(report.values))
     except Exception as error:  # a trial that fails is a result: the search goes on
-        _note_failure(folder, error)
+        note_failure(folder, error)
         trial.set_user_attr(ERROR, f"{type(error).__name__}: {error}")
         study.optuna.tell(trial, state=TrialState.FAIL)
     return True
 
 
 def _train(study: StudyOfTrials, trial: optuna.trial.Trial, folder: Path, report: ReportEvaluations) -> Run:
-    seed = study.search.trial_seed(trial.number)
+    seed = study.search.trial_seed(trial.user_attrs.get(RETRY_OF, trial.number))
     trial.set_user_attr(FOLDER, str(folder))
     trial.set_user_attr(SEED, seed)
     config = study.search.trial_config(study.space.suggest(trial), seed)
-    return execute(prepare(config, folder), [report])
+    return execute(prepare(config, folder, study.factory), [report])
 
 
 def _note_run(trial: optuna.trial.Trial, run: Run) -> None:
@@ -94,7 +94,8 @@ def _note_run(trial: optuna.trial.Trial, run: Run) -> None:
     trial.set_user_attr("checkpoint", run.checkpoint and str(run.files.checkpoints.path / run.checkpoint))
 
 
-def _note_failure(folder: Path, error: Exception) -> None:
+def note_failure(folder: Path, error: Exception) -> None:
+    """Keep the traceback of a training that failed, in its run folder."""
     folder.mkdir(parents=True, exist_ok=True)
     text = "".join(traceback.format_exception(error))
     (folder / TRACEBACK_FILE).write_text(text, encoding="utf-8")

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from types import TracebackType
 
 from optuna.trial import FrozenTrial, TrialState
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
 from marl_sb3.callbacks.live_view import duration, number
-from marl_sb3.tuning.confirm import PRESET, Candidate, confirm
-from marl_sb3.tuning.confirm_stats import compare
-from marl_sb3.tuning.report import best_yml, trials_csv, trials_table
-from marl_sb3.tuning.report_page import html_report
-from marl_sb3.tuning.study import StudyOfTrials
-
-_STATES = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL, TrialState.RUNNING, TrialState.WAITING)
+from marl_sb3.tuning.confirm import confirmed
+from marl_sb3.tuning.confirm_table import confirmed_table
+from marl_sb3.tuning.report import trials_table, write_files
+from marl_sb3.tuning.study import RETRY_OF, StudyOfTrials
 
 
 class SearchView:
@@ -33,7 +38,7 @@ class SearchView:
     def __init__(self, console: Console, study: StudyOfTrials) -> None:
         self._console = console
         self._total = study.search.trials
-        self._finished_before = sum(trial.state.is_finished() for trial in study.trials())
+        self._done_before = study.n_done()
         self._printed = {trial.number for trial in study.trials() if trial.state.is_finished()}
         self._started_s = time.perf_counter()
         self._live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
@@ -61,14 +66,15 @@ class SearchView:
 
     def _picture(self, study: StudyOfTrials) -> RenderableType:
         trials = study.trials()
-        counts = {state: sum(trial.state == state for trial in trials) for state in _STATES}
-        done = sum(counts[state] for state in _STATES[:3])
+        counts = Counter(trial.state for trial in trials)
+        done = study.n_done()
         elapsed_s = time.perf_counter() - self._started_s
-        here = done - self._finished_before
+        here = done - self._done_before
         left_s = elapsed_s / here * max(0, self._total - done) if here else None
         line = Text.assemble(
             (f"{done} of {self._total} trials  ", "bold"),
-            f"{counts[TrialState.PRUNED]} pruned, {counts[TrialState.FAIL]} failed  "
+            f"{counts[TrialState.PRUNED]} pruned, {counts[TrialState.FAIL]} failed, "
+            f"{sum(RETRY_OF in trial.user_attrs for trial in trials)} tried again  "
             f"{duration(elapsed_s)} gone, {duration(left_s)} left",
         )
         running = [Text(f"running  {trial_line(trial)}") for trial in trials if trial.state == TrialState.RUNNING]
@@ -93,46 +99,52 @@ def _short(value: object) -> str:
 # --- Afterwards ------------------------------------------------------------------------------------------------------
 
 
-def print_outcome(console: Console, study: StudyOfTrials, best: int, seeds: int, workers: int) -> None:
-    """Confirm the best trials if that is asked for, write the files of the study, and print its tables."""
-    console.print(trials_table(study.trials(), study.search.mode))
-    candidates = _confirm(console, study, best, seeds, workers) if seeds else []
-    if len(candidates) > 1:
-        console.print(confirmed_table(candidates, study.search.mode))
-    files = [trials_csv(study), best_yml(study), _html(console, study)]
-    for path in files:
-        if path is not None:
-            console.print(str(path), soft_wrap=True, markup=False)
+class ConfirmView:
+    """How many of the trainings with fresh seeds are done.
 
+    Args:
+        console: where to draw; without a terminal it prints a line whenever one more is done.
+    """
 
-def _html(console: Console, study: StudyOfTrials) -> object:
-    from marl_sb3.errors import ConfigError
-
-    try:
-        return html_report(study)
-    except ConfigError as error:  # plotly is an extra
-        console.print(f"no report.html: {error}", soft_wrap=True, markup=False)
-        return None
-
-
-def _confirm(console: Console, study: StudyOfTrials, best: int, seeds: int, workers: int) -> list[Candidate]:
-    with console.status("training the best trials and the preset again") as status:
-        return confirm(
-            study, best, seeds, workers, lambda done, total: status.update(f"confirming: {done} of {total} runs")
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._printed = -1
+        self._bar = Progress(
+            TextColumn("training the best trials and the preset again"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(elapsed_when_finished=False),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
         )
+        self._task = self._bar.add_task("", total=None)
+
+    def __enter__(self) -> ConfirmView:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def update(self, done: int, total: int) -> None:
+        """Draw the present state."""
+        self._bar.update(self._task, completed=done, total=total)
+        if self._bar.disable and done > max(self._printed, 0):
+            self._console.print(f"trained again with fresh seeds: {done} of {total}")
+        self._printed = done
 
 
-def confirmed_table(candidates: list[Candidate], mode: str) -> Table:
-    """Each candidate over its seeds, next to the preset."""
-    table = Table("candidate", box=None, header_style="dim", pad_edge=False)
-    for name in ("seeds", "mean", "95 % CI", "better than the preset in", "verdict"):
-        table.add_column(name, justify="right")
-    sign = 1.0 if mode == "max" else -1.0
-    preset = [sign * value for value in next(c for c in candidates if c.name == PRESET).values]
-    for candidate in candidates:
-        stats = compare([sign * value for value in candidate.values], preset)
-        low, high = sorted(sign * bound for bound in stats.winner_ci)
-        own = [str(len(candidate.values)), number(sign * stats.winner_mean), f"{number(low)} to {number(high)}"]
-        rest = ["", ""] if candidate.name == PRESET else [f"{stats.improvement:.0%} of pairs", stats.verdict()]
-        table.add_row(candidate.name, *own, *rest)
-    return table
+def print_outcome(console: Console, study: StudyOfTrials) -> None:
+    """Write the files of the study, and print its tables."""
+    console.print(trials_table(study.trials(), study.search.mode))
+    candidates = confirmed(study)
+    if candidates:
+        console.print()
+        console.print(confirmed_table(candidates, study.search.mode))
+    for path in write_files(study):
+        console.print(str(path), soft_wrap=True, markup=False)

@@ -387,11 +387,14 @@ def test_without_a_complete_trial_there_are_no_best_settings(tmp_path: Path) -> 
     assert not (tmp_path / "best.yml").exists()
 
 
-def test_best_settings_need_the_config_of_the_trial(tmp_path: Path) -> None:
-    study = new_study(tmp_path)
-    add(study, value=1.0)
-    with pytest.raises(ConfigError, match=r"cannot read .*trials/00000/config\.yaml"):
-        best_yml(study)
+def test_best_settings_of_a_trial_that_was_run_in_another_folder(tmp_path: Path) -> None:
+    study = new_study(tmp_path, timesteps=2000)
+    trial = add(study, value=1.0)
+    path = best_yml(study)
+    assert path is not None
+    found = load_config(None, hparams=path)
+    assert found.hyperparameters["batch_size"] == trial.params["batch_size"]
+    assert (found.seed, found.n_timesteps) == (None, 2000)
 
 
 def test_a_real_trial_leaves_all_of_it(tmp_path: Path) -> None:

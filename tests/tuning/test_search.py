@@ -21,12 +21,11 @@ from marl_sb3.tuning.objective import Objective
 from marl_sb3.tuning.run_search import run_search
 from marl_sb3.tuning.storage import SafeJournal
 from marl_sb3.tuning.study import ERROR, RETRY_OF, WORKER, StudyOfTrials
-from marl_sb3.tuning.worker import work
+from marl_sb3.tuning.worker import work_on_trials
 
 SETTINGS = {
-    "n_envs": 2,
+    "n_envs": 4,
     "n_steps": 20,
-    "batch_size": 20,
     "n_epochs": 1,
     "env.max_timesteps": 15,
     "policy_kwargs.net_arch": [8],
@@ -44,7 +43,8 @@ def finished(study: StudyOfTrials) -> list[tuple[str, Any, dict[str, Any]]]:
 def in_this_process(**options: Any) -> StudyOfTrials:
     """A whole search without worker processes."""
     study = prepare_study(**{**SMALL, "pruner": "none", **options})
-    work(study.folder, "here", study.search.env)
+    with study.working("here"):
+        assert work_on_trials(study, "here")
     return study
 
 
@@ -179,7 +179,7 @@ def test_sqlite_holds_a_study_too(in_tmp: Path) -> None:
         ({"space": {"batch_size": {"choices": [20, 4000]}}}, "batch_size is 4000, larger than its rollout"),
         ({"space": {"gamma": {"uniform": [0.9, 1.5]}}}, r"gamma is 1.5; .*\(in a trial with gamma=1.5\)"),
         ({"space": {"gamma": {"uniform": [0.9]}}}, "accepted: two numbers"),
-        ({"timesteps": 40}, "has 1 iterations, fewer than its 2 evaluations"),
+        ({"timesteps": 159}, "159 env steps has fewer rollouts, of 80 env steps each, than its 2 evaluations"),
         ({"storage": "sqlite:////nowhere/at/all.db"}, "--storage sqlite.* cannot be opened"),
         ({"storage": "nonsense"}, "--storage nonsense cannot be opened"),
         ({"objective": "agent7"}, r"--objective is 'agent7'; accepted: sum, min, an agent \(agent1, agent2\)"),

@@ -1,0 +1,147 @@
+"""Processes that work for a study: started, watched, replaced when they die, and ended together."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from marl_sb3.envs.registry import importable_id
+from marl_sb3.errors import ConfigError, MarlSb3Error
+from marl_sb3.learners.threads import available_cores
+from marl_sb3.tuning.study import StudyOfTrials
+
+STORAGE_VARIABLE = "MARL_SB3_STORAGE"  # tells workers the storage's URL: command lines can be read by all users
+
+_POLL_S = 0.5
+_MAX_DEATHS = 3  # in a row without progress in between
+_GRACE_S = 30
+
+
+class SearchError(MarlSb3Error, RuntimeError):
+    """A search cannot go on: its worker processes end as soon as they are started, or every trial fails."""
+
+
+class Workers:
+    """Worker processes, each with its share of the cores.
+
+    Args:
+        study: what they work for.
+        count: how many.
+        job: their work, see `marl_sb3.tuning.worker`.
+        progress: how much has been done; a worker that died is replaced as long as this grows.
+        after_a_death: called when a worker has died.
+
+    Raises:
+        ConfigError: other processes cannot import the env.
+    """
+
+    def __init__(
+        self,
+        study: StudyOfTrials,
+        count: int,
+        job: Sequence[str],
+        progress: Callable[[], int],
+        after_a_death: Callable[[], object] = lambda: None,
+    ) -> None:
+        env, path = study.search.env, importable_id(study.search.env, study.factory)
+        if path is None:
+            words = f"env {env!r} cannot be imported by {count} worker processes"
+            raise ConfigError(f"{words}; accepted: a class or function of a module, or one worker", key="env")
+        self._folder = study.folder / "workers"
+        self._command = [sys.executable, "-m", "marl_sb3.tuning.worker", str(study.folder), env, path]
+        self._job = list(job)
+        self._environment = _environment(max(1, available_cores() // count), study.search.storage)
+        self._count = count
+        self._progress = progress
+        self._after_a_death = after_a_death
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._started = 0
+        self._deaths = 0
+        self._done = 0  # when the latest worker died
+
+    def run(self, watch: Callable[[], None]) -> None:
+        """Start them, and wait until all have ended of their own accord.
+
+        Args:
+            watch: called twice a second.
+
+        Raises:
+            SearchError: they die again and again.
+            KeyboardInterrupt: passed on, when they have ended.
+        """
+        try:
+            for _ in range(self._count):
+                self._start()
+            while self._running:
+                time.sleep(_POLL_S)
+                watch()
+                self._look_after()
+        finally:
+            self._stop()
+
+    def _start(self) -> None:
+        name = f"{socket.gethostname()}-{os.getpid()}-{self._started}"
+        self._started += 1
+        self._folder.mkdir(exist_ok=True)
+        with self._log(name).open("wb") as log:
+            self._running[name] = subprocess.Popen(
+                [*self._command, name, *self._job],
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                env=self._environment,
+                start_new_session=True,  # Ctrl-C is for the search, which passes it on
+            )
+
+    def _log(self, name: str) -> Path:
+        return self._folder / f"{name}.log"
+
+    def _look_after(self) -> None:
+        for name, process in list(self._running.items()):
+            if process.poll() is None:
+                continue
+            del self._running[name]
+            if process.returncode != 0:
+                self._after_a_death()
+                self._require_progress(name, process.returncode)
+                self._start()
+
+    def _require_progress(self, name: str, returncode: int) -> None:
+        done = self._progress()
+        self._deaths = 1 if done > self._done else self._deaths + 1
+        self._done = done
+        if self._deaths > _MAX_DEATHS:
+            last = self._log(name).read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
+            words = f"worker processes end with {returncode} again and again"
+            raise SearchError(f"{words}, the last one saying {last!r}; see {self._log(name)}")
+
+    def _stop(self) -> None:
+        """End those that still run: they finish the iteration that they are at, and give their work back."""
+        for process in self._running.values():
+            process.send_signal(signal.SIGTERM)
+        deadline_s = time.monotonic() + _GRACE_S
+        try:
+            for process in self._running.values():
+                process.wait(max(0.0, deadline_s - time.monotonic()))
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):  # a second Ctrl-C does not want to wait
+            for process in self._running.values():
+                process.kill()
+                process.wait()
+        if self._running:
+            self._running.clear()
+            self._after_a_death()
+
+
+def _environment(cores: int, storage: str | None) -> dict[str, str]:
+    """Of a worker: what it shares with the others, and where this process finds its modules."""
+    paths = [path for path in sys.path if path]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(cores), "PYTHONPATH": os.pathsep.join(paths)}
+    if storage is not None:
+        environment[STORAGE_VARIABLE] = storage
+    return environment
