@@ -9,8 +9,8 @@ import argparse
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -35,7 +35,7 @@ examples
   python -m marl_sb3.tune --trials 50
   python -m marl_sb3.tune arena --trials 100 --workers 2 --confirm-seeds 10
   python -m marl_sb3.tune CartPole-v1 --grid minibatch_size=128,200,256
-  python -m marl_sb3.tune --study NAME      go on with a study, with its settings
+  python -m marl_sb3.tune --study NAME      go on with a study as it was begun
 
 exit codes: 0 done, 1 failed, 2 wrong command line or settings, 130 interrupted
 """
@@ -54,7 +54,13 @@ def build_parser() -> argparse.ArgumentParser:
     add("--sampler", metavar="NAME", help="tpe, random, grid or gp; default: tpe, or grid with --grid")
     add("--pruner", metavar="NAME", help="median, asha or none; default: median, or none with --grid")
     add("--space", metavar="FILE", help="what is chosen, see below; default: shipped for the algorithm")
-    add("--grid", metavar="KEY=A,B,C", action="append", default=[], help="try exactly these; may be repeated")
+    add(
+        "--grid",
+        metavar="KEY=A,B,C",
+        action="append",
+        default=[],
+        help="try exactly these; may be repeated; default: none",
+    )
     add("--objective", metavar="WHAT",
         help="sum of all agents' returns, min of them, an agent, a custom or any metric; default: sum")  # fmt: skip
     add("--mode", metavar="M", help="max or min; default: max")
@@ -85,15 +91,18 @@ def _tune(arguments: argparse.Namespace) -> int:
 
     console = Console(highlight=False)
     setup_logging(arguments.verbosity, Console(stderr=True, highlight=False))
+    from marl_sb3.tuning.run_search import require_trainable_preset
     from marl_sb3.tuning.search import require_whole
 
     for name, minimum in (("workers", 1), ("confirm_seeds", 0), ("confirm_best", 1)):
         require_whole(name, getattr(arguments, name), minimum)
     study = _study(arguments)
+    if arguments.confirm_seeds:
+        require_trainable_preset(study)
     console.print(f"study {study.search.name}: {study.folder}", soft_wrap=True, markup=False)
-    signal.signal(signal.SIGTERM, _interrupt)
     try:
-        _run(study, arguments, console)
+        with _sigterm_interrupts():
+            _run(study, arguments, console)
     except BaseException:
         _print_what_there_is(study, console)
         raise
@@ -104,8 +113,18 @@ def _tune(arguments: argparse.Namespace) -> int:
     return EXIT_DONE
 
 
-def _interrupt(signal_number: int, _: FrameType | None) -> None:
-    raise KeyboardInterrupt
+@contextmanager
+def _sigterm_interrupts() -> Iterator[None]:
+    """While it lasts, SIGTERM ends the search as Ctrl-C does: workers give back what they are at."""
+
+    def interrupt(signal_number: int, _: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    former = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, former)
 
 
 def _study(arguments: argparse.Namespace) -> StudyOfTrials:

@@ -121,8 +121,11 @@ def make_env(factory: EnvFactory, env_index: int, env_kwargs: Mapping[str, Any])
 
 
 def batched_factory(factory: EnvFactory) -> Callable[..., BatchedEnv] | None:
-    """What makes the batched twin of a factory's envs, `make_batched(num_envs, **env_kwargs)`; None if it has none."""
-    return getattr(factory, "make_batched", None)
+    """What makes the batched twin of a factory's envs, `make_batched(num_envs, **env_kwargs)`; None if it has none.
+
+    A class has one of its own, or none: the twin of its base would do what the base does.
+    """
+    return getattr(factory, "make_batched", None) if "make_batched" in getattr(factory, "__dict__", {}) else None
 
 
 def _imported_factory(path: str) -> EnvFactory:
@@ -168,7 +171,9 @@ def _with_signature(factory: Callable[..., Any], entry_point: str | Callable[...
             module, _, attribute = entry_point.partition(":")
             entry_point = getattr(importlib.import_module(module), attribute)
         factory.__signature__ = inspect.signature(entry_point)  # type: ignore[attr-defined, arg-type]
-        factory.make_batched = getattr(entry_point, "make_batched", None)  # type: ignore[attr-defined]
+        make_batched = batched_factory(entry_point)  # type: ignore[arg-type]
+        if make_batched is not None:
+            factory.make_batched = make_batched  # type: ignore[attr-defined]
     except (ImportError, ValueError):
         pass  # making the env will say what is missing
     return factory

@@ -13,7 +13,7 @@ from marl_sb3.envs.registry import EnvFactory, factory_id
 from marl_sb3.errors import ConfigError
 from marl_sb3.tuning.confirm import confirm
 from marl_sb3.tuning.report import write_files
-from marl_sb3.tuning.run_search import Watcher, new_name, open_study, run_search, study_folder
+from marl_sb3.tuning.run_search import Watcher, new_name, open_study, require_trainable_preset, run_search, study_folder
 from marl_sb3.tuning.search import Search, read_search, require_whole
 from marl_sb3.tuning.space import Space, canonical_name, parse_grid, parse_space, read_space
 from marl_sb3.tuning.study import StudyOfTrials
@@ -58,6 +58,8 @@ def tune(
     require_whole("confirm_seeds", confirm_seeds, 0)
     require_whole("confirm_best", confirm_best, 1)
     study = prepare_study(env, **options)
+    if confirm_seeds:
+        require_trainable_preset(study)
     try:
         run_search(study, workers, watch)
         if confirm_seeds:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from optuna.trial import FrozenTrial, TrialState
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -27,7 +28,6 @@ from marl_sb3.tuning.trial_rows import (
     header,
     measured,
     one_line,
-    parameters_text,
     row,
     states,
     value_text,
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 _ALL_UP_TO = 30
 _BEST = 10
-_OWN_COLUMNS = 3  # on a terminal of 80 characters there is no room for more
+_WIDTH_OF_OTHERS = 61  # columns than those of the parameters
 
 
 def write_files(study: StudyOfTrials) -> list[Path]:
@@ -82,37 +82,74 @@ def _write_csv(path: Path, head: Sequence[str], rows: Sequence[Sequence[Any]]) -
 # --- On a terminal ---------------------------------------------------------------------------------------------------
 
 
-def trials_table(trials: Sequence[FrozenTrial], mode: str = "max") -> Table:
+def trials_table(trials: Sequence[FrozenTrial], mode: str = "max", width: int = 80) -> RenderableType:
     """All trials, or the best 10 of more than 30; the best is marked by a `*`, and errors stand below.
 
-    The objective of a trial that was given up (pruned) is that of its last evaluation: it competes with no other.
+    Many parameters have a table of their own. The objective of a trial that was given up (pruned) is that of its last
+    evaluation: it competes with no other.
 
     Args:
         trials: of a study, in the order of their numbers.
         mode: `max` or `min`.
+        width: of the terminal, in characters.
     """
     ranked = _best_first(trials, mode)
     shown = list(trials) if len(trials) <= _ALL_UP_TO else ranked[:_BEST]
     best = ranked[0] if ranked and ranked[0].state == TrialState.COMPLETE else None
     names = list(dict.fromkeys(name for trial in shown for name in trial.params))
-    table = _empty_table(names)
+    fits = sum(_width_of(name, shown) + 2 for name in names) + _WIDTH_OF_OTHERS <= width
+    parts: list[RenderableType] = [_results(shown, best, names if fits else [])]
+    if not fits:
+        parts += ["", _parameters(shown, best, names)]
+    return Group(*parts, *_below(trials, shown))
+
+
+def _results(shown: Sequence[FrozenTrial], best: FrozenTrial | None, names: Sequence[str]) -> Table:
+    """What became of each trial, with these parameters."""
+    table = _empty_table(["trial", "status"])
+    _add_parameters(table, names)
+    for name in ("iter", "seconds", "env\nsteps", "training\nreturn", "objective"):
+        table.add_column(name, justify="right", no_wrap=True)
     for trial in shown:
-        parameters = _parameter_cells(trial, names)
-        table.add_row(*_cells(trial, trial is best, parameters), style="bold" if trial is best else None)
-    table.caption = _below(trials, shown)
+        notes = trial.user_attrs
+        cells = [
+            _mark(trial, best),
+            trial.state.name,
+            *_parameter_cells(trial, names),
+            number(notes.get("iterations"), 0),
+            number(notes.get("seconds"), 1),
+            number(notes.get("env_steps"), 0),
+            number(notes.get("return")),
+            number(trial.value),
+        ]
+        table.add_row(*map(Text, cells), style="bold" if trial is best else None)
+    return table
+
+
+def _parameters(shown: Sequence[FrozenTrial], best: FrozenTrial | None, names: Sequence[str]) -> Table:
+    """The parameters of each trial alone."""
+    table = _empty_table(["trial"])
+    _add_parameters(table, names)
+    for trial in shown:
+        cells = [_mark(trial, best), *_parameter_cells(trial, names)]
+        table.add_row(*map(Text, cells), style="bold" if trial is best else None)
     return table
 
 
 def _empty_table(names: Sequence[str]) -> Table:
-    table = Table(box=None, header_style="dim", pad_edge=False, caption_justify="left", caption_style="")
-    table.add_column("trial", justify="right", no_wrap=True)
-    table.add_column("status", no_wrap=True)
-    own = [_in_lines(name) for name in names] or ["parameters"]
-    for name in own if len(own) <= _OWN_COLUMNS else ["parameters"]:
-        table.add_column(Text(name), overflow="fold")
-    for name in ("iter", "seconds", "env\nsteps", "training\nreturn", "objective"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = Table(box=None, header_style="dim", pad_edge=False)
+    for name in names:
+        table.add_column(name, justify="right" if name == "trial" else "left", no_wrap=True)
     return table
+
+
+def _add_parameters(table: Table, names: Sequence[str]) -> None:
+    for name in names:
+        table.add_column(Text(_in_lines(name)), overflow="fold")
+
+
+def _mark(trial: FrozenTrial, best: FrozenTrial | None) -> str:
+    return f"{'* ' if trial is best else ''}{trial.number}"
 
 
 def _in_lines(name: str) -> str:
@@ -121,14 +158,18 @@ def _in_lines(name: str) -> str:
     return re.sub(r"(?<=[._])", "\n", name) if len(name) > 9 else name
 
 
+def _width_of(name: str, shown: Sequence[FrozenTrial]) -> int:
+    """Of a parameter's column."""
+    cells = [*_in_lines(name).split("\n"), *(_parameter_cells(trial, [name])[0] for trial in shown)]
+    return max(map(len, cells))
+
+
 def _parameter_cells(trial: FrozenTrial, names: Sequence[str]) -> list[str]:
-    """A cell for each parameter, or one for all where there are many; of numbers four digits."""
+    """A cell for each parameter; of numbers four digits."""
     rounded = {
         name: float(f"{value:.4g}") if isinstance(value, float) else value for name, value in trial.params.items()
     }
-    if len(names) > _OWN_COLUMNS:
-        return [parameters_text(rounded)]
-    return [value_text(rounded[name]) if name in rounded else "-" for name in names] or [""]
+    return [value_text(rounded[name]) if name in rounded else "-" for name in names]
 
 
 def _best_first(trials: Sequence[FrozenTrial], mode: str) -> list[FrozenTrial]:
@@ -139,27 +180,13 @@ def _best_first(trials: Sequence[FrozenTrial], mode: str) -> list[FrozenTrial]:
     return ranked + [trial for trial in trials if trial.state != TrialState.COMPLETE]
 
 
-def _cells(trial: FrozenTrial, is_best: bool, parameters: Sequence[str]) -> list[Text]:
-    notes = trial.user_attrs
-    cells = [
-        f"{'* ' if is_best else ''}{trial.number}",
-        trial.state.name,
-        *parameters,
-        number(notes.get("iterations"), 0),
-        number(notes.get("seconds"), 1),
-        number(notes.get("env_steps"), 0),
-        number(notes.get("return")),
-        number(trial.value),
-    ]
-    return [Text(cell) for cell in cells]
-
-
-def _below(trials: Sequence[FrozenTrial], shown: Sequence[FrozenTrial]) -> Text | None:
+def _below(trials: Sequence[FrozenTrial], shown: Sequence[FrozenTrial]) -> list[Text]:
+    """Errors, each in a line, and how many trials are not shown."""
     errors = [(trial, error_text(trial)) for trial in shown]
     lines = [f"trial {trial.number}: {error}" for trial, error in errors if error is not None]
     if len(shown) < len(trials):
         lines.append(f"{len(shown)} of {len(trials)} trials, the best first: {states(trials)}")
-    return Text("\n".join(lines), no_wrap=True, overflow="ellipsis") if lines else None
+    return [Text(line, no_wrap=True, overflow="ellipsis") for line in lines]
 
 
 # --- The settings that won -------------------------------------------------------------------------------------------

@@ -12,14 +12,13 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from filelock import FileLock, Timeout
-from optuna.trial import TrialState
 
 from marl_sb3.envs.registry import EnvFactory, importable_id
 from marl_sb3.errors import ConfigError
 from marl_sb3.experiment import preview
 from marl_sb3.tuning.search import Search, read_search, require_whole
 from marl_sb3.tuning.storage import open_storage
-from marl_sb3.tuning.study import ERROR, StudyOfTrials
+from marl_sb3.tuning.study import ERROR, INTERRUPTED, StudyOfTrials
 from marl_sb3.tuning.trial import TRACEBACK_FILE, run_trial
 from marl_sb3.tuning.workers import SearchError, Workers
 
@@ -63,16 +62,18 @@ def open_study(search: Search, folder: Path, factory: EnvFactory | None = None) 
                 f"what {folder / 'study.yaml'} says",
                 key="study",
             )
-    _check(search, factory)
+    notes = _check(search, factory)
     open_storage(folder, search.storage)  # before anything is written
     search.write(folder)
     study = StudyOfTrials(search, folder, factory)
     study.begin()
+    for note in notes:
+        _log.warning("%s", note)
     return study
 
 
-def _check(search: Search, factory: EnvFactory | None) -> None:
-    """Build the trials at the ends of all ranges, without running them."""
+def _check(search: Search, factory: EnvFactory | None) -> list[str]:
+    """Build the trials at the ends of all ranges, without running them; returns what the user should know of them."""
     space, objective = search.parsed_space(), search.parsed_objective()
     if search.sampler == "grid" and any(parameter.kind != "choices" for parameter in space.parameters):
         open_ended = [parameter.name for parameter in space.parameters if parameter.kind != "choices"]
@@ -89,12 +90,23 @@ def _check(search: Search, factory: EnvFactory | None) -> None:
         for policy_id, (batch_size, rollout) in seen.minibatches.items():
             if rollout % batch_size:
                 uneven.setdefault((policy_id, rollout), set()).add(batch_size)
-    for (policy_id, rollout), sizes in uneven.items():
-        listed = ", ".join(map(str, sorted(sizes)))
-        words = (
-            "policy %s: the last minibatch of an epoch is smaller where batch_size is %s: a rollout has %d agent steps"
-        )
-        _log.warning(words, policy_id, listed, rollout)
+    return [
+        f"policy {policy_id}: the last minibatch of an epoch is smaller where batch_size is "
+        f"{', '.join(map(str, sorted(sizes)))}: a rollout has {rollout} agent steps"
+        for (policy_id, rollout), sizes in uneven.items()
+    ]
+
+
+def require_trainable_preset(study: StudyOfTrials) -> None:
+    """Refuse settings with which the preset cannot be trained: there would be nothing to compare the winner with.
+
+    Raises:
+        ConfigError: with what is wrong.
+    """
+    try:
+        preview(study.search.trial_config({}, seed=0), study.factory)
+    except ConfigError as error:
+        raise ConfigError(f"the preset: {error}", key=error.key) from error
 
 
 def run_search(study: StudyOfTrials, workers: int = 1, watch: Watcher | None = None) -> None:
@@ -112,10 +124,12 @@ def run_search(study: StudyOfTrials, workers: int = 1, watch: Watcher | None = N
     """
     require_whole("workers", workers, 1)
 
+    n_before = len(study.trials())
+
     def look() -> None:
         if watch is not None:
             watch(study)
-        _require_any_success(study)
+        _require_any_success(study, n_before)
 
     with the_only_search(study):
         if workers == 1 and importable_id(study.search.env, study.factory) is None:
@@ -159,12 +173,11 @@ def _run_here(study: StudyOfTrials, look: Callable[[], None]) -> None:
             look()
 
 
-def _require_any_success(study: StudyOfTrials) -> None:
-    trials = [trial for trial in study.trials() if trial.state.is_finished()]
-    failed = [trial for trial in trials if trial.state == TrialState.FAIL and ERROR in trial.user_attrs]
+def _require_any_success(study: StudyOfTrials, n_before: int) -> None:
+    """End a search in which nothing works, after the first trials: of an earlier search of the study none count."""
+    trials = [trial for trial in study.trials()[n_before:] if trial.state.is_finished()]
+    failed = [trial for trial in trials if trial.user_attrs.get(ERROR, INTERRUPTED) != INTERRUPTED]
     if len(failed) >= _MAX_FIRST_FAILURES and len(failed) == len(trials):
         last = failed[-1]
-        where = study.folder_of(last) / TRACEBACK_FILE
-        raise SearchError(
-            f"all {len(failed)} trials have failed, the last one with {last.user_attrs[ERROR]}; see {where}"
-        )
+        words = f"all {len(failed)} trials have failed, the last one with {last.user_attrs[ERROR]}"
+        raise SearchError(f"{words}; see {study.folder_of(last) / TRACEBACK_FILE}")

@@ -150,9 +150,11 @@ class StudyOfTrials:
     # --- What came out -----------------------------------------------------------------------------------------------
 
     def n_done(self) -> int:
-        """How many trials came to an end of their own: those that were broken off are tried again."""
-        done = [trial for trial in self.trials() if trial.state.is_finished()]
-        return sum(trial.user_attrs.get(ERROR) not in (KILLED, INTERRUPTED) for trial in done)
+        """How many trials have come to their end; one that is tried again has not."""
+        trials = self.trials()
+        return sum(trial.state.is_finished() for trial in trials) - sum(
+            RETRY_OF in trial.user_attrs for trial in trials
+        )
 
     def completed(self) -> list[FrozenTrial]:
         """The trials that were trained to their end, best first."""

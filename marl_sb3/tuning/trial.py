@@ -80,8 +80,8 @@ def run_trial(study: StudyOfTrials, trial: optuna.trial.Trial) -> bool:
 def _train(study: StudyOfTrials, trial: optuna.trial.Trial, folder: Path, report: ReportEvaluations) -> Run:
     seed = study.search.trial_seed(trial.user_attrs.get(RETRY_OF, trial.number))
     trial.set_user_attr(FOLDER, str(folder))
-    trial.set_user_attr(SEED, seed)
     config = study.search.trial_config(study.space.suggest(trial), seed)
+    trial.set_user_attr(SEED, config.seed)
     return execute(prepare(config, folder, study.factory), [report])
 
 

@@ -141,7 +141,7 @@ class ConfirmView:
 
 def print_outcome(console: Console, study: StudyOfTrials) -> None:
     """Write the files of the study, and print its tables."""
-    console.print(trials_table(study.trials(), study.search.mode))
+    console.print(trials_table(study.trials(), study.search.mode, console.width))
     candidates = confirmed(study)
     if candidates:
         console.print()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from toy_envs import ScriptedEnv
 from marl_sb3 import make_vec_env, register_env
 from marl_sb3.envs import registry
 from marl_sb3.envs.arena import ArenaEnv
-from marl_sb3.envs.registry import env_factory, make_env
+from marl_sb3.envs.registry import batched_factory, env_factory, importable_id, make_env
 from marl_sb3.errors import ConfigError
 
 
@@ -289,3 +290,32 @@ def test_arguments_of_make_vec_env_are_checked(kwargs, problem, key):
     error = refusal(**{"env": "arena", **kwargs})
     assert str(error).startswith(problem)
     assert error.key == key
+
+
+def test_a_subclass_has_no_batched_twin_of_its_base() -> None:
+    class Mine(ArenaEnv):
+        pass
+
+    class MineWithTwin(Mine):
+        @classmethod
+        def make_batched(cls, num_envs: int, **env_kwargs: Any) -> Any:
+            return ArenaEnv.make_batched(num_envs, **env_kwargs)
+
+    assert batched_factory(ArenaEnv) is not None
+    assert batched_factory(env_factory("arena")) is not None
+    assert batched_factory(Mine) is None
+    assert batched_factory(MineWithTwin) is not None
+    assert batched_factory(partial(ArenaEnv, height=6)) is None
+
+
+def test_an_id_by_which_other_processes_find_an_env() -> None:
+    class Hidden(ArenaEnv):
+        pass
+
+    assert importable_id("arena") == "arena"
+    assert importable_id("a name", ScriptedEnv) == "toy_envs:ScriptedEnv"
+    assert importable_id("a name", Hidden) is None
+    register_env("mine", ScriptedEnv)
+    assert importable_id("mine") == "toy_envs:ScriptedEnv"
+    register_env("mine", lambda **kwargs: ScriptedEnv(**kwargs))  # noqa: PLW0108 - a function without a name
+    assert importable_id("mine") is None

@@ -143,7 +143,7 @@ def test_hostile_error_stays_in_its_row(tmp_path: Path) -> None:
 
 def shown(study: StudyOfTrials, width: int = 200) -> list[str]:
     console = Console(width=width, record=True, file=io.StringIO())
-    console.print(trials_table(study.trials(), study.search.mode))
+    console.print(trials_table(study.trials(), study.search.mode, width))
     return [line.rstrip() for line in console.export_text().splitlines()]
 
 
@@ -176,17 +176,23 @@ def test_of_many_trials_the_best_ten_are_shown(tmp_path: Path) -> None:
     assert [line.split()[-1] for line in lines[-11:-1]] == ["100.00", *(f"{value}.00" for value in range(28, 19, -1))]
 
 
-def test_table_of_many_parameters_has_them_in_one_column(tmp_path: Path) -> None:
-    space = {**SPACE, "gamma": {"choices": [0.9]}}
+def test_many_parameters_have_a_table_of_their_own(tmp_path: Path) -> None:
+    space = {**SPACE, "gamma": {"choices": [0.9]}, "n_epochs": {"choices": [5]}}
     study = new_study(tmp_path, space=space)
     add(study, value=1.0)
-    assert re.search(r"learning_rate=0\.\d+ batch_size=\d+ policy_kwargs.net_arch=\[.*\] gamma=0.9 ", shown(study)[-1])
+    assert re.search(r"COMPLETE +0\.\d+ +\d+ +\[.*\] +0\.9 +5 +- ", shown(study)[-1])
+    lines = shown(study, 80)
+    assert [line.split() for line in lines[-3:-1]] == [
+        ["learning_", "batch_"], ["trial", "rate", "size", "net_arch", "gamma", "n_epochs"]
+    ]  # fmt: skip
+    assert re.search(r"^ *\* 0 +0\.\d+ +\d+ +\[.*\] +0\.9 +5$", lines[-1])
+    assert max(map(len, lines)) <= 80
 
 
 @pytest.mark.parametrize("width", [40, 80])
 def test_table_of_nothing_and_of_hostile_words(tmp_path: Path, width: int) -> None:
     study = new_study(tmp_path)
-    assert "parameters" in " ".join(shown(study, 80))
+    assert "objective" in " ".join(shown(study, 80))
     add(study, TrialState.FAIL, error=HOSTILE)
     text = "\n".join(shown(study, width))
     assert "\x1b" not in text

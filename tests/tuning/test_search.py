@@ -5,23 +5,28 @@ from __future__ import annotations
 import json
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import optuna
 import pytest
+import yaml
 from optuna.trial import TrialState
 
 import marl_sb3
 from marl_sb3.checkpoint import CheckpointFolder
+from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.errors import ConfigError
 from marl_sb3.tuning.api import prepare_study
 from marl_sb3.tuning.objective import Objective
 from marl_sb3.tuning.run_search import run_search
+from marl_sb3.tuning.search import Search, read_search
 from marl_sb3.tuning.storage import SafeJournal
-from marl_sb3.tuning.study import ERROR, RETRY_OF, WORKER, StudyOfTrials
+from marl_sb3.tuning.study import DEATHS, ERROR, INTERRUPTED, KILLED, RETRY_OF, WORKER, StudyOfTrials
 from marl_sb3.tuning.worker import work_on_trials
+from marl_sb3.tuning.workers import SearchError
 
 SETTINGS = {
     "n_envs": 4,
@@ -36,6 +41,12 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 
 
+def work_on(study: StudyOfTrials) -> None:
+    """All of its trials, without worker processes."""
+    with study.working("here"):
+        assert work_on_trials(study, "here")
+
+
 def finished(study: StudyOfTrials) -> list[tuple[str, Any, dict[str, Any]]]:
     return [(trial.state.name, trial.value, trial.params) for trial in study.trials()]
 
@@ -43,8 +54,7 @@ def finished(study: StudyOfTrials) -> list[tuple[str, Any, dict[str, Any]]]:
 def in_this_process(**options: Any) -> StudyOfTrials:
     """A whole search without worker processes."""
     study = prepare_study(**{**SMALL, "pruner": "none", **options})
-    with study.working("here"):
-        assert work_on_trials(study, "here")
+    work_on(study)
     return study
 
 
@@ -74,6 +84,84 @@ def test_a_study_goes_on_where_it_was(in_tmp: Path) -> None:
     whole = in_this_process(study="whole", trials=4)
     in_this_process(study="parts", trials=2)
     assert finished(in_this_process(study="parts", trials=4)) == finished(whole)
+
+
+def test_a_study_goes_on_with_what_it_was_begun_with(in_tmp: Path) -> None:
+    begun = prepare_study(**{**SMALL, "space": None, "settings": {**SETTINGS, "batch_size": 20}}, study="s", seed=3,
+        objective="min", over="best", sampler="random", pruner="asha", policies="per_agent")  # fmt: skip
+    assert prepare_study(study="s").search == begun.search
+    assert prepare_study("arena", study="s", trials=7).search == replace(begun.search, trials=7)
+    with pytest.raises(ConfigError, match="study 's' exists with another seed, objective; accepted"):
+        prepare_study(study="s", seed=4, objective="sum")
+
+
+def test_a_study_of_another_env_is_another_study(in_tmp: Path) -> None:
+    prepare_study(**SMALL, study="s")
+    other = {**SMALL, "settings": {"n_envs": 4, "n_steps": 40}, "timesteps": 320}
+    prepare_study("toy_envs:ScriptedEnv", **other, study="s")
+    with pytest.raises(ConfigError, match="there are studies 's' of arena, toy_envs_ScriptedEnv: name the env"):
+        prepare_study(study="s")
+    with pytest.raises(ConfigError, match="wants to import toy_envs:ScriptedEnv: name this env if you trust it"):
+        read_search(in_tmp / "runs" / "tune" / "toy_envs_ScriptedEnv" / "s")
+
+
+def test_what_is_set_is_not_searched(in_tmp: Path) -> None:
+    study = prepare_study(**{**SMALL, "space": None, "settings": {**SETTINGS, "minibatch_size": 20}})
+    assert [parameter.name for parameter in study.space.parameters] == ["learning_rate"]
+    assert study.search.trial_config({}, 0).hyperparameters["batch_size"] == 20
+    with pytest.raises(ConfigError, match="batch_size is both set and searched; accepted: one of them"):
+        prepare_study(**{**SMALL, "settings": {**SETTINGS, "batch_size": 20}})
+    with pytest.raises(ConfigError, match="nothing to choose: batch_size, learning_rate"):
+        prepare_study(settings={"batch_size": 20, "lr": 1e-3}, timesteps=40_000)
+
+
+def test_an_uneven_minibatch_is_said_once(in_tmp: Path, caplog: pytest.LogCaptureFixture) -> None:
+    prepare_study(**{**SMALL, "space": {"batch_size": {"choices": [10, 30, 50]}, "gamma": {"uniform": [0.8, 0.9]}}})
+    assert caplog.messages == [
+        "policy shared: the last minibatch of an epoch is smaller where batch_size is 30, 50: a rollout has 160 agent "
+        "steps"
+    ]
+
+
+def test_each_policy_may_have_values_of_its_own(in_tmp: Path) -> None:
+    space = {"agent1.learning_rate": {"log_uniform": [1e-4, 1e-2]}, "agent2.lr": {"choices": [1e-3]}}
+    settings = {**SETTINGS, "batch_size": 20}
+    study = in_this_process(space=space, settings=settings, policies="per_agent", trials=2)
+    assert [trial.state.name for trial in study.trials()] == ["COMPLETE"] * 2
+    for trial in study.trials():
+        own = study.config_of(trial).policy_settings
+        assert own == {
+            "agent1": {"learning_rate": trial.params["agent1.learning_rate"]}, "agent2": {"learning_rate": 1e-3}
+        }  # fmt: skip
+
+
+def test_every_trial_is_evaluated_as_often_whatever_its_rollouts(in_tmp: Path) -> None:
+    space = {"n_steps": {"choices": [7, 10, 20]}}
+    settings = {name: value for name, value in SETTINGS.items() if name != "n_steps"}
+    study = in_this_process(space=None, grid={"n_steps": [7, 10, 20], "batch_size": [20]}, settings=settings)
+    assert len(space["n_steps"]["choices"]) == len(study.trials())
+    assert [len(trial.intermediate_values) for trial in study.trials()] == [2, 2, 2]
+    steps = [[trial.user_attrs[f"env_steps_{k}"] for k in (1, 2)] for trial in study.trials()]
+    assert steps == [[84, 168], [80, 160], [80, 160]]
+
+
+def test_a_grid_that_was_killed_while_it_was_set_up_is_completed(in_tmp: Path) -> None:
+    grid = {"gamma": [0.8, 0.9, 0.95], "batch_size": [20]}
+    study = prepare_study(**{**SMALL, "space": None}, grid=grid, study="s")
+    waiting = [trial.system_attrs["fixed_params"] for trial in study.trials()]
+    assert len(waiting) == 3
+    prepare_study(study="s")
+    assert [trial.system_attrs["fixed_params"] for trial in study.trials()] == waiting
+    half = prepare_study(**{**SMALL, "space": None}, grid={"gamma": [0.8], "batch_size": [20]}, study="half")
+    whole = StudyOfTrials(replace(half.search, space=study.search.space, trials=3), half.folder)
+    whole.optuna.set_user_attr("search", None)
+    whole.optuna.set_user_attr("search", _without_storage(whole.search))
+    whole.begin()
+    assert [trial.system_attrs["fixed_params"] for trial in whole.trials()] == waiting
+
+
+def _without_storage(search: Search) -> dict[str, Any]:
+    return {name: value for name, value in search.to_plain().items() if name not in ("trials", "storage")}
 
 
 def test_a_grid_is_tried_exactly(in_tmp: Path) -> None:
@@ -165,6 +253,155 @@ def test_a_journal_of_whole_lines_is_left_as_it_is(tmp_path: Path) -> None:
     assert list(journal.read_logs(0)) == [{"a": 1}, {"a": 2}]
 
 
+def test_the_lock_of_a_dead_worker_gives_its_trial_back(in_tmp: Path) -> None:
+    study = prepare_study(**SMALL, study="s")
+    with study.working("one"):
+        first = study.next_trial("one")
+        assert first is not None
+        assert study.take_back() == 0
+        assert study.in_flight()
+    assert study.take_back() == 1
+    assert not study.in_flight()
+    assert study.n_done() == 0
+    with study.working("other"):
+        again = study.next_trial("other")
+        assert again is not None
+        assert again.user_attrs.items() >= {RETRY_OF: first.number, DEATHS: 1}.items()
+        study.give_back(again.number, INTERRUPTED)  # by the user: it is not the trial's fault
+        once_more = study.next_trial("other")
+        assert once_more is not None
+        assert once_more.user_attrs.items() >= {RETRY_OF: first.number, DEATHS: 1}.items()
+    assert study.take_back() == 1
+    assert [trial.state.name for trial in study.trials()] == ["FAIL"] * 3  # killed twice: not tried again
+    assert [trial.user_attrs[ERROR] for trial in study.trials()] == [KILLED, INTERRUPTED, KILLED]
+    assert study.n_done() == 1
+    work_on(study)
+    assert study.n_done() == 3
+
+
+def test_a_trial_that_is_tried_again_has_the_same_settings_and_seed(in_tmp: Path) -> None:
+    whole = in_this_process(study="whole", trials=1)
+    study = prepare_study(**{**SMALL, "trials": 1, "pruner": "none"}, study="broken")
+    with study.working("one"):
+        trial = study.next_trial("one")
+        assert trial is not None
+        study.space.suggest(trial)
+    study.take_back()
+    work_on(study)
+    (_, again), (expected,) = study.trials(), whole.trials()
+    assert (again.params, again.value) == (expected.params, expected.value)
+    assert again.user_attrs["seed"] == expected.user_attrs["seed"]
+
+
+def test_trials_of_workers_elsewhere_are_left_alone(in_tmp: Path) -> None:
+    storage = f"sqlite:///{in_tmp / 'study.db'}"
+    here = prepare_study(**SMALL, study="s", storage=storage, root="here")
+    there = prepare_study(**SMALL, study="s", storage=storage, root="there")
+    with here.working("one"):
+        begun = here.next_trial("one")
+        assert begun is not None
+    assert there.take_back() == 0
+    assert not there.in_flight()
+    assert here.take_back() == 1
+    work_on(there)
+    work_on(here)
+    assert [trial.state.name for trial in here.trials()] == ["FAIL", "COMPLETE", "COMPLETE", "COMPLETE"]
+    assert here.best_config() == there.best_config() or here.folder != there.folder
+
+
+def test_a_database_is_not_shared_by_different_searches_of_a_name(in_tmp: Path) -> None:
+    storage = f"sqlite:///{in_tmp / 'study.db'}"
+    prepare_study(**SMALL, study="s", storage=storage, root="here")
+    with pytest.raises(ConfigError, match="the storage holds a study 's' with another seed; accepted: another"):
+        prepare_study(**SMALL, study="s", storage=storage, root="there", seed=1)
+
+
+def test_trials_without_their_storage_are_not_written_over(in_tmp: Path) -> None:
+    study = in_this_process(study="s", trials=1)
+    (study.folder / "journal.log").unlink()
+    with pytest.raises(ConfigError, match="has trials that its storage does not know"):
+        prepare_study(study="s")
+
+
+def test_a_password_is_not_written_down(in_tmp: Path) -> None:
+    search = Search("arena", SPACE, "s", storage="postgresql://me:secret@nowhere.invalid/db")
+    search.write(in_tmp)
+    assert "secret" not in (in_tmp / "study.yaml").read_text()
+    assert read_search(in_tmp, storage=search.storage) == search
+    with pytest.raises(ConfigError, match=r"is kept in postgresql://me:\*\*\*@nowhere.invalid/db; accepted: --storage"):
+        read_search(in_tmp)
+    with pytest.raises(ConfigError, match="says that the study is kept in postgresql"):
+        read_search(in_tmp, storage="sqlite:///other.db")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"space": 3}, "space is 3; accepted: a mapping"),
+        ({"settings": [1]}, r"settings is \[1\]; accepted: a mapping"),
+        ({"seed": -1}, "--seed is -1; accepted: a whole number of at least 0"),
+        ({"objective": None}, "objective is None; accepted: a word"),
+        ({"extra": 1}, "is not that of a study"),
+    ],
+)
+def test_a_damaged_file_of_a_study_is_refused(change: dict[str, Any], message: str, in_tmp: Path) -> None:
+    study = prepare_study(**SMALL, study="s")
+    path = study.folder / "study.yaml"
+    path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), **change}))
+    with pytest.raises(ConfigError, match=message):
+        prepare_study(study="s")
+
+
+# --- Worker processes ------------------------------------------------------------------------------------------------
+
+
+def test_workers_find_a_registered_env(in_tmp: Path) -> None:
+    marl_sb3.register_env("mine", ArenaEnv)
+    study = marl_sb3.tune("mine", **{**SMALL, "trials": 1})
+    assert [trial.state.name for trial in study.trials()] == ["COMPLETE"]
+    assert str(study.trials()[0].user_attrs[WORKER]).endswith("-0")
+    assert (study.folder / "best.yml").is_file()
+    assert (study.folder / "trials.csv").is_file()
+
+
+def test_an_env_that_no_other_process_can_import_is_searched_in_this_one(in_tmp: Path) -> None:
+    class Mine(ArenaEnv):
+        pass
+
+    seen: list[int] = []
+    study = marl_sb3.tune(Mine, **SMALL, watch=lambda watched: seen.append(watched.n_done()))
+    assert [trial.state.name for trial in study.trials()] == ["COMPLETE"] * 3
+    assert seen == [1, 2, 3, 3]
+    assert str(study.trials()[0].user_attrs[WORKER]).startswith("here-")
+    with pytest.raises(ConfigError, match="cannot be imported by 2 worker processes; accepted: a class or function"):
+        marl_sb3.tune(Mine, **SMALL, workers=2)
+
+
+def test_a_search_in_which_every_trial_fails_ends_and_may_go_on_when_it_is_mended(in_tmp: Path) -> None:
+    is_broken: list[bool] = []
+
+    def breaks(**kwargs: Any) -> Any:
+        if is_broken:
+            raise RuntimeError("the disk is on fire")
+        return ArenaEnv(**kwargs)
+
+    study = prepare_study(breaks, **{**SMALL, "trials": 7}, study="s")
+    is_broken.append(True)
+    with pytest.raises(SearchError, match=r"all 5 trials have failed, the last one with .*: the disk is on fire; see"):
+        run_search(study)
+    assert len(study.trials()) == 5
+    is_broken.clear()
+    run_search(prepare_study(breaks, study="s"))
+    assert [trial.state.name for trial in study.trials()] == ["FAIL"] * 5 + ["COMPLETE"] * 2
+
+
+def test_workers_that_die_at_once_end_the_search(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = prepare_study(**SMALL)
+    (study.folder / "study.yaml").unlink()
+    with pytest.raises(SearchError, match=r"end with 2 again and again, the last one saying .* holds no study'; see"):
+        run_search(study)
+
+
 def test_sqlite_holds_a_study_too(in_tmp: Path) -> None:
     study = in_this_process(storage=f"sqlite:///{in_tmp / 'study.db'}", trials=2)
     assert [trial.state.name for trial in study.trials()] == ["COMPLETE"] * 2
@@ -190,6 +427,12 @@ def test_sqlite_holds_a_study_too(in_tmp: Path) -> None:
         ({"sampler": "grid"}, "a grid needs choices; learning_rate has a range"),
         ({"grid": ["gamma=0.9"]}, "a space and a grid are given"),
         ({"study": "../elsewhere"}, "--study is '../elsewhere'"),
+        ({"seed": -1}, "--seed is -1; accepted: a whole number of at least 0"),
+        ({"timesteps": 0}, "--timesteps is 0; accepted: a whole number of at least 1"),
+        (
+            {"space": {"batch_size": {"int": [10, 150]}, "n_envs": {"choices": [2, 4]}}, "settings": {"n_steps": 20}},
+            r"batch_size is 150, larger than its rollout of 20 steps .*\(in a trial with batch_size=150, n_envs=2\)",
+        ),
     ],
 )
 def test_nonsense_is_refused_before_anything_runs(options: dict[str, Any], message: str, in_tmp: Path) -> None:

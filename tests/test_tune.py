@@ -1,0 +1,169 @@
+"""`python -m marl_sb3.tune`, as a user types it."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import marl_sb3
+import marl_sb3.tune
+from marl_sb3.tune import build_parser, main
+from marl_sb3.tuning.search import Search
+
+TINY = ["--timesteps", "80", "--evaluations", "2", "--evaluation-episodes", "1", "--trials", "2", "--pruner", "none"]
+TINY += ["--set", "n_envs=2", "--set", "n_steps=20", "--set", "batch_size=20", "--set", "n_epochs=1"]
+COMMAND = [sys.executable, "-m", "marl_sb3.tune"]
+
+
+def test_the_module_is_also_the_function_of_the_library() -> None:
+    assert callable(marl_sb3.tune)
+
+
+def test_a_search_prints_its_trials_and_leaves_its_files(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*TINY, "--study", "mine", "--confirm-seeds", "1", "--over", "best"]) == 0
+    captured = capsys.readouterr()
+    lines = captured.out.splitlines()
+    folder = Path("runs", "tune", "arena", "mine")
+    assert lines[0] == f"study mine: {folder}"
+    assert [line for line in lines if re.match(r"trial \d: COMPLETE -?\d+\.\d\d \(learning_rate=", line)] == lines[1:3]
+    assert lines[3:5] == [f"trained again with fresh seeds: {done} of 2" for done in (1, 2)] or lines[3].endswith(
+        "2 of 2"
+    )
+    assert any(line.startswith("preset ") for line in lines)
+    assert lines[-5:] == [*(str(folder / name) for name in ("trials.csv", "confirm.csv", "best.yml", "report.html")),
+        str(folder)]  # fmt: skip
+    assert "\x1b" not in captured.out
+    # Again, with nothing said but the name: what is done is done.
+    assert main(["--study", "mine"]) == 0
+    assert marl_sb3.train(hparams=folder / "best.yml", run_dir="best").result is not None
+
+
+def test_help_fits_a_terminal_and_names_every_default() -> None:
+    environment = {**os.environ, "COLUMNS": "80"}
+    shown = subprocess.run([*COMMAND, "--help"], capture_output=True, text=True, check=True, env=environment).stdout
+    assert max(map(len, shown.splitlines())) <= 80
+    options = shown.partition("options:")[2].partition("A space file")[0]
+    entries = [entry for entry in re.split(r"\n  (?=-)", options) if entry.strip() and "--help" not in entry]
+    assert len(entries) == 21
+    assert [entry for entry in entries if "default:" not in entry] == []
+
+
+def test_defaults_in_the_help_are_those_of_a_search() -> None:
+    search = Search("arena", {"gamma": {"uniform": [0.8, 0.9]}}, "s")
+    shown = " ".join(build_parser().format_help().split())
+    for option in ("trials", "objective", "mode", "over", "evaluations", "evaluation-episodes", "seed"):
+        default = getattr(search, option.replace("-", "_"))
+        assert re.search(rf"--{option} [A-Z]+ [^-]*default: {default}\b", shown), option
+
+
+def test_help_does_not_import_torch_or_optuna() -> None:
+    code = "import sys, marl_sb3.tune as t\ntry: t.main(['--help'])\n"
+    code += "except SystemExit: print({'torch', 'optuna'} & {*sys.modules})"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert shown.splitlines()[-1] == "set()"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--workers", "0"], "--workers is 0; accepted: a whole number of at least 1"),
+        (["--confirm-seeds", "-1"], "--confirm-seeds is -1; accepted: a whole number of at least 0"),
+        (["--confirm-best", "0"], "--confirm-best is 0; accepted: a whole number of at least 1"),
+        (["--trials", "0"], "--trials is 0; accepted: a whole number of at least 1"),
+        (["--trials", "many"], "argument --trials: invalid int value: 'many'"),
+        (["--space", "nowhere.yml"], "cannot read nowhere.yml: No such file or directory"),
+        (["--grid", "batch_size"], "--grid is 'batch_size'; accepted: KEY=A,B,C"),
+        (["--grid", "lr=1e-3", "--set", "learning_rate=1e-3"], "learning_rate is both set and searched"),
+        (
+            ["--storage", "mysql://nobody:secret@localhost/x"],
+            "--storage mysql://nobody:***@localhost/x cannot be opened",
+        ),
+        (["arenaa"], "unknown env 'arenaa'; did you mean arena"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_runs(
+    arguments: list[str], message: str, in_tmp: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code = main(arguments)
+    except SystemExit as end:  # of argparse
+        code = int(str(end.code))
+    error = capsys.readouterr().err
+    assert code == 2
+    assert error.startswith("error: ")
+    assert message in error
+    assert len(error.splitlines()) <= 2
+    assert "secret" not in error
+    assert not list(in_tmp.glob("runs/tune/*/*/trials"))
+
+
+def test_a_search_in_which_nothing_was_trained_has_failed(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("breaks.py").write_text(
+        "import os\nfrom marl_sb3.envs.arena import ArenaEnv\n"
+        "class Breaks(ArenaEnv):\n"
+        "    def step(self, actions):\n"
+        "        raise ValueError('the disk is on fire')\n"
+    )
+    assert main(["breaks:Breaks", *TINY, "--study", "s"]) == 1
+    captured = capsys.readouterr()
+    last = captured.err.splitlines()[-1]
+    assert last.startswith("error: no trial was trained to its end: 2 FAIL; the last error: ")
+    assert "the disk is on fire" in last
+    assert "FAIL" in captured.out
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_search_tells_how_to_go_on(number: signal.Signals, in_tmp: Path) -> None:
+    arguments = [
+        "--timesteps",
+        "400000",
+        "--trials",
+        "3",
+        "--study",
+        "s",
+        "--set",
+        "n_envs=2",
+        "--set",
+        "batch_size=100",
+    ]
+    search = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    folder = in_tmp / "runs" / "tune" / "arena" / "s"
+    deadline_s = time.monotonic() + 60
+    while not (folder / "trials" / "00000" / "result.jsonl").exists():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.1)
+    search.send_signal(number)
+    out, error = search.communicate(timeout=60)
+    assert search.returncode == 130
+    assert error.splitlines()[-1] == "interrupted"
+    assert "go on with: python -m marl_sb3.tune arena --study s" in out.splitlines()
+    assert re.search(r"^ +0  FAIL ", out, re.MULTILINE)
+    assert (folder / "trials.csv").is_file()
+
+
+def test_a_terminal_sees_what_is_running(in_tmp: Path) -> None:
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "COLUMNS": "100", "LINES": "30", "TERM": "xterm"}
+    arguments = ["--timesteps", "60000", "--trials", "1", "--set", "n_envs=2", "--set", "batch_size=100"]
+    search = subprocess.Popen([*COMMAND, *arguments], stdout=theirs, stderr=theirs, env=environment)
+    os.close(theirs)
+    seen = b""
+    while True:
+        try:
+            seen += os.read(ours, 65536)
+        except OSError:  # closed at the other end
+            break
+    os.close(ours)
+    assert search.wait() == 0
+    text = seen.decode()
+    assert "0 of 1 trials" in text
+    assert re.search(r"running  trial 0: evaluation \d+ ", text)
+    assert "* 0" in text

@@ -1,0 +1,213 @@
+"""The best trials are trained again with fresh seeds, next to the preset, and what came out stands everywhere."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import marl_sb3
+from marl_sb3.config import load_config
+from marl_sb3.envs.arena import ArenaEnv
+from marl_sb3.errors import ConfigError
+from marl_sb3.tuning.api import prepare_study
+from marl_sb3.tuning.confirm import Candidate, confirm, confirmed, winner
+from marl_sb3.tuning.confirm_table import confirmed_line, confirmed_rows
+from marl_sb3.tuning.report import write_files
+from marl_sb3.tuning.run_search import run_search
+from marl_sb3.tuning.study import StudyOfTrials
+
+SMALL: dict[str, Any] = {
+    "space": {"learning_rate": {"log_uniform": [1e-4, 1e-2]}},
+    "settings": {"n_envs": 2, "n_steps": 20, "batch_size": 20, "n_epochs": 1, "policy_kwargs.net_arch": [8]},
+    "timesteps": 80, "evaluations": 2, "evaluation_episodes": 1, "pruner": "none", "trials": 2,
+}  # fmt: skip
+
+
+def searched(**changes: Any) -> StudyOfTrials:
+    """A study that is done, in an env that no other process knows: all of it runs in this one."""
+
+    class Mine(ArenaEnv):
+        pass
+
+    study = prepare_study(Mine, **{**SMALL, "settings": {**SMALL["settings"], "env.max_timesteps": 15}, **changes})
+    run_search(study)
+    return study
+
+
+def put(study: StudyOfTrials, candidate: str, *values: float | None) -> None:
+    """As if it had been trained again, with a failure where the value is None."""
+    for index, value in enumerate(values):
+        folder = study.folder / "confirm" / candidate / f"seed-{index:02d}"
+        folder.mkdir(parents=True)
+        outcome = {"error": "it broke"} if value is None else {"objective": value}
+        (folder / "objective.json").write_text(json.dumps({"seed": index, **outcome}))
+
+
+def test_the_preset_and_the_best_are_trained_with_the_same_fresh_seeds(in_tmp: Path) -> None:
+    study = searched()
+    seen: list[tuple[int, int]] = []
+    candidates = confirm(study, best=1, seeds=2, watch=lambda done, total: seen.append((done, total)))
+    best = study.completed()[0]
+    assert [candidate.name for candidate in candidates] == ["preset", f"trial {best.number}"]
+    assert seen == [(1, 4), (2, 4), (3, 4), (4, 4), (4, 4)]
+    folders = {c: study.folder / "confirm" / c.name.replace(" ", "-") for c in candidates}
+    configs = [[load_config(None, hparams=f / f"seed-0{i}" / "config.yaml", trusted_env=study.search.env)
+                for i in (0, 1)] for f in folders.values()]  # fmt: skip
+    seeds = [[config.seed for config in of_one] for of_one in configs]
+    assert seeds[0] == seeds[1]
+    assert len({*seeds[0], *(trial.user_attrs["seed"] for trial in study.trials())}) == 4
+    rates = [[config.hyperparameters["learning_rate"] for config in of_one] for of_one in configs]
+    assert rates == [[3e-4] * 2, [best.params["learning_rate"]] * 2]
+    for candidate, folder in folders.items():
+        rows = [(folder / f"seed-0{i}" / "result.jsonl").read_text().splitlines()[-1] for i in (0, 1)]
+        last = [json.loads(row)["evaluation"]["env_runners"]["episode_return_mean"] for row in rows]
+        assert list(candidate.values) == last
+
+
+def test_what_was_trained_before_is_not_trained_again(in_tmp: Path) -> None:
+    study = searched()
+    confirm(study, best=1, seeds=1)
+    written = {path: path.stat().st_mtime_ns for path in study.folder.glob("confirm/*/*/result.jsonl")}
+    half = study.folder / "confirm" / "preset" / "seed-01"
+    half.mkdir()
+    (half / "result.jsonl").write_text("half a line")  # of a process that was killed
+    candidates = confirm(study, best=1, seeds=2)
+    assert [len(candidate.values) for candidate in candidates] == [2, 2]
+    assert len(written) == 2
+    assert {path: path.stat().st_mtime_ns for path in written} == written
+
+
+def test_a_killed_worker_is_replaced_and_its_training_begun_again(in_tmp: Path) -> None:
+    study = prepare_study("arena", **{**SMALL, "timesteps": 20_000})
+    killed: list[int] = []
+
+    def kill_one(done: int, total: int) -> None:
+        (candidates,) = [study.folder / "confirm"]
+        running = [
+            path for path in candidates.glob("*/*/result.jsonl") if not path.with_name("objective.json").exists()
+        ]
+        if running and not killed:
+            for entry in Path("/proc").iterdir():
+                if entry.name.isdecimal() and _is_worker_of(study, entry):
+                    killed.append(int(entry.name))
+                    os.kill(int(entry.name), signal.SIGKILL)
+
+    run_search(study)
+    candidates = confirm(study, best=1, seeds=2, watch=kill_one)
+    assert killed
+    assert [(len(candidate.values), candidate.failed) for candidate in candidates] == [(2, 0), (2, 0)]
+
+
+def _is_worker_of(study: StudyOfTrials, entry: Path) -> bool:
+    try:
+        command = (entry / "cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return str(study.folder).encode() in command and b"confirm" in command
+
+
+def test_a_training_that_fails_is_counted_and_keeps_its_traceback(in_tmp: Path) -> None:
+    is_broken: list[bool] = []
+
+    def sometimes(**kwargs: Any) -> Any:
+        if is_broken:
+            raise RuntimeError("the disk is on fire")
+        return ArenaEnv(**kwargs)
+
+    study = prepare_study(sometimes, **SMALL)
+    run_search(study)
+    confirm(study, seeds=1)
+
+    def breaks(done: int, total: int) -> None:
+        is_broken[:] = [True] * (done == 3)
+
+    preset, trial = confirm(study, seeds=2, watch=breaks)
+    assert (len(preset.values), preset.failed) == (2, 0)
+    assert (len(trial.values), trial.failed) == (1, 1)
+    assert confirmed_rows([preset, trial], "max")[1][1] == "1, 1 failed"
+    (file,) = study.folder.glob("confirm/trial-*/seed-01/traceback.txt")
+    assert "the disk is on fire" in file.read_text()
+
+
+def test_the_winner_is_the_best_of_those_trained_again(in_tmp: Path) -> None:
+    study = searched(trials=3)
+    first, second, third = (trial.number for trial in study.completed())
+    found = winner(study)
+    assert found is not None
+    assert (found[0].number, found[1]) == (first, None)
+    put(study, f"trial-{second}", 3.0, 5.0)
+    assert confirmed(study) == []  # nothing to compare with
+    put(study, "preset", 1.0, 2.0)
+    found = winner(study)
+    assert found is not None
+    assert (found[0].number, found[1]) == (first, None)  # it has not been trained again
+    put(study, f"trial-{first}", 3.0, 1.0, None)
+    found = winner(study)
+    assert found == (study.completed()[1], Candidate(second, (3.0, 5.0)))
+    assert [candidate.trial for candidate in confirmed(study)] == [None, second, first]
+    assert third not in [candidate.trial for candidate in confirmed(study)]
+
+
+def test_what_came_out_stands_in_the_files(in_tmp: Path) -> None:
+    study = searched(trials=1)
+    put(study, "preset", 1.0, 2.0, 3.0)
+    put(study, "trial-0", 11.0, 12.0, None)
+    files = [path.name for path in write_files(study)]
+    assert files == ["trials.csv", "confirm.csv", "best.yml", "report.html"]
+    with (study.folder / "confirm.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["candidate"], row["seed"], row["objective"], row["error"]) for row in rows] == [
+        ("preset", "0", "1.0", ""), ("preset", "1", "2.0", ""), ("preset", "2", "3.0", ""),
+        ("trial 0", "0", "11.0", ""), ("trial 0", "1", "12.0", ""), ("trial 0", "2", "", "it broke"),
+    ]  # fmt: skip
+    assert rows[3]["folder"] == "confirm/trial-0/seed-00"
+    said = (
+        "# Trained again: with 2, 1 failed fresh seeds 11.50 (5.15 to 17.85), the preset 2.00 (-0.48 to 4.48): better"
+    )
+    assert (study.folder / "best.yml").read_text().splitlines()[1].startswith(said)
+    page = (study.folder / "report.html").read_text()
+    assert "<td>trial 0</td><td>2, 1 failed</td><td>11.50</td><td>5.15 to 17.85</td>" in page
+
+
+def test_where_less_is_better_figures_keep_their_signs() -> None:
+    candidates = [Candidate(None, (5.0, 6.0, 7.0)), Candidate(4, (1.0, 2.0, 3.0))]
+    preset, trial = confirmed_rows(candidates, "min")
+    assert preset == ["preset", "3", "6.00", "3.52 to 8.48", "", ""]
+    assert trial == ["trial 4", "3", "2.00", "-0.48 to 4.48", "100% (100% to 100%)", "better"]
+    assert confirmed_rows(candidates, "max")[1][4:] == ["0% (0% to 0%)", "worse"]
+    assert confirmed_line(candidates, 4, "min") == (
+        "with 3 fresh seeds 2.00 (-0.48 to 4.48), the preset 6.00 (3.52 to 8.48): better; better in 100% (100% to "
+        "100%) of pairs"
+    )
+
+
+def test_the_function_of_the_library_confirms_too(in_tmp: Path) -> None:
+    class Mine(ArenaEnv):
+        pass
+
+    study = marl_sb3.tune(Mine, **{**SMALL, "trials": 1}, confirm_seeds=1)
+    assert [candidate.name for candidate in confirmed(study)] == ["preset", "trial 0"]
+    assert "# Trained again: with 1 fresh seeds" in (study.folder / "best.yml").read_text()
+
+
+@pytest.mark.parametrize("option", ["best", "seeds", "workers"])
+def test_numbers_are_checked(option: str, in_tmp: Path) -> None:
+    study = prepare_study("arena", **SMALL)
+    with pytest.raises(ConfigError, match=rf"{option} is 0; accepted: a whole number of at least 1"):
+        confirm(study, **{option: 0})
+    assert confirm(study) == []  # no trial has been trained
+
+
+def test_a_preset_that_cannot_be_trained_is_refused_before_the_search(in_tmp: Path) -> None:
+    settings = {**SMALL["settings"]}
+    del settings["batch_size"]
+    options = {**SMALL, "settings": settings, "space": {"batch_size": {"choices": [20, 40]}}}
+    with pytest.raises(ConfigError, match=r"the preset: .*: batch_size is 128, larger than its rollout"):
+        marl_sb3.tune("arena", **options, confirm_seeds=1)
+    assert not list(in_tmp.glob("runs/tune/*/*/trials"))
