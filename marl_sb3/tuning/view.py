@@ -18,6 +18,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.progress_bar import ProgressBar
+from rich.table import Table
 from rich.text import Text
 
 from marl_sb3.callbacks.live_view import duration, number
@@ -80,7 +81,9 @@ class SearchView:
         running = [Text(f"running  {trial_line(trial)}") for trial in trials if trial.state == TrialState.RUNNING]
         best = study.completed()[:1]
         shown = [Text(f"best     {trial_line(trial)}", style="bold") for trial in best]
-        return Group(line, ProgressBar(total=self._total, completed=done), *shown, *running)
+        bar = Table.grid(expand=True)  # a bar alone does not end its line
+        bar.add_row(ProgressBar(total=self._total, completed=done))
+        return Group(line, bar, *shown, *running)
 
 
 def trial_line(trial: FrozenTrial) -> str:
