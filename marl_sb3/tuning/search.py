@@ -19,6 +19,7 @@ from marl_sb3.tuning.storage import without_password
 
 SAMPLERS = ("tpe", "random", "grid", "gp")
 PRUNERS = ("median", "asha", "none")
+STORAGE_VARIABLE = "MARL_SB3_STORAGE"  # tells workers the storage's URL: command lines can be read by all users
 _FILE = "study.yaml"
 
 

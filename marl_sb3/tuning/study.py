@@ -244,11 +244,10 @@ def _sampler(search: Search, number: int) -> optuna.samplers.BaseSampler:
 
 
 def _pruner(search: Search) -> optuna.pruners.BasePruner:
+    """Nothing is given up in the first third of a training, which says little: low learning rates begin slowly."""
+    third = max(1, search.evaluations // 3)
     if search.pruner == "median":
-        # The first third of a training says little: low learning rates begin slowly.
-        return optuna.pruners.MedianPruner(
-            n_startup_trials=5, n_warmup_steps=search.evaluations // 3 + 1, n_min_trials=2
-        )
+        return optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=third + 1, n_min_trials=2)
     if search.pruner == "asha":
-        return optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3)
+        return optuna.pruners.SuccessiveHalvingPruner(min_resource=third, reduction_factor=3)
     return optuna.pruners.NopPruner()

@@ -25,27 +25,28 @@ def main(arguments: list[str]) -> int:
 
 
 def _work(folder: Path, env: str, path: str, name: str, job: str, options: list[int]) -> int:
-    from marl_sb3.envs.registry import env_factory, register_env
-    from marl_sb3.tuning.confirm import work_on_confirming
-
     if path != env:
+        from marl_sb3.envs.registry import env_factory, register_env
+
         register_env(env, env_factory(path))
     study = _study(folder, env)
     with study.working(name):
         if job == "confirm":
+            from marl_sb3.tuning.confirm import work_on_confirming
+
             seeds, *trials = options
             return EXIT_DONE if work_on_confirming(study, trials, seeds) else EXIT_INTERRUPTED
         return EXIT_DONE if work_on_trials(study, name) else EXIT_INTERRUPTED
 
 
 def _study(folder: Path, env: str) -> StudyOfTrials:
-    from marl_sb3.tuning.search import read_search
-    from marl_sb3.tuning.study import StudyOfTrials
-    from marl_sb3.tuning.workers import STORAGE_VARIABLE
+    from marl_sb3.tuning.search import STORAGE_VARIABLE, read_search
 
     search = read_search(folder, env, os.environ.get(STORAGE_VARIABLE))
     if search is None:
         raise ConfigError(f"{folder} holds no study", key="study")
+    from marl_sb3.tuning.study import StudyOfTrials
+
     return StudyOfTrials(search, folder)
 
 

@@ -14,9 +14,8 @@ from pathlib import Path
 from marl_sb3.envs.registry import importable_id
 from marl_sb3.errors import ConfigError, MarlSb3Error
 from marl_sb3.learners.threads import available_cores
+from marl_sb3.tuning.search import STORAGE_VARIABLE
 from marl_sb3.tuning.study import StudyOfTrials
-
-STORAGE_VARIABLE = "MARL_SB3_STORAGE"  # tells workers the storage's URL: command lines can be read by all users
 
 _POLL_S = 0.5
 _MAX_DEATHS = 3  # in a row without progress in between

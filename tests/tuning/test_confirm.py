@@ -84,7 +84,7 @@ def test_what_was_trained_before_is_not_trained_again(in_tmp: Path) -> None:
 
 
 def test_a_killed_worker_is_replaced_and_its_training_begun_again(in_tmp: Path) -> None:
-    study = prepare_study("arena", **{**SMALL, "timesteps": 20_000})
+    study = prepare_study("arena", **{**SMALL, "timesteps": 4_000})
     killed: list[int] = []
 
     def kill_one(done: int, total: int) -> None:
@@ -208,6 +208,6 @@ def test_a_preset_that_cannot_be_trained_is_refused_before_the_search(in_tmp: Pa
     settings = {**SMALL["settings"]}
     del settings["batch_size"]
     options = {**SMALL, "settings": settings, "space": {"batch_size": {"choices": [20, 40]}}}
-    with pytest.raises(ConfigError, match=r"the preset: .*: batch_size is 128, larger than its rollout"):
+    with pytest.raises(ConfigError, match=r"the preset: .*: batch_size is 100, larger than its rollout"):
         marl_sb3.tune("arena", **options, confirm_seeds=1)
     assert not list(in_tmp.glob("runs/tune/*/*/trials"))
