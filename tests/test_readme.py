@@ -6,14 +6,17 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from test_layers import LAYERS
 
+import marl_sb3.train
+import marl_sb3.tune
 from marl_sb3.config import load_config
 from marl_sb3.experiment import prepare
-from marl_sb3.train import build_parser
+from marl_sb3.tuning.space import parse_space
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -39,20 +42,38 @@ def test_library_example_runs(in_tmp: Path) -> None:
 
 
 def test_settings_example_is_a_configuration_that_builds(in_tmp: Path) -> None:
-    (example,) = blocks("yaml")
+    (example,) = [block for block in blocks("yaml") if "n_envs" in block]
     (in_tmp / "mine.yml").write_text(example)
     run = prepare(load_config("arena", hparams="mine.yml"))
     assert run.algorithm.policy_of == {"agent1": "explorer", "agent2": "hunter"}
     assert yaml.safe_load(example)["arena"]["n_envs"] == run.config.n_envs
 
 
-def test_every_command_line_of_the_readme_parses() -> None:
-    lines = re.findall(r"python -m marl_sb3\.train ([^\n#`;]*)", README)
-    assert len(lines) >= 6
+@pytest.mark.parametrize(("command", "at_least"), [(marl_sb3.train, 6), (marl_sb3.tune, 2)])
+def test_every_command_line_of_the_readme_parses(command: Any, at_least: int) -> None:
+    lines = re.findall(rf"python -m {re.escape(command.__name__)} ([^\n#`;]*)", README)
+    assert len(lines) >= at_least
     for line in lines:
         arguments = line.replace("$s", "1").split()
         if "--help" not in arguments:
-            build_parser().parse_args(arguments)
+            command.build_parser().parse_args(arguments)
+
+
+def test_space_of_the_readme_is_one() -> None:
+    (block,) = [block for block in blocks("yaml") if "log_uniform" in block]
+    space = parse_space(yaml.safe_load(block)["arena"], "README")
+    assert [parameter.name for parameter in space.parameters][-1] == "policy_kwargs.net_arch"
+    assert space.constants == {"ent_coef": 0.01}
+
+
+def test_search_example_runs(in_tmp: Path) -> None:
+    (example,) = [block for block in blocks("python") if "marl_sb3.tune(" in block]
+    short = example.replace("trials=20, timesteps=60_000, workers=2", "trials=1, timesteps=20_000")
+    done = subprocess.run(
+        [sys.executable, "-c", f"import marl_sb3\n{short}"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.match(r"\d+ runs/tune/arena/.*/trials/00000/checkpoints$", done.stdout)
 
 
 def test_every_metric_is_in_the_reference(in_tmp: Path) -> None:

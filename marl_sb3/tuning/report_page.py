@@ -84,7 +84,7 @@ def _summary(study: StudyOfTrials, trials: Sequence[FrozenTrial]) -> str:
         ("objective", measured(search)),
         ("direction", "more is better (max)" if search.mode == "max" else "less is better (min)"),
         ("trials", f"{len(trials)}: {states(trials)}" if trials else "0"),
-        ("best trial", "none: no trial was trained to its end" if best is None else best.number),
+        ("winner", "none: no trial was trained to its end" if best is None else f"trial {best.number}"),
     ]
     if best is not None:
         chosen = {name: value for name, value in study.space.settings(best.params).items() if name in best.params}
@@ -104,7 +104,7 @@ def _confirmed(study: StudyOfTrials) -> str:
     if not candidates:
         note = "The best of many trials was lucky, too. Not trained again with fresh seeds: see --confirm-seeds."
         return f'{title}\n<p class="note">{note}</p>'
-    note = "Settings that have been trained again, next to the preset; pairs of trainings, and their means, compared."
+    note = "The best trials and the preset, trained again; in brackets 95 % confidence intervals."
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in HEADER)
     body = "\n".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in confirmed_rows(candidates, study.search.mode))
     return f'{title}\n<p class="note">{note}</p>\n<table>\n<tr>{head}</tr>\n{body}\n</table>'

@@ -89,9 +89,9 @@ class Search:
         """The objective, checked."""
         return Objective(self.objective, self.mode, self.over)
 
-    def trial_seed(self, number: int) -> int:
-        """The run seed of a trial, in [0, 2**31)."""
-        return int(np.random.SeedSequence(self.seed, spawn_key=(number,)).generate_state(1)[0]) >> 1
+    def trial_seed(self, index: int) -> int:
+        """The run seed of a trial, in [0, 2**31), by its place in the order of trials, those tried again left out."""
+        return int(np.random.SeedSequence(self.seed, spawn_key=(index,)).generate_state(1)[0]) >> 1
 
     def evaluation_seed(self) -> int:
         """Of the episodes of all evaluations, in [0, 2**31): the same in every trial, so that figures compare."""

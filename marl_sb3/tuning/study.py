@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import optuna
@@ -22,7 +23,8 @@ from marl_sb3.tuning.space import Space
 from marl_sb3.tuning.storage import open_storage
 
 # What a trial carries along, besides its parameters.
-WORKER, RETRY_OF, DEATHS, FOLDER, SEED, ERROR = "worker", "retry_of", "deaths", "folder", "seed", "error"
+WORKER, INDEX, RETRY_OF, DEATHS = "worker", "index", "retry_of", "deaths"
+FOLDER, SEED, ERROR = "folder", "seed", "error"
 
 # Why a trial was broken off: it says nothing about its settings.
 KILLED, INTERRUPTED = "its process ended", "interrupted"
@@ -73,8 +75,8 @@ class StudyOfTrials:
         with self._lock:
             self._require_same_search()
             if self.search.sampler == "grid":
-                for params in self.space.grid():
-                    self.optuna.enqueue_trial(params, skip_if_exists=True)  # a search may be killed in between
+                for index, params in enumerate(self.space.grid()):  # a search may be killed in between
+                    self.optuna.enqueue_trial(params, user_attrs={INDEX: index}, skip_if_exists=True)
         self.take_back()
 
     def _require_same_search(self) -> None:
@@ -96,19 +98,27 @@ class StudyOfTrials:
         with self._lock:
             trials = self.trials()
             waiting = next((trial for trial in trials if trial.state == TrialState.WAITING), None)
-            # A trial has the name of its worker before it runs: whoever is killed in between leaves none without.
+            before = trials if waiting is None else trials[: waiting.number]
+            index = sum(RETRY_OF not in trial.user_attrs for trial in before)
             if waiting is not None:
-                self._storage.set_trial_user_attr(waiting._trial_id, WORKER, worker)
+                index = waiting.user_attrs.get(INDEX, index)
+            elif index >= self.search.trials or self.search.sampler == "grid":
+                return None
+            # A trial has the name of its worker before it runs: whoever is killed in between leaves none without.
+            notes = {WORKER: worker, INDEX: index}
+            if waiting is None:
+                self.optuna.enqueue_trial({}, user_attrs=notes)
             else:
-                handed_out = sum(RETRY_OF not in trial.user_attrs for trial in trials)
-                if handed_out >= self.search.trials or self.search.sampler == "grid":
-                    return None
-                self.optuna.enqueue_trial({}, user_attrs={WORKER: worker})
-            # What is drawn depends on the trials before it alone, not on who asks.
-            self.optuna.sampler = _sampler(self.search, len(trials))
+                self._note(waiting, notes)
+            # What is drawn depends on the trials before it alone: not on who asks, nor on what was killed.
+            self.optuna.sampler = _sampler(self.search, index)
             trial = self.optuna.ask()
             trial.set_user_attr(WORKER, worker)  # where others share the database it may be another one
             return trial
+
+    def _note(self, trial: FrozenTrial, notes: Mapping[str, Any]) -> None:
+        for name, note in notes.items():
+            self._storage.set_trial_user_attr(trial._trial_id, name, note)
 
     def take_back(self) -> int:
         """Mark trials whose workers are no more as failed, and let each be tried once again.
@@ -141,11 +151,12 @@ class StudyOfTrials:
         """
         trial = self.trials()[number]
         deaths = trial.user_attrs.get(DEATHS, 0) + (why == KILLED)
-        self._storage.set_trial_user_attr(trial._trial_id, ERROR, why)
+        self._note(trial, {ERROR: why})
         self.optuna.tell(number, state=TrialState.FAIL)
         if deaths <= 1:
             first = trial.user_attrs.get(RETRY_OF, number)
-            self.optuna.enqueue_trial(trial.params, user_attrs={RETRY_OF: first, DEATHS: deaths})
+            notes = {INDEX: trial.user_attrs[INDEX], RETRY_OF: first, DEATHS: deaths}
+            self.optuna.enqueue_trial(trial.params, user_attrs=notes)
 
     # --- What came out -----------------------------------------------------------------------------------------------
 
@@ -230,9 +241,9 @@ class StudyOfTrials:
             return True
 
 
-def _sampler(search: Search, number: int) -> optuna.samplers.BaseSampler:
-    """The sampler for a trial: seeded by the search and the trial's number."""
-    seed = int(np.random.SeedSequence(search.seed, spawn_key=(number, 1)).generate_state(1)[0])
+def _sampler(search: Search, index: int) -> optuna.samplers.BaseSampler:
+    """The sampler for a trial: seeded by the search and the trial's index."""
+    seed = int(np.random.SeedSequence(search.seed, spawn_key=(index, 1)).generate_state(1)[0])
     if search.sampler == "tpe":
         # A trial that is running counts as a bad one: two workers shall not try the same.
         return optuna.samplers.TPESampler(

@@ -13,7 +13,7 @@ from marl_sb3.experiment import Run, execute, prepare
 from marl_sb3.learners.callback import MultiAgentCallback
 from marl_sb3.metrics import Result
 from marl_sb3.tuning.objective import Objective
-from marl_sb3.tuning.study import ERROR, FOLDER, INTERRUPTED, RETRY_OF, SEED, StudyOfTrials
+from marl_sb3.tuning.study import ERROR, FOLDER, INDEX, INTERRUPTED, SEED, StudyOfTrials
 
 TRACEBACK_FILE = "traceback.txt"
 
@@ -78,7 +78,7 @@ def run_trial(study: StudyOfTrials, trial: optuna.trial.Trial) -> bool:
 
 
 def _train(study: StudyOfTrials, trial: optuna.trial.Trial, folder: Path, report: ReportEvaluations) -> Run:
-    seed = study.search.trial_seed(trial.user_attrs.get(RETRY_OF, trial.number))
+    seed = study.search.trial_seed(trial.user_attrs[INDEX])
     trial.set_user_attr(FOLDER, str(folder))
     config = study.search.trial_config(study.space.suggest(trial), seed)
     trial.set_user_attr(SEED, config.seed)

@@ -25,6 +25,7 @@ from marl_sb3.tuning.run_search import run_search
 from marl_sb3.tuning.search import Search, read_search
 from marl_sb3.tuning.storage import SafeJournal
 from marl_sb3.tuning.study import DEATHS, ERROR, INTERRUPTED, KILLED, RETRY_OF, WORKER, StudyOfTrials
+from marl_sb3.tuning.trial import run_trial
 from marl_sb3.tuning.worker import work_on_trials
 from marl_sb3.tuning.workers import SearchError
 
@@ -199,8 +200,6 @@ def test_hopeless_trials_are_given_up(in_tmp: Path) -> None:
             return trial.number == 1
 
     study = prepare_study(**SMALL)
-    from marl_sb3.tuning.trial import run_trial
-
     study.optuna.pruner = Always()
     while (trial := study.next_trial("here")) is not None:
         run_trial(study, trial)
@@ -281,18 +280,37 @@ def test_the_lock_of_a_dead_worker_gives_its_trial_back(in_tmp: Path) -> None:
     assert study.n_done() == 3
 
 
-def test_a_trial_that_is_tried_again_has_the_same_settings_and_seed(in_tmp: Path) -> None:
-    whole = in_this_process(study="whole", trials=1)
-    study = prepare_study(**{**SMALL, "trials": 1, "pruner": "none"}, study="broken")
-    with study.working("one"):
-        trial = study.next_trial("one")
-        assert trial is not None
-        study.space.suggest(trial)
-    study.take_back()
+@pytest.mark.parametrize("sampler", ["tpe", "random", "gp"])
+def test_a_search_that_was_killed_finds_what_it_would_have_found(sampler: str, in_tmp: Path) -> None:
+    options = {"trials": 5, "sampler": sampler, "pruner": "median"}
+    whole = in_this_process(study="whole", **options)
+    study = prepare_study(**{**SMALL, **options}, study="killed")
+    for name in ("one", "other", "third"):
+        with study.working(name):
+            trial = study.next_trial(name)
+            assert trial is not None
+            if name != "other":  # the other is killed before anything is drawn
+                study.space.suggest(trial)
+        study = prepare_study(study="killed")
+        with study.working("nobody kills this"):
+            trial = study.next_trial("nobody kills this")
+            assert trial is not None
+            run_trial(study, trial)
     work_on(study)
-    (_, again), (expected,) = study.trials(), whole.trials()
-    assert (again.params, again.value) == (expected.params, expected.value)
-    assert again.user_attrs["seed"] == expected.user_attrs["seed"]
+    ended = [trial for trial in study.trials() if trial.user_attrs.get(ERROR) != KILLED]
+    assert [(trial.params, trial.value, trial.user_attrs["seed"]) for trial in ended] == [
+        (trial.params, trial.value, trial.user_attrs["seed"]) for trial in whole.trials()
+    ]
+    assert len(study.trials()) == len(whole.trials()) + 3
+
+
+def test_a_guess_of_the_user_is_tried_too(in_tmp: Path) -> None:
+    study = prepare_study(**{**SMALL, "trials": 2, "pruner": "none"})
+    study.optuna.enqueue_trial({"batch_size": 20, "learning_rate": 1e-3})
+    work_on(study)
+    guess, other = study.trials()
+    assert guess.params == {"batch_size": 20, "learning_rate": 1e-3}
+    assert [trial.user_attrs["seed"] for trial in (guess, other)] == [study.search.trial_seed(i) for i in (0, 1)]
 
 
 def test_trials_of_workers_elsewhere_are_left_alone(in_tmp: Path) -> None:
