@@ -100,7 +100,7 @@ def confirm(
         if watch is not None:
             watch(done(), len(trainings))
 
-    with the_only_search(study):
+    with the_only_search(study.folder):
         if workers == 1 and importable_id(study.search.env, study.factory) is None:
             if not work_on_confirming(study, trials, seeds, look):
                 raise KeyboardInterrupt

@@ -63,10 +63,12 @@ def open_study(search: Search, folder: Path, factory: EnvFactory | None = None) 
                 key="study",
             )
     notes = _check(search, factory)
-    open_storage(folder, search.storage)  # before anything is written
-    search.write(folder)
-    study = StudyOfTrials(search, folder, factory)
-    study.begin()
+    folder.mkdir(parents=True, exist_ok=True)
+    with the_only_search(folder):
+        open_storage(folder, search.storage)  # before anything is written
+        search.write(folder)
+        study = StudyOfTrials(search, folder, factory)
+        study.begin()
     for note in notes:
         _log.warning("%s", note)
     return study
@@ -131,7 +133,7 @@ def run_search(study: StudyOfTrials, workers: int = 1, watch: Watcher | None = N
             watch(study)
         _require_any_success(study, n_before)
 
-    with the_only_search(study):
+    with the_only_search(study.folder):
         if workers == 1 and importable_id(study.search.env, study.factory) is None:
             _run_here(study, look)
         else:
@@ -140,28 +142,33 @@ def run_search(study: StudyOfTrials, workers: int = 1, watch: Watcher | None = N
 
 
 @contextmanager
-def the_only_search(study: StudyOfTrials) -> Iterator[None]:
-    """While it lasts, no other process runs this study.
+def the_only_search(folder: Path) -> Iterator[None]:
+    """While it lasts, no other process runs the study of this folder.
 
     Raises:
         ConfigError: another one does.
     """
+    lock = FileLock(folder / ".search.lock")
     try:
-        with FileLock(study.folder / ".search.lock").acquire(timeout=0):
-            yield
+        lock.acquire(timeout=0)
     except Timeout:
-        raise ConfigError(f"{study.folder} is in use: another process is running this study", key="study") from None
+        raise ConfigError(f"{folder} is in use: another process is running this study", key="study") from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _run_in_workers(study: StudyOfTrials, count: int, look: Callable[[], None]) -> None:
     pool = Workers(study, count, ["trials"], study.n_done, study.take_back)
-    pool.run(look)
-    # Workers of a search that was killed finish what they are at.
-    while study.in_flight() or study.take_back():
-        if not study.in_flight():
-            pool.run(look)
-        time.sleep(_POLL_S)
-        look()
+    while True:
+        pool.run(look)
+        while study.in_flight():  # workers of a search that was killed finish what they are at
+            time.sleep(_POLL_S)
+            look()
+        study.take_back()
+        if not study.is_waiting():
+            return
 
 
 def _run_here(study: StudyOfTrials, look: Callable[[], None]) -> None:

@@ -136,6 +136,10 @@ class StudyOfTrials:
         """Whether a trial is running in a worker of this folder."""
         return any(self._is_alive(trial.user_attrs[WORKER]) for trial in self._running())
 
+    def is_waiting(self) -> bool:
+        """Whether a trial is to be tried that no worker has begun."""
+        return any(trial.state == TrialState.WAITING for trial in self.trials())
+
     def _running(self) -> list[FrozenTrial]:
         """What workers of this folder have begun: a database may have others, on other machines, to look after."""
         ours = {path.stem for path in (self.folder / "workers").glob("*")}  # locks and logs

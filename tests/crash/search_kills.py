@@ -1,0 +1,145 @@
+"""Kill a search, again and again, and see what it has found in the end.
+
+    python tests/crash/search_kills.py --kills 30 --folder DIR
+
+A search of two workers is run once in peace. Then again, while random ones of its processes, the search itself among
+them, are killed with SIGKILL; when the search is gone, it is started again. In the end each trial, those left out that
+were killed twice, must have the parameters, the seed and the value that it has without kills.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.trial import TrialState
+
+from marl_sb3.tuning.storage import open_storage
+from marl_sb3.tuning.study import DEATHS, ERROR, INDEX, KILLED
+
+WORKERS = 2
+OPTIONS = ["--sampler", "random", "--pruner", "none", "--evaluations", "2", "--evaluation-episodes", "2"]
+OPTIONS += ["--set", "n_envs=4", "--timesteps", "4000", "--workers", str(WORKERS)]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a search under fire.
+
+    Attributes:
+        kills: processes that were killed.
+        starts: of the search.
+        lost: trials that were running when they were killed.
+        given_up: trials that were killed twice.
+        mismatches: trials that are not what they are without kills, in words.
+    """
+
+    kills: int
+    starts: int
+    lost: int
+    given_up: int
+    mismatches: list[str]
+
+
+def search_under_fire(folder: Path, kills: int, trials: int, seed: int, longest_s: float = 6.0) -> Outcome:
+    """Run both searches below a folder and compare them."""
+    expected = _ended(_search(folder, "peace", trials).wait, folder, "peace")
+    rng = random.Random(seed)
+    process, killed, starts = _search(folder, "fire", trials), 0, 1
+    while killed < kills or process.poll() is None:
+        time.sleep(rng.uniform(0.5, longest_s))
+        if process.poll() == 0:
+            break
+        if process.poll() is not None:
+            process, starts = _search(folder, "fire", trials), starts + 1
+        elif killed < kills:
+            killed += _kill_one(process, folder / "runs" / "tune" / "arena" / "fire", rng)
+    found = _ended(process.wait, folder, "fire")
+    all_trials = _trials(folder, "fire")
+    broken_off = [trial for trial in all_trials if trial.user_attrs.get(ERROR) == KILLED]
+    given_up = {trial.user_attrs[INDEX] for trial in broken_off if trial.user_attrs.get(DEATHS) == 1}
+    mismatches = [
+        f"trial {index}: {found.get(index)} is not {expected[index]}"
+        for index in expected
+        if found.get(index) != expected[index] and index not in given_up
+    ]
+    mismatches += [
+        f"trial {trial.number} is {trial.state.name}" for trial in all_trials if not trial.state.is_finished()
+    ]
+    return Outcome(killed, starts, len(broken_off), len(given_up), mismatches)
+
+
+def _search(folder: Path, name: str, trials: int) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "marl_sb3.tune", "arena", "--study", name, "--trials", str(trials), *OPTIONS]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(WORKERS)}
+    with (folder / f"{name}.log").open("ab") as log:
+        return subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, env=environment)
+
+
+def _kill_one(search: subprocess.Popen[bytes], study: Path, rng: random.Random) -> int:
+    """Kill the search or one of its workers, or all of them at once."""
+    workers = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal() and _works(entry, study)]
+    victims = rng.choice([[search.pid], [search.pid, *workers], *([worker] for worker in workers)])
+    for victim in victims:
+        with suppress(ProcessLookupError):
+            os.kill(victim, signal.SIGKILL)
+    return 1
+
+
+def _works(entry: Path, study: Path) -> bool:
+    """Whether a process is a worker of a study, in its folder."""
+    try:
+        command = (entry / "cmdline").read_bytes().split(b"\0")
+        return (
+            b"marl_sb3.tuning.worker" in command and (Path(os.readlink(entry / "cwd")) / command[3].decode()) == study
+        )
+    except (OSError, IndexError):
+        return False
+
+
+def _trials(folder: Path, name: str) -> list[Any]:
+    storage = open_storage(folder / "runs" / "tune" / "arena" / name, None)
+    return optuna.load_study(study_name=name, storage=storage).trials
+
+
+def _ended(wait: Any, folder: Path, name: str) -> dict[int, tuple[Any, ...]]:
+    """The trials that were trained to their end, by index."""
+    if wait(600) != 0:
+        raise RuntimeError((folder / f"{name}.log").read_text())
+    return {
+        trial.user_attrs[INDEX]: (trial.params, trial.user_attrs["seed"], trial.value)
+        for trial in _trials(folder, name)
+        if trial.state == TrialState.COMPLETE
+    }
+
+
+def main() -> int:
+    """The command line; the exit code is 1 if anything is not as it should be."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=30, help="default: 30")
+    parser.add_argument("--trials", type=int, default=60, help="of the search; default: 60")
+    parser.add_argument("--seed", type=int, default=0, help="of the kills; default: 0")
+    parser.add_argument("--folder", type=Path, required=True, help="where the searches are kept; must not exist")
+    arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True)
+    outcome = search_under_fire(arguments.folder.resolve(), arguments.kills, arguments.trials, arguments.seed)
+    print(
+        f"{outcome.kills} kills, {outcome.starts} starts, {outcome.lost} trials broken off, {outcome.given_up} of them "
+        f"twice, {len(outcome.mismatches)} mismatches"
+    )
+    print("\n".join(outcome.mismatches))
+    return 1 if outcome.mismatches else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
