@@ -13,7 +13,7 @@ from marl_sb3.errors import ConfigError
 from marl_sb3.spread import Spread, spread
 from marl_sb3.types import Array
 
-BETTER, WORSE, UNKNOWN = "better", "worse", "no difference can be told"
+BETTER, WORSE, UNKNOWN = "better", "worse", "undecided"
 _NOTHING_IS_KNOWN = (-math.inf, math.inf)
 
 Interval = tuple[float, float]
@@ -48,7 +48,7 @@ class Comparison:
     improvement_ci: Interval
 
     def verdict(self) -> str:
-        """`better` or `worse` if the interval of the difference leaves 0 out, else `no difference can be told`."""
+        """`better` or `worse` if the interval of the difference leaves 0 out, else `undecided`."""
         low, high = self.difference_ci
         return BETTER if low > 0 else WORSE if high < 0 else UNKNOWN
 

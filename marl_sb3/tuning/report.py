@@ -97,10 +97,11 @@ def trials_table(trials: Sequence[FrozenTrial], mode: str = "max", width: int = 
     shown = list(trials) if len(trials) <= _ALL_UP_TO else ranked[:_BEST]
     best = ranked[0] if ranked and ranked[0].state == TrialState.COMPLETE else None
     names = list(dict.fromkeys(name for trial in shown for name in trial.params))
-    fits = sum(_width_of(name, shown) + 2 for name in names) + _WIDTH_OF_OTHERS <= width
+    needed = sum(_width_of(name, shown) + 2 for name in names)
+    fits = needed + _WIDTH_OF_OTHERS <= width
     parts: list[RenderableType] = [_results(shown, best, names if fits else [])]
     if not fits:
-        parts += ["", _parameters(shown, best, names)]
+        parts += ["", *(_parameters(shown, best, names) if needed + 7 <= width else _parameter_lines(shown, best))]
     return Group(*parts, *_below(trials, shown))
 
 
@@ -126,14 +127,24 @@ def _results(shown: Sequence[FrozenTrial], best: FrozenTrial | None, names: Sequ
     return table
 
 
-def _parameters(shown: Sequence[FrozenTrial], best: FrozenTrial | None, names: Sequence[str]) -> Table:
+def _parameter_lines(shown: Sequence[FrozenTrial], best: FrozenTrial | None) -> list[Text]:
+    """The parameters of each trial, as after `--set`."""
+    lines = []
+    for trial in shown:
+        cells = zip(map(one_line, trial.params), _parameter_cells(trial, list(trial.params)), strict=True)
+        text = " ".join(f"{name}={cell}" for name, cell in cells)
+        lines.append(Text(f"{_mark(trial, best)}: {text}", style="bold" if trial is best else ""))
+    return lines
+
+
+def _parameters(shown: Sequence[FrozenTrial], best: FrozenTrial | None, names: Sequence[str]) -> list[Table]:
     """The parameters of each trial alone."""
     table = _empty_table(["trial"])
     _add_parameters(table, names)
     for trial in shown:
         cells = [_mark(trial, best), *_parameter_cells(trial, names)]
         table.add_row(*map(Text, cells), style="bold" if trial is best else None)
-    return table
+    return [table]
 
 
 def _empty_table(names: Sequence[str]) -> Table:

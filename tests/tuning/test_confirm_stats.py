@@ -71,17 +71,17 @@ def test_same_returns_give_the_same_figures() -> None:
     [
         ([10.0, 11.0, 12.0], [1.0, 2.0, 3.0], "better"),
         ([1.0, 2.0, 3.0], [10.0, 11.0, 12.0], "worse"),
-        ([1.0, 5.0, 9.0], [2.0, 4.0, 6.0], "no difference can be told"),
-        ([10.0], [1.0, 2.0, 3.0], "no difference can be told"),
-        ([10.0], [1.0], "no difference can be told"),
-        ([4.0, 4.0], [4.0, 4.0], "no difference can be told"),
+        ([1.0, 5.0, 9.0], [2.0, 4.0, 6.0], "undecided"),
+        ([10.0], [1.0, 2.0, 3.0], "undecided"),
+        ([10.0], [1.0], "undecided"),
+        ([4.0, 4.0], [4.0, 4.0], "undecided"),
         ([5.0, 5.0], [4.0, 4.0], "better"),
     ],
 )
 def test_verdict(winner: list[float], preset: list[float], verdict: str) -> None:
     found = compare(winner, preset)
     assert found.verdict() == verdict
-    assert (found.p_value < 0.05) == (verdict != "no difference can be told")
+    assert (found.p_value < 0.05) == (verdict != "undecided")
 
 
 def test_one_seed_says_nothing_about_spread() -> None:
@@ -100,7 +100,7 @@ def test_equal_returns_on_one_side() -> None:
 def test_tiny_spreads_are_no_division_by_zero() -> None:
     found = compare([1e-200, 2e-200], [1e-200, 2e-200])
     assert found.difference == 0
-    assert found.verdict() == "no difference can be told"
+    assert found.verdict() == "undecided"
 
 
 @pytest.mark.parametrize("returns", [[], [1.0, math.nan], [math.inf]])

@@ -187,6 +187,7 @@ def test_many_parameters_have_a_table_of_their_own(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert re.search(r"^ *\* 0 +0\.\d+ +\d+ +\[.*\] +0\.9 +5$", lines[-1])
     assert max(map(len, lines)) <= 80
+    assert re.search(r"^\* 0: learning_rate=0\.\d+ batch_size=\d+ ", " ".join(shown(study, 40)[-4:]))
 
 
 @pytest.mark.parametrize("width", [40, 80])
