@@ -16,6 +16,10 @@ RUNS = {
     "random_agents.py": (["--episodes", "2"], r"episode 1: agent1 -?\d+\.\d, agent2 -?\d+\.\d"),
     "two_learning_rates.py": (["--env-steps", "4000"], r"4000 env steps: explorer \(lr 0.001\) .*hunter \(lr 0.0003\)"),
     "custom_callback.py": (["--env-steps", "4000"], r"4000 env steps: \d+\.\d new fields on average, \d+ at best"),
+    "search.py": (
+        ["--trials", "1", "--env-steps", "4000"],
+        r"trial 0: the weaker agent's return is -?\d+\.\d with agent1.learning_rate \S+, agent2.learning_rate",
+    ),
 }
 
 
@@ -24,7 +28,7 @@ def test_every_example_has_a_run() -> None:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_example_runs(name: str) -> None:
+def test_example_runs(name: str, in_tmp: Path) -> None:
     arguments, expected = RUNS[name]
     done = subprocess.run(
         [sys.executable, "-W", "error::UserWarning", str(EXAMPLES / name), *arguments],
