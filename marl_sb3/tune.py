@@ -66,7 +66,12 @@ def build_parser() -> argparse.ArgumentParser:
     add("--mode", metavar="M", help="max or min; default: max")
     add("--over", metavar="WHICH",
         help="of a trial's evaluations the last, the best, or mean_of_last_K; default: last")  # fmt: skip
-    add("--evaluations", metavar="N", type=int, help="of a trial, in equal distances; default: 10")
+    add(
+        "--evaluations",
+        metavar="N",
+        type=int,
+        help="of a trial, in equal distances; default: 10, or as many as a short one has room for",
+    )
     add("--evaluation-episodes", metavar="N", type=int, help="in each of them; default: 10")
     add("--confirm-seeds", metavar="K", type=int, default=0,
         help="train the best trials and the preset again with K fresh seeds each; default: 0, none")  # fmt: skip

@@ -117,7 +117,7 @@ def _new(
     if search.sampler == "grid":
         pruner = given.get("pruner", "none")  # who asks for exactly these wants to see them all to their end
         search = replace(search, trials=_combinations(chosen), pruner=pruner)
-    return search
+    return search if "evaluations" in given else search.with_fitting_evaluations()
 
 
 def _continued(

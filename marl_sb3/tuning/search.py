@@ -103,19 +103,13 @@ class Search:
         Raises:
             ConfigError: a setting is wrong, or the budget is too small for the evaluations.
         """
-        config = load_config(
-            self.env,
-            self.algo,
-            settings={**self.settings, **settings},
-            policies=self.policies,
-            n_timesteps=self.timesteps,
-            seed=seed,
-        )
-        between, rollout = config.n_timesteps // self.evaluations, config.n_envs * _rollout_steps(config)
+        config = self._config(settings, seed)
+        between, rollout = config.n_timesteps // self.evaluations, _rollout_steps(config)
         if between < rollout:
+            evaluations = "its evaluation" if self.evaluations == 1 else f"its {self.evaluations} evaluations"
             raise ConfigError(
-                f"a trial of {config.n_timesteps} env steps has fewer rollouts, of {rollout} env steps each, than its "
-                f"{self.evaluations} evaluations; accepted: more --timesteps or fewer --evaluations",
+                f"a trial of {config.n_timesteps} env steps is too short for {evaluations}: a rollout has {rollout} "
+                "env steps; accepted: more --timesteps or fewer --evaluations",
                 key="timesteps",
             )
         return replace(
@@ -127,6 +121,22 @@ class Search:
             evaluation_duration_unit="episodes",
             evaluation_seed=self.evaluation_seed(),
         )
+
+    def _config(self, settings: Mapping[str, Any], seed: int) -> TrainConfig:
+        return load_config(
+            self.env,
+            self.algo,
+            settings={**self.settings, **settings},
+            policies=self.policies,
+            n_timesteps=self.timesteps,
+            seed=seed,
+        )
+
+    def with_fitting_evaluations(self) -> Search:
+        """The same, with fewer evaluations where the shortest of its trials has room for fewer, but at least one."""
+        configs = [self._config(settings, seed=0) for settings in self.parsed_space().corners()]
+        room = min(config.n_timesteps // _rollout_steps(config) for config in configs)
+        return replace(self, evaluations=max(1, min(self.evaluations, room)))
 
     def same_as(self, other: Search) -> list[str]:
         """The names of what would make the trials of one meaningless in the other."""
@@ -198,8 +208,10 @@ def require_whole(name: str, value: Any, minimum: int) -> None:
 
 
 def _rollout_steps(config: TrainConfig) -> int:
+    """Env steps of a rollout of all envs."""
     from marl_sb3.learners.hyperparameters import hyperparameter_defaults
     from marl_sb3.learners.policy_spec import algorithm_class
 
     default = hyperparameter_defaults(algorithm_class(config.algo)).get("n_steps", 1)
-    return int(config.hyperparameters.get("n_steps", default))
+    n_steps = config.hyperparameters.get("n_steps", default)
+    return config.n_envs * (n_steps if isinstance(n_steps, int) and n_steps > 0 else 1)  # policies refuse all others

@@ -148,6 +148,14 @@ def test_every_trial_is_evaluated_as_often_whatever_its_rollouts(in_tmp: Path) -
     assert steps == [[84, 168], [80, 160], [80, 160]]
 
 
+@pytest.mark.parametrize(("timesteps", "evaluations"), [(80, 1), (400, 5), (8000, 10)])
+def test_a_short_trial_has_as_many_evaluations_as_it_has_room_for(
+    timesteps: int, evaluations: int, in_tmp: Path
+) -> None:
+    options = {**SMALL, "timesteps": timesteps, "evaluations": None}
+    assert prepare_study(**options).search.evaluations == evaluations
+
+
 def test_a_grid_that_was_killed_while_it_was_set_up_is_completed(in_tmp: Path) -> None:
     grid = {"gamma": [0.8, 0.9, 0.95], "batch_size": [20]}
     study = prepare_study(**{**SMALL, "space": None}, grid=grid, study="s")
@@ -436,7 +444,9 @@ def test_sqlite_holds_a_study_too(in_tmp: Path) -> None:
         ({"space": {"batch_size": {"choices": [20, 4000]}}}, "batch_size is 4000, larger than its rollout"),
         ({"space": {"gamma": {"uniform": [0.9, 1.5]}}}, r"gamma is 1.5; .*\(in a trial with gamma=1.5\)"),
         ({"space": {"gamma": {"uniform": [0.9]}}}, "accepted: two numbers"),
-        ({"timesteps": 159}, "159 env steps has fewer rollouts, of 80 env steps each, than its 2 evaluations"),
+        ({"timesteps": 159}, "a trial of 159 env steps is too short for its 2 evaluations: a rollout has 80 env steps"),
+        ({"timesteps": 79, "evaluations": None}, "79 env steps is too short for its evaluation: a rollout has 80 env"),
+        ({"space": {"n_epochs": {"choices": [1]}}, "settings": {"n_steps": 0}}, "n_steps is 0; accepted: a whole number"),
         ({"storage": "sqlite:////nowhere/at/all.db"}, "--storage sqlite.* cannot be opened"),
         ({"storage": "nonsense"}, "--storage nonsense cannot be opened"),
         ({"objective": "agent7"}, r"--objective is 'agent7'; accepted: sum, min, an agent \(agent1, agent2\)"),
