@@ -175,7 +175,7 @@ def _nothing_trained(study: StudyOfTrials) -> Exception:
     from marl_sb3.tuning.trial_rows import error_text, states
     from marl_sb3.tuning.workers import SearchError
 
-    trials = study.trials()
+    trials = study.trials
     last = next((text for text in map(error_text, reversed(trials)) if text), "no error")
     return SearchError(f"no trial was trained to its end: {states(trials)}; the last error: {last}")
 

@@ -47,7 +47,7 @@ def tune(
         options: see `prepare_study`.
 
     Returns:
-        The study: `best_config()`, `trials()`, `checkpoints()`, `folder`; `.optuna` is Optuna's. `best.yml`,
+        The study: `trials`, `best_trial`, `best_config()`, `checkpoints()`, `folder`; `.optuna` is Optuna's. `best.yml`,
         `trials.csv` and, with plotly, `report.html` are in its folder.
 
     Raises:

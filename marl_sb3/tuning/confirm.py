@@ -146,7 +146,7 @@ def _seed(search: Search, index: int) -> int:
 
 def _train(study: StudyOfTrials, training: _Training) -> bool:
     """Train a candidate with a seed and write down what came out; returns False if it was interrupted."""
-    settings = {} if training.trial is None else study.space.settings(study.trials()[training.trial].params)
+    settings = {} if training.trial is None else study.space.settings(study.trials[training.trial].params)
     config = study.search.trial_config(settings, _seed(study.search, training.index))
     shutil.rmtree(training.folder, ignore_errors=True)  # of a search that was broken off
     outcome: dict[str, Any] = {"seed": config.seed}

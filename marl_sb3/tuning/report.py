@@ -68,7 +68,7 @@ def confirm_csv(study: StudyOfTrials) -> Path | None:
 
 def trials_csv(study: StudyOfTrials) -> Path:
     """Write `trials.csv`: a row per trial, whatever became of it; empty where there is no value."""
-    return _write_csv(study.folder / "trials.csv", header(study), [row(study, trial) for trial in study.trials()])
+    return _write_csv(study.folder / "trials.csv", header(study), [row(study, trial) for trial in study.trials])
 
 
 def _write_csv(path: Path, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> Path:

@@ -45,7 +45,7 @@ def html_report(study: StudyOfTrials) -> Path:
         ConfigError: plotly is not installed; the message says how to.
     """
     drawing = _visualization()
-    trials = study.trials()
+    trials = study.trials
     title = f"study {one_line(study.search.name)}"
     parts = [
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',

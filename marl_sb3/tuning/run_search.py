@@ -126,7 +126,7 @@ def run_search(study: StudyOfTrials, workers: int = 1, watch: Watcher | None = N
     """
     require_whole("workers", workers, 1)
 
-    n_before = len(study.trials())
+    n_before = len(study.trials)
 
     def look() -> None:
         if watch is not None:
@@ -182,7 +182,7 @@ def _run_here(study: StudyOfTrials, look: Callable[[], None]) -> None:
 
 def _require_any_success(study: StudyOfTrials, n_before: int) -> None:
     """End a search in which nothing works, after the first trials: of an earlier search of the study none count."""
-    trials = [trial for trial in study.trials()[n_before:] if trial.state.is_finished()]
+    trials = [trial for trial in study.trials[n_before:] if trial.state.is_finished()]
     failed = [trial for trial in trials if trial.user_attrs.get(ERROR, INTERRUPTED) != INTERRUPTED]
     if len(failed) >= _MAX_FIRST_FAILURES and len(failed) == len(trials):
         last = failed[-1]

@@ -34,7 +34,7 @@ _DIRECTION = {"max": "maximize", "min": "minimize"}
 
 
 class StudyOfTrials:
-    """A study, as workers see it.
+    """A study: its trials, and what came out; `.optuna` is Optuna's own.
 
     Args:
         search: what is searched.
@@ -62,6 +62,7 @@ class StudyOfTrials:
         )
         self._lock = FileLock(folder / ".trials.lock")
 
+    @property
     def trials(self) -> list[FrozenTrial]:
         """All trials so far, in the order of their numbers."""
         return self.optuna.get_trials(deepcopy=False)
@@ -82,7 +83,7 @@ class StudyOfTrials:
     def _require_same_search(self) -> None:
         plain = {name: value for name, value in self.search.to_plain().items() if name not in ("trials", "storage")}
         held = self.optuna.user_attrs.get(_SEARCH)
-        if held is None and not self.trials():
+        if held is None and not self.trials:
             if (self.folder / "trials").exists():
                 words = f"{self.folder} has trials that its storage does not know; accepted: another --study name"
                 raise ConfigError(words, key="storage")
@@ -96,7 +97,7 @@ class StudyOfTrials:
     def next_trial(self, worker: str) -> optuna.trial.Trial | None:
         """A trial for a worker; None if all have been handed out."""
         with self._lock:
-            trials = self.trials()
+            trials = self.trials
             waiting = next((trial for trial in trials if trial.state == TrialState.WAITING), None)
             before = trials if waiting is None else trials[: waiting.number]
             index = sum(RETRY_OF not in trial.user_attrs for trial in before)
@@ -138,12 +139,12 @@ class StudyOfTrials:
 
     def is_waiting(self) -> bool:
         """Whether a trial is to be tried that no worker has begun."""
-        return any(trial.state == TrialState.WAITING for trial in self.trials())
+        return any(trial.state == TrialState.WAITING for trial in self.trials)
 
     def _running(self) -> list[FrozenTrial]:
         """What workers of this folder have begun: a database may have others, on other machines, to look after."""
         ours = {path.stem for path in (self.folder / "workers").glob("*")}  # locks and logs
-        running = [trial for trial in self.trials() if trial.state == TrialState.RUNNING]
+        running = [trial for trial in self.trials if trial.state == TrialState.RUNNING]
         return [trial for trial in running if trial.user_attrs.get(WORKER) in ours]
 
     def give_back(self, number: int, why: str) -> None:
@@ -153,7 +154,7 @@ class StudyOfTrials:
             number: of the trial.
             why: `KILLED` or `INTERRUPTED`.
         """
-        trial = self.trials()[number]
+        trial = self.trials[number]
         deaths = trial.user_attrs.get(DEATHS, 0) + (why == KILLED)
         self._note(trial, {ERROR: why})
         self.optuna.tell(number, state=TrialState.FAIL)
@@ -166,16 +167,28 @@ class StudyOfTrials:
 
     def n_done(self) -> int:
         """How many trials have come to their end; one that is tried again has not."""
-        trials = self.trials()
+        trials = self.trials
         return sum(trial.state.is_finished() for trial in trials) - sum(
             RETRY_OF in trial.user_attrs for trial in trials
         )
 
     def completed(self) -> list[FrozenTrial]:
         """The trials that were trained to their end, best first."""
-        done = [trial for trial in self.trials() if trial.state == TrialState.COMPLETE and trial.value is not None]
+        done = [trial for trial in self.trials if trial.state == TrialState.COMPLETE and trial.value is not None]
         sign = -1.0 if self.search.mode == "max" else 1.0
         return sorted(done, key=lambda trial: (sign * (trial.value or 0.0), trial.number))
+
+    @property
+    def best_trial(self) -> FrozenTrial:
+        """The best of the trials that were trained to their end.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        best = next(iter(self.completed()), None)
+        if best is None:
+            raise ConfigError("no trial has been trained to its end", key="study")
+        return best
 
     def best_config(self, metric: str | None = None, mode: str | None = None) -> TrainConfig:
         """The configuration of the best trial that was trained to its end.
@@ -211,7 +224,7 @@ class StudyOfTrials:
 
     def checkpoints(self) -> dict[int, Path]:
         """The folder of each trial's checkpoints, by its number, for those that have any."""
-        folders = {trial.number: self.folder_of(trial) / "checkpoints" for trial in self.trials()}
+        folders = {trial.number: self.folder_of(trial) / "checkpoints" for trial in self.trials}
         return {number: folder for number, folder in folders.items() if folder.is_dir()}
 
     def _value(self, trial: FrozenTrial, metric: str | None) -> float | None:

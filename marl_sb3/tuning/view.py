@@ -40,7 +40,7 @@ class SearchView:
         self._console = console
         self._total = study.search.trials
         self._done_before = study.n_done()
-        self._printed = {trial.number for trial in study.trials() if trial.state.is_finished()}
+        self._printed = {trial.number for trial in study.trials if trial.state.is_finished()}
         self._started_s = time.perf_counter()
         self._live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
 
@@ -60,13 +60,13 @@ class SearchView:
         if self._live is not None:
             self._live.update(self._picture(study))
             return
-        for trial in study.trials():
+        for trial in study.trials:
             if trial.state.is_finished() and trial.number not in self._printed:
                 self._printed.add(trial.number)
                 self._console.print(trial_line(trial), soft_wrap=True, markup=False)
 
     def _picture(self, study: StudyOfTrials) -> RenderableType:
-        trials = study.trials()
+        trials = study.trials
         counts = Counter(trial.state for trial in trials)
         done = study.n_done()
         elapsed_s = time.perf_counter() - self._started_s
@@ -144,7 +144,7 @@ class ConfirmView:
 
 def print_outcome(console: Console, study: StudyOfTrials) -> None:
     """Write the files of the study, and print its tables."""
-    console.print(trials_table(study.trials(), study.search.mode, console.width))
+    console.print(trials_table(study.trials, study.search.mode, console.width))
     candidates = confirmed(study)
     if candidates:
         console.print()

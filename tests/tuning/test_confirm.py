@@ -61,7 +61,7 @@ def test_the_preset_and_the_best_are_trained_with_the_same_fresh_seeds(in_tmp: P
                 for i in (0, 1)] for f in folders.values()]  # fmt: skip
     seeds = [[config.seed for config in of_one] for of_one in configs]
     assert seeds[0] == seeds[1]
-    assert len({*seeds[0], *(trial.user_attrs["seed"] for trial in study.trials())}) == 4
+    assert len({*seeds[0], *(trial.user_attrs["seed"] for trial in study.trials)}) == 4
     rates = [[config.hyperparameters["learning_rate"] for config in of_one] for of_one in configs]
     assert rates == [[3e-4] * 2, [best.params["learning_rate"]] * 2]
     for candidate, folder in folders.items():

@@ -92,7 +92,7 @@ def test_csv_has_a_row_per_trial(tmp_path: Path) -> None:
     rows = rows_of(path)
     assert path.read_text(encoding="utf-8").splitlines()[0] == HEAD + TAIL
     assert [row["state"] for row in rows] == ["COMPLETE"] * 3 + ["PRUNED", "FAIL", "RUNNING", "WAITING"]
-    params = study.trials()[1].params
+    params = study.trials[1].params
     assert rows[1] == {
         "number": "1",
         "state": "COMPLETE",
@@ -126,7 +126,7 @@ def test_parameter_may_be_called_like_another_column(tmp_path: Path) -> None:
     study = new_study(tmp_path, space={"seed": {"choices": [1, 2]}, "clip_range_vf": {"choices": [None]}})
     add(study, value=1.0)
     (row,) = rows_of(trials_csv(study))
-    assert (row["seed"], row["params_seed"]) == ("100", str(study.trials()[0].params["seed"]))
+    assert (row["seed"], row["params_seed"]) == ("100", str(study.trials[0].params["seed"]))
     assert row["clip_range_vf"] == "null"
 
 
@@ -143,7 +143,7 @@ def test_hostile_error_stays_in_its_row(tmp_path: Path) -> None:
 
 def shown(study: StudyOfTrials, width: int = 200) -> list[str]:
     console = Console(width=width, record=True, file=io.StringIO())
-    console.print(trials_table(study.trials(), study.search.mode, width))
+    console.print(trials_table(study.trials, study.search.mode, width))
     return [line.rstrip() for line in console.export_text().splitlines()]
 
 
@@ -153,7 +153,7 @@ def test_table_marks_the_best_and_tells_errors_below(tmp_path: Path) -> None:
     lines = shown(study)
     (best,) = [line for line in lines if line.lstrip().startswith("* 1 ")]
     assert re.search(r"COMPLETE .* 2 +1\.5 +100 +30\.25 +5\.00$", best)
-    assert f"{study.trials()[1].params['learning_rate']:.4g}" in best
+    assert f"{study.trials[1].params['learning_rate']:.4g}" in best
     assert lines[-1] == "trial 4: ConfigError: batch_size is 7; accepted: 5"
     assert [line.split()[0] for line in lines[-8:-1]] == ["0", "*", "2", "3", "4", "5", "6"]
 
@@ -254,7 +254,7 @@ def test_page_has_a_summary_six_plots_and_all_trials(tmp_path: Path) -> None:
     page = page_of(study)
     assert page.plots() == 6
     assert "Not drawn" not in page.text
-    rate = study.trials()[1].params["learning_rate"]
+    rate = study.trials[1].params["learning_rate"]
     for words in ("study lr", "more is better", "3 COMPLETE", f"learning_rate=lin_{rate!r}", "last of 10 evaluations"):
         assert words in page.text
     assert "python -m marl_sb3.train --hparams best.yml" in page.text
@@ -365,7 +365,7 @@ def test_best_settings_are_those_of_a_training_without_a_search(tmp_path: Path, 
         write_config(study, add(study, value=value))
     path = best_yml(study)
     assert path == tmp_path / "best.yml"
-    settings = {**study.search.settings, **study.space.settings(study.trials()[1].params)}
+    settings = {**study.search.settings, **study.space.settings(study.trials[1].params)}
     expected = resolved(load_config(env, settings=settings, n_timesteps=2000, seed=1))
     found = load_config(None, hparams=path, trusted_env=env)
     assert found == replace(expected, seed=None, n_parallel_updates=None)

@@ -49,7 +49,7 @@ def work_on(study: StudyOfTrials) -> None:
 
 
 def finished(study: StudyOfTrials) -> list[tuple[str, Any, dict[str, Any]]]:
-    return [(trial.state.name, trial.value, trial.params) for trial in study.trials()]
+    return [(trial.state.name, trial.value, trial.params) for trial in study.trials]
 
 
 def in_this_process(**options: Any) -> StudyOfTrials:
@@ -69,7 +69,7 @@ def test_the_same_search_tries_the_same_and_finds_the_same(in_tmp: Path) -> None
 
 def test_a_trial_is_a_run_that_can_be_repeated(in_tmp: Path) -> None:
     study = in_this_process(trials=1)
-    (trial,) = study.trials()
+    (trial,) = study.trials
     folder = study.folder_of(trial)
     again = marl_sb3.train(hparams=folder / "config.yaml", run_dir="again")
     theirs, ours = (CheckpointFolder(path / "checkpoints").load() for path in (folder, again.folder))
@@ -78,6 +78,7 @@ def test_a_trial_is_a_run_that_can_be_repeated(in_tmp: Path) -> None:
     assert trial.value == last["evaluation"]["env_runners"]["episode_return_mean"]
     assert trial.user_attrs["seed"] == again.config.seed
     assert study.checkpoints() == {0: folder / "checkpoints"}
+    assert study.best_trial == trial
     assert study.best_config() == study.config_of(trial)
 
 
@@ -130,8 +131,8 @@ def test_each_policy_may_have_values_of_its_own(in_tmp: Path) -> None:
     space = {"agent1.learning_rate": {"log_uniform": [1e-4, 1e-2]}, "agent2.lr": {"choices": [1e-3]}}
     settings = {**SETTINGS, "batch_size": 20}
     study = in_this_process(space=space, settings=settings, policies="per_agent", trials=2)
-    assert [trial.state.name for trial in study.trials()] == ["COMPLETE"] * 2
-    for trial in study.trials():
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 2
+    for trial in study.trials:
         own = study.config_of(trial).policy_settings
         assert own == {
             "agent1": {"learning_rate": trial.params["agent1.learning_rate"]}, "agent2": {"learning_rate": 1e-3}
@@ -142,9 +143,9 @@ def test_every_trial_is_evaluated_as_often_whatever_its_rollouts(in_tmp: Path) -
     space = {"n_steps": {"choices": [7, 10, 20]}}
     settings = {name: value for name, value in SETTINGS.items() if name != "n_steps"}
     study = in_this_process(space=None, grid={"n_steps": [7, 10, 20], "batch_size": [20]}, settings=settings)
-    assert len(space["n_steps"]["choices"]) == len(study.trials())
-    assert [len(trial.intermediate_values) for trial in study.trials()] == [2, 2, 2]
-    steps = [[trial.user_attrs[f"env_steps_{k}"] for k in (1, 2)] for trial in study.trials()]
+    assert len(space["n_steps"]["choices"]) == len(study.trials)
+    assert [len(trial.intermediate_values) for trial in study.trials] == [2, 2, 2]
+    steps = [[trial.user_attrs[f"env_steps_{k}"] for k in (1, 2)] for trial in study.trials]
     assert steps == [[84, 168], [80, 160], [80, 160]]
 
 
@@ -159,16 +160,16 @@ def test_a_short_trial_has_as_many_evaluations_as_it_has_room_for(
 def test_a_grid_that_was_killed_while_it_was_set_up_is_completed(in_tmp: Path) -> None:
     grid = {"gamma": [0.8, 0.9, 0.95], "batch_size": [20]}
     study = prepare_study(**{**SMALL, "space": None}, grid=grid, study="s")
-    waiting = [trial.system_attrs["fixed_params"] for trial in study.trials()]
+    waiting = [trial.system_attrs["fixed_params"] for trial in study.trials]
     assert len(waiting) == 3
     prepare_study(study="s")
-    assert [trial.system_attrs["fixed_params"] for trial in study.trials()] == waiting
+    assert [trial.system_attrs["fixed_params"] for trial in study.trials] == waiting
     half = prepare_study(**{**SMALL, "space": None}, grid={"gamma": [0.8], "batch_size": [20]}, study="half")
     whole = StudyOfTrials(replace(half.search, space=study.search.space, trials=3), half.folder)
     whole.optuna.set_user_attr("search", None)
     whole.optuna.set_user_attr("search", _without_storage(whole.search))
     whole.begin()
-    assert [trial.system_attrs["fixed_params"] for trial in whole.trials()] == waiting
+    assert [trial.system_attrs["fixed_params"] for trial in whole.trials] == waiting
 
 
 def _without_storage(search: Search) -> dict[str, Any]:
@@ -177,9 +178,9 @@ def _without_storage(search: Search) -> dict[str, Any]:
 
 def test_a_grid_is_tried_exactly(in_tmp: Path) -> None:
     study = in_this_process(space=None, grid=["minibatch_size=10,20", "gamma=0.9,0.99"], trials=None)
-    tried = [(trial.params["batch_size"], trial.params["gamma"]) for trial in study.trials()]
+    tried = [(trial.params["batch_size"], trial.params["gamma"]) for trial in study.trials]
     assert tried == [(10, 0.9), (10, 0.99), (20, 0.9), (20, 0.99)]
-    configs = [study.config_of(trial) for trial in study.trials()]
+    configs = [study.config_of(trial) for trial in study.trials]
     assert [config.hyperparameters["batch_size"] for config in configs] == [10, 10, 20, 20]
 
 
@@ -196,8 +197,8 @@ def test_a_trial_that_fails_is_failed_and_says_why(in_tmp: Path, monkeypatch: py
 
     monkeypatch.setattr(module, "prepare", fails_once)
     study = in_this_process()
-    assert [trial.state.name for trial in study.trials()] == ["COMPLETE", "FAIL", "COMPLETE"]
-    failed = study.trials()[1]
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE", "FAIL", "COMPLETE"]
+    failed = study.trials[1]
     assert failed.user_attrs[ERROR] == "RuntimeError: the disk is on fire"
     assert "the disk is on fire" in (study.folder_of(failed) / "traceback.txt").read_text()
 
@@ -211,8 +212,8 @@ def test_hopeless_trials_are_given_up(in_tmp: Path) -> None:
     study.optuna.pruner = Always()
     while (trial := study.next_trial("here")) is not None:
         run_trial(study, trial)
-    assert [trial.state.name for trial in study.trials()] == ["COMPLETE", "PRUNED", "COMPLETE"]
-    assert len(study.trials()[1].intermediate_values) == 1
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE", "PRUNED", "COMPLETE"]
+    assert len(study.trials[1].intermediate_values) == 1
 
 
 def test_a_killed_worker_loses_its_trial_alone_which_is_tried_once_again(in_tmp: Path) -> None:
@@ -220,7 +221,7 @@ def test_a_killed_worker_loses_its_trial_alone_which_is_tried_once_again(in_tmp:
     killed: list[int] = []
 
     def kill_one(watched: StudyOfTrials) -> None:
-        running = [trial for trial in watched.trials() if trial.state == TrialState.RUNNING]
+        running = [trial for trial in watched.trials if trial.state == TrialState.RUNNING]
         if running and not killed:
             for entry in Path("/proc").iterdir():
                 if entry.name.isdecimal() and _is_worker(entry, running[0].user_attrs[WORKER]):
@@ -228,12 +229,12 @@ def test_a_killed_worker_loses_its_trial_alone_which_is_tried_once_again(in_tmp:
                     os.kill(int(entry.name), signal.SIGKILL)
 
     run_search(study, workers=2, watch=kill_one)
-    states = [trial.state.name for trial in study.trials()]
-    retries = [trial for trial in study.trials() if RETRY_OF in trial.user_attrs]
+    states = [trial.state.name for trial in study.trials]
+    retries = [trial for trial in study.trials if RETRY_OF in trial.user_attrs]
     assert len(killed) == 1
     assert states.count("COMPLETE") == 3
     assert states.count("FAIL") == len(retries) == 1
-    (failed,) = [trial for trial in study.trials() if trial.state == TrialState.FAIL]
+    (failed,) = [trial for trial in study.trials if trial.state == TrialState.FAIL]
     assert failed.user_attrs[ERROR] == "its process ended"
     assert retries[0].user_attrs[RETRY_OF] == failed.number
     assert retries[0].params.items() >= failed.params.items()
@@ -252,7 +253,7 @@ def test_half_a_line_of_a_killed_writer_does_not_end_the_study(in_tmp: Path) -> 
     with journal.open("ab") as file:
         file.write(b'{"op_code": 4, "work')
     study = in_this_process(study="s", trials=3)
-    assert [trial.state.name for trial in study.trials()] == ["COMPLETE"] * 3
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 3
 
 
 def test_a_journal_of_whole_lines_is_left_as_it_is(tmp_path: Path) -> None:
@@ -281,8 +282,8 @@ def test_the_lock_of_a_dead_worker_gives_its_trial_back(in_tmp: Path) -> None:
         assert once_more is not None
         assert once_more.user_attrs.items() >= {RETRY_OF: first.number, DEATHS: 1}.items()
     assert study.take_back() == 1
-    assert [trial.state.name for trial in study.trials()] == ["FAIL"] * 3  # killed twice: not tried again
-    assert [trial.user_attrs[ERROR] for trial in study.trials()] == [KILLED, INTERRUPTED, KILLED]
+    assert [trial.state.name for trial in study.trials] == ["FAIL"] * 3  # killed twice: not tried again
+    assert [trial.user_attrs[ERROR] for trial in study.trials] == [KILLED, INTERRUPTED, KILLED]
     assert study.n_done() == 1
     work_on(study)
     assert study.n_done() == 3
@@ -305,18 +306,18 @@ def test_a_search_that_was_killed_finds_what_it_would_have_found(sampler: str, i
             assert trial is not None
             run_trial(study, trial)
     work_on(study)
-    ended = [trial for trial in study.trials() if trial.user_attrs.get(ERROR) != KILLED]
+    ended = [trial for trial in study.trials if trial.user_attrs.get(ERROR) != KILLED]
     assert [(trial.params, trial.value, trial.user_attrs["seed"]) for trial in ended] == [
-        (trial.params, trial.value, trial.user_attrs["seed"]) for trial in whole.trials()
+        (trial.params, trial.value, trial.user_attrs["seed"]) for trial in whole.trials
     ]
-    assert len(study.trials()) == len(whole.trials()) + 3
+    assert len(study.trials) == len(whole.trials) + 3
 
 
 def test_a_guess_of_the_user_is_tried_too(in_tmp: Path) -> None:
     study = prepare_study(**{**SMALL, "trials": 2, "pruner": "none"})
     study.optuna.enqueue_trial({"batch_size": 20, "learning_rate": 1e-3})
     work_on(study)
-    guess, other = study.trials()
+    guess, other = study.trials
     assert guess.params == {"batch_size": 20, "learning_rate": 1e-3}
     assert [trial.user_attrs["seed"] for trial in (guess, other)] == [study.search.trial_seed(i) for i in (0, 1)]
 
@@ -333,7 +334,7 @@ def test_trials_of_workers_elsewhere_are_left_alone(in_tmp: Path) -> None:
     assert here.take_back() == 1
     work_on(there)
     work_on(here)
-    assert [trial.state.name for trial in here.trials()] == ["FAIL", "COMPLETE", "COMPLETE", "COMPLETE"]
+    assert [trial.state.name for trial in here.trials] == ["FAIL", "COMPLETE", "COMPLETE", "COMPLETE"]
     assert here.best_config() == there.best_config() or here.folder != there.folder
 
 
@@ -386,8 +387,8 @@ def test_a_damaged_file_of_a_study_is_refused(change: dict[str, Any], message: s
 def test_workers_find_a_registered_env(in_tmp: Path) -> None:
     marl_sb3.register_env("mine", ArenaEnv)
     study = marl_sb3.tune("mine", **{**SMALL, "trials": 1})
-    assert [trial.state.name for trial in study.trials()] == ["COMPLETE"]
-    assert str(study.trials()[0].user_attrs[WORKER]).endswith("-0")
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE"]
+    assert str(study.trials[0].user_attrs[WORKER]).endswith("-0")
     assert (study.folder / "best.yml").is_file()
     assert (study.folder / "trials.csv").is_file()
 
@@ -398,9 +399,9 @@ def test_an_env_that_no_other_process_can_import_is_searched_in_this_one(in_tmp:
 
     seen: list[int] = []
     study = marl_sb3.tune(Mine, **SMALL, watch=lambda watched: seen.append(watched.n_done()))
-    assert [trial.state.name for trial in study.trials()] == ["COMPLETE"] * 3
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 3
     assert seen == [1, 2, 3, 3]
-    assert str(study.trials()[0].user_attrs[WORKER]).startswith("here-")
+    assert str(study.trials[0].user_attrs[WORKER]).startswith("here-")
     with pytest.raises(ConfigError, match="cannot be imported by 2 worker processes; accepted: a class or function"):
         marl_sb3.tune(Mine, **SMALL, workers=2)
 
@@ -417,10 +418,10 @@ def test_a_search_in_which_every_trial_fails_ends_and_may_go_on_when_it_is_mende
     is_broken.append(True)
     with pytest.raises(SearchError, match=r"all 5 trials have failed, the last one with .*: the disk is on fire; see"):
         run_search(study)
-    assert len(study.trials()) == 5
+    assert len(study.trials) == 5
     is_broken.clear()
     run_search(prepare_study(breaks, study="s"))
-    assert [trial.state.name for trial in study.trials()] == ["FAIL"] * 5 + ["COMPLETE"] * 2
+    assert [trial.state.name for trial in study.trials] == ["FAIL"] * 5 + ["COMPLETE"] * 2
 
 
 def test_workers_that_die_at_once_end_the_search(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -432,7 +433,7 @@ def test_workers_that_die_at_once_end_the_search(in_tmp: Path, monkeypatch: pyte
 
 def test_sqlite_holds_a_study_too(in_tmp: Path) -> None:
     study = in_this_process(storage=f"sqlite:///{in_tmp / 'study.db'}", trials=2)
-    assert [trial.state.name for trial in study.trials()] == ["COMPLETE"] * 2
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 2
     assert not (study.folder / "journal.log").exists()
 
 
