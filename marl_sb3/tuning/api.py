@@ -47,8 +47,8 @@ def tune(
         options: see `prepare_study`.
 
     Returns:
-        The study: `trials`, `best_trial`, `best_config()`, `checkpoints()`, `folder`; `.optuna` is Optuna's. `best.yml`,
-        `trials.csv` and, with plotly, `report.html` are in its folder.
+        The study: `trials`, `best_trial`, `best_config()`, `checkpoints()`, `folder`; `.optuna` is Optuna's. In its folder
+        are `best.yml`, `trials.csv` and, with plotly, `report.html`.
 
     Raises:
         ConfigError: a setting is wrong; nothing has been run then.

@@ -447,7 +447,7 @@ def test_sqlite_holds_a_study_too(in_tmp: Path) -> None:
         ({"space": {"gamma": {"uniform": [0.9]}}}, "accepted: two numbers"),
         ({"timesteps": 159}, "a trial of 159 env steps is too short for its 2 evaluations: a rollout has 80 env steps"),
         ({"timesteps": 79, "evaluations": None}, "79 env steps is too short for its evaluation: a rollout has 80 env"),
-        ({"space": {"n_epochs": {"choices": [1]}}, "settings": {"n_steps": 0}}, "n_steps is 0; accepted: a whole number"),
+        ({"space": {"n_epochs": {"choices": [1]}}, "settings": {"n_steps": 0}}, "n_steps is 0; accepted: a whole"),
         ({"storage": "sqlite:////nowhere/at/all.db"}, "--storage sqlite.* cannot be opened"),
         ({"storage": "nonsense"}, "--storage nonsense cannot be opened"),
         ({"objective": "agent7"}, r"--objective is 'agent7'; accepted: sum, min, an agent \(agent1, agent2\)"),
