@@ -109,7 +109,7 @@ def _tune(arguments: argparse.Namespace) -> int:
         with _sigterm_interrupts():
             _run(study, arguments, console)
     except BaseException:
-        _print_what_there_is(study, console)
+        _print_what_there_is(study, arguments, console)
         raise
     _print_outcome(study, console)
     if not study.completed():
@@ -160,14 +160,18 @@ def _print_outcome(study: StudyOfTrials, console: Console) -> None:
     print_outcome(console, study)
 
 
-def _print_what_there_is(study: StudyOfTrials, console: Console) -> None:
+def _print_what_there_is(study: StudyOfTrials, arguments: argparse.Namespace, console: Console) -> None:
     """After an interruption or an error, which is told last; an error in here is not."""
     with suppress(Exception):
         _print_outcome(study, console)
     env, name = (shlex.quote(text) for text in (study.search.env, study.search.name))
     storage = study.search.to_plain()["storage"]
     named = f" --storage {shlex.quote(storage)}" if storage else ""
-    words = f"go on with: python -m marl_sb3.tune {env} --study {name}{named}"
+    again = ("workers", "confirm_seeds", "confirm_best")
+    default = build_parser().parse_args([])
+    said = [name for name in again if getattr(arguments, name) != getattr(default, name)]
+    options = "".join(f" --{name.replace('_', '-')} {getattr(arguments, name)}" for name in said)
+    words = f"go on with: python -m marl_sb3.tune {env} --study {name}{named}{options}"
     console.print(words, soft_wrap=True, markup=False)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import prod
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from marl_sb3.tuning.space import Space, canonical_name, parse_grid, parse_space
 from marl_sb3.tuning.study import StudyOfTrials
 
 DEFAULT_ENV = "arena"
+_LONGEST_NAME = 200  # of a study, in bytes
 
 Grid = Sequence[str] | Mapping[str, Sequence[Any]]
 
@@ -47,8 +48,8 @@ def tune(
         options: see `prepare_study`.
 
     Returns:
-        The study: `trials`, `best_trial`, `best_config()`, `checkpoints()`, `folder`; `.optuna` is Optuna's. In its folder
-        are `best.yml`, `trials.csv` and, with plotly, `report.html`.
+        The study: `trials`, `best_trial`, `best_config()`, `checkpoints()`, `folder`; `.optuna` is Optuna's. Its folder
+        has `best.yml`, `trials.csv` and, with plotly, `report.html`.
 
     Raises:
         ConfigError: a setting is wrong; nothing has been run then.
@@ -94,7 +95,7 @@ def prepare_study(
         ConfigError: a setting is wrong; nothing has been run then.
     """
     name = new_name() if study is None else study
-    if not name or any(c in name for c in "/\\") or name.startswith("."):
+    if not _is_folder_name(name):
         raise ConfigError(f"--study is {name!r}; accepted: a name that can be a folder's", key="study")
     factory = None if env is None or isinstance(env, str) else env
     env_id = env if env is None or isinstance(env, str) else factory_id(env)
@@ -116,7 +117,7 @@ def _new(
     search = Search(env, chosen.to_plain(), name, **{**usual, **given})
     if search.sampler == "grid":
         pruner = given.get("pruner", "none")  # who asks for exactly these wants to see them all to their end
-        search = replace(search, trials=_combinations(chosen), pruner=pruner)
+        search = replace(search, trials=_all_of_grid(chosen.combinations(), given), pruner=pruner)
     return search if "evaluations" in given else search.with_fitting_evaluations()
 
 
@@ -129,11 +130,24 @@ def _continued(
         chosen = _space(search.env, search.algo, space, grid, search.settings)
         sampler = given.get("sampler", "grid" if grid else before.sampler)
         search = replace(search, space=chosen.to_plain(), sampler=sampler)
-    return replace(search, trials=before.trials) if search.sampler == "grid" else search
+    return replace(search, trials=_all_of_grid(before.trials, given)) if search.sampler == "grid" else search
 
 
-def _combinations(space: Space) -> int:
-    return prod(len(parameter.bounds) for parameter in space.parameters)
+def _all_of_grid(combinations: int, given: Mapping[str, Any]) -> int:
+    """How many trials a grid has.
+
+    Raises:
+        ConfigError: another number is wanted.
+    """
+    if given.get("trials", combinations) != combinations:
+        raise ConfigError(f"--trials is {given['trials']}, but the grid has {combinations}", key="trials")
+    return combinations
+
+
+def _is_folder_name(name: object) -> bool:
+    if not isinstance(name, str) or not name.isprintable() or any(c in name for c in "/\\"):
+        return False
+    return 0 < len(name.encode()) <= _LONGEST_NAME and not name.startswith(".")
 
 
 def _env_of(name: str, root: Path, storage: str | None) -> str | None:
@@ -142,7 +156,7 @@ def _env_of(name: str, root: Path, storage: str | None) -> str | None:
     Raises:
         ConfigError: there are several, or the file is not that of a study.
     """
-    files = sorted((root / "tune").glob(f"*/{name}/study.yaml"))
+    files = sorted((root / "tune").glob(f"*/{escape(name)}/study.yaml"))
     if len(files) > 1:
         envs = ", ".join(file.parent.parent.name for file in files)
         raise ConfigError(f"there are studies {name!r} of {envs}: name the env", key="env")
@@ -157,6 +171,8 @@ def _space(
     grid: Grid,
     settings: Mapping[str, Any],
 ) -> Space:
+    if space is not None and not isinstance(space, (str, Path, Mapping)):
+        raise ConfigError(f"space is {space!r}; accepted: a file, or a mapping of parameters to ranges", key="space")
     if grid and space is not None:
         raise ConfigError("a space and a grid are given; accepted: one of them", key="grid")
     if grid:
@@ -174,4 +190,7 @@ def _space(
 def _parsed_grid(grid: Grid) -> Space:
     if not isinstance(grid, Mapping):
         return parse_grid(grid)
+    for name, values in grid.items():
+        if not isinstance(values, Sequence) or isinstance(values, str):
+            raise ConfigError(f"grid, {name}: is {values!r}; accepted: a list of values", key="grid")
     return parse_space({name: {"choices": list(values)} for name, values in grid.items()}, "grid")

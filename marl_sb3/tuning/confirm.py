@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,17 @@ from filelock import FileLock, Timeout
 from optuna.trial import FrozenTrial
 
 from marl_sb3.envs.registry import importable_id
-from marl_sb3.experiment import Run, execute, prepare
+from marl_sb3.experiment import execute, prepare
 from marl_sb3.tuning.run_search import the_only_search
 from marl_sb3.tuning.search import Search, require_whole
 from marl_sb3.tuning.study import StudyOfTrials
-from marl_sb3.tuning.trial import note_failure
+from marl_sb3.tuning.trial import is_disk_full, note_failure, objective_of
 from marl_sb3.tuning.trial_rows import write_whole
 from marl_sb3.tuning.workers import Workers
 
 PRESET = "preset"
 _FOLDER = "confirm"  # of the study
+_POLL_S = 0.5
 _DONE = "objective.json"  # in a run folder: what came out
 
 
@@ -56,9 +58,31 @@ class _Training:
     index: int
     folder: Path
 
-    @property
-    def outcome(self) -> Path:
-        return self.folder / _DONE
+    def outcome(self) -> Mapping[str, Any] | None:
+        """What came out; None if it is not done."""
+        return _read_outcome(self.folder / _DONE)
+
+    def lock(self) -> FileLock:
+        """Held by the worker that is at it."""
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        return FileLock(self.folder.with_name(f"{self.folder.name}.lock"))
+
+    def is_free(self) -> bool:
+        """Whether no worker is at it."""
+        try:
+            with self.lock().acquire(timeout=0):
+                return True
+        except Timeout:
+            return False
+
+
+def _read_outcome(path: Path) -> Mapping[str, Any] | None:
+    try:
+        outcome = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    is_one = isinstance(outcome, dict) and isinstance(outcome.get("objective", outcome.get("error")), (int, float, str))
+    return outcome if is_one and isinstance(outcome.get("seed"), int) else None
 
 
 def confirm(
@@ -94,7 +118,7 @@ def confirm(
     trainings = _trainings(study, trials, seeds)
 
     def done() -> int:
-        return sum(training.outcome.is_file() for training in trainings)
+        return sum(training.outcome() is not None for training in trainings)
 
     def look() -> None:
         if watch is not None:
@@ -105,20 +129,31 @@ def confirm(
             if not work_on_confirming(study, trials, seeds, look):
                 raise KeyboardInterrupt
         else:
-            Workers(study, workers, ["confirm", *map(str, [seeds, *trials])], done).run(look)
+            pool = Workers(study, workers, ["confirm", *map(str, [seeds, *trials])], done)
+            pool.run(look)
+            while done() < len(trainings):  # a worker of a search that was killed is at the rest
+                time.sleep(_POLL_S)
+                look()
+                if any(training.is_free() for training in trainings if training.outcome() is None):
+                    pool.run(look)
         look()
     return confirmed(study)
 
 
 def work_on_confirming(
-    study: StudyOfTrials, trials: Sequence[int], seeds: int, look: Callable[[], None] = lambda: None
+    study: StudyOfTrials,
+    trials: Sequence[int],
+    seeds: int,
+    look: Callable[[], None] = lambda: None,
+    is_wanted: Callable[[], bool] = lambda: True,
 ) -> bool:
     """Do the trainings that are neither done nor being done by others; returns False if one was interrupted."""
     for training in _trainings(study, trials, seeds):
-        training.folder.parent.mkdir(parents=True, exist_ok=True)
+        if not is_wanted():
+            break
         try:
-            with FileLock(training.folder.with_name(f"{training.folder.name}.lock")).acquire(timeout=0):
-                if not training.outcome.is_file() and not _train(study, training):
+            with training.lock().acquire(timeout=0):
+                if training.outcome() is None and not _train(study, training):
                     return False
         except Timeout:
             continue  # another worker is at it
@@ -139,48 +174,52 @@ def _folder_of(study: StudyOfTrials, trial: int | None) -> Path:
     return study.folder / _FOLDER / (PRESET if trial is None else f"trial-{trial}")
 
 
-def _seed(search: Search, index: int) -> int:
-    """Seeds that no trial has had, in [0, 2**31)."""
-    return int(np.random.SeedSequence(search.seed, spawn_key=(index, 2)).generate_state(1)[0]) >> 1
+def _fresh_seed(search: Search, index: int, purpose: int) -> int:
+    """Seeds that no trial has had, in [0, 2**31): the same for all candidates."""
+    return int(np.random.SeedSequence(search.seed, spawn_key=(index, purpose)).generate_state(1)[0]) >> 1
 
 
 def _train(study: StudyOfTrials, training: _Training) -> bool:
     """Train a candidate with a seed and write down what came out; returns False if it was interrupted."""
     settings = {} if training.trial is None else study.space.settings(study.trials[training.trial].params)
-    config = study.search.trial_config(settings, _seed(study.search, training.index))
+    config = study.search.trial_config(settings, _fresh_seed(study.search, training.index, 2))
+    # Nor are the episodes those by which the winner was chosen.
+    config = replace(config, evaluation_seed=_fresh_seed(study.search, training.index, 3))
     shutil.rmtree(training.folder, ignore_errors=True)  # of a search that was broken off
     outcome: dict[str, Any] = {"seed": config.seed}
     try:
         run = execute(prepare(config, training.folder, study.factory))
         if run.interrupted:
             return False
-        outcome["objective"] = _objective(study.search, run)
-    except Exception as error:  # a result too: these settings fail now and then
-        note_failure(training.folder, error)
-        outcome["error"] = f"{type(error).__name__}: {error}"
-    write_whole(training.outcome, json.dumps(outcome))
+        outcome["objective"] = objective_of(study.search, run)
+    except (Exception, SystemExit) as error:  # a result too: these settings fail now and then
+        if is_disk_full(error):
+            raise
+        outcome["error"] = note_failure(training.folder, error)
+    write_whole(training.folder / _DONE, json.dumps(outcome))
     return True
-
-
-def _objective(search: Search, run: Run) -> float:
-    objective = search.parsed_objective()
-    rows = map(json.loads, (run.folder / "result.jsonl").read_text(encoding="utf-8").splitlines())
-    values = [objective.value(row) for row in rows if "evaluation" in row]
-    return objective.final([value for value in values if value is not None])
 
 
 # --- What came out ---------------------------------------------------------------------------------------------------
 
 
 def confirmed(study: StudyOfTrials) -> list[Candidate]:
-    """What has been trained with fresh seeds so far: the preset, then trials, best first; empty if nothing has."""
+    """What has been trained with fresh seeds so far: the preset, then trials, best first; empty if nothing has.
+
+    Trials that have been trained less often than others, or have failed more often, come after those.
+    """
     by_name: dict[str, list[Mapping[str, Any]]] = {PRESET: []}
     for name, _, outcome in outcomes(study):
         by_name.setdefault(name, []).append(outcome)
     candidates = [_candidate(name, of_it) for name, of_it in by_name.items()]
     preset, *trials = (candidate for candidate in candidates if candidate.trial is None or candidate.values)
     sign = -1.0 if study.search.mode == "max" else 1.0
-    ranked = sorted(trials, key=lambda candidate: sign * math.fsum(candidate.values) / len(candidate.values))
+
+    def rank(candidate: Candidate) -> tuple[float, ...]:
+        n_values = len(candidate.values)
+        return -(n_values + candidate.failed), candidate.failed, sign * math.fsum(candidate.values) / n_values
+
+    ranked = sorted(trials, key=rank)
     return [preset, *ranked] if preset.values and ranked else []
 
 
@@ -192,13 +231,11 @@ def _candidate(name: str, of_it: Sequence[Mapping[str, Any]]) -> Candidate:
 def outcomes(study: StudyOfTrials) -> list[tuple[str, Path, Mapping[str, Any]]]:
     """Of each training that is done: the candidate's name, the run folder within the study's, and what came out."""
     files = sorted((study.folder / _FOLDER).glob(f"*/*/{_DONE}"), key=lambda path: (path.parts[-3], path.parts[-2]))
+    found = [(path, _read_outcome(path)) for path in files]
     return [
-        (
-            path.parts[-3].replace("-", " "),
-            path.parent.relative_to(study.folder),
-            json.loads(path.read_text(encoding="utf-8")),
-        )
-        for path in files
+        (path.parts[-3].replace("-", " "), path.parent.relative_to(study.folder), outcome)
+        for path, outcome in found
+        if outcome is not None
     ]
 
 

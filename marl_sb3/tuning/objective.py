@@ -35,6 +35,15 @@ class Objective:
         if self.over not in ("last", "best") and self._k() is None:
             raise ConfigError(f"--over is {self.over!r}; accepted: last, best or mean_of_last_K", key="over")
 
+    def require_enough(self, evaluations: int) -> None:
+        """Refuse a mean over more evaluations than there are.
+
+        Raises:
+            ConfigError: with how many there are.
+        """
+        if (self._k() or 1) > evaluations:
+            raise ConfigError(f"--over is {self.over!r}, but a trial has {evaluations} evaluations", key="over")
+
     def _k(self) -> int | None:
         head, _, k = self.over.rpartition("_")
         return int(k) if head == "mean_of_last" and k.isdecimal() and int(k) > 0 else None
@@ -83,7 +92,7 @@ class Objective:
             ConfigError: there was none.
         """
         if not values:
-            raise ConfigError("the trial was never evaluated: its budget is too small", key="timesteps")
+            raise ConfigError(f"no evaluation of the trial told its {self.of!r}", key="objective")
         if self.over == "last":
             return values[-1]
         if self.over == "best":

@@ -6,7 +6,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
@@ -17,8 +17,7 @@ from marl_sb3.envs.registry import EnvFactory, importable_id
 from marl_sb3.errors import ConfigError
 from marl_sb3.experiment import preview
 from marl_sb3.tuning.search import Search, read_search, require_whole
-from marl_sb3.tuning.storage import open_storage
-from marl_sb3.tuning.study import ERROR, INTERRUPTED, StudyOfTrials
+from marl_sb3.tuning.study import ERROR, INTERRUPTED, KILLED, WORKER, StudyOfTrials
 from marl_sb3.tuning.trial import TRACEBACK_FILE, run_trial
 from marl_sb3.tuning.workers import SearchError, Workers
 
@@ -65,10 +64,9 @@ def open_study(search: Search, folder: Path, factory: EnvFactory | None = None) 
     notes = _check(search, factory)
     folder.mkdir(parents=True, exist_ok=True)
     with the_only_search(folder):
-        open_storage(folder, search.storage)  # before anything is written
-        search.write(folder)
         study = StudyOfTrials(search, folder, factory)
         study.begin()
+        search.write(folder)
     for note in notes:
         _log.warning("%s", note)
     return study
@@ -77,9 +75,9 @@ def open_study(search: Search, folder: Path, factory: EnvFactory | None = None) 
 def _check(search: Search, factory: EnvFactory | None) -> list[str]:
     """Build the trials at the ends of all ranges, without running them; returns what the user should know of them."""
     space, objective = search.parsed_space(), search.parsed_objective()
-    if search.sampler == "grid" and any(parameter.kind != "choices" for parameter in space.parameters):
-        open_ended = [parameter.name for parameter in space.parameters if parameter.kind != "choices"]
-        raise ConfigError(f"a grid needs choices; {', '.join(open_ended)} has a range", key="sampler")
+    if search.sampler == "grid":
+        space.combinations()
+    objective.require_enough(search.evaluations)
     uneven: dict[tuple[str, int], set[int]] = {}
     for settings in space.corners():
         config = search.trial_config(settings, seed=0)
@@ -126,12 +124,12 @@ def run_search(study: StudyOfTrials, workers: int = 1, watch: Watcher | None = N
     """
     require_whole("workers", workers, 1)
 
-    n_before = len(study.trials)
+    before = {trial.number for trial in study.trials if trial.state.is_finished()}
 
     def look() -> None:
         if watch is not None:
             watch(study)
-        _require_any_success(study, n_before)
+        _require_any_success(study, before)
 
     with the_only_search(study.folder):
         if workers == 1 and importable_id(study.search.env, study.factory) is None:
@@ -163,7 +161,9 @@ def _run_in_workers(study: StudyOfTrials, count: int, look: Callable[[], None]) 
     pool = Workers(study, count, ["trials"], study.n_done, study.take_back)
     while True:
         pool.run(look)
-        while study.in_flight():  # workers of a search that was killed finish what they are at
+        if at_work := study.in_flight():
+            _log.warning("waiting for workers of a search that was killed: %s", ", ".join(at_work))
+        while study.in_flight():
             time.sleep(_POLL_S)
             look()
         study.take_back()
@@ -180,11 +180,14 @@ def _run_here(study: StudyOfTrials, look: Callable[[], None]) -> None:
             look()
 
 
-def _require_any_success(study: StudyOfTrials, n_before: int) -> None:
-    """End a search in which nothing works, after the first trials: of an earlier search of the study none count."""
-    trials = [trial for trial in study.trials[n_before:] if trial.state.is_finished()]
+def _require_any_success(study: StudyOfTrials, before: Collection[int]) -> None:
+    """End a search in which nothing works, after the first trials; those of an earlier search do not count."""
+    trials = [trial for trial in study.trials if trial.state.is_finished() and trial.number not in before]
     failed = [trial for trial in trials if trial.user_attrs.get(ERROR, INTERRUPTED) != INTERRUPTED]
     if len(failed) >= _MAX_FIRST_FAILURES and len(failed) == len(trials):
         last = failed[-1]
+        killed = last.user_attrs[ERROR] == KILLED
+        log = study.folder / "workers" / f"{last.user_attrs.get(WORKER)}.log"
+        where = log if killed else study.folder_of(last) / TRACEBACK_FILE
         words = f"all {len(failed)} trials have failed, the last one with {last.user_attrs[ERROR]}"
-        raise SearchError(f"{words}; see {study.folder_of(last) / TRACEBACK_FILE}")
+        raise SearchError(f"{words}; see {where}")

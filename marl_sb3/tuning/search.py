@@ -80,6 +80,11 @@ class Search:
         for name in ("space", "settings"):
             if not isinstance(getattr(self, name), Mapping):
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; accepted: a mapping", key=name)
+            if "seed" in getattr(self, name):
+                # All trials would have it, and all trainings with fresh seeds.
+                raise ConfigError(
+                    "seed is not for trials to choose or share; accepted: --seed, of the search", key="seed"
+                )
 
     def parsed_space(self) -> Space:
         """The space, checked."""

@@ -81,8 +81,9 @@ def _unlisted(value: Any) -> Any:
     return value
 
 
-# Which end of a range asks for the largest minibatch, or the smallest rollout.
-_TIGHTEST: Mapping[str, Callable[[Any], Any]] = {"batch_size": max, "n_steps": min, "n_envs": min}
+# Ends of ranges to try: a minibatch is not to be larger than its rollout, nor a trial shorter than its evaluations.
+_LARGEST_MINIBATCH: Mapping[str, Callable[[Any], Any]] = {"batch_size": max, "n_steps": min, "n_envs": min}
+_FEWEST_ROLLOUTS: Mapping[str, Callable[[Any], Any]] = {"n_timesteps": min, "n_steps": max, "n_envs": max}
 
 
 _SUGGEST: Mapping[str, Callable[[Any, str, tuple[Any, ...]], Any]] = {
@@ -125,6 +126,17 @@ class Space:
             raise ConfigError(f"nothing to choose: {', '.join(sorted(names))} is set for all trials", key="space")
         return Space(left, {name: value for name, value in self.constants.items() if name not in names})
 
+    def combinations(self) -> int:
+        """How many there are.
+
+        Raises:
+            ConfigError: a parameter has a range instead of choices.
+        """
+        ranges = [parameter.name for parameter in self.parameters if parameter.kind != "choices"]
+        if ranges:
+            raise ConfigError(f"a grid needs choices; {', '.join(ranges)} has a range", key="sampler")
+        return math.prod(len(parameter.bounds) for parameter in self.parameters)
+
     def grid(self) -> Iterator[dict[str, Any]]:
         """Optuna's parameters of every combination, where all are choices."""
         names = [parameter.name for parameter in self.parameters]
@@ -132,18 +144,19 @@ class Space:
             yield dict(zip(names, values, strict=True))
 
     def corners(self) -> Iterator[dict[str, Any]]:
-        """Settings that together have every extreme value of every parameter, and the largest possible minibatch."""
+        """Settings that together have every extreme, the largest minibatch of a rollout, and the fewest rollouts."""
         extremes = [parameter.extremes() for parameter in self.parameters]
         for number in range(max(map(len, extremes), default=0)):
             chosen = {p.name: e[min(number, len(e) - 1)] for p, e in zip(self.parameters, extremes, strict=True)}
             yield {**self.constants, **chosen}
-        yield self._tightest()
+        for picks in (_LARGEST_MINIBATCH, _FEWEST_ROLLOUTS):
+            yield self._corner(picks)
 
-    def _tightest(self) -> dict[str, Any]:
-        """Settings with the largest minibatch of the smallest rollout: it must not be larger than that."""
+    def _corner(self, picks: Mapping[str, Callable[[Any], Any]]) -> dict[str, Any]:
+        """Settings with certain ends of ranges."""
         chosen = {}
         for parameter in self.parameters:
-            pick = _TIGHTEST.get(parameter.name.rpartition(".")[2])
+            pick = picks.get(parameter.name.rpartition(".")[2])
             whole = all(isinstance(bound, int) for bound in parameter.bounds)
             chosen[parameter.name] = parameter.setting(
                 pick(parameter.bounds) if pick and whole else parameter.bounds[0]
@@ -243,10 +256,13 @@ def _parameter(name: str, spec: Mapping[str, Any], where: str) -> Parameter:
     return Parameter(name, kind, tuple(bounds), linear)
 
 
+_LARGEST = 2**53  # whole numbers up to it are floats without rounding; NaN and infinity are not below it
+
+
 def _check_range(kind: str, bounds: list[Any], where: str) -> None:
     whole = kind == "int"
     numbers = all(
-        isinstance(b, int if whole else (int, float)) and not isinstance(b, bool) and math.isfinite(b) for b in bounds
+        isinstance(b, int if whole else (int, float)) and not isinstance(b, bool) and abs(b) <= _LARGEST for b in bounds
     )
     ordered = numbers and len(bounds) == 2 and bounds[0] < bounds[1] and (kind != "log_uniform" or bounds[0] > 0)
     if not ordered:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,8 @@ from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 
 from marl_sb3.errors import ConfigError
+
+_JOURNAL = "journal.log"
 
 
 class _ProcessLock:
@@ -71,6 +75,23 @@ def without_password(url: str) -> str:
         raise ConfigError(f"--storage {url} cannot be opened: {error}", key="storage") from error
 
 
+@contextmanager
+def damage_named(study_folder: Path, url: str | None) -> Iterator[None]:
+    """Optuna raises what it likes where a journal holds something else than a journal.
+
+    Raises:
+        ConfigError: with the file.
+    """
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, AssertionError) as error:
+        if url is not None:
+            raise
+        raise ConfigError(
+            f"{study_folder / _JOURNAL} is damaged: {type(error).__name__}: {error}", key="study"
+        ) from error
+
+
 def open_storage(study_folder: Path, url: str | None) -> BaseStorage:
     """The storage of a study.
 
@@ -83,7 +104,8 @@ def open_storage(study_folder: Path, url: str | None) -> BaseStorage:
     """
     if url is None:
         study_folder.mkdir(parents=True, exist_ok=True)
-        return JournalStorage(SafeJournal(study_folder / "journal.log"))
+        with damage_named(study_folder, url):
+            return JournalStorage(SafeJournal(study_folder / _JOURNAL))
     try:
         # SQLite lets one process write at a time: the others wait, rather than fail after five seconds.
         options = {"connect_args": {"timeout": 120}} if url.startswith("sqlite") else {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from marl_sb3.errors import ConfigError
 from marl_sb3.metrics import flatten
 from marl_sb3.tuning.search import Search
 from marl_sb3.tuning.space import Space
-from marl_sb3.tuning.storage import open_storage
+from marl_sb3.tuning.storage import damage_named, open_storage
 
 # What a trial carries along, besides its parameters.
 WORKER, INDEX, RETRY_OF, DEATHS = "worker", "index", "retry_of", "deaths"
@@ -52,14 +52,15 @@ class StudyOfTrials:
         self.space: Space = search.parsed_space()
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._storage = open_storage(folder, search.storage)
-        self.optuna = optuna.create_study(
-            storage=self._storage,
-            study_name=search.name,
-            direction=_DIRECTION[search.mode],  # type: ignore[arg-type]
-            pruner=_pruner(search),
-            sampler=_sampler(search, 0),
-            load_if_exists=True,
-        )
+        with damage_named(folder, search.storage):
+            self.optuna = optuna.create_study(
+                storage=self._storage,
+                study_name=search.name,
+                direction=_DIRECTION[search.mode],  # type: ignore[arg-type]
+                pruner=_pruner(search),
+                sampler=_sampler(search, 0),
+                load_if_exists=True,
+            )
         self._lock = FileLock(folder / ".trials.lock")
 
     @property
@@ -76,8 +77,10 @@ class StudyOfTrials:
         with self._lock:
             self._require_same_search()
             if self.search.sampler == "grid":
-                for index, params in enumerate(self.space.grid()):  # a search may be killed in between
-                    self.optuna.enqueue_trial(params, user_attrs={INDEX: index}, skip_if_exists=True)
+                there = {trial.user_attrs.get(INDEX) for trial in self.trials}  # a search may be killed in between
+                for index, params in enumerate(self.space.grid()):
+                    if index not in there:
+                        self.optuna.enqueue_trial(params, user_attrs={INDEX: index})
         self.take_back()
 
     def _require_same_search(self) -> None:
@@ -99,11 +102,8 @@ class StudyOfTrials:
         with self._lock:
             trials = self.trials
             waiting = next((trial for trial in trials if trial.state == TrialState.WAITING), None)
-            before = trials if waiting is None else trials[: waiting.number]
-            index = sum(RETRY_OF not in trial.user_attrs for trial in before)
-            if waiting is not None:
-                index = waiting.user_attrs.get(INDEX, index)
-            elif index >= self.search.trials or self.search.sampler == "grid":
+            index = _count(trials) if waiting is None else _index_of(waiting, trials)
+            if waiting is None and (index >= self.search.trials or self.search.sampler == "grid"):
                 return None
             # A trial has the name of its worker before it runs: whoever is killed in between leaves none without.
             notes = {WORKER: worker, INDEX: index}
@@ -114,7 +114,10 @@ class StudyOfTrials:
             # What is drawn depends on the trials before it alone: not on who asks, nor on what was killed.
             self.optuna.sampler = _sampler(self.search, index)
             trial = self.optuna.ask()
-            trial.set_user_attr(WORKER, worker)  # where others share the database it may be another one
+            # Where other machines share the database it may be another one than was meant.
+            trials = self.trials
+            trial.set_user_attr(WORKER, worker)
+            trial.set_user_attr(INDEX, _index_of(trials[trial.number], trials))
             return trial
 
     def _note(self, trial: FrozenTrial, notes: Mapping[str, Any]) -> None:
@@ -133,9 +136,10 @@ class StudyOfTrials:
                 self.give_back(trial.number, KILLED)
         return len(dead)
 
-    def in_flight(self) -> bool:
-        """Whether a trial is running in a worker of this folder."""
-        return any(self._is_alive(trial.user_attrs[WORKER]) for trial in self._running())
+    def in_flight(self) -> list[str]:
+        """The workers of this folder that are at a trial."""
+        workers = [trial.user_attrs[WORKER] for trial in self._running()]
+        return [worker for worker in workers if self._is_alive(worker)]
 
     def is_waiting(self) -> bool:
         """Whether a trial is to be tried that no worker has begun."""
@@ -157,20 +161,19 @@ class StudyOfTrials:
         trial = self.trials[number]
         deaths = trial.user_attrs.get(DEATHS, 0) + (why == KILLED)
         self._note(trial, {ERROR: why})
-        self.optuna.tell(number, state=TrialState.FAIL)
-        if deaths <= 1:
-            first = trial.user_attrs.get(RETRY_OF, number)
-            notes = {INDEX: trial.user_attrs[INDEX], RETRY_OF: first, DEATHS: deaths}
+        # First the new one: whoever is killed in between leaves this one running, and it is given back again.
+        if deaths <= 1 and all(other.user_attrs.get(RETRY_OF) != number for other in self.trials):
+            notes = {INDEX: trial.user_attrs[INDEX], RETRY_OF: number, DEATHS: deaths}
             self.optuna.enqueue_trial(trial.params, user_attrs=notes)
+        self.optuna.tell(number, state=TrialState.FAIL)
 
     # --- What came out -----------------------------------------------------------------------------------------------
 
     def n_done(self) -> int:
         """How many trials have come to their end; one that is tried again has not."""
         trials = self.trials
-        return sum(trial.state.is_finished() for trial in trials) - sum(
-            RETRY_OF in trial.user_attrs for trial in trials
-        )
+        n_tried_again = len(trials) - _count(trials)
+        return max(0, sum(trial.state.is_finished() for trial in trials) - n_tried_again)
 
     def completed(self) -> list[FrozenTrial]:
         """The trials that were trained to their end, best first."""
@@ -256,6 +259,18 @@ class StudyOfTrials:
                 return False
         except Timeout:
             return True
+
+
+def _count(trials: Iterable[FrozenTrial]) -> int:
+    """How many trials there are, those tried again left out."""
+    return sum(RETRY_OF not in trial.user_attrs for trial in trials)
+
+
+def _index_of(trial: FrozenTrial, trials: Sequence[FrozenTrial]) -> int:
+    """The place of a trial in the order of all, those tried again left out: these have the place of the first try."""
+    if RETRY_OF in trial.user_attrs:
+        return int(trial.user_attrs[INDEX])
+    return _count(trials[: trial.number])
 
 
 def _sampler(search: Search, index: int) -> optuna.samplers.BaseSampler:

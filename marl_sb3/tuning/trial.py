@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import traceback
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from marl_sb3.experiment import Run, execute, prepare
 from marl_sb3.learners.callback import MultiAgentCallback
 from marl_sb3.metrics import Result
 from marl_sb3.tuning.objective import Objective
+from marl_sb3.tuning.search import Search
 from marl_sb3.tuning.study import ERROR, FOLDER, INDEX, INTERRUPTED, SEED, StudyOfTrials
 
 TRACEBACK_FILE = "traceback.txt"
@@ -24,17 +27,19 @@ class ReportEvaluations(MultiAgentCallback):
     Args:
         trial: Optuna's.
         objective: what is made large or small.
+        interval: env steps from one evaluation to the next.
+        evaluations: how many there are: after the last of them there is nothing to be spared.
 
     Attributes:
-        values: of the evaluations so far.
         pruned: whether the trial has been given up.
     """
 
-    def __init__(self, trial: optuna.trial.Trial, objective: Objective) -> None:
+    def __init__(self, trial: optuna.trial.Trial, objective: Objective, interval: int, evaluations: int) -> None:
         super().__init__()
         self._trial = trial
         self._objective = objective
-        self.values: list[float] = []
+        self._interval = interval
+        self._evaluations = evaluations
         self.pruned = False
 
     def on_iteration_end(self, result: Result) -> bool:
@@ -42,10 +47,11 @@ class ReportEvaluations(MultiAgentCallback):
         value = self._objective.value(result) if "evaluation" in result else None
         if value is None:
             return True
-        self.values.append(value)
-        self._trial.report(value, len(self.values))
-        self._trial.set_user_attr(f"env_steps_{len(self.values)}", result["num_env_steps_sampled_lifetime"])
-        self.pruned = self._trial.should_prune()
+        env_steps = result["num_env_steps_sampled_lifetime"]
+        number = env_steps // self._interval  # a training that has been rolled back comes by here again
+        self._trial.report(value, number)
+        self._trial.set_user_attr(f"env_steps_{number}", env_steps)
+        self.pruned = number < self._evaluations and self._trial.should_prune()
         return not self.pruned
 
 
@@ -56,33 +62,48 @@ def run_trial(study: StudyOfTrials, trial: optuna.trial.Trial) -> bool:
         False if it was interrupted: the worker should end.
 
     Raises:
-        OSError: the study cannot be written to.
+        OSError: the disk is full, or the study cannot be written to.
     """
     folder = study.folder_of(trial)
-    report = ReportEvaluations(trial, study.search.parsed_objective())
     try:
-        run = _train(study, trial, folder, report)
+        run, pruned = _train(study, trial, folder)
         if run.interrupted:
             study.give_back(trial.number, INTERRUPTED)
             return False
         _note_run(trial, run)
-        if report.pruned:
+        if pruned:
             study.optuna.tell(trial, state=TrialState.PRUNED)
         else:
-            study.optuna.tell(trial, study.search.parsed_objective().final(report.values))
-    except Exception as error:  # a trial that fails is a result: the search goes on
-        note_failure(folder, error)
-        trial.set_user_attr(ERROR, f"{type(error).__name__}: {error}")
+            study.optuna.tell(trial, objective_of(study.search, run))
+    except (Exception, SystemExit) as error:  # a trial that fails is a result: the search goes on
+        if is_disk_full(error):
+            study.give_back(trial.number, INTERRUPTED)
+            raise
+        trial.set_user_attr(ERROR, note_failure(folder, error))
         study.optuna.tell(trial, state=TrialState.FAIL)
     return True
 
 
-def _train(study: StudyOfTrials, trial: optuna.trial.Trial, folder: Path, report: ReportEvaluations) -> Run:
-    seed = study.search.trial_seed(trial.user_attrs[INDEX])
+def _train(study: StudyOfTrials, trial: optuna.trial.Trial, folder: Path) -> tuple[Run, bool]:
+    """The run, and whether it was given up."""
+    search = study.search
     trial.set_user_attr(FOLDER, str(folder))
-    config = study.search.trial_config(study.space.suggest(trial), seed)
+    config = search.trial_config(study.space.suggest(trial), search.trial_seed(trial.user_attrs[INDEX]))
     trial.set_user_attr(SEED, config.seed)
-    return execute(prepare(config, folder, study.factory), [report])
+    report = ReportEvaluations(trial, search.parsed_objective(), config.evaluation_interval, search.evaluations)
+    return execute(prepare(config, folder, study.factory), [report]), report.pruned
+
+
+def objective_of(search: Search, run: Run) -> float:
+    """The objective of a training that has come to its end.
+
+    Raises:
+        ConfigError: no evaluation told it.
+    """
+    objective = search.parsed_objective()
+    rows = map(json.loads, (run.folder / "result.jsonl").read_text(encoding="utf-8").splitlines())
+    values = [objective.value(row) for row in rows if "evaluation" in row]
+    return objective.final([value for value in values if value is not None])
 
 
 def _note_run(trial: optuna.trial.Trial, run: Run) -> None:
@@ -94,8 +115,14 @@ def _note_run(trial: optuna.trial.Trial, run: Run) -> None:
     trial.set_user_attr("checkpoint", run.checkpoint and str(run.files.checkpoints.path / run.checkpoint))
 
 
-def note_failure(folder: Path, error: Exception) -> None:
-    """Keep the traceback of a training that failed, in its run folder."""
+def note_failure(folder: Path, error: BaseException) -> str:
+    """Keep the traceback of a training that failed, in its run folder; returns the error in words."""
     folder.mkdir(parents=True, exist_ok=True)
     text = "".join(traceback.format_exception(error))
-    (folder / TRACEBACK_FILE).write_text(text, encoding="utf-8")
+    (folder / TRACEBACK_FILE).write_text(text, encoding="utf-8", errors="backslashreplace")
+    return f"{type(error).__name__}: {error}".encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether it says that there is no space left: that is no trial's fault."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -1,13 +1,14 @@
-"""`python -m marl_sb3.tuning.worker FOLDER ENV PATH NAME JOB...`: work for a study until there is nothing left to do.
+"""`python -m marl_sb3.tuning.worker PID FOLDER ENV PATH NAME JOB...`: work for a study until nothing is left to do.
 
-Started by the search, with its share of the cores in `OMP_NUM_THREADS`. PATH is what ENV is imported by, where ENV is
-a name that was registered in the process of the search. JOB is `trials`, or `confirm SEEDS TRIAL...`.
+Started by the search, which is PID, with its share of the cores in `OMP_NUM_THREADS`. PATH is what ENV is imported by,
+where ENV is a name that was registered in the process of the search. JOB is `trials`, or `confirm SEEDS TRIAL...`.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,23 +21,41 @@ if TYPE_CHECKING:
 
 def main(arguments: list[str]) -> int:
     """Returns an exit code as the commands do."""
-    folder, env, path, name, job, *options = arguments
-    return run_command(lambda: _work(Path(folder), env, path, name, job, [int(option) for option in options]), 1)
+    pid, folder, env, path, name, job, *options = arguments
+
+    def is_wanted() -> bool:
+        # Without the search that started it a worker would be one that nobody looks after.
+        return os.getppid() == int(pid)
+
+    def work() -> int:
+        if path != env:
+            from marl_sb3.envs.registry import env_factory, register_env
+
+            register_env(env, env_factory(path))
+        study = _study(Path(folder), env)
+        with study.working(name):
+            return _work(study, name, job, [int(option) for option in options], is_wanted)
+
+    return run_command(work, 1)
 
 
-def _work(folder: Path, env: str, path: str, name: str, job: str, options: list[int]) -> int:
-    if path != env:
-        from marl_sb3.envs.registry import env_factory, register_env
+def _work(study: StudyOfTrials, name: str, job: str, options: list[int], is_wanted: Callable[[], bool]) -> int:
+    from marl_sb3.tuning.trial import is_disk_full
+    from marl_sb3.tuning.workers import EXIT_DISK_FULL
 
-        register_env(env, env_factory(path))
-    study = _study(folder, env)
-    with study.working(name):
+    try:
         if job == "confirm":
             from marl_sb3.tuning.confirm import work_on_confirming
 
             seeds, *trials = options
-            return EXIT_DONE if work_on_confirming(study, trials, seeds) else EXIT_INTERRUPTED
-        return EXIT_DONE if work_on_trials(study, name) else EXIT_INTERRUPTED
+            done = work_on_confirming(study, trials, seeds, is_wanted=is_wanted)
+        else:
+            done = work_on_trials(study, name, is_wanted)
+    except OSError as error:
+        if not is_disk_full(error):
+            raise
+        return EXIT_DISK_FULL
+    return EXIT_DONE if done else EXIT_INTERRUPTED
 
 
 def _study(folder: Path, env: str) -> StudyOfTrials:
@@ -50,13 +69,11 @@ def _study(folder: Path, env: str) -> StudyOfTrials:
     return StudyOfTrials(search, folder)
 
 
-def work_on_trials(study: StudyOfTrials, name: str) -> bool:
-    """Take trials from a study, one after the other; returns False if one was interrupted."""
+def work_on_trials(study: StudyOfTrials, name: str, is_wanted: Callable[[], bool] = lambda: True) -> bool:
+    """Take trials from a study, one after the other, while they are wanted; returns False if one was interrupted."""
     from marl_sb3.tuning.trial import run_trial
 
-    parent = os.getppid()
-    # Without the search that started it a worker would be one that nobody looks after.
-    while os.getppid() == parent and (trial := study.next_trial(name)) is not None:
+    while is_wanted() and (trial := study.next_trial(name)) is not None:
         if not run_trial(study, trial):
             return False
     return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import socket
@@ -17,6 +18,9 @@ from marl_sb3.learners.threads import available_cores
 from marl_sb3.tuning.search import STORAGE_VARIABLE
 from marl_sb3.tuning.study import StudyOfTrials
 
+EXIT_DISK_FULL = 28  # of a worker, as ENOSPC
+
+_numbers = itertools.count()  # of the workers of this process: each has a log of its own
 _POLL_S = 0.5
 _MAX_DEATHS = 3  # in a row without progress in between
 _GRACE_S = 30
@@ -53,14 +57,14 @@ class Workers:
             words = f"env {env!r} cannot be imported by {count} worker processes"
             raise ConfigError(f"{words}; accepted: a class or function of a module, or one worker", key="env")
         self._folder = study.folder / "workers"
-        self._command = [sys.executable, "-m", "marl_sb3.tuning.worker", str(study.folder), env, path]
+        module = [sys.executable, "-m", "marl_sb3.tuning.worker"]
+        self._command = [*module, str(os.getpid()), str(study.folder), env, path]
         self._job = list(job)
         self._environment = _environment(max(1, available_cores() // count), study.search.storage)
         self._count = count
         self._progress = progress
         self._after_a_death = after_a_death
         self._running: dict[str, subprocess.Popen[bytes]] = {}
-        self._started = 0
         self._deaths = 0
         self._done = 0  # when the latest worker died
 
@@ -85,8 +89,7 @@ class Workers:
             self._stop()
 
     def _start(self) -> None:
-        name = f"{socket.gethostname()}-{os.getpid()}-{self._started}"
-        self._started += 1
+        name = f"{socket.gethostname()}-{os.getpid()}-{next(_numbers)}"
         self._folder.mkdir(exist_ok=True)
         with self._log(name).open("wb") as log:
             self._running[name] = subprocess.Popen(
@@ -106,6 +109,8 @@ class Workers:
             if process.poll() is None:
                 continue
             del self._running[name]
+            if process.returncode == EXIT_DISK_FULL:
+                raise SearchError(f"no space left on the disk of {self._folder.parent}; go on when there is some")
             if process.returncode != 0:
                 self._after_a_death()
                 self._require_progress(name, process.returncode)
@@ -141,6 +146,7 @@ def _environment(cores: int, storage: str | None) -> dict[str, str]:
     """Of a worker: what it shares with the others, and where this process finds its modules."""
     paths = [path for path in sys.path if path]
     environment = {**os.environ, "OMP_NUM_THREADS": str(cores), "PYTHONPATH": os.pathsep.join(paths)}
+    environment.pop(STORAGE_VARIABLE, None)
     if storage is not None:
         environment[STORAGE_VARIABLE] = storage
     return environment

@@ -101,7 +101,7 @@ def _works(entry: Path, study: Path) -> bool:
     try:
         command = (entry / "cmdline").read_bytes().split(b"\0")
         return (
-            b"marl_sb3.tuning.worker" in command and (Path(os.readlink(entry / "cwd")) / command[3].decode()) == study
+            b"marl_sb3.tuning.worker" in command and (Path(os.readlink(entry / "cwd")) / command[4].decode()) == study
         )
     except (OSError, IndexError):
         return False

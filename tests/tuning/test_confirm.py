@@ -40,9 +40,9 @@ def searched(**changes: Any) -> StudyOfTrials:
     return study
 
 
-def put(study: StudyOfTrials, candidate: str, *values: float | None) -> None:
+def put(study: StudyOfTrials, candidate: str, *values: float | None, first_seed: int = 0) -> None:
     """As if it had been trained again, with a failure where the value is None."""
-    for index, value in enumerate(values):
+    for index, value in enumerate(values, start=first_seed):
         folder = study.folder / "confirm" / candidate / f"seed-{index:02d}"
         folder.mkdir(parents=True)
         outcome = {"error": "it broke"} if value is None else {"objective": value}
@@ -147,11 +147,15 @@ def test_the_winner_is_the_best_of_those_trained_again(in_tmp: Path) -> None:
     found = winner(study)
     assert found is not None
     assert (found[0].number, found[1]) == (first, None)  # it has not been trained again
-    put(study, f"trial-{first}", 3.0, 1.0, None)
+    put(study, f"trial-{first}", 3.0, 1.0)
     found = winner(study)
     assert found == (study.completed()[1], Candidate(second, (3.0, 5.0)))
     assert [candidate.trial for candidate in confirmed(study)] == [None, second, first]
-    assert third not in [candidate.trial for candidate in confirmed(study)]
+    put(study, f"trial-{third}", 9.0)  # seldom, but well
+    assert [candidate.trial for candidate in confirmed(study)] == [None, second, first, third]
+    put(study, f"trial-{second}", 3.0, None, first_seed=2)  # failed as no other has
+    put(study, f"trial-{first}", 1.0, 1.0, first_seed=2)
+    assert [candidate.trial for candidate in confirmed(study)] == [None, first, second, third]
 
 
 def test_what_came_out_stands_in_the_files(in_tmp: Path) -> None:

@@ -123,10 +123,10 @@ def test_csv_without_trials_has_a_head(tmp_path: Path) -> None:
 
 
 def test_parameter_may_be_called_like_another_column(tmp_path: Path) -> None:
-    study = new_study(tmp_path, space={"seed": {"choices": [1, 2]}, "clip_range_vf": {"choices": [None]}})
+    study = new_study(tmp_path, space={"folder": {"choices": [1, 2]}, "clip_range_vf": {"choices": [None]}})
     add(study, value=1.0)
     (row,) = rows_of(trials_csv(study))
-    assert (row["seed"], row["params_seed"]) == ("100", str(study.trials[0].params["seed"]))
+    assert (row["folder"], row["params_folder"]) == ("trials/00000", str(study.trials[0].params["folder"]))
     assert row["clip_range_vf"] == "null"
 
 

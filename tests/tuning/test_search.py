@@ -164,7 +164,9 @@ def test_a_grid_that_was_killed_while_it_was_set_up_is_completed(in_tmp: Path) -
     assert len(waiting) == 3
     prepare_study(study="s")
     assert [trial.system_attrs["fixed_params"] for trial in study.trials] == waiting
-    half = prepare_study(**{**SMALL, "space": None}, grid={"gamma": [0.8], "batch_size": [20]}, study="half")
+    half = prepare_study(
+        **{**SMALL, "space": None, "trials": 1}, grid={"gamma": [0.8], "batch_size": [20]}, study="half"
+    )
     whole = StudyOfTrials(replace(half.search, space=study.search.space, trials=3), half.folder)
     whole.optuna.set_user_attr("search", None)
     whole.optuna.set_user_attr("search", _without_storage(whole.search))
@@ -280,7 +282,7 @@ def test_the_lock_of_a_dead_worker_gives_its_trial_back(in_tmp: Path) -> None:
         study.give_back(again.number, INTERRUPTED)  # by the user: it is not the trial's fault
         once_more = study.next_trial("other")
         assert once_more is not None
-        assert once_more.user_attrs.items() >= {RETRY_OF: first.number, DEATHS: 1}.items()
+        assert once_more.user_attrs.items() >= {RETRY_OF: again.number, DEATHS: 1, "index": 0}.items()
     assert study.take_back() == 1
     assert [trial.state.name for trial in study.trials] == ["FAIL"] * 3  # killed twice: not tried again
     assert [trial.user_attrs[ERROR] for trial in study.trials] == [KILLED, INTERRUPTED, KILLED]
@@ -388,7 +390,7 @@ def test_workers_find_a_registered_env(in_tmp: Path) -> None:
     marl_sb3.register_env("mine", ArenaEnv)
     study = marl_sb3.tune("mine", **{**SMALL, "trials": 1})
     assert [trial.state.name for trial in study.trials] == ["COMPLETE"]
-    assert str(study.trials[0].user_attrs[WORKER]).endswith("-0")
+    assert not str(study.trials[0].user_attrs[WORKER]).startswith("here-")
     assert (study.folder / "best.yml").is_file()
     assert (study.folder / "trials.csv").is_file()
 
