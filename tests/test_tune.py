@@ -122,18 +122,8 @@ def test_a_search_in_which_nothing_was_trained_has_failed(in_tmp: Path, capsys: 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_search_tells_how_to_go_on(number: signal.Signals, in_tmp: Path) -> None:
-    arguments = [
-        "--timesteps",
-        "400000",
-        "--trials",
-        "3",
-        "--study",
-        "s",
-        "--set",
-        "n_envs=2",
-        "--set",
-        "batch_size=100",
-    ]
+    arguments = ["--timesteps", "400000", "--trials", "3", "--study", "s", "--workers", "2", "--confirm-seeds", "2"]
+    arguments += ["--set", "n_envs=2", "--set", "batch_size=100"]
     search = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     folder = in_tmp / "runs" / "tune" / "arena" / "s"
     deadline_s = time.monotonic() + 60
@@ -144,7 +134,7 @@ def test_an_interrupted_search_tells_how_to_go_on(number: signal.Signals, in_tmp
     out, error = search.communicate(timeout=60)
     assert search.returncode == 130
     assert error.splitlines()[-1] == "interrupted"
-    assert "go on with: python -m marl_sb3.tune arena --study s" in out.splitlines()
+    assert "go on with: python -m marl_sb3.tune arena --study s --workers 2 --confirm-seeds 2" in out.splitlines()
     assert re.search(r"^ +0  FAIL ", out, re.MULTILINE)
     assert (folder / "trials.csv").is_file()
 

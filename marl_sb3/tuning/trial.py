@@ -40,6 +40,7 @@ class ReportEvaluations(MultiAgentCallback):
         self._objective = objective
         self._interval = interval
         self._evaluations = evaluations
+        self._reported = 0
         self.pruned = False
 
     def on_iteration_end(self, result: Result) -> bool:
@@ -48,9 +49,11 @@ class ReportEvaluations(MultiAgentCallback):
         if value is None:
             return True
         env_steps = result["num_env_steps_sampled_lifetime"]
-        number = env_steps // self._interval  # a training that has been rolled back comes by here again
-        self._trial.report(value, number)
-        self._trial.set_user_attr(f"env_steps_{number}", env_steps)
+        number = env_steps // self._interval
+        if number > self._reported:  # a training that has been rolled back comes by here again
+            self._reported = number
+            self._trial.report(value, number)
+            self._trial.set_user_attr(f"env_steps_{number}", env_steps)
         self.pruned = number < self._evaluations and self._trial.should_prune()
         return not self.pruned
 

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 import marl_sb3
 from marl_sb3.config import load_config
 from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.errors import ConfigError
 from marl_sb3.tuning.api import prepare_study
-from marl_sb3.tuning.confirm import Candidate, confirm, confirmed, winner
+from marl_sb3.tuning.confirm import Candidate, confirm, confirmed, outcomes, winner, work_on_confirming
 from marl_sb3.tuning.confirm_table import confirmed_line, confirmed_rows
 from marl_sb3.tuning.report import write_files
 from marl_sb3.tuning.run_search import run_search
@@ -64,6 +65,9 @@ def test_the_preset_and_the_best_are_trained_with_the_same_fresh_seeds(in_tmp: P
     assert len({*seeds[0], *(trial.user_attrs["seed"] for trial in study.trials)}) == 4
     rates = [[config.hyperparameters["learning_rate"] for config in of_one] for of_one in configs]
     assert rates == [[3e-4] * 2, [best.params["learning_rate"]] * 2]
+    episodes = [[config.evaluation_seed for config in of_one] for of_one in configs]
+    assert episodes[0] == episodes[1]
+    assert len({*episodes[0], study.search.evaluation_seed()}) == 3
     for candidate, folder in folders.items():
         rows = [(folder / f"seed-0{i}" / "result.jsonl").read_text().splitlines()[-1] for i in (0, 1)]
         last = [json.loads(row)["evaluation"]["env_runners"]["episode_return_mean"] for row in rows]
@@ -110,6 +114,41 @@ def _is_worker_of(study: StudyOfTrials, entry: Path) -> bool:
     except OSError:
         return False
     return str(study.folder).encode() in command and b"confirm" in command
+
+
+def test_what_another_worker_trains_is_waited_for(in_tmp: Path) -> None:
+    study = prepare_study("arena", **{**SMALL, "trials": 1})
+    run_search(study)
+    held = FileLock(study.folder / "confirm" / "preset" / "seed-00.lock")
+    (study.folder / "confirm" / "preset").mkdir(parents=True)
+    held.acquire()
+    seen: list[tuple[int, int]] = []
+
+    def let_go(done: int, total: int) -> None:
+        seen.append((done, total))
+        if seen.count((1, 2)) == 4:  # the worker has found nothing else to do
+            held.release()
+
+    candidates = confirm(study, seeds=1, watch=let_go)
+    assert [len(candidate.values) for candidate in candidates] == [1, 1]
+    assert seen.count((1, 2)) >= 4
+
+
+def test_a_worker_whose_search_is_gone_begins_nothing_more(in_tmp: Path) -> None:
+    study = searched(trials=1)
+    wanted = iter([True, False])
+    assert work_on_confirming(study, [0], 2, is_wanted=lambda: next(wanted))
+    assert [name for name, _, _ in outcomes(study)] == ["preset"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"seed": 1}', '{"objective": 1.0}'])
+def test_an_outcome_that_cannot_be_read_is_none(text: str, in_tmp: Path) -> None:
+    study = searched(trials=1)
+    confirm(study, seeds=1)
+    (path,) = study.folder.glob("confirm/preset/seed-00/objective.json")
+    path.write_text(text)
+    assert confirmed(study) == []
+    assert [len(candidate.values) for candidate in confirm(study, seeds=1)] == [1, 1]
 
 
 def test_a_training_that_fails_is_counted_and_keeps_its_traceback(in_tmp: Path) -> None:

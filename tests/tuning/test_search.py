@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -19,6 +20,7 @@ import marl_sb3
 from marl_sb3.checkpoint import CheckpointFolder
 from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.errors import ConfigError
+from marl_sb3.tuning import trial as trial_module
 from marl_sb3.tuning.api import prepare_study
 from marl_sb3.tuning.objective import Objective
 from marl_sb3.tuning.run_search import run_search
@@ -178,6 +180,11 @@ def _without_storage(search: Search) -> dict[str, Any]:
     return {name: value for name, value in search.to_plain().items() if name not in ("trials", "storage")}
 
 
+def test_values_of_a_grid_may_be_close(in_tmp: Path) -> None:
+    grid = {"learning_rate": [0.0003, 0.0003000001], "batch_size": [20]}
+    assert len(prepare_study(**{**SMALL, "space": None, "trials": None}, grid=grid).trials) == 2
+
+
 def test_a_grid_is_tried_exactly(in_tmp: Path) -> None:
     study = in_this_process(space=None, grid=["minibatch_size=10,20", "gamma=0.9,0.99"], trials=None)
     tried = [(trial.params["batch_size"], trial.params["gamma"]) for trial in study.trials]
@@ -187,9 +194,7 @@ def test_a_grid_is_tried_exactly(in_tmp: Path) -> None:
 
 
 def test_a_trial_that_fails_is_failed_and_says_why(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from marl_sb3.tuning import trial as module
-
-    original, calls = module.prepare, []
+    original, calls = trial_module.prepare, []
 
     def fails_once(*arguments: Any) -> Any:
         calls.append(arguments)
@@ -197,12 +202,75 @@ def test_a_trial_that_fails_is_failed_and_says_why(in_tmp: Path, monkeypatch: py
             raise RuntimeError("the disk is on fire")
         return original(*arguments)
 
-    monkeypatch.setattr(module, "prepare", fails_once)
+    monkeypatch.setattr(trial_module, "prepare", fails_once)
     study = in_this_process()
     assert [trial.state.name for trial in study.trials] == ["COMPLETE", "FAIL", "COMPLETE"]
     failed = study.trials[1]
     assert failed.user_attrs[ERROR] == "RuntimeError: the disk is on fire"
     assert "the disk is on fire" in (study.folder_of(failed) / "traceback.txt").read_text()
+
+
+@pytest.mark.parametrize("error", [RuntimeError("bad \udcff thing"), SystemExit("enough")])
+def test_any_error_is_that_of_its_trial(error: BaseException, in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(trial_module, "prepare", fails)
+    study = in_this_process(trials=1)
+    assert [trial.state.name for trial in study.trials] == ["FAIL"]
+    assert study.trials[0].user_attrs[ERROR].startswith(type(error).__name__)
+    assert type(error).__name__ in (study.folder_of(study.trials[0]) / "traceback.txt").read_text()
+
+
+def test_a_full_disk_is_no_trials_fault(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    study = prepare_study(**{**SMALL, "trials": 1, "pruner": "none"}, study="s")
+    with monkeypatch.context() as patch:
+        patch.setattr(trial_module, "prepare", fails)
+        with pytest.raises(OSError, match="No space left"):
+            work_on(study)
+    work_on(study)
+    assert [trial.state.name for trial in study.trials] == ["FAIL", "COMPLETE"]
+    assert study.trials[1].user_attrs[DEATHS] == 0
+
+
+def test_a_trial_that_was_trained_to_its_end_is_not_given_up(in_tmp: Path) -> None:
+    class Always(optuna.pruners.BasePruner):
+        def prune(self, study: Any, trial: Any) -> bool:
+            return True
+
+    study = prepare_study(**{**SMALL, "evaluations": 1, "trials": 1})
+    study.optuna.pruner = Always()
+    work_on(study)
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE"]
+
+
+def test_evaluations_of_a_training_that_was_rolled_back_do_not_count(in_tmp: Path) -> None:
+    class Faulty(ArenaEnv):
+        steps = 0
+
+        def step(self, actions: Any) -> Any:
+            observations, rewards, *rest = super().step(actions)
+            type(self).steps += 1
+            if type(self).steps == 4 * 50 + 2:  # in the third of four rollouts
+                rewards = dict.fromkeys(rewards, float("nan"))
+            return observations, rewards, *rest
+
+    settings = {"n_envs": 4, "n_steps": 20, "n_epochs": 1, "on_nan": "rollback", "checkpoint_every": 1}
+    options = {"settings": settings, "timesteps": 320, "evaluations": 4, "evaluation_episodes": 1, "trials": 1}
+    study = prepare_study(
+        Faulty, **{**SMALL, **options, "space": {"batch_size": {"choices": [20]}}, "over": "mean_of_last_4"}
+    )
+    Faulty.steps = 0
+    work_on(study)
+    (trial,) = study.trials
+    rows = [json.loads(line) for line in (study.folder_of(trial) / "result.jsonl").read_text().splitlines()]
+    values = [row["evaluation"]["env_runners"]["episode_return_mean"] for row in rows]
+    assert trial.user_attrs.get(ERROR) is None
+    assert (trial.state.name, len(values), len(trial.intermediate_values)) == ("COMPLETE", 4, 4)
+    assert trial.value == pytest.approx(np.mean(values))
 
 
 def test_hopeless_trials_are_given_up(in_tmp: Path) -> None:
@@ -324,6 +392,45 @@ def test_a_guess_of_the_user_is_tried_too(in_tmp: Path) -> None:
     assert [trial.user_attrs["seed"] for trial in (guess, other)] == [study.search.trial_seed(i) for i in (0, 1)]
 
 
+@pytest.mark.parametrize("killed_before", ["enqueue_trial", "tell"])
+def test_no_trial_is_lost_by_who_is_killed_while_giving_it_back(
+    killed_before: str, in_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = prepare_study(**{**SMALL, "trials": 1}, study="s")
+    with study.working("one"):
+        assert study.next_trial("one") is not None
+
+    def killed(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(study.optuna, killed_before, killed)
+        with pytest.raises(KeyboardInterrupt):
+            study.take_back()
+    work_on(prepare_study(study="s"))
+    assert [trial.state.name for trial in study.trials] == ["FAIL", "COMPLETE"]
+
+
+def test_another_machine_may_take_the_trial_that_was_meant(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = f"sqlite:///{in_tmp / 'study.db'}"
+    here = prepare_study(**{**SMALL, "pruner": "none"}, study="s", storage=storage, root="here")
+    there = prepare_study(**{**SMALL, "pruner": "none"}, study="s", storage=storage, root="there")
+    ask, theirs = here.optuna.ask, []
+
+    def too_late() -> Any:
+        theirs.append(there.next_trial("there"))  # between our look and our grasp
+        return ask()
+
+    monkeypatch.setattr(here.optuna, "ask", too_late)
+    ours = here.next_trial("here")
+    assert ours is not None
+    assert theirs[0] is not None
+    assert {ours.user_attrs["index"], theirs[0].user_attrs["index"]} == {0, 1}
+    assert run_trial(here, ours)
+    assert run_trial(there, theirs[0])
+    assert [trial.state.name for trial in here.trials] == ["COMPLETE", "COMPLETE"]
+
+
 def test_trials_of_workers_elsewhere_are_left_alone(in_tmp: Path) -> None:
     storage = f"sqlite:///{in_tmp / 'study.db'}"
     here = prepare_study(**SMALL, study="s", storage=storage, root="here")
@@ -345,6 +452,32 @@ def test_a_database_is_not_shared_by_different_searches_of_a_name(in_tmp: Path) 
     prepare_study(**SMALL, study="s", storage=storage, root="here")
     with pytest.raises(ConfigError, match="the storage holds a study 's' with another seed; accepted: another"):
         prepare_study(**SMALL, study="s", storage=storage, root="there", seed=1)
+
+
+def test_a_search_that_is_refused_leaves_nothing_that_stands_in_the_way(in_tmp: Path) -> None:
+    storage = f"sqlite:///{in_tmp / 'study.db'}"
+    prepare_study(**SMALL, study="s", storage=storage, root="here")
+    with pytest.raises(ConfigError, match="with another seed"):
+        prepare_study(**SMALL, study="s", storage=storage, root="there", seed=1)
+    assert prepare_study(**SMALL, study="s", storage=storage, root="there").search.seed == 0
+
+
+@pytest.mark.parametrize("line", [b"garbage\n", b'{"op_code": 77}\n', b"[]\n", bytes(range(128, 256)) + b"\n"])
+def test_a_damaged_journal_is_named(line: bytes, in_tmp: Path) -> None:
+    study = in_this_process(study="s", trials=1)
+    journal = study.folder / "journal.log"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join([*lines[:4], line, *lines[5:]]))
+    with pytest.raises(ConfigError, match=r"runs/tune/arena/s/journal\.log is damaged: "):
+        prepare_study(study="s")
+
+
+def test_a_name_is_no_pattern(in_tmp: Path) -> None:
+    prepare_study(**{**SMALL, "seed": 5}, study="x1")
+    prepare_study(**{**SMALL, "seed": 6}, study="x[1]")
+    assert prepare_study(study="x[1]").search.seed == 6
+    with pytest.raises(ConfigError, match="is too short"):
+        prepare_study(study="x*", settings={"n_envs": 10_000})  # another, new study
 
 
 def test_trials_without_their_storage_are_not_written_over(in_tmp: Path) -> None:
@@ -426,6 +559,26 @@ def test_a_search_in_which_every_trial_fails_ends_and_may_go_on_when_it_is_mende
     assert [trial.state.name for trial in study.trials] == ["FAIL"] * 5 + ["COMPLETE"] * 2
 
 
+def test_trials_that_kill_their_workers_end_the_search_too(in_tmp: Path) -> None:
+    Path("kills.py").write_text(
+        "import os\nfrom marl_sb3.envs.arena import ArenaEnv\n"
+        "class Kills(ArenaEnv):\n"
+        "    def step(self, actions):\n"
+        "        os._exit(9)\n"
+    )
+    with pytest.raises(
+        SearchError, match=r"all 5 trials have failed, the last one with its process ended; see (.*\.log)"
+    ) as end:
+        marl_sb3.tune("kills:Kills", **{**SMALL, "trials": 9})
+    assert Path(str(end.value).partition("; see ")[2]).is_file()
+
+
+def test_workers_do_not_take_a_storage_from_the_surroundings(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MARL_SB3_STORAGE", "sqlite:///other.db")
+    study = marl_sb3.tune("arena", **{**SMALL, "trials": 1})
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE"]
+
+
 def test_workers_that_die_at_once_end_the_search(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     study = prepare_study(**SMALL)
     (study.folder / "study.yaml").unlink()
@@ -460,6 +613,24 @@ def test_sqlite_holds_a_study_too(in_tmp: Path) -> None:
         ({"sampler": "grid"}, "a grid needs choices; learning_rate has a range"),
         ({"grid": ["gamma=0.9"]}, "a space and a grid are given"),
         ({"study": "../elsewhere"}, "--study is '../elsewhere'"),
+        ({"study": "a\nb"}, r"--study is 'a\\nb'"),
+        ({"study": "x" * 300}, "--study is 'xxx"),
+        ({"study": 5}, "--study is 5"),
+        ({"space": 5}, "space is 5; accepted: a file, or a mapping"),
+        ({"space": None, "grid": {"gamma": 0.9}}, "grid, gamma: is 0.9; accepted: a list of values"),
+        ({"space": None, "grid": {"gamma": [0.9]}}, "--trials is 3, but the grid has 1"),
+        ({"space": {"seed": {"choices": [1, 2]}}}, "seed is not for trials to choose or share; accepted: --seed"),
+        ({"settings": {**SETTINGS, "seed": 3}}, "seed is not for trials to choose or share; accepted: --seed"),
+        ({"space": {"gamma": {"int": [1, 10**400]}}}, "accepted: two whole numbers, lowest < highest"),
+        ({"space": {"gamma": {"uniform": [0.5, float("inf")]}}}, "accepted: two numbers, lowest < highest"),
+        ({"over": "mean_of_last_3"}, "--over is 'mean_of_last_3', but a trial has 2 evaluations"),
+        (
+            {
+                "space": {"n_steps": {"choices": [10, 40]}, "n_envs": {"choices": [4, 2]}},
+                "settings": {"batch_size": 20},
+            },
+            "a trial of 160 env steps is too short for its 2 evaluations: a rollout has 160 env steps",
+        ),
         ({"seed": -1}, "--seed is -1; accepted: a whole number of at least 0"),
         ({"timesteps": 0}, "--timesteps is 0; accepted: a whole number of at least 1"),
         (
