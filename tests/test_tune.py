@@ -142,7 +142,8 @@ def test_an_interrupted_search_tells_how_to_go_on(number: signal.Signals, in_tmp
 def test_a_terminal_sees_what_is_running(in_tmp: Path) -> None:
     ours, theirs = pty.openpty()
     environment = {**os.environ, "COLUMNS": "100", "LINES": "30", "TERM": "xterm"}
-    arguments = ["--timesteps", "8000", "--trials", "2", "--set", "n_envs=2", "--set", "batch_size=100"]
+    arguments = ["--timesteps", "4000", "--evaluations", "2", "--evaluation-episodes", "2", "--trials", "2"]
+    arguments += ["--set", "n_envs=2", "--set", "batch_size=100"]
     search = subprocess.Popen([*COMMAND, *arguments], stdout=theirs, stderr=theirs, env=environment)
     os.close(theirs)
     seen = b""

@@ -29,7 +29,7 @@ from marl_sb3.tuning.study import DEATHS, ERROR, INDEX, KILLED
 
 WORKERS = 2
 OPTIONS = ["--sampler", "random", "--pruner", "none", "--evaluations", "2", "--evaluation-episodes", "2"]
-OPTIONS += ["--set", "n_envs=4", "--timesteps", "4000", "--workers", str(WORKERS)]
+OPTIONS += ["--set", "n_envs=4", "--workers", str(WORKERS)]
 
 
 @dataclass(frozen=True)
@@ -51,17 +51,28 @@ class Outcome:
     mismatches: list[str]
 
 
-def search_under_fire(folder: Path, kills: int, trials: int, seed: int, longest_s: float = 6.0) -> Outcome:
-    """Run both searches below a folder and compare them."""
-    expected = _ended(_search(folder, "peace", trials).wait, folder, "peace")
+def search_under_fire(
+    folder: Path, kills: int, trials: int, seed: int, longest_s: float = 6.0, env_steps: int = 4000
+) -> Outcome:
+    """Run both searches below a folder and compare them.
+
+    Args:
+        folder: an empty one.
+        kills: of the second search.
+        trials: of each search.
+        seed: of the kills.
+        longest_s: between two kills, in seconds.
+        env_steps: of a trial.
+    """
+    expected = _ended(_search(folder, "peace", trials, env_steps).wait, folder, "peace")
     rng = random.Random(seed)
-    process, killed, starts = _search(folder, "fire", trials), 0, 1
+    process, killed, starts = _search(folder, "fire", trials, env_steps), 0, 1
     while killed < kills or process.poll() is None:
         time.sleep(rng.uniform(0.5, longest_s))
         if process.poll() == 0:
             break
         if process.poll() is not None:
-            process, starts = _search(folder, "fire", trials), starts + 1
+            process, starts = _search(folder, "fire", trials, env_steps), starts + 1
         elif killed < kills:
             killed += _kill_one(process, folder / "runs" / "tune" / "arena" / "fire", rng)
     found = _ended(process.wait, folder, "fire")
@@ -79,8 +90,9 @@ def search_under_fire(folder: Path, kills: int, trials: int, seed: int, longest_
     return Outcome(killed, starts, len(broken_off), len(given_up), mismatches)
 
 
-def _search(folder: Path, name: str, trials: int) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "marl_sb3.tune", "arena", "--study", name, "--trials", str(trials), *OPTIONS]
+def _search(folder: Path, name: str, trials: int, env_steps: int) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "marl_sb3.tune", "arena", "--study", name, *OPTIONS]
+    command += ["--trials", str(trials), "--timesteps", str(env_steps)]
     environment = {**os.environ, "OMP_NUM_THREADS": str(WORKERS)}
     with (folder / f"{name}.log").open("ab") as log:
         return subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, env=environment)

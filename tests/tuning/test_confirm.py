@@ -88,7 +88,7 @@ def test_what_was_trained_before_is_not_trained_again(in_tmp: Path) -> None:
 
 
 def test_a_killed_worker_is_replaced_and_its_training_begun_again(in_tmp: Path) -> None:
-    study = prepare_study("arena", **{**SMALL, "timesteps": 4_000})
+    study = prepare_study("arena", **{**SMALL, "timesteps": 2_000})
     killed: list[int] = []
 
     def kill_one(done: int, total: int) -> None:
