@@ -51,7 +51,7 @@ def test_settings_example_is_a_configuration_that_builds(in_tmp: Path) -> None:
 
 @pytest.mark.parametrize(("command", "at_least"), [(marl_sb3.train, 6), (marl_sb3.tune, 2)])
 def test_every_command_line_of_the_readme_parses(command: Any, at_least: int) -> None:
-    lines = re.findall(rf"python -m {re.escape(command.__name__)} ([^\n#`;]*)", README)
+    lines = re.findall(rf"python -m {re.escape(command.__name__)} ([^\n#`;]*)", README.replace("\\\n", ""))
     assert len(lines) >= at_least
     for line in lines:
         arguments = line.replace("$s", "1").split()
