@@ -34,7 +34,7 @@ class Comparison:
         difference_ci: of the difference, by Welch's t, which lets the two spread differently.
         p_value: of the difference, two-sided, by Welch's t: how often chance alone makes one as large. 1 for one seed.
         improvement: probability that a training with the winner's settings returns more than one with the preset's.
-        improvement_ci: of that probability, by the bootstrap.
+        improvement_ci: of that probability, by the bootstrap; see `_improvement_ci`.
     """
 
     winner_mean: float
@@ -134,12 +134,19 @@ def _wins(winner: Sequence[float], preset: Sequence[float]) -> Array:
 def _improvement_ci(winner: Sequence[float], preset: Sequence[float], n_resamples: int, seed: int) -> Interval:
     """Percentile bootstrap, the seeds of each side drawn anew with replacement (Agarwal et al. 2021).
 
-    Where every return of one side exceeds all of the other it has no width, however few the seeds are.
+    Where every return of one side exceeds all of the other it would have no width, however few the seeds are. There it
+    is that of min(n, m) independent pairs of which all are won: from 0.025^(1 / min(n, m)) to 1 (Clopper and Pearson,
+    "The use of confidence or fiducial limits illustrated in the case of the binomial", Biometrika 26, 1934).
     """
     wins = _wins(winner, preset)
     n, m = wins.shape
     if n < 2 or m < 2:
         return 0.0, 1.0
+    all_won: float = 0.025 ** (1 / min(n, m))
+    if (wins == 1).all():
+        return all_won, 1.0
+    if (wins == 0).all():
+        return 0.0, 1 - all_won
     rng = np.random.default_rng(seed)
     # How often each seed is drawn: the mean over a resample's pairs is then a product.
     ours, theirs = (rng.multinomial(size, np.full(size, 1 / size), n_resamples) for size in (n, m))

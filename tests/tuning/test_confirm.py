@@ -222,10 +222,10 @@ def test_where_less_is_better_figures_keep_their_signs() -> None:
     candidates = [Candidate(None, (5.0, 6.0, 7.0)), Candidate(4, (1.0, 2.0, 3.0))]
     preset, trial = confirmed_rows(candidates, "min")
     assert preset == ["preset", "3", "6.00", "3.52 to 8.48", "", ""]
-    assert trial == ["trial 4", "3", "2.00", "-0.48 to 4.48", "100% (100% to 100%)", "better"]
-    assert confirmed_rows(candidates, "max")[1][4:] == ["0% (0% to 0%)", "worse"]
+    assert trial == ["trial 4", "3", "2.00", "-0.48 to 4.48", "100% (29% to 100%)", "better"]
+    assert confirmed_rows(candidates, "max")[1][4:] == ["0% (0% to 71%)", "worse"]
     assert confirmed_line(candidates, 4, "min") == (
-        "with 3 fresh seeds 2.00 (-0.48 to 4.48), the preset 6.00 (3.52 to 8.48): better; better in 100% (100% to "
+        "with 3 fresh seeds 2.00 (-0.48 to 4.48), the preset 6.00 (3.52 to 8.48): better; better in 100% (29% to "
         "100%) of pairs"
     )
 
