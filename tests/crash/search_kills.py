@@ -52,7 +52,7 @@ class Outcome:
 
 
 def search_under_fire(
-    folder: Path, kills: int, trials: int, seed: int, longest_s: float = 6.0, env_steps: int = 4000
+    folder: Path, kills: int, trials: int, seed: int, longest_s: float = 14.0, env_steps: int = 4000
 ) -> Outcome:
     """Run both searches below a folder and compare them.
 
