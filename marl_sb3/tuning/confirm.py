@@ -11,22 +11,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from filelock import FileLock, Timeout
 from optuna.trial import FrozenTrial
 
 from marl_sb3.envs.registry import importable_id
 from marl_sb3.experiment import execute, prepare
 from marl_sb3.tuning.run_search import the_only_search
-from marl_sb3.tuning.search import Search, require_whole
+from marl_sb3.tuning.search import require_whole
 from marl_sb3.tuning.study import StudyOfTrials
 from marl_sb3.tuning.trial import is_disk_full, note_failure, objective_of
 from marl_sb3.tuning.trial_rows import write_whole
-from marl_sb3.tuning.workers import Workers
+from marl_sb3.tuning.workers import POLL_S, Workers
 
 PRESET = "preset"
 _FOLDER = "confirm"  # of the study
-_POLL_S = 0.5
 _DONE = "objective.json"  # in a run folder: what came out
 
 
@@ -132,7 +130,7 @@ def confirm(
             pool = Workers(study, workers, ["confirm", *map(str, [seeds, *trials])], done)
             pool.run(look)
             while done() < len(trainings):  # a worker of a search that was killed is at the rest
-                time.sleep(_POLL_S)
+                time.sleep(POLL_S)
                 look()
                 if any(training.is_free() for training in trainings if training.outcome() is None):
                     pool.run(look)
@@ -174,17 +172,12 @@ def _folder_of(study: StudyOfTrials, trial: int | None) -> Path:
     return study.folder / _FOLDER / (PRESET if trial is None else f"trial-{trial}")
 
 
-def _fresh_seed(search: Search, index: int, purpose: int) -> int:
-    """Seeds that no trial has had, in [0, 2**31): the same for all candidates."""
-    return int(np.random.SeedSequence(search.seed, spawn_key=(index, purpose)).generate_state(1)[0]) >> 1
-
-
 def _train(study: StudyOfTrials, training: _Training) -> bool:
     """Train a candidate with a seed and write down what came out; returns False if it was interrupted."""
     settings = {} if training.trial is None else study.space.settings(study.trials[training.trial].params)
-    config = study.search.trial_config(settings, _fresh_seed(study.search, training.index, 2))
+    config = study.search.trial_config(settings, study.search.fresh_seed(training.index))
     # Nor are the episodes those by which the winner was chosen.
-    config = replace(config, evaluation_seed=_fresh_seed(study.search, training.index, 3))
+    config = replace(config, evaluation_seed=study.search.fresh_evaluation_seed(training.index))
     shutil.rmtree(training.folder, ignore_errors=True)  # of a search that was broken off
     outcome: dict[str, Any] = {"seed": config.seed}
     try:

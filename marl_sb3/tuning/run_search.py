@@ -19,11 +19,10 @@ from marl_sb3.experiment import preview
 from marl_sb3.tuning.search import Search, read_search, require_whole
 from marl_sb3.tuning.study import ERROR, INTERRUPTED, KILLED, WORKER, StudyOfTrials
 from marl_sb3.tuning.trial import TRACEBACK_FILE, run_trial
-from marl_sb3.tuning.workers import SearchError, Workers
+from marl_sb3.tuning.workers import POLL_S, SearchError, Workers
 
 _log = logging.getLogger(__name__)
 
-_POLL_S = 0.5
 _MAX_FIRST_FAILURES = 5  # without any trial that has got anywhere: it is not the settings then
 
 Watcher = Callable[[StudyOfTrials], None]
@@ -164,7 +163,7 @@ def _run_in_workers(study: StudyOfTrials, count: int, look: Callable[[], None]) 
         if at_work := study.in_flight():
             _log.warning("waiting for workers of a search that was killed: %s", ", ".join(at_work))
         while study.in_flight():
-            time.sleep(_POLL_S)
+            time.sleep(POLL_S)
             look()
         study.take_back()
         if not study.is_waiting():

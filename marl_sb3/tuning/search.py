@@ -96,11 +96,23 @@ class Search:
 
     def trial_seed(self, index: int) -> int:
         """The run seed of a trial, in [0, 2**31), by its place in the order of trials, those tried again left out."""
-        return int(np.random.SeedSequence(self.seed, spawn_key=(index,)).generate_state(1)[0]) >> 1
+        return self._derived_seed(index)
 
     def evaluation_seed(self) -> int:
         """Of the episodes of all evaluations, in [0, 2**31): the same in every trial, so that figures compare."""
-        return int(np.random.SeedSequence(self.seed, spawn_key=(2**31,)).generate_state(1)[0]) >> 1
+        return self._derived_seed(2**31)
+
+    def fresh_seed(self, index: int) -> int:
+        """A run seed that no trial has had, in [0, 2**31)."""
+        return self._derived_seed(index, 2)
+
+    def fresh_evaluation_seed(self, index: int) -> int:
+        """Of episodes by which no trial was judged, in [0, 2**31)."""
+        return self._derived_seed(index, 3)
+
+    def _derived_seed(self, *key: int) -> int:
+        """Keys (index, 1) are those of samplers."""
+        return int(np.random.SeedSequence(self.seed, spawn_key=key).generate_state(1)[0]) >> 1
 
     def trial_config(self, settings: Mapping[str, Any], seed: int) -> TrainConfig:
         """The configuration of a trial.
@@ -191,7 +203,7 @@ def _storage(written: Any, named: str | None, path: Path) -> str | None:
     if written is None and named is None:
         return None
     if named is None:
-        if str(written).startswith("sqlite:///"):
+        if str(written).startswith("sqlite:///") and "?" not in str(written):  # options may name code
             return str(written)
         raise ConfigError(f"{path}: the study is kept in {written}; accepted: --storage with this URL", key="storage")
     if written != without_password(named):

@@ -233,7 +233,10 @@ class StudyOfTrials:
     def _value(self, trial: FrozenTrial, metric: str | None) -> float | None:
         if metric is None:
             return trial.value
-        *_, last = (self.folder_of(trial) / "result.jsonl").read_text(encoding="utf-8").splitlines()
+        log = self.folder_of(trial) / "result.jsonl"
+        if not log.is_file():  # it was run in another folder, on another machine
+            return None
+        *_, last = log.read_text(encoding="utf-8").splitlines()
         value = flatten(json.loads(last)).get(metric)
         return None if value is None else float(value)
 

@@ -21,7 +21,7 @@ from marl_sb3.tuning.study import StudyOfTrials
 EXIT_DISK_FULL = 28  # of a worker, as ENOSPC
 
 _numbers = itertools.count()  # of the workers of this process: each has a log of its own
-_POLL_S = 0.5
+POLL_S = 0.5  # between looks at what workers do
 _MAX_DEATHS = 3  # in a row without progress in between
 _GRACE_S = 30
 
@@ -82,7 +82,7 @@ class Workers:
             for _ in range(self._count):
                 self._start()
             while self._running:
-                time.sleep(_POLL_S)
+                time.sleep(POLL_S)
                 watch()
                 self._look_after()
         finally:

@@ -92,10 +92,8 @@ def test_a_killed_worker_is_replaced_and_its_training_begun_again(in_tmp: Path) 
     killed: list[int] = []
 
     def kill_one(done: int, total: int) -> None:
-        (candidates,) = [study.folder / "confirm"]
-        running = [
-            path for path in candidates.glob("*/*/result.jsonl") if not path.with_name("objective.json").exists()
-        ]
+        logs = study.folder.glob("confirm/*/*/result.jsonl")
+        running = [path for path in logs if not path.with_name("objective.json").exists()]
         if running and not killed:
             for entry in Path("/proc").iterdir():
                 if entry.name.isdecimal() and _is_worker_of(study, entry):
