@@ -10,7 +10,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -161,9 +161,11 @@ def _print_outcome(study: StudyOfTrials, console: Console) -> None:
 
 
 def _print_what_there_is(study: StudyOfTrials, arguments: argparse.Namespace, console: Console) -> None:
-    """After an interruption or an error, which is told last; an error in here is not."""
-    with suppress(Exception):
+    """After an interruption or an error, which is told last, and ends the command whatever happens here."""
+    try:
         _print_outcome(study, console)
+    except Exception as error:  # of a full disk, say
+        console.print(f"what there is so far cannot be written: {error}", soft_wrap=True, markup=False)
     env, name = (shlex.quote(text) for text in (study.search.env, study.search.name))
     storage = study.search.to_plain()["storage"]
     named = f" --storage {shlex.quote(storage)}" if storage else ""
