@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import re
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import marl_sb3
 from marl_sb3.errors import CheckpointError, ConfigError, EnvError, MarlSb3Error
 
 if TYPE_CHECKING:
@@ -21,15 +24,67 @@ EXIT_INTERRUPTED = 130
 
 
 class CommandParser(argparse.ArgumentParser):
-    """An `ArgumentParser` with one-line errors; long options may not be abbreviated, lest new ones break scripts."""
+    """An `ArgumentParser` with one-line errors and `--version`.
+
+    Long options may not be abbreviated, lest new ones break scripts.
+    """
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **settings)
+        words = f"marl_sb3 {marl_sb3.__version__}"
+        self.add_argument("--version", action="version", version=words, help="print the version and exit")
 
     def error(self, message: str) -> NoReturn:
         """Print what is wrong and leave with exit code 2."""
         print(f"error: {message} (see {self.prog} --help)", file=sys.stderr)
         sys.exit(EXIT_USAGE)
+
+
+def add_verbosity(parser: argparse.ArgumentParser) -> None:
+    """Give a command `-v` and `-vv`, as `verbosity`."""
+    words = "say more, show tracebacks; -vv still more; default: off"
+    parser.add_argument("-v", dest="verbosity", action="count", default=0, help=words)
+
+
+_INTEGER = re.compile(r"([-+]?[0-9]+(?:_[0-9]+)*(?:\.[0-9]+)?(?:e[-+]?[0-9]{1,2})?)([km]?)", re.IGNORECASE)
+_LONGEST_INTEGER = 100  # characters
+_SUFFIXES = {"": 1, "k": 1_000, "m": 1_000_000}
+
+
+def integer(text: str) -> int:
+    """An integer on the command line, for `type=`: `100000`, `100_000`, `1e5`, `100k` or `0.1M`.
+
+    Raises:
+        ArgumentTypeError: it is not an integer.
+    """
+    match = _INTEGER.fullmatch(text.strip())
+    if match is not None and len(text) <= _LONGEST_INTEGER:
+        number, suffix = match.groups()
+        value = Fraction(number.replace("_", "")) * _SUFFIXES[suffix.lower()]
+        if value.denominator == 1:
+            return value.numerator
+    raise argparse.ArgumentTypeError(f"received {text[:60]!r}; accepted: an integer, such as 100000, 1e5 or 100k")
+
+
+def algorithm_name(text: str) -> str:
+    """The name of an algorithm on the command line, for `type=`: `PPO` is `ppo`."""
+    return text.lower()
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun: `1 env`, `1,000 envs`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def assignments(option: str, texts: Iterable[str]) -> dict[str, Any]:
+    """What a repeatable option `KEY=VALUE` sets, with values read as YAML.
+
+    Raises:
+        ConfigError: one of them is not `KEY=VALUE`, or its value cannot be read.
+    """
+    from marl_sb3.config import parse_value
+
+    return {key: parse_value(value) for key, value in (assignment(option, text) for text in texts)}
 
 
 def assignment(option: str, text: str) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marl_sb3.cli import EXIT_DONE, CommandParser, run_command, setup_logging
+from marl_sb3.cli import EXIT_DONE, CommandParser, add_verbosity, counted, integer, run_command, setup_logging
 from marl_sb3.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
     )
     parser.add_argument("run", metavar="RUN", type=Path, help="the folder of the run")
-    parser.add_argument("--episodes", metavar="N", type=int, default=20, help="complete episodes; default: 20")
+    parser.add_argument("--episodes", metavar="N", type=integer, default=20, help="complete episodes; default: 20")
     parser.add_argument(
         "--stochastic", action="store_true", help="sample the actions, as in training; default: the most likely ones"
     )
@@ -55,27 +55,24 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--video", metavar="FILE", type=Path, help="film the first episode of env 0, as .gif or .mp4; default: no film"
     )
-    parser.add_argument("--video-episodes", metavar="N", type=int, help="film more of its episodes; default: 1")
+    parser.add_argument("--video-episodes", metavar="N", type=integer, help="film more of its episodes; default: 1")
     parser.add_argument(
-        "--seed", metavar="S", type=int, help="of the episodes and of sampled actions; default: follows from the run's"
+        "--seed",
+        metavar="S",
+        type=integer,
+        help="of the episodes and of sampled actions; default: follows from the run's",
     )
     parser.add_argument(
         "--n-envs",
         metavar="E",
-        type=int,
+        type=integer,
         help="envs that step together; default: as in the run, but no more than episodes",
     )
     parser.add_argument(
         "--env", metavar="ENV", help="the run's env, where it is code of your own; default: as in its config.yaml"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object alone; default: a table")
-    parser.add_argument(
-        "-v",
-        dest="verbosity",
-        action="count",
-        default=0,
-        help="say more, show tracebacks; -vv still more; default: off",
-    )
+    add_verbosity(parser)
     return parser
 
 
@@ -135,9 +132,9 @@ def _check(arguments: argparse.Namespace) -> None:
         ("--video-episodes", arguments.video_episodes),
     ):
         if value is not None and value < 1:
-            raise ConfigError(f"{option} is {value}; accepted: a whole number of at least 1", key=option)
+            raise ConfigError(f"{option} is {value}; accepted: an integer of at least 1", key=option)
     if arguments.seed is not None and arguments.seed < 0:
-        raise ConfigError(f"--seed is {arguments.seed}; accepted: a whole number of at least 0", key="--seed")
+        raise ConfigError(f"--seed is {arguments.seed}; accepted: an integer of at least 0", key="--seed")
     if arguments.video is None and arguments.video_episodes is not None:
         raise ConfigError("--video-episodes needs --video FILE", key="--video-episodes")
 
@@ -232,12 +229,14 @@ def _as_json(plan: _Plan, evaluation: Evaluation, video: VideoFile | None) -> di
 def _print(console: Console, plan: _Plan, evaluation: Evaluation, video: VideoFile | None) -> None:
     actions = "the most likely actions" if plan.deterministic else "sampled actions"
     of_what = f"{plan.run.folder}, {plan.run.checkpoint}"
-    how = f"{plan.episodes} episodes in {plan.n_envs} envs, {actions}, seed {plan.seed}"
+    how = f"{counted(plan.episodes, 'episode')} in {counted(plan.n_envs, 'env')}, {actions}, seed {plan.seed}"
     console.print(f"{of_what}: {how}", soft_wrap=True, markup=False)
     console.print(_table(evaluation))
     if video is not None:
         what = f"{plan.film_episodes} of the episodes of env 0" if plan.film_episodes > 1 else "an episode of env 0"
-        console.print(f"video: {video.path}, {what}, {video.num_frames} frames", soft_wrap=True, markup=False)
+        console.print(
+            f"video: {video.path}, {what}, {counted(video.num_frames, 'frame')}", soft_wrap=True, markup=False
+        )
 
 
 def _table(evaluation: Evaluation) -> Table:

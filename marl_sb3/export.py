@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from marl_sb3.cli import EXIT_DONE, CommandParser, run_command, setup_logging
+from marl_sb3.cli import EXIT_DONE, CommandParser, add_verbosity, run_command, setup_logging
 from marl_sb3.errors import ConfigError, ExportError
 from marl_sb3.types import PolicyID
 
@@ -165,13 +165,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--out", metavar="DIR", help="folder of the files; default: RUN/export/FORMAT")
     parser.add_argument("--force", action="store_true", help="replace files that are there; default: off")
-    parser.add_argument(
-        "-v",
-        dest="verbosity",
-        action="count",
-        default=0,
-        help="say more, show tracebacks; -vv still more; default: off",
-    )
+    add_verbosity(parser)
     return parser
 
 

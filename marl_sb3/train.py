@@ -14,8 +14,12 @@ from marl_sb3.cli import (
     EXIT_DONE,
     EXIT_INTERRUPTED,
     CommandParser,
-    assignment,
+    add_verbosity,
+    algorithm_name,
+    assignments,
     callable_module,
+    counted,
+    integer,
     run_command,
     setup_logging,
 )
@@ -59,14 +63,14 @@ def build_parser() -> argparse.ArgumentParser:
         choices=["shared", "per_agent"],
         help="one policy for all agents, or one for each; default: as in the preset, else shared",
     )
-    parser.add_argument("--algo", metavar="NAME", help="algorithm; default: ppo")
+    parser.add_argument("--algo", metavar="NAME", type=algorithm_name, help="algorithm; default: ppo")
     parser.add_argument(
-        "--timesteps", metavar="N", type=int, help="env steps to train for; default: as in the preset, else 1000000"
+        "--timesteps", metavar="N", type=integer, help="env steps to train for; default: as in the preset, else 1000000"
     )
     parser.add_argument(
-        "--n-envs", metavar="E", type=int, help="envs that step together; default: as in the preset, else 8"
+        "--n-envs", metavar="E", type=integer, help="envs that step together; default: as in the preset, else 8"
     )
-    parser.add_argument("--seed", metavar="S", type=int, help="run seed; default: drawn, and kept in config.yaml")
+    parser.add_argument("--seed", metavar="S", type=integer, help="run seed; default: drawn, and kept in config.yaml")
     parser.add_argument(
         "--set",
         metavar="KEY=VALUE",
@@ -102,7 +106,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--checkpoint-every",
         metavar="K",
-        type=int,
+        type=integer,
         help="iterations from one checkpoint to the next; 0: only at the end; default: 10",
     )
     parser.add_argument(
@@ -117,13 +121,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--run-dir", metavar="DIR", help="folder of the run, new or empty; default: runs/ENV/TIME-XXXX")
     parser.add_argument("--quiet", action="store_true", help="print the run folder alone; default: off")
-    parser.add_argument(
-        "-v",
-        dest="verbosity",
-        action="count",
-        default=0,
-        help="say more, show tracebacks; -vv still more; default: off",
-    )
+    add_verbosity(parser)
     return parser
 
 
@@ -163,17 +161,16 @@ _NOT_WITH_RESUME = (
 
 
 def _prepare(arguments: argparse.Namespace) -> Run:
-    from marl_sb3.config import load_config, parse_value
+    from marl_sb3.config import load_config
 
-    stop = {key: parse_value(value) for key, value in (assignment("--stop", text) for text in arguments.stop)}
+    stop = assignments("--stop", arguments.stop)
     if arguments.resume is not None:
         return _resume(arguments, stop)
-    settings = {key: parse_value(value) for key, value in (assignment("--set", text) for text in arguments.settings)}
     config = load_config(
         arguments.env,
         arguments.algo,
         arguments.hparams,
-        settings,
+        assignments("--set", arguments.settings),
         policies=arguments.policies,
         n_timesteps=arguments.timesteps,
         n_envs=arguments.n_envs,
@@ -232,7 +229,8 @@ def _print_start(console: Console, run: Run) -> None:
         done = run.algorithm.num_timesteps
         console.print(f"resuming from {run.checkpoint}, after {done:,} env steps", soft_wrap=True, markup=False)
     console.print(
-        f"{config.env}: {config.n_timesteps:,} env steps in {config.n_envs} envs, {config.algo}, policies {policies}, "
+        f"{config.env}: {counted(config.n_timesteps, 'env step')} in {counted(config.n_envs, 'env')}, {config.algo}, "
+        f"policies {policies}, "
         f"seed {config.seed}",
         soft_wrap=True,
         markup=False,

@@ -201,10 +201,10 @@ def test_all_envs_are_closed(
 # What is refused
 
 WRONG = [
-    ("--episodes 0", "--episodes is 0; accepted: a whole number of at least 1"),
-    ("--episodes ten", "argument --episodes: invalid int value: 'ten'"),
+    ("--episodes 0", "--episodes is 0; accepted: an integer of at least 1"),
+    ("--episodes ten", "argument --episodes: received 'ten'; accepted: an integer, such as 100000"),
     ("--n-envs -1", "--n-envs is -1; accepted"),
-    ("--seed -1", "--seed is -1; accepted: a whole number of at least 0"),
+    ("--seed -1", "--seed is -1; accepted: an integer of at least 0"),
     ("--video film.webm", "the file's name ends in '.webm'; accepted: gif, mp4"),
     ("--video-episodes 2", "--video-episodes needs --video FILE"),
     ("--video film.gif --video-episodes 0", "--video-episodes is 0; accepted"),
@@ -266,7 +266,7 @@ def test_help_fits_a_terminal_and_names_every_default() -> None:
     text = subprocess.run([*COMMAND, "--help"], capture_output=True, text=True, check=True, env=environment).stdout
     assert max(map(len, text.splitlines())) <= 80
     options = text.partition("options:")[2].partition("The episodes are")[0]
-    entries = [entry for entry in re.split(r"\n  (?=-)", options) if entry.strip() and "--help" not in entry]
+    entries = [entry for entry in re.split(r"\n  (?=-)", options) if entry.strip() and "exit\n" not in f"{entry}\n"]
     assert len(entries) == 10
     assert all("default" in entry for entry in entries), entries
 

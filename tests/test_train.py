@@ -39,6 +39,14 @@ def test_output_that_is_no_terminal_gets_plain_lines(in_tmp: Path, capsys: pytes
     assert "\x1b" not in "".join(lines)
 
 
+def test_a_number_and_an_algorithm_may_be_written_as_people_do(
+    in_tmp: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--timesteps", "2e1", "--algo", "PPO", "--n-envs", "1", "--set", "batch_size=10"]
+    assert main([*TINY, *options]) == 0
+    assert capsys.readouterr().out.startswith("arena: 20 env steps in 1 env, ppo, policies shared, seed 1\n")
+
+
 def test_quiet_prints_the_run_folder_alone(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*TINY, "--quiet", "--run-dir", "here"]) == 0
     captured = capsys.readouterr()
@@ -56,7 +64,7 @@ def test_help_fits_a_terminal_and_names_every_default() -> None:
     shown = subprocess.run([*COMMAND, "--help"], capture_output=True, text=True, check=True, env=environment).stdout
     assert max(map(len, shown.splitlines())) <= 80
     options = shown.partition("options:")[2].partition("ENV is one of")[0]
-    entries = [entry for entry in re.split(r"\n  (?=-)", options) if entry.strip() and "--help" not in entry]
+    entries = [entry for entry in re.split(r"\n  (?=-)", options) if entry.strip() and "exit\n" not in f"{entry}\n"]
     assert len(entries) == 18
     assert all("default" in entry for entry in entries), entries
 
@@ -71,7 +79,8 @@ WRONG = [
     ("", "no env given"),
     ("arenaa", "unknown env 'arenaa'; did you mean arena?"),
     ("arena --n-envs 0", "--n-envs: n_envs is 0; accepted: a whole number of at least 1"),
-    ("arena --n-envs two", "argument --n-envs: invalid int value: 'two'"),
+    ("arena --n-envs two", "argument --n-envs: received 'two'; accepted: an integer, such as 100000, 1e5 or 100k"),
+    ("arena --timesteps 1.5", "argument --timesteps: received '1.5'; accepted: an integer"),
     ("arena --polcies shared", "unrecognized arguments: --polcies shared"),
     ("arena --policies each", "argument --policies: invalid choice: 'each'"),
     ("arena --algo poo", "--algo: unknown algorithm 'poo'; accepted: ppo"),

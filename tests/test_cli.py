@@ -1,0 +1,56 @@
+"""What the commands have in common."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+
+import pytest
+
+import marl_sb3
+from marl_sb3.cli import algorithm_name, assignments, counted, integer
+from marl_sb3.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("0", 0), ("-5", -5), ("100000", 100_000), ("100_000", 100_000), ("1e5", 100_000), ("1E+5", 100_000),
+        ("2.5e3", 2500), ("100k", 100_000), ("0.5M", 500_000), ("1_000k", 1_000_000),
+        ("123456789012345678901234567890123", 123456789012345678901234567890123),
+    ],
+)  # fmt: skip
+def test_an_integer_may_be_written_as_people_do(text: str, value: int) -> None:
+    assert integer(text) == value
+    assert isinstance(integer(text), int)
+
+
+@pytest.mark.parametrize("text", ["", "two", "1.5", "1e-5", "0.0001k", "1__0", "_1", "1_", "1,000", "nan", "9" * 5000])
+def test_what_is_no_integer_is_refused_with_what_is_accepted(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=r"received '.{0,60}'; accepted: an integer, such as 100000"):
+        integer(text)
+
+
+def test_counts_agree_with_their_nouns() -> None:
+    assert [counted(n, "env") for n in (0, 1, 2, 1000)] == ["0 envs", "1 env", "2 envs", "1,000 envs"]
+
+
+def test_assignments_are_read_as_yaml() -> None:
+    assert assignments("--set", ["gamma=0.9", "policy_kwargs.net_arch=[32, 32]"]) == {
+        "gamma": 0.9,
+        "policy_kwargs.net_arch": [32, 32],
+    }
+    with pytest.raises(ConfigError, match="--stop is 'iteration'; accepted: KEY=VALUE"):
+        assignments("--stop", ["iteration"])
+
+
+def test_names_of_algorithms_are_those_of_the_papers_too() -> None:
+    assert algorithm_name("PPO") == "ppo"
+
+
+@pytest.mark.parametrize("command", ["train", "tune", "evaluate", "export"])
+def test_every_command_tells_its_version(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        importlib.import_module(f"marl_sb3.{command}").main(["--version"])
+    assert left.value.code == 0
+    assert capsys.readouterr().out == f"marl_sb3 {marl_sb3.__version__}\n"
