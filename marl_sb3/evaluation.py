@@ -18,6 +18,7 @@ import numpy as np
 import torch as th
 
 from marl_sb3.errors import ConfigError
+from marl_sb3.learners.exploration_noise import noise_of_rows
 from marl_sb3.learners.multi_agent_algorithm import MultiAgentAlgorithm
 from marl_sb3.learners.policy_rows import PolicyRows, rows_of_policy
 from marl_sb3.learners.random_state import undisturbed
@@ -257,7 +258,8 @@ def _actions(
             policy = algo.policies[mine.policy_id]
             # Filler observations of inactive rows need not lie in the space: they stay out of the network.
             acting = _selected(mine.observations(observations), active)
-            chosen, _ = policy.predict(acting, deterministic=deterministic)
+            with noise_of_rows(policy.policy, active):
+                chosen, _ = policy.predict(acting, deterministic=deterministic)
             actions = np.zeros((mine.num_rows, *chosen.shape[1:]), dtype=chosen.dtype)
             actions[active] = chosen
             mine.put_actions(actions, groups)

@@ -20,6 +20,7 @@ from stable_baselines3.common.vec_env import VecTransposeImage
 from marl_sb3.learners.algorithm_state import optimizer_settings
 from marl_sb3.learners.build import build_algorithm
 from marl_sb3.learners.evaluator import policy_evaluator
+from marl_sb3.learners.exploration_noise import noise_of_rows
 from marl_sb3.learners.fused_coverage import why_not_fused
 from marl_sb3.learners.fused_update import FusedUpdate, LeanUpdate
 from marl_sb3.learners.numeric_faults import check_update, check_weights, naming_faults
@@ -142,7 +143,7 @@ class OnPolicyLearner:
             step: env step within the rollout.
 
         Returns:
-            (rows, *action shape), as the env takes them; zeros in inactive rows.
+            (rows, *action shape), as the env takes them; inactive rows hold filler that no env reads.
         """
         if step == 0:  # not before: callbacks may set weights when a rollout starts
             self._evaluator = policy_evaluator(self.algorithm)
@@ -167,7 +168,8 @@ class OnPolicyLearner:
         all_values, all_log_probs = (np.zeros(len(active), dtype=np.float32) for _ in range(2))
         if active.any():
             acting = map_arrays(lambda array: array[active], observations)
-            all_actions[active], all_values[active], all_log_probs[active] = self._evaluator.act(acting)
+            with noise_of_rows(self.policy, active):
+                all_actions[active], all_values[active], all_log_probs[active] = self._evaluator.act(acting)
         return _Decision(active, observations, all_actions, all_values, all_log_probs)
 
     def _env_actions(self, actions: Array) -> Array:
