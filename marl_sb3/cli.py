@@ -99,6 +99,28 @@ def assignment(option: str, text: str) -> tuple[str, str]:
     return key.strip(), value
 
 
+def add_env_option(parser: argparse.ArgumentParser, *, also_positional: bool) -> None:
+    """Let the env be named by `--env ENV`, in every command alike; those that train take it as first word, too."""
+    if also_positional:
+        words = "the same as ENV; default: ENV"
+    else:
+        words = "the run's env, to be named if it is code of your own (package.module:factory); default: the run's"
+    parser.add_argument("--env", metavar="ENV", dest="env_option", help=words)
+
+
+def named_env(arguments: argparse.Namespace) -> str | None:
+    """The env that the command line names, by `--env` or as first word.
+
+    Raises:
+        ConfigError: both are there, and differ.
+    """
+    option: str | None = arguments.env_option
+    positional: str | None = getattr(arguments, "env", None)
+    if option is not None and positional not in (None, option):
+        raise ConfigError(f"ENV is {positional!r} and --env is {option!r}; accepted: one of them", key="env")
+    return positional if option is None else option
+
+
 def run_command(command: Callable[[], int], verbosity: int) -> int:
     """Run a command and turn what it raises into a message and an exit code; `-v` lets the traceback through."""
     try:

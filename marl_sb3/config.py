@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -290,14 +291,12 @@ def load_config(
     Raises:
         ConfigError: with the file or option and the key that is wrong.
     """
-    named = {env, trusted_env}
+    named = [name for name in (env, trusted_env) if name is not None]
     sources: dict[str, str] = {}
     if hparams is not None:
         path = Path(hparams)
         env, entry = _entry_of_file(path, env)
-        if ":" in env and env not in named:
-            words = f"{path} wants to import {env[:60]}: name this env on the command line if you trust it"
-            raise ConfigError(words, key="env")
+        require_named(env, named, path)
     else:
         path = preset_path(algo or TrainConfig.algo)
         env, entry = _entry_of_preset(path, env)
@@ -318,6 +317,29 @@ def load_config(
     except ConfigError as error:
         where = sources.get(error.key or "", "")
         raise ConfigError(f"{where}: {error}" if where else str(error), key=error.key) from error
+
+
+def require_named(env: str, named: Sequence[str], path: Path) -> None:
+    """Refuse an env of a file that is somebody's own code, unless the user has named it: a file imports nothing.
+
+    Args:
+        env: env id, as the file has it.
+        named: env ids, as the user has given them.
+        path: the file.
+
+    Raises:
+        ConfigError: with the option that names it.
+    """
+    if ":" not in env or env in named:
+        return
+    if not env.isprintable() or len(env) > _SHOWN:  # a file may hold anything
+        raise ConfigError(f"{path} wants to import {_shown(env)}, which is no package.module:factory", key="env")
+    other = f", which is not {named[0]}" if named else ""
+    raise ConfigError(
+        f"{path} wants to import {env}{other}: if you trust this code, add --env {shlex.quote(env)} to the command "
+        f"(in Python, env={env!r})",
+        key="env",
+    )
 
 
 _OPTION_NAMES = {"n_timesteps": "timesteps"}

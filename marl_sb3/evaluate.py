@@ -11,7 +11,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marl_sb3.cli import EXIT_DONE, CommandParser, add_verbosity, counted, integer, run_command, setup_logging
+from marl_sb3.cli import (
+    EXIT_DONE,
+    CommandParser,
+    add_env_option,
+    add_verbosity,
+    counted,
+    integer,
+    named_env,
+    run_command,
+    setup_logging,
+)
 from marl_sb3.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -68,9 +78,7 @@ def build_parser() -> argparse.ArgumentParser:
         type=integer,
         help="envs that step together; default: as in the run, but no more than episodes",
     )
-    parser.add_argument(
-        "--env", metavar="ENV", help="the run's env, where it is code of your own; default: as in its config.yaml"
-    )
+    add_env_option(parser, also_positional=False)
     parser.add_argument("--json", action="store_true", help="print one JSON object alone; default: a table")
     add_verbosity(parser)
     return parser
@@ -152,7 +160,7 @@ def _plan(arguments: argparse.Namespace) -> _Plan:
     filmed = 0 if arguments.video is None else arguments.video_episodes or 1
     if filmed > arguments.episodes:
         raise ConfigError(f"--video-episodes is {filmed}; accepted: 1 to --episodes, {arguments.episodes}")
-    run = restore(arguments.run, arguments.checkpoint, arguments.env)
+    run = restore(arguments.run, arguments.checkpoint, named_env(arguments))
     assert run.config.seed is not None, "a run has drawn its seed when it begins"
     # Each env plays the same number, give or take one: few enough envs for env 0 to play those that are filmed.
     most = arguments.episodes // filmed if filmed else arguments.episodes

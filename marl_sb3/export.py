@@ -13,7 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from marl_sb3.cli import EXIT_DONE, CommandParser, add_verbosity, run_command, setup_logging
+from marl_sb3.cli import (
+    EXIT_DONE,
+    CommandParser,
+    add_env_option,
+    add_verbosity,
+    named_env,
+    run_command,
+    setup_logging,
+)
 from marl_sb3.errors import ConfigError, ExportError
 from marl_sb3.types import PolicyID
 
@@ -160,9 +168,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--checkpoint", metavar="WHICH", default="best", help="best, latest or an iteration; default: best"
     )
-    parser.add_argument(
-        "--env", metavar="ENV", help="the env of the run, to name where it is code of your own; default: not needed"
-    )
+    add_env_option(parser, also_positional=False)
     parser.add_argument("--out", metavar="DIR", help="folder of the files; default: RUN/export/FORMAT")
     parser.add_argument("--force", action="store_true", help="replace files that are there; default: off")
     add_verbosity(parser)
@@ -183,7 +189,7 @@ def _export(arguments: argparse.Namespace) -> int:
     out = Path(arguments.out) if arguments.out else folder / "export" / arguments.format
     from marl_sb3.experiment import restore  # takes seconds: after what can be refused without it
 
-    run = restore(folder, arguments.checkpoint, arguments.env)
+    run = restore(folder, arguments.checkpoint, named_env(arguments))
     try:
         for file in export_policies(run, arguments.format, out, force=arguments.force):
             print(_line(run, file), flush=True)

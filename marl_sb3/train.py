@@ -14,12 +14,14 @@ from marl_sb3.cli import (
     EXIT_DONE,
     EXIT_INTERRUPTED,
     CommandParser,
+    add_env_option,
     add_verbosity,
     algorithm_name,
     assignments,
     callable_module,
     counted,
     integer,
+    named_env,
     run_command,
     setup_logging,
 )
@@ -58,6 +60,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = CommandParser(prog="python -m marl_sb3.train", description="Train the agents of an env.", epilog=_EPILOG)
     parser.add_argument("env", metavar="ENV", nargs="?", help="the env to train in; default: the one in --hparams")
+    add_env_option(parser, also_positional=True)
     parser.add_argument(
         "--policies",
         choices=["shared", "per_agent"],
@@ -167,7 +170,7 @@ def _prepare(arguments: argparse.Namespace) -> Run:
     if arguments.resume is not None:
         return _resume(arguments, stop)
     config = load_config(
-        arguments.env,
+        named_env(arguments),
         arguments.algo,
         arguments.hparams,
         assignments("--set", arguments.settings),
@@ -201,7 +204,7 @@ def _resume(arguments: argparse.Namespace, stop: dict[str, Any]) -> Run:
     return resume_run(
         arguments.resume,
         arguments.timesteps,
-        arguments.env,
+        named_env(arguments),
         stop=stop or None,
         checkpoint_every=arguments.checkpoint_every,
         on_nan=arguments.on_nan,

@@ -14,7 +14,16 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from marl_sb3.cli import EXIT_DONE, CommandParser, assignment, callable_module, run_command, setup_logging
+from marl_sb3.cli import (
+    EXIT_DONE,
+    CommandParser,
+    add_env_option,
+    assignment,
+    callable_module,
+    named_env,
+    run_command,
+    setup_logging,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,6 +55,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = CommandParser(prog="python -m marl_sb3.tune", description="Search for better settings.", epilog=_EPILOG)
     add = parser.add_argument
     add("env", metavar="ENV", nargs="?", help="the env to train in; default: arena, or the study's")
+    add_env_option(parser, also_positional=True)
     add("--trials", metavar="N", type=int, help="how many settings are tried; default: 50, or the whole grid")
     add("--timesteps", metavar="N", type=int, help="env steps of a trial; default: as in the preset")
     add("--study", metavar="NAME", help="name of the study, an old one goes on; default: time and 4 hex digits")
@@ -137,9 +147,9 @@ def _study(arguments: argparse.Namespace) -> StudyOfTrials:
     from marl_sb3.tuning.api import prepare_study
 
     settings = {key: parse_value(value) for key, value in (assignment("--set", text) for text in arguments.settings)}
-    own = ("workers", "confirm_seeds", "confirm_best", "verbosity", "settings")
+    own = ("env", "env_option", "workers", "confirm_seeds", "confirm_best", "verbosity", "settings")
     options = {name: value for name, value in vars(arguments).items() if name not in own}
-    return prepare_study(**options, settings=settings)
+    return prepare_study(named_env(arguments), **options, settings=settings)
 
 
 def _run(study: StudyOfTrials, arguments: argparse.Namespace, console: Console) -> None:

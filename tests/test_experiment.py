@@ -126,7 +126,7 @@ def test_a_factory_trains_under_its_name(in_tmp: Path) -> None:
 
 def test_nothing_is_imported_because_a_file_says_so(in_tmp: Path) -> None:
     (in_tmp / "mine.yml").write_text("antigravity:fly: {n_envs: 2}\n")
-    with pytest.raises(ConfigError, match=r"mine\.yml wants to import antigravity:fly: name this env"):
+    with pytest.raises(ConfigError, match=r"mine\.yml wants to import antigravity:fly: if you trust"):
         marl_sb3.train(hparams="mine.yml")
 
 

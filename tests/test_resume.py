@@ -180,7 +180,7 @@ def test_another_version_of_torch_is_marked(in_tmp: Path, monkeypatch: pytest.Mo
 
 def test_a_run_with_code_of_the_users_own_wants_it_named(in_tmp: Path) -> None:
     marl_sb3.train(ScriptedEnv, n_envs=2, timesteps=40, settings={"n_steps": 10, "batch_size": 10}, run_dir="run")
-    with pytest.raises(ConfigError, match=r"wants to import toy_envs:ScriptedEnv: name this env"):
+    with pytest.raises(ConfigError, match=r"wants to import toy_envs:ScriptedEnv: if you trust"):
         resume_run("run")
     run = marl_sb3.train("toy_envs:ScriptedEnv", resume="run", timesteps=20)
     assert run.algorithm.num_timesteps == 60

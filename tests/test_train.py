@@ -65,7 +65,7 @@ def test_help_fits_a_terminal_and_names_every_default() -> None:
     assert max(map(len, shown.splitlines())) <= 80
     options = shown.partition("options:")[2].partition("ENV is one of")[0]
     entries = [entry for entry in re.split(r"\n  (?=-)", options) if entry.strip() and "exit\n" not in f"{entry}\n"]
-    assert len(entries) == 18
+    assert len(entries) == 19
     assert all("default" in entry for entry in entries), entries
 
 
@@ -93,6 +93,7 @@ WRONG = [
     ("arena --stop iteratoin=3", "unknown metric 'iteratoin'; did you mean iteration?"),
     ("arena --hparams none.yml", "cannot read none.yml"),
     ("arena --set env.height=0", "height must be an integer >= 1; received 0"),
+    ("arena --env CartPole-v1", "ENV is 'arena' and --env is 'CartPole-v1'; accepted: one of them"),
     ("arena --timesteps -5", "--timesteps: n_timesteps is -5"),
 ]
 

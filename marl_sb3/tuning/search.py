@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from marl_sb3.config import TrainConfig, load_config, read_yaml
+from marl_sb3.config import TrainConfig, load_config, read_yaml, require_named
 from marl_sb3.errors import ConfigError
 from marl_sb3.tuning.objective import Objective
 from marl_sb3.tuning.space import Space, parse_space
@@ -193,8 +193,7 @@ def read_search(folder: Path, env: str | None = None, storage: str | None = None
     if not isinstance(content, Mapping) or set(content) != {item.name for item in fields(Search)}:
         raise ConfigError(f"{path} is not that of a study", key="study")
     search = Search(**content)
-    if ":" in search.env and search.env != env:
-        raise ConfigError(f"{path} wants to import {search.env}: name this env if you trust it", key="env")
+    require_named(search.env, [] if env is None else [env], path)
     return replace(search, storage=_storage(search.storage, storage, path))
 
 
