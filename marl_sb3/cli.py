@@ -9,6 +9,7 @@ import sys
 import types
 from collections.abc import Callable, Iterable
 from fractions import Fraction
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import marl_sb3
@@ -119,6 +120,12 @@ def named_env(arguments: argparse.Namespace) -> str | None:
     if option is not None and positional not in (None, option):
         raise ConfigError(f"ENV is {positional!r} and --env is {option!r}; accepted: one of them", key="env")
     return positional if option is None else option
+
+
+def tell_run(given: str | Path, found: Path) -> None:
+    """Say which run a command takes, where the user named a folder of runs."""
+    if Path(given) != found:
+        print(f"newest run in {given}: {found}", file=sys.stderr)
 
 
 def run_command(command: Callable[[], int], verbosity: int) -> int:

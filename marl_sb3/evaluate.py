@@ -21,6 +21,7 @@ from marl_sb3.cli import (
     named_env,
     run_command,
     setup_logging,
+    tell_run,
 )
 from marl_sb3.errors import ConfigError
 
@@ -54,7 +55,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="Let the policies of a run play episodes, and print their returns.",
         epilog=_EPILOG,
     )
-    parser.add_argument("run", metavar="RUN", type=Path, help="the folder of the run")
+    parser.add_argument("run", metavar="RUN", type=Path, help="a run folder, or a folder of runs: the newest")
     parser.add_argument("--episodes", metavar="N", type=integer, default=20, help="complete episodes; default: 20")
     parser.add_argument(
         "--stochastic", action="store_true", help="sample the actions, as in training; default: the most likely ones"
@@ -154,13 +155,17 @@ def _video_file(path: Path) -> VideoFile:
 
 
 def _plan(arguments: argparse.Namespace) -> _Plan:
-    from marl_sb3.evaluation import evaluation_seed
-    from marl_sb3.experiment import restore  # takes seconds: after what can be refused without it
+    from marl_sb3.run_folder import find_run
 
     filmed = 0 if arguments.video is None else arguments.video_episodes or 1
     if filmed > arguments.episodes:
         raise ConfigError(f"--video-episodes is {filmed}; accepted: 1 to --episodes, {arguments.episodes}")
-    run = restore(arguments.run, arguments.checkpoint, named_env(arguments))
+    folder = find_run(arguments.run)
+    tell_run(arguments.run, folder)
+    from marl_sb3.evaluation import evaluation_seed
+    from marl_sb3.experiment import restore  # takes seconds: after what can be refused without it
+
+    run = restore(folder, arguments.checkpoint, named_env(arguments))
     assert run.config.seed is not None, "a run has drawn its seed when it begins"
     # Each env plays the same number, give or take one: few enough envs for env 0 to play those that are filmed.
     most = arguments.episodes // filmed if filmed else arguments.episodes

@@ -26,12 +26,12 @@ from marl_sb3.config import TrainConfig, load_config, to_yaml
 from marl_sb3.envs.registry import EnvFactory, factory_id
 from marl_sb3.errors import ConfigError, NumericError
 from marl_sb3.learners.callback import MultiAgentCallback
+from marl_sb3.learners.import_weights import InitFrom, parse_init_from
 from marl_sb3.learners.import_weights import init_from as start_from
-from marl_sb3.learners.import_weights import parse_init_from
 from marl_sb3.learners.multi_agent_algorithm import MultiAgentAlgorithm
 from marl_sb3.learners.threads import start_without_dynamo
 from marl_sb3.metrics import Result, require_metric
-from marl_sb3.run_folder import RunFolder
+from marl_sb3.run_folder import RunFolder, find_run
 from marl_sb3.state import Fields
 from marl_sb3.types import PolicyID
 from marl_sb3.vec_env import make_vec_env
@@ -105,7 +105,7 @@ def prepare(
         ConfigError: a setting does not fit; nothing has been written then.
         CheckpointError: a checkpoint in `init_from` is damaged, or there is none.
     """
-    config = resolved(config)
+    config = _with_found_sources(resolved(config))
     check_device(config)
     set_up_process(config)
     files = RunFolder.new(config.env, run_dir)
@@ -124,12 +124,35 @@ def prepare(
     return run
 
 
+def _with_found_sources(config: TrainConfig) -> TrainConfig:
+    """With the run itself where `init_from` names a folder of runs: the newest is another one tomorrow."""
+    if config.init_from is None:
+        return config
+    with _source_named(config, "init_from"):
+        found = [str(_with_found_run(parse_init_from(text))) for text in config.init_from]
+    return replace(config, init_from=found)
+
+
+def _with_found_run(source: InitFrom) -> InitFrom:
+    is_checkpoint_or_run = any((source.path / name).exists() for name in ("manifest.json", "checkpoints"))
+    if is_checkpoint_or_run or not source.path.is_dir():
+        return source
+    return replace(source, path=find_run(source.path))
+
+
 def _start_from(run: Run, trust_pickle: bool) -> None:
-    sources = [parse_init_from(text) for text in run.config.init_from or ()]
-    try:
+    with _source_named(run.config, "init_from"):
+        sources = [parse_init_from(text) for text in run.config.init_from or ()]
         start_from(run.algorithm, sources, run.config.init_layers, trust_pickle=trust_pickle)
+
+
+@contextmanager
+def _source_named(config: TrainConfig, key: str) -> Iterator[None]:
+    """Say in errors where a setting came from."""
+    try:
+        yield
     except ConfigError as error:
-        raise ConfigError(f"{run.config.where('init_from')}{error}", key=error.key) from error
+        raise ConfigError(f"{config.where(key)}{error}", key=error.key) from error
 
 
 def resume_run(

@@ -21,6 +21,7 @@ from marl_sb3.cli import (
     named_env,
     run_command,
     setup_logging,
+    tell_run,
 )
 from marl_sb3.errors import ConfigError, ExportError
 from marl_sb3.types import PolicyID
@@ -163,7 +164,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="Write the policies of a run to files that need no marl_sb3.",
         epilog=_EPILOG,
     )
-    parser.add_argument("run", metavar="RUN", help="the run folder")
+    parser.add_argument("run", metavar="RUN", help="a run folder, or a folder of runs: the newest")
     parser.add_argument("--format", choices=list(FORMATS), default="sb3", help="see below; default: sb3")
     parser.add_argument(
         "--checkpoint", metavar="WHICH", default="best", help="best, latest or an iteration; default: best"
@@ -185,7 +186,10 @@ def _export(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
     setup_logging(arguments.verbosity, Console(stderr=True, highlight=False))
-    folder = Path(arguments.run)
+    from marl_sb3.run_folder import find_run
+
+    folder = find_run(arguments.run)
+    tell_run(arguments.run, folder)
     out = Path(arguments.out) if arguments.out else folder / "export" / arguments.format
     from marl_sb3.experiment import restore  # takes seconds: after what can be refused without it
 

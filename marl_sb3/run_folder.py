@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import json
+import logging
 import os
 import re
 import secrets
@@ -17,8 +19,52 @@ from marl_sb3.checkpoint import CheckpointFolder, naming
 from marl_sb3.config import TrainConfig, load_config, to_yaml
 from marl_sb3.errors import ConfigError
 
+_log = logging.getLogger(__name__)
+
+_CONFIG = "config.yaml"
 _LOCK, _FRESH_CONFIG = ".lock", "config.yaml.new"
 _OF_A_START = (_LOCK, _FRESH_CONFIG)  # there before config.yaml is
+_RUNS = Path("runs")  # where runs are kept, unless --run-dir says otherwise
+
+
+def find_run(path: str | Path) -> Path:
+    """The run folder that a path names: the path itself, or the newest run in it, as in `runs/arena`.
+
+    The newest run is the one that was started or resumed last.
+
+    Raises:
+        ConfigError: it is not a run folder, and no folder in it is one.
+    """
+    folder = Path(path)
+    if (folder / _CONFIG).is_file():
+        return folder
+    configs = sorted(folder.glob(f"*/{_CONFIG}"), key=lambda config: (config.stat().st_mtime_ns, config.parent.name))
+    if configs:
+        _log.info("newest run in %s: %s", folder, configs[-1].parent)
+        return configs[-1].parent
+    raise ConfigError(f"{path} is not a run folder: {_why_no_run(folder)}", key="run")
+
+
+def _why_no_run(path: Path) -> str:
+    """What is wrong, and which folder may have been meant."""
+    around = next((parent for parent in [*path.absolute().parents][:3] if (parent / _CONFIG).is_file()), None)
+    if path.exists() and around is not None:
+        number = f" with --checkpoint {int(path.name[5:])}" if re.fullmatch(r"ckpt-[0-9]{6,12}", path.name) else ""
+        return f"it is a part of one; did you mean {os.path.relpath(around)}{number}?"
+    if path.is_dir():
+        below = sorted({str(config.parent.parent) for config in path.glob(f"*/*/{_CONFIG}")})
+        hint = f"; there are runs in {', '.join(below[:5])}{', ...' if len(below) > 5 else ''}" if below else ""
+        return f"it has no {_CONFIG}{hint}"
+    if path.exists():
+        return "it is a file"
+    close = [str(_RUNS / path)] if (_RUNS / path).is_dir() else _similar(path)
+    return f"it does not exist{f'; did you mean {close[0]}?' if close else ''}"
+
+
+def _similar(path: Path) -> list[str]:
+    """Folders beside a path that have nearly its name."""
+    names = [entry.name for entry in path.parent.iterdir() if entry.is_dir()] if path.parent.is_dir() else []
+    return [str(path.parent / name) for name in difflib.get_close_matches(path.name, names, n=1)]
 
 
 class RunFolder:
@@ -37,7 +83,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.config_file = path / "config.yaml"
+        self.config_file = path / _CONFIG
         self.checkpoints = CheckpointFolder(path / "checkpoints")
         self.policies = path / "policies"
         self.resumes = path / "resumes.jsonl"
@@ -52,7 +98,7 @@ class RunFolder:
         """
         if run_dir is None:
             now = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
-            return cls(Path("runs") / re.sub(r"[^\w.-]+", "_", env) / f"{now}-{secrets.token_hex(2)}")
+            return cls(_RUNS / re.sub(r"[^\w.-]+", "_", env) / f"{now}-{secrets.token_hex(2)}")
         folder = Path(run_dir)
         if folder.exists() and (not folder.is_dir() or any(path.name not in _OF_A_START for path in folder.iterdir())):
             raise ConfigError(f"--run-dir: {folder} exists and is not an empty folder", key="run_dir")
@@ -60,15 +106,12 @@ class RunFolder:
 
     @classmethod
     def existing(cls, path: str | Path) -> RunFolder:
-        """The folder of a run that has been started.
+        """The folder of a run that has been started; see `find_run`.
 
         Raises:
             ConfigError: it is not one.
         """
-        folder = cls(Path(path))
-        if not folder.config_file.is_file():
-            raise ConfigError(f"{path} is not a run folder: it has no config.yaml", key="run")
-        return folder
+        return cls(find_run(path))
 
     def lock(self) -> None:
         """Become the only process that may write here, until `unlock` or the end of this process.

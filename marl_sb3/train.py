@@ -24,6 +24,7 @@ from marl_sb3.cli import (
     named_env,
     run_command,
     setup_logging,
+    tell_run,
 )
 from marl_sb3.errors import ConfigError
 
@@ -199,10 +200,14 @@ def _resume(arguments: argparse.Namespace, stop: dict[str, Any]) -> Run:
                 "--checkpoint-every, --on-nan, --quiet, -v",
                 key=name,
             )
-    from marl_sb3.experiment import resume_run
+    from marl_sb3.run_folder import find_run
+
+    folder = find_run(arguments.resume)
+    tell_run(arguments.resume, folder)
+    from marl_sb3.experiment import resume_run  # takes seconds: after what can be refused without it
 
     return resume_run(
-        arguments.resume,
+        folder,
         arguments.timesteps,
         named_env(arguments),
         stop=stop or None,

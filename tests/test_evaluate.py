@@ -88,6 +88,13 @@ def test_a_checkpoint_can_be_chosen(run_folder: Path, capsys: pytest.CaptureFixt
     assert found == ["ckpt-000004", "ckpt-000003"]
 
 
+def test_a_folder_of_runs_is_the_newest_which_is_said(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(run_folder.parent), "--episodes", "1", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == f"newest run in {run_folder.parent}: {run_folder}\n"
+    assert json.loads(captured.out)["run"] == str(run_folder)
+
+
 def test_the_env_is_that_of_the_run(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert shown(capsys, run_folder, "--episodes", 2)["env_runners"]["episode_len_mean"] == 9.0
 

@@ -127,6 +127,13 @@ def test_a_complete_run_stays_as_it_is(in_tmp: Path) -> None:
     assert rows("whole") == before
 
 
+def test_a_run_starts_from_the_newest_of_a_folder_and_notes_which(in_tmp: Path) -> None:
+    start("runs/arena/first", iterations=1)
+    run = start("second", iterations=1, init_from=["shared=runs/arena:shared"])
+    assert run.config.init_from == ["shared=runs/arena/first:shared"]
+    assert "shared=runs/arena/first:shared" in (in_tmp / "second" / "config.yaml").read_text()
+
+
 def test_half_written_lines_of_a_killed_process_are_cut(in_tmp: Path) -> None:
     start("whole")
     broken("broken")

@@ -52,6 +52,11 @@ class InitFrom:
     policy_id: PolicyID | None = None
     source_id: PolicyID | None = None
 
+    def __str__(self) -> str:
+        """As after `--init-from`."""
+        target = "" if self.policy_id is None else f"{self.policy_id}="
+        return f"{target}{self.path}{'' if self.source_id is None else f':{self.source_id}'}"
+
 
 def parse_init_from(text: str) -> InitFrom:
     """What `--init-from` says: `RUN`, `FILE.zip`, `pol1=PATH`, `pol1=PATH:polX`.
