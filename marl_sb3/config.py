@@ -1,7 +1,7 @@
 """The configuration of a run: every default stands here once, and every source of settings is checked against it.
 
 A preset file has the format of rl-baselines3-zoo's: env id -> settings, where what is not a field of `TrainConfig`
-is a hyperparameter by SB3's name. Files are read as plain data; nothing in them is evaluated or imported.
+is a hyperparameter by SB3's name or RLlib's. Files are read as plain data; nothing in them is evaluated or imported.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,12 @@ from typing import Any
 import yaml
 
 from marl_sb3.errors import ConfigError
+from marl_sb3.setting_names import as_integer, canonical_hyperparameters, canonical_settings
 from marl_sb3.types import PolicyID
+from marl_sb3.zoo_format import ATARI, DEFAULT, KEYS, refuse_unsupported, section_for
 
 _PACKAGE = Path(__file__).parent
-_FIELDS_OF_THE_FILE = ("env", "hyperparameters", "sources")  # not settings by these names
+_FIELDS_OF_THE_FILE = ("env", "hyperparameters", "sources", "notes")  # not settings by these names
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ class TrainConfig:
         env_kwargs: keyword arguments of the env.
         hyperparameters: of every policy that sets no other, by SB3's names.
         sources: where a setting came from, for messages; not part of the configuration.
+        notes: what the user should know of how a file was read; not part of the configuration.
     """
 
     env: str
@@ -96,6 +99,7 @@ class TrainConfig:
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    notes: Sequence[str] = field(default=(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
         _check(self)
@@ -282,6 +286,7 @@ def load_config(
         algo: algorithm; None: as in the file, or the default.
         hparams: a file to use instead of the shipped presets; it must have an entry for the env.
         settings: by key as after `--set`: a field, a hyperparameter, `env.x`, `policy_kwargs.x` or `<policy>.x`.
+            RLlib's names are understood, here and in files.
         trusted_env: an env id that the user has named besides; see below.
         overrides: fields of `TrainConfig`; None means not given.
 
@@ -292,30 +297,24 @@ def load_config(
         ConfigError: with the file or option and the key that is wrong.
     """
     named = [name for name in (env, trusted_env) if name is not None]
-    sources: dict[str, str] = {}
+    notes: list[str] = []
     if hparams is not None:
         path = Path(hparams)
-        env, entry = _entry_of_file(path, env)
+        env, section, entry = _entry_of_file(path, env, notes)
         require_named(env, named, path)
     else:
         path = preset_path(algo or TrainConfig.algo)
-        env, entry = _entry_of_preset(path, env)
+        env, section, entry = _entry_of_preset(path, env)
     values = _Settings(env)
-    for key, value in entry.items():
-        values.put(str(key), value)
-        sources[str(key)] = f"{path}, {env}.{key}"
+    values.add({str(key): value for key, value in entry.items()}, lambda key: f"{path}, {section}.{key}")
     options = {"algo": algo, **overrides}
-    for name, value in options.items():
-        if value is not None:
-            values.put(name, value)
-            sources[name] = f"--{_OPTION_NAMES.get(name, name).replace('_', '-')}"
-    for key, value in (settings or {}).items():
-        values.set_path(key, value)
-        sources[key] = f"--set {key}"
+    values.add({name: value for name, value in options.items() if value is not None}, _option)
+    values.add(settings or {}, lambda key: f"--set {key}", dotted=True)
+    refuse_unsupported(values.of_the_zoo, values.sources)
     try:
-        return TrainConfig(sources=sources, **values.fields)
+        return TrainConfig(sources=values.sources, notes=notes, **values.fields)
     except ConfigError as error:
-        where = sources.get(error.key or "", "")
+        where = values.sources.get(error.key or "", "")
         raise ConfigError(f"{where}: {error}" if where else str(error), key=error.key) from error
 
 
@@ -345,32 +344,47 @@ def require_named(env: str, named: Sequence[str], path: Path) -> None:
 _OPTION_NAMES = {"n_timesteps": "timesteps"}
 
 
+def _option(name: str) -> str:
+    return f"--{_OPTION_NAMES.get(name, name).replace('_', '-')}"
+
+
 def _some(names: Iterable[Any]) -> str:
     """The first names of a file, cut short: it may hold anything."""
     listed = [str(name)[:60] for name in names]
     return ", ".join(listed[:20]) + (", ..." if len(listed) > 20 else "")
 
 
-def _entry_of_file(path: Path, env: str | None) -> tuple[str, Mapping[str, Any]]:
+def _entry_of_file(path: Path, env: str | None, notes: list[str]) -> tuple[str, str, Mapping[str, Any]]:
+    """The env, the section of the file that is its, and what this holds."""
     content = read_yaml(path)
     if not isinstance(content, Mapping) or not content:
         raise ConfigError(f"{path} holds {type(content).__name__}; accepted: env id -> settings", key="hparams")
     if env is None:
-        if len(content) != 1:
-            raise ConfigError(f"{path} has settings for {_some(content)}: say which env", key="env")
-        env = str(next(iter(content)))
-    if env not in content:
-        close = difflib.get_close_matches(env, [str(name) for name in content], n=3)
+        env = _only_env(path, content)
+    if env in content:
+        return env, env, _entry(path, env, content[env])
+    close = difflib.get_close_matches(env, [str(name) for name in content], n=3)
+    section = section_for(env, content)
+    if section is None:
         hint = f"did you mean {', '.join(close)}?" if close else f"it has {_some(content)}"
         raise ConfigError(f"{path} has no settings for env {env!r}; {hint}", key="hparams")
-    return env, _entry(path, env, content[env])
+    similar = f"; it has some for {', '.join(close)}" if close else ""
+    notes.append(f"{path} has no settings for env {env!r}: those of its section {section!r} are used{similar}")
+    return env, section, _entry(path, section, content[section])
 
 
-def _entry_of_preset(path: Path, env: str | None) -> tuple[str, Mapping[str, Any]]:
+def _only_env(path: Path, content: Mapping[Any, Any]) -> str:
+    envs = [name for name in content if name not in (DEFAULT, ATARI)] or list(content)
+    if len(envs) != 1:
+        raise ConfigError(f"{path} has settings for {_some(content)}: say which env", key="env")
+    return str(envs[0])
+
+
+def _entry_of_preset(path: Path, env: str | None) -> tuple[str, str, Mapping[str, Any]]:
     if env is None:
         raise ConfigError("no env given; accepted: an env id, or --hparams with a file of one env", key="env")
     content = read_yaml(path) if path.exists() else {}
-    return env, _entry(path, env, content.get(env, {}))
+    return env, env, _entry(path, env, content.get(env, {}))
 
 
 def _entry(path: Path, env: str, entry: Any) -> Mapping[str, Any]:
@@ -379,23 +393,61 @@ def _entry(path: Path, env: str, entry: Any) -> Mapping[str, Any]:
     return entry
 
 
+_FIELDS = frozenset(f.name for f in fields(TrainConfig)).difference(_FIELDS_OF_THE_FILE)
+_INTEGER_FIELDS = frozenset(f.name for f in fields(TrainConfig) if f.type in ("int", "int | None"))
+
+
 class _Settings:
-    """Fields of a `TrainConfig` in the making."""
+    """Fields of a `TrainConfig` in the making.
+
+    Attributes:
+        fields: by name.
+        of_the_zoo: keys of rl-baselines3-zoo's that are not fields.
+        sources: where each setting came from.
+    """
 
     def __init__(self, env: str) -> None:
         self.fields: dict[str, Any] = {"env": env, "hyperparameters": {}}
+        self.of_the_zoo: dict[str, Any] = {}
+        self.sources: dict[str, str] = {}
+
+    def add(self, given: Mapping[str, Any], where: Callable[[str], str], *, dotted: bool = False) -> None:
+        """The settings of one source, which win over those before.
+
+        Args:
+            given: by the names that the source uses.
+            where: a name in that source, for messages.
+            dotted: whether `a.b` is a path, as after `--set`.
+
+        Raises:
+            ConfigError: a key or a value is malformed, or a setting is given by two names.
+        """
+        try:
+            settings = canonical_settings(given)
+            for key, (written, value) in settings.items():
+                self.sources[key] = where(written)
+                if dotted or key != written:
+                    self.set_path(key, value)
+                else:
+                    self.put(key, value)
+        except ConfigError as error:
+            key = error.key or ""
+            raise ConfigError(f"{self.sources.get(key) or where(key)}: {error}", key=error.key) from error
 
     def put(self, key: str, value: Any) -> None:
         """A field, or else a hyperparameter: whether the algorithm knows it shows when the policies are made."""
-        known = {f.name for f in fields(TrainConfig)}.difference(_FIELDS_OF_THE_FILE)
-        target = self.fields if key in known else self.fields["hyperparameters"]
-        target[key] = value
+        if key in KEYS:
+            self.of_the_zoo[key] = value
+        elif key in _FIELDS:
+            self.fields[key] = _field_value(key, value)
+        else:
+            self.fields["hyperparameters"][key] = value
 
     def set_path(self, key: str, value: Any) -> None:
         """A setting by its dotted key."""
         head, dot, rest = key.partition(".")
         if not head or (dot and not rest) or key == "env":
-            raise ConfigError(f"--set {key}: accepted: a setting, env.NAME or POLICY.NAME", key=key)
+            raise ConfigError("accepted: a setting, env.NAME or POLICY.NAME", key=key)
         if not rest:
             self.put(head, value)
         elif head == "env":
@@ -410,12 +462,28 @@ class _Settings:
         settings = all_settings[policy_id] = dict(all_settings.get(policy_id, {}))
         head, _, rest = name.partition(".")
         if rest and head != "policy_kwargs":
-            raise ConfigError(f"--set {policy_id}.{name}: accepted: POLICY.NAME", key=f"{policy_id}.{name}")
+            raise ConfigError("accepted: POLICY.NAME", key=f"{policy_id}.{name}")
         if rest:
             _set_policy_kwarg(settings, rest, value)
         else:
             settings[name] = value
         self.fields["policy_settings"] = all_settings
+
+
+def _field_value(name: str, value: Any) -> Any:
+    """The value of a field in the form in which it is checked."""
+    if name in _INTEGER_FIELDS:
+        return as_integer(value)
+    if name in ("policies", "policy_settings") and isinstance(value, Mapping):
+        return {policy_id: _own_settings(settings) for policy_id, settings in value.items()}
+    return value
+
+
+def _own_settings(settings: Any) -> Any:
+    """One policy's own settings by SB3's names; what is no mapping is refused later."""
+    if not isinstance(settings, Mapping):
+        return settings
+    return canonical_hyperparameters({str(key): value for key, value in settings.items()})
 
 
 def _set_policy_kwarg(settings: dict[str, Any], name: str, value: Any) -> None:

@@ -106,6 +106,8 @@ def prepare(
         CheckpointError: a checkpoint in `init_from` is damaged, or there is none.
     """
     config = _with_found_sources(resolved(config))
+    for note in config.notes:
+        _log.warning("%s", note)
     check_device(config)
     set_up_process(config)
     files = RunFolder.new(config.env, run_dir)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import warnings
 
@@ -54,7 +55,10 @@ def build_algorithm(
 
 
 def _check_fit(rows: PolicyRows, spec: PolicySpec, n_steps: int) -> None:
-    """Refuse actions that SB3 does not have, and a rollout that the hyperparameters do not fit."""
+    """Refuse actions that SB3 does not have, and a rollout that the hyperparameters do not fit.
+
+    As in SB3 a minibatch that is larger than the rollout is the whole rollout.
+    """
     action_space = rows.group.action_space
     if np.any(getattr(action_space, "start", 0)):
         raise ConfigError(
@@ -72,13 +76,18 @@ def _check_fit(rows: PolicyRows, spec: PolicySpec, n_steps: int) -> None:
         raise ConfigError(f"policy {rows.policy_id!r}: a rollout of {shape}; at least 2 are needed", key="n_steps")
     batch_size = spec.hyperparameters.get("batch_size", 64)
     if batch_size > size:
-        raise ConfigError(
-            f"policy {rows.policy_id!r}: batch_size is {batch_size}, larger than its rollout of {shape}; "
-            f"accepted: 2 to {size}",
-            key=f"{rows.policy_id}.batch_size",
+        _warn_once(
+            f"policy {rows.policy_id!r}: batch_size is {batch_size}, larger than its rollout of {shape}: every epoch "
+            f"is one minibatch of {size}"
         )
-    if size % batch_size:
+    elif size % batch_size:
         _log.info(
             "policy %s: batch_size %d does not divide its rollout of %d: the last minibatch of an epoch has %d",
             rows.policy_id, batch_size, size, size % batch_size,
         )  # fmt: skip
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    """A search builds the same policies again and again."""
+    _log.warning("%s", message)

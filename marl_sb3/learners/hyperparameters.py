@@ -13,6 +13,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.utils import LinearSchedule
 
 from marl_sb3.errors import ConfigError
+from marl_sb3.setting_names import NO_COUNTERPART
 
 # `MultiAgentAlgorithm` sets these itself: they belong to the run, not to a policy.
 _RESERVED = frozenset(
@@ -113,6 +114,8 @@ def resolve_hyperparameters(algorithm_class: type[BaseAlgorithm], values: Mappin
 def _unknown_name(algorithm_class: type[BaseAlgorithm], name: str, known: Mapping[str, Any]) -> str:
     if name in _RESERVED:
         return f"{name!r} is set by marl_sb3 for all policies; it is not a hyperparameter"
+    if name in NO_COUNTERPART:
+        return f"{name!r} is RLlib's and has no counterpart here: {NO_COUNTERPART[name]}"
     close = difflib.get_close_matches(name, known, n=3)
     hint = f"did you mean {', '.join(close)}?" if close else f"accepted: {', '.join(known)}"
     return f"unknown hyperparameter {name!r} of {algorithm_class.__name__}; {hint}"

@@ -11,6 +11,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.learners.hyperparameters import hyperparameter_defaults, resolve_hyperparameters
 from marl_sb3.learners.ppo import PPO
+from marl_sb3.setting_names import canonical_hyperparameters
 from marl_sb3.state import Fields, State, is_plain
 from marl_sb3.types import PolicyID
 
@@ -39,7 +40,8 @@ class PolicySpec:
     Args:
         algorithm: `marl_sb3.PPO` (default), `stable_baselines3.PPO`, or a subclass.
         policy: SB3's policy name or class, `MlpPolicy` by default.
-        hyperparameters: SB3's constructor arguments, by its names. `learning_rate="lin_3e-4"` is a schedule.
+        hyperparameters: SB3's constructor arguments, by its names or RLlib's (`lr`, `minibatch_size`, `lambda_`, ...).
+            `learning_rate="lin_3e-4"` is a schedule.
 
     Raises:
         ConfigError: an unknown hyperparameter, or a value out of range.
@@ -61,8 +63,8 @@ class PolicySpec:
             )
         self.algorithm = algorithm
         self.policy = policy
-        self.hyperparameters = resolve_hyperparameters(algorithm, hyperparameters)
-        self._given = dict(hyperparameters)  # `lin_3e-4` says more than a function
+        self._given = canonical_hyperparameters(hyperparameters)  # `lin_3e-4` says more than a function
+        self.hyperparameters = resolve_hyperparameters(algorithm, self._given)
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> PolicySpec:
         """The same, with these hyperparameters where it has none of its own.
@@ -70,6 +72,7 @@ class PolicySpec:
         Raises:
             ConfigError: an unknown hyperparameter, or a value out of range.
         """
+        defaults = canonical_hyperparameters(defaults)
         resolve_hyperparameters(self.algorithm, defaults)  # says which name is wrong
         return PolicySpec(self.algorithm, self.policy, **{**defaults, **self._given})
 

@@ -11,11 +11,12 @@ from typing import Any
 from marl_sb3.config import TrainConfig
 from marl_sb3.envs.registry import EnvFactory, factory_id
 from marl_sb3.errors import ConfigError
+from marl_sb3.setting_names import canonical_settings
 from marl_sb3.tuning.confirm import confirm
 from marl_sb3.tuning.report import write_files
 from marl_sb3.tuning.run_search import Watcher, new_name, open_study, require_trainable_preset, run_search, study_folder
 from marl_sb3.tuning.search import Search, read_search, require_whole
-from marl_sb3.tuning.space import Space, canonical_name, parse_grid, parse_space, read_space
+from marl_sb3.tuning.space import Space, parse_grid, parse_space, read_space
 from marl_sb3.tuning.study import StudyOfTrials
 
 DEFAULT_ENV = "arena"
@@ -103,7 +104,7 @@ def prepare_study(
     folder = study_folder(env_id, name, Path(root))
     given = {key: value for key, value in options.items() if value is not None}
     if settings:
-        given["settings"] = {canonical_name(key): value for key, value in settings.items()}
+        given["settings"] = {key: value for key, (_, value) in canonical_settings(settings).items()}
     before = read_search(folder, env_id, given.get("storage"))
     search = _new(env_id, name, space, grid, given) if before is None else _continued(before, space, grid, given)
     return open_study(search, folder, factory)

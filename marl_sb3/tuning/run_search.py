@@ -15,7 +15,7 @@ from filelock import FileLock, Timeout
 
 from marl_sb3.envs.registry import EnvFactory, importable_id
 from marl_sb3.errors import ConfigError
-from marl_sb3.experiment import preview
+from marl_sb3.experiment import Preview, preview
 from marl_sb3.tuning.search import Search, read_search, require_whole
 from marl_sb3.tuning.study import ERROR, INTERRUPTED, KILLED, WORKER, StudyOfTrials
 from marl_sb3.tuning.trial import TRACEBACK_FILE, run_trial
@@ -77,23 +77,36 @@ def _check(search: Search, factory: EnvFactory | None) -> list[str]:
     if search.sampler == "grid":
         space.combinations()
     objective.require_enough(search.evaluations)
+    searched = any(parameter.name.rpartition(".")[2] == "batch_size" for parameter in space.parameters)
     uneven: dict[tuple[str, int], set[int]] = {}
     for settings in space.corners():
         config = search.trial_config(settings, seed=0)
         try:
             seen = preview(config, factory)
             objective.require_known(seen.metric_names)
+            if searched:
+                _require_distinct_minibatches(seen)
         except ConfigError as error:
             shown = ", ".join(f"{name}={value}" for name, value in settings.items())
             raise ConfigError(f"{error} (in a trial with {shown})", key=error.key) from error
         for policy_id, (batch_size, rollout) in seen.minibatches.items():
-            if rollout % batch_size:
+            if batch_size < rollout and rollout % batch_size:
                 uneven.setdefault((policy_id, rollout), set()).add(batch_size)
     return [
         f"policy {policy_id}: the last minibatch of an epoch is smaller where batch_size is "
         f"{', '.join(map(str, sorted(sizes)))}: a rollout has {rollout} agent steps"
         for (policy_id, rollout), sizes in uneven.items()
     ]
+
+
+def _require_distinct_minibatches(seen: Preview) -> None:
+    """Refuse to choose among minibatches that are larger than the rollout: all of them are the same."""
+    for policy_id, (batch_size, rollout) in seen.minibatches.items():
+        if batch_size > rollout:
+            words = (
+                f"policy {policy_id!r}: batch_size is {batch_size}, larger than its rollout of {rollout} agent steps"
+            )
+            raise ConfigError(f"{words} agent steps; accepted in a search: 2 to {rollout}", key="batch_size")
 
 
 def require_trainable_preset(study: StudyOfTrials) -> None:

@@ -12,27 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from marl_sb3.config import parse_value, preset_path, read_yaml
 from marl_sb3.errors import ConfigError
+from marl_sb3.setting_names import as_integer, canonical_name, read_value
 
 if TYPE_CHECKING:
     import optuna
-
-# RLlib's and Optuna's users' names for what SB3 calls otherwise.
-ALIASES: Mapping[str, str] = {
-    "minibatch_size": "batch_size",
-    "sgd_minibatch_size": "batch_size",
-    "lr": "learning_rate",
-    "num_epochs": "n_epochs",
-    "num_sgd_iter": "n_epochs",
-    "lambda": "gae_lambda",
-    "lambda_": "gae_lambda",
-    "clip_param": "clip_range",
-    "vf_clip_param": "clip_range_vf",
-    "entropy_coeff": "ent_coef",
-    "vf_loss_coeff": "vf_coef",
-    "grad_clip": "max_grad_norm",
-    "fcnet_hiddens": "policy_kwargs.net_arch",
-    "net_arch": "policy_kwargs.net_arch",
-}
 
 
 @dataclass(frozen=True)
@@ -208,7 +191,7 @@ def parse_space(section: Mapping[str, Any], where: str) -> Space:
         if isinstance(spec, Mapping):
             parameters.append(_parameter(name, spec, f"{where}, {given}"))
         else:
-            constants[name] = spec
+            constants[name] = read_value(name, spec)
     if not parameters:
         raise ConfigError(f"{where}: nothing to choose: all of it is constant", key="space")
     return Space(tuple(parameters), constants)
@@ -230,14 +213,6 @@ def parse_grid(texts: Sequence[str]) -> Space:
     return parse_space(section, "--grid")
 
 
-def canonical_name(name: str) -> str:
-    """SB3's name of a parameter, which RLlib may call otherwise; a policy's id in front of it is kept."""
-    if name in ALIASES:
-        return ALIASES[name]
-    policy_id, dot, own = name.rpartition(".")
-    return f"{policy_id}.{ALIASES[own]}" if dot and policy_id != "policy_kwargs" and own in ALIASES else name
-
-
 _ACCEPTED = "{choices: [...]}, {uniform: [a, b]}, {log_uniform: [a, b]}, {int: [a, b]} or a constant"
 
 
@@ -250,6 +225,7 @@ def _parameter(name: str, spec: Mapping[str, Any], where: str) -> Parameter:
     bounds = spec[kind]
     if not isinstance(bounds, list) or not bounds:
         raise ConfigError(f"{where}: {kind} is {bounds!r}; accepted: a list that is not empty", key="space")
+    bounds = [as_integer(bound) if kind == "int" else read_value(name, bound) for bound in bounds]
     if kind == "choices":
         return Parameter(name, kind, tuple(dict.fromkeys(map(_choice, bounds))), linear)
     _check_range(kind, bounds, where)

@@ -90,6 +90,7 @@ CASES = {
     "other coefficients": Case(
         hyperparameters={"gamma": 0.7, "gae_lambda": 0.6, "vf_coef": 1.5, "max_grad_norm": 0.1, "clip_range": 0.01}
     ),
+    "batch size larger than the rollout": Case(hyperparameters={"batch_size": 1000}),
     "batch size that leaves one over": Case(hyperparameters={"batch_size": 19}, n_steps=5),
     "another network": Case(
         hyperparameters={"policy_kwargs": {"net_arch": {"pi": [5, 4], "vf": [6]}, "activation_fn": th.nn.ELU}}

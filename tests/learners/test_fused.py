@@ -110,6 +110,7 @@ HYPERPARAMETERS: dict[str, dict[str, Any]] = {
     "tight clipping": {"clip_range": 0.01, "max_grad_norm": 0.05, "n_epochs": 6},
     "one minibatch": {"batch_size": 48},
     "a last minibatch of one": {"batch_size": 47},
+    "a minibatch larger than the rollout": {"batch_size": 500},
     "other betas": {"policy_kwargs": {"optimizer_kwargs": {"betas": (0.8, 0.9), "eps": 1e-3}}},
     "separate extractors": {"policy_kwargs": {"share_features_extractor": False}},
 }

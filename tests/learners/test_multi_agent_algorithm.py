@@ -333,7 +333,6 @@ def test_log_interval_says_how_often_the_metrics_are_written(capsys: pytest.Capt
         ({"n_steps": 0}, "n_steps", "n_steps is 0; accepted: a whole number of at least 1"),
         ({"n_steps": 2.5}, "n_steps", r"n_steps is 2\.5"),
         ({"n_steps": 1, "n_envs": 1}, "n_steps", "1 steps x 1 envs x 1 agents = 1 agent steps; at least 2"),
-        ({"batch_size": 13}, "a.batch_size", "batch_size is 13, larger than its rollout of .* = 12 agent steps"),
         ({"policies": {"a": PolicySpec(n_steps=5), "b": PolicySpec()}}, "a.n_steps", "n_steps is 5, but all .* of 6"),
         ({"policies": {"p": PolicySpec()}, "policy": "CnnPolicy"}, "policy", "'policy' is set by"),
         ({"learning_rte": 1}, "learning_rte", "unknown hyperparameter 'learning_rte' of PPO; did you mean"),

@@ -247,8 +247,8 @@ def test_numbers_are_checked(option: str, in_tmp: Path) -> None:
 
 def test_a_preset_that_cannot_be_trained_is_refused_before_the_search(in_tmp: Path) -> None:
     settings = {**SMALL["settings"]}
-    del settings["batch_size"]
-    options = {**SMALL, "settings": settings, "space": {"batch_size": {"choices": [20, 40]}}}
-    with pytest.raises(ConfigError, match=r"the preset: .*: batch_size is 100, larger than its rollout"):
+    del settings["n_steps"]
+    options = {**SMALL, "settings": settings, "space": {"n_steps": {"choices": [10, 20]}}}
+    with pytest.raises(ConfigError, match=r"the preset: a trial of \d+ env steps is too short"):
         marl_sb3.tune("arena", **options, confirm_seeds=1)
     assert not list(in_tmp.glob("runs/tune/*/*/trials"))

@@ -640,7 +640,7 @@ def test_sqlite_holds_a_study_too(in_tmp: Path) -> None:
         ({"timesteps": 0}, "--timesteps is 0; accepted: a whole number of at least 1"),
         (
             {"space": {"batch_size": {"int": [10, 150]}, "n_envs": {"choices": [2, 4]}}, "settings": {"n_steps": 20}},
-            r"batch_size is 150, larger than its rollout of 20 steps .*\(in a trial with batch_size=150, n_envs=2\)",
+            r"batch_size is 150, larger than its rollout of 80 agent .*\(in a trial with batch_size=150, n_envs=2\)",
         ),
     ],
 )

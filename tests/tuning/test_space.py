@@ -9,7 +9,8 @@ import optuna
 import pytest
 
 from marl_sb3.errors import ConfigError
-from marl_sb3.tuning.space import canonical_name, parse_grid, parse_space, read_space
+from marl_sb3.setting_names import canonical_name
+from marl_sb3.tuning.space import parse_grid, parse_space, read_space
 
 
 def chosen(space: Any, **fixed: Any) -> dict[str, Any]:

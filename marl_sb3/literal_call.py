@@ -1,0 +1,128 @@
+"""Read `dict(net_arch=[64, 64], activation_fn=nn.ReLU)`, as rl-baselines3-zoo writes it, without evaluating it."""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from marl_sb3.errors import ConfigError
+
+_LONGEST = 4_000  # characters of a text; Python's own parser fails on what is nested very deeply
+_SHOWN = 120  # characters of a text in a message
+
+_CLASSES = {"Tanh": "tanh", "ReLU": "relu", "ELU": "elu", "GELU": "gelu", "SiLU": "silu", "LeakyReLU": "leaky_relu"}
+
+# PyTorch's names of activation functions, and ours.
+ACTIVATIONS: Mapping[str, str] = {
+    f"{module}.{name}": ours for module in ("nn", "th.nn", "torch.nn") for name, ours in _CLASSES.items()
+}
+_ACCEPTED = (
+    "a mapping such as {net_arch: [64, 64]}, or the text dict(net_arch=[64, 64], activation_fn=nn.ReLU) of numbers, "
+    f"strings, lists, dict(...) and {', '.join(f'nn.{name}' for name in _CLASSES)}"
+)
+
+
+def parse_literal(key: str, text: str) -> dict[str, Any]:
+    """The mapping that a text describes; activation functions become their names, such as `relu`.
+
+    Args:
+        key: the setting, for messages.
+        text: `dict(a=1, b=[2])` or `{"a": 1, "b": [2]}`.
+
+    Raises:
+        ConfigError: it is something else; nothing in it is evaluated or imported.
+    """
+    try:
+        value = _value(_parsed(text))
+    except _NotLiteralError as error:
+        part = "" if error.node is None else ast.get_source_segment(text.strip(), error.node)
+        raise _refused(key, text, part or "") from None
+    if not isinstance(value, dict):
+        raise _refused(key, text)
+    return value
+
+
+def _refused(key: str, text: str, part: str = "") -> ConfigError:
+    """With the part that is not a literal, if one is known."""
+    named = f", with {_short(part)}" if part and part != text.strip() else ""
+    return ConfigError(f"{key} is {_short(text)}{named}; accepted: {_ACCEPTED}", key=key)
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
+
+
+class _NotLiteralError(Exception):
+    """Which part of a text is not a literal; None: it is not Python at all."""
+
+    def __init__(self, node: ast.expr | None) -> None:
+        super().__init__()
+        self.node = node
+
+
+def _parsed(text: str) -> ast.expr:
+    if len(text) > _LONGEST:
+        raise _NotLiteralError(None)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the compiler, on style
+            return ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise _NotLiteralError(None) from None
+
+
+def _value(node: ast.expr) -> Any:
+    read = _READERS.get(type(node))
+    if read is None:
+        raise _NotLiteralError(node)
+    return read(node)
+
+
+def _constant(node: ast.Constant) -> Any:
+    if node.value is None or isinstance(node.value, (str, int, float, bool)):
+        return node.value
+    raise _NotLiteralError(node)
+
+
+def _signed(node: ast.UnaryOp) -> Any:
+    value = node.operand.value if isinstance(node.operand, ast.Constant) else None
+    if not isinstance(value, (int, float)) or not isinstance(node.op, (ast.USub, ast.UAdd)):
+        raise _NotLiteralError(node)
+    return -value if isinstance(node.op, ast.USub) else value
+
+
+def _mapping(node: ast.Dict) -> dict[str, Any]:
+    keys = [key.value for key in node.keys if isinstance(key, ast.Constant) and isinstance(key.value, str)]
+    if len(keys) != len(node.keys):
+        raise _NotLiteralError(node)
+    return dict(zip(keys, map(_value, node.values), strict=True))
+
+
+def _dict_call(node: ast.Call) -> dict[str, Any]:
+    is_dict = isinstance(node.func, ast.Name) and node.func.id == "dict"
+    if not is_dict or node.args or any(keyword.arg is None for keyword in node.keywords):
+        raise _NotLiteralError(node)
+    return {str(keyword.arg): _value(keyword.value) for keyword in node.keywords}
+
+
+def _named(node: ast.Attribute) -> str:
+    name, inner = node.attr, node.value
+    if isinstance(inner, ast.Attribute):  # torch.nn.ReLU
+        name, inner = f"{inner.attr}.{name}", inner.value
+    name = f"{inner.id}.{name}" if isinstance(inner, ast.Name) else name
+    if name not in ACTIVATIONS:
+        raise _NotLiteralError(node)
+    return ACTIVATIONS[name]
+
+
+_READERS: Mapping[type[ast.expr], Callable[[Any], Any]] = {
+    ast.Constant: _constant,
+    ast.UnaryOp: _signed,
+    ast.List: lambda node: [_value(item) for item in node.elts],
+    ast.Tuple: lambda node: [_value(item) for item in node.elts],
+    ast.Dict: _mapping,
+    ast.Call: _dict_call,
+    ast.Attribute: _named,
+}

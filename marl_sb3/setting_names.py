@@ -1,0 +1,124 @@
+"""The names and values of settings as users write them, turned into SB3's: one table for files, `--set` and Python.
+
+RLlib's names are other words for SB3's; numbers such as `1e5` are integers where an integer is meant; the text
+`dict(net_arch=[64, 64], activation_fn=nn.ReLU)`, as rl-baselines3-zoo writes it, is a mapping.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from marl_sb3.errors import ConfigError
+from marl_sb3.literal_call import ACTIVATIONS, parse_literal
+
+# RLlib's and Optuna's users' names for what SB3 calls otherwise.
+ALIASES: Mapping[str, str] = {
+    "minibatch_size": "batch_size",
+    "sgd_minibatch_size": "batch_size",
+    "lr": "learning_rate",
+    "num_epochs": "n_epochs",
+    "num_sgd_iter": "n_epochs",
+    "lambda": "gae_lambda",
+    "lambda_": "gae_lambda",
+    "clip_param": "clip_range",
+    "entropy_coeff": "ent_coef",
+    "vf_loss_coeff": "vf_coef",
+    "grad_clip": "max_grad_norm",
+    "fcnet_hiddens": "policy_kwargs.net_arch",
+    "fcnet_activation": "policy_kwargs.activation_fn",
+    "net_arch": "policy_kwargs.net_arch",
+}
+
+# RLlib's names of what SB3 has in another form, or not at all.
+NO_COUNTERPART: Mapping[str, str] = {
+    "train_batch_size": "a rollout has n_steps of every env: set n_steps and n_envs",
+    "train_batch_size_per_learner": "a rollout has n_steps of every env: set n_steps and n_envs",
+    "rollout_fragment_length": "a rollout has n_steps of every env: set n_steps",
+    "vf_clip_param": "RLlib limits the squared error by it, SB3's clip_range_vf the change of the predicted value",
+    "kl_coeff": "SB3's PPO has no KL penalty; target_kl ends an update early",
+    "kl_target": "SB3's PPO has no KL penalty; target_kl ends an update early",
+}
+
+INTEGER_HYPERPARAMETERS = frozenset({"n_steps", "batch_size", "n_epochs", "sde_sample_freq"})
+
+_NOT_POLICIES = ("env", "policy_kwargs")  # what may stand before the dot of a key besides a policy's id
+
+
+def canonical_name(name: str) -> str:
+    """SB3's name of a setting, which RLlib may call otherwise; a policy's id in front of it is kept."""
+    if name in ALIASES:
+        return ALIASES[name]
+    policy_id, dot, own = name.rpartition(".")
+    return f"{policy_id}.{ALIASES[own]}" if dot and policy_id not in _NOT_POLICIES and own in ALIASES else name
+
+
+def canonical_settings(given: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
+    """The settings of one source by SB3's names: the name that the source uses, and the value.
+
+    Raises:
+        ConfigError: one setting has two names.
+    """
+    found: dict[str, tuple[str, Any]] = {}
+    for written, value in given.items():
+        name = canonical_name(written)
+        if name in found:
+            raise _said_twice(name, found[name][0], written)
+        found[name] = (written, read_value(name, value))
+    for name, (written, _) in found.items():
+        whole, _, part = name.rpartition(".")
+        mapping = found.get(whole, ("", None))[1]
+        if whole.rpartition(".")[2] == "policy_kwargs" and isinstance(mapping, Mapping) and part in mapping:
+            raise _said_twice(name, f"{whole}: {{{part}: ...}}", written)
+    return found
+
+
+def _said_twice(name: str, one: str, other: str) -> ConfigError:
+    return ConfigError(
+        f"{one} and {other} are both given, but are two names of {name}; accepted: one of them", key=name
+    )
+
+
+def canonical_hyperparameters(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Hyperparameters by SB3's names, with parts of `policy_kwargs` put into it.
+
+    Raises:
+        ConfigError: one of them has two names.
+    """
+    settings = {name: value for name, (_, value) in canonical_settings(given).items()}
+    result = {name: value for name, value in settings.items() if not name.startswith("policy_kwargs.")}
+    for name, value in settings.items():
+        if name not in result:
+            part = name.removeprefix("policy_kwargs.")
+            result["policy_kwargs"] = {**(result.get("policy_kwargs") or {}), part: value}
+    return result
+
+
+def read_value(name: str, value: Any) -> Any:
+    """A value as it was written, in the form in which it is checked.
+
+    Args:
+        name: SB3's name of the setting; a policy's id may stand before it.
+        value: anything; what has no other form stays as it is.
+
+    Raises:
+        ConfigError: a text for `policy_kwargs` that is not a literal.
+    """
+    own = name.rpartition(".")[2]
+    if own in INTEGER_HYPERPARAMETERS and not name.startswith("env."):
+        return as_integer(value)
+    if own == "policy_kwargs" and isinstance(value, str):
+        value = parse_literal(own, value)
+    if own == "policy_kwargs" and isinstance(value, Mapping) and "activation_fn" in value:
+        return {**value, "activation_fn": _activation(value["activation_fn"])}
+    return _activation(value) if name.endswith("policy_kwargs.activation_fn") else value
+
+
+def as_integer(value: Any) -> Any:
+    """1e5 as 100000; what is no such number stays as it is."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _activation(value: Any) -> Any:
+    """`nn.ReLU` as `relu`; all others are checked where networks are built."""
+    return ACTIVATIONS.get(value, value) if isinstance(value, str) else value

@@ -1,0 +1,75 @@
+"""What rl-baselines3-zoo's files have besides settings of a run: sections, and keys that are not supported yet."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from marl_sb3.errors import ConfigError
+
+# Sections for envs that have none of their own.
+DEFAULT, ATARI = "default", "atari"
+_ATARI_ID = re.compile(r"^(ALE|atari)/|NoFrameskip-v\d+$|Deterministic-v\d+$")
+
+
+@dataclass(frozen=True)
+class _Key:
+    """A key of the zoo's.
+
+    Attributes:
+        what: it asks for.
+        off: the values that ask for nothing; `--set` takes the first.
+    """
+
+    what: str
+    off: tuple[Any, ...]
+
+
+_NONE: tuple[Any, ...] = (None, "", [], {}, False)
+_KEYS: Mapping[str, _Key] = {
+    "normalize": _Key("VecNormalize: running normalisation of observations and rewards", (False, None, {})),
+    "frame_stack": _Key("VecFrameStack: the latest observations stacked into one", (1, None, 0)),
+    "env_wrapper": _Key("wrappers around each env, named by their Python classes", _NONE),
+    "vec_env_wrapper": _Key("wrappers around the vectorized env, named by their Python classes", _NONE),
+    "callback": _Key("callbacks named by their Python classes; pass marl_sb3.train(callback=[...])", _NONE),
+    "monitor_kwargs": _Key("arguments of SB3's Monitor", _NONE),
+}
+KEYS = frozenset(_KEYS)
+
+
+def section_for(env: str, sections: Mapping[Any, Any]) -> str | None:
+    """The section that the zoo takes for an env without one of its own; None if there is none."""
+    if _ATARI_ID.search(env) and ATARI in sections:
+        return ATARI
+    return DEFAULT if DEFAULT in sections else None
+
+
+def refuse_unsupported(given: Mapping[str, Any], sources: Mapping[str, str]) -> None:
+    """Refuse keys that ask for something.
+
+    Args:
+        given: the zoo's keys and their values.
+        sources: where each was given.
+
+    Raises:
+        ConfigError: what is not supported yet, and how to train without it.
+    """
+    wanted = {key: value for key, value in given.items() if value not in _KEYS[key].off}
+    if not wanted:
+        return
+    first = next(iter(wanted))
+    asked = "; ".join(f"{key} is {_shown(value)} ({_KEYS[key].what})" for key, value in wanted.items())
+    without = " ".join(f"--set {key}={_text(_KEYS[key].off[0])}" for key in wanted)
+    words = f"not supported yet: {asked}; to train without: {without}"
+    raise ConfigError(f"{sources[first]}: {words}" if first in sources else words, key=first)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."
+
+
+def _text(value: Any) -> str:
+    return {False: "false", None: "null"}.get(value, str(value))
