@@ -92,6 +92,7 @@ def _build_algorithm(config: TrainConfig, env: MultiAgentVecEnv) -> MultiAgentAl
             n_threads=config.n_threads,
             n_parallel_updates=config.n_parallel_updates,
             stats_window_size=config.stats_window_size,
+            evaluation_deterministic=config.evaluation_deterministic,
             custom_metrics=info_metrics(config.custom_metrics, "custom_metrics"),
         )
     except ConfigError as error:

@@ -29,12 +29,17 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from marl_sb3.config import TrainConfig
     from marl_sb3.evaluation import Evaluation
     from marl_sb3.experiment import Run
     from marl_sb3.vec_env import MultiAgentVecEnv
     from marl_sb3.video import VideoFile
 
 _EPILOG = """\
+Actions are the most likely ones or sampled ones as the run's setting
+evaluation_deterministic says, unless an option says it; the first line of the
+output tells which.
+
 The episodes are others than those of the training. The same command repeats
 them: give another --seed for others. Every env plays a number of episodes that
 is fixed beforehand, so that short episodes are not favoured.
@@ -57,8 +62,12 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("run", metavar="RUN", type=Path, help="a run folder, or a folder of runs: the newest")
     parser.add_argument("--episodes", metavar="N", type=integer, default=20, help="complete episodes; default: 20")
-    parser.add_argument(
-        "--stochastic", action="store_true", help="sample the actions, as in training; default: the most likely ones"
+    actions = parser.add_mutually_exclusive_group()
+    actions.add_argument(
+        "--stochastic", action="store_true", help="sample the actions, as in training; default: as the run says"
+    )
+    actions.add_argument(
+        "--deterministic", action="store_true", help="take the most likely actions; default: as the run says"
     )
     parser.add_argument(
         "--checkpoint", metavar="WHICH", default="best", help="best, latest or an iteration; default: best"
@@ -99,6 +108,7 @@ class _Plan:
         run: the run, with the weights of the checkpoint.
         episodes: complete episodes.
         deterministic: whether actions are the most likely ones.
+        actions: the same in words, and what said so.
         seed: of the episodes and the actions.
         n_envs: E.
         film_episodes: how many episodes of env 0 are filmed.
@@ -107,6 +117,7 @@ class _Plan:
     run: Run
     episodes: int
     deterministic: bool
+    actions: str
     seed: int
     n_envs: int
     film_episodes: int
@@ -177,7 +188,19 @@ def _plan(arguments: argparse.Namespace) -> _Plan:
             key="--n-envs",
         )
     seed = evaluation_seed(run.config.seed) if arguments.seed is None else arguments.seed
-    return _Plan(run, arguments.episodes, not arguments.stochastic, seed, n_envs, filmed)
+    deterministic, actions = _chosen_actions(arguments, run.config)
+    return _Plan(run, arguments.episodes, deterministic, actions, seed, n_envs, filmed)
+
+
+def _chosen_actions(arguments: argparse.Namespace, config: TrainConfig) -> tuple[bool, str]:
+    """Whether actions are the most likely ones; and the same in words, with what says so."""
+    if arguments.stochastic:
+        return False, "sampled actions, as --stochastic says"
+    if arguments.deterministic:
+        return True, "the most likely actions, as --deterministic says"
+    which = "the most likely actions" if config.evaluation_deterministic else "sampled actions"
+    setting = str(config.evaluation_deterministic).lower()
+    return config.evaluation_deterministic, f"{which}, as the run's evaluation_deterministic: {setting} says"
 
 
 def _make_env(plan: _Plan, video: VideoFile | None) -> MultiAgentVecEnv:
@@ -229,6 +252,7 @@ def _as_json(plan: _Plan, evaluation: Evaluation, video: VideoFile | None) -> di
         "n_episodes": plan.episodes,
         "n_envs": plan.n_envs,
         "deterministic": plan.deterministic,
+        "actions": plan.actions,
         "seed": plan.seed,
         "env_runners": evaluation.metrics,
         "episode_return": asdict(spread(evaluation.returns())),
@@ -240,9 +264,8 @@ def _as_json(plan: _Plan, evaluation: Evaluation, video: VideoFile | None) -> di
 
 
 def _print(console: Console, plan: _Plan, evaluation: Evaluation, video: VideoFile | None) -> None:
-    actions = "the most likely actions" if plan.deterministic else "sampled actions"
     of_what = f"{plan.run.folder}, {plan.run.checkpoint}"
-    how = f"{counted(plan.episodes, 'episode')} in {counted(plan.n_envs, 'env')}, {actions}, seed {plan.seed}"
+    how = f"{counted(plan.episodes, 'episode')} in {counted(plan.n_envs, 'env')}, {plan.actions}, seed {plan.seed}"
     console.print(f"{of_what}: {how}", soft_wrap=True, markup=False)
     console.print(_table(evaluation))
     if video is not None:

@@ -61,7 +61,7 @@ def evaluate_policies(
     algo: MultiAgentAlgorithm,
     env: MultiAgentVecEnv,
     n_episodes: int = 20,
-    deterministic: bool = True,
+    deterministic: bool | None = None,
     seed: int | None = None,
     n_env_steps: int | None = None,
 ) -> Result:
@@ -78,7 +78,7 @@ def play_episodes(
     algo: MultiAgentAlgorithm,
     env: MultiAgentVecEnv,
     n_episodes: int = 20,
-    deterministic: bool = True,
+    deterministic: bool | None = None,
     seed: int | None = None,
     n_env_steps: int | None = None,
     on_episode: Callable[[Episode], None] | None = None,
@@ -95,7 +95,8 @@ def play_episodes(
         env: with the agents and spaces of the training. Better not `algo.env`: its running episodes are lost, the next
             rollout begins new ones, and their seeds follow from `seed`.
         n_episodes: complete episodes over all envs together.
-        deterministic: the most likely actions instead of sampled ones.
+        deterministic: the most likely actions (True), or sampled ones as in the training (False). None: as
+            `algo.evaluation_deterministic` says: a run's setting; True unless it was set.
         seed: of the envs' episodes and of the actions: the same numbers each time, whatever the vectorizer. None: the
             envs go on with their own seeds, and actions are drawn anew.
         n_env_steps: env steps over all envs together, instead of `n_episodes`; rounded up to whole steps of all envs.
@@ -108,6 +109,8 @@ def play_episodes(
     _require_whole("n_episodes", n_episodes)
     _require_whole("n_env_steps", 1 if n_env_steps is None else n_env_steps)
     require_same_agents(algo, env)
+    if deterministic is None:
+        deterministic = algo.evaluation_deterministic
     tracker = _tracker(algo, env, window=n_episodes if n_env_steps is None else n_env_steps + env.num_envs)
     counted: list[Episode] = []
     with without_a_trace(algo, seed):

@@ -54,7 +54,7 @@ def test_json_is_one_object_with_the_names_of_a_result(run_folder: Path, capsys:
     assert set(flatten(found["env_runners"])) == set(flatten(line["env_runners"]))
     assert found["run"] == str(run_folder)
     assert re.fullmatch(r"ckpt-00000\d", found["checkpoint"])
-    assert (found["n_episodes"], found["n_envs"], found["deterministic"]) == (7, 3, True)
+    assert (found["n_episodes"], found["n_envs"], found["deterministic"]) == (7, 3, False)
     assert found["seed"] == evaluation_seed(1)
     assert found["env_runners"]["num_episodes"] == 7
     assert "video" not in found
@@ -64,7 +64,7 @@ def test_figures_are_those_of_the_library(run_folder: Path, capsys: pytest.Captu
     found = shown(capsys, run_folder, "--episodes", 6, "--seed", 5, "--checkpoint", "latest", "--n-envs", 2)
     run = restore(run_folder, "latest")
     env = marl_sb3.make_vec_env("arena", n_envs=2, max_timesteps=9)
-    expected = evaluate_policies(run.algorithm, env, n_episodes=6, seed=5)
+    expected = evaluate_policies(run.algorithm, env, n_episodes=6, seed=5)  # as the run says, like the command
     assert without_clock(found["env_runners"]) == without_clock(expected)
     assert found["checkpoint"] == run.checkpoint
     for agent, figures in found["agent_episode_returns"].items():
@@ -80,7 +80,39 @@ def test_the_same_command_repeats_its_episodes(run_folder: Path, capsys: pytest.
     assert without_clock(one) == without_clock(again)
     assert without_clock(one) != without_clock(other)
     assert one["deterministic"] is False
-    assert shown(capsys, run_folder, "--episodes", 5)["episode_return"] != one["episode_return"]
+    assert shown(capsys, run_folder, "--episodes", 5, "--deterministic")["episode_return"] != one["episode_return"]
+
+
+@pytest.mark.parametrize(
+    ("option", "deterministic", "words"),
+    [
+        ([], False, "sampled actions, as the run's evaluation_deterministic: false says"),  # the arena's preset
+        (["--deterministic"], True, "the most likely actions, as --deterministic says"),
+        (["--stochastic"], False, "sampled actions, as --stochastic says"),
+    ],
+)
+def test_actions_are_those_of_the_run_unless_an_option_says_otherwise(
+    run_folder: Path, capsys: pytest.CaptureFixture[str], option: list[str], deterministic: bool, words: str
+) -> None:
+    found = shown(capsys, run_folder, "--episodes", 6, *option)
+    assert (found["deterministic"], found["actions"]) == (deterministic, words)
+    run = restore(run_folder)
+    env = marl_sb3.make_vec_env("arena", n_envs=3, max_timesteps=9)
+    expected = evaluate_policies(run.algorithm, env, 6, deterministic, seed=found["seed"])
+    assert without_clock(found["env_runners"]) == without_clock(expected)
+    assert main([str(run_folder), "--episodes", "1", *option]) == 0
+    assert f"1 episode in 1 env, {words}, seed" in capsys.readouterr().out
+
+
+def test_policies_that_are_loaded_evaluate_as_their_run(run_folder: Path) -> None:
+    checkpoint = run_folder / "checkpoints" / "ckpt-000004"
+    loaded = marl_sb3.MultiAgentAlgorithm.load(checkpoint, marl_sb3.make_vec_env("arena", n_envs=3, max_timesteps=9))
+    env = marl_sb3.make_vec_env("arena", n_envs=2, max_timesteps=9)
+    sampled, likeliest, default = (
+        without_clock(evaluate_policies(loaded, env, 6, deterministic, seed=5)) for deterministic in (False, True, None)
+    )
+    assert default == sampled
+    assert default != likeliest
 
 
 def test_a_checkpoint_can_be_chosen(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,7 +140,9 @@ def test_table_has_the_returns_and_the_rest(
     captured = capsys.readouterr()
     first, header, *rows = captured.out.splitlines()
     checkpoint, seed = figures["checkpoint"], evaluation_seed(1)
-    assert first == f"{run_folder}, {checkpoint}: 4 episodes in 3 envs, sampled actions, seed {seed}"
+    assert (
+        first == f"{run_folder}, {checkpoint}: 4 episodes in 3 envs, sampled actions, as --stochastic says, seed {seed}"
+    )
     assert re.split(r"\s{2,}", header) == ["per episode", "mean", "SD", "min", "max", "95 % CI of the mean"]
     names = ["return of agent1", "return of agent2", "sum of returns", "episode length"]
     assert [re.split(r"\s{2,}", row)[0] for row in rows] == [*names, "new_fields_discovered", "num_collisions"]
@@ -211,6 +245,7 @@ WRONG = [
     ("--episodes 0", "--episodes is 0; accepted: an integer of at least 1"),
     ("--episodes ten", "argument --episodes: received 'ten'; accepted: an integer, such as 100000"),
     ("--n-envs -1", "--n-envs is -1; accepted"),
+    ("--stochastic --deterministic", "argument --deterministic: not allowed with argument --stochastic"),
     ("--seed -1", "--seed is -1; accepted: an integer of at least 0"),
     ("--video film.webm", "the file's name ends in '.webm'; accepted: gif, mp4"),
     ("--video-episodes 2", "--video-episodes needs --video FILE"),
@@ -272,9 +307,9 @@ def test_help_fits_a_terminal_and_names_every_default() -> None:
     environment = {**os.environ, "COLUMNS": "80"}
     text = subprocess.run([*COMMAND, "--help"], capture_output=True, text=True, check=True, env=environment).stdout
     assert max(map(len, text.splitlines())) <= 80
-    options = text.partition("options:")[2].partition("The episodes are")[0]
+    options = text.partition("options:")[2].partition("Actions are the most")[0]
     entries = [entry for entry in re.split(r"\n  (?=-)", options) if entry.strip() and "exit\n" not in f"{entry}\n"]
-    assert len(entries) == 10
+    assert len(entries) == 11
     assert all("default" in entry for entry in entries), entries
 
 

@@ -37,7 +37,8 @@ class EvaluationCallback(MultiAgentCallback):
         interval: iterations, or env steps, from one evaluation to the next.
         duration: how long one takes.
         duration_unit: `episodes`, or `timesteps`: env steps, which favour short episodes; see `play_episodes`.
-        deterministic: the most likely actions instead of sampled ones.
+        deterministic: the most likely actions (True) or sampled ones (False); None: as the algorithm's
+            `evaluation_deterministic` says.
         seed: of the episodes and the actions. None: follows from the seed of the training.
         interval_unit: of `interval`: `iterations`, or `timesteps`: the iteration that completes as many env steps, or a
             multiple of them, is evaluated.
@@ -55,7 +56,7 @@ class EvaluationCallback(MultiAgentCallback):
         interval: int = 10,
         duration: int = 10,
         duration_unit: str = "episodes",
-        deterministic: bool = True,
+        deterministic: bool | None = None,
         seed: int | None = None,
         evaluation_function: EvaluationFunction | None = None,
         interval_unit: str = "iterations",

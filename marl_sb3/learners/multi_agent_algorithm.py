@@ -57,6 +57,8 @@ class MultiAgentAlgorithm:
         n_threads: threads of one matrix product in the fused kernels; PyTorch has its own setting.
         n_parallel_updates: how many policies are updated beside each other, where they can be; None: as many as keep
             this process's cores busy. It changes no result.
+        evaluation_deterministic: what evaluations of the policies do unless they are told: the most likely actions
+            (True), or sampled ones as in the training (False).
         verbose: 1 prints the metrics after each iteration.
         tensorboard_log: folder for TensorBoard's events, or None.
         hyperparameters: for every policy that does not set its own; by SB3's names.
@@ -87,6 +89,7 @@ class MultiAgentAlgorithm:
         update_path: str = "auto",
         n_threads: int = 1,
         n_parallel_updates: int | None = None,
+        evaluation_deterministic: bool = True,
         verbose: int = 0,
         tensorboard_log: str | None = None,
         **hyperparameters: Any,
@@ -95,6 +98,7 @@ class MultiAgentAlgorithm:
         self.verbose = verbose
         self.seed = seed
         self.n_threads = n_threads
+        self.evaluation_deterministic = evaluation_deterministic
         self.n_parallel_updates = n_parallel_updates or parallel_updates(n_threads)
         policy_ids = resolve_policies(policies, env.agents)
         self.policy_of = policy_of_agents(policy_ids, env.agents, policy_mapping_fn)

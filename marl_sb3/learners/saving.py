@@ -34,6 +34,7 @@ def state_of(algorithm: MultiAgentAlgorithm) -> State:
     return {
         "num_envs": algorithm.env.num_envs,
         "n_steps": algorithm.n_steps,
+        "evaluation_deterministic": algorithm.evaluation_deterministic,
         "policy_of": dict(algorithm.policy_of),
         "trained": [learner.rows.policy_id for learner in algorithm._trained_learners()],
         "specs": {policy_id: spec.to_plain() for policy_id, spec in algorithm._specs.items()},
@@ -134,11 +135,14 @@ def constructor_arguments(checkpoint: Checkpoint, policies: Mapping[PolicyID, Po
     state = Fields(checkpoint.state)
     policy_of, specs = state.fields("policy_of"), state.fields("specs")
     trained = Fields(dict(enumerate(state.items("trained"))), f"{state.where}/trained")
+    # Checkpoints of earlier versions do not say.
+    deterministic = "evaluation_deterministic" not in state or state.switch("evaluation_deterministic")
     return {
         "policies": policies or _specs(specs, checkpoint),
         "policy_mapping_fn": {agent: policy_of.text(agent) for agent in policy_of.names()},
         "policies_to_train": [trained.text(number) for number in trained],
         "n_steps": state.whole("n_steps", 1, _LONGEST_ROLLOUT),
+        "evaluation_deterministic": deterministic,
     }
 
 
