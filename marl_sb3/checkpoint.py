@@ -207,15 +207,22 @@ def _without_arrays(state: State) -> tuple[Any, dict[str, Array]]:
 
     def plain(node: Any, path: str) -> Any:
         if isinstance(node, np.ndarray):
+            while path in arrays:  # {"a/b": ...} beside {"a": {"b": ...}}
+                path = f"{path}'"
             arrays[path] = node
             return {_ARRAY_KEY: path}
         if isinstance(node, Mapping):
-            return {str(key): plain(value, f"{path}/{key}") for key, value in node.items()}
+            return {_escaped(str(key)): plain(value, f"{path}/{key}") for key, value in node.items()}
         if isinstance(node, (list, tuple)):
             return [plain(value, f"{path}/{index}") for index, value in enumerate(node)]
         return node
 
     return plain(state, ""), arrays
+
+
+def _escaped(key: str) -> str:
+    """A key that is not taken for a reference to an array: an agent may be called `$array`."""
+    return f"${key}" if key.startswith("$") else key
 
 
 def _to_safetensors(file: str, arrays: Mapping[str, Array]) -> bytes:
@@ -350,7 +357,7 @@ def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _array_or_mapping(mapping: dict[str, Any], arrays: Mapping[str, Array]) -> Any:
     if _ARRAY_KEY not in mapping:
-        return mapping
+        return _mapping([(key.removeprefix("$"), value) for key, value in mapping.items()])
     path = mapping[_ARRAY_KEY]
     if len(mapping) != 1 or not isinstance(path, str) or path not in arrays:
         raise CheckpointError(f"{_STATE} refers to an array that {_ARRAYS}.safetensors does not hold")

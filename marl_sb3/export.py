@@ -24,6 +24,7 @@ from marl_sb3.cli import (
     tell_run,
 )
 from marl_sb3.errors import ConfigError, ExportError
+from marl_sb3.ids import file_names
 from marl_sb3.types import PolicyID
 
 if TYPE_CHECKING:
@@ -68,7 +69,10 @@ def _write_sb3(run: Run, folder: Path) -> list[Exported]:
 
 
 def _write_onnx(run: Run, folder: Path) -> list[Exported]:
-    return [_write_onnx_of(run, policy_id, folder / name) for policy_id, name in _file_names(run, ".onnx").items()]
+    return [
+        _write_onnx_of(run, policy_id, folder / name)
+        for policy_id, name in file_names(list(run.algorithm.policies), ".onnx").items()
+    ]
 
 
 def _write_onnx_of(run: Run, policy_id: PolicyID, path: Path) -> Exported:
@@ -99,7 +103,7 @@ def _write_onnx_of(run: Run, policy_id: PolicyID, path: Path) -> Exported:
 @dataclass(frozen=True)
 class _Format:
     suffix: str
-    write: Callable[[Run, Path], list[Exported]]  # into an empty folder, under the names of `_file_names`
+    write: Callable[[Run, Path], list[Exported]]  # into an empty folder, under the names of `ids.file_names`
 
 
 FORMATS: Mapping[str, _Format] = {"sb3": _Format(".zip", _write_sb3), "onnx": _Format(".onnx", _write_onnx)}
@@ -117,11 +121,13 @@ def export_policies(run: Run, format_name: str, out: Path, *, force: bool = Fals
         force: replace files that are there.
 
     Raises:
-        ConfigError: a file is there already, or a policy or its name cannot be exported in that format.
+        ConfigError: a file is there already, or a policy cannot be exported in that format.
         ExportError: an ONNX file does not act as its policy.
     """
     chosen = FORMATS[format_name]
-    targets = {policy_id: out / name for policy_id, name in _file_names(run, chosen.suffix).items()}
+    targets = {
+        policy_id: out / name for policy_id, name in file_names(list(run.algorithm.policies), chosen.suffix).items()
+    }
     _check_targets(out, list(targets.values()), force)
     out.mkdir(parents=True, exist_ok=True)
     unfinished = out / f".unfinished-{secrets.token_hex(4)}"
@@ -133,17 +139,6 @@ def export_policies(run: Run, format_name: str, out: Path, *, force: bool = Fals
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return [Exported(targets[file.policy_id], file.policy_id, file.difference) for file in written]
-
-
-def _file_names(run: Run, suffix: str) -> dict[PolicyID, str]:
-    """As in `MultiAgentAlgorithm.save_policies`."""
-    names = {policy_id: f"{policy_id.replace('/', '_')}{suffix}" for policy_id in run.algorithm.policies}
-    by_name: dict[str, PolicyID] = {}
-    for policy_id, name in names.items():
-        if name in by_name:
-            raise ConfigError(f"policies {by_name[name]!r} and {policy_id!r} would both be exported as {name}")
-        by_name[name] = policy_id
-    return names
 
 
 def _check_targets(out: Path, targets: Sequence[Path], force: bool) -> None:

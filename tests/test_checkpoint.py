@@ -42,7 +42,7 @@ shapes = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3)
 arrays = dtypes.flatmap(lambda dtype: hnp.arrays(dtype, shapes)).filter(
     lambda a: a.dtype.kind != "f" or bool(np.isfinite(a).all())
 )
-names = st.text(max_size=5).filter(lambda name: name != "$array")
+names = st.text(max_size=5) | st.sampled_from(["$array", "$$array", "$", "a/b"])
 trees = st.recursive(
     numbers | st.none() | st.text(max_size=5) | arrays,
     lambda children: st.lists(children, max_size=3) | st.dictionaries(names, children, max_size=3),
@@ -55,6 +55,11 @@ trees = st.recursive(
 def test_any_tree_of_plain_data_comes_back_as_it_was(state, tmp_path_factory):
     folder = written(tmp_path_factory.mktemp("any"), state)
     assert same(read_checkpoint(folder).state, state)
+
+
+def test_names_that_look_like_references_or_paths_come_back(tmp_path):
+    state = {"$array": {"$array": 1, "array": 2}, "$$array": np.arange(2), "a": {"b": np.arange(3)}, "a/b": np.arange(4)}
+    assert same(read_checkpoint(written(tmp_path, state)).state, state)
 
 
 def test_tensors_and_description_come_back(tmp_path):

@@ -328,10 +328,13 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(
     assert files_in(tmp_path / "out") == []
 
 
-def test_policies_whose_files_would_have_one_name_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("format_name", ["sb3", "onnx"])
+def test_policies_whose_ids_make_one_name_get_a_file_each(tmp_path: Path, format_name: str) -> None:
     run = run_of("discrete", tmp_path / "run", {"t/1": {"agents": ["a"]}, "t_1": {"agents": ["b"]}})
-    with pytest.raises(ConfigError, match=r"policies 't/1' and 't_1' would both be exported as t_1\.zip"):
-        export_policies(run, "sb3", tmp_path / "out")
+    exported = export_policies(run, format_name, tmp_path / "out")
+    assert [file.policy_id for file in exported] == ["t/1", "t_1"]
+    assert sorted(file.path.name for file in exported) == files_in(tmp_path / "out")
+    assert len(files_in(tmp_path / "out")) == 2
 
 
 # --- The command -----------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from stable_baselines3.common.type_aliases import MaybeCallback
 
 from marl_sb3.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from marl_sb3.errors import CheckpointError, ConfigError
+from marl_sb3.ids import file_names
 from marl_sb3.learners import saving
 from marl_sb3.learners.algorithm_state import Arrays
 from marl_sb3.learners.callback import multi_agent_callbacks, set_callback_states
@@ -224,9 +225,9 @@ class MultiAgentAlgorithm:
         Raises:
             ConfigError: an agent that the env does not have.
         """
-        strangers = set(observations) - set(self.policy_of)
+        strangers = [agent for agent in observations if agent not in self.policy_of]
         if strangers:
-            raise ConfigError(f"unknown agent {min(strangers)!r}; the env has {', '.join(self.policy_of)}")
+            raise ConfigError(f"unknown agent {strangers[0]!r}; the env has {', '.join(self.policy_of)}")
         return {
             agent: self.policies[self.policy_of[agent]].predict(observation, deterministic=deterministic)[0]
             for agent, observation in observations.items()
@@ -257,14 +258,14 @@ class MultiAgentAlgorithm:
         )
 
     def save_policies(self, folder: str | Path) -> dict[PolicyID, Path]:
-        """Save each policy as `folder/<policy id>.zip`, which stock SB3's `load` opens; a `/` in an id becomes `_`.
+        """Save each policy as `folder/<policy id>.zip`, which stock SB3's `load` opens; see `ids.file_names`.
 
         Returns:
             The files.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        paths = {policy_id: folder / f"{policy_id.replace('/', '_')}.zip" for policy_id in self.policies}
+        paths = {policy_id: folder / name for policy_id, name in file_names(list(self.policies), ".zip").items()}
         for policy_id, path in paths.items():
             # Without our buffer class, so that it opens where marl_sb3 is not installed.
             self.policies[policy_id].save(path, exclude=["rollout_buffer_class"])

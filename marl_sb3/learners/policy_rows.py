@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,12 +10,15 @@ from typing import Any
 import numpy as np
 
 from marl_sb3.errors import ConfigError
+from marl_sb3.ids import require_ids, shown_id
 from marl_sb3.types import AgentID, Array, BoolArray, Observations, PolicyID, PolicyMappingFn
 from marl_sb3.vec_env.base import AgentGroup, MultiAgentVecEnv
 from marl_sb3.vec_env.observations import map_arrays, to_rows
 
 SHARED = "shared"
 PER_AGENT = "per_agent"
+
+_NAME_POLICIES = ', such as "policy_1"'
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,7 @@ def resolve_policies(policies: str | Mapping[PolicyID, Any], agents: Sequence[Ag
         )
     if not policies:
         raise ConfigError("policies is empty; at least one policy is needed", key="policies")
+    require_ids("policy", policies, "policies", _NAME_POLICIES)
     return list(policies)
 
 
@@ -118,26 +122,43 @@ def policy_of_agents(
     if mapping is None:
         mapping = _evident_mapping(policy_ids, agents)
     if isinstance(mapping, Mapping):
-        strangers = set(mapping) - set(agents)
-        if strangers:
-            raise ConfigError(
-                f"the policy mapping names agent {min(strangers)!r}; the env has {', '.join(agents)}", key="policies"
-            )
+        _require_agents_of_env(mapping, agents)
         mapping = mapping.get  # type: ignore[assignment]
-    chosen = {agent: mapping(agent) for agent in agents}  # type: ignore[operator]
+    if not callable(mapping):
+        words = "a function of the agent id, or a mapping of agent ids to policy ids"
+        raise ConfigError(f"policy_mapping_fn is {mapping!r}; accepted: {words}", key="policies")
+    chosen = {agent: mapping(agent) for agent in agents}
     for agent, policy_id in chosen.items():
-        if policy_id is None:
-            raise ConfigError(f"the policy mapping leaves out agent {agent!r}", key="policies")
-        if policy_id not in policy_ids:
-            raise ConfigError(
-                f"the policy mapping sends agent {agent!r} to unknown policy {policy_id!r}; "
-                f"accepted: {', '.join(policy_ids)}",
-                key="policies",
-            )
+        _require_policy_of_agent(policy_id, agent, policy_ids)
     idle = [policy_id for policy_id in policy_ids if policy_id not in chosen.values()]
     if idle:
         raise ConfigError(f"policy {idle[0]!r} acts for no agent; agents: {', '.join(agents)}", key="policies")
     return chosen
+
+
+def _require_agents_of_env(mapping: Mapping[AgentID, PolicyID], agents: Sequence[AgentID]) -> None:
+    for agent in mapping:
+        if agent not in agents:
+            raise ConfigError(
+                f"the policy mapping names agent {shown_id(agent)}{_type_note(agent)}; the env has {', '.join(agents)}",
+                key="policies",
+            )
+
+
+def _require_policy_of_agent(policy_id: object, agent: AgentID, policy_ids: Sequence[PolicyID]) -> None:
+    if policy_id is None:
+        raise ConfigError(f"the policy mapping leaves out agent {agent!r}", key="policies")
+    if policy_id not in policy_ids:
+        raise ConfigError(
+            f"the policy mapping sends agent {agent!r} to unknown policy {shown_id(policy_id)}{_type_note(policy_id)}; "
+            f"accepted: {', '.join(policy_ids)}",
+            key="policies",
+        )
+
+
+def _type_note(value: object) -> str:
+    """Why 1 is not '1'."""
+    return "" if isinstance(value, str) else f" of type {type(value).__name__}"
 
 
 def _evident_mapping(policy_ids: Sequence[PolicyID], agents: Sequence[AgentID]) -> PolicyMappingFn:
@@ -163,15 +184,16 @@ def policies_that_train(
         return set(policy_ids)
     if callable(policies_to_train):
         return {policy_id for policy_id in policy_ids if policies_to_train(policy_id)}
-    if isinstance(policies_to_train, str):
+    if isinstance(policies_to_train, str) or not isinstance(policies_to_train, Collection):
         raise ConfigError(
             f"policies_to_train is {policies_to_train!r}; accepted: a list of policy ids or a function of them",
             key="policies_to_train",
         )
-    strangers = set(policies_to_train) - set(policy_ids)
+    strangers = [policy_id for policy_id in policies_to_train if policy_id not in policy_ids]
     if strangers:
         raise ConfigError(
-            f"policies_to_train names unknown policy {min(strangers)!r}; accepted: {', '.join(policy_ids)}",
+            f"policies_to_train names unknown policy {shown_id(strangers[0])}{_type_note(strangers[0])}; "
+            f"accepted: {', '.join(policy_ids)}",
             key="policies_to_train",
         )
     return set(policies_to_train)

@@ -21,6 +21,7 @@ from marl_sb3.vec_env.base import (
 )
 from marl_sb3.vec_env.observations import map_arrays, read_observations, same_in_env, zero_observations
 from marl_sb3.vec_env.seeding import episode_seed, fresh_seed
+from marl_sb3.wrappers.env_interface import require_agents
 
 _NO_FINAL_OBSERVATIONS = FinalObservations({})
 
@@ -47,9 +48,13 @@ class BatchedVecEnv(MultiAgentVecEnv):
     Args:
         env: the envs.
         seed: the run seed; None draws one.
+
+    Raises:
+        ConfigError: its agents have ids that are not accepted.
     """
 
     def __init__(self, env: BatchedEnv, seed: int | None = None) -> None:
+        require_agents(env.possible_agents)
         self._env = env
         self.num_envs = env.num_envs
         self.agents = tuple(env.possible_agents)

@@ -1,0 +1,73 @@
+"""Ids of agents, policies and custom metrics: what is accepted as one, and the names of files made of them.
+
+Ids are keys of checkpoints, parts of metric names and of file names. What could not be one of these is refused before
+the first step, not when the training is over and has to be saved.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Sequence
+
+from marl_sb3.errors import ConfigError
+
+MAX_ID_BYTES = 200  # of UTF-8; with a suffix it fits a file name, which may have 255
+_SHOWN = 60  # characters of a wrong id in a message
+_NOT_IN_FILE_NAMES = re.compile(r'[/\\:*?"<>|]')  # of any common file system
+
+
+def id_fault(value: object) -> str | None:
+    """What keeps a value from being an id, as the end of a sentence; None if nothing does."""
+    if not isinstance(value, str):
+        return f"is of type {type(value).__name__}; accepted: strings"
+    if f"{value}" != str.__str__(value):  # of an Enum, say: its text would depend on who writes it
+        return f"is a {type(value).__name__}; accepted: plain strings"
+    if not value or not value.isprintable():
+        return "is empty or has unprintable characters; accepted: printable strings"
+    size = len(value.encode())
+    return f"has {size} bytes; accepted: at most {MAX_ID_BYTES}" if size > MAX_ID_BYTES else None
+
+
+def require_ids(kind: str, ids: Iterable[object], key: str, what_to_do: str = "") -> None:
+    """Refuse what cannot be an id.
+
+    Args:
+        kind: of what: `agent`, `policy`, `custom metric`.
+        ids: the ids.
+        key: of the setting that they come from.
+        what_to_do: more words at the end of the message.
+
+    Raises:
+        ConfigError: names the id and what is wrong with it.
+    """
+    for value in ids:
+        fault = id_fault(value)
+        if fault:
+            raise ConfigError(f"{kind} id {shown_id(value)} {fault}{what_to_do}", key=key)
+
+
+def shown_id(value: object) -> str:
+    """An id for a message, cut short."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def file_names(ids: Sequence[str], suffix: str) -> dict[str, str]:
+    """A file name for each id: `<id><suffix>`, with `_` in place of characters that file names may not have.
+
+    Ids whose names would be the same on some file system (`a/b` and `a_b`, `A` and `a`) get the first 8 hex digits of
+    the SHA-256 of the id appended: `a_b-c14cddc0.zip`.
+
+    Args:
+        ids: all ids that get a file in the same folder.
+        suffix: with its dot.
+    """
+    plain = {each: _NOT_IN_FILE_NAMES.sub("_", each) for each in ids}
+    folded = [name.casefold() for name in plain.values()]
+    unique = {each: folded.count(name.casefold()) == 1 for each, name in plain.items()}
+    return {each: f"{name}{'' if unique[each] else _digest(each)}{suffix}" for each, name in plain.items()}
+
+
+def _digest(text: str) -> str:
+    return f"-{hashlib.sha256(text.encode()).hexdigest()[:8]}"

@@ -1,0 +1,71 @@
+"""Refuse an env that is no `ParallelEnv` in all but name, before its first step."""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from gymnasium import spaces
+from pettingzoo import ParallelEnv
+
+from marl_sb3.errors import ConfigError
+from marl_sb3.ids import require_ids
+
+_RENAME = '; name the agents in the env, e.g. possible_agents = [f"agent_{i}" for i in range(n)]'
+
+
+def require_interface(env: ParallelEnv) -> None:
+    """Check what an env has to have before it is reset: agents, their spaces, metadata, and `reset` with a seed.
+
+    Raises:
+        ConfigError: with what is wrong and what is accepted.
+    """
+    require_agents(getattr(env, "possible_agents", None))
+    metadata = getattr(env, "metadata", None)
+    if not isinstance(metadata, Mapping):
+        raise ConfigError(
+            f'the env\'s metadata is {metadata!r}; accepted: a mapping, such as {{"name": "my_env_v0"}}', key="env"
+        )
+    for agent in env.possible_agents:
+        for kind in ("observation_space", "action_space"):
+            space = getattr(env, kind)(agent)
+            if not isinstance(space, spaces.Space):
+                raise ConfigError(f"{kind}({agent!r}) is {space!r}; accepted: a gymnasium space", key="env")
+    require_seeded_reset(env.reset)
+    require_seeded_reset(env.unwrapped.reset)
+
+
+def require_agents(agents: Any) -> None:
+    """Refuse what is not a list of agent ids, each once. A set is none: its order differs from process to process.
+
+    Raises:
+        ConfigError: with what is wrong and what is accepted.
+    """
+    if not isinstance(agents, Collection) or isinstance(agents, (str, set, frozenset)) or len(agents) == 0:
+        raise ConfigError(
+            f"the env's possible_agents is {agents!r}; accepted: a list of agent ids, not empty", key="env"
+        )
+    require_ids("agent", agents, "env", _RENAME)
+    twice = [agent for agent, count in Counter(agents).items() if count > 1]
+    if twice:
+        raise ConfigError(f"the env's possible_agents has {twice[0]!r} twice; accepted: each agent once", key="env")
+
+
+def require_seeded_reset(reset: Callable[..., Any]) -> None:
+    """Refuse a `reset` that cannot be called with `seed` and `options`.
+
+    Raises:
+        ConfigError: with what it takes.
+    """
+    try:
+        signature = inspect.signature(reset)
+    except (TypeError, ValueError):
+        return  # some builtins have none; the call itself will tell
+    try:
+        signature.bind(seed=None, options=None)
+    except TypeError as error:
+        raise ConfigError(
+            f"the env's reset takes {signature}: {error}; accepted: reset(self, seed=None, options=None)", key="env"
+        ) from error

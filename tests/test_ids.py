@@ -1,0 +1,154 @@
+"""Ids of agents, policies and metrics: refused before the first step, or carried through everything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from toy_envs import ScriptedEnv
+
+import marl_sb3
+from marl_sb3 import PPO, MultiAgentAlgorithm, PolicySpec, make_vec_env
+from marl_sb3.errors import ConfigError
+from marl_sb3.experiment import restore
+from marl_sb3.ids import MAX_ID_BYTES, file_names, id_fault
+from marl_sb3.learners.policy_rows import policies_that_train, policy_of_agents, resolve_policies
+
+TINY = {"n_steps": 6, "batch_size": 6, "n_epochs": 1, "checkpoint_every": 1}
+
+# What checkpoints, metric names, file names, terminals and YAML treat in a way of their own.
+STRANGE = ("1", "a/b", "a_b", "A_b", "x.a", "ä b%", "$array", "[red]", "null", "a" * MAX_ID_BYTES)
+
+
+class Kind(str, Enum):
+    A = "kind"
+
+
+class StrangeAgents(ScriptedEnv):
+    def __init__(self) -> None:
+        super().__init__({agent: (3, "truncated") for agent in STRANGE})
+
+
+def env_of(*agents: Any) -> Any:
+    def make() -> ScriptedEnv:
+        env = ScriptedEnv()
+        env.possible_agents = list(agents)
+        return env
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (0, "is of type int; accepted: strings"),
+        (("team", 0), "is of type tuple; accepted: strings"),
+        (Kind.A, "is a Kind; accepted: plain strings"),
+        ("", "is empty or has unprintable characters"),
+        ("a\nb", "is empty or has unprintable characters"),
+        ("a\x1b[2J", "is empty or has unprintable characters"),
+        ("\ud800", "is empty or has unprintable characters"),
+        ("a" * 300, "has 300 bytes; accepted: at most 200"),
+        ("ä" * 101, "has 202 bytes; accepted: at most 200"),
+    ],
+)
+@pytest.mark.parametrize("vectorizer", ["serial", "supersuit"])
+def test_agent_whose_id_cannot_be_saved_is_refused_before_the_first_step(
+    value: Any, words: str, vectorizer: str
+) -> None:
+    with pytest.raises(ConfigError, match="agent id ") as caught:
+        make_vec_env(env_of("a", value), vectorizer=vectorizer)
+    assert words in str(caught.value)
+    assert 'name the agents in the env, e.g. possible_agents = [f"agent_{i}"' in str(caught.value)
+    with pytest.raises(ConfigError, match="policy id "):
+        resolve_policies({"a": None, value: None}, ["a", "b"])
+
+
+@pytest.mark.parametrize("value", [*STRANGE, np.str_("a")])
+def test_any_printable_string_is_an_id(value: str) -> None:
+    assert id_fault(value) is None
+
+
+@pytest.mark.parametrize(
+    ("agents", "words"),
+    [
+        (("a", "b", "a"), "possible_agents has 'a' twice"),
+        ((), "possible_agents is []; accepted: a list of agent ids"),
+    ],
+)
+def test_agents_that_are_no_list_of_ids_are_refused(agents: tuple[str, ...], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_vec_env(env_of(*agents))
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("mapping", "words"),
+    [
+        (lambda agent: 1, "sends agent 'a' to unknown policy 1 of type int; accepted: 1, 2"),
+        (lambda agent: ["1"], "sends agent 'a' to unknown policy ['1'] of type list"),
+        (lambda agent: None, "leaves out agent 'a'"),
+        ({0: "1", "a": "1", "b": "2"}, "names agent 0 of type int; the env has a, b"),
+        ({("a",): "1", 0: "1"}, "names agent ('a',) of type tuple"),
+        ("1", "policy_mapping_fn is '1'; accepted: a function"),
+    ],
+)
+def test_mapping_to_what_is_no_policy_is_refused(mapping: Any, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        policy_of_agents(["1", "2"], ["a", "b"], mapping)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("to_train", "words"),
+    [
+        ([1], "names unknown policy 1 of type int; accepted: 1, 2"),
+        ([["1"]], "names unknown policy ['1'] of type list"),
+        ("1", "policies_to_train is '1'; accepted: a list"),
+        (1, "policies_to_train is 1; accepted: a list"),
+    ],
+)
+def test_policies_to_train_that_are_no_ids_are_refused(to_train: Any, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        policies_that_train(to_train, ["1", "2"])
+    assert words in str(caught.value)
+
+
+def test_observations_of_an_agent_that_is_no_string_are_refused() -> None:
+    algorithm = MultiAgentAlgorithm(make_vec_env(ScriptedEnv, 1), n_steps=6, batch_size=6)
+    with pytest.raises(ConfigError, match="unknown agent 0; the env has a, b"):
+        algorithm.predict({0: np.zeros(3), "z": np.zeros(3)})
+
+
+def test_strange_ids_are_carried_through_training_resuming_loading_and_evaluating(in_tmp: Path) -> None:
+    options: Mapping[str, Any] = {"policies": "per_agent", "n_envs": 2, "seed": 1, "settings": TINY}
+    run = marl_sb3.train(StrangeAgents, timesteps=24, run_dir="run", **options)
+    assert len({str(path).casefold() for path in run.policy_files.values()}) == len(STRANGE)
+    for policy_id, path in run.policy_files.items():
+        assert PPO.load(path).num_timesteps == run.algorithm.policies[policy_id].num_timesteps
+    resumed = marl_sb3.train(StrangeAgents, resume="run", timesteps=24)
+    assert resumed.algorithm.num_timesteps == 48
+    env = make_vec_env(StrangeAgents, 2)
+    loaded = MultiAgentAlgorithm.load(run.files.checkpoints.path / str(resumed.checkpoint), env)
+    assert loaded.policy_of == {agent: agent for agent in STRANGE}
+    restored = restore("run", factory=StrangeAgents, env="test_ids:StrangeAgents")
+    found = marl_sb3.evaluate_policies(restored.algorithm, make_vec_env(StrangeAgents, 2), n_episodes=2)
+    assert list(found["agent_episode_returns_mean"]) == list(STRANGE)
+
+
+def test_ids_of_policies_in_python_are_strings_too() -> None:
+    with pytest.raises(ConfigError, match='policy id 1 is of type int; accepted: strings, such as "policy_1"'):
+        MultiAgentAlgorithm(make_vec_env(ScriptedEnv, 1), {1: PolicySpec()}, n_steps=6)
+
+
+def test_file_names_differ_on_every_file_system() -> None:
+    assert file_names(["a/b", "c"], ".zip") == {"a/b": "a_b.zip", "c": "c.zip"}
+    names = file_names(["a/b", "a_b", "A_B", "a:b", "c"], ".zip")
+    assert names["c"] == "c.zip"
+    assert names["a/b"] == "a_b-c14cddc0.zip"
+    assert len({name.casefold() for name in names.values()}) == 5
+    assert not any(set(name) & set('/\\:*?"<>|') for name in names.values())
