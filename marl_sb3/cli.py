@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import logging
 import re
 import sys
 import types
 from collections.abc import Callable, Iterable
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 import marl_sb3
 from marl_sb3.errors import CheckpointError, ConfigError, EnvError, MarlSb3Error
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from marl_sb3.output import lenient_output
+from marl_sb3.signals import interrupting
 
 EXIT_DONE = 0
 EXIT_FAILED = 1
@@ -129,7 +129,21 @@ def tell_run(given: str | Path, found: Path) -> None:
 
 
 def run_command(command: Callable[[], int], verbosity: int) -> int:
-    """Run a command and turn what it raises into a message and an exit code; `-v` lets the traceback through."""
+    """Run a command and turn what it raises into a message and an exit code; `-v` lets the traceback through.
+
+    Output that nobody reads any more ends no command and changes no exit code; output that could not be written, on a
+    full disk, say, makes it 1.
+    """
+    with lenient_output() as output, interrupting():
+        exit_code = _exit_code(command, verbosity)
+        output.flush()
+        if output.is_lost:
+            print(f"error: standard output could not be written: {output.error}", file=sys.stderr)
+            exit_code = exit_code or EXIT_FAILED
+    return exit_code
+
+
+def _exit_code(command: Callable[[], int], verbosity: int) -> int:
     try:
         return command()
     except KeyboardInterrupt:
@@ -152,16 +166,24 @@ def _failed(error: Exception, message: str, exit_code: int, verbosity: int) -> i
     return exit_code
 
 
-def setup_logging(verbosity: int, console: Console) -> None:
+class _StderrHandler(logging.StreamHandler[TextIO]):
+    """Writes to what `sys.stderr` is at the moment: while a live view is shown, lines go above it."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> TextIO:  # type: ignore[override]
+        return sys.stderr
+
+
+def setup_logging(verbosity: int) -> None:
     """Show the package's log: warnings, with -v also infos, with -vv everything."""
-    import logging
-
-    from rich.logging import RichHandler
-
-    levels = (logging.WARNING, logging.INFO, logging.DEBUG)
+    handler = _StderrHandler()
+    handler.setFormatter(logging.Formatter("%(levelname)-8s %(message)s"))
     logger = logging.getLogger("marl_sb3")
-    logger.handlers = [RichHandler(console=console, show_path=False, show_time=False)]
-    logger.setLevel(levels[min(verbosity, 2)])
+    logger.handlers = [handler]
+    logger.setLevel((logging.WARNING, logging.INFO, logging.DEBUG)[min(verbosity, 2)])
 
 
 def callable_module(module_name: str, target: str) -> None:

@@ -127,7 +127,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
     errors = Console(stderr=True, highlight=False)
-    setup_logging(arguments.verbosity, errors)
+    setup_logging(arguments.verbosity)
     _check(arguments)
     with ExitStack() as cleanup:
         if arguments.json:  # whatever envs and what they draw with print

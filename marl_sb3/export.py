@@ -178,9 +178,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    from rich.console import Console
-
-    setup_logging(arguments.verbosity, Console(stderr=True, highlight=False))
+    setup_logging(arguments.verbosity)
     from marl_sb3.run_folder import find_run
 
     folder = find_run(arguments.run)

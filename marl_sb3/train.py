@@ -139,7 +139,7 @@ def _train(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
     console = Console(highlight=False)
-    setup_logging(arguments.verbosity, Console(stderr=True, highlight=False))
+    setup_logging(arguments.verbosity)
     run = _prepare(arguments)
     if not arguments.quiet:
         _print_start(console, run)

@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from marl_sb3.cli import (
@@ -105,7 +102,7 @@ def _tune(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
     console = Console(highlight=False)
-    setup_logging(arguments.verbosity, Console(stderr=True, highlight=False))
+    setup_logging(arguments.verbosity)
     from marl_sb3.tuning.run_search import require_trainable_preset
     from marl_sb3.tuning.search import require_whole
 
@@ -116,8 +113,7 @@ def _tune(arguments: argparse.Namespace) -> int:
         require_trainable_preset(study)
     console.print(f"study {study.search.name}: {study.folder}", soft_wrap=True, markup=False)
     try:
-        with _sigterm_interrupts():
-            _run(study, arguments, console)
+        _run(study, arguments, console)
     except BaseException:
         _print_what_there_is(study, arguments, console)
         raise
@@ -126,20 +122,6 @@ def _tune(arguments: argparse.Namespace) -> int:
         raise _nothing_trained(study)
     print(study.folder, flush=True)
     return EXIT_DONE
-
-
-@contextmanager
-def _sigterm_interrupts() -> Iterator[None]:
-    """While it lasts, SIGTERM ends the search as Ctrl-C does: workers give back what they are at."""
-
-    def interrupt(signal_number: int, _: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    former = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, former)
 
 
 def _study(arguments: argparse.Namespace) -> StudyOfTrials:

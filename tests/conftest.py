@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,14 @@ import torch
 def _one_torch_thread() -> None:
     """Bit-exact comparisons need a fixed number, and tests run side by side."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _signals_are_not_ignored() -> None:
+    """As they are where tests run in the background or under `nohup`; processes that tests start inherit it."""
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ PACKAGE = Path(__file__).parent.parent / "marl_sb3"
 # From the bottom up; a module may import from layers below its own, and from its own.
 LAYERS = (
     ("types", "errors"),
+    ("output", "signals"),
     ("literal_call", "setting_names", "zoo_format", "config", "cli", "state", "video", "ids"),
     ("checkpoint",),
     ("envs",),

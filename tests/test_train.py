@@ -177,6 +177,22 @@ def test_a_signal_ends_the_run_with_what_was_learned(tmp_path: Path, number: sig
     assert (tmp_path / "run" / "policies" / "shared.zip").is_file()
 
 
+def test_a_closed_terminal_ends_the_run_with_what_was_learned(in_tmp: Path) -> None:
+    (in_tmp / "hanging_up.py").write_text(
+        "import os, signal\n"
+        "from toy_envs import ScriptedEnv\n"
+        "class Env(ScriptedEnv):\n"
+        "    def step(self, actions):\n"
+        "        if self.episode == 4:\n"
+        "            os.kill(os.getpid(), signal.SIGHUP)\n"
+        "        return super().step(actions)\n"
+    )
+    options = ["--n-envs", "1", "--set", "n_steps=6", "--set", "batch_size=4", "--run-dir", "run", "--timesteps", "60"]
+    assert main(["hanging_up:Env", *options]) == 130
+    assert [path.name for path in Path("run/checkpoints").glob("ckpt-*")] == ["ckpt-000002"]
+    assert Path("run/policies/shared.zip").is_file()
+
+
 def test_a_terminal_gets_the_live_view(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "40"}

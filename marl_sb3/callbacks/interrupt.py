@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import logging
 import signal
-import threading
+from contextlib import ExitStack
 from types import FrameType
-from typing import Any
 
 from marl_sb3.learners.callback import MultiAgentCallback
 from marl_sb3.metrics import Result
+from marl_sb3.signals import ENDING, HANGUP, handled
 
 _log = logging.getLogger(__name__)
 
 
 class StopOnSignal(MultiAgentCallback):
-    """Turns the first SIGINT or SIGTERM into an end after the running iteration; a second one interrupts at once.
+    """Ends the training after the running iteration when SIGINT, SIGTERM or SIGHUP comes.
 
-    Only between iterations a checkpoint can be taken from which the run goes on as if nothing had happened.
+    Exact resume is only possible between iterations. A second SIGINT or SIGTERM interrupts at once. SIGHUP never does:
+    when a terminal is closed, both the kernel and the shell send it.
 
-    A context manager: the former handlers are back when it is left. Outside the main thread, where Python does not
-    allow handlers, it does nothing.
+    A context manager: the former handlers are back when it is left. See `marl_sb3.signals.handled` for when it does
+    nothing.
 
     Attributes:
         received: the signal's name, or None.
@@ -29,24 +30,23 @@ class StopOnSignal(MultiAgentCallback):
     def __init__(self) -> None:
         super().__init__()
         self.received: str | None = None
+        self._asked_to_end = False
         self._mentioned = False
-        self._former: dict[signal.Signals, Any] = {}
+        self._handlers = ExitStack()
 
     def __enter__(self) -> StopOnSignal:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._former[number] = signal.signal(number, self._on_signal)
+        self._handlers.enter_context(handled(ENDING, self._on_signal))
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._former.items():
-            signal.signal(number, handler)
-        self._former = {}
+        self._handlers.close()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self.received is not None:
-            raise KeyboardInterrupt
-        self.received = signal.Signals(number).name
+        self.received = self.received or signal.Signals(number).name
+        if number != HANGUP:
+            if self._asked_to_end:
+                raise KeyboardInterrupt
+            self._asked_to_end = True
 
     def _on_step(self) -> bool:
         if self.received is not None and not self._mentioned:

@@ -14,7 +14,7 @@ from toy_envs import ScriptedEnv
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, make_vec_env
 from marl_sb3.callbacks import StopOnSignal
 
-SIGNALS = [signal.SIGINT, signal.SIGTERM]
+SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
 
 class At(MultiAgentCallback):
@@ -65,11 +65,22 @@ def test_a_signal_in_the_update_ends_the_training_with_the_iteration(number: sig
     assert (algorithm.num_timesteps, algorithm.iteration) == (12, 2)
 
 
-@pytest.mark.parametrize(("first", "second"), [(SIGNALS[0], SIGNALS[0]), (SIGNALS[1], SIGNALS[0]), SIGNALS])
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(signal.SIGINT, signal.SIGINT), (signal.SIGTERM, signal.SIGINT), (signal.SIGINT, signal.SIGTERM)],
+)
 def test_a_second_signal_interrupts_at_once(first: signal.Signals, second: signal.Signals) -> None:
     with StopOnSignal() as stop, pytest.raises(KeyboardInterrupt):
         learn(stop, action=send(first, second), steps=8)
     assert stop.received == first.name
+
+
+@pytest.mark.parametrize("other", SIGNALS)
+def test_a_closed_terminal_says_so_twice_and_interrupts_nothing(other: signal.Signals) -> None:
+    with StopOnSignal() as stop:
+        algorithm = learn(stop, action=send(signal.SIGHUP, other), steps=8)
+    assert stop.received == "SIGHUP"
+    assert (algorithm.num_timesteps, algorithm.iteration) == (12, 2)
 
 
 def test_without_a_signal_the_training_runs_to_its_end() -> None:

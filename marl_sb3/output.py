@@ -1,0 +1,95 @@
+"""Standard output and error that cannot end a program: what a console cannot print never costs a training."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TextIO, cast
+
+
+class LenientStream:
+    r"""A text stream whose `write` and `flush` never raise.
+
+    Characters that the encoding lacks are written as `\xe4`. After the first error of the stream everything is
+    dropped.
+
+    Args:
+        stream: the stream; None, as `sys.stdout` is where it was closed, drops everything.
+
+    Attributes:
+        error: the first error of the stream; None if there was none.
+    """
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream
+        self.error: OSError | ValueError | None = None
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether something could not be written though there was a reader: on a full disk, say."""
+        # A closed pipe, a closed terminal, and a file object that was closed have no reader.
+        gone = (errno.EPIPE, errno.EIO)
+        return isinstance(self.error, OSError) and self.error.errno not in gone
+
+    def write(self, text: str) -> int:
+        """Write, if the stream still takes anything; returns the number of characters."""
+        self._attempt(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Hand over what is buffered."""
+        self._attempt(None)
+
+    def isatty(self) -> bool:
+        """Whether it is a terminal."""
+        with suppress(OSError, ValueError):
+            return self._stream is not None and self._stream.isatty()
+        return False
+
+    def _attempt(self, text: str | None) -> None:
+        """Write a text, or flush where there is none."""
+        if self._stream is None or self.error is not None:
+            return
+        try:
+            if text is None:
+                self._stream.flush()
+            else:
+                self._write(self._stream, text)
+        except (OSError, ValueError) as error:  # ValueError: the file object is closed
+            self.error = error
+
+    def _write(self, stream: TextIO, text: str) -> None:
+        try:
+            stream.write(text)
+        except UnicodeEncodeError:
+            encoding = stream.encoding or "ascii"
+            stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+
+    def discard(self) -> None:
+        """After an error: drop what the stream has buffered, which Python would try to write when it exits."""
+        if self._stream is not None and self.error is not None:
+            with suppress(OSError, ValueError):  # not a file of the system, or closed
+                null = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(null, self._stream.fileno())
+                os.close(null)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def lenient_output() -> Iterator[LenientStream]:
+    """While it lasts, neither standard output nor standard error raises; yields standard output."""
+    former = sys.stdout, sys.stderr
+    streams = [LenientStream(stream) for stream in former]
+    sys.stdout, sys.stderr = (cast("TextIO", stream) for stream in streams)
+    try:
+        yield streams[0]
+    finally:
+        sys.stdout, sys.stderr = former
+        for stream in streams:
+            stream.flush()
+            stream.discard()

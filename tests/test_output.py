@@ -1,0 +1,127 @@
+"""What a console cannot print ends no command, and loses no training."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+import pytest
+from toy_envs import ScriptedEnv
+
+from marl_sb3.cli import run_command
+from marl_sb3.envs.registry import register_env
+from marl_sb3.output import LenientStream
+from marl_sb3.train import main
+
+TINY = ["--n-envs", "2", "--timesteps", "40", "--seed", "1", "--run-dir", "run"]
+TINY += ["--set", "n_steps=10", "--set", "batch_size=10", "--set", "n_epochs=1"]
+AGENT = "ä b%\ud83d"  # not in ASCII, and half a character that no encoding has
+
+
+class OddlyNamed(ScriptedEnv):
+    """An agent has a name that not every console can print."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__({AGENT[:4]: (3, "truncated"), "b": (3, "truncated")}, **kwargs)
+
+
+def ascii_stream() -> TextIO:
+    return io.TextIOWrapper(io.BytesIO(), encoding="ascii", write_through=True)
+
+
+@contextmanager
+def written_to(descriptor: int) -> Iterator[TextIO]:
+    """A stream like `sys.stdout`, which may be broken when it is closed."""
+    with open(descriptor, "w", encoding="utf-8") as stream:
+        yield stream
+        lenient = LenientStream(stream)
+        lenient.flush()
+        lenient.discard()
+
+
+@pytest.fixture
+def broken_pipe() -> Iterator[TextIO]:
+    """Its reader has gone."""
+    ours, theirs = os.pipe()
+    os.close(ours)
+    with written_to(theirs) as stream:
+        yield stream
+
+
+def trained(folder: Path) -> bool:
+    return len((folder / "run" / "result.jsonl").read_text().splitlines()) == 2 and bool(
+        list((folder / "run" / "policies").glob("*.zip"))
+    )
+
+
+def test_characters_that_the_encoding_lacks_are_written_as_escapes() -> None:
+    stream = ascii_stream()
+    assert LenientStream(stream).write(AGENT) == 5
+    assert stream.buffer.getvalue() == rb"\xe4 b%\ud83d"
+
+
+def test_after_an_error_nothing_is_written(broken_pipe: TextIO) -> None:
+    stream = LenientStream(broken_pipe)
+    stream.write("a")
+    stream.flush()
+    assert isinstance(stream.error, BrokenPipeError)
+    assert not stream.is_lost
+    first = stream.error
+    stream.write("b")
+    stream.flush()
+    assert stream.error is first
+
+
+def test_a_closed_stream_and_none_at_all_drop_everything() -> None:
+    closed = io.StringIO()
+    closed.close()
+    for stream in (LenientStream(closed), LenientStream(None)):
+        stream.write("a")
+        stream.flush()
+        assert not stream.isatty()
+        assert not stream.is_lost
+
+
+@pytest.mark.parametrize("quiet", [[], ["--quiet"]])
+def test_a_training_survives_the_end_of_its_reader(
+    in_tmp: Path, monkeypatch: pytest.MonkeyPatch, broken_pipe: TextIO, quiet: list[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdout", broken_pipe)
+    monkeypatch.setattr(sys, "stderr", broken_pipe)
+    assert main(["arena", *TINY, *quiet]) == 0
+    assert trained(in_tmp)
+    assert sys.stdout is broken_pipe
+
+
+def test_a_training_survives_agents_that_the_console_cannot_print(
+    in_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register_env("oddly_named", OddlyNamed)
+    stream = ascii_stream()
+    monkeypatch.setattr(sys, "stdout", stream)
+    assert main(["oddly_named", *TINY]) == 0
+    assert trained(in_tmp)
+    assert rb"\xe4 b%" in stream.buffer.getvalue()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_output_lost_on_a_full_disk_is_said_when_all_is_done(
+    in_tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with written_to(os.open("/dev/full", os.O_WRONLY)) as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert main(["arena", *TINY]) == 1
+    assert trained(in_tmp)
+    assert (
+        capsys.readouterr().err == "error: standard output could not be written: [Errno 28] No space left on device\n"
+    )
+
+
+def test_a_command_without_standard_output_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    assert run_command(lambda: print("nobody") or 0, 0) == 0
