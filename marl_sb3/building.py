@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -80,6 +81,7 @@ def _build_algorithm(config: TrainConfig, env: MultiAgentVecEnv) -> MultiAgentAl
         for policy_id in config.policy_settings:
             if policy_id not in policy_ids:
                 raise ConfigError(f"unknown policy {policy_id!r}; accepted: {', '.join(policy_ids)}", key=policy_id)
+        _require_unambiguous(config, policy_ids)
         return MultiAgentAlgorithm(
             env,
             policies={policy_id: _spec(config, policy_id) for policy_id in policy_ids},
@@ -99,6 +101,28 @@ def _build_algorithm(config: TrainConfig, env: MultiAgentVecEnv) -> MultiAgentAl
         raise ConfigError(f"{_source(config, error.key)}{error}", key=error.key) from error
 
 
+def _require_unambiguous(config: TrainConfig, policy_ids: Sequence[PolicyID]) -> None:
+    """Refuse keys of `--set` that mean two things: a policy may be called `env`."""
+    for key, source in config.sources.items():
+        meanings = _meanings(key, policy_ids)
+        if len(meanings) > 1 and source == f"--set {key}":
+            raise ConfigError(
+                f"it may mean {' or '.join(meanings)}; accepted: --set env_kwargs={{...}}, policy_kwargs={{...}} or "
+                "policy_settings={POLICY: {...}}",
+                key=key,
+            )
+
+
+def _meanings(key: str, policy_ids: Sequence[PolicyID]) -> list[str]:
+    whole = {"env.": "an argument of the env", "policy_kwargs.": "a part of policy_kwargs"}
+    found = [meaning for prefix, meaning in whole.items() if key.startswith(prefix)]
+    for policy_id in policy_ids:
+        name = key.removeprefix(f"{policy_id}.")
+        if name != key and ("." not in name or name.startswith("policy_kwargs.")):
+            found.append(f"{name} of policy {policy_id!r}")
+    return found
+
+
 def _source(config: TrainConfig, key: str | None) -> str:
     """Where the setting behind an error came from.
 
@@ -107,7 +131,9 @@ def _source(config: TrainConfig, key: str | None) -> str:
     if not key:
         return ""
     of_policy = next((name for name in config.sources if name.startswith(f"{key}.")), None)
-    return config.where(key) or config.where(of_policy) or config.where(key.partition(".")[2])
+    parts = key.split(".")  # of which the policy's id may be several
+    of_all = (config.where(".".join(parts[first:])) for first in range(1, len(parts)))
+    return config.where(key) or config.where(of_policy) or next(filter(None, of_all), "")
 
 
 def _spec(config: TrainConfig, policy_id: PolicyID) -> PolicySpec:
@@ -125,10 +151,9 @@ def _mapping(config: TrainConfig) -> dict[AgentID, PolicyID] | None:
     """Agent -> policy from the `agents` of each policy; None where no policy lists any."""
     if isinstance(config.policies, str):
         return None
-    listed = {policy_id: settings["agents"] for policy_id, settings in config.policies.items() if "agents" in settings}
     mapping: dict[AgentID, PolicyID] = {}
-    for policy_id, agents in listed.items():
-        for agent in agents:
+    for policy_id in config.policies:
+        for agent in config.agents_of(policy_id) or ():
             if agent in mapping:
                 raise ConfigError(
                     f"agent {agent!r} is in policies {mapping[agent]!r} and {policy_id!r}", key="policies"

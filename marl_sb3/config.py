@@ -17,8 +17,9 @@ from typing import Any
 import yaml
 
 from marl_sb3.errors import ConfigError
+from marl_sb3.ids import require_ids, with_text_ids
 from marl_sb3.setting_names import as_integer, canonical_hyperparameters, canonical_settings
-from marl_sb3.types import PolicyID
+from marl_sb3.types import AgentID, PolicyID
 from marl_sb3.zoo_format import ATARI, DEFAULT, KEYS, refuse_unsupported, section_for
 
 _PACKAGE = Path(__file__).parent
@@ -111,6 +112,12 @@ class TrainConfig:
         settings.pop("agents", None)
         return settings
 
+    def agents_of(self, policy_id: PolicyID) -> Sequence[AgentID] | None:
+        """The agents that are listed for a policy; None where none are."""
+        listed = {} if isinstance(self.policies, str) else self.policies.get(policy_id, {})
+        agents: Sequence[AgentID] | None = {**listed, **self.policy_settings.get(policy_id, {})}.get("agents")
+        return agents
+
     def where(self, key: str | None) -> str:
         """Where a setting came from, as a prefix of a message: empty if it was nowhere set."""
         return f"{self.sources[key]}: " if key is not None and key in self.sources else ""
@@ -155,7 +162,30 @@ def _check(config: TrainConfig) -> None:
     named = [config.policy_settings] if isinstance(config.policies, str) else [config.policies, config.policy_settings]
     _require("policies", config.policies, isinstance(config.policies, (str, Mapping)), "a word or a mapping")
     for policy_id, settings in [item for mapping in named for item in mapping.items()]:
+        require_ids("policy", [policy_id], "policies", _QUOTE)
         _require(f"policies.{policy_id}", settings, isinstance(settings, Mapping), "a mapping of settings")
+        if "agents" in settings:
+            _check_agents(config, policy_id, settings["agents"])
+    trained = config.policies_to_train
+    _require("policies_to_train", trained, trained is None or _is_list(trained), "a list of policy ids, or null")
+    require_ids("policy", trained or (), "policies_to_train", _QUOTE)
+    require_ids("custom metric", config.custom_metrics, "custom_metrics", _QUOTE)
+
+
+_QUOTE = " (in YAML: in quotes)"
+
+
+def _check_agents(config: TrainConfig, policy_id: PolicyID, agents: Any) -> None:
+    key = f"{policy_id}.agents"
+    if isinstance(config.policies, str):
+        words = f"policies is {config.policies!r}; agents can be listed only where policies are"
+        raise ConfigError(f"policy {policy_id!r}, agents: {words}", key=key)
+    _require(key, agents, _is_list(agents), "a list of agent ids, such as [agent1, agent2]")
+    require_ids("agent", agents, key, _QUOTE)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, (list, tuple))
 
 
 def _is_whole(value: Any, minimum: int) -> bool:
@@ -306,10 +336,10 @@ def load_config(
         path = preset_path(algo or TrainConfig.algo)
         env, section, entry = _entry_of_preset(path, env)
     values = _Settings(env)
-    values.add({str(key): value for key, value in entry.items()}, lambda key: f"{path}, {section}.{key}")
+    values.add(with_text_ids({str(key): value for key, value in entry.items()}), lambda key: f"{path}, {section}.{key}")
     options = {"algo": algo, **overrides}
     values.add({name: value for name, value in options.items() if value is not None}, _option)
-    values.add(settings or {}, lambda key: f"--set {key}", dotted=True)
+    values.add(with_text_ids(settings or {}), lambda key: f"--set {key}", dotted=True)
     refuse_unsupported(values.of_the_zoo, values.sources)
     try:
         return TrainConfig(sources=values.sources, notes=notes, **values.fields)
@@ -455,16 +485,19 @@ class _Settings:
         elif head == "policy_kwargs":
             _set_policy_kwarg(self.fields["hyperparameters"], rest, value)
         else:
-            self._set_for_policy(head, rest, value)
+            self._set_for_policy(key, value)
 
-    def _set_for_policy(self, policy_id: PolicyID, name: str, value: Any) -> None:
+    def _set_for_policy(self, key: str, value: Any) -> None:
+        """`POLICY.NAME` or `POLICY.policy_kwargs.NAME`, where the policy's id may have dots in it, too."""
+        policy_id, in_network, name = key.partition(".policy_kwargs.")
+        if not in_network:
+            policy_id, _, name = key.rpartition(".")
+        if not policy_id or not name:
+            raise ConfigError("accepted: POLICY.NAME", key=key)
         all_settings = dict(self.fields.get("policy_settings", {}))
         settings = all_settings[policy_id] = dict(all_settings.get(policy_id, {}))
-        head, _, rest = name.partition(".")
-        if rest and head != "policy_kwargs":
-            raise ConfigError("accepted: POLICY.NAME", key=f"{policy_id}.{name}")
-        if rest:
-            _set_policy_kwarg(settings, rest, value)
+        if in_network:
+            _set_policy_kwarg(settings, name, value)
         else:
             settings[name] = value
         self.fields["policy_settings"] = all_settings
@@ -515,6 +548,8 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
-    if value is None or isinstance(value, (str, int, float, bool)):
+    if isinstance(value, str):
+        return str(value)  # of a subclass, such as NumPy's
+    if value is None or isinstance(value, (int, float, bool)):
         return value
     raise ConfigError(f"a setting is {value!r}; config.yaml holds numbers, words, lists and mappings only")

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from marl_sb3.errors import ConfigError
 
@@ -71,3 +72,48 @@ def file_names(ids: Sequence[str], suffix: str) -> dict[str, str]:
 
 def _digest(text: str) -> str:
     return f"-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def with_text_ids(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings in which an integer that stands for an id is its digits: YAML reads `1` as a number.
+
+    Args:
+        settings: fields of a configuration, as they come from a file or from `--set`.
+
+    Raises:
+        ConfigError: one id is there as an integer and as text.
+    """
+    return {key: _TEXT_IDS[key](value) if key in _TEXT_IDS else value for key, value in settings.items()}
+
+
+def _text(value: Any) -> Any:
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _texts(values: Any) -> Any:
+    return [_text(value) for value in values] if isinstance(values, (list, tuple)) else values
+
+
+def _by_text(field: str, read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """For a mapping of ids to mappings: makes the ids text, and what stands in one field of the inner mappings."""
+
+    def inner_text(inner: Any) -> Any:
+        return {**inner, field: read(inner[field])} if isinstance(inner, Mapping) and field in inner else inner
+
+    def outer_text(outer: Any) -> Any:
+        if not isinstance(outer, Mapping):
+            return outer
+        twice = [each for each in outer if _text(each) is not each and _text(each) in outer]
+        if twice:
+            raise ConfigError(f"{twice[0]!r} and {_text(twice[0])!r} are the same id; accepted: each id once")
+        return {_text(each): inner_text(inner) for each, inner in outer.items()}
+
+    return outer_text
+
+
+_TEXT_IDS: Mapping[str, Callable[[Any], Any]] = {
+    "policies": _by_text("agents", _texts),
+    "policy_settings": _by_text("agents", _texts),
+    "policies_to_train": _texts,
+    "custom_metrics": _by_text("agent", _text),
+}

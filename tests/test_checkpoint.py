@@ -58,7 +58,12 @@ def test_any_tree_of_plain_data_comes_back_as_it_was(state, tmp_path_factory):
 
 
 def test_names_that_look_like_references_or_paths_come_back(tmp_path):
-    state = {"$array": {"$array": 1, "array": 2}, "$$array": np.arange(2), "a": {"b": np.arange(3)}, "a/b": np.arange(4)}
+    state = {
+        "$array": {"$array": 1, "array": 2},
+        "$$array": np.arange(2),
+        "a": {"b": np.arange(3)},
+        "a/b": np.arange(4),
+    }
     assert same(read_checkpoint(written(tmp_path, state)).state, state)
 
 

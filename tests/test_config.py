@@ -80,6 +80,48 @@ def test_dotted_keys_reach_the_env_the_network_and_one_policy() -> None:
     assert config.own_settings("pol2") == {}
 
 
+def test_a_policy_whose_id_has_dots_is_reached() -> None:
+    settings = {"x.a.gamma": 0.9, "x.a.policy_kwargs.activation_fn": "relu", "env.wind.speed": 3}
+    config = load_config("e", settings=settings)
+    assert config.own_settings("x.a") == {"gamma": 0.9, "policy_kwargs": {"activation_fn": "relu"}}
+    assert config.env_kwargs == {"wind.speed": 3}
+
+
+def test_integers_that_stand_for_ids_are_their_digits(tmp_path: Path) -> None:
+    text = "e:\n  policies: {1: {agents: [0]}, b: {agents: ['7', c]}}\n"
+    text += "  custom_metrics: {2: {key: hits, agent: 0}}\n"
+    settings = {"policies_to_train": [1], "policy_settings": {1: {"n_epochs": 2}}, "1.gamma": 0.5}
+    config = load_config("e", hparams=write(tmp_path / "h.yml", text), settings=settings)
+    assert config.policies == {"1": {"agents": ["0"]}, "b": {"agents": ["7", "c"]}}
+    assert config.policies_to_train == ["1"]
+    assert config.own_settings("1") == {"n_epochs": 2, "gamma": 0.5}
+    assert config.custom_metrics == {"2": {"key": "hits", "agent": "0"}}
+    assert load_config(None, hparams=write(tmp_path / "config.yaml", to_yaml(config))) == config
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("policies: {no: {}}", "policy id False is of type bool; accepted: strings (in YAML: in quotes)"),
+        ("policies: {1.5: {}}", "policy id 1.5 is of type float"),
+        ("policies: {null: {}}", "policy id None is of type NoneType"),
+        ("policies: {1: {}, '1': {}}", "1 and '1' are the same id; accepted: each id once"),
+        ("policies: {p: {agents: null}}", "p.agents is None; accepted: a list of agent ids, such as [agent1, agent2]"),
+        ("policies: {p: {agents: 3}}", "p.agents is 3; accepted: a list of agent ids"),
+        ("policies: {p: {agents: agent1}}", "p.agents is 'agent1'; accepted: a list of agent ids"),
+        ("policies: {p: {agents: [no]}}", "agent id False is of type bool"),
+        ("policy_settings: {p: {agents: [a]}}", "policies is 'shared'; agents can be listed only where policies are"),
+        ("policies_to_train: 1", "policies_to_train is 1; accepted: a list of policy ids, or null"),
+        ("policies_to_train: [yes]", "policy id True is of type bool"),
+        ("custom_metrics: {no: {key: hits}}", "custom metric id False is of type bool"),
+    ],
+)
+def test_what_is_no_id_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config("e", hparams=write(tmp_path / "h.yml", f"e: {{{text}}}\n"))
+    assert message in str(caught.value)
+
+
 def test_listed_policies_take_single_settings_on_top_of_their_own(tmp_path: Path) -> None:
     path = write(tmp_path / "h.yml", "e:\n  policies:\n    p: {agents: [a], gamma: 0.5, n_epochs: 2}\n")
     config = load_config("e", hparams=path, settings={"p.gamma": 0.7})
@@ -121,7 +163,7 @@ def test_a_value_out_of_range_is_refused_with_what_is_accepted(overrides: dict, 
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("key", ["env", "", ".x", "p.q.r", "env."])
+@pytest.mark.parametrize("key", ["env", "", ".x", "p.", "p.q.", ".policy_kwargs.x", "env."])
 def test_a_malformed_key_is_refused(key: str) -> None:
     with pytest.raises(ConfigError, match="accepted"):
         load_config("e", settings={key: 1})

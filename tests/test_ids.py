@@ -30,7 +30,7 @@ class Kind(str, Enum):
 
 class StrangeAgents(ScriptedEnv):
     def __init__(self) -> None:
-        super().__init__({agent: (3, "truncated") for agent in STRANGE})
+        super().__init__(dict.fromkeys(STRANGE, (3, "truncated")))
 
 
 def env_of(*agents: Any) -> Any:
@@ -125,8 +125,10 @@ def test_observations_of_an_agent_that_is_no_string_are_refused() -> None:
 
 
 def test_strange_ids_are_carried_through_training_resuming_loading_and_evaluating(in_tmp: Path) -> None:
-    options: Mapping[str, Any] = {"policies": "per_agent", "n_envs": 2, "seed": 1, "settings": TINY}
+    settings = {**TINY, "x.a.gamma": 0.5, "1.gamma": 0.25, "policies_to_train": [1, *STRANGE[1:]]}
+    options: Mapping[str, Any] = {"policies": "per_agent", "n_envs": 2, "seed": 1, "settings": settings}
     run = marl_sb3.train(StrangeAgents, timesteps=24, run_dir="run", **options)
+    assert [run.algorithm.policies[policy_id].gamma for policy_id in ("1", "x.a", "null")] == [0.25, 0.5, 0.99]
     assert len({str(path).casefold() for path in run.policy_files.values()}) == len(STRANGE)
     for policy_id, path in run.policy_files.items():
         assert PPO.load(path).num_timesteps == run.algorithm.policies[policy_id].num_timesteps
@@ -138,6 +140,13 @@ def test_strange_ids_are_carried_through_training_resuming_loading_and_evaluatin
     restored = restore("run", factory=StrangeAgents, env="test_ids:StrangeAgents")
     found = marl_sb3.evaluate_policies(restored.algorithm, make_vec_env(StrangeAgents, 2), n_episodes=2)
     assert list(found["agent_episode_returns_mean"]) == list(STRANGE)
+
+
+@pytest.mark.parametrize("key", ["env.gamma", "policy_kwargs.gamma", "p.policy_kwargs.gamma"])
+def test_a_setting_that_may_mean_two_things_is_refused(in_tmp: Path, key: str) -> None:
+    agents = dict.fromkeys(("env", "policy_kwargs", "p", "p.policy_kwargs"), (3, "truncated"))
+    with pytest.raises(ConfigError, match=f"--set {key}: it may mean .* or gamma of policy '.*'; accepted: --set"):
+        marl_sb3.train(lambda **env_kwargs: ScriptedEnv(agents), policies="per_agent", settings={**TINY, key: 0.9})
 
 
 def test_ids_of_policies_in_python_are_strings_too() -> None:
