@@ -207,7 +207,13 @@ plain = st.recursive(
 
 @settings(max_examples=40, deadline=None)
 @given(
-    st.dictionaries(st.sampled_from(["gamma", "n_steps", "policy_kwargs", "learning_rate"]), plain),
+    st.fixed_dictionaries(
+        {},
+        optional={
+            **dict.fromkeys(["gamma", "n_steps", "learning_rate"], plain),
+            "policy_kwargs": st.none() | st.dictionaries(st.text(min_size=1, max_size=5), plain, max_size=3),
+        },
+    ),
     st.dictionaries(st.text(min_size=1, max_size=5), plain, max_size=3),
     st.integers(0, 2**32 - 1),
 )
