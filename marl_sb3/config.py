@@ -11,6 +11,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ class TrainConfig:
     Attributes:
         env: env id.
         n_timesteps: env steps to train for.
+        extensions: what was planned before the run was extended, in order: `{until: N, n_timesteps: N}` in env steps.
+            Schedules run to that end until then; stop conditions apply after the last of them. None: it was not.
         n_envs: envs that step together.
         seed: run seed; None until the run draws one.
         algo: algorithm of every policy that names no other.
@@ -69,6 +72,7 @@ class TrainConfig:
 
     env: str
     n_timesteps: int = 1_000_000
+    extensions: Sequence[Mapping[str, int]] | None = None
     n_envs: int = 8
     seed: int | None = None
     algo: str = "ppo"
@@ -152,6 +156,7 @@ def _check(config: TrainConfig) -> None:
         _require(name, getattr(config, name), getattr(config, name) in words, " or ".join(words))
     switch = config.evaluation_deterministic
     _require("evaluation_deterministic", switch, isinstance(switch, bool), "true or false")
+    _require("extensions", config.extensions, _are_extensions(config.extensions), _EXTENSIONS)
     for name in ("policy_settings", "stop", "custom_metrics", "env_kwargs", "hyperparameters"):
         _require(name, getattr(config, name), isinstance(getattr(config, name), Mapping), "a mapping")
     for name in ("algo", "policy", "vectorizer", "device", "update_path", "checkpoint_metric"):
@@ -186,6 +191,23 @@ def _check_agents(config: TrainConfig, policy_id: PolicyID, agents: Any) -> None
 
 def _is_list(value: Any) -> bool:
     return isinstance(value, (list, tuple))
+
+
+_EXTENSIONS = (
+    "a list of {until: N, n_timesteps: N}, integers of at least 1, until from the lowest to the highest; or null"
+)
+
+
+def _are_extensions(listed: Any) -> bool:
+    if listed is None:
+        return True
+    if not isinstance(listed, (list, tuple)) or not all(isinstance(each, Mapping) for each in listed):
+        return False
+    if not all(set(each) == {"until", "n_timesteps"} for each in listed):
+        return False
+    if not all(_is_whole(number, 1) for each in listed for number in each.values()):
+        return False
+    return all(one["until"] < next_one["until"] for one, next_one in pairwise(listed))
 
 
 def _is_whole(value: Any, minimum: int) -> bool:
@@ -337,9 +359,12 @@ def load_config(
         env, section, entry = _entry_of_preset(path, env)
     values = _Settings(env)
     values.add(with_text_ids({str(key): value for key, value in entry.items()}), lambda key: f"{path}, {section}.{key}")
+    planned = values.fields.get("n_timesteps")
     options = {"algo": algo, **overrides}
     values.add({name: value for name, value in options.items() if value is not None}, _option)
     values.add(with_text_ids(settings or {}), lambda key: f"--set {key}", dotted=True)
+    if values.fields.get("n_timesteps") != planned:  # another plan than that of the extended run in the file
+        values.fields.pop("extensions", None)
     refuse_unsupported(values.of_the_zoo, values.sources)
     try:
         return TrainConfig(sources=values.sources, notes=notes, **values.fields)

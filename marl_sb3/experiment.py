@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,10 +21,12 @@ from marl_sb3.callbacks import EvaluationCallback, RewardHistogramCallback, Stop
 from marl_sb3.callbacks.checkpoint import CheckpointCallback
 from marl_sb3.callbacks.cut_logs import cut_logs
 from marl_sb3.callbacks.run_log import CsvFormat, EventsFormat, JsonLinesFormat, quiet_writers
+from marl_sb3.callbacks.stop import StopAfterSteps
 from marl_sb3.checkpoint import Checkpoint, naming
 from marl_sb3.config import TrainConfig, load_config, to_yaml
 from marl_sb3.envs.registry import EnvFactory, factory_id
 from marl_sb3.errors import ConfigError, NumericError
+from marl_sb3.extensions import Phase, continued, is_complete, phases_after
 from marl_sb3.learners.callback import MultiAgentCallback
 from marl_sb3.learners.import_weights import InitFrom, parse_init_from
 from marl_sb3.learners.import_weights import init_from as start_from
@@ -166,11 +168,13 @@ def resume_run(
 ) -> Run:
     """Bring a run back to its newest checkpoint; `execute` then goes on as if nothing had happened.
 
-    What it has logged after that checkpoint is taken out of its logs.
+    What it has logged after that checkpoint is taken out of its logs. A run that is complete stays as it is.
 
     Args:
         run_folder: the run.
         timesteps: train for this many env steps more, from the checkpoint on; None: to the end that was planned.
+            Schedules then run to the new end, and jump where it was another one. `extensions` in `config.yaml` keeps
+            the former one, so that a training from it repeats the whole run.
         env: the run's env id; needed where it is code of your own.
         factory: makes the env, where the id is only its name.
         changes: other values for fields of the configuration that do not change what was trained so far.
@@ -184,7 +188,8 @@ def resume_run(
     files.lock()
     try:
         checkpoint = files.checkpoints.load("latest")
-        config = _continued(config, checkpoint, timesteps, changes)
+        before, env_steps = config, Fields(checkpoint.state).fields("counters").whole("num_timesteps")
+        config = continued(before, env_steps, timesteps, changes)
         check_device(config)
         set_up_process(config)
         run = Run(files, config, build(config, factory), checkpoint=checkpoint.name, factory=factory)
@@ -193,8 +198,11 @@ def resume_run(
         raise
     try:
         _require_metrics(run)
-        _bring_back(run, checkpoint)
-        files.write_config(config)
+        inexact = _bring_back(run, checkpoint)
+        if not is_complete(config, env_steps):  # otherwise nothing follows
+            files.write_config(config)
+            planned = phases_after(before, env_steps)[0].n_timesteps
+            _note_resume(run, inexact, planned if timesteps is not None else None)
     except BaseException:
         run.algorithm.env.close()
         files.unlock()
@@ -307,18 +315,8 @@ def _evaluation_metrics(run: Run) -> list[str]:
     return names
 
 
-def _continued(
-    config: TrainConfig, checkpoint: Checkpoint, timesteps: int | None, changes: Mapping[str, Any]
-) -> TrainConfig:
-    """The configuration of a run that goes on."""
-    given = {name: value for name, value in changes.items() if value is not None}
-    if timesteps is not None:
-        done = Fields(checkpoint.state).fields("counters").whole("num_timesteps")
-        given["n_timesteps"] = done + timesteps if timesteps > 0 else timesteps
-    return replace(config, **given)
-
-
-def _bring_back(run: Run, checkpoint: Checkpoint) -> None:
+def _bring_back(run: Run, checkpoint: Checkpoint) -> dict[str, str]:
+    """Go back to a checkpoint, and cut the logs there; what could not be brought back exactly, and why."""
     envs = run.algorithm.set_state(checkpoint)
     inexact = {f"env {index}": why for index, why in envs.items()}
     theirs, ours = checkpoint.about.fields("versions"), run.algorithm.about()["versions"]
@@ -328,7 +326,20 @@ def _bring_back(run: Run, checkpoint: Checkpoint) -> None:
     for what, why in inexact.items():
         _log.warning("inexact resume: %s: %s", what, why)
     cut_logs(run.folder, run.algorithm.iteration, run.algorithm.num_timesteps)
-    run.files.note_resume(checkpoint.name, inexact)
+    return inexact
+
+
+def _note_resume(run: Run, inexact: Mapping[str, str], extended_from: int | None = None) -> None:
+    """Note it in `resumes.jsonl`.
+
+    Args:
+        run: as it has been brought back.
+        inexact: what could not be brought back exactly.
+        extended_from: the end, in env steps, that was planned before `--timesteps` moved it; None: it stays.
+    """
+    assert run.checkpoint is not None, "it has been brought back from one"
+    steps = {"env_steps": run.algorithm.num_timesteps, "n_timesteps": run.config.n_timesteps}
+    run.files.note_resume(run.checkpoint, inexact, **steps, extended_from=extended_from)
 
 
 def execute(run: Run, callbacks: Sequence[BaseCallback] = ()) -> Run:
@@ -347,8 +358,10 @@ def execute(run: Run, callbacks: Sequence[BaseCallback] = ()) -> Run:
         for evaluation in evaluations:
             cleanup.callback(evaluation.close)
         try:
-            watching = [*evaluations, last, stop, signals, RewardHistogramCallback()]
-            _learn(run, [*watching, *callbacks, checkpoints])
+            histograms = RewardHistogramCallback()
+            _learn(
+                run, lambda end: [*evaluations, last, end, signals, histograms, *callbacks, checkpoints], stop, signals
+            )
         except BaseException:
             _try_to_save_policies(run)
             raise
@@ -388,10 +401,31 @@ def _checkpoint_callback(run: Run) -> CheckpointCallback:
     )
 
 
-def _learn(run: Run, callbacks: Sequence[BaseCallback]) -> None:
+def _learn(
+    run: Run,
+    callbacks_with: Callable[[MultiAgentCallback], Sequence[BaseCallback]],
+    stop: StopOnMetric,
+    signals: StopOnSignal,
+) -> None:
+    """Train all phases that are left, the last one to its end or its stop condition.
+
+    Args:
+        run: as it is now.
+        callbacks_with: all callbacks, with the one that ends a phase in its place.
+        stop: ends the last phase: a run has gone on from where an earlier one ended, whatever ended it there.
+        signals: end any phase, and the run.
+    """
+    for phase in phases_after(run.config, run.algorithm.num_timesteps):
+        _learn_phase(run, callbacks_with(stop if phase.until is None else StopAfterSteps(phase.until)), phase)
+        if signals.received or run.algorithm.num_timesteps < phase.end:
+            return
+        run.algorithm.keep_callback_states()
+
+
+def _learn_phase(run: Run, callbacks: Sequence[BaseCallback], phase: Phase) -> None:
     """Train to the planned end, going back to the latest checkpoint where the configuration says so."""
     rollbacks = 0
-    while (left := run.config.n_timesteps - run.algorithm.num_timesteps) > 0:
+    while (left := phase.n_timesteps - run.algorithm.num_timesteps) > 0:
         try:
             with _logs(run):
                 run.algorithm.learn(left, callback=list(callbacks), reset_num_timesteps=False)
@@ -407,7 +441,8 @@ def _roll_back(run: Run, count: int, error: NumericError) -> None:
     checkpoint = run.files.checkpoints.load("latest")
     _log.warning("%s", error)
     _log.warning("rollback %d of %d, to %s, with other random numbers", count, MAX_ROLLBACKS, checkpoint.name)
-    _bring_back(run, checkpoint)
+    run.checkpoint = checkpoint.name
+    _note_resume(run, _bring_back(run, checkpoint))
     # The same numbers would lead to the same fault.
     assert run.config.seed is not None, "prepare() has drawn one"
     set_random_seed(int(np.random.SeedSequence(run.config.seed, spawn_key=(count, count)).generate_state(1)[0]))

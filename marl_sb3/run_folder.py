@@ -150,9 +150,21 @@ class RunFolder:
             fresh.write_text(to_yaml(config), encoding="utf-8")
         os.replace(fresh, self.config_file)
 
-    def note_resume(self, checkpoint: str, inexact: Mapping[str, str]) -> None:
-        """Write down that the run goes on from a checkpoint, and what is not as it was."""
+    def note_resume(self, checkpoint: str, inexact: Mapping[str, str], **more: Any) -> None:
+        """Write down that the run goes on from a checkpoint, and what is not as it was.
+
+        Args:
+            checkpoint: its name.
+            inexact: what could not be brought back exactly, and why.
+            more: more plain data by name.
+        """
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        entry: dict[str, Any] = {"time": now, "checkpoint": checkpoint, "exact": not inexact, "inexact": dict(inexact)}
+        entry: dict[str, Any] = {
+            "time": now,
+            "checkpoint": checkpoint,
+            "exact": not inexact,
+            "inexact": dict(inexact),
+            **more,
+        }
         with naming(self.resumes), self.resumes.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")

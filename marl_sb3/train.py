@@ -121,7 +121,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--resume",
         metavar="RUN",
-        help="go on with a run from its newest checkpoint, in its folder; --timesteps then adds to it; default: none",
+        help="go on with a run from its newest checkpoint, in its folder; --timesteps N then trains N env steps more, "
+        "and schedules such as lin_X jump to where the new end puts them; default: none",
     )
     parser.add_argument("--run-dir", metavar="DIR", help="folder of the run, new or empty; default: runs/ENV/TIME-XXXX")
     parser.add_argument("--quiet", action="store_true", help="print the run folder alone; default: off")

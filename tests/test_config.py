@@ -155,6 +155,17 @@ def test_an_error_says_where_the_setting_came_from(tmp_path: Path) -> None:
         ({"policies": 3}, "--policies: policies is 3; accepted: a word or a mapping"),
         ({"policies": {"p": 3}}, "policies.p is 3; accepted: a mapping of settings"),
         ({"n_threads": 0}, "n_threads is 0"),
+        *(
+            ({"extensions": listed}, "extensions is ")
+            for listed in (
+                3,
+                [3],
+                [{"until": 5}],
+                [{"until": 5, "n_timesteps": 0}],
+                [{"until": True, "n_timesteps": 9}],
+                [{"until": 9, "n_timesteps": 9}, {"until": 9, "n_timesteps": 20}],
+            )
+        ),
     ],
 )
 def test_a_value_out_of_range_is_refused_with_what_is_accepted(overrides: dict, message: str) -> None:

@@ -22,7 +22,7 @@ LAYERS = (
     ("learners",),
     ("evaluation",),
     ("callbacks",),
-    ("run_folder", "building"),
+    ("extensions", "run_folder", "building"),
     ("experiment",),
     ("tuning",),
     ("train", "evaluate", "export", "tune"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import logging
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from marl_sb3.checkpoint import CheckpointFolder
 from marl_sb3.errors import CheckpointError, ConfigError, NumericError
 from marl_sb3.experiment import restore, resume_run
 from marl_sb3.metrics import flatten
+from marl_sb3.run_folder import RunFolder
 
 SMALL = {"n_steps": 20, "batch_size": 20, "n_epochs": 1, "env.max_timesteps": 15, "policy_kwargs.net_arch": [8]}
 CLOCKS = ("time", "throughput", "perf", "env_runners/episode_duration", "evaluation/env_runners/episode_duration")
@@ -120,11 +122,124 @@ def test_more_steps_are_added_in_the_same_folder(in_tmp: Path) -> None:
     assert_same_runs("whole", "short")
 
 
+LINE = {"settings": {"learning_rate": "lin_1e-3"}}  # to the planned end, which moves
+RETURN = "env_runners/episode_return_mean"
+
+
+def extended_when_complete(folder: str) -> None:
+    start(folder, iterations=3, **LINE)
+    marl_sb3.train(resume=folder, timesteps=3 * 40)
+
+
+def extended_when_broken_off(folder: str) -> None:
+    broken(folder, **LINE)  # at 210 of 320 env steps; the newest checkpoint is of 160
+    marl_sb3.train(resume=folder, timesteps=2 * 40)
+
+
+def extended_twice(folder: str) -> None:
+    extended_when_broken_off(folder)
+    marl_sb3.train(resume=folder, timesteps=40, stop={RETURN: 10_000})
+
+
+def extended_at_once_again(folder: str) -> None:
+    start(folder, iterations=2, **LINE)
+    with pytest.raises(RuntimeError, match="crash"):
+        marl_sb3.train(resume=folder, timesteps=200, callback=[Fail(90)])  # before its first checkpoint
+    marl_sb3.train(resume=folder, timesteps=80)
+
+
+def extended_after_a_stop(folder: str) -> None:
+    start(folder, iterations=8, stop={"iteration": 2}, **LINE)
+    marl_sb3.train(resume=folder, stop={"iteration": 5})
+
+
+def gone_on_with_after_a_stop(folder: str) -> None:
+    start(folder, iterations=8, stop={"iteration": 2}, **LINE)
+    marl_sb3.train(resume=folder)  # one more, in which the condition still holds
+
+
+def test_without_timesteps_a_resume_extends_nothing(in_tmp: Path) -> None:
+    broken("run")
+    assert marl_sb3.train(resume="run").config.extensions is None
+
+
+EXTENDED = {
+    extended_when_complete: ([(120, 120)], 240),
+    extended_when_broken_off: ([(160, 320)], 240),
+    extended_twice: ([(160, 320), (240, 240)], 280),
+    extended_at_once_again: ([(80, 80)], 160),
+    extended_after_a_stop: ([(80, 320)], 320),
+    gone_on_with_after_a_stop: ([(80, 320)], 320),
+}
+
+
+@pytest.mark.parametrize("extend", EXTENDED, ids=lambda extend: extend.__name__)
+def test_the_config_of_an_extended_run_repeats_it_bit_for_bit(extend: Any, in_tmp: Path) -> None:
+    extend("extended")
+    again = marl_sb3.train(hparams="extended/config.yaml", run_dir="again")
+    extensions, n_timesteps = EXTENDED[extend]
+    assert [(each["until"], each["n_timesteps"]) for each in again.config.extensions or ()] == extensions
+    assert again.config.n_timesteps == n_timesteps
+    assert_same_runs("extended", "again")
+    assert again.config == RunFolder.existing("extended").read_config()
+
+
+def test_an_extension_moves_the_learning_rate_and_is_noted(in_tmp: Path) -> None:
+    extended_when_complete("run")
+    rates = [row["learners/shared/curr_lr"] for row in rows("run")]
+    np.testing.assert_allclose(
+        rates, [1e-3 * (1 - done / 3) for done in (1, 2, 3)] + [5e-4 * left / 3 for left in (2, 1, 0)]
+    )
+    (entry,) = map(json.loads, (in_tmp / "run" / "resumes.jsonl").read_text().splitlines())
+    assert (entry["env_steps"], entry["n_timesteps"], entry["extended_from"]) == (120, 240, 120)
+
+
+@pytest.mark.parametrize("iterations", [2, 4])  # broken off before and after the end of the first phase
+def test_a_repeated_extended_run_that_crashed_goes_on_as_if_it_had_not(iterations: int, in_tmp: Path) -> None:
+    extended_when_complete("extended")
+    crash = Fail(40 * iterations + 30)
+    with pytest.raises(RuntimeError, match="crash"):
+        marl_sb3.train(hparams="extended/config.yaml", run_dir="again", callback=[crash])
+    marl_sb3.train(resume="again")
+    assert_same_runs("extended", "again")
+
+
+def test_another_number_of_steps_is_another_plan(in_tmp: Path) -> None:
+    extended_when_complete("extended")
+    run = marl_sb3.train(hparams="extended/config.yaml", timesteps=80)
+    assert (run.config.extensions, run.config.n_timesteps) == (None, 80)
+
+
+def test_a_signal_in_an_earlier_phase_ends_the_run(in_tmp: Path) -> None:
+    class Interrupt(MultiAgentCallback):
+        def on_iteration_end(self, result: dict[str, Any]) -> bool:
+            if result["iteration"] == 3:  # with which the first phase ends
+                signal.raise_signal(signal.SIGTERM)
+            return True
+
+    extended_when_complete("extended")
+    run = marl_sb3.train(hparams="extended/config.yaml", run_dir="again", callback=[Interrupt()])
+    assert (run.interrupted, run.algorithm.iteration) == (True, 3)
+    marl_sb3.train(resume="again")
+    assert_same_runs("extended", "again")
+
+
 def test_a_complete_run_stays_as_it_is(in_tmp: Path) -> None:
     start("whole", iterations=2)
-    before = rows("whole")
-    assert marl_sb3.train(resume="whole").result is None
+    before, config = rows("whole"), (in_tmp / "whole" / "config.yaml").read_text()
+    assert marl_sb3.train(resume="whole", stop={"iteration": 1}).result is None
     assert rows("whole") == before
+    assert (in_tmp / "whole" / "config.yaml").read_text() == config
+    assert not (in_tmp / "whole" / "resumes.jsonl").exists()
+
+
+@pytest.mark.parametrize("timesteps", [0, -5])
+def test_nothing_can_be_added_or_taken_away(timesteps: int, in_tmp: Path) -> None:
+    start("run", iterations=1)
+    with pytest.raises(
+        ConfigError, match=f"--timesteps is {timesteps}; accepted with --resume: an integer of at least 1"
+    ):
+        marl_sb3.train(resume="run", timesteps=timesteps)
 
 
 def test_a_run_starts_from_the_newest_of_a_folder_and_notes_which(in_tmp: Path) -> None:

@@ -1,4 +1,4 @@
-"""End the training when a metric has reached a value."""
+"""End the training when a metric has reached a value, or after a number of env steps."""
 
 from __future__ import annotations
 
@@ -6,6 +6,22 @@ from collections.abc import Mapping, Sequence
 
 from marl_sb3.learners.callback import MultiAgentCallback
 from marl_sb3.metrics import Result, flatten, require_metric
+
+
+class StopAfterSteps(MultiAgentCallback):
+    """Stops after the first iteration that completes so many env steps.
+
+    Args:
+        env_steps: of the whole run.
+    """
+
+    def __init__(self, env_steps: int) -> None:
+        super().__init__()
+        self.env_steps = env_steps
+
+    def on_iteration_end(self, result: Result) -> bool:
+        """False once they are taken."""
+        return self.num_timesteps < self.env_steps
 
 
 class StopOnMetric(MultiAgentCallback):

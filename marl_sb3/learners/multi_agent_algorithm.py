@@ -27,7 +27,7 @@ from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.ids import file_names
 from marl_sb3.learners import saving
 from marl_sb3.learners.algorithm_state import Arrays
-from marl_sb3.learners.callback import multi_agent_callbacks, set_callback_states
+from marl_sb3.learners.callback import callback_states, multi_agent_callbacks, set_callback_states
 from marl_sb3.learners.on_policy import OnPolicyLearner
 from marl_sb3.learners.policy_rows import policies_that_train, policy_of_agents, resolve_policies, rows_of_policy
 from marl_sb3.learners.policy_spec import PolicySpec, policy_specs, rollout_steps
@@ -348,6 +348,11 @@ class MultiAgentAlgorithm:
         for index, why in algorithm.set_state(checkpoint).items():
             _log.warning("inexact: env %d has begun a new episode: %s", index, why)
         return algorithm
+
+    def keep_callback_states(self) -> None:
+        """Let the callbacks of the next `learn` go on from where those of the latest one are."""
+        if self._callback is not None:
+            self._callback_states = Fields(callback_states(self._callback))
 
     def forget_episodes(self) -> None:
         """Someone else has stepped the envs: the next rollout begins new episodes."""

@@ -64,6 +64,7 @@ _SETTINGS: tuple[tuple[str, Any], ...] = (
     ("policy", "os.system"), ("policy", "CnnPolicy"), ("policies", "shared"), ("policies", "other"), ("policies", {}),
     ("policies", {"a": {"agents": ["agent1", "agent2"]}}), ("vectorizer", "serial"), ("vectorizer", "x"),
     ("update_path", "x"), ("checkpoint_metric", "x"), ("stop", {"x": 1}), ("stop", {"iteration": 10**400}),
+    ("extensions", [{"until": 40, "n_timesteps": 10**9}]), ("extensions", [{"until": [1]}]), ("extensions", "x"),
     ("init_from", ["/etc/passwd"]), ("init_from", ["../x.zip"]), ("init_layers", ["*" * 2000]),
     ("custom_metrics", {"a": {"key": "x", "agent": "nobody"}}), ("custom_metrics", {"a": {"reduce": "os.system"}}),
     ("env_kwargs", {"height": 10**6, "width": 10**6}), ("env_kwargs", {"height": 10**12}),

@@ -1,0 +1,81 @@
+"""The planned ends of a run: an extension plans a new one, and a run from its `config.yaml` repeats all of them.
+
+Schedules such as `lin_3e-4` run to the planned end. When it moves they jump: after 10,000 of 10,000 env steps
+`lin_3e-4` is 0; with 10,000 more it is 1.5e-4 again, and falls to 0 once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from marl_sb3.config import TrainConfig
+from marl_sb3.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of a run with one planned end.
+
+    Attributes:
+        n_timesteps: the planned end, in env steps of the whole run.
+        until: the env steps of the whole run after which the next phase begins; None in the last one.
+    """
+
+    n_timesteps: int
+    until: int | None = None
+
+    @property
+    def end(self) -> int:
+        """The env steps of the whole run at which it ends, unless it is stopped."""
+        return self.n_timesteps if self.until is None else min(self.until, self.n_timesteps)
+
+
+def phases_after(config: TrainConfig, env_steps: int) -> list[Phase]:
+    """The phases of a run that are not over after so many env steps."""
+    extended = [Phase(each["n_timesteps"], each["until"]) for each in _extensions(config) if each["until"] > env_steps]
+    return [*extended, Phase(config.n_timesteps)]
+
+
+def is_complete(config: TrainConfig, env_steps: int) -> bool:
+    """Whether nothing is left to train after so many env steps."""
+    return env_steps >= config.n_timesteps and len(phases_after(config, env_steps)) == 1
+
+
+def continued(config: TrainConfig, env_steps: int, timesteps: int | None, changes: Mapping[str, Any]) -> TrainConfig:
+    """The configuration of a run that goes on.
+
+    Args:
+        config: of the run so far.
+        env_steps: from where it goes on.
+        timesteps: train for this many env steps more; None: to the planned end.
+        changes: other values for fields; None: as it was.
+
+    Raises:
+        ConfigError: a value is not accepted.
+    """
+    given = {name: value for name, value in changes.items() if value is not None}
+    if timesteps is not None:
+        if timesteps < 1:
+            words = f"--timesteps is {timesteps}; accepted with --resume: an integer of at least 1, env steps to add"
+            raise ConfigError(words, key="n_timesteps")
+        given["n_timesteps"] = env_steps + timesteps
+    after = replace(config, **given)
+    now = phases_after(config, env_steps)[0]
+    extended = timesteps is not None and (now.until is not None or now.n_timesteps != after.n_timesteps)
+    # A run goes on from where a stop condition has ended it: one that repeats it must not end there.
+    beyond_stop = now.until is None and bool(config.stop or after.stop) and not is_complete(after, env_steps)
+    return _with_boundary(after, env_steps, now) if extended or beyond_stop else after
+
+
+def _with_boundary(config: TrainConfig, env_steps: int, now: Phase) -> TrainConfig:
+    """With the end of a phase after so many env steps; `now` is the one that they were trained in."""
+    earlier = [dict(each) for each in _extensions(config) if each["until"] <= env_steps]
+    begun = earlier[-1]["until"] if earlier else 0
+    ended = [{"until": env_steps, "n_timesteps": now.n_timesteps}] if env_steps > begun else []
+    return replace(config, extensions=[*earlier, *ended] or None)
+
+
+def _extensions(config: TrainConfig) -> Sequence[Mapping[str, int]]:
+    return config.extensions or ()
