@@ -313,6 +313,8 @@ def read_yaml(path: Path) -> Any:
         raise ConfigError(f"{path} is not valid YAML: {_one_line(error)}", key="hparams") from error
 
 
+Hparams = str | Path | Mapping[str, Any]  # a file of settings by env id, or what it holds
+
 # --- Sources of settings ---------------------------------------------------------------------------------------------
 
 
@@ -326,9 +328,10 @@ def preset_path(algo: str) -> Path:
 def load_config(
     env: str | None,
     algo: str | None = None,
-    hparams: str | Path | None = None,
+    hparams: Hparams | None = None,
     settings: Mapping[str, Any] | None = None,
     trusted_env: str | None = None,
+    label: Callable[[str], str] = lambda key: f"--set {key}",
     **overrides: Any,
 ) -> TrainConfig:
     """The configuration from a preset, single settings and options, the later ones winning.
@@ -336,10 +339,12 @@ def load_config(
     Args:
         env: env id; None takes the only one in `hparams`.
         algo: algorithm; None: as in the file, or the default.
-        hparams: a file to use instead of the shipped presets; it must have an entry for the env.
+        hparams: a file to use instead of the shipped presets, or what such a file holds; it must have an entry for the
+            env, or a section `default`.
         settings: by key as after `--set`: a field, a hyperparameter, `env.x`, `policy_kwargs.x` or `<policy>.x`.
             RLlib's names are understood, here and in files.
         trusted_env: an env id that the user has named besides; see below.
+        label: where a key of `settings` was given, for messages.
         overrides: fields of `TrainConfig`; None means not given.
 
     An env that is code of somebody's own, `package.module:factory`, is taken from the user alone, as `env` or
@@ -351,8 +356,8 @@ def load_config(
     named = [name for name in (env, trusted_env) if name is not None]
     notes: list[str] = []
     if hparams is not None:
-        path = Path(hparams)
-        env, section, entry = _entry_of_file(path, env, notes)
+        env, section, entry = entry_of(hparams, env, notes)
+        path = _name_of(hparams)
         require_named(env, named, path)
     else:
         path = preset_path(algo or TrainConfig.algo)
@@ -362,7 +367,7 @@ def load_config(
     planned = values.fields.get("n_timesteps")
     options = {"algo": algo, **overrides}
     values.add({name: value for name, value in options.items() if value is not None}, _option)
-    values.add(with_text_ids(settings or {}), lambda key: f"--set {key}", dotted=True)
+    values.add(with_text_ids(settings or {}), label, dotted=True)
     if values.fields.get("n_timesteps") != planned:  # another plan than that of the extended run in the file
         values.fields.pop("extensions", None)
     refuse_unsupported(values.of_the_zoo, values.sources)
@@ -373,7 +378,7 @@ def load_config(
         raise ConfigError(f"{where}: {error}" if where else str(error), key=error.key) from error
 
 
-def require_named(env: str, named: Sequence[str], path: Path) -> None:
+def require_named(env: str, named: Sequence[str], path: str | Path) -> None:
     """Refuse an env of a file that is somebody's own code, unless the user has named it: a file imports nothing.
 
     Args:
@@ -409,9 +414,23 @@ def _some(names: Iterable[Any]) -> str:
     return ", ".join(listed[:20]) + (", ..." if len(listed) > 20 else "")
 
 
-def _entry_of_file(path: Path, env: str | None, notes: list[str]) -> tuple[str, str, Mapping[str, Any]]:
-    """The env, the section of the file that is its, and what this holds."""
-    content = read_yaml(path)
+def _name_of(hparams: Hparams) -> str | Path:
+    return "hparams" if isinstance(hparams, Mapping) else Path(hparams)
+
+
+def entry_of(hparams: Hparams, env: str | None, notes: list[str]) -> tuple[str, str, Mapping[str, Any]]:
+    """The env, the section of a file that is its, and what this holds.
+
+    Args:
+        hparams: the file, or what such a file holds.
+        env: env id; None takes the only one.
+        notes: what the user should know of it is added to them.
+
+    Raises:
+        ConfigError: the file cannot be read, or has no settings for the env.
+    """
+    path = _name_of(hparams)
+    content = hparams if isinstance(hparams, Mapping) else read_yaml(Path(hparams))
     if not isinstance(content, Mapping) or not content:
         raise ConfigError(f"{path} holds {type(content).__name__}; accepted: env id -> settings", key="hparams")
     if env is None:
@@ -428,7 +447,7 @@ def _entry_of_file(path: Path, env: str | None, notes: list[str]) -> tuple[str, 
     return env, section, _entry(path, section, content[section])
 
 
-def _only_env(path: Path, content: Mapping[Any, Any]) -> str:
+def _only_env(path: str | Path, content: Mapping[Any, Any]) -> str:
     envs = [name for name in content if name not in (DEFAULT, ATARI)] or list(content)
     if len(envs) != 1:
         raise ConfigError(f"{path} has settings for {_some(content)}: say which env", key="env")
@@ -442,7 +461,7 @@ def _entry_of_preset(path: Path, env: str | None) -> tuple[str, str, Mapping[str
     return env, env, _entry(path, env, content.get(env, {}))
 
 
-def _entry(path: Path, env: str, entry: Any) -> Mapping[str, Any]:
+def _entry(path: str | Path, env: str, entry: Any) -> Mapping[str, Any]:
     if not isinstance(entry, Mapping):
         raise ConfigError(f"{path}, {env}: is {entry!r}; accepted: a mapping of settings", key="hparams")
     return entry
@@ -558,21 +577,21 @@ def to_yaml(config: TrainConfig) -> str:
     values: dict[str, Any] = {}
     for item in fields(config):
         if item.name not in _FIELDS_OF_THE_FILE:
-            values[item.name] = _plain(getattr(config, item.name))
-    values.update(_plain(config.hyperparameters))
+            values[item.name] = plain_data(getattr(config, item.name))
+    values.update(plain_data(config.hyperparameters))
     return yaml.dump({config.env: values}, Dumper=_Dumper, sort_keys=False)
 
 
-def _plain(value: Any) -> Any:
+def plain_data(value: Any) -> Any:
     """Mappings, lists and numbers as YAML knows them.
 
     Raises:
         ConfigError: a value that a file cannot hold, such as a function.
     """
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain_data(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain_data(item) for item in value]
     if isinstance(value, str):
         return str(value)  # of a subclass, such as NumPy's
     if value is None or isinstance(value, (int, float, bool)):

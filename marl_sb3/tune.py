@@ -15,8 +15,11 @@ from marl_sb3.cli import (
     EXIT_DONE,
     CommandParser,
     add_env_option,
-    assignment,
+    add_verbosity,
+    algorithm_name,
+    assignments,
     callable_module,
+    integer,
     named_env,
     run_command,
     setup_logging,
@@ -53,13 +56,21 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("env", metavar="ENV", nargs="?", help="the env to train in; default: arena, or the study's")
     add_env_option(parser, also_positional=True)
-    add("--trials", metavar="N", type=int, help="how many settings are tried; default: 50, or the whole grid")
-    add("--timesteps", metavar="N", type=int, help="env steps of a trial; default: as in the preset")
-    add("--study", metavar="NAME", help="name of the study, an old one goes on; default: time and 4 hex digits")
+    add("--trials", metavar="N", type=integer, help="how many settings are tried; default: 50, or the whole grid")
+    add("--timesteps", metavar="N", type=integer, help="env steps of a trial; default: as in the preset")
+    add("--n-envs", metavar="E", type=integer, help="envs that step together; default: as in the preset, else 8")
+    add("--study", metavar="NAME", help="name of the study; one that exists goes on; default: time and 4 hex digits")
+    add("--new-study", action="store_true",
+        help="begin a study, also where another one has a similar name; default: refuse, it may be a typo")  # fmt: skip
     add("--storage", metavar="URL", help="of a database, sqlite:///study.db; default: a journal in the study's folder")
-    add("--workers", metavar="N", type=int, default=1, help="processes that run trials; default: 1")
+    add("--workers", metavar="N", type=integer, default=1, help="processes that run trials; default: 1")
     add("--sampler", metavar="NAME", help="tpe, random, grid or gp; default: tpe, or grid with --grid")
     add("--pruner", metavar="NAME", help="median, asha or none; default: median, or none with --grid")
+    add(
+        "--hparams",
+        metavar="FILE",
+        help="settings by env id, which the search changes and is compared with; default: the shipped preset",
+    )
     add("--space", metavar="FILE", help="what is chosen, see below; default: shipped for the algorithm")
     add(
         "--grid",
@@ -76,19 +87,22 @@ def build_parser() -> argparse.ArgumentParser:
     add(
         "--evaluations",
         metavar="N",
-        type=int,
+        type=integer,
         help="of a trial, in equal distances; default: 10, or as many as a short one has room for",
     )
-    add("--evaluation-episodes", metavar="N", type=int, help="in each of them; default: 10")
-    add("--confirm-seeds", metavar="K", type=int, default=0,
+    add("--evaluation-episodes", metavar="N", type=integer, help="in each of them; default: 10")
+    add("--confirm-seeds", metavar="K", type=integer, default=0,
         help="train the best trials and the preset again with K fresh seeds each; default: 0, none")  # fmt: skip
-    add("--confirm-best", metavar="B", type=int, default=1, help="how many trials; default: 1")
+    add("--confirm-best", metavar="B", type=integer, default=1, help="how many trials; default: 1")
     add("--policies", choices=["shared", "per_agent"], help="default: as in the preset, else shared")
-    add("--algo", metavar="NAME", help="algorithm; default: ppo")
-    add("--seed", metavar="S", type=int, help="of the search; default: 0")
+    add("--algo", metavar="NAME", type=algorithm_name, help="algorithm; default: ppo")
+    add("--vectorizer", metavar="NAME", help="auto, batched, serial or supersuit; default: auto")
+    add("--device", metavar="NAME", help="auto, cpu or cuda; default: auto")
+    add("--seed", metavar="S", type=integer, help="of the search; default: 0")
     add("--set", metavar="KEY=VALUE", dest="settings", action="append", default=[],
         help="set this in every trial, and do not search it; may be repeated; default: none")  # fmt: skip
-    add("-v", dest="verbosity", action="count", default=0, help="say more, show tracebacks; default: off")
+    add("--quiet", action="store_true", help="print the study's folder alone; default: off")
+    add_verbosity(parser)
     return parser
 
 
@@ -111,25 +125,32 @@ def _tune(arguments: argparse.Namespace) -> int:
     study = _study(arguments)
     if arguments.confirm_seeds:
         require_trainable_preset(study)
-    console.print(f"study {study.search.name}: {study.folder}", soft_wrap=True, markup=False)
+    if not arguments.quiet:
+        console.print(f"{_begun(study)}: {study.folder}", soft_wrap=True, markup=False)
     try:
         _run(study, arguments, console)
     except BaseException:
         _print_what_there_is(study, arguments, console)
         raise
-    _print_outcome(study, console)
+    _finish(study, arguments, console)
     if not study.completed():
         raise _nothing_trained(study)
     print(study.folder, flush=True)
     return EXIT_DONE
 
 
+def _begun(study: StudyOfTrials) -> str:
+    """Whether a study is new, in words."""
+    if not study.continued:
+        return f"new study {study.search.name}"
+    return f"continuing study {study.search.name}, {study.n_done()} of {study.search.trials} trials done"
+
+
 def _study(arguments: argparse.Namespace) -> StudyOfTrials:
-    from marl_sb3.config import parse_value
     from marl_sb3.tuning.api import prepare_study
 
-    settings = {key: parse_value(value) for key, value in (assignment("--set", text) for text in arguments.settings)}
-    own = ("env", "env_option", "workers", "confirm_seeds", "confirm_best", "verbosity", "settings")
+    settings = assignments("--set", arguments.settings)
+    own = ("env", "env_option", "workers", "confirm_seeds", "confirm_best", "verbosity", "quiet", "settings")
     options = {name: value for name, value in vars(arguments).items() if name not in own}
     return prepare_study(named_env(arguments), **options, settings=settings)
 
@@ -139,6 +160,11 @@ def _run(study: StudyOfTrials, arguments: argparse.Namespace, console: Console) 
     from marl_sb3.tuning.run_search import run_search
     from marl_sb3.tuning.view import ConfirmView, SearchView
 
+    if arguments.quiet:
+        run_search(study, arguments.workers)
+        if arguments.confirm_seeds:
+            confirm(study, arguments.confirm_best, arguments.confirm_seeds, arguments.workers)
+        return
     with SearchView(console, study) as view:
         run_search(study, arguments.workers, view.update)
     if arguments.confirm_seeds:
@@ -146,18 +172,25 @@ def _run(study: StudyOfTrials, arguments: argparse.Namespace, console: Console) 
             confirm(study, arguments.confirm_best, arguments.confirm_seeds, arguments.workers, confirm_view.update)
 
 
-def _print_outcome(study: StudyOfTrials, console: Console) -> None:
+def _finish(study: StudyOfTrials, arguments: argparse.Namespace, console: Console) -> None:
+    """Write the files of the study, and show what came out."""
+    from marl_sb3.tuning.report import write_files
     from marl_sb3.tuning.view import print_outcome
 
-    print_outcome(console, study)
+    if arguments.quiet:
+        write_files(study)
+    else:
+        print_outcome(console, study)
 
 
 def _print_what_there_is(study: StudyOfTrials, arguments: argparse.Namespace, console: Console) -> None:
     """After an interruption or an error, which is told last, and ends the command whatever happens here."""
     try:
-        _print_outcome(study, console)
+        _finish(study, arguments, console)
     except Exception as error:  # of a full disk, say
         console.print(f"what there is so far cannot be written: {error}", soft_wrap=True, markup=False)
+    if arguments.quiet:
+        return
     env, name = (shlex.quote(text) for text in (study.search.env, study.search.name))
     storage = study.search.to_plain()["storage"]
     named = f" --storage {shlex.quote(storage)}" if storage else ""
@@ -170,12 +203,13 @@ def _print_what_there_is(study: StudyOfTrials, arguments: argparse.Namespace, co
 
 
 def _nothing_trained(study: StudyOfTrials) -> Exception:
-    from marl_sb3.tuning.trial_rows import error_text, states
+    from marl_sb3.tuning.trial_rows import error_text, see_traceback, states
     from marl_sb3.tuning.workers import SearchError
 
     trials = study.trials
-    last = next((text for text in map(error_text, reversed(trials)) if text), "no error")
-    return SearchError(f"no trial was trained to its end: {states(trials)}; the last error: {last}")
+    last = next((trial for trial in reversed(trials) if error_text(trial)), None)
+    words = "no error" if last is None else f"{error_text(last)}{see_traceback(last)}"
+    return SearchError(f"no trial was trained to its end: {states(trials)}; the last error: {words}")
 
 
 callable_module(__name__, "marl_sb3.tuning.api:tune")

@@ -32,7 +32,7 @@ def test_a_search_prints_its_trials_and_leaves_its_files(in_tmp: Path, capsys: p
     captured = capsys.readouterr()
     lines = captured.out.splitlines()
     folder = Path("runs", "tune", "arena", "mine")
-    assert lines[0] == f"study mine: {folder}"
+    assert lines[0] == f"new study mine: {folder}"
     assert [line for line in lines if re.match(r"trial \d: COMPLETE -?\d+\.\d\d \(learning_rate=", line)] == lines[1:3]
     assert lines[3:5] == [f"trained again with fresh seeds: {done} of 2" for done in (1, 2)] or lines[3].endswith(
         "2 of 2"
@@ -43,7 +43,11 @@ def test_a_search_prints_its_trials_and_leaves_its_files(in_tmp: Path, capsys: p
     assert "\x1b" not in captured.out
     # Again, with nothing said but the name: what is done is done.
     assert main(["--study", "mine"]) == 0
-    assert marl_sb3.train(hparams=folder / "best.yml", run_dir="best").result is not None
+    assert capsys.readouterr().out.splitlines()[0] == f"continuing study mine, 2 of 2 trials done: {folder}"
+    assert main(["--study", "mine", "--quiet"]) == 0
+    assert capsys.readouterr().out == f"{folder}\n"
+    best = marl_sb3.train(hparams=folder / "best.yml", run_dir="best", timesteps=80)
+    assert best.result is not None
 
 
 def test_help_fits_a_terminal_and_names_every_default() -> None:
@@ -52,7 +56,7 @@ def test_help_fits_a_terminal_and_names_every_default() -> None:
     assert max(map(len, shown.splitlines())) <= 80
     options = shown.partition("options:")[2].partition("A space file")[0]
     entries = [entry for entry in re.split(r"\n  (?=-)", options) if entry.strip() and "exit\n" not in f"{entry}\n"]
-    assert len(entries) == 22
+    assert len(entries) == 28
     assert [entry for entry in entries if "default:" not in entry] == []
 
 
@@ -78,7 +82,7 @@ def test_help_does_not_import_torch_or_optuna() -> None:
         (["--confirm-seeds", "-1"], "--confirm-seeds is -1; accepted: a whole number of at least 0"),
         (["--confirm-best", "0"], "--confirm-best is 0; accepted: a whole number of at least 1"),
         (["--trials", "0"], "--trials is 0; accepted: a whole number of at least 1"),
-        (["--trials", "many"], "argument --trials: invalid int value: 'many'"),
+        (["--trials", "many"], "argument --trials: received 'many'; accepted: an integer, such as 100000, 1e5 or 100k"),
         (["--space", "nowhere.yml"], "cannot read nowhere.yml: No such file or directory"),
         (["--grid", "batch_size"], "--grid is 'batch_size'; accepted: KEY=A,B,C"),
         (["--grid", "lr=1e-3", "--set", "learning_rate=1e-3"], "learning_rate is both set and searched"),
@@ -86,6 +90,14 @@ def test_help_does_not_import_torch_or_optuna() -> None:
             ["--storage", "mysql://nobody:secret@localhost/x"],
             "--storage mysql://nobody:***@localhost/x cannot be opened",
         ),
+        (["--grid", "bach_size=64,128"], "--grid bach_size: unknown hyperparameter 'bach_size' of PPO; did you mean"),
+        (["--grid", "batch_size=1,64"], "--grid batch_size: batch_size is 1; accepted: a whole number of at least 2"),
+        (["--set", "bach_size=64"], "--set bach_size: unknown hyperparameter"),
+        (["--n-envs", "0"], "--n-envs is 0; accepted: a whole number of at least 1"),
+        (["--device", "gpu"], "--device: device is 'gpu'; accepted: auto, cpu, cuda"),
+        (["--vectorizer", "fast"], "unknown vectorizer 'fast'; accepted: auto"),
+        (["--grid", "n_envs=2,4", "--n-envs", "2"], "n_envs is both set and searched"),
+        (["--hparams", "nowhere.yml"], "cannot read nowhere.yml: No such file or directory"),
         (["arenaa"], "unknown env 'arenaa'; did you mean arena"),
     ],
 )
@@ -117,7 +129,31 @@ def test_a_search_in_which_nothing_was_trained_has_failed(in_tmp: Path, capsys: 
     last = captured.err.splitlines()[-1]
     assert last.startswith("error: no trial was trained to its end: 2 FAIL; the last error: ")
     assert "the disk is on fire" in last
+    paths = [Path("runs", "tune", "breaks_Breaks", "s", "trials", f"{n:05d}", "traceback.txt") for n in range(2)]
+    assert last.endswith(f"; see {paths[1]}")
+    shown = captured.out.splitlines()
+    for path in paths:
+        assert path.is_file()
+        assert f"  {path}" in shown  # in the table
+        assert [line for line in shown if line.startswith("trial ") and line.endswith(f"; see {path}")]
     assert "FAIL" in captured.out
+
+
+def test_a_name_that_may_be_a_typo_begins_no_study(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tiny = [*TINY, "--trials", "1"]
+    for name in ("wide-net", "lr-1", "lr-2"):  # numbers tell studies apart
+        assert main([*tiny, "--quiet", "--study", name]) == 0
+    capsys.readouterr()
+    for arguments in (["--study", "wide-nte"], ["arena", *tiny, "--study", "widenet"]):
+        assert main(arguments) == 2
+        error = capsys.readouterr().err
+        assert (
+            f"there is no study '{arguments[-1]}'; did you mean wide-net? To begin a new one, add --new-study" in error
+        )
+    assert main([*tiny, "--study", "wide-net", "--new-study"]) == 2
+    assert "study 'wide-net' exists in " in capsys.readouterr().err
+    assert main([*tiny, "--quiet", "--study", "wide-nte", "--new-study"]) == 0
+    assert {path.name for path in Path("runs/tune/arena").iterdir()} == {"wide-net", "lr-1", "lr-2", "wide-nte"}
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

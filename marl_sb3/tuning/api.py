@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import difflib
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from glob import escape
 from pathlib import Path
 from typing import Any
 
-from marl_sb3.config import TrainConfig
+from marl_sb3.config import Hparams, TrainConfig, entry_of, plain_data, require_named
 from marl_sb3.envs.registry import EnvFactory, factory_id
 from marl_sb3.errors import ConfigError
-from marl_sb3.setting_names import canonical_settings
+from marl_sb3.setting_names import as_integer, canonical_settings
 from marl_sb3.tuning.confirm import confirm
 from marl_sb3.tuning.report import write_files
 from marl_sb3.tuning.run_search import Watcher, new_name, open_study, require_trainable_preset, run_search, study_folder
@@ -21,6 +23,9 @@ from marl_sb3.tuning.study import StudyOfTrials
 
 DEFAULT_ENV = "arena"
 _LONGEST_NAME = 200  # of a study, in bytes
+_SIMILAR = 0.7  # from which on two names are likely to be meant as one, by difflib's ratio
+
+_log = logging.getLogger(__name__)
 
 Grid = Sequence[str] | Mapping[str, Sequence[Any]]
 
@@ -75,8 +80,10 @@ def prepare_study(
     env: str | EnvFactory | None = None,
     *,
     study: str | None = None,
+    new_study: bool = False,
     space: str | Path | Mapping[str, Any] | None = None,
     grid: Grid = (),
+    hparams: Hparams | None = None,
     settings: Mapping[str, Any] | None = None,
     root: str | Path = "runs",
     **options: Any,
@@ -85,9 +92,13 @@ def prepare_study(
 
     Args:
         env: see `tune`.
-        study: its name; one that exists goes on, as it was searched so far where nothing else is said. None: a new one.
+        study: its name; one that exists goes on, as it was searched so far where nothing else is said. One that does
+            not exist begins, but not if there is one of a similar name: that may have been meant. None: a new one.
+        new_study: whether it has to be a new one, whatever others are called.
         space: what is chosen: a file, or the same as a mapping; None: as shipped for the algorithm.
         grid: exactly these values by name, instead of a space; as mapping, or as texts `name=a,b,c`.
+        hparams: a file of settings by env id, or the same as a mapping, instead of the shipped preset. Its section for
+            the env is kept in the study.
         settings: what is set in every trial, by keys as after `--set`; it is not searched then.
         root: the folder below which studies are kept, in `tune/<env>/<name>`.
         options: the other fields of `Search`; None means not given.
@@ -99,21 +110,68 @@ def prepare_study(
     if not _is_folder_name(name):
         raise ConfigError(f"--study is {name!r}; accepted: a name that can be a folder's", key="study")
     factory = None if env is None or isinstance(env, str) else env
-    env_id = env if env is None or isinstance(env, str) else factory_id(env)
-    env_id = env_id or _env_of(name, Path(root), options.get("storage")) or DEFAULT_ENV
+    named = env if env is None or isinstance(env, str) else factory_id(env)
+    env_id = named or _env_of(name, Path(root), options.get("storage"))
+    notes: list[str] = []
+    entry = None
+    if hparams is not None:
+        env_id, _, entry = entry_of(hparams, env_id, notes)
+        require_named(env_id, [] if named is None else [named], "hparams" if isinstance(hparams, Mapping) else hparams)
+    env_id = env_id or DEFAULT_ENV
     folder = study_folder(env_id, name, Path(root))
-    given = {key: value for key, value in options.items() if value is not None}
+    given = {key: as_integer(value) for key, value in options.items() if value is not None}
+    if entry is not None:
+        given["hparams"] = {env_id: plain_data(entry)}
     if settings:
         given["settings"] = {key: value for key, (_, value) in canonical_settings(settings).items()}
     before = read_search(folder, env_id, given.get("storage"))
+    if study is not None:
+        _require_meant(name, folder, named, new_study)
     search = _new(env_id, name, space, grid, given) if before is None else _continued(before, space, grid, given)
-    return open_study(search, folder, factory)
+    for note in notes:
+        _log.warning("%s", note)
+    return open_study(search, folder, factory, _where(space, grid))
+
+
+def _where(space: str | Path | Mapping[str, Any] | None, grid: Grid) -> str:
+    """What parameters are chosen from, as what stands before their names in messages."""
+    if grid:
+        return "--grid "
+    return f"{space}, " if isinstance(space, (str, Path)) else "the space, "
+
+
+def _require_meant(name: str, folder: Path, env: str | None, new_study: bool) -> None:
+    """Refuse to begin a study where another is likely to be meant, or to go on where a new one is.
+
+    Raises:
+        ConfigError: with what to do.
+    """
+    if (folder / "study.yaml").is_file():
+        if new_study:
+            words = f"study {name!r} exists in {folder}; accepted with --new-study: another name"
+            raise ConfigError(words, key="study")
+        return
+    parents = folder.parent.parent.glob("*") if env is None else [folder.parent]
+    others = sorted({file.parent.name for parent in parents for file in parent.glob("*/study.yaml")})
+    # Numbers tell studies apart that belong together: lr-1, lr-2.
+    others = [other for other in others if _without_digits(other) != _without_digits(name)]
+    close = difflib.get_close_matches(name, others, n=3, cutoff=_SIMILAR)
+    if close and not new_study:
+        raise ConfigError(
+            f"there is no study {name!r}; did you mean {', '.join(close)}? To begin a new one, add --new-study (in "
+            "Python, new_study=True)",
+            key="study",
+        )
+
+
+def _without_digits(name: str) -> str:
+    return "".join(c for c in name if not c.isdigit())
 
 
 def _new(
     env: str, name: str, space: str | Path | Mapping[str, Any] | None, grid: Grid, given: Mapping[str, Any]
 ) -> Search:
-    chosen = _space(env, given.get("algo"), space, grid, given.get("settings", {}))
+    chosen = _space(env, given.get("algo"), space, grid, _set_in_every_trial(given))
     usual: dict[str, Any] = {"sampler": "grid"} if grid else {}
     search = Search(env, chosen.to_plain(), name, **{**usual, **given})
     if search.sampler == "grid":
@@ -128,10 +186,16 @@ def _continued(
     """What was searched before, but for what is said now: whether that is the same is checked when it is opened."""
     search = replace(before, **given)
     if space is not None or grid:
-        chosen = _space(search.env, search.algo, space, grid, search.settings)
+        chosen = _space(search.env, search.algo, space, grid, _set_in_every_trial(search.to_plain()))
         sampler = given.get("sampler", "grid" if grid else before.sampler)
         search = replace(search, space=chosen.to_plain(), sampler=sampler)
     return replace(search, trials=_all_of_grid(before.trials, given)) if search.sampler == "grid" else search
+
+
+def _set_in_every_trial(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """What the fields of a search set, by keys as after `--set`."""
+    named = {name: fields.get(name) for name in ("n_envs", "vectorizer", "device")}
+    return {**fields.get("settings", {}), **{name: value for name, value in named.items() if value is not None}}
 
 
 def _all_of_grid(combinations: int, given: Mapping[str, Any]) -> int:

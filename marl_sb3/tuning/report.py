@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from marl_sb3.callbacks.live_view import number
-from marl_sb3.config import load_config, to_yaml
+from marl_sb3.config import to_yaml
 from marl_sb3.errors import ConfigError
 from marl_sb3.tuning.confirm import confirmed, outcomes, winner
 from marl_sb3.tuning.confirm_table import confirmed_line
@@ -30,6 +30,7 @@ from marl_sb3.tuning.trial_rows import (
     one_line,
     row,
     states,
+    traceback_file,
     value_text,
     write_whole,
 )
@@ -192,18 +193,29 @@ def _best_first(trials: Sequence[FrozenTrial], mode: str) -> list[FrozenTrial]:
 
 
 def _below(trials: Sequence[FrozenTrial], shown: Sequence[FrozenTrial]) -> list[Text]:
-    """Errors, each in a line, and how many trials are not shown."""
-    errors = [(trial, error_text(trial)) for trial in shown]
-    lines = [f"trial {trial.number}: {error}" for trial, error in errors if error is not None]
+    """Errors, each in a line with its traceback's path in the next, and how many trials are not shown."""
+    lines = [line for trial in shown for line in _error_lines(trial)]
     if len(shown) < len(trials):
-        lines.append(f"{len(shown)} of {len(trials)} trials, the best first: {states(trials)}")
-    return [Text(line, no_wrap=True, overflow="ellipsis") for line in lines]
+        lines.append(_line(f"{len(shown)} of {len(trials)} trials, the best first: {states(trials)}"))
+    return lines
+
+
+def _error_lines(trial: FrozenTrial) -> list[Text]:
+    error, path = error_text(trial), traceback_file(trial)
+    lines = [] if error is None else [_line(f"trial {trial.number}: {error}")]
+    return lines if path is None else [*lines, Text(f"  {one_line(path)}", overflow="fold")]  # a path is not cut
+
+
+def _line(text: str) -> Text:
+    return Text(text, no_wrap=True, overflow="ellipsis")
 
 
 # --- The settings that won -------------------------------------------------------------------------------------------
 
 # What a search sets for its own purposes, and the worker's share of the cores.
 _OF_THE_SEARCH = (
+    "n_timesteps",
+    "extensions",
     "checkpoint_every",
     "evaluation_interval",
     "evaluation_interval_unit",
@@ -217,8 +229,8 @@ _OF_THE_SEARCH = (
 def best_yml(study: StudyOfTrials) -> Path | None:
     """Write `best.yml`: the configuration of the winner, for `python -m marl_sb3.train --hparams best.yml`.
 
-    It is what the trial was trained with, for as many env steps, but with a new seed in every run, and with
-    evaluations and checkpoints as they are without a search.
+    It is what the trial was trained with, but with a new seed in every run, and with as many env steps, evaluations
+    and checkpoints as there are without a search: those of the preset, or what `--set` says.
 
     Returns:
         None if no trial was trained to its end; nothing is written then.
@@ -230,14 +242,16 @@ def best_yml(study: StudyOfTrials) -> Path | None:
     if found is None:
         return None
     (best, candidate), search = found, study.search
-    settings = {**search.settings, **study.space.settings(best.params)}
-    usual = load_config(search.env, search.algo, settings=settings)
+    usual = search.usual_config(study.space.settings(best.params))
     own: dict[str, Any] = {name: getattr(usual, name) for name in _OF_THE_SEARCH}
-    config = replace(study.config_of(best), seed=None, **own)
+    trained = study.config_of(best)
+    config = replace(trained, seed=None, **own)
     comment = (
         f"# Trial {best.number} of study {one_line(search.name)}: {best.value!r} ({search.mode}) of "
         f"{measured(search)}, in one training with seed {best.user_attrs.get(SEED)}."
     )
     if candidate is not None:
         comment += f"\n# Trained again: {confirmed_line(confirmed(study), best.number, search.mode)}."
+    if trained.n_timesteps != config.n_timesteps:
+        comment += f"\n# The trial had {trained.n_timesteps} env steps; n_timesteps is that of a whole training."
     return write_whole(study.folder / "best.yml", f"{comment}\n{to_yaml(config)}")

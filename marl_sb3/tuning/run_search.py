@@ -17,8 +17,8 @@ from marl_sb3.envs.registry import EnvFactory, importable_id
 from marl_sb3.errors import ConfigError
 from marl_sb3.experiment import Preview, preview
 from marl_sb3.tuning.search import Search, read_search, require_whole
-from marl_sb3.tuning.study import ERROR, INTERRUPTED, KILLED, WORKER, StudyOfTrials
-from marl_sb3.tuning.trial import TRACEBACK_FILE, run_trial
+from marl_sb3.tuning.study import ERROR, INTERRUPTED, KILLED, TRACEBACK_FILE, WORKER, StudyOfTrials
+from marl_sb3.tuning.trial import run_trial
 from marl_sb3.tuning.workers import POLL_S, SearchError, Workers
 
 _log = logging.getLogger(__name__)
@@ -39,13 +39,16 @@ def new_name() -> str:
     return f"{datetime.now(timezone.utc):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
 
-def open_study(search: Search, folder: Path, factory: EnvFactory | None = None) -> StudyOfTrials:
+def open_study(
+    search: Search, folder: Path, factory: EnvFactory | None = None, where: str = "the space, "
+) -> StudyOfTrials:
     """Check a search, and begin it or go on with it.
 
     Args:
         search: what is searched.
         folder: the study's.
         factory: makes the env, where the id in the search is only its name.
+        where: what parameters are chosen from, for messages.
 
     Raises:
         ConfigError: a setting, a range, the objective or the budget is wrong, the storage cannot be opened, or the
@@ -60,10 +63,11 @@ def open_study(search: Search, folder: Path, factory: EnvFactory | None = None) 
                 f"what {folder / 'study.yaml'} says",
                 key="study",
             )
-    notes = _check(search, factory)
+    notes = _check(search, factory, where)
     folder.mkdir(parents=True, exist_ok=True)
     with the_only_search(folder):
         study = StudyOfTrials(search, folder, factory)
+        study.continued = before is not None or bool(study.trials)
         study.begin()
         search.write(folder)
     for note in notes:
@@ -71,7 +75,7 @@ def open_study(search: Search, folder: Path, factory: EnvFactory | None = None) 
     return study
 
 
-def _check(search: Search, factory: EnvFactory | None) -> list[str]:
+def _check(search: Search, factory: EnvFactory | None, where: str) -> list[str]:
     """Build the trials at the ends of all ranges, without running them; returns what the user should know of them."""
     space, objective = search.parsed_space(), search.parsed_objective()
     if search.sampler == "grid":
@@ -80,7 +84,7 @@ def _check(search: Search, factory: EnvFactory | None) -> list[str]:
     searched = any(parameter.name.rpartition(".")[2] == "batch_size" for parameter in space.parameters)
     uneven: dict[tuple[str, int], set[int]] = {}
     for settings in space.corners():
-        config = search.trial_config(settings, seed=0)
+        config = search.trial_config(settings, 0, where)
         try:
             seen = preview(config, factory)
             objective.require_known(seen.metric_names)

@@ -21,6 +21,7 @@ SAMPLERS = ("tpe", "random", "grid", "gp")
 PRUNERS = ("median", "asha", "none")
 STORAGE_VARIABLE = "MARL_SB3_STORAGE"  # tells workers the storage's URL: command lines can be read by all users
 _FILE = "study.yaml"
+_NEWER = frozenset({"hparams", "n_envs", "vectorizer", "device"})  # files of older versions lack them
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,10 @@ class Search:
         algo: algorithm; None: the default one.
         policies: as in `TrainConfig`; None: as in the preset.
         timesteps: env steps of a trial; None: as in the preset.
+        hparams: the settings of the env, by its id, instead of the shipped preset; None: the preset.
+        n_envs: envs that step together; None: as in the preset.
+        vectorizer: as in `TrainConfig`; None: as in the preset.
+        device: as in `TrainConfig`; None: as in the preset.
         settings: what is set in every trial, by keys as after `--set`.
         sampler: one of `SAMPLERS`.
         pruner: one of `PRUNERS`.
@@ -55,6 +60,10 @@ class Search:
     algo: str | None = None
     policies: str | None = None
     timesteps: int | None = None
+    hparams: Mapping[str, Any] | None = None
+    n_envs: int | None = None
+    vectorizer: str | None = None
+    device: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     sampler: str = "tpe"
     pruner: str = "median"
@@ -69,8 +78,11 @@ class Search:
         for name in ("trials", "evaluations", "evaluation_episodes"):
             require_whole(name, getattr(self, name), 1)
         require_whole("seed", self.seed, 0)
-        if self.timesteps is not None:
-            require_whole("timesteps", self.timesteps, 1)
+        for name in ("timesteps", "n_envs"):
+            if getattr(self, name) is not None:
+                require_whole(name, getattr(self, name), 1)
+        if self.hparams is not None and not isinstance(self.hparams, Mapping):
+            raise ConfigError(f"hparams is {self.hparams!r}; accepted: a mapping of the env to settings", key="hparams")
         for name, accepted in (("sampler", SAMPLERS), ("pruner", PRUNERS)):
             if getattr(self, name) not in accepted:
                 raise ConfigError(f"--{name} is {getattr(self, name)!r}; accepted: {', '.join(accepted)}", key=name)
@@ -114,13 +126,18 @@ class Search:
         """Keys (index, 1) are those of samplers."""
         return int(np.random.SeedSequence(self.seed, spawn_key=key).generate_state(1)[0]) >> 1
 
-    def trial_config(self, settings: Mapping[str, Any], seed: int) -> TrainConfig:
+    def trial_config(self, settings: Mapping[str, Any], seed: int, where: str = "the space, ") -> TrainConfig:
         """The configuration of a trial.
+
+        Args:
+            settings: what was chosen.
+            seed: run seed.
+            where: what the choice was made from, for messages.
 
         Raises:
             ConfigError: a setting is wrong, or the budget is too small for the evaluations.
         """
-        config = self._config(settings, seed)
+        config = self._config(settings, where, n_timesteps=self.timesteps, seed=seed)
         between, rollout = config.n_timesteps // self.evaluations, _rollout_steps(config)
         if between < rollout:
             evaluations = "its evaluation" if self.evaluations == 1 else f"its {self.evaluations} evaluations"
@@ -131,6 +148,7 @@ class Search:
             )
         return replace(
             config,
+            notes=(),  # told once, when the search begins
             checkpoint_every=0,
             evaluation_interval=between,
             evaluation_interval_unit="timesteps",
@@ -139,19 +157,31 @@ class Search:
             evaluation_seed=self.evaluation_seed(),
         )
 
-    def _config(self, settings: Mapping[str, Any], seed: int) -> TrainConfig:
+    def usual_config(self, settings: Mapping[str, Any]) -> TrainConfig:
+        """The configuration of a training with these settings that is no trial: of full length, for one.
+
+        Raises:
+            ConfigError: a setting is wrong.
+        """
+        return self._config(settings)
+
+    def _config(self, settings: Mapping[str, Any], where: str = "the space, ", **budget: Any) -> TrainConfig:
         return load_config(
             self.env,
             self.algo,
+            self.hparams,
             settings={**self.settings, **settings},
+            label=lambda key: f"{where}{key}" if key in settings else f"--set {key}",
             policies=self.policies,
-            n_timesteps=self.timesteps,
-            seed=seed,
+            n_envs=self.n_envs,
+            vectorizer=self.vectorizer,
+            device=self.device,
+            **budget,
         )
 
     def with_fitting_evaluations(self) -> Search:
         """The same, with fewer evaluations where the shortest of its trials has room for fewer, but at least one."""
-        configs = [self._config(settings, seed=0) for settings in self.parsed_space().corners()]
+        configs = [self._config(settings, n_timesteps=self.timesteps) for settings in self.parsed_space().corners()]
         room = min(config.n_timesteps // _rollout_steps(config) for config in configs)
         return replace(self, evaluations=max(1, min(self.evaluations, room)))
 
@@ -190,7 +220,8 @@ def read_search(folder: Path, env: str | None = None, storage: str | None = None
     if not path.is_file():
         return None
     content = read_yaml(path)
-    if not isinstance(content, Mapping) or set(content) != {item.name for item in fields(Search)}:
+    known = {item.name for item in fields(Search)}
+    if not isinstance(content, Mapping) or not known - _NEWER <= set(content) <= known:
         raise ConfigError(f"{path} is not that of a study", key="study")
     search = Search(**content)
     require_named(search.env, [] if env is None else [env], path)

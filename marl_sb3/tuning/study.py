@@ -26,6 +26,8 @@ from marl_sb3.tuning.storage import damage_named, open_storage
 WORKER, INDEX, RETRY_OF, DEATHS = "worker", "index", "retry_of", "deaths"
 FOLDER, SEED, ERROR = "folder", "seed", "error"
 
+TRACEBACK_FILE = "traceback.txt"  # in the run folder of a trial that failed
+
 # Why a trial was broken off: it says nothing about its settings.
 KILLED, INTERRUPTED = "its process ended", "interrupted"
 
@@ -41,6 +43,9 @@ class StudyOfTrials:
         folder: the study's.
         factory: makes the env, where the id in the search is only its name.
 
+    Attributes:
+        continued: whether it had been begun before it was opened here.
+
     Raises:
         ConfigError: the storage cannot be opened, or what it holds is not of this search.
     """
@@ -49,6 +54,7 @@ class StudyOfTrials:
         self.search = search
         self.folder = folder
         self.factory = factory
+        self.continued = False
         self.space: Space = search.parsed_space()
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._storage = open_storage(folder, search.storage)
@@ -91,9 +97,10 @@ class StudyOfTrials:
                 words = f"{self.folder} has trials that its storage does not know; accepted: another --study name"
                 raise ConfigError(words, key="storage")
             self.optuna.set_user_attr(_SEARCH, plain)
-        elif held != plain:
-            theirs = held if isinstance(held, dict) else {}
-            other = ", ".join(name for name in plain if name not in theirs or theirs[name] != plain[name])
+            return
+        theirs = held if isinstance(held, dict) else {}
+        # What an older version did not write was not set.
+        if other := ", ".join(name for name in plain if theirs.get(name) != plain[name]):
             words = f"the storage holds a study {self.search.name!r} with another {other}"
             raise ConfigError(f"{words}; accepted: another --study name", key="study")
 

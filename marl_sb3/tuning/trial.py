@@ -16,9 +16,7 @@ from marl_sb3.learners.callback import MultiAgentCallback
 from marl_sb3.metrics import Result
 from marl_sb3.tuning.objective import Objective
 from marl_sb3.tuning.search import Search
-from marl_sb3.tuning.study import ERROR, FOLDER, INDEX, INTERRUPTED, SEED, StudyOfTrials
-
-TRACEBACK_FILE = "traceback.txt"
+from marl_sb3.tuning.study import ERROR, FOLDER, INDEX, INTERRUPTED, SEED, TRACEBACK_FILE, StudyOfTrials
 
 
 class ReportEvaluations(MultiAgentCallback):

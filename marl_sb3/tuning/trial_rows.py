@@ -13,7 +13,7 @@ from optuna.trial import FrozenTrial
 
 from marl_sb3.checkpoint import naming
 from marl_sb3.tuning.search import Search
-from marl_sb3.tuning.study import ERROR, FOLDER, RETRY_OF, SEED, WORKER, StudyOfTrials
+from marl_sb3.tuning.study import ERROR, FOLDER, RETRY_OF, SEED, TRACEBACK_FILE, WORKER, StudyOfTrials
 
 _BEFORE = ("number", "state", "value")  # then a column for each parameter
 _AFTER = ("seed", "iterations", "env_steps", "seconds", "return", "evaluations", "retry_of", "worker", "folder",
@@ -59,6 +59,18 @@ def row(study: StudyOfTrials, trial: FrozenTrial) -> list[Any]:
 def error_text(trial: FrozenTrial) -> str | None:
     """Why a trial failed, in a line; None if it is not known to have."""
     return _note(trial, ERROR)
+
+
+def see_traceback(trial: FrozenTrial) -> str:
+    """`; see PATH`, where a failed trial has left its traceback; else nothing."""
+    path = traceback_file(trial)
+    return "" if path is None else f"; see {one_line(path)}"
+
+
+def traceback_file(trial: FrozenTrial) -> Path | None:
+    """The traceback of a failed trial, if it has left one on this machine."""
+    path = Path(trial.user_attrs[FOLDER], TRACEBACK_FILE) if FOLDER in trial.user_attrs else None
+    return path if path is not None and ERROR in trial.user_attrs and path.is_file() else None
 
 
 def _note(trial: FrozenTrial, name: str) -> str | None:

@@ -26,6 +26,7 @@ from marl_sb3.tuning.confirm import confirmed
 from marl_sb3.tuning.confirm_table import confirmed_table
 from marl_sb3.tuning.report import trials_table, write_files
 from marl_sb3.tuning.study import RETRY_OF, StudyOfTrials
+from marl_sb3.tuning.trial_rows import error_text, see_traceback
 
 
 class SearchView:
@@ -92,7 +93,9 @@ def trial_line(trial: FrozenTrial) -> str:
     values = trial.intermediate_values
     latest = trial.value if trial.value is not None else (values[max(values)] if values else None)
     state = trial.state.name if trial.state.is_finished() else f"evaluation {len(values)}"
-    return f"trial {trial.number}: {state} {number(latest)} ({parameters})"
+    error = error_text(trial)
+    why = "" if error is None else f": {error}{see_traceback(trial)}"
+    return f"trial {trial.number}: {state} {number(latest)} ({parameters}){why}"
 
 
 def _short(value: object) -> str:

@@ -366,11 +366,14 @@ def test_best_settings_are_those_of_a_training_without_a_search(tmp_path: Path, 
     path = best_yml(study)
     assert path == tmp_path / "best.yml"
     settings = {**study.search.settings, **study.space.settings(study.trials[1].params)}
-    expected = resolved(load_config(env, settings=settings, n_timesteps=2000, seed=1))
+    expected = resolved(load_config(env, settings=settings, seed=1))
     found = load_config(None, hparams=path, trusted_env=env)
     assert found == replace(expected, seed=None, n_parallel_updates=None)
     assert found.hyperparameters["learning_rate"].startswith("lin_")
     assert (found.checkpoint_every, found.evaluation_interval, found.evaluation_seed) == (3, 0, None)
+    assert found.n_timesteps == load_config(env).n_timesteps
+    said = "# The trial had 2000 env steps; n_timesteps is that of a whole training."
+    assert said in path.read_text(encoding="utf-8").splitlines()
 
 
 def test_best_settings_say_where_they_are_from(tmp_path: Path) -> None:
@@ -378,11 +381,27 @@ def test_best_settings_say_where_they_are_from(tmp_path: Path) -> None:
     write_config(study, add(study, value=-1.5))
     path = best_yml(study)
     assert path is not None
-    assert path.read_text(encoding="utf-8").splitlines()[:2] == [
+    assert path.read_text(encoding="utf-8").splitlines()[:3] == [
         "# Trial 0 of study two lines: -1.5 (min) of sum, last of 1 evaluation of 5 episodes, in one training with "
         "seed 100.",
+        "# The trial had 100 env steps; n_timesteps is that of a whole training.",
         "arena:",
     ]
+
+
+def test_best_settings_keep_what_was_set_for_all_trials(tmp_path: Path) -> None:
+    hparams = {"arena": {"n_timesteps": 5000, "gamma": 0.8}}
+    study = new_study(tmp_path, hparams=hparams, n_envs=2, timesteps=100, evaluations=2)
+    write_config(study, add(study, value=1.0))
+    path = best_yml(study)
+    assert path is not None
+    found = load_config(None, hparams=path)
+    assert (found.n_timesteps, found.n_envs, found.hyperparameters["gamma"]) == (5000, 2, 0.8)
+    other = new_study(tmp_path / "other", settings={**TINY, "n_timesteps": 400}, timesteps=None, evaluations=2)
+    write_config(other, add(other, value=1.0))
+    path = best_yml(other)
+    assert path is not None
+    assert load_config(None, hparams=path).n_timesteps == 400
 
 
 def test_without_a_complete_trial_there_are_no_best_settings(tmp_path: Path) -> None:
@@ -401,7 +420,7 @@ def test_best_settings_of_a_trial_that_was_run_in_another_folder(tmp_path: Path)
     assert path is not None
     found = load_config(None, hparams=path)
     assert found.hyperparameters["batch_size"] == trial.params["batch_size"]
-    assert (found.seed, found.n_timesteps) == (None, 2000)
+    assert (found.seed, found.n_timesteps) == (None, 200_000)
 
 
 def test_a_real_trial_leaves_all_of_it(tmp_path: Path) -> None:
@@ -415,5 +434,5 @@ def test_a_real_trial_leaves_all_of_it(tmp_path: Path) -> None:
     assert float(row["seconds"]) > 0
     path = best_yml(study)
     assert path is not None
-    assert load_config(None, hparams=path).n_timesteps == 100
+    assert load_config(None, hparams=path).n_timesteps == 200_000
     assert page_of(study).plots() == 5

@@ -99,6 +99,38 @@ def test_a_study_goes_on_with_what_it_was_begun_with(in_tmp: Path) -> None:
         prepare_study(study="s", seed=4, objective="sum")
 
 
+def test_a_file_of_settings_is_what_is_searched_and_compared_with(
+    in_tmp: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = in_tmp / "mine.yml"
+    file.write_text(
+        "default: {lr: 1e-3, n_steps: 2e1, batch_size: 20, n_timesteps: 1e6, policy_kwargs: {net_arch: [8]}}\n"
+    )
+    options = {"space": {"gamma": {"uniform": [0.8, 0.9]}}, "timesteps": 1.6e2, "evaluations": 2, "trials": 1}
+    study = prepare_study("arena", hparams=file, study="s", n_envs=4, device="cpu", vectorizer="serial", **options)
+    assert caplog.messages == [f"{file} has no settings for env 'arena': those of its section 'default' are used"]
+    file.unlink()  # the study has what it needs
+    config = prepare_study(study="s").search.trial_config({}, seed=1)
+    assert config.hyperparameters.items() >= {"learning_rate": 1e-3, "n_steps": 20, "batch_size": 20}.items()
+    assert (config.n_envs, config.device, config.vectorizer, config.n_timesteps) == (4, "cpu", "serial", 160)
+    work_on(study)
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE"]
+    with pytest.raises(ConfigError, match="study 's' exists with another hparams, n_envs; accepted"):
+        prepare_study(study="s", hparams={"arena": {"n_steps": 20}}, n_envs=2)
+    with pytest.raises(ConfigError, match="wants to import toy_envs:ScriptedEnv"):
+        prepare_study(hparams={"toy_envs:ScriptedEnv": {}})
+
+
+def test_a_study_of_an_older_version_goes_on(in_tmp: Path) -> None:
+    study = prepare_study(**SMALL, study="s")
+    newer = ("hparams", "n_envs", "vectorizer", "device")
+    path = study.folder / "study.yaml"
+    path.write_text(yaml.safe_dump({k: v for k, v in yaml.safe_load(path.read_text()).items() if k not in newer}))
+    held = study.optuna.user_attrs["search"]
+    study.optuna.set_user_attr("search", {name: value for name, value in held.items() if name not in newer})
+    assert prepare_study(study="s").search == study.search
+
+
 def test_a_study_of_another_env_is_another_study(in_tmp: Path) -> None:
     prepare_study(**SMALL, study="s")
     other = {**SMALL, "settings": {"n_envs": 4, "n_steps": 40}, "timesteps": 320}
