@@ -62,7 +62,7 @@ class BatchedEnv(ABC):
         """Step every env.
 
         Args:
-            actions: (E, A, *action_space.shape). Those of agents that have ended are filler.
+            actions: `(E, A, *action_space.shape)`. Those of agents that have ended are filler.
 
         Raises:
             EnvError: an action is not accepted.

@@ -161,7 +161,7 @@ class MultiAgentAlgorithm:
 
         Args:
             total_timesteps: env steps; more by that many if `reset_num_timesteps` is False.
-            callback: SB3 callbacks, one or a list, or a function; `MultiAgentCallback`s hear more.
+            callback: SB3 callbacks, one or a list, or a function; a `MultiAgentCallback` hears more.
             log_interval: iterations between writes of the logger.
             tb_log_name: not used; there for SB3's signature. The run folder names the run.
             reset_num_timesteps: start counters, schedules and episodes anew; False continues.

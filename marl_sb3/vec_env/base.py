@@ -171,7 +171,7 @@ class MultiAgentVecEnv(ABC):
         """Take one step in every env.
 
         Args:
-            actions: per group, (E, A_group, *action_space.shape). Places of inactive agents are not read.
+            actions: per group, `(E, A_group, *action_space.shape)`. Places of inactive agents are not read.
 
         Raises:
             EnvError: an env broke the `ParallelEnv` contract.

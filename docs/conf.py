@@ -1,0 +1,21 @@
+"""How Sphinx builds this documentation: `sphinx-build -W docs OUTPUT`; it needs no network."""
+
+from __future__ import annotations
+
+import marl_sb3
+
+project = "marl_sb3"
+html_title = f"marl_sb3 {marl_sb3.__version__}"
+html_theme = "furo"
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+exclude_patterns = ["_build"]
+
+myst_heading_anchors = 3  # so that [text](page.md#a-heading) works here as it does on a forge
+
+# A docstring's `name` becomes a link where the name is documented, and code elsewhere.
+default_role = "py:obj"
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented_params"
+napoleon_use_ivar = True
+napoleon_numpy_docstring = False

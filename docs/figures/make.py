@@ -1,0 +1,83 @@
+"""Make the figures of the README: `python docs/figures/make.py`, in a clone with `pip install -e '.[docs]'`.
+
+It trains the arena's preset with ten seeds, once with one shared policy and once with one policy per agent (a minute
+or two on two cores), draws `learning_curve.png`, and films the best of the shared runs as `arena.gif`. The runs are
+kept in `runs/figures/` and are not trained again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+
+import marl_sb3
+from marl_sb3 import evaluate
+
+mpl.use("Agg")
+from matplotlib import pyplot as plt
+
+SEEDS = range(10)
+POLICIES = {"shared": ("one shared policy", "#1f77b4"), "per_agent": ("one policy per agent", "#d95f02")}
+RUNS = Path("runs") / "figures"
+HERE = Path(__file__).parent
+METRIC = "episode_return_mean"
+RANDOM_AGENTS = -8.27  # sum of returns of uniformly random agents, mean of 10,000 episodes
+
+
+def trained(policies: str, seed: int) -> Path:
+    """The folder of the run with this seed, which is trained if it is not there."""
+    folder = RUNS / f"{policies}-{seed}"
+    if not (folder / "policies").exists():
+        marl_sb3.train("arena", policies=policies, seed=seed, run_dir=folder)
+    return folder
+
+
+def curve(folder: Path) -> tuple[list[int], list[float]]:
+    """Env steps and the mean sum of returns after each iteration that has finished episodes."""
+    rows = [json.loads(line) for line in (folder / "result.jsonl").read_text().splitlines()]
+    points = [(row["num_env_steps_sampled_lifetime"], row["env_runners"][METRIC]) for row in rows]
+    known = [(steps, value) for steps, value in points if value is not None]
+    return [steps for steps, _ in known], [value for _, value in known]
+
+
+def draw(runs: Mapping[str, Sequence[Path]], file: Path) -> None:
+    """A line for the mean over seeds, a band from the worst to the best seed."""
+    figure, axes = plt.subplots(figsize=(7.2, 3.6), dpi=130, layout="constrained")
+    for policies, folders in runs.items():
+        name, color = POLICIES[policies]
+        curves = [curve(folder) for folder in folders]
+        steps, values = curves[0][0], np.array([values for _, values in curves])
+        axes.fill_between(steps, values.min(0), values.max(0), color=color, alpha=0.2, linewidth=0)
+        axes.plot(steps, values.mean(0), color=color, label=f"{name}: mean of {len(folders)} seeds, worst to best")
+    axes.axhline(15, color="#555555", linewidth=0.8, linestyle="--")
+    axes.annotate("15: the target", (200_000, 15), (0, 3), textcoords="offset points", ha="right", color="#555555")
+    axes.axhline(RANDOM_AGENTS, color="#999999", linewidth=0.8, linestyle=":")
+    axes.annotate(
+        "random agents", (200_000, RANDOM_AGENTS), (0, 3), textcoords="offset points", ha="right", color="#777777"
+    )
+    axes.set(xlabel="env steps", ylabel="sum of both agents' returns", xlim=(0, 200_000))
+    axes.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
+    axes.legend(loc="center right", bbox_to_anchor=(1, 0.36), frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(file)
+
+
+def film(folders: Sequence[Path], file: Path) -> None:
+    """An episode of the run that learned most."""
+    best = max(folders, key=lambda folder: curve(folder)[1][-1])
+    assert evaluate.main([str(best), "--stochastic", "--video", str(file)]) == 0
+
+
+def main() -> None:
+    """Train what is missing, and write both files."""
+    runs = {policies: [trained(policies, seed) for seed in SEEDS] for policies in POLICIES}
+    draw(runs, HERE / "learning_curve.png")
+    film(runs["shared"], HERE / "arena.gif")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""Write the pages of the reference that follow from the code: `python docs/generate.py`.
+
+The commands come from their argparse parsers, the settings from `TrainConfig`. A test compares the pages.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import re
+from collections.abc import Iterator
+from dataclasses import MISSING, Field, fields
+from pathlib import Path
+
+from marl_sb3.config import TrainConfig
+
+HERE = Path(__file__).parent
+PACKAGE = HERE.parent / "marl_sb3"
+
+
+def commands_page() -> str:
+    """All commands with their options."""
+    intro = (
+        "# Commands\n\n"
+        "`python -m marl_sb3.NAME --help` prints what this page shows. "
+        "[The run folder](run_folder.md#exit-codes)\nlists the exit codes.\n"
+    )
+    return intro + "".join(_command(name) for name in command_names())
+
+
+def command_names() -> list[str]:
+    """The modules that can be run: those with a parser, in the order in which one needs them."""
+    found = {path.stem for path in PACKAGE.glob("*.py") if "def build_parser(" in path.read_text(encoding="utf-8")}
+    usual = [name for name in ("train", "evaluate", "export", "tune") if name in found]
+    return usual + sorted(found.difference(usual))
+
+
+def _command(name: str) -> str:
+    parser: argparse.ArgumentParser = importlib.import_module(f"marl_sb3.{name}").build_parser()
+    rows = [_row(action) for action in parser._actions if not isinstance(action, argparse._HelpAction)]
+    table = "\n".join(["| option | what |", "| --- | --- |", *rows])
+    text = f"\n## {name}\n\n{parser.description}\n\n{table}\n"
+    return text + (f"\n```text\n{parser.epilog.strip()}\n```\n" if parser.epilog else "")
+
+
+def _row(action: argparse.Action) -> str:
+    value = action.metavar or ("" if action.nargs == 0 else "|".join(map(str, action.choices or ())))
+    names = action.option_strings or [str(action.metavar or action.dest)]
+    shown = f"{', '.join(names)} {value if action.option_strings else ''}".strip()
+    return f"| `{_in_cell(shown)}` | {_in_cell(str(action.help or '') % {'default': action.default})} |"
+
+
+def settings_page() -> str:
+    """All fields of a configuration, with their defaults."""
+    rows = [
+        f"| `{item.name}` | {_default(item)} | {_in_cell(meaning)} |"
+        for item, meaning in _documented_fields()
+        if item.name not in ("env", "hyperparameters", "sources")
+    ]
+    intro = (
+        "# Settings\n\n"
+        "A settings file has these for each env, beside the hyperparameters of the algorithm by SB3's names.\n"
+        "`--set KEY=VALUE` changes one; see [change settings](../how_to/settings.md). `env.NAME` in `--set` is an\n"
+        "entry of `env_kwargs`.\n\n"
+    )
+    return intro + "\n".join(["| setting | default | what |", "| --- | --- | --- |", *rows]) + "\n"
+
+
+def _documented_fields() -> Iterator[tuple[Field[object], str]]:
+    """Each field with its entry in the class's docstring."""
+    listed = str(TrainConfig.__doc__).partition("Attributes:\n")[2]
+    entries = dict(re.findall(r"^ {8}(\w+): (.+(?:\n {12}.+)*)", listed, flags=re.MULTILINE))
+    for item in fields(TrainConfig):
+        yield item, " ".join(entries[item.name].split())
+
+
+def _default(item: Field[object]) -> str:
+    value = item.default_factory() if item.default_factory is not MISSING else item.default
+    if value is None or value == {}:
+        return "none"
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def _in_cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+PAGES = {"commands.md": commands_page, "settings.md": settings_page}
+
+if __name__ == "__main__":
+    for name, page in PAGES.items():
+        (HERE / "reference" / name).write_text(page(), encoding="utf-8")

@@ -1,0 +1,152 @@
+"""The pages of the documentation, their fenced blocks, and how to run these as a reader would.
+
+A page runs from its top to its bottom, in an empty folder:
+
+- `python`: all blocks of a page share one namespace. A block whose first line is `# name.py` is written to that file.
+- `yaml`: must be valid; a block whose first line is `# name.yml` is written to that file.
+- `bash`: every line is a command of this package, or `python FILE.py`; it runs in this process and must return 0.
+- `text`, and MyST's directives: shown, never run.
+
+In a path, `<run>` and `<study>` stand for the newest run and the newest study in the folder before it.
+A block that no test can run has `<!-- not run: why -->` on the line above it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import runpy
+import shlex
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+from unittest import mock
+
+import yaml
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+SHOWN = ("text",)  # and directives
+_FENCE = re.compile(r"^(?P<indent> *)(?P<fence>`{3,}|~{3,})(?P<language>.*)$")
+_NOT_RUN = re.compile(r"^ *<!-- not run: (?P<why>.+) -->$")
+_FILE_NAME = re.compile(r"^# (?P<name>\w+\.(?:py|ya?ml))\n")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block.
+
+    Attributes:
+        page: the file.
+        line: of its first line in the page, from 1.
+        language: what the fence names.
+        text: without the fences and their indentation.
+        not_run: why no test runs it; None: it is run, or only shown.
+    """
+
+    page: Path
+    line: int
+    language: str
+    text: str
+    not_run: str | None
+
+    def __str__(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+    @property
+    def is_shown(self) -> bool:
+        return self.language in SHOWN or self.language.startswith("{")
+
+    @property
+    def file_name(self) -> str | None:
+        found = _FILE_NAME.match(self.text)
+        return found["name"] if found else None
+
+    def commands(self) -> list[str]:
+        """The command lines of a `bash` block, continued lines joined, comments and empty lines left out."""
+        lines = self.text.replace("\\\n", " ").splitlines()
+        return [line for line in lines if shlex.split(line, comments=True)]
+
+
+def blocks(page: Path) -> list[Block]:
+    """All fenced blocks of a page, in order."""
+    lines = iter(enumerate(page.read_text(encoding="utf-8").splitlines(), start=1))
+    found, before = [], ""
+    for number, line in lines:
+        opening = _FENCE.match(line)
+        if opening:
+            text = "\n".join(_until(lines, opening["fence"])) + "\n"
+            why = _NOT_RUN.match(before)
+            language = opening["language"].strip()
+            found.append(Block(page, number + 1, language, dedent(text), why["why"] if why else None))
+        before = line
+    return found
+
+
+def _until(lines: Iterator[tuple[int, str]], fence: str) -> Iterator[str]:
+    for _, line in lines:
+        if line.strip() == fence:
+            return
+        yield line
+
+
+def run_page(page: Path, folder: Path) -> dict[str, Any]:
+    """Run the blocks of a page, in a folder that is the working directory and on `sys.path`; returns the namespace."""
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    modules = set(sys.modules)
+    try:
+        for block in blocks(page):
+            if block.not_run is None and not block.is_shown:
+                _run(block, folder, namespace)
+    finally:
+        for name in set(sys.modules) - modules:
+            if (folder / f"{name}.py").exists():  # another page may have a file of this name
+                del sys.modules[name]
+    return namespace
+
+
+def _run(block: Block, folder: Path, namespace: dict[str, Any]) -> None:
+    if block.language == "yaml":
+        yaml.safe_load(block.text)
+    if block.language == "bash":
+        for command in block.commands():
+            code = run_command(_without_placeholders(command, folder))
+            assert code == 0, f"{block}: {command}: exit code {code}"
+    elif block.file_name is not None:
+        (folder / block.file_name).write_text(block.text, encoding="utf-8")
+        importlib.invalidate_caches()
+    elif block.language == "python":
+        # Line numbers in tracebacks are those of the page.
+        exec(compile("\n" * (block.line - 1) + block.text, str(block.page), "exec"), namespace)
+
+
+def run_command(command: str) -> int:
+    """Run `python -m marl_sb3.NAME ...` or `python FILE.py ...` in this process; returns its exit code.
+
+    Raises:
+        ValueError: it is another command.
+    """
+    words = shlex.split(command, comments=True)
+    with mock.patch.object(sys, "argv", words[1:]):
+        try:
+            if words[:2] == ["python", "-m"] and words[2].partition(".")[0] == "marl_sb3":
+                return int(importlib.import_module(words[2]).main(words[3:]))
+            if words[0] == "python" and words[1].endswith(".py"):
+                runpy.run_path(words[1], run_name="__main__")
+                return 0
+        except SystemExit as ending:
+            return int(ending.code or 0)
+    raise ValueError(f"{command!r} cannot be run by a test; write <!-- not run: why --> above its block")
+
+
+def _without_placeholders(command: str, folder: Path) -> str:
+    return re.sub(r"([\w/.-]+)/<(?:run|study)>", lambda found: str(_newest(folder / found[1])), command)
+
+
+def _newest(folder: Path) -> Path:
+    runs = [path for path in folder.iterdir() if path.is_dir()]
+    return max(runs, key=lambda path: path.stat().st_mtime_ns).relative_to(Path.cwd())

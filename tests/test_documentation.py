@@ -1,0 +1,106 @@
+"""Everything that README and docs show is run as written, and what they list is all that there is."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from documentation import PAGES, ROOT, blocks, run_command, run_page
+
+ALL_BLOCKS = [block for page in PAGES for block in blocks(page)]
+ENV_STEPS = 2_000  # of a training that would be longer than a trial
+SHORT_SEARCH = {"timesteps": 6_000, "evaluations": 3, "evaluation_episodes": 2}
+
+
+class WorkHere:
+    """Takes the place of `tuning.workers.Workers`: does their work in this process."""
+
+    def __init__(self, study: Any, count: int, job: list[str], *_: Any) -> None:
+        self.study, self.job = study, job
+
+    def run(self, look: Callable[[], None]) -> None:
+        from marl_sb3.tuning import confirm, run_search
+
+        if self.job == ["trials"]:
+            run_search._run_here(self.study, look)
+        else:
+            seeds, *trials = map(int, self.job[1:])
+            confirm.work_on_confirming(self.study, trials, seeds, look)
+
+
+@pytest.fixture
+def short_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trainings and searches end early, and searches run in this process: the only way in which pages are changed."""
+    from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+
+    from marl_sb3 import MultiAgentAlgorithm
+    from marl_sb3.tuning import api, confirm, run_search
+
+    def capped(learn: Callable[..., Any]) -> Callable[..., Any]:
+        def learn_briefly(self: Any, total_timesteps: int, *args: Any, **kwargs: Any) -> Any:
+            budget = ENV_STEPS if total_timesteps > SHORT_SEARCH["timesteps"] else total_timesteps
+            return learn(self, budget, *args, **kwargs)
+
+        return learn_briefly
+
+    for algorithm in (MultiAgentAlgorithm, OnPolicyAlgorithm):
+        monkeypatch.setattr(algorithm, "learn", capped(algorithm.learn))
+
+    prepare = api.prepare_study
+
+    def prepare_short(*args: Any, **options: Any) -> Any:
+        trials = {} if options.get("grid") else {"trials": 2}
+        return prepare(*args, **{**options, **SHORT_SEARCH, **trials})
+
+    monkeypatch.setattr(api, "prepare_study", prepare_short)
+    trainings = confirm._trainings
+    monkeypatch.setattr(confirm, "_trainings", lambda study, trials, seeds: trainings(study, trials, min(seeds, 2)))
+    for module in (run_search, confirm):
+        monkeypatch.setattr(module, "Workers", WorkHere)
+
+
+@pytest.fixture(scope="session")
+def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A short run in the arena, which the pages call `runs/arena/<run>`."""
+    folder = tmp_path_factory.mktemp("documentation") / "20260101-120000-abcd"
+    assert run_command(f"python -m marl_sb3.train arena --timesteps 6000 --seed 0 --quiet --run-dir {folder}") == 0
+    return folder
+
+
+@pytest.mark.filterwarnings("ignore:The old environment creation API:DeprecationWarning")  # of pettingzoo.test itself
+@pytest.mark.usefixtures("short_budgets")
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_page_runs_as_written(page: Path, trained_run: Path, in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(trained_run, in_tmp / "runs" / "arena" / trained_run.name)
+    monkeypatch.syspath_prepend(in_tmp)
+    run_page(page, in_tmp)
+
+
+@pytest.mark.parametrize("block", ALL_BLOCKS, ids=str)
+def test_block_is_run_or_says_why_not(block: Any) -> None:
+    known = block.language in ("python", "bash", "yaml") or block.is_shown
+    assert known or block.not_run is not None, f"{block}: {block.language!r} is a language that no test runs"
+    assert not (block.is_shown and block.not_run), f"{block}: text is never run, and need not say so"
+
+
+def test_every_excuse_belongs_to_a_block() -> None:
+    for page in PAGES:
+        excuses = sum(line.startswith("<!-- not run") for line in page.read_text(encoding="utf-8").splitlines())
+        assert excuses == sum(block.not_run is not None for block in blocks(page)), page
+
+
+def test_continuous_integration_runs_the_test_command_of_the_readme() -> None:
+    commands = [line for block in blocks(ROOT / "README.md") if block.language == "bash" for line in block.commands()]
+    (test_command,) = [line for line in commands if "pytest" in line]
+    assert test_command in (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_files(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+    local = [link for link in links if not link.startswith(("http://", "https://"))]
+    assert [link for link in local if not (page.parent / link).exists()] == []
