@@ -42,15 +42,18 @@ NO_COUNTERPART: Mapping[str, str] = {
 
 INTEGER_HYPERPARAMETERS = frozenset({"n_steps", "batch_size", "n_epochs", "sde_sample_freq"})
 
-_NOT_POLICIES = ("env", "policy_kwargs")  # what may stand before the dot of a key besides a policy's id
-
 
 def canonical_name(name: str) -> str:
     """SB3's name of a setting, which RLlib may call otherwise; a policy's id in front of it is kept."""
     if name in ALIASES:
         return ALIASES[name]
-    policy_id, dot, own = name.rpartition(".")
-    return f"{policy_id}.{ALIASES[own]}" if dot and policy_id not in _NOT_POLICIES and own in ALIASES else name
+    policy_id, _, own = name.rpartition(".")
+    return f"{policy_id}.{ALIASES[own]}" if own in ALIASES and _is_policy(policy_id) else name
+
+
+def _is_policy(prefix: str) -> bool:
+    """Whether what stands before the last dot of a key is a policy's id, and not `env` or a `policy_kwargs`."""
+    return prefix.partition(".")[0] != "env" and prefix.rpartition(".")[2] != "policy_kwargs"
 
 
 def canonical_settings(given: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,11 @@ from typing import Any
 
 import pytest
 from documentation import PAGES, ROOT, blocks, run_command, run_page
+from test_layers import LAYERS
+
+import marl_sb3
+from marl_sb3.config import load_config
+from marl_sb3.experiment import prepare
 
 ALL_BLOCKS = [block for page in PAGES for block in blocks(page)]
 ENV_STEPS = 2_000  # of a training that would be longer than a trial
@@ -104,3 +110,46 @@ def test_links_lead_to_files(page: Path) -> None:
     links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
     local = [link for link in links if not link.startswith(("http://", "https://"))]
     assert [link for link in local if not (page.parent / link).exists()] == []
+
+
+GENERATED = runpy.run_path(str(ROOT / "docs" / "generate.py"))["PAGES"]
+
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_generated_page_is_current(name: str) -> None:
+    page = (ROOT / "docs" / "reference" / name).read_text(encoding="utf-8")
+    assert page == GENERATED[name](), "write it anew: python docs/generate.py"
+
+
+def text_of(page: str) -> str:
+    return (ROOT / "docs" / page).read_text(encoding="utf-8")
+
+
+def test_every_metric_is_in_the_reference(in_tmp: Path) -> None:
+    run = prepare(load_config("arena", n_envs=2, settings={"n_steps": 100}))
+    page = text_of("reference/metrics.md")
+    for name in run.algorithm.metric_names():
+        parts = [part for part in name.split("/") if part not in ("agent1", "agent2", "shared")]
+        leaf = re.sub(r"_(mean|min|max)$", "", parts[-1]) if "custom_metrics" in name else parts[-1]
+        stem = re.sub(r"_(mean|min|max)$", "", leaf)
+        assert leaf in page or f"{stem}_{{mean,min,max}}" in page, name
+
+
+def test_everything_public_is_in_the_reference() -> None:
+    page = text_of("reference/python.md")
+    public = [name for name in marl_sb3.__all__ if name != "__version__"]
+    documented = set(re.findall(r"^\.\. auto\w+:: [\w.]+\.(\w+)$", page, flags=re.MULTILINE))
+    assert [name for name in public if name not in documented and not hasattr(marl_sb3.errors, name)] == []
+
+
+@pytest.mark.parametrize("names", LAYERS[1:], ids=lambda names: names[0])
+def test_the_picture_has_every_layer(names: tuple[str, ...]) -> None:
+    picture = text_of("how_it_is_built.md").partition("## Layers")[2].partition("A training takes")[0]
+    assert [name for name in names if not re.search(rf"^([\w, ]+, )?{name}\b", picture, flags=re.MULTILINE)] == []
+
+
+def test_the_library_example_does_what_it_promises(in_tmp: Path) -> None:
+    (example,) = [block.text for block in blocks(ROOT / "README.md") if block.language == "python"]
+    namespace: dict[str, Any] = {}
+    exec(example, namespace)
+    assert namespace["metrics"]["episode_return_mean"] > 15

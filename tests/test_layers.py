@@ -1,4 +1,4 @@
-"""The layers import only downwards: the picture in the README, as a test."""
+"""The layers import only downwards: the picture in docs/how_it_is_built.md, as a test."""
 
 from __future__ import annotations
 

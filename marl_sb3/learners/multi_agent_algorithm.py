@@ -206,7 +206,7 @@ class MultiAgentAlgorithm:
         it is.
 
         Returns:
-            The metrics of the iteration, nested; see "Metrics" in the README.
+            The metrics of the iteration, nested; see docs/reference/metrics.md.
         """
         silent = CallbackList([])
         silent.init_callback(self)  # type: ignore[arg-type]

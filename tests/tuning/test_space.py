@@ -61,6 +61,7 @@ def test_a_space_is_the_same_after_it_was_written() -> None:
         ("pol1.lr", "pol1.learning_rate"),
         ("fcnet_hiddens", "policy_kwargs.net_arch"),
         ("policy_kwargs.net_arch", "policy_kwargs.net_arch"),
+        ("pol1.policy_kwargs.net_arch", "pol1.policy_kwargs.net_arch"),
         ("env.height", "env.height"),
         ("gamma", "gamma"),
     ],
