@@ -6,6 +6,8 @@ Names are imported when they are first used: `import marl_sb3` alone takes no to
 from __future__ import annotations
 
 import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import marl_sb3.envs  # noqa: F401 - registers the built-in envs with PettingZoo
@@ -45,15 +47,29 @@ _HOME = {
     "evaluate_policies": "marl_sb3.evaluation",
     "make_vec_env": "marl_sb3.vec_env",
     "register_env": "marl_sb3.envs.registry",
+    "train": "marl_sb3.experiment",
+    "tune": "marl_sb3.tuning.api",
 }
 
-__all__ = ["__version__", "train", "tune"]
+__all__ = ["__version__"]
 __all__ += list(_HOME)
 
 
+class _Package(ModuleType):
+    """The package, whose `train` and `tune` stay the functions of the library.
+
+    The import of `marl_sb3.train`, the module behind `python -m marl_sb3.train`, would bind the name to the module.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _HOME and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
+
+
 def __getattr__(name: str) -> Any:
-    if name in ("train", "tune"):  # the modules, which can be called: see `cli.callable_module`
-        return importlib.import_module(f"marl_sb3.{name}")
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOME[name]), name)

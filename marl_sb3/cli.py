@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import logging
 import re
 import sys
-import types
 from collections.abc import Callable, Iterable
 from fractions import Fraction
 from pathlib import Path
@@ -184,22 +182,3 @@ def setup_logging(verbosity: int) -> None:
     logger = logging.getLogger("marl_sb3")
     logger.handlers = [handler]
     logger.setLevel((logging.WARNING, logging.INFO, logging.DEBUG)[min(verbosity, 2)])
-
-
-def callable_module(module_name: str, target: str) -> None:
-    """Let a command's module be called like a function of the library.
-
-    `marl_sb3.train` is both the module behind `python -m marl_sb3.train` and the function `marl_sb3.train(...)`:
-    importing the module binds the package's attribute to it, whatever was there before.
-
-    Args:
-        module_name: the module.
-        target: `module:function` that a call goes to, imported at the first call.
-    """
-    target_module, _, name = target.partition(":")
-
-    class CallableModule(types.ModuleType):
-        def __call__(self, *args: Any, **kwargs: Any) -> Any:
-            return getattr(importlib.import_module(target_module), name)(*args, **kwargs)
-
-    sys.modules[module_name].__class__ = CallableModule

@@ -1,6 +1,7 @@
 """`python -m marl_sb3.train`: parse the command line, call `experiment`, print.
 
-The module can also be called, as `marl_sb3.train(...)`: see `marl_sb3.experiment.train`.
+The function `marl_sb3.train(...)` of the library is `marl_sb3.experiment.train`;
+`from marl_sb3.train import main` gets the command.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from marl_sb3.cli import (
     add_verbosity,
     algorithm_name,
     assignments,
-    callable_module,
     counted,
     integer,
     named_env,
@@ -279,8 +279,6 @@ def sum_of(result: dict[str, Any], name: str) -> int:
     """The sum over agents of a metric that is counted by agent."""
     return sum(result[name].values())
 
-
-callable_module(__name__, "marl_sb3.experiment:train")
 
 if __name__ == "__main__":
     sys.exit(main())

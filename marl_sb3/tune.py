@@ -1,6 +1,7 @@
 """`python -m marl_sb3.tune`: parse the command line, run a search, print what came out.
 
-The module can also be called, as `marl_sb3.tune(...)`: see `marl_sb3.tuning.api.tune`.
+The function `marl_sb3.tune(...)` of the library is `marl_sb3.tuning.api.tune`;
+`from marl_sb3.tune import main` gets the command.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from marl_sb3.cli import (
     add_verbosity,
     algorithm_name,
     assignments,
-    callable_module,
     integer,
     named_env,
     run_command,
@@ -211,8 +211,6 @@ def _nothing_trained(study: StudyOfTrials) -> Exception:
     words = "no error" if last is None else f"{error_text(last)}{see_traceback(last)}"
     return SearchError(f"no trial was trained to its end: {states(trials)}; the last error: {words}")
 
-
-callable_module(__name__, "marl_sb3.tuning.api:tune")
 
 if __name__ == "__main__":
     sys.exit(main())

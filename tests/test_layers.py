@@ -26,6 +26,7 @@ LAYERS = (
     ("experiment",),
     ("tuning",),
     ("train", "evaluate", "export", "tune"),
+    ("__main__",),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 

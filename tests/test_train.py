@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 import marl_sb3
-import marl_sb3.train
 from marl_sb3.train import main
 
 TINY = ["arena", "--n-envs", "2", "--timesteps", "60", "--seed", "1"]
@@ -22,7 +21,7 @@ TINY += ["--set", "n_steps=10", "--set", "batch_size=20", "--set", "n_epochs=1"]
 COMMAND = [sys.executable, "-m", "marl_sb3.train"]
 
 
-def test_the_module_is_also_the_function_of_the_library(in_tmp: Path) -> None:
+def test_the_name_of_the_command_is_also_the_function_of_the_library(in_tmp: Path) -> None:
     run = marl_sb3.train("arena", timesteps=20, n_envs=2, settings={"n_steps": 10, "batch_size": 20})
     assert run.result is not None
 
@@ -70,7 +69,8 @@ def test_help_fits_a_terminal_and_names_every_default() -> None:
 
 
 def test_help_does_not_import_torch() -> None:
-    code = "import sys, marl_sb3.train as t\ntry: t.main(['--help'])\nexcept SystemExit: print('torch' in sys.modules)"
+    code = "import sys; from marl_sb3.train import main\ntry: main(['--help'])\n"
+    code += "except SystemExit: print('torch' in sys.modules)"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert shown.splitlines()[-1] == "False"
 

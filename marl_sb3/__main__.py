@@ -1,0 +1,42 @@
+"""`python -m marl_sb3`: list the commands; `python -m marl_sb3 train ...` is `python -m marl_sb3.train ...`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from marl_sb3.cli import CommandParser
+
+COMMANDS = ("train", "tune", "evaluate", "export")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    width = max(map(len, COMMANDS))
+    descriptions = {name: importlib.import_module(f"marl_sb3.{name}").build_parser().description for name in COMMANDS}
+    listed = "\n".join(f"  {name:<{width}}  {description}" for name, description in descriptions.items())
+    parser = CommandParser(
+        prog="python -m marl_sb3",
+        description="Multi-agent reinforcement learning with Stable-Baselines3.",
+        epilog=f"commands\n{listed}\n\npython -m marl_sb3.COMMAND --help tells more of each.",
+        usage="python -m marl_sb3 COMMAND ...",
+    )
+    parser.add_argument("command", metavar="COMMAND", choices=COMMANDS, help="one of those below, then its arguments")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command that is named first; without one, list them. Returns the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parser = build_parser()
+    if not arguments:
+        parser.print_help()
+        return 0
+    command = parser.parse_args(arguments[:1]).command
+    return int(importlib.import_module(f"marl_sb3.{command}").main(arguments[1:]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

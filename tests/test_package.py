@@ -1,0 +1,91 @@
+"""The package itself: its names, and `python -m marl_sb3`."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pydoc
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import marl_sb3
+from marl_sb3.__main__ import COMMANDS, main
+
+FUNCTIONS = {"train": "marl_sb3.experiment", "tune": "marl_sb3.tuning.api"}
+ORDERS = {
+    "attribute": "import marl_sb3; found = marl_sb3.{}",
+    "from": "from marl_sb3 import {} as found",
+    "module, then attribute": "import marl_sb3.{0}; found = marl_sb3.{0}",
+    "module under a name": "import marl_sb3.{} as found",
+    "command, then from": "from marl_sb3.{0} import main; from marl_sb3 import {0} as found",
+    "attribute, then module": "import marl_sb3; marl_sb3.{0}; import marl_sb3.{0}; found = marl_sb3.{0}",
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_name_that_is_a_command_too_is_the_function(name: str, order: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As in a fresh process: neither the function nor the module of the command has been used.
+    monkeypatch.delitem(sys.modules, f"marl_sb3.{name}", raising=False)
+    monkeypatch.delitem(vars(marl_sb3), name, raising=False)
+    names: dict[str, Any] = {}
+    exec(ORDERS[order].format(name), names)
+    assert names["found"] is getattr(importlib.import_module(FUNCTIONS[name]), name)
+    assert callable(importlib.import_module(f"marl_sb3.{name}").main)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_help_and_signature_are_those_of_the_function(name: str) -> None:
+    function = getattr(marl_sb3, name)
+    assert inspect.isfunction(function)
+    assert next(iter(inspect.signature(function).parameters)) == "env"
+    shown = pydoc.render_doc(function, renderer=pydoc.plaintext)
+    assert shown.startswith(f"Python Library Documentation: function {name} in module {FUNCTIONS[name]}")
+    assert f"{name}(env: " in shown
+    assert "Raises:" in shown
+
+
+def test_every_exported_name_is_there_and_documented() -> None:
+    for name in marl_sb3.__all__:
+        assert name == "__version__" or inspect.getdoc(getattr(marl_sb3, name)), name
+    assert set(marl_sb3.__all__) <= set(dir(marl_sb3))
+
+
+def test_the_import_takes_no_torch() -> None:
+    code = "import sys, marl_sb3.train, marl_sb3.__main__; print({'torch', 'optuna', 'numba'} & {*sys.modules})"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
+
+
+# python -m marl_sb3
+
+
+def test_without_a_command_all_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    shown = capsys.readouterr().out
+    for name in COMMANDS:
+        description = importlib.import_module(f"marl_sb3.{name}").build_parser().description
+        assert any(line.split(None, 1) == [name, description] for line in shown.splitlines()), name
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_a_command_gets_what_follows_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "arenaa"]) == 2
+    assert "unknown env 'arenaa'; did you mean arena?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--version"], 0, f"marl_sb3 {marl_sb3.__version__}"),
+        (["tain"], 2, "argument COMMAND: invalid choice: 'tain' (choose from"),
+        (["train", "--help"], 0, "usage: python -m marl_sb3.train"),
+    ],
+)
+def test_what_leaves_at_once(arguments: list[str], code: int, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    assert left.value.code == code
+    assert words in "".join(capsys.readouterr())
