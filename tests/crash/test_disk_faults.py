@@ -306,7 +306,8 @@ def test_a_run_that_cannot_be_set_up_says_so_and_does_not_stand_in_the_way_of_th
         assert main(command) == 1
     assert_one_line(capsys, f"{place}'")
     assert main(["--resume", str(run)]) == 2
-    assert capsys.readouterr().err == f"error: {run} is not a run folder: it has no config.yaml\n"
+    why = "it does not exist" if place == "run" else "it has no config.yaml"
+    assert capsys.readouterr().err == f"error: {run} is not a run folder: {why}\n"
     assert main(command) == 0
     assert differences(reference_of(CASE), run) == []
 
