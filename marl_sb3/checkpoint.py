@@ -10,6 +10,7 @@ A checkpoint is a folder `ckpt-<iteration>` with fixed names in it:
 
 It is written into a temporary folder beside it, every file synced to the disk, the manifest last; then the folder gets
 its name. Reading follows no links, unpickles nothing, imports nothing, and hashes the very bytes that it parses.
+Weights and optimizers are verified in pieces, and taken into memory only when they are asked for: see `StoredTensors`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import errno
 import hashlib
 import json
 import logging
-import math
 import os
 import re
 import secrets
@@ -32,9 +32,19 @@ from typing import Any
 
 import numpy as np
 
-from marl_sb3.errors import CheckpointError, NumericError
+from marl_sb3.errors import CheckpointError
 from marl_sb3.state import Fields, State
+from marl_sb3.tensor_file import (
+    SUFFIX,
+    StoredTensors,
+    file_size,
+    form_of,
+    require_finite,
+    require_storable,
+    tensor_bytes,
+)
 from marl_sb3.types import Array
+from marl_sb3.untrusted import MAX_BRACKETS, opening_brackets, parse_json, read_bytes, unique
 
 _log = logging.getLogger(__name__)
 
@@ -43,23 +53,15 @@ Tensors = Mapping[str, Mapping[str, Array]]  # file name without suffix -> tenso
 FORMAT = "marl_sb3 checkpoint 1"
 
 _MANIFEST, _STATE, _ARRAYS = "manifest.json", "state.json", "arrays"
-_TENSOR_FILE = re.compile(r"(arrays|policy-[0-9]{3}|optimizer-[0-9]{3})\.safetensors")
+_TENSOR_FILE = re.compile(r"(arrays|policy-[0-9]{3,6}|optimizer-[0-9]{3,6})\.safetensors")
 _NAME = re.compile(r"ckpt-([0-9]{6,12})")
 _TEMPORARY = ".unfinished-"
 _ARRAY_KEY = "$array"
 
-# Larger files are refused before they are read: a stranger's checkpoint is not to fill the memory.
-_MAX_BYTES = {_MANIFEST: 2**20, _STATE: 2**22}
-_MAX_TENSOR_BYTES = 384 * 2**20  # of all files together: 33 million weights with what Adam keeps
-_MAX_HEADER_BYTES = 2**22  # of a file of tensors: what they are
-_MAX_BRACKETS, _MAX_DEPTH = 2**18, 100  # of a tree: `[]` is two bytes in a file, and sixty in the memory
-_MAX_DIGITS = 4300  # of a whole number; converting them takes the square of their number
-
-_DTYPES = {
-    **{f"{kind}{8 * size}": np.dtype(f"<{kind.lower()}{size}") for kind in "IU" for size in (1, 2, 4, 8)},
-    **{f"F{8 * size}": np.dtype(f"<f{size}") for size in (2, 4, 8)},
-    "BOOL": np.dtype(np.bool_),
-}
+# Larger files are refused before they are read: a stranger's checkpoint is not to fill the memory. Files of weights and
+# optimizers have no limit of this kind: those who read them know what the policies, as they are built, have room for.
+_MAX_BYTES = {_MANIFEST: 2**22, _STATE: 2**22}
+_MAX_ARRAY_BYTES = 384 * 2**20  # of the state: running episodes, above all
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class Checkpoint:
         name: of its folder.
         about: what it is of: iteration, env steps, score, versions.
         state: everything but weights and optimizers.
-        tensors: by file, those.
+        tensors: by file, those; as it is read from a folder, `StoredTensors`.
     """
 
     name: str
@@ -96,61 +98,66 @@ def write_checkpoint(folder: Path, state: State, tensors: Tensors, about: Mappin
 
     Raises:
         NumericError: an array is not finite: such a checkpoint is never written.
-        OSError: it is too large to be read back, or the disk is full or failing; nothing unfinished is left behind.
+        CheckpointError: a tensor has a dtype that no file of ours holds.
+        OSError: the state is too large to be read back, or the disk is full or failing; nothing unfinished is left
+            behind.
     """
     plain, arrays = _without_arrays(state)
+    groups = {_ARRAYS: arrays, **{name: dict(group) for name, group in tensors.items()}}
+    for name, group in groups.items():
+        require_storable(name, {key: form_of(group, key) for key in group})
+        require_finite(name, group)
     contents = {_STATE: _json(plain)}
-    for name, group in {_ARRAYS: arrays, **tensors}.items():
-        contents[f"{name}.safetensors"] = _to_safetensors(name, group)
-    files = {name: {"size": len(data), "sha256": _sha256(data)} for name, data in contents.items()}
-    contents[_MANIFEST] = _json({"format": FORMAT, "about": about, "files": files})
-    _require_readable(folder, contents)
+    _require_readable(folder, contents, arrays)
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.with_name(f"{_TEMPORARY}{folder.name}-{secrets.token_hex(4)}")
     try:
         os.mkdir(temporary)
-        for name, data in contents.items():
-            _write_file(temporary / name, data)
+        files = {name: _write_file(temporary / name, [data]) for name, data in contents.items()}
+        for name, group in groups.items():
+            files[_file_of(name)] = _write_file(temporary / _file_of(name), tensor_bytes(group))
+        manifest = _json({"format": FORMAT, "about": about, "files": files})
+        _require_readable(folder, {**contents, _MANIFEST: manifest}, arrays)
+        _write_file(temporary / _MANIFEST, [manifest])
         _sync_folder(temporary)
         _put_in_place(temporary, folder)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    return sum(map(len, contents.values()))
+    return len(manifest) + sum(int(entry["size"]) for entry in files.values())
 
 
-def _require_readable(folder: Path, contents: Mapping[str, bytes]) -> None:
-    too_large = [
-        name
-        for name, data in contents.items()
-        if len(data) > _MAX_BYTES.get(name, _MAX_TENSOR_BYTES)
-        or _header_end(name, data) is None
-        or (name == _STATE and _opening_brackets(data) > _MAX_BRACKETS)
-    ]
-    if too_large or sum(map(len, contents.values())) > _MAX_TENSOR_BYTES:
-        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(folder.joinpath(*too_large[:1])))
+def _require_readable(folder: Path, contents: Mapping[str, bytes], arrays: Mapping[str, Array]) -> None:
+    """Refuse to write what would be refused when it is read."""
+    too_large = [name for name, data in contents.items() if len(data) > _MAX_BYTES[name]]
+    if opening_brackets(contents[_STATE]) > MAX_BRACKETS:
+        too_large.append(_STATE)
+    if file_size(arrays) > _MAX_ARRAY_BYTES:
+        too_large.append(_file_of(_ARRAYS))
+    if too_large:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(folder / too_large[0]))
 
 
-def _header_end(name: str, data: bytes) -> int | None:
-    """Where the header of a file of tensors ends; None if it is too long, or there is none."""
-    end = 8 + int.from_bytes(data[:8], "little") if name.endswith(".safetensors") else 0
-    return None if end > min(len(data), 8 + _MAX_HEADER_BYTES) else end
+def _file_of(name: str) -> str:
+    return f"{name}{SUFFIX}"
 
 
-def _opening_brackets(data: bytes) -> int:
-    return data.count(b"[") + data.count(b"{")
-
-
-def _write_file(path: Path, data: bytes) -> None:
+def _write_file(path: Path, pieces: Iterable[bytes]) -> dict[str, Any]:
+    """Write a file, and return its entry in the manifest."""
+    digest, size = hashlib.sha256(), 0
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         with naming(path):
-            rest = memoryview(data)
-            while rest:
-                rest = rest[os.write(descriptor, rest) :]
+            for piece in pieces:
+                digest.update(piece)
+                size += len(piece)
+                rest = memoryview(piece)
+                while rest:
+                    rest = rest[os.write(descriptor, rest) :]
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
+    return {"size": size, "sha256": digest.hexdigest()}
 
 
 def _sync_folder(folder: Path) -> None:
@@ -197,10 +204,6 @@ def _json(tree: Any) -> bytes:
     return json.dumps(tree, allow_nan=False, separators=(",", ":")).encode()
 
 
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
 def _without_arrays(state: State) -> tuple[Any, dict[str, Array]]:
     """The tree with references in place of its arrays, and the arrays by their paths."""
     arrays: dict[str, Array] = {}
@@ -225,15 +228,6 @@ def _escaped(key: str) -> str:
     return f"${key}" if key.startswith("$") else key
 
 
-def _to_safetensors(file: str, arrays: Mapping[str, Array]) -> bytes:
-    from safetensors.numpy import save
-
-    for name, array in arrays.items():
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise NumericError(f"{file}: {name} is not finite; no checkpoint is written")
-    return save({name: np.asarray(array, order="C") for name, array in arrays.items()})
-
-
 # --- Reading ---------------------------------------------------------------------------------------------------------
 
 
@@ -253,24 +247,40 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 def _read(folder: Path) -> Checkpoint:
     names = _file_names(folder)
-    manifest = Fields(_parse_json(_MANIFEST, _read_file(folder, _MANIFEST)), _MANIFEST)
-    if manifest.value("format") != FORMAT:
-        raise manifest.error("format", manifest.value("format"), FORMAT)
+    manifest = _read_manifest(folder)
     listed = manifest.fields("files")
     listed.require_names([name for name in names if name != _MANIFEST])
-    contents: dict[str, bytes] = {}
-    for name in listed:
-        room = _MAX_TENSOR_BYTES - sum(len(data) for read, data in contents.items() if read != _STATE)
-        contents[name] = _verified(folder, name, listed.fields(name), room)
     tensors = {
-        name.removesuffix(".safetensors"): _parse_safetensors(name, data)
-        for name, data in contents.items()
-        if name != _STATE
+        name.removesuffix(SUFFIX): _stored(folder / name, listed.fields(name)) for name in listed if name != _STATE
     }
-    state = _parse_json(_STATE, contents[_STATE], tensors.pop(_ARRAYS))
+    state = _read_state(folder, listed.fields(_STATE), tensors.pop(_ARRAYS).load())
+    for stored in tensors.values():
+        stored.verify()
+    return Checkpoint(folder.name, manifest.fields("about"), state, tensors)
+
+
+def _read_manifest(folder: Path) -> Fields:
+    data = read_bytes(folder / _MANIFEST, _MAX_BYTES[_MANIFEST])
+    manifest = Fields(parse_json(_MANIFEST, data), _MANIFEST)
+    if manifest.value("format") != FORMAT:
+        raise manifest.error("format", manifest.value("format"), FORMAT)
+    return manifest
+
+
+def _stored(path: Path, entry: Fields) -> StoredTensors:
+    """The tensors of a file, none of them read yet."""
+    limit = _MAX_ARRAY_BYTES if path.name == _file_of(_ARRAYS) else None
+    return StoredTensors(path, entry.whole("size"), entry.text("sha256"), limit)
+
+
+def _read_state(folder: Path, entry: Fields, arrays: Mapping[str, Array]) -> State:
+    data = read_bytes(folder / _STATE, _MAX_BYTES[_STATE], entry.whole("size"))
+    if entry.text("sha256") != hashlib.sha256(data).hexdigest():
+        raise CheckpointError(f"{_STATE} is damaged: its SHA-256 is not that of the manifest")
+    state = parse_json(_STATE, data, lambda mapping: _array_or_mapping(mapping, arrays))
     if not isinstance(state, dict):
         raise CheckpointError(f"{_STATE} is not a mapping")
-    return Checkpoint(folder.name, manifest.fields("about"), state, tensors)
+    return state
 
 
 def _file_names(folder: Path) -> list[str]:
@@ -290,136 +300,13 @@ def _file_names(folder: Path) -> list[str]:
     return names
 
 
-def _read_file(folder: Path, name: str, room: int = 0, size: int | None = None) -> bytes:
-    """The bytes of a file.
-
-    Args:
-        folder: where it is.
-        name: its name.
-        room: how many there may be in a file of tensors.
-        size: how many there are, by the manifest.
-
-    Raises:
-        CheckpointError: it is no regular file, or has more or other bytes.
-    """
-    try:
-        descriptor = os.open(folder / name, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
-    except OSError as error:
-        why = "a link, which is not followed" if error.errno == errno.ELOOP else str(error.strerror)
-        raise CheckpointError(f"{name} cannot be read: {why}") from error
-    try:
-        status = os.fstat(descriptor)
-        limit = _MAX_BYTES.get(name, room)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > limit:
-            raise CheckpointError(f"{name} is not a file of at most {limit} bytes")
-        if size not in (None, status.st_size):
-            raise CheckpointError(f"{name} has {status.st_size} bytes; the manifest says {size}")
-        with os.fdopen(descriptor, "rb", closefd=False) as file:
-            return file.read(status.st_size)
-    except OSError as error:
-        raise CheckpointError(f"{name} cannot be read: {error.strerror}") from error
-    finally:
-        os.close(descriptor)
-
-
-def _verified(folder: Path, name: str, entry: Fields, room: int) -> bytes:
-    data = _read_file(folder, name, room, entry.whole("size"))
-    if entry.text("sha256") != _sha256(data):
-        raise CheckpointError(f"{name} is damaged: its SHA-256 is not that of the manifest")
-    return data
-
-
-def _parse_json(name: str, data: bytes, arrays: Mapping[str, Array] | None = None) -> Any:
-    """The tree in a file; where it refers to one of `arrays`, that stands in its place."""
-    if _opening_brackets(data) > _MAX_BRACKETS:
-        raise CheckpointError(f"{name} has more than {_MAX_BRACKETS} lists and mappings")
-    hook = _mapping if arrays is None else lambda pairs: _array_or_mapping(_mapping(pairs), arrays)
-    try:
-        tree = json.loads(data.decode(), parse_int=_whole, object_pairs_hook=hook)
-    except ValueError as error:  # wrong JSON, wrong UTF-8, a number of too many digits
-        raise CheckpointError(f"{name} is not valid JSON: {error}") from error
-    _require_sound(name, tree)
-    return tree
-
-
-def _whole(digits: str) -> int:
-    if len(digits) > _MAX_DIGITS:
-        raise ValueError(f"a number of more than {_MAX_DIGITS} digits")
-    return int(digits)
-
-
-def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    mapping = dict(pairs)
-    if len(mapping) < len(pairs):
-        raise ValueError("a name is there twice")
-    return mapping
-
-
 def _array_or_mapping(mapping: dict[str, Any], arrays: Mapping[str, Array]) -> Any:
     if _ARRAY_KEY not in mapping:
-        return _mapping([(key.removeprefix("$"), value) for key, value in mapping.items()])
+        return unique([(key.removeprefix("$"), value) for key, value in mapping.items()])
     path = mapping[_ARRAY_KEY]
     if len(mapping) != 1 or not isinstance(path, str) or path not in arrays:
         raise CheckpointError(f"{_STATE} refers to an array that {_ARRAYS}.safetensors does not hold")
     return arrays[path]
-
-
-def _require_sound(name: str, tree: Any) -> None:
-    """Refuse numbers that are not finite, and what is so deep that it cannot be gone through by recursion."""
-    level = [tree]
-    for _ in range(_MAX_DEPTH):
-        if any(isinstance(node, float) and not math.isfinite(node) for node in level):
-            raise CheckpointError(f"{name} holds a number that is not finite")
-        level = [
-            child
-            for node in level
-            if isinstance(node, (dict, list))
-            for child in (node.values() if isinstance(node, dict) else node)
-        ]
-        if not level:
-            return
-    raise CheckpointError(f"{name} is nested too deep")
-
-
-def _parse_safetensors(name: str, data: bytes) -> dict[str, Array]:
-    """A length in 8 bytes, a JSON header of that length, then the numbers, one tensor's behind the other's.
-
-    See https://huggingface.co/docs/safetensors. Its own reader copies every tensor, and accepts what we do not: names
-    that are there twice, bytes that are neither true nor false.
-    """
-    start = _header_end(name, data)
-    if start is None:
-        raise CheckpointError(f"{name} is not a valid safetensors file: its header is cut off, or too long")
-    header, numbers = Fields(_parse_json(name, data[8:start]), name), memoryview(data)[start:]
-    arrays: dict[str, Array] = {}
-    end = 0
-    for key in header:
-        if key != "__metadata__":
-            arrays[key] = _tensor(Fields(header.value(key), f"{name}: {key[:80]!r}"), numbers, end)
-            end += arrays[key].nbytes
-    if end != len(numbers):
-        raise CheckpointError(f"{name} is not a valid safetensors file: it holds more than its tensors")
-    return arrays
-
-
-def _tensor(entry: Fields, numbers: memoryview, begin: int) -> Array:
-    """A view of the numbers of the tensor that begins there."""
-    dtype = _DTYPES.get(entry.text("dtype"))
-    if dtype is None:
-        raise entry.error("dtype", entry.value("dtype"), ", ".join(_DTYPES))
-    sizes = Fields(dict(enumerate(entry.items("shape"))), f"{entry.where}/shape")
-    try:
-        array: Array = np.ndarray([sizes.whole(number) for number in sizes], dtype, numbers, begin)
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(f"{entry.where} does not fit into its file: {error}") from error
-    if entry.items("data_offsets", 2) != [begin, begin + array.nbytes]:
-        raise entry.error("data_offsets", entry.value("data_offsets"), f"{begin} and {begin + array.nbytes}")
-    # By extremes, which need no further memory.
-    if dtype.kind == "f" and array.size and not np.isfinite((array.min(), array.max())).all():
-        raise CheckpointError(f"{entry.where} is not finite")
-    if dtype.kind == "b" and array.view(np.uint8).max(initial=0) > 1:
-        raise CheckpointError(f"{entry.where} holds bytes that are neither true nor false")
-    return array
 
 
 # --- The checkpoints of a run ----------------------------------------------------------------------------------------
@@ -538,12 +425,50 @@ class CheckpointFolder:
         scores = []
         for name in self.names():
             with suppress(CheckpointError, RecursionError):
-                manifest = Fields(_parse_json(_MANIFEST, _read_file(self.path / name, _MANIFEST)), _MANIFEST)
-                score = manifest.fields("about").fields("score")
+                score = _read_manifest(self.path / name).fields("about").fields("score")
                 if score.value("value") is not None:
                     sign = 1.0 if score.switch("higher_is_better") else -1.0
                     scores.append((name, sign * score.number("value")))
         return scores
+
+
+def find_checkpoint(path: str | Path, which: str = "latest") -> Checkpoint:
+    """The checkpoint that a path leads to.
+
+    Args:
+        path: a checkpoint, a run folder, or the folder `checkpoints` of a run.
+        which: of a run: `latest`, `best`, or the number of an iteration.
+
+    Raises:
+        CheckpointError: it is none of these, there is no such checkpoint, or it is damaged.
+    """
+    folder = Path(path)
+    if (folder / _MANIFEST).exists() or _NAME.fullmatch(folder.name):
+        return read_checkpoint(folder)
+    for candidate in (folder / "checkpoints", folder):
+        if candidate.is_dir() and CheckpointFolder(candidate).names():
+            return CheckpointFolder(candidate).load(which)
+    raise CheckpointError(f"{path} is {_what_it_is(folder)}; accepted: a checkpoint, or a run folder that has one")
+
+
+def _what_it_is(path: Path) -> str:
+    """What somebody may have taken for a checkpoint, in words."""
+    if not path.exists():
+        return "not there"
+    if not path.is_dir():
+        return "a file: an SB3 zip is opened by SB3's load, or by --init-from" if path.suffix == ".zip" else "a file"
+    if (path / "config.yaml").is_file():
+        return "a run folder without a checkpoint"
+    runs = sorted((entry.parent for entry in path.glob("*/config.yaml")), key=lambda run: run.name)
+    return f"a folder of runs, such as {runs[-1]}" if runs else "a folder that holds no valid checkpoint"
+
+
+def fits_into_state(tree: Any) -> bool:
+    """Whether a part of a state leaves room for the rest of it: at most half of what a checkpoint may hold."""
+    plain, arrays = _without_arrays({"part": tree})
+    text = _json(plain)
+    small = len(text) <= _MAX_BYTES[_STATE] // 2 and opening_brackets(text) <= MAX_BRACKETS // 2
+    return small and file_size(arrays) <= _MAX_ARRAY_BYTES // 2
 
 
 def _iteration(name: str) -> int:

@@ -317,6 +317,7 @@ def _evaluation_metrics(run: Run) -> list[str]:
 
 def _bring_back(run: Run, checkpoint: Checkpoint) -> dict[str, str]:
     """Go back to a checkpoint, and cut the logs there; what could not be brought back exactly, and why."""
+    _require_same_number_of_envs(run, checkpoint)
     envs = run.algorithm.set_state(checkpoint)
     inexact = {f"env {index}": why for index, why in envs.items()}
     theirs, ours = checkpoint.about.fields("versions"), run.algorithm.about()["versions"]
@@ -340,6 +341,13 @@ def _note_resume(run: Run, inexact: Mapping[str, str], extended_from: int | None
     assert run.checkpoint is not None, "it has been brought back from one"
     steps = {"env_steps": run.algorithm.num_timesteps, "n_timesteps": run.config.n_timesteps}
     run.files.note_resume(run.checkpoint, inexact, **steps, extended_from=extended_from)
+
+
+def _require_same_number_of_envs(run: Run, checkpoint: Checkpoint) -> None:
+    """Other numbers would load, but be another run than that of the configuration."""
+    state, ours = Fields(checkpoint.state), run.algorithm.env.num_envs
+    if state.whole("num_envs") != ours:
+        raise state.error("num_envs", state.whole("num_envs"), str(ours))
 
 
 def execute(run: Run, callbacks: Sequence[BaseCallback] = ()) -> Run:

@@ -248,12 +248,23 @@ class EpisodeTracker:
             },
         }
 
-    def set_state(self, state: Fields) -> None:
+    def set_state(self, state: Fields, *, same_envs: bool = True) -> None:
         """Go on from where `get_state` was called.
+
+        Args:
+            state: what it returned.
+            same_envs: False if it was called with another number of envs: the finished episodes alone are taken.
 
         Raises:
             CheckpointError: it is not the state of a tracker of such envs.
         """
+        if same_envs:
+            self._set_running(state)
+        else:
+            self.begin()
+        self._set_finished(state.fields("finished"))
+
+    def _set_running(self, state: Fields) -> None:
         shape = self._returns.shape
         self._returns = state.sums("returns", shape)
         self._agent_steps = state.counts("agent_steps", shape)
@@ -263,7 +274,6 @@ class EpisodeTracker:
         custom.require_names(list(self._custom))
         for name, accumulator in self._custom.items():
             accumulator.set_state(custom.fields(name))
-        self._set_finished(state.fields("finished"))
 
     def _set_finished(self, state: Fields) -> None:
         names = list(self.custom_metrics)

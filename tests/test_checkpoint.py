@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from marl_sb3 import checkpoint
+from marl_sb3 import checkpoint, tensor_file
 from marl_sb3.checkpoint import CheckpointFolder, Score, read_checkpoint, write_checkpoint
 from marl_sb3.errors import CheckpointError, NumericError
 
@@ -71,7 +73,7 @@ def test_tensors_and_description_come_back(tmp_path):
     read = read_checkpoint(written(tmp_path))
     assert read.name == "ckpt-000001"
     assert read.about.whole("iteration") == 1
-    assert same(dict(read.tensors), TENSORS)
+    assert same({file: dict(group) for file, group in read.tensors.items()}, TENSORS)
 
 
 def test_arrays_are_written_in_the_order_of_their_elements(tmp_path):
@@ -99,7 +101,7 @@ def rewrite(folder: Path, name: str, data: bytes) -> None:
     """Replace a file, and let the manifest agree."""
     (folder / name).write_bytes(data)
     manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["files"][name] = {"size": len(data), "sha256": checkpoint._sha256(data)}
+    manifest["files"][name] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
@@ -171,11 +173,62 @@ def test_a_folder_that_is_a_link_is_not_followed(tmp_path):
         read_checkpoint(tmp_path / "link")
 
 
-def test_files_that_are_too_large_are_not_read(tmp_path, monkeypatch):
+def test_a_state_that_is_too_large_is_not_read(tmp_path, monkeypatch):
     folder = written(tmp_path)
-    monkeypatch.setattr(checkpoint, "_MAX_TENSOR_BYTES", 10)
+    monkeypatch.setattr(checkpoint, "_MAX_ARRAY_BYTES", 10)
     with pytest.raises(CheckpointError, match="is not a file of at most 10 bytes"):
         read_checkpoint(folder)
+
+
+# --- Files of any size -----------------------------------------------------------------------------------------------
+
+
+def test_weights_may_be_larger_than_the_state(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "_MAX_ARRAY_BYTES", 200)
+    large = {"policy-1000": {"w": np.arange(99.0), "b": np.ones(2, np.float32)}}
+    read = read_checkpoint(written(tmp_path, {"a": np.arange(8)}, large))
+    assert same(dict(read.tensors["policy-1000"]), large["policy-1000"])
+    with pytest.raises(OSError, match=r"File too large: .*arrays.safetensors"):
+        written(tmp_path, {"a": np.arange(99)})
+
+
+def test_weights_are_verified_in_pieces_and_read_when_they_are_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(tensor_file, "_PIECE_BYTES", 2**12)
+    weights = {"w": np.arange(2**18, dtype=np.float32), "empty": np.zeros((0, 3)), "b": np.array([True])}
+    folder = written(tmp_path, {}, {"policy-000": weights})
+    read_checkpoint(folder)  # what is imported or cached takes memory, too
+    tracemalloc.start()
+    read = read_checkpoint(folder).tensors["policy-000"]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < weights["w"].nbytes / 4
+    assert read.forms["w"] == (np.dtype("<f4"), (2**18,))
+    assert same(read.load(["b", "w"]), {"b": weights["b"], "w": weights["w"]})
+    (folder / "policy-000.safetensors").write_bytes(bytes(read._size))
+    with pytest.raises(CheckpointError, match=r"policy-000.safetensors is damaged: its SHA-256"):
+        read.load(["b"])
+
+
+def test_a_file_that_is_larger_than_the_memory_is_not_even_hashed(tmp_path):
+    folder, size = written(tmp_path), 2**43
+    with (folder / "policy-000.safetensors").open("r+b") as file:
+        try:
+            file.truncate(size)  # takes no place on the disk
+        except OSError:
+            pytest.skip("the file system has no files of this size")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["files"]["policy-000.safetensors"]["size"] = size
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match=r"policy-000.safetensors is not a file of at most"):
+        read_checkpoint(folder)
+
+
+def test_other_readers_of_the_format_read_our_files(tmp_path):
+    from safetensors.numpy import load_file
+
+    tensors = {"b": np.array([True]), "i": np.arange(3, dtype=np.int8), "f": np.ones((2, 2)), "e": np.zeros((0, 4))}
+    folder = written(tmp_path, {}, {"policy-000": tensors})
+    assert same(load_file(folder / "policy-000.safetensors"), tensors)
 
 
 # --- The checkpoints of a run ----------------------------------------------------------------------------------------

@@ -13,8 +13,8 @@ PACKAGE = Path(__file__).parent.parent / "marl_sb3"
 LAYERS = (
     ("types", "errors"),
     ("output", "signals"),
-    ("literal_call", "setting_names", "zoo_format", "config", "cli", "state", "video", "ids"),
-    ("checkpoint",),
+    ("literal_call", "setting_names", "zoo_format", "config", "cli", "state", "video", "ids", "untrusted"),
+    ("checkpoint", "tensor_file"),
     ("envs",),
     ("wrappers",),
     ("vec_env",),

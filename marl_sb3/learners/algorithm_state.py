@@ -7,7 +7,7 @@ Names are those of SB3's `get_parameters`: `policy.mlp_extractor.policy_net.0.we
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,8 @@ import torch as th
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from marl_sb3.errors import CheckpointError
-from marl_sb3.state import State
+from marl_sb3.state import State, is_plain
+from marl_sb3.tensor_file import Form, copies, form_of
 from marl_sb3.types import Array
 
 Arrays = dict[str, Array]
@@ -26,24 +27,48 @@ def weights(algorithm: BaseAlgorithm) -> Arrays:
     return {name: tensor.detach().cpu().numpy().copy() for name, tensor in _module_tensors(algorithm).items()}
 
 
+def require_weights(algorithm: BaseAlgorithm, arrays: Mapping[str, Array], where: str) -> None:
+    """Refuse weights of other names, dtypes or shapes than its modules have, before any are read.
+
+    Raises:
+        CheckpointError: `where` is the file they came from.
+    """
+    own = weight_forms(algorithm)
+    _require_same_names(own, arrays, where)
+    for name, form in own.items():
+        found = form_of(arrays, name)
+        if found != form:
+            raise CheckpointError(f"{where}: {name} is {found}; accepted: {form}, as the policy is built")
+
+
 def set_weights(algorithm: BaseAlgorithm, arrays: Mapping[str, Array], where: str) -> None:
     """Write them into the modules, in place; nothing is changed unless all of them fit.
 
     Raises:
-        CheckpointError: a name, dtype or shape differs; `where` is the file they came from.
+        CheckpointError: as `require_weights`, or they are not what the checkpoint's manifest says.
     """
-    own = _module_tensors(algorithm)
-    _require_same_names(own, arrays, where)
-    for name, tensor in own.items():
-        wanted = tensor.detach().cpu().numpy()
-        if arrays[name].dtype != wanted.dtype or arrays[name].shape != wanted.shape:
-            raise CheckpointError(
-                f"{where}: {name} is {arrays[name].dtype} {arrays[name].shape}; "
-                f"accepted: {wanted.dtype} {wanted.shape}, as the policy is built"
-            )
+    require_weights(algorithm, arrays, where)
+    read = copies(arrays)
     with th.no_grad():
-        for name, tensor in own.items():
-            tensor.copy_(th.from_numpy(arrays[name].copy()))
+        for name, tensor in _module_tensors(algorithm).items():
+            tensor.copy_(th.from_numpy(read[name]))
+
+
+def weight_forms(algorithm: BaseAlgorithm) -> dict[str, Form]:
+    """Dtype and shape of all parameters and buffers of its modules.
+
+    Raises:
+        CheckpointError: a module keeps something else than tensors, or tensors that NumPy has no dtype for.
+    """
+    return {name: _form(name, tensor) for name, tensor in _module_tensors(algorithm).items()}
+
+
+def _form(name: str, tensor: Any) -> Form:
+    try:
+        return Form(th.empty(0, dtype=tensor.dtype).numpy().dtype, tuple(tensor.shape))
+    except (TypeError, AttributeError) as error:
+        what = f"dtype {tensor.dtype}" if isinstance(tensor, th.Tensor) else type(tensor).__name__
+        raise CheckpointError(f"{name} has {what}, which no checkpoint holds") from error
 
 
 def _module_tensors(algorithm: BaseAlgorithm) -> dict[str, th.Tensor]:
@@ -111,36 +136,76 @@ def set_optimizers(algorithm: BaseAlgorithm, arrays: Mapping[str, Array], settin
     if not isinstance(settings, Mapping):
         raise CheckpointError(f"the settings of the optimizers of {where} are not a mapping")
     _require_same_names(optimizers, settings, where)
-    kept = {name: _read_state(name, optimizer, arrays, where) for name, optimizer in optimizers.items()}
     groups = {name: _read_groups(name, optimizer, settings[name], where) for name, optimizer in optimizers.items()}
-    if sum(len(of_parameter) for state in kept.values() for of_parameter in state.values()) != len(arrays):
-        raise CheckpointError(f"{where} holds tensors that no optimizer of the policy has")
+    present = _present(optimizer_forms(algorithm), arrays, where)
+    read = copies(arrays)
+    for path, array in read.items():
+        lowest, highest = _LIMITS.get(path.rpartition("/")[2], (-np.inf, np.inf))
+        if (array < lowest).any() or (array > highest).any():
+            raise CheckpointError(f"{where}: {path} is not within {lowest} and {highest}")
     for name, optimizer in optimizers.items():
-        optimizer.load_state_dict({"state": kept[name], "param_groups": groups[name]})
+        state = {
+            index: {key: th.from_numpy(read[f"{name}/{index}/{key}"]) for key in forms}
+            for index, forms in present[name].items()
+        }
+        optimizer.load_state_dict({"state": state, "param_groups": groups[name]})
 
 
 def _parameters(optimizer: th.optim.Optimizer) -> list[th.nn.Parameter]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _read_state(
-    name: str, optimizer: th.optim.Optimizer, arrays: Mapping[str, Array], where: str
-) -> dict[int, dict[str, th.Tensor]]:
-    expected = _kept_by(optimizer)
-    state: dict[int, dict[str, th.Tensor]] = {}
-    for index, parameter in enumerate(_parameters(optimizer)):
-        kept = {key: arrays[f"{name}/{index}/{key}"] for key in expected if f"{name}/{index}/{key}" in arrays}
-        if not kept:
-            continue  # no step has been taken with it
-        for key, like in expected.items():
-            shape = tuple(parameter.shape) if like.dim() else ()
-            if key not in kept or kept[key].shape != shape or kept[key].dtype != like.numpy().dtype:
-                raise CheckpointError(f"{where}: {name}/{index}/{key} is not {like.numpy().dtype} of shape {shape}")
-            lowest, highest = _LIMITS.get(key, (-np.inf, np.inf))
-            if (kept[key] < lowest).any() or (kept[key] > highest).any():
-                raise CheckpointError(f"{where}: {name}/{index}/{key} is not within {lowest} and {highest}")
-        state[index] = {key: th.from_numpy(array.copy()) for key, array in kept.items()}
-    return state
+Kept = dict[str, dict[int, dict[str, Form]]]  # by optimizer and index of the parameter: what is kept for it, by name
+
+
+def optimizer_forms(algorithm: BaseAlgorithm) -> Kept:
+    """What the optimizers keep for each parameter once they have stepped.
+
+    Raises:
+        CheckpointError: an optimizer that no checkpoint can hold.
+    """
+    kept: Kept = {}
+    for name, optimizer in _optimizers(algorithm).items():
+        if not is_plain(optimizer_settings(algorithm)[name]):
+            raise CheckpointError(f"{name} ({type(optimizer).__name__}) has settings that are not plain data")
+        by_dimensions: dict[int, dict[str, Form]] = {}
+        for parameter in _parameters(optimizer):
+            if parameter.dim() not in by_dimensions:
+                by_dimensions[parameter.dim()] = _kept_by(name, optimizer, parameter.dim())
+        kept[name] = {
+            index: {key: _scaled(form, parameter.shape) for key, form in by_dimensions[parameter.dim()].items()}
+            for index, parameter in enumerate(_parameters(optimizer))
+        }
+    return kept
+
+
+def by_path(kept: Kept) -> dict[str, Form]:
+    """The same by the names in a checkpoint."""
+    return {
+        f"{name}/{index}/{key}": form
+        for name, of_parameters in kept.items()
+        for index, forms in of_parameters.items()
+        for key, form in forms.items()
+    }
+
+
+def _present(expected: Kept, arrays: Mapping[str, Array], where: str) -> Kept:
+    """What is kept of those parameters that steps have been taken with; all of it has the expected form."""
+    present = {
+        name: {
+            index: forms
+            for index, forms in of_parameters.items()
+            if any(f"{name}/{index}/{key}" in arrays for key in forms)
+        }
+        for name, of_parameters in expected.items()
+    }
+    flat = by_path(present)
+    for path, form in flat.items():
+        if path not in arrays or form_of(arrays, path) != form:
+            raise CheckpointError(f"{where}: {path} is not {form.dtype} of shape {form.shape}")
+    if len(flat) != len(arrays):
+        raise CheckpointError(f"{where} holds tensors that no optimizer of the policy has")
+    return present
 
 
 # Counts of steps, and means of squares: below 0 an optimizer would divide by 0, or by the root of a negative number.
@@ -150,13 +215,26 @@ _LIMITS = {
 }
 
 
-def _kept_by(optimizer: th.optim.Optimizer) -> dict[str, th.Tensor]:
-    """What such an optimizer keeps for a parameter: seen on one that is stepped once."""
-    parameter = th.nn.Parameter(th.zeros(1))
-    probe = _made_like(optimizer, parameter, {**optimizer.param_groups[0], "lr": 0.0})
-    parameter.grad = th.zeros(1)
-    probe.step()
-    return {key: th.as_tensor(value) for key, value in probe.state[parameter].items()}
+_SIZES = (2, 3, 5, 7, 11, 13)  # of the axes of a probe: each tells which axis it is
+
+
+def _kept_by(name: str, optimizer: th.optim.Optimizer, dimensions: int) -> dict[str, Form]:
+    """What such an optimizer keeps for a parameter of as many axes, of `_SIZES`: seen on one that is stepped once."""
+    parameter = th.nn.Parameter(th.zeros(_SIZES[:dimensions]))
+    try:
+        probe = _made_like(optimizer, parameter, {**optimizer.param_groups[0], "lr": 0.0})
+        parameter.grad = th.zeros_like(parameter)
+        probe.step()
+        tensors = {key: th.as_tensor(value) for key, value in probe.state[parameter].items()}
+    except Exception as error:  # an optimizer of somebody's own may raise anything
+        raise CheckpointError(f"{name} ({type(optimizer).__name__}) keeps what no checkpoint holds: {error}") from error
+    return {key: _form(f"{name}: {key}", tensor) for key, tensor in tensors.items()}
+
+
+def _scaled(form: Form, shape: Sequence[int]) -> Form:
+    """What is kept for a parameter of this shape, from what is kept for one of `_SIZES`."""
+    sizes = dict(zip(_SIZES, shape, strict=False))
+    return Form(form.dtype, tuple(sizes.get(size, size) for size in form.shape))
 
 
 def _made_like(
@@ -204,5 +282,5 @@ def _read_setting(own: Any, saved: Any) -> Any:
         return parts if fits and _MISFIT not in parts else _MISFIT
     if isinstance(own, (int, float)) and not isinstance(own, bool):
         is_number = isinstance(saved, (int, float)) and not isinstance(saved, bool)
-        return saved if is_number and 0 <= saved <= _LARGEST else _MISFIT
+        return saved if is_number and (saved == own or 0 <= saved <= _LARGEST) else _MISFIT
     return saved if type(saved) is type(own) and np.all(saved == own) else _MISFIT

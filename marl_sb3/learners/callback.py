@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EventCallback
 
+from marl_sb3.errors import ConfigError
 from marl_sb3.metrics import Episode, Result
-from marl_sb3.state import Fields, State
+from marl_sb3.state import Fields, State, is_plain
 
 if TYPE_CHECKING:
     from marl_sb3.learners.multi_agent_algorithm import MultiAgentAlgorithm
 
 
 _log = logging.getLogger(__name__)
+
+_PLAIN = "plain data: finite numbers, strings, booleans, None, NumPy arrays, and lists and mappings of these"
 
 
 class MultiAgentCallback(BaseCallback):
@@ -45,7 +48,10 @@ class MultiAgentCallback(BaseCallback):
         """Called after the iteration's metrics have been written: everything that belongs to it is done."""
 
     def get_state(self) -> State:
-        """What the callback has to remember when the run is resumed, as plain data and arrays."""
+        """What the callback has to remember when the run is resumed, as plain data and arrays.
+
+        Called when a training starts, too, to see that a checkpoint can hold it.
+        """
         return {}
 
     def set_state(self, state: Fields) -> None:
@@ -80,12 +86,29 @@ def _by_name(callback: Any) -> dict[str, BaseCallback]:
     return named
 
 
+def require_plain_states(callback: Any) -> None:
+    """Refuse callbacks that remember what no checkpoint holds, while nothing is lost yet.
+
+    Raises:
+        ConfigError: with the name of the class.
+    """
+    for each in multi_agent_callbacks(callback):
+        if not is_plain(each.get_state()):
+            raise ConfigError(f"{type(each).__name__}.get_state() does not return {_PLAIN}", key="callback")
+
+
 def callback_states(callback: Any) -> State:
-    """How often each callback was called, and what it wants to remember."""
-    return {
-        name: {"n_calls": each.n_calls, "own": each.get_state() if isinstance(each, MultiAgentCallback) else {}}
-        for name, each in _by_name(callback).items()
-    }
+    """How often each callback was called, and what it wants to remember; None where no checkpoint can hold that."""
+    return {name: {"n_calls": each.n_calls, "own": _own_state(each)} for name, each in _by_name(callback).items()}
+
+
+def _own_state(callback: BaseCallback) -> State | None:
+    state = callback.get_state() if isinstance(callback, MultiAgentCallback) else {}
+    if is_plain(state):
+        return state
+    name = type(callback).__name__
+    _log.warning("inexact: the checkpoint is without the state of %s: get_state() does not return %s", name, _PLAIN)
+    return None
 
 
 def set_callback_states(callback: Any, states: Fields) -> None:
@@ -96,12 +119,16 @@ def set_callback_states(callback: Any, states: Fields) -> None:
     """
     named = _by_name(callback)
     for name in states.names():
-        n_calls, own = states.fields(name).whole("n_calls"), states.fields(name).fields("own")
+        n_calls, own = states.fields(name).whole("n_calls"), _saved_state(states.fields(name))
         if name not in named:
-            if list(own):
+            if own is not None and list(own):
                 _log.warning("there is no callback %s in this run, as there was in the checkpoint", name)
             continue
         each = named[name]
         each.n_calls = n_calls
-        if isinstance(each, MultiAgentCallback):
+        if isinstance(each, MultiAgentCallback) and own is not None:
             each.set_state(own)
+
+
+def _saved_state(entry: Fields) -> Fields | None:
+    return None if entry.value("own") is None else entry.fields("own")

@@ -7,7 +7,7 @@ is changed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch as th
 
-from marl_sb3.checkpoint import Checkpoint, CheckpointFolder, read_checkpoint
+from marl_sb3.checkpoint import Checkpoint, find_checkpoint
 from marl_sb3.errors import ConfigError
 from marl_sb3.learners.sb3_zip import sb3_weights
 from marl_sb3.state import Fields
-from marl_sb3.types import PolicyID
+from marl_sb3.tensor_file import Form, StoredTensors, form_of
+from marl_sb3.types import Array, PolicyID
 
 if TYPE_CHECKING:
     from marl_sb3.learners.multi_agent_algorithm import MultiAgentAlgorithm
@@ -115,7 +116,7 @@ def _read(
 ) -> tuple[Mapping[PolicyID, Weights], dict[PolicyID, PolicyID]]:
     """The weights of a source, and which of its policies each target takes."""
     if source.path.is_dir():
-        weights = checkpoint_weights(_checkpoint(source.path))
+        weights = checkpoint_weights(find_checkpoint(source.path, "best"))
         return weights, {policy_id: source.source_id or policy_id for policy_id in targets}
     if not source.path.is_file():
         raise ConfigError(f"there is no {source.path}; accepted: {ACCEPTED}", key="init_from")
@@ -129,13 +130,40 @@ def _read(
 # --- Checkpoints -----------------------------------------------------------------------------------------------------
 
 
-def _checkpoint(path: Path) -> Checkpoint:
-    if (path / "manifest.json").exists():
-        return read_checkpoint(path)
-    return CheckpointFolder(path / "checkpoints").load("best")  # of a run folder
+class StoredWeights(Mapping[str, th.Tensor]):
+    """The weights of a policy in a checkpoint, read when they are asked for.
+
+    Args:
+        tensors: of the policy's file, by the names in it.
+    """
+
+    def __init__(self, tensors: Mapping[str, Array]) -> None:
+        self._tensors = tensors
+
+    def __getitem__(self, name: str) -> th.Tensor:
+        return th.from_numpy(self._tensors[f"{_PREFIX}{name}"])
+
+    def __iter__(self) -> Iterator[str]:
+        return (name.removeprefix(_PREFIX) for name in self._tensors if name.startswith(_PREFIX))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __contains__(self, name: object) -> bool:
+        return f"{_PREFIX}{name}" in self._tensors
+
+    def form(self, name: str) -> Form:
+        """What a tensor is; it is not read."""
+        return form_of(self._tensors, f"{_PREFIX}{name}")
+
+    def load(self, names: Sequence[str]) -> Weights:
+        """Some of them, in one reading of the file."""
+        wanted = [f"{_PREFIX}{name}" for name in names]
+        read = self._tensors.load(wanted) if isinstance(self._tensors, StoredTensors) else self._tensors
+        return {name: th.from_numpy(read[f"{_PREFIX}{name}"]) for name in names}
 
 
-def checkpoint_weights(checkpoint: Checkpoint) -> dict[PolicyID, Weights]:
+def checkpoint_weights(checkpoint: Checkpoint) -> dict[PolicyID, StoredWeights]:
     """The weights of each policy in a checkpoint.
 
     Raises:
@@ -144,12 +172,7 @@ def checkpoint_weights(checkpoint: Checkpoint) -> dict[PolicyID, Weights]:
     files = Fields(checkpoint.tensors, checkpoint.name)
     policy_ids = Fields(checkpoint.state).fields("policies")
     return {
-        policy_id: {
-            name.removeprefix(_PREFIX): th.from_numpy(array.copy())
-            for name, array in files.value(f"policy-{number:03d}").items()
-            if name.startswith(_PREFIX)
-        }
-        for number, policy_id in enumerate(policy_ids)
+        policy_id: StoredWeights(files.value(f"policy-{number:03d}")) for number, policy_id in enumerate(policy_ids)
     }
 
 
@@ -200,8 +223,13 @@ def _fitting(
             there = ", ".join(name[:_SHOWN] for name in source)
             raise ConfigError(f"the source has no policy {source_id!r}; it has {there}", key="init_from")
         weights = source[source_id]
-        for name in _chosen(policy_id, own, weights, layers):
-            _require_fit(f"policy {policy_id!r}, layer {name!r}", own[name], weights[name])
+        chosen = _chosen(policy_id, own, weights, layers)
+        if isinstance(weights, StoredWeights):
+            for name in chosen:  # before they take memory
+                _require_shape(_of_layer(policy_id, name), own[name], weights.form(name))
+            weights = weights.load(chosen)
+        for name in chosen:
+            _require_fit(_of_layer(policy_id, name), own[name], weights[name])
             taken.append((own[name], weights[name].detach().clone()))  # a copy: the source may be changed on the way
     return taken
 
@@ -235,6 +263,15 @@ def _require_fit(what: str, own: th.Tensor, received: Any) -> None:
         raise ConfigError(f"{what}: the source's is {_form(received)}; accepted: {_form(own)}")
     if not bool(th.isfinite(received).all()):
         raise ConfigError(f"{what}: the source's is not finite")
+
+
+def _of_layer(policy_id: PolicyID, name: str) -> str:
+    return f"policy {policy_id!r}, layer {name!r}"
+
+
+def _require_shape(what: str, own: th.Tensor, received: Form) -> None:
+    if tuple(own.shape) != received.shape:
+        raise ConfigError(f"{what}: the source's is {received.shape} {received.dtype}; accepted: {_form(own)}")
 
 
 def _form(tensor: th.Tensor) -> str:

@@ -22,12 +22,17 @@ from stable_baselines3.common.callbacks import (
 from stable_baselines3.common.logger import HumanOutputFormat, Logger, TensorBoardOutputFormat
 from stable_baselines3.common.type_aliases import MaybeCallback
 
-from marl_sb3.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from marl_sb3.checkpoint import Checkpoint, find_checkpoint, write_checkpoint
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.ids import file_names
 from marl_sb3.learners import saving
 from marl_sb3.learners.algorithm_state import Arrays
-from marl_sb3.learners.callback import callback_states, multi_agent_callbacks, set_callback_states
+from marl_sb3.learners.callback import (
+    callback_states,
+    multi_agent_callbacks,
+    require_plain_states,
+    set_callback_states,
+)
 from marl_sb3.learners.on_policy import OnPolicyLearner
 from marl_sb3.learners.policy_rows import policies_that_train, policy_of_agents, resolve_policies, rows_of_policy
 from marl_sb3.learners.policy_spec import PolicySpec, policy_specs, rollout_steps
@@ -71,6 +76,7 @@ class MultiAgentAlgorithm:
         iteration: iterations done.
         at_boundary: whether the latest iteration is over: only then the state is that of a whole number of them.
         tracker: the finished episodes that the metrics run over.
+        episodes_left_out: whether a checkpoint could not hold the running episodes, which has been said then.
 
     Raises:
         ConfigError: an argument is wrong; the message says what is accepted.
@@ -123,9 +129,11 @@ class MultiAgentAlgorithm:
         self.policies: dict[PolicyID, BaseAlgorithm] = {
             policy_id: learner.algorithm for policy_id, learner in self._learners.items()
         }
+        saving.require_savable(self)
         self.tracker = EpisodeTracker(env, self.policy_of, stats_window_size, custom_metrics)
         self._logger = _default_logger(verbose, tensorboard_log)
         self._specs = specs
+        self.episodes_left_out = False
         self._callback: BaseCallback | None = None
         self._callback_states: Fields | None = None  # of a checkpoint, until the callbacks are there
         self._observations: tuple[Observations, ...] | None = None
@@ -180,6 +188,7 @@ class MultiAgentAlgorithm:
         joined = _as_one_callback(callback, progress_bar)
         joined.init_callback(self)  # type: ignore[arg-type]
         joined.on_training_start({"self": self, "total_timesteps": self._total_timesteps}, {})
+        require_plain_states(joined)
         self._callback = joined
         if self._callback_states is not None:
             set_callback_states(joined, self._callback_states)
@@ -325,28 +334,32 @@ class MultiAgentAlgorithm:
         path: str | Path,
         env: MultiAgentVecEnv,
         policies: Mapping[PolicyID, PolicySpec] | None = None,
+        checkpoint: str = "latest",
         **settings: Any,
     ) -> MultiAgentAlgorithm:
         """Make the algorithm that was saved, and go on from where it was.
 
+        With another number of envs it is inexact: weights, optimizers and counters go on, episodes begin anew.
+
         Args:
-            path: what `save` wrote, or one of a run's checkpoints.
-            env: envs like those that it was trained in, as many of them.
+            path: what `save` wrote, a run folder, or one of a run's checkpoints.
+            env: envs like those that it was trained in.
             policies: specs by policy id; needed where they held classes or functions, which no checkpoint holds.
+            checkpoint: of a run folder: `latest`, `best` or the number of an iteration.
             settings: more arguments of the constructor, such as `device`.
 
         Raises:
-            CheckpointError: the checkpoint is damaged, or does not fit `env`, `policies` or the settings.
+            CheckpointError: the checkpoint is damaged, or does not fit `env`, `policies` or the settings; or there is
+                none at `path`.
             ConfigError: the checkpoint does not hold the specs of its policies: `policies` is needed.
         """
-        checkpoint = read_checkpoint(Path(path))
-        arguments = saving.constructor_arguments(checkpoint, policies)
+        found = find_checkpoint(path, checkpoint)
+        arguments = saving.constructor_arguments(found, policies, settings.get("n_steps"))
         try:
             algorithm = cls(env, **{**arguments, **settings})
         except (ConfigError, TypeError, ValueError, OverflowError, MemoryError, RuntimeError) as error:
             raise CheckpointError(f"{path} does not fit the env or the settings: {error}") from error
-        for index, why in algorithm.set_state(checkpoint).items():
-            _log.warning("inexact: env %d has begun a new episode: %s", index, why)
+        _warn_of_inexact(algorithm.set_state(found), env.num_envs)
         return algorithm
 
     def keep_callback_states(self) -> None:
@@ -506,6 +519,14 @@ class MultiAgentAlgorithm:
         for name, value in flatten(result).items():
             self.logger.record(name, value)
         self.logger.dump(step=self.num_timesteps)
+
+
+def _warn_of_inexact(envs: Mapping[int, str], num_envs: int) -> None:
+    """One line for each reason."""
+    for why in dict.fromkeys(envs.values()):
+        those = [str(index) for index, reason in envs.items() if reason == why]
+        which = "all envs" if len(those) == num_envs else f"envs {', '.join(those)}" if those[1:] else f"env {those[0]}"
+        _log.warning("inexact: new episodes begin in %s: %s", which, why)
 
 
 def _policy_seed(seed: int | None, index: int) -> int | None:

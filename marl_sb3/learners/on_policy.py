@@ -253,14 +253,20 @@ class OnPolicyLearner:
             "action_space": space_state(algorithm.action_space),
         }
 
-    def set_state(self, state: Fields) -> None:
+    def set_state(self, state: Fields, *, same_envs: bool = True) -> None:
         """Go on from where `get_state` was called; the tensors have been set before.
+
+        Args:
+            state: what it returned.
+            same_envs: False if it was called with another number of envs: then episodes begin.
 
         Raises:
             CheckpointError: it is not the state of such a policy.
         """
         algorithm = self.algorithm
-        self._starts = state.array("starts", np.bool_, (self.rows.num_rows,))
+        self.begin_episodes()
+        if same_envs:
+            self._starts = state.array("starts", np.bool_, (self.rows.num_rows,))
         algorithm.num_timesteps = state.whole("num_timesteps")
         algorithm._n_updates = state.whole("n_updates")
         algorithm._current_progress_remaining = state.number("progress_remaining")

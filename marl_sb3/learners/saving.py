@@ -2,25 +2,43 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Mapping
 from functools import lru_cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from marl_sb3.checkpoint import Checkpoint
+import numpy as np
+import psutil
+
+from marl_sb3.checkpoint import Checkpoint, fits_into_state
 from marl_sb3.errors import CheckpointError, ConfigError
-from marl_sb3.learners.algorithm_state import Arrays, optimizer_arrays, set_optimizers, set_weights, weights
+from marl_sb3.learners.algorithm_state import (
+    Arrays,
+    by_path,
+    optimizer_arrays,
+    optimizer_forms,
+    require_weights,
+    set_optimizers,
+    set_weights,
+    weight_forms,
+    weights,
+)
 from marl_sb3.learners.callback import callback_states
 from marl_sb3.learners.policy_spec import PolicySpec
 from marl_sb3.learners.random_state import random_state, set_random_state
-from marl_sb3.state import Fields, State
+from marl_sb3.state import Fields, State, is_plain
+from marl_sb3.tensor_file import form_of, require_storable
 from marl_sb3.types import PolicyID
 
 if TYPE_CHECKING:
     from marl_sb3.learners.multi_agent_algorithm import MultiAgentAlgorithm
 
+_log = logging.getLogger(__name__)
 
 _LONGEST_ROLLOUT = 2**16  # steps; a checkpoint may come from a stranger, and buffers are made for as many
+_BYTES_PER_WEIGHT = 16  # with its gradient and what Adam keeps, as float32
 
 
 @lru_cache(maxsize=1)
@@ -47,11 +65,40 @@ def state_of(algorithm: MultiAgentAlgorithm) -> State:
             "total_timesteps": algorithm._total_timesteps,
         },
         "policies": {policy_id: learner.get_state() for policy_id, learner in algorithm._learners.items()},
-        "env": None if algorithm._observations is None else algorithm.env.get_state(),
+        **_running_episodes(algorithm),
         "tracker": algorithm.tracker.get_state(),
         "random": random_state(),
         "callbacks": {} if algorithm._callback is None else callback_states(algorithm._callback),
     }
+
+
+def _running_episodes(algorithm: MultiAgentAlgorithm) -> State:
+    """The envs in the middle of their episodes, or why they are left out."""
+    state = None if algorithm._observations is None else algorithm.env.get_state()
+    if not is_plain(state):
+        why = "the get_state() of the env returned something else than plain data"
+    elif not fits_into_state(state):
+        why = "the running episodes are too large for a checkpoint"
+    else:
+        return {"env": state}
+    if not algorithm.episodes_left_out:
+        algorithm.episodes_left_out = True
+        _log.warning("inexact: %s: a training that is resumed from one begins new episodes", why)
+    return {"env": None, "env_left_out": why}
+
+
+def require_savable(algorithm: MultiAgentAlgorithm) -> None:
+    """Refuse what could be trained and then not be saved.
+
+    Raises:
+        ConfigError: of which policy, and why.
+    """
+    for policy_id, policy in algorithm.policies.items():
+        try:
+            require_storable("its weights", weight_forms(policy))
+            require_storable("its optimizer", by_path(optimizer_forms(policy)))
+        except CheckpointError as error:
+            raise ConfigError(f"policy {policy_id!r} could not be saved: {error}", key="policies") from error
 
 
 def tensors_of(algorithm: MultiAgentAlgorithm) -> dict[str, Arrays]:
@@ -68,13 +115,14 @@ def restore(algorithm: MultiAgentAlgorithm, checkpoint: Checkpoint) -> dict[int,
     state = Fields(checkpoint.state)
     _require_same_shape(algorithm, state)
     restore_weights(algorithm, checkpoint)
+    same_envs = state.whole("num_envs", 1) == algorithm.env.num_envs
     policies = state.fields("policies")
     for number, (policy_id, learner) in enumerate(algorithm._learners.items()):
         own, file = policies.fields(policy_id), f"optimizer-{number:03d}"
         set_optimizers(learner.algorithm, checkpoint.tensors[file], own.value("optimizers"), file)
-        learner.set_state(own)
+        learner.set_state(own, same_envs=same_envs)
     _set_counters(algorithm, state.fields("counters"))
-    algorithm.tracker.set_state(state.fields("tracker"))
+    algorithm.tracker.set_state(state.fields("tracker"), same_envs=same_envs)
     algorithm._callback_states = state.fields("callbacks")
     inexact = _set_env(algorithm, state)
     set_random_state(state.fields("random"))  # last: nothing may draw after it
@@ -87,8 +135,10 @@ def restore_weights(algorithm: MultiAgentAlgorithm, checkpoint: Checkpoint) -> N
     numbers = range(len(algorithm.policies))
     files = sorted(f"{kind}-{number:03d}" for kind in ("policy", "optimizer") for number in numbers)
     Fields(checkpoint.tensors, checkpoint.name).require_names(files)
-    for number, policy in enumerate(algorithm.policies.values()):
-        set_weights(policy, checkpoint.tensors[f"policy-{number:03d}"], f"policy-{number:03d}")
+    by_file = {f"policy-{number:03d}": policy for number, policy in enumerate(algorithm.policies.values())}
+    for change in (require_weights, set_weights):  # all of them are looked at before the first is changed
+        for file, policy in by_file.items():
+            change(policy, checkpoint.tensors[file], file)
 
 
 def _require_same_shape(algorithm: MultiAgentAlgorithm, state: Fields) -> None:
@@ -97,9 +147,8 @@ def _require_same_shape(algorithm: MultiAgentAlgorithm, state: Fields) -> None:
     for agent, policy_id in algorithm.policy_of.items():
         if policy_of.text(agent) != policy_id:
             raise policy_of.error(agent, policy_of.text(agent), policy_id)
-    for name, own in (("num_envs", algorithm.env.num_envs), ("n_steps", algorithm.n_steps)):
-        if state.whole(name) != own:
-            raise state.error(name, state.whole(name), str(own))
+    if state.whole("n_steps") != algorithm.n_steps:
+        raise state.error("n_steps", state.whole("n_steps"), str(algorithm.n_steps))
 
 
 def _set_counters(algorithm: MultiAgentAlgorithm, counters: Fields) -> None:
@@ -115,6 +164,11 @@ def _set_counters(algorithm: MultiAgentAlgorithm, counters: Fields) -> None:
 
 def _set_env(algorithm: MultiAgentAlgorithm, state: Fields) -> dict[int, str]:
     algorithm._observations = None
+    theirs, ours = state.whole("num_envs"), algorithm.env.num_envs
+    if theirs != ours:
+        return _begin_anew(algorithm, f"the checkpoint is of {theirs} envs, here are {ours}")
+    if "env_left_out" in state:
+        return _begin_anew(algorithm, state.text("env_left_out"))
     if state.value("env") is None:
         return {}
     inexact = dict(algorithm.env.set_state(state.fields("env")))
@@ -125,8 +179,23 @@ def _set_env(algorithm: MultiAgentAlgorithm, state: Fields) -> dict[int, str]:
     return inexact
 
 
-def constructor_arguments(checkpoint: Checkpoint, policies: Mapping[PolicyID, PolicySpec] | None) -> dict[str, Any]:
+def _begin_anew(algorithm: MultiAgentAlgorithm, why: str) -> dict[int, str]:
+    """The next rollout begins new episodes: others than those of the first one."""
+    if algorithm.seed is not None:
+        seeds = np.random.SeedSequence(algorithm.seed, spawn_key=(algorithm.num_timesteps,))
+        algorithm.env.seed(int(seeds.generate_state(1)[0]))
+    return dict.fromkeys(range(algorithm.env.num_envs), why)
+
+
+def constructor_arguments(
+    checkpoint: Checkpoint, policies: Mapping[PolicyID, PolicySpec] | None, n_steps: int | None
+) -> dict[str, Any]:
     """What the constructor of the algorithm in a checkpoint has to be given.
+
+    Args:
+        checkpoint: the checkpoint; it may come from a stranger.
+        policies: what the caller says that they are.
+        n_steps: what the caller says that it is.
 
     Raises:
         CheckpointError: the checkpoint does not say, or what it says makes no policy.
@@ -141,20 +210,37 @@ def constructor_arguments(checkpoint: Checkpoint, policies: Mapping[PolicyID, Po
         "policies": policies or _specs(specs, checkpoint),
         "policy_mapping_fn": {agent: policy_of.text(agent) for agent in policy_of.names()},
         "policies_to_train": [trained.text(number) for number in trained],
-        "n_steps": state.whole("n_steps", 1, _LONGEST_ROLLOUT),
+        "n_steps": n_steps or _rollout_length(state),
         "evaluation_deterministic": deterministic,
     }
+
+
+def _rollout_length(state: Fields) -> int:
+    n_steps = state.whole("n_steps", 1)
+    if n_steps > _LONGEST_ROLLOUT:
+        raise state.error(
+            "n_steps", n_steps, f"at most {_LONGEST_ROLLOUT}; if you trust the file, pass n_steps={n_steps}"
+        )
+    return n_steps
 
 
 def _specs(specs: Fields, checkpoint: Checkpoint) -> dict[PolicyID, PolicySpec]:
     for policy_id in specs.names():
         if specs.value(policy_id) is None:
             raise ConfigError(f"policy {policy_id!r} was made of classes or functions: pass `policies`", key="policies")
-    weights_of = [checkpoint.tensors.get(f"policy-{number:03d}", {}) for number in range(len(list(specs)))]
+    num_weights = [_num_weights(checkpoint, number) for number in range(len(list(specs)))]
+    needed, free = _BYTES_PER_WEIGHT * sum(num_weights), psutil.virtual_memory().available
+    if needed > free:
+        raise CheckpointError(f"{checkpoint.name} describes networks that need {needed:,} bytes; {free:,} are free")
     try:
         return {
-            policy_id: PolicySpec.from_plain(specs.fields(policy_id), sum(array.size for array in arrays.values()))
-            for policy_id, arrays in zip(specs, weights_of, strict=True)
+            policy_id: PolicySpec.from_plain(specs.fields(policy_id), count)
+            for policy_id, count in zip(specs, num_weights, strict=True)
         }
     except ConfigError as error:
         raise CheckpointError(f"{checkpoint.name}, {specs.where}: {error}") from error
+
+
+def _num_weights(checkpoint: Checkpoint, number: int) -> int:
+    tensors = checkpoint.tensors.get(f"policy-{number:03d}", {})
+    return sum(math.prod(form_of(tensors, name).shape) for name in tensors)

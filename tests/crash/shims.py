@@ -18,7 +18,10 @@ from typing import Any
 
 # Where a process can be killed: modules, and those of their calls that change what is on the disk.
 PLACES = {
-    "save": {"marl_sb3.checkpoint": {"os": ("mkdir", "open", "write", "fsync", "rename"), "shutil": ("rmtree",)}},
+    "save": {
+        "marl_sb3.checkpoint": {"os": ("mkdir", "open", "write", "fsync", "rename"), "shutil": ("rmtree",)},
+        "marl_sb3.untrusted": {"os": ("open",)},  # to find the best of those that there are
+    },
     "cut": {"marl_sb3.callbacks.cut_logs": {"os": ("replace",)}},
     "policies": {"marl_sb3.experiment": {"os": ("replace",), "shutil": ("rmtree",)}},
 }

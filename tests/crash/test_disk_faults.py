@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from trained_processes import ForkServer, wait
 from trials import Case
 
 from marl_sb3 import checkpoint as checkpoint_module
+from marl_sb3 import untrusted
 from marl_sb3.checkpoint import Checkpoint, CheckpointFolder, read_checkpoint, write_checkpoint
 from marl_sb3.errors import CheckpointError
 from marl_sb3.learners.multi_agent_algorithm import MultiAgentAlgorithm
@@ -74,7 +76,9 @@ def each_failure(monkeypatch: pytest.MonkeyPatch, code: int, action: Callable[[]
     for call in count(1):
         raised = None
         with monkeypatch.context() as patch:
-            patch.setattr(checkpoint_module, "os", Watched(os, CALLS, failer([call, call], code)))
+            fail = failer([call, call], code)
+            patch.setattr(checkpoint_module, "os", Watched(os, CALLS, fail))
+            patch.setattr(untrusted, "os", Watched(os, ("open",), fail))
             try:
                 action()
             except OSError as error:
@@ -95,7 +99,8 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def like(run: Path) -> Checkpoint:
-    return CheckpointFolder(run / "checkpoints").load()
+    found = CheckpointFolder(run / "checkpoints").load()
+    return replace(found, tensors={file: dict(tensors) for file, tensors in found.tensors.items()})
 
 
 @CODES

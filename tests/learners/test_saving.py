@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,14 +12,19 @@ import pytest
 import stable_baselines3
 import torch as th
 from gymnasium import spaces
+from stable_baselines3.common.policies import ActorCriticPolicy
 from toy_envs import NoisyEnv, SampledEnv
 
 import marl_sb3
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, make_vec_env
+from marl_sb3.checkpoint import CheckpointFolder
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.learners import random_state, saving
+from marl_sb3.learners.algorithm_state import set_optimizers
+from marl_sb3.learners.import_weights import InitFrom, init_from
 from marl_sb3.metrics import flatten
 from marl_sb3.state import Fields
+from marl_sb3.tensor_file import StoredTensors
 
 SMALL = {"n_steps": 24, "batch_size": 16, "n_epochs": 2, "device": "cpu"}
 PLANS = [
@@ -227,7 +233,13 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("optimizer", "settings"),
-    [(th.optim.SGD, {}), (th.optim.SGD, {"momentum": 0.9}), (th.optim.RMSprop, {}), (th.optim.AdamW, {})],
+    [
+        (th.optim.SGD, {}),
+        (th.optim.SGD, {"momentum": 0.9}),
+        (th.optim.RMSprop, {}),
+        (th.optim.AdamW, {}),
+        (th.optim.Adafactor, {}),
+    ],
 )
 def test_other_optimizers_go_on_too(optimizer: Any, settings: dict[str, Any], tmp_path: Path) -> None:
     kwargs = {"policy_kwargs": {"optimizer_class": optimizer, "optimizer_kwargs": settings}}
@@ -242,3 +254,217 @@ def test_other_optimizers_go_on_too(optimizer: Any, settings: dict[str, Any], tm
     assert _equal(random_state.random_state(), expected)
     again.train_iteration()
     assert_same(again, whole)
+
+
+# --- What cannot be saved is not trained -----------------------------------------------------------------------------
+
+
+class HalfPrecision(ActorCriticPolicy):
+    """Keeps a tensor of a dtype that NumPy does not have."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.register_buffer("extra", th.zeros(2, dtype=th.bfloat16))
+
+
+class Storyteller(ActorCriticPolicy):
+    """Keeps something else than tensors."""
+
+    def get_extra_state(self) -> str:
+        return "once upon a time"
+
+    def set_extra_state(self, state: str) -> None:
+        pass
+
+
+class Hoarder(th.optim.SGD):
+    """Keeps a list for each parameter."""
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["all"] = ["x"]
+
+
+class Clever(th.optim.SGD):
+    """Has a setting that is a function."""
+
+    def __init__(self, params: Any, lr: float = 0.1, trick: Any = len) -> None:
+        super().__init__(params, lr=lr)
+        self.param_groups[0]["trick"] = trick
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (PolicySpec(policy=HalfPrecision), r"policy.extra has dtype torch.bfloat16, which no checkpoint holds"),
+        (PolicySpec(policy=Storyteller), r"policy._extra_state has str, which no checkpoint holds"),
+        (
+            PolicySpec(policy_kwargs={"optimizer_class": Hoarder}),
+            r"policy.optimizer \(Hoarder\) keeps what no",
+        ),
+        (
+            PolicySpec(policy_kwargs={"optimizer_class": Clever}),
+            r"policy.optimizer \(Clever\) has settings that",
+        ),
+    ],
+)
+def test_what_could_not_be_saved_is_refused_before_any_training(spec: PolicySpec, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"policy 'all' could not be saved: {message}"):
+        MultiAgentAlgorithm(arena(), {"all": spec}, **SMALL)
+
+
+class Remembers(MultiAgentCallback):
+    """Remembers whatever it is told to."""
+
+    def __init__(self, memory: Any) -> None:
+        super().__init__()
+        self.memory = memory
+
+    def get_state(self) -> dict[str, Any]:
+        return {"memory": self.memory}
+
+    def set_state(self, state: Fields) -> None:
+        self.memory = state.value("memory")
+
+
+def test_a_callback_that_remembers_what_no_checkpoint_holds_is_refused_before_any_training() -> None:
+    algorithm = build("shared, batched")
+    with pytest.raises(ConfigError, match=r"Remembers.get_state\(\) does not return plain data: finite numbers"):
+        algorithm.learn(72, callback=Remembers({1, 2}))
+    assert algorithm.num_timesteps == 0
+
+
+def test_a_state_that_turns_into_something_else_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    algorithm, callback = build("shared, batched", seed=5), Remembers(1.5)
+    algorithm.learn(72, callback=callback)
+    callback.memory = float("nan")
+    algorithm.save(tmp_path / "saved")
+    assert "the checkpoint is without the state of Remembers" in caplog.text
+    again, fresh = MultiAgentAlgorithm.load(tmp_path / "saved", arena(), device="cpu"), Remembers(2.5)
+    again.learn(72, callback=fresh, reset_num_timesteps=False)
+    assert fresh.memory == 2.5
+    assert fresh.n_calls == 2 * callback.n_calls
+
+
+@pytest.mark.parametrize("reason", ["too large for a checkpoint", "something else than plain data"])
+def test_episodes_that_no_checkpoint_holds_are_left_out(
+    reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    algorithm = build("shared, batched", seed=5)
+    algorithm.train_iteration()
+    if "large" in reason:
+        monkeypatch.setattr(saving, "fits_into_state", lambda _: False)
+    else:
+        monkeypatch.setattr(algorithm.env, "get_state", lambda: {"numbers": {1, 2}})
+    for _ in range(2):
+        algorithm.save(tmp_path / "saved")
+    assert caplog.text.count(reason) == 1
+    caplog.clear()
+    again = MultiAgentAlgorithm.load(tmp_path / "saved", arena(), device="cpu")
+    assert_same(again, algorithm)
+    assert [record.message for record in caplog.records if reason in record.message] == [
+        record.message for record in caplog.records
+    ]
+    assert "inexact: new episodes begin in all envs" in caplog.text
+    again.train_iteration()
+
+
+def test_weights_of_another_shape_are_refused_before_any_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide = build("shared, batched", policy_kwargs={"net_arch": [96]})
+    wide.train_iteration()
+    wide.save(tmp_path / "saved")
+    checkpoint = marl_sb3.checkpoint.read_checkpoint(tmp_path / "saved")
+    go_through = StoredTensors._go_through
+
+    def only_verified(self: StoredTensors, wanted: Any) -> None:
+        assert not wanted or self._path.name.startswith("arrays"), f"{list(wanted)} were read"
+        go_through(self, wanted)
+
+    monkeypatch.setattr(StoredTensors, "_go_through", only_verified)
+    narrow = build("shared, batched", policy_kwargs={"net_arch": [8]})
+    with pytest.raises(CheckpointError, match=r"\(96, .*accepted: float32 \(8, .*as the policy is built"):
+        narrow.set_weights(checkpoint)
+    with pytest.raises(ConfigError, match=r"the source's is \(96, .* float32; accepted: \(8, .* float32"):
+        init_from(narrow, [InitFrom(tmp_path / "saved")])
+    own, saved = narrow.policies["shared"], checkpoint.state["policies"]["shared"]["optimizers"]
+    with pytest.raises(CheckpointError, match=r"optimizer-000: policy.optimizer/0/.* is not float32 of shape"):
+        set_optimizers(own, checkpoint.tensors["optimizer-000"], saved, "optimizer-000")
+
+
+def test_a_description_of_networks_beyond_the_memory_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    algorithm = build("shared, batched")
+    algorithm.save(tmp_path / "saved")
+    monkeypatch.setattr(saving.psutil, "virtual_memory", lambda: SimpleNamespace(available=1000, total=2**40))
+    with pytest.raises(CheckpointError, match=r"describes networks that need .* bytes; 1,000 are free"):
+        MultiAgentAlgorithm.load(tmp_path / "saved", arena())
+
+
+def test_a_long_rollout_has_to_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    algorithm = build("shared, batched")
+    algorithm.save(tmp_path / "saved")
+    monkeypatch.setattr(saving, "_LONGEST_ROLLOUT", 10)
+    with pytest.raises(CheckpointError, match=r"n_steps is 24; accepted: at most 10; .* pass n_steps=24"):
+        MultiAgentAlgorithm.load(tmp_path / "saved", arena())
+    assert MultiAgentAlgorithm.load(tmp_path / "saved", arena(), n_steps=24, device="cpu").n_steps == 24
+
+
+# --- Other numbers of envs, and other folders ------------------------------------------------------------------------
+
+
+def test_another_number_of_envs_goes_on_inexactly(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    whole = build("per agent, batched", seed=5)
+    for _ in range(2):
+        whole.train_iteration()
+    whole.save(tmp_path / "saved")
+    again = MultiAgentAlgorithm.load(
+        tmp_path / "saved", make_vec_env("arena", n_envs=5, max_timesteps=17), device="cpu", seed=7
+    )
+    assert [record.message for record in caplog.records] == [
+        "inexact: new episodes begin in all envs: the checkpoint is of 3 envs, here are 5"
+    ]
+    assert_same(again, whole)
+    assert (again.num_timesteps, again.iteration) == (whole.num_timesteps, 2)
+    assert [e.agent_returns for e in again.tracker.episodes] == [e.agent_returns for e in whole.tracker.episodes]
+    result = again.train_iteration()
+    assert result["num_env_steps_sampled_lifetime"] == whole.num_timesteps + 5 * SMALL["n_steps"]
+    assert result["iteration"] == 3
+
+
+def test_a_run_folder_is_as_good_as_one_of_its_checkpoints(tmp_path: Path) -> None:
+    whole = build("shared, batched", seed=5)
+    folder = CheckpointFolder(tmp_path / "run" / "checkpoints")
+    for iteration, value in ((1, 3.0), (2, 2.0)):
+        whole.train_iteration()
+        score = {"score": {"metric": "m", "value": value, "higher_is_better": True}}
+        folder.save(iteration, *whole.get_state(), {**whole.about(), **score}, keep=2)
+    for path, which, iteration in (
+        (tmp_path / "run", {}, 2),
+        (tmp_path / "run", {"checkpoint": "best"}, 1),
+        (tmp_path / "run" / "checkpoints", {"checkpoint": "1"}, 1),
+        (str(tmp_path / "run" / "checkpoints" / "ckpt-000001"), {}, 1),
+    ):
+        assert MultiAgentAlgorithm.load(path, arena(), device="cpu", **which).iteration == iteration
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("none", "none is not there; accepted: a checkpoint, or a run folder that has one"),
+        ("pol.zip", "pol.zip is a file: an SB3 zip is opened by SB3's load, or by --init-from; accepted"),
+        ("run", "run is a run folder without a checkpoint; accepted"),
+        ("", "is a folder of runs, such as .*run; accepted"),
+        ("empty", "empty is a folder that holds no valid checkpoint; accepted"),
+    ],
+)
+def test_what_is_no_checkpoint_is_called_by_its_name(path: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "pol.zip").write_bytes(b"PK")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text("")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CheckpointError, match=message):
+        MultiAgentAlgorithm.load(tmp_path / path, arena())

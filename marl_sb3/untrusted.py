@@ -1,0 +1,119 @@
+"""Read files that a stranger may have written: regular files alone, JSON within bounds, and nothing evaluated."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+from marl_sb3.errors import CheckpointError
+
+MAX_BRACKETS, MAX_DEPTH = 2**18, 100  # of a tree: `[]` is two bytes in a file, and sixty in the memory
+_MAX_DIGITS = 4300  # of an integer; converting them takes the square of their number
+
+Hook = Callable[[dict[str, Any]], Any]  # what stands in the place of a mapping
+
+
+@contextmanager
+def opened(path: Path, limit: int, size: int | None = None) -> Iterator[FileIO]:
+    """A regular file, open for reading, unbuffered; no link is followed.
+
+    Args:
+        path: the file; messages give its name alone.
+        limit: the most bytes that it may have.
+        size: how many it has, as far as is known.
+
+    Raises:
+        CheckpointError: it is no regular file, cannot be read, or has more or other bytes.
+    """
+    name = path.name
+    try:
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+    except OSError as error:
+        why = "a link, which is not followed" if error.errno == errno.ELOOP else str(error.strerror)
+        raise CheckpointError(f"{name} cannot be read: {why}") from error
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > limit:
+            raise CheckpointError(f"{name} is not a file of at most {limit} bytes")
+        if size not in (None, status.st_size):
+            raise CheckpointError(f"{name} has {status.st_size} bytes; the manifest says {size}")
+        with FileIO(descriptor, closefd=False) as file:
+            yield file
+    except OSError as error:
+        raise CheckpointError(f"{name} cannot be read: {error.strerror}") from error
+    finally:
+        os.close(descriptor)
+
+
+def read_bytes(path: Path, limit: int, size: int | None = None) -> bytes:
+    """The bytes of a file; see `opened` for arguments and errors."""
+    with opened(path, limit, size) as file:
+        return file.readall()[: limit + 1]
+
+
+def parse_json(name: str, data: bytes, hook: Hook | None = None) -> Any:
+    """The tree in a file; `hook` may put something else in the place of each mapping.
+
+    Raises:
+        CheckpointError: it is no JSON, a name is there twice, a number is not finite, or it is too large or too deep.
+    """
+    if opening_brackets(data) > MAX_BRACKETS:
+        raise CheckpointError(f"{name} has more than {MAX_BRACKETS} lists and mappings")
+
+    def mapping(pairs: list[tuple[str, Any]]) -> Any:
+        return unique(pairs) if hook is None else hook(unique(pairs))
+
+    try:
+        tree = json.loads(data.decode(), parse_int=_integer, object_pairs_hook=mapping)
+    except ValueError as error:  # wrong JSON, wrong UTF-8, a number of too many digits
+        raise CheckpointError(f"{name} is not valid JSON: {error}") from error
+    _require_sound(name, tree)
+    return tree
+
+
+def opening_brackets(data: bytes) -> int:
+    """How many lists and mappings there are in a JSON text, at most."""
+    return data.count(b"[") + data.count(b"{")
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > _MAX_DIGITS:
+        raise ValueError(f"a number of more than {_MAX_DIGITS} digits")
+    return int(digits)
+
+
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A mapping whose names are all different.
+
+    Raises:
+        ValueError: they are not.
+    """
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
+        raise ValueError("a name is there twice")
+    return mapping
+
+
+def _require_sound(name: str, tree: Any) -> None:
+    """Refuse numbers that are not finite, and what is so deep that it cannot be gone through by recursion."""
+    level = [tree]
+    for _ in range(MAX_DEPTH):
+        if any(isinstance(node, float) and not math.isfinite(node) for node in level):
+            raise CheckpointError(f"{name} holds a number that is not finite")
+        level = [
+            child
+            for node in level
+            if isinstance(node, (dict, list))
+            for child in (node.values() if isinstance(node, dict) else node)
+        ]
+        if not level:
+            return
+    raise CheckpointError(f"{name} is nested too deep")
