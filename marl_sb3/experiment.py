@@ -232,12 +232,14 @@ def restore(
     """
     files = RunFolder.existing(run_folder)
     config = replace(files.read_config(env), device=device)
-    found = files.checkpoints.load(checkpoint)
     check_device(config)
     set_up_process(config)
-    run = Run(files, config, build(config, factory), checkpoint=found.name, factory=factory)
+    run = Run(files, config, build(config, factory), factory=factory)
     try:
+        # Now, not before the policies are built: a training that is under way removes older checkpoints meanwhile.
+        found = files.checkpoints.load(checkpoint)
         run.algorithm.set_weights(found)
+        run.checkpoint = found.name
     except BaseException:
         run.algorithm.env.close()
         raise
