@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 import shlex
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -35,7 +36,9 @@ th, td { text-align: left; padding: .2rem .8rem .2rem 0; vertical-align: top; bo
 .best td { font-weight: bold; background: #eef5ff; }
 .note { color: #666; }
 """
-_HEIGHT = "480px"
+_HEIGHT = 480  # pixels of a plot
+_LABELLED = 10  # learning curves that have colours and names
+_SLICES_PER_ROW, _SLICE_HEIGHT = 3, 260
 
 
 def html_report(study: StudyOfTrials) -> Path:
@@ -53,7 +56,7 @@ def html_report(study: StudyOfTrials) -> Path:
         f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<h1>{escape(title)}</h1>",
         _summary(study, trials),
         _confirmed(study),
-        *_plots(drawing, _bare_copy(study, trials)),
+        *_plots(drawing, _bare_copy(study, trials), _winner(study)),
         _all_trials(study, trials),
         "</body>\n</html>\n",
     ]
@@ -91,7 +94,7 @@ def _summary(study: StudyOfTrials, trials: Sequence[FrozenTrial]) -> str:
         named = f"{shlex.quote(search.env)} " if ":" in search.env else ""  # of a file alone it is not taken
         rows += [
             ("its value", best.value),
-            ("its parameters", parameters_text(chosen)),
+            ("its parameters", parameters_text({name: _rounded(value) for name, value in chosen.items()})),
             ("train with them", f"python -m marl_sb3.train {named}--hparams best.yml"),
         ]
     body = "\n".join(f'<tr><th scope="row">{escape(name)}</th>{_cell(value)}</tr>' for name, value in rows)
@@ -102,7 +105,7 @@ def _confirmed(study: StudyOfTrials) -> str:
     """Whether the winner is better than the preset."""
     title, candidates = "<h2>Fresh seeds</h2>", confirmed(study)
     if not candidates:
-        note = "The best of many trials was lucky, too. Not trained again with fresh seeds: see --confirm-seeds."
+        note = "The best of many trials is partly luck. Not trained again with fresh seeds: see --confirm-seeds."
         return f'{title}\n<p class="note">{note}</p>'
     note = "The best trials and the preset, trained again; in brackets 95 % confidence intervals."
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in HEADER)
@@ -111,18 +114,34 @@ def _confirmed(study: StudyOfTrials) -> str:
 
 
 def _all_trials(study: StudyOfTrials, trials: Sequence[FrozenTrial]) -> str:
-    best = next(iter(study.completed()), None)
+    number = _winner(study)
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in header(study))
     lines = [f"<tr>{head}</tr>"]
     for trial in trials:
-        mark = ' class="best"' if best is not None and trial.number == best.number else ""
+        mark = ' class="best"' if trial.number == number else ""
         lines.append(f"<tr{mark}>{''.join(map(_cell, row(study, trial)))}</tr>")
     body = "\n".join(lines)
-    return f'<h2>Trials</h2>\n<div class="wide">\n<table>\n{body}\n</table>\n</div>'
+    note = '<p class="note">The winner stands out. Numbers are rounded; trials.csv has all digits.</p>'
+    return f'<h2>Trials</h2>\n{note}\n<div class="wide">\n<table>\n{body}\n</table>\n</div>'
+
+
+def _winner(study: StudyOfTrials) -> int | None:
+    found = winner(study)
+    return None if found is None else found[0].number
 
 
 def _cell(value: object) -> str:
-    return f"<td>{'' if value is None else escape(one_line(value))}</td>"
+    return f"<td>{'' if value is None else escape(one_line(_rounded(value)))}</td>"
+
+
+_MANY_DIGITS = re.compile(r"(lin_)?(-?\d*\.\d{4,}(?:e-?\d+)?)")
+
+
+def _rounded(value: Any) -> Any:
+    """A number with four significant digits, as a number or a text; so is the start of a schedule, `lin_0.001234`."""
+    if isinstance(value, str) and (match := _MANY_DIGITS.fullmatch(value)):
+        return f"{match[1] or ''}{float(match[2]):.4g}"
+    return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
 # --- Plots -----------------------------------------------------------------------------------------------------------
@@ -135,21 +154,21 @@ class _Plot:
     Attributes:
         title: a heading.
         note: what it shows.
-        draw: makes the figure, from `optuna.visualization` and a study.
+        draw: makes the figure, from `optuna.visualization`, a study, and the number of the winner.
         lacks: what a study lacks for it, in words; None if nothing.
     """
 
     title: str
     note: str
-    draw: Callable[[ModuleType, optuna.Study], Any]
+    draw: Callable[[ModuleType, optuna.Study, int | None], Any]
     lacks: Callable[[Sequence[FrozenTrial]], str | None]
 
 
-def _plots(drawing: ModuleType, study: optuna.Study) -> Iterable[str]:
+def _plots(drawing: ModuleType, study: optuna.Study, best: int | None) -> Iterable[str]:
     """The sections of the page; plotly.js is in the first that has a figure."""
     has_script = False
     for index, plot in enumerate(_PLOTS):
-        figure, why = _figure(drawing, study, plot)
+        figure, why = _figure(drawing, study, best, plot)
         note = plot.note if why is None else f"Not drawn: {why}."
         yield f'<h2>{escape(plot.title)}</h2>\n<p class="note">{escape(note)}</p>'
         if figure is not None:
@@ -157,20 +176,20 @@ def _plots(drawing: ModuleType, study: optuna.Study) -> Iterable[str]:
                 config={"displaylogo": False},  # it is a link
                 include_plotlyjs=not has_script,
                 full_html=False,
-                default_height=_HEIGHT,
+                default_height=f"{figure.layout.height or _HEIGHT}px",
                 div_id=f"plot-{index}",
             )
             yield f'<div class="wide">{html}</div>'
             has_script = True
 
 
-def _figure(drawing: ModuleType, study: optuna.Study, plot: _Plot) -> tuple[Any, str | None]:
+def _figure(drawing: ModuleType, study: optuna.Study, best: int | None, plot: _Plot) -> tuple[Any, str | None]:
     """A figure; or None, and why there is none."""
     why = plot.lacks(study.get_trials(deepcopy=False))
     if why is not None:
         return None, why
     try:
-        figure = plot.draw(drawing, study)
+        figure = plot.draw(drawing, study, best)
     except Exception as error:  # a plot is not worth the page
         return None, f"{type(error).__name__}: {one_line(error)}"
     return figure.update_layout(title=None, margin_t=40), None  # the page has headings
@@ -186,7 +205,21 @@ def _bare_copy(study: StudyOfTrials, trials: Sequence[FrozenTrial]) -> optuna.St
     return bare
 
 
-def _importances(drawing: ModuleType, study: optuna.Study) -> Any:
+def _history(drawing: ModuleType, study: optuna.Study, best: int | None) -> Any:
+    figure = drawing.plot_optimization_history(study).update_layout(yaxis_title="objective", xaxis_title="trial")
+    figure.for_each_trace(lambda trace: trace.update(name=_HISTORY_NAMES.get(trace.name, trace.name)))
+    if best is None:
+        return figure
+    return figure.add_scatter(
+        x=[best], y=[study.trials[best].value], mode="markers", marker=_STAR, name=f"winner: trial {best}"
+    )
+
+
+_HISTORY_NAMES = {"Objective Value": "trial", "Best Value": "best so far"}
+_STAR = {"symbol": "star", "size": 14, "color": "#d62728", "line": {"width": 1, "color": "white"}}
+
+
+def _importances(drawing: ModuleType, study: optuna.Study, _: int | None) -> Any:
     with warnings.catch_warnings():
         # Optuna 4 calls it experimental; its own default there, fANOVA, needs scikit-learn.
         warnings.filterwarnings("ignore", category=ExperimentalWarning)
@@ -194,11 +227,49 @@ def _importances(drawing: ModuleType, study: optuna.Study) -> Any:
     return drawing.plot_param_importances(study, evaluator=evaluator)
 
 
-def _learning_curves(drawing: ModuleType, study: optuna.Study) -> Any:
-    pruned = {f"Trial{trial.number}" for trial in study.get_trials(deepcopy=False) if trial.state == TrialState.PRUNED}
+def _learning_curves(drawing: ModuleType, study: optuna.Study, best: int | None) -> Any:
+    """The best trials have colours and names, the others are grey; the winner is thick and on top."""
     figure = drawing.plot_intermediate_values(study)
-    figure.for_each_trace(lambda trace: trace.update(line_dash="dot") if trace.name in pruned else None)
-    return figure.update_layout(xaxis_title="Evaluation", yaxis_title="Objective Value")
+    trials = study.get_trials(deepcopy=False)
+    named = [trial.number for trial in _best_first(study, trials)[:_LABELLED]]
+    places = {number: place for place, number in enumerate([best, *(n for n in named if n != best)])}
+    for trace in figure.data:
+        trial = trials[int(trace.name.removeprefix("Trial"))]
+        pruned, won = trial.state == TrialState.PRUNED, trial.number == best
+        label = f"trial {trial.number}{' (winner)' if won else ' (pruned)' if pruned else ''}"
+        shown = trial.number in places
+        trace.update(name=label, showlegend=shown, legendrank=1 + places.get(trial.number, 0), mode="lines+markers")
+        trace.update(line_dash="dot" if pruned else "solid", line_width=5 if won else 2 if shown else 1)
+        if not shown:
+            trace.update(line_color="#bbb", marker_color="#bbb", marker_size=4)
+    figure.data = sorted(figure.data, key=lambda trace: (bool(trace.showlegend), "winner" in trace.name))
+    return figure.update_layout(xaxis_title="evaluation", yaxis_title="objective", showlegend=True)
+
+
+def _best_first(study: optuna.Study, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+    sign = -1.0 if study.direction == optuna.study.StudyDirection.MAXIMIZE else 1.0
+    return sorted(_complete(trials), key=lambda trial: sign * (trial.value or 0.0))
+
+
+def _slices(drawing: ModuleType, study: optuna.Study, best: int | None) -> Any:
+    """Optuna's plots in rows that fit the page, and a star at the winner."""
+    figure = drawing.plot_slice(study)
+    names = sorted({name for trial in _complete(study.get_trials(deepcopy=False)) for name in trial.params})
+    columns = min(_SLICES_PER_ROW, len(names))
+    rows = math.ceil(len(names) / columns)
+    width, height = 1 / columns, 1 / rows
+    layout: dict[str, Any] = {}
+    for index, name in enumerate(names):
+        row, column = divmod(index, columns)
+        axis = "" if index == 0 else str(index + 1)
+        layout[f"xaxis{axis}"] = {"domain": [column * width + 0.03, (column + 1) * width - 0.02], "title": name}
+        top = 1 - row * height
+        layout[f"yaxis{axis}"] = {"domain": [top - height * 0.72, top], "showticklabels": column == 0, "title": ""}
+        if best is not None and name in study.trials[best].params:
+            x, y = study.trials[best].params[name], study.trials[best].value
+            star = {"x": [x], "y": [y], "mode": "markers", "marker": _STAR, "name": f"winner: trial {best}"}
+            figure.add_scatter(xaxis=f"x{axis}", yaxis=f"y{axis}", showlegend=False, **star)
+    return figure.update_layout(width=None, height=80 + rows * _SLICE_HEIGHT, **layout)
 
 
 def _complete(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
@@ -232,13 +303,14 @@ def _none_started(trials: Sequence[FrozenTrial]) -> str | None:
 _PLOTS = (
     _Plot(
         "Optimization history",
-        "The value of each trial, and the best so far.",
-        lambda drawing, study: drawing.plot_optimization_history(study),
+        "The value of each trial, and the best so far. The star is the winner.",
+        _history,
         _no_complete_trial,
     ),
     _Plot(
         "Learning curves",
-        "The objective at each evaluation; dotted where the trial was given up (pruned).",
+        f"The objective at each evaluation: the best {_LABELLED} in colour, the winner thick; dotted where the trial "
+        "was given up (pruned). Pointing at a line names its trial.",
         _learning_curves,
         _no_evaluation,
     ),
@@ -251,19 +323,19 @@ _PLOTS = (
     _Plot(
         "Parallel coordinates",
         "A line for each trial that was trained to its end, across its parameters.",
-        lambda drawing, study: drawing.plot_parallel_coordinate(study),
+        lambda drawing, study, _: drawing.plot_parallel_coordinate(study),
         _no_complete_trial,
     ),
     _Plot(
         "Slices",
-        "The value over each parameter; the darker, the later the trial.",
-        lambda drawing, study: drawing.plot_slice(study),
+        "The value over each parameter; the darker, the later the trial. The star is the winner.",
+        _slices,
         _no_complete_trial,
     ),
     _Plot(
         "Timeline",
         "When each trial ran, and what became of it.",
-        lambda drawing, study: drawing.plot_timeline(study),
+        lambda drawing, study, _: drawing.plot_timeline(study),
         _none_started,
     ),
 )

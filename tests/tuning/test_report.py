@@ -21,6 +21,7 @@ from marl_sb3.building import resolved
 from marl_sb3.config import load_config
 from marl_sb3.errors import ConfigError
 from marl_sb3.run_folder import RunFolder
+from marl_sb3.tuning import report_page
 from marl_sb3.tuning.report import best_yml, html_report, trials_csv, trials_table
 from marl_sb3.tuning.search import Search
 from marl_sb3.tuning.study import StudyOfTrials
@@ -255,11 +256,62 @@ def test_page_has_a_summary_six_plots_and_all_trials(tmp_path: Path) -> None:
     assert page.plots() == 6
     assert "Not drawn" not in page.text
     rate = study.trials[1].params["learning_rate"]
-    for words in ("study lr", "more is better", "3 COMPLETE", f"learning_rate=lin_{rate!r}", "last of 10 evaluations"):
+    for words in (
+        "study lr",
+        "more is better",
+        "3 COMPLETE",
+        f"learning_rate=lin_{rate:.4g}",
+        "last of 10 evaluations",
+    ):
         assert words in page.text
     assert "python -m marl_sb3.train --hparams best.yml" in page.text
     assert "ConfigError: batch_size is 7; accepted: 5" in page.text
     assert [attributes for tag, attributes in page.elements if tag == "tr"].count({"class": "best"}) == 1
+
+
+def test_page_has_no_number_of_many_digits(tmp_path: Path) -> None:
+    study = new_study(tmp_path)
+    add(study, value=1 / 3, seconds=2 / 3)
+    text, rate = page_of(study).text, study.trials[0].params["learning_rate"]
+    assert not [number for number in (1 / 3, 2 / 3, rate) if repr(number) in text]
+    assert not [number for number in (1 / 3, 2 / 3, rate) if f"{number:.4g}" not in text]
+
+
+def figures_of(study: StudyOfTrials, winner: int | None) -> dict[str, Any]:
+    bare = report_page._bare_copy(study, study.trials)
+    return {plot.title: plot.draw(optuna.visualization, bare, winner) for plot in report_page._PLOTS}
+
+
+def test_slices_fit_the_page_and_the_winner_stands_out(tmp_path: Path) -> None:
+    space = {**SPACE, "gamma": {"uniform": [0.8, 0.9]}, "n_epochs": {"choices": [5, 6]}}
+    study = new_study(tmp_path, space=space)
+    some_of_each(study)
+    figures = figures_of(study, 1)
+    slices = figures["Slices"]
+    assert slices.layout.width is None
+    axes = [slices.layout[f"{side}axis{n or ''}"].domain for side in "xy" for n in (0, 2, 3, 4, 5)]
+    assert all(0 <= low < high <= 1 for low, high in axes)
+    assert len({slices.layout[f"yaxis{n or ''}"].domain for n in (0, 2, 3, 4, 5)}) == 2  # rows
+    stars = [trace for trace in slices.data if trace.name == "winner: trial 1"]
+    assert [(trace.x[0], trace.y[0]) for trace in stars] == [
+        (value, 5.0) for _, value in sorted(study.trials[1].params.items())
+    ]
+    assert [trace.name for trace in figures["Optimization history"].data][-1] == "winner: trial 1"
+    figures_of(study, None)  # while there is none yet
+
+
+def test_learning_curves_have_names(tmp_path: Path) -> None:
+    study = new_study(tmp_path, sampler="random")
+    for value in range(12):
+        add(study, value=float(value), curve=[0.0, float(value)])
+    add(study, TrialState.PRUNED, curve=[9.0])
+    figure = figures_of(study, 11)["Learning curves"]
+    named = {trace.name: trace for trace in figure.data if trace.showlegend}
+    assert {*named} == {"trial 11 (winner)", *(f"trial {number}" for number in range(2, 11))}
+    assert figure.data[-1].name == "trial 11 (winner)"  # on top of the others
+    widths = [trace.line.width for trace in figure.data]
+    assert widths[-1] > max(widths[:-1])
+    assert [trace.name for trace in figure.data if trace.line.dash == "dot"] == ["trial 12 (pruned)"]
 
 
 def test_page_loads_nothing(tmp_path: Path) -> None:
