@@ -7,6 +7,8 @@ import marl_sb3
 project = "marl_sb3"
 html_title = f"marl_sb3 {marl_sb3.__version__}"
 html_theme = "furo"
+html_static_path = ["static"]
+html_css_files = ["tables.css"]
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["_build"]
 
