@@ -6,6 +6,11 @@ with exit code 2, others with 1.
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 
 class MarlSb3Error(Exception):
     """Base of all errors of this package."""
@@ -49,3 +54,31 @@ class CheckpointError(MarlSb3Error, RuntimeError):
 
 class ExportError(MarlSb3Error, RuntimeError):
     """A policy could not be exported, or what was exported does not act as it does; no file has been left of it."""
+
+
+_WRONG_PATH = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS),
+    *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP),
+)
+
+
+@contextmanager
+def path_is_usable(what: str, path: str | Path, key: str) -> Iterator[None]:
+    """Turn errors that a user's path causes into `ConfigError`; those of a full or failing disk stay as they are.
+
+    Args:
+        what: what cannot be done, such as `--run-dir: cannot write to`.
+        path: the path that the user named.
+        key: the setting or option.
+
+    Raises:
+        ConfigError: the path is not permitted, is read-only, has a file where a folder should be, or is too long.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _WRONG_PATH:
+            raise
+        inner = error.filename if isinstance(error.filename, str) and error.filename != str(path) else None
+        where = "" if inner is None else f" ({inner})"
+        raise ConfigError(f"{what} {path}: {error.strerror}{where}", key=key) from error

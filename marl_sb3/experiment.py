@@ -118,9 +118,7 @@ def prepare(
         _require_metrics(run)
         _start_from(run, trust_pickle)
         to_yaml(config)  # says what a file cannot hold
-        files.path.mkdir(parents=True, exist_ok=True)
-        files.lock()
-        files.write_config(config)
+        files.make(config)
     except BaseException:
         run.algorithm.env.close()
         files.unlock()
@@ -200,9 +198,10 @@ def resume_run(
         _require_metrics(run)
         inexact = _bring_back(run, checkpoint)
         if not is_complete(config, env_steps):  # otherwise nothing follows
-            files.write_config(config)
             planned = phases_after(before, env_steps)[0].n_timesteps
-            _note_resume(run, inexact, planned if timesteps is not None else None)
+            with files.writing():
+                files.write_config(config)
+                _note_resume(run, inexact, planned if timesteps is not None else None)
     except BaseException:
         run.algorithm.env.close()
         files.unlock()
@@ -328,7 +327,8 @@ def _bring_back(run: Run, checkpoint: Checkpoint) -> dict[str, str]:
             inexact[name] = f"was version {theirs.text(name)}, is {version}"
     for what, why in inexact.items():
         _log.warning("inexact resume: %s: %s", what, why)
-    cut_logs(run.folder, run.algorithm.iteration, run.algorithm.num_timesteps)
+    with run.files.writing():
+        cut_logs(run.folder, run.algorithm.iteration, run.algorithm.num_timesteps)
     return inexact
 
 

@@ -23,7 +23,7 @@ from marl_sb3.cli import (
     setup_logging,
     tell_run,
 )
-from marl_sb3.errors import ConfigError, ExportError
+from marl_sb3.errors import ConfigError, ExportError, path_is_usable
 from marl_sb3.ids import file_names
 from marl_sb3.types import PolicyID
 
@@ -128,10 +128,11 @@ def export_policies(run: Run, format_name: str, out: Path, *, force: bool = Fals
     targets = {
         policy_id: out / name for policy_id, name in file_names(list(run.algorithm.policies), chosen.suffix).items()
     }
-    _check_targets(out, list(targets.values()), force)
-    out.mkdir(parents=True, exist_ok=True)
     unfinished = out / f".unfinished-{secrets.token_hex(4)}"
-    unfinished.mkdir()
+    with path_is_usable("--out: cannot write to", out, "out"):
+        _check_targets(out, list(targets.values()), force)
+        out.mkdir(parents=True, exist_ok=True)
+        unfinished.mkdir()
     try:
         written = chosen.write(run, unfinished)
         for file in written:

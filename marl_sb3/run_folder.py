@@ -9,6 +9,7 @@ import os
 import re
 import secrets
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from filelock import FileLock, Timeout
 
 from marl_sb3.checkpoint import CheckpointFolder, naming
 from marl_sb3.config import TrainConfig, load_config, to_yaml
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import ConfigError, path_is_usable
 
 _log = logging.getLogger(__name__)
 
@@ -35,14 +36,18 @@ def find_run(path: str | Path) -> Path:
     Raises:
         ConfigError: it is not a run folder, and no folder in it is one.
     """
-    folder = Path(path)
+    with path_is_usable("cannot read", path, "run"):
+        return _find_run(Path(path))
+
+
+def _find_run(folder: Path) -> Path:
     if (folder / _CONFIG).is_file():
         return folder
     configs = sorted(folder.glob(f"*/{_CONFIG}"), key=lambda config: (config.stat().st_mtime_ns, config.parent.name))
     if configs:
         _log.info("newest run in %s: %s", folder, configs[-1].parent)
         return configs[-1].parent
-    raise ConfigError(f"{path} is not a run folder: {_why_no_run(folder)}", key="run")
+    raise ConfigError(f"{folder} is not a run folder: {_why_no_run(folder)}", key="run")
 
 
 def _why_no_run(path: Path) -> str:
@@ -100,7 +105,11 @@ class RunFolder:
             now = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
             return cls(_RUNS / re.sub(r"[^\w.-]+", "_", env) / f"{now}-{secrets.token_hex(2)}")
         folder = Path(run_dir)
-        if folder.exists() and (not folder.is_dir() or any(path.name not in _OF_A_START for path in folder.iterdir())):
+        with path_is_usable("--run-dir: cannot use", folder, "run_dir"):
+            in_use = folder.exists() and (
+                not folder.is_dir() or any(p.name not in _OF_A_START for p in folder.iterdir())
+            )
+        if in_use:
             raise ConfigError(f"--run-dir: {folder} exists and is not an empty folder", key="run_dir")
         return cls(folder)
 
@@ -113,14 +122,30 @@ class RunFolder:
         """
         return cls(find_run(path))
 
+    def make(self, config: TrainConfig) -> None:
+        """Make the folder of a new run, with its configuration, and become the only process that may write to it.
+
+        Raises:
+            ConfigError: the folder cannot be written to, or another process is writing to it.
+        """
+        with self.writing():
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.lock()
+            self.write_config(config)
+
+    def writing(self) -> AbstractContextManager[None]:
+        """While it lasts, errors of a folder that cannot be written to are `ConfigError`s."""
+        return path_is_usable("cannot write to the run folder", self.path, "run_dir")
+
     def lock(self) -> None:
         """Become the only process that may write here, until `unlock` or the end of this process.
 
         Raises:
-            ConfigError: another process is.
+            ConfigError: another process is, or the folder cannot be written to.
         """
         try:
-            self._lock.acquire(timeout=0)
+            with self.writing():
+                self._lock.acquire(timeout=0)
         except Timeout:
             raise ConfigError(f"{self.path} is in use: another process is training this run", key="run") from None
 

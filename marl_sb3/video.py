@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from marl_sb3.errors import ConfigError, EnvError
+from marl_sb3.errors import ConfigError, EnvError, path_is_usable
 from marl_sb3.types import Array
 
 DEFAULT_FPS = 10.0  # of envs whose metadata has no "render_fps"
@@ -46,6 +48,7 @@ class VideoFile:
             raise ConfigError(
                 f"video {str(path)!r}: the file's name ends in {kind!r}; accepted: {accepted}", key="video"
             )
+        _require_writable(self.path)
         if self.path.is_dir():
             raise ConfigError(f"video {str(path)!r} is a folder; accepted: the name of a file", key="video")
         self._make_encoder = _ENCODERS[kind]
@@ -92,6 +95,18 @@ class VideoFile:
         self._encoder.finish(on_written or (lambda written, total: None))
         self._encoder = None
         os.replace(self._unfinished, self.path)
+
+
+def _require_writable(path: Path) -> None:
+    """Refuse a file that cannot be made, before anything is filmed; folders that are missing are made later."""
+    with path_is_usable("video: cannot write to", path, "video"):
+        there = next(parent for parent in path.absolute().parents if parent.exists())
+        if not there.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(there))
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(there))
+        with suppress(FileNotFoundError):
+            path.lstat()  # whose name may be too long
 
 
 def _outline(frame: Any) -> str:

@@ -248,6 +248,8 @@ WRONG = [
     ("--stochastic --deterministic", "argument --deterministic: not allowed with argument --stochastic"),
     ("--seed -1", "--seed is -1; accepted: an integer of at least 0"),
     ("--video film.webm", "the file's name ends in '.webm'; accepted: gif, mp4"),
+    ("--video /dev/null/film.gif", "video: cannot write to /dev/null/film.gif: Not a directory (/dev/null)"),
+    (f"--video {'x' * 300}.gif", "File name too long"),
     ("--video-episodes 2", "--video-episodes needs --video FILE"),
     ("--video film.gif --video-episodes 0", "--video-episodes is 0; accepted"),
     ("--video film.gif --video-episodes 21", "--video-episodes is 21; accepted: 1 to --episodes, 20"),

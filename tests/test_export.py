@@ -400,6 +400,7 @@ WRONG = [
     (f"run --env {OWN_ENV} --checkpoint 99", "no checkpoint '99'; accepted: best, latest, or one of 1, 2, 3"),
     ("run", "wants to import toy_envs:ScriptedEnv"),
     (f"run --env {OWN_ENV} --out run/config.yaml", "--out: run/config.yaml is not a folder"),
+    (f"run --env {OWN_ENV} --out run/config.yaml/x", "--out: cannot write to run/config.yaml/x: Not a directory"),
     (f"run --env {OWN_ENV} --out run/policies", "run/policies/a.zip is there already; --force replaces it"),
 ]
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import csv
+import errno
+import io
 import json
 import logging
+import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -338,6 +341,24 @@ def test_a_folder_that_cannot_be_resumed_says_why(make: Any, message: str, in_tm
     with pytest.raises((ConfigError, CheckpointError), match=message):
         resume_run("run")
     assert not (in_tmp / "run" / "resumes.jsonl").exists()
+
+
+@pytest.mark.parametrize("what", ["lock", "config.yaml.new", "resumes.jsonl", ".cut.new"])
+def test_a_folder_that_cannot_be_written_is_not_resumed(
+    what: str, in_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Any, *arguments: Any, **options: Any) -> Any:  # who runs the tests may be permitted everything
+        if str(path).endswith(what):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return original(path, *arguments, **options)
+
+    broken("run")
+    original = os.open if what == "lock" else io.open
+    with monkeypatch.context() as patched:
+        patched.setattr(os if what == "lock" else io, "open", refuse)
+        with pytest.raises(ConfigError, match="cannot write to the run folder run: Permission denied"):
+            resume_run("run")
+    resume_run("run").files.unlock()
 
 
 def test_a_damaged_checkpoint_is_passed_over(in_tmp: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pty
 import re
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -113,6 +115,46 @@ def test_a_wrong_command_line_is_refused_in_words(
     assert len(captured.err.splitlines()) <= 2
     assert captured.out == ""
     assert list(in_tmp.iterdir()) == []
+
+
+LONG_NAME = "x" * 300
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("--run-dir file/run", "cannot write to the run folder file/run: Not a directory"),
+        (f"--run-dir {LONG_NAME}", f"--run-dir: cannot use {LONG_NAME}: File name too long"),
+        ("--run-dir forbidden/run", "cannot write to the run folder forbidden/run: Permission denied"),
+        ("--run-dir read-only/run", "cannot write to the run folder read-only/run: Read-only file system"),
+    ],
+)
+def test_a_run_folder_that_cannot_be_written_is_refused(
+    in_tmp: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, line: str, message: str
+) -> None:
+    def make(path: str, *arguments: Any) -> None:  # who runs the tests may be permitted everything
+        for word, number in (("forbidden", errno.EACCES), ("read-only", errno.EROFS)):
+            if word in str(path):
+                raise OSError(number, os.strerror(number), str(path))
+        original(path, *arguments)
+
+    original = os.mkdir
+    monkeypatch.setattr(os, "mkdir", make)
+    Path("file").touch()
+    assert main([*TINY, *line.split()]) == 2
+    assert capsys.readouterr().err == f"error: {message}\n"
+    assert [path.name for path in in_tmp.iterdir()] == ["file"]
+
+
+def test_a_full_disk_is_no_wrong_command_line(
+    in_tmp: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: str, *_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(os, "mkdir", full)
+    assert main([*TINY, "--run-dir", "run"]) == 1
+    assert "No space left on device" in capsys.readouterr().err
 
 
 def test_verbose_lets_the_traceback_through(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
