@@ -237,7 +237,8 @@ class Trial:
         self.tally.anew += 1
         config = self.run / "config.yaml"
         if not config.exists():
-            self._expect(said, f"error: {self.run} is not a run folder: it has no config.yaml")
+            why = "has no config.yaml" if self.run.exists() else "does not exist"
+            self._expect(said, f"error: {self.run} is not a run folder: it {why}")
             self._command = [*self._first, "--run-dir", str(self.run)]
             return
         self._expect(said, REFUSAL.format(folder=self.run / "checkpoints", config=config))
