@@ -16,6 +16,7 @@ myst_heading_anchors = 3  # so that [text](page.md#a-heading) works here as it d
 
 # A docstring's `name` becomes a link where the name is documented, and code elsewhere.
 default_role = "py:obj"
+smartquotes = False  # --option stays --option
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented_params"

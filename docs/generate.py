@@ -22,8 +22,8 @@ def commands_page() -> str:
     """All commands with their options."""
     intro = (
         "# Commands\n\n"
-        "`python -m marl_sb3.NAME --help` prints what this page shows. "
-        "[The run folder](run_folder.md#exit-codes)\nlists the exit codes.\n"
+        "`python -m marl_sb3.NAME --help` prints what this page shows, and `--version` the version. "
+        "[The run\nfolder](run_folder.md#exit-codes) lists the exit codes.\n"
     )
     return intro + "".join(_command(name) for name in command_names())
 
@@ -37,7 +37,9 @@ def command_names() -> list[str]:
 
 def _command(name: str) -> str:
     parser: argparse.ArgumentParser = importlib.import_module(f"marl_sb3.{name}").build_parser()
-    rows = [_row(action) for action in parser._actions if not isinstance(action, argparse._HelpAction)]
+    usual = (argparse._HelpAction, argparse._VersionAction)
+    actions = [action for action in parser._actions if not isinstance(action, usual)]
+    rows = [_row(action) for action in sorted(actions, key=lambda action: bool(action.option_strings))]
     table = "\n".join(["| option | what |", "| --- | --- |", *rows])
     text = f"\n## {name}\n\n{parser.description}\n\n{table}\n"
     return text + (f"\n```text\n{parser.epilog.strip()}\n```\n" if parser.epilog else "")

@@ -32,40 +32,43 @@ class TrainConfig:
     """Everything that decides what a run does.
 
     Attributes:
-        env: env id.
-        n_timesteps: env steps to train for.
-        extensions: what was planned before the run was extended, in order: `{until: N, n_timesteps: N}` in env steps.
-            Schedules run to that end until then; stop conditions apply after the last of them. None: it was not.
-        n_envs: envs that step together.
-        seed: run seed; None until the run draws one.
-        algo: algorithm of every policy that names no other.
-        policy: SB3 policy of every policy that names no other.
-        policies: `shared`, `per_agent`, or by policy id `{agents: [...]}` and that policy's own settings.
-        policy_settings: one policy's own settings where `policies` is a word.
-        policies_to_train: None: all of them.
-        init_from: what the weights start from, as after `--init-from`; None: random ones.
-        init_layers: patterns of the layers that are taken, such as `mlp_extractor.policy_net.*`; None: all.
-        vectorizer: see `make_vec_env`.
+        env: the id of the env.
+        n_timesteps: number of env steps to train for.
+        extensions: the ends that were planned before the run was extended, in order: `{until: N, n_timesteps: N}` in env
+            steps. Schedules lead to `n_timesteps` until the step `until`; stop conditions apply after the last extension.
+            None: the run was not extended.
+        n_envs: number of envs that step together.
+        seed: seed of the run. None: the run draws one and writes it to `config.yaml`.
+        algo: algorithm of each policy that sets no other.
+        policy: SB3 policy class, by name, of each policy that sets no other.
+        policies: `shared` (one policy for all agents), `per_agent` (one for each agent), or a mapping from policy ids to
+            `{agents: [...]}` and the policy's own settings.
+        policy_settings: settings of single policies, by policy id; `--set POLICY.NAME=VALUE` writes here.
+        policies_to_train: ids of the policies that learn; the others act and keep their weights. None: all learn.
+        init_from: sources of the initial weights, each as after `--init-from`. None: random weights.
+        init_layers: patterns of the layers that are taken from them, such as `mlp_extractor.policy_net.*`. None: all.
+        vectorizer: how envs are stepped: `auto`, `batched`, `serial` or `supersuit`; see `make_vec_env`.
         device: `auto`, `cpu` or `cuda`.
         n_threads: threads of one operation of PyTorch or BLAS. Small networks are slower with more than one.
-        n_parallel_updates: policies that are updated beside each other; None until the run has counted its cores.
+        n_parallel_updates: number of policies that are updated at the same time. None: as many as there are cores.
         update_path: how PPO updates: `auto`, `fused` or `lean`; see `marl_sb3.PPO`.
-        checkpoint_every: iterations from one checkpoint to the next; 0: only at the end.
-        checkpoint_keep: how many of the newest checkpoints are kept, besides the best.
-        checkpoint_metric: what tells which checkpoint is the best.
-        checkpoint_mode: `max`: the best has the highest value of it; `min`: the lowest.
-        on_nan: what to do about a NaN or an infinity: `stop`, or `rollback` to the latest checkpoint, three times.
-        evaluation_interval: how far it is from one evaluation to the next; 0: none.
-        evaluation_interval_unit: `iterations`, or `timesteps`: env steps.
-        evaluation_duration: how long one takes.
-        evaluation_duration_unit: `episodes`, or `timesteps`: env steps, which favour short episodes.
-        evaluation_seed: of the episodes of every evaluation; None: follows from `seed`.
-        evaluation_deterministic: the most likely actions instead of sampled ones.
-        stop: training ends when one of these metrics reaches its value.
-        custom_metrics: see `metrics.InfoMetric`.
-        stats_window_size: over how many finished episodes the metrics of episodes run.
-        env_kwargs: keyword arguments of the env.
-        hyperparameters: of every policy that sets no other, by SB3's names.
+        checkpoint_every: iterations between checkpoints. 0: one at the end.
+        checkpoint_keep: how many of the newest checkpoints are kept, besides the best one.
+        checkpoint_metric: the metric that decides which checkpoint is the best.
+        checkpoint_mode: whether the best has the highest (`max`) or the lowest (`min`) value of it.
+        on_nan: what a NaN or an infinity does: `stop` ends the run, `rollback` returns to the latest checkpoint, at most
+            three times.
+        evaluation_interval: iterations, or env steps, between evaluations. 0: no evaluations.
+        evaluation_interval_unit: unit of it: `iterations`, or `timesteps` (env steps).
+        evaluation_duration: length of an evaluation.
+        evaluation_duration_unit: unit of it: `episodes`, or `timesteps` (env steps, which favours short episodes).
+        evaluation_seed: seed of the episodes of every evaluation. None: it follows from `seed`.
+        evaluation_deterministic: whether evaluations take the most likely actions (true) or sample them (false).
+        stop: values by metric; the training ends when one metric reaches its value.
+        custom_metrics: numbers from the env's infos that become metrics, by name; see `InfoMetric`.
+        stats_window_size: number of finished episodes that the metrics of episodes run over.
+        env_kwargs: arguments of the env, by name.
+        hyperparameters: SB3's arguments, by name, of each policy that sets no other.
         sources: where a setting came from, for messages; not part of the configuration.
         notes: what the user should know of how a file was read; not part of the configuration.
     """
