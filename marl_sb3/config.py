@@ -34,15 +34,15 @@ class TrainConfig:
     Attributes:
         env: the id of the env.
         n_timesteps: number of env steps to train for.
-        extensions: the ends that were planned before the run was extended, in order: `{until: N, n_timesteps: N}` in env
-            steps. Schedules lead to `n_timesteps` until the step `until`; stop conditions apply after the last extension.
-            None: the run was not extended.
+        extensions: the ends that were planned before the run was extended, in order: `{until: N, n_timesteps: N}` in
+            env steps. Schedules lead to `n_timesteps` until the step `until`; stop conditions apply after the last
+            extension. None: the run was not extended.
         n_envs: number of envs that step together.
         seed: seed of the run. None: the run draws one and writes it to `config.yaml`.
         algo: algorithm of each policy that sets no other.
         policy: SB3 policy class, by name, of each policy that sets no other.
-        policies: `shared` (one policy for all agents), `per_agent` (one for each agent), or a mapping from policy ids to
-            `{agents: [...]}` and the policy's own settings.
+        policies: `shared` (one policy for all agents), `per_agent` (one for each agent), or a mapping from policy ids
+            to `{agents: [...]}` and the policy's own settings.
         policy_settings: settings of single policies, by policy id; `--set POLICY.NAME=VALUE` writes here.
         policies_to_train: ids of the policies that learn; the others act and keep their weights. None: all learn.
         init_from: sources of the initial weights, each as after `--init-from`. None: random weights.
@@ -56,8 +56,8 @@ class TrainConfig:
         checkpoint_keep: how many of the newest checkpoints are kept, besides the best one.
         checkpoint_metric: the metric that decides which checkpoint is the best.
         checkpoint_mode: whether the best has the highest (`max`) or the lowest (`min`) value of it.
-        on_nan: what a NaN or an infinity does: `stop` ends the run, `rollback` returns to the latest checkpoint, at most
-            three times.
+        on_nan: what a NaN or an infinity does: `stop` ends the run, `rollback` returns to the latest checkpoint, at
+            most three times.
         evaluation_interval: iterations, or env steps, between evaluations. 0: no evaluations.
         evaluation_interval_unit: unit of it: `iterations`, or `timesteps` (env steps).
         evaluation_duration: length of an evaluation.
