@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from marl_sb3.errors import CheckpointError
+from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.state import Fields, State
 from marl_sb3.tensor_file import (
     SUFFIX,
@@ -432,6 +432,25 @@ class CheckpointFolder:
         return scores
 
 
+def without_zip(path: str | Path) -> Path:
+    """The path without the suffix `.zip`, which SB3's users may give; checkpoints are folders."""
+    folder = Path(path)
+    return folder.with_suffix("") if folder.suffix == ".zip" else folder
+
+
+def require_replaceable(folder: Path) -> Path:
+    """The folder, if a checkpoint may take its place.
+
+    Raises:
+        ConfigError: there is something in it, and it is not a checkpoint.
+    """
+    if folder.exists() and not (folder / _MANIFEST).exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise ConfigError(
+            f"{folder} exists and is not a checkpoint; accepted: a new or an empty folder, or a checkpoint"
+        )
+    return folder
+
+
 def find_checkpoint(path: str | Path, which: str = "latest") -> Checkpoint:
     """The checkpoint that a path leads to.
 
@@ -442,7 +461,7 @@ def find_checkpoint(path: str | Path, which: str = "latest") -> Checkpoint:
     Raises:
         CheckpointError: it is none of these, there is no such checkpoint, or it is damaged.
     """
-    folder = Path(path)
+    folder = Path(path) if os.path.lexists(path) else without_zip(path)
     if (folder / _MANIFEST).exists() or _NAME.fullmatch(folder.name):
         return read_checkpoint(folder)
     for candidate in (folder / "checkpoints", folder):

@@ -542,11 +542,11 @@ def _logs(run: Run) -> Iterator[None]:
 
 
 def _json_lines(folder: Path) -> KVWriter:
-    return JsonLinesFormat(folder / "result.jsonl")
+    return JsonLinesFormat(folder / "result.jsonl", row_key="iteration")
 
 
 def _csv(folder: Path) -> KVWriter:
-    return CsvFormat(folder / "progress.csv")
+    return CsvFormat(folder / "progress.csv", row_key="iteration")
 
 
 def _tensorboard(folder: Path) -> KVWriter:

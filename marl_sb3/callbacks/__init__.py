@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from marl_sb3.callbacks.agent_metrics import AgentMetricsCallback
+from marl_sb3.callbacks.checkpoint import CheckpointCallback
 from marl_sb3.callbacks.evaluation import EvaluationCallback
 from marl_sb3.callbacks.interrupt import StopOnSignal
 from marl_sb3.callbacks.reward_histograms import RewardHistogramCallback
@@ -11,6 +12,7 @@ from marl_sb3.learners.callback import MultiAgentCallback
 
 __all__ = [
     "AgentMetricsCallback",
+    "CheckpointCallback",
     "EvaluationCallback",
     "MultiAgentCallback",
     "RewardHistogramCallback",

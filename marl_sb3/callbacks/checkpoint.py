@@ -29,7 +29,7 @@ class CheckpointCallback(MultiAgentCallback):
 
     def __init__(
         self,
-        folder: Path,
+        folder: str | Path,
         every: int = 10,
         keep: int = 3,
         metric: str = "env_runners/episode_return_mean",
@@ -37,7 +37,7 @@ class CheckpointCallback(MultiAgentCallback):
         at_start: bool = False,
     ) -> None:
         super().__init__()
-        self._folder = CheckpointFolder(folder)
+        self._folder = CheckpointFolder(Path(folder))
         self._every, self._keep, self._at_start = every, keep, at_start
         self._metric, self._higher_is_better = metric, higher_is_better
         self._value: float | None = None  # of the metric, in the latest iteration

@@ -64,23 +64,24 @@ class MultiAgentCallback(BaseCallback):
 
 def multi_agent_callbacks(callback: Any) -> Iterator[MultiAgentCallback]:
     """The `MultiAgentCallback`s within SB3's lists and event callbacks, in order."""
-    return (each for each in _all_callbacks(callback) if isinstance(each, MultiAgentCallback))
+    return (each for each in all_callbacks(callback) if isinstance(each, MultiAgentCallback))
 
 
-def _all_callbacks(callback: Any) -> Iterator[BaseCallback]:
+def all_callbacks(callback: Any) -> Iterator[BaseCallback]:
+    """A callback, and those within SB3's lists and event callbacks, in order."""
     if isinstance(callback, CallbackList):
         for child in callback.callbacks:
-            yield from _all_callbacks(child)
+            yield from all_callbacks(child)
     elif isinstance(callback, BaseCallback):
         yield callback
         if isinstance(callback, EventCallback):
-            yield from _all_callbacks(callback.callback)
+            yield from all_callbacks(callback.callback)
 
 
 def _by_name(callback: Any) -> dict[str, BaseCallback]:
     """Each callback by its class, and a number where there are several of it: views come and go between runs."""
     named: dict[str, BaseCallback] = {}
-    for each in _all_callbacks(callback):
+    for each in all_callbacks(callback):
         alike = sum(type(other) is type(each) for other in named.values())
         named[f"{type(each).__name__}-{alike}"] = each
     return named

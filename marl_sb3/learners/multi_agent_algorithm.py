@@ -13,16 +13,11 @@ import numpy as np
 import psutil
 import torch as th
 from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.callbacks import (
-    BaseCallback,
-    CallbackList,
-    ConvertCallback,
-    ProgressBarCallback,
-)
+from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 from stable_baselines3.common.logger import HumanOutputFormat, Logger, TensorBoardOutputFormat
 from stable_baselines3.common.type_aliases import MaybeCallback
 
-from marl_sb3.checkpoint import Checkpoint, find_checkpoint, write_checkpoint
+from marl_sb3.checkpoint import Checkpoint, find_checkpoint, require_replaceable, without_zip, write_checkpoint
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.ids import file_names
 from marl_sb3.learners import saving
@@ -36,20 +31,24 @@ from marl_sb3.learners.callback import (
 from marl_sb3.learners.on_policy import OnPolicyLearner
 from marl_sb3.learners.policy_rows import policies_that_train, policy_of_agents, resolve_policies, rows_of_policy
 from marl_sb3.learners.policy_spec import PolicySpec, policy_specs, rollout_steps
+from marl_sb3.learners.stock_callbacks import as_one_callback
 from marl_sb3.learners.threads import blas_threads, parallel_updates, run_in_threads
 from marl_sb3.metrics import EpisodeTracker, InfoMetric, Result, finite_or_none, flatten
 from marl_sb3.state import Fields, State
 from marl_sb3.types import AgentID, Array, Observations, PolicyID, PolicyMappingFn
+from marl_sb3.vec_env import EnvFactory, as_vec_env
 from marl_sb3.vec_env.base import EnvStep, MultiAgentVecEnv
 
 _log = logging.getLogger(__name__)
+
+_SHOWN = 4  # policies in a `repr`
 
 
 class MultiAgentAlgorithm:
     """Train the policies of all agents of a `MultiAgentVecEnv` at the same time.
 
     Args:
-        env: the envs, from `make_vec_env`.
+        env: the envs, from `make_vec_env`; or, for one env, what `make_vec_env` takes: an env id or a factory.
         policies: `shared` (one policy for all agents), `per_agent` (one each, named as the agent), or specs by
             policy id.
         policy_mapping_fn: agent id -> policy id, as a function or a dictionary. Not needed where it is clear.
@@ -84,7 +83,7 @@ class MultiAgentAlgorithm:
 
     def __init__(
         self,
-        env: MultiAgentVecEnv,
+        env: MultiAgentVecEnv | str | EnvFactory,
         policies: str | Mapping[PolicyID, PolicySpec] = "shared",
         policy_mapping_fn: PolicyMappingFn | Mapping[AgentID, PolicyID] | None = None,
         policies_to_train: Sequence[PolicyID] | Callable[[PolicyID], bool] | None = None,
@@ -101,7 +100,7 @@ class MultiAgentAlgorithm:
         tensorboard_log: str | None = None,
         **hyperparameters: Any,
     ) -> None:
-        self.env = env
+        self.env = env = as_vec_env(env)
         self.verbose = verbose
         self.seed = seed
         self.n_threads = n_threads
@@ -141,6 +140,24 @@ class MultiAgentAlgorithm:
         self._restart_counters()
         psutil.cpu_percent()  # the first call has nothing to compare with
 
+    def __repr__(self) -> str:
+        env = self.env.metadata.get("name", type(self.env).__name__)
+        names = [f"{policy_id} ({type(policy).__name__})" for policy_id, policy in self.policies.items()]
+        policies = f"policies {', '.join(names)}" if len(names) <= _SHOWN else f"{len(names)} policies"
+        trained = f"{self.num_timesteps} env steps trained"
+        return f"MultiAgentAlgorithm({env} x {self.env.num_envs}, {len(self.env.agents)} agents, {policies}, {trained})"
+
+    def __getattr__(self, name: str) -> Any:
+        """Say where what SB3's algorithms have is to be found: each policy has its own."""
+        of_one = next(iter(self.__dict__.get("policies", {}).values()), None)
+        if name.startswith("_") or of_one is None or not hasattr(of_one, name):
+            raise AttributeError(f"MultiAgentAlgorithm has no attribute {name!r}")
+        raise AttributeError(f"MultiAgentAlgorithm has no {name!r}: each policy has its own, {self._example(name)}")
+
+    def _example(self, name: str) -> str:
+        policy_id = next(iter(self.policies))
+        return f"algo.policies[{policy_id!r}]{name and f'.{name}'}"
+
     # --- SB3's interface -------------------------------------------------------------------------------------------
 
     @property
@@ -176,18 +193,19 @@ class MultiAgentAlgorithm:
             progress_bar: show SB3's progress bar.
 
         Raises:
-            ConfigError: `total_timesteps` is not a positive number.
+            ConfigError: `total_timesteps` is not a positive number, or a callback cannot work here.
             EnvError: an env broke the `ParallelEnv` contract.
         """
+        joined = as_one_callback(callback, progress_bar)
         if total_timesteps < 1:
             raise ConfigError(f"total_timesteps is {total_timesteps!r}; accepted: at least 1", key="n_timesteps")
         if reset_num_timesteps:
             self._restart_counters()
             self._observations = None
         self._total_timesteps = self.num_timesteps + total_timesteps
-        joined = _as_one_callback(callback, progress_bar)
         joined.init_callback(self)  # type: ignore[arg-type]
-        joined.on_training_start({"self": self, "total_timesteps": self._total_timesteps}, {})
+        known = {"self": self, "total_timesteps": self._total_timesteps, "tb_log_name": tb_log_name}
+        joined.on_training_start(known, {})
         require_plain_states(joined)
         self._callback = joined
         if self._callback_states is not None:
@@ -224,16 +242,26 @@ class MultiAgentAlgorithm:
         self._write(result)
         return result
 
-    def predict(self, observations: Mapping[AgentID, Any], deterministic: bool = False) -> dict[AgentID, Any]:
+    def predict(
+        self, observations: Mapping[AgentID, Any], deterministic: bool = False, **of_sb3: Any
+    ) -> dict[AgentID, Any]:
         """The action of each agent for its observation.
 
         Args:
             observations: by agent; any subset of the agents. A leading batch axis is kept.
             deterministic: the most likely action instead of a sampled one.
+            of_sb3: not accepted; SB3's functions for one policy, such as `evaluate_policy`, are told what is.
 
         Raises:
-            ConfigError: an agent that the env does not have.
+            ConfigError: an agent that the env does not have, or observations that are not by agent.
         """
+        if of_sb3 or not isinstance(observations, Mapping):
+            raise ConfigError(
+                "MultiAgentAlgorithm.predict takes {agent: observation} and deterministic; SB3's functions for one "
+                f"policy, such as evaluate_policy, take {self._example('')} and env.as_sb3_vec_env(); "
+                "marl_sb3.evaluate_policies evaluates all policies together",
+                key="observations",
+            )
         strangers = [agent for agent in observations if agent not in self.policy_of]
         if strangers:
             raise ConfigError(f"unknown agent {strangers[0]!r}; the env has {', '.join(self.policy_of)}")
@@ -313,26 +341,31 @@ class MultiAgentAlgorithm:
         """What a checkpoint of this moment is of, for its manifest."""
         return {"iteration": self.iteration, "num_env_steps": self.num_timesteps, "versions": saving.versions()}
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Path) -> Path:
         """Write a checkpoint: a folder that `load` reads and that runs no code when it is read.
 
         Args:
-            path: the folder to be; one that is a checkpoint is replaced.
+            path: the folder to be; one that is a checkpoint or empty is replaced. A suffix `.zip` is left out: SB3 zips
+                are what `save_policies` writes.
+
+        Returns:
+            The folder.
 
         Raises:
             ConfigError: something else is there.
             NumericError: a weight is not finite.
         """
-        folder = Path(path)
-        if folder.exists() and not (folder / "manifest.json").exists():
-            raise ConfigError(f"{folder} exists and is not a checkpoint")
-        write_checkpoint(folder, *self.get_state(), self.about())
+        folder = without_zip(path)
+        if not self.at_boundary:
+            _log.warning("inexact: %s is saved in the middle of an iteration, whose steps are not in it", folder)
+        write_checkpoint(require_replaceable(folder), *self.get_state(), self.about())
+        return folder
 
     @classmethod
     def load(
         cls,
         path: str | Path,
-        env: MultiAgentVecEnv,
+        env: MultiAgentVecEnv | str | EnvFactory,
         policies: Mapping[PolicyID, PolicySpec] | None = None,
         checkpoint: str = "latest",
         **settings: Any,
@@ -343,7 +376,7 @@ class MultiAgentAlgorithm:
 
         Args:
             path: what `save` wrote, a run folder, or one of a run's checkpoints.
-            env: envs like those that it was trained in.
+            env: envs like those that it was trained in, as many of them to go on exactly; or what makes one.
             policies: specs by policy id; needed where they held classes or functions, which no checkpoint holds.
             checkpoint: of a run folder: `latest`, `best` or the number of an iteration.
             settings: more arguments of the constructor, such as `device`.
@@ -353,6 +386,7 @@ class MultiAgentAlgorithm:
                 none at `path`.
             ConfigError: the checkpoint does not hold the specs of its policies: `policies` is needed.
         """
+        env = as_vec_env(env)
         found = find_checkpoint(path, checkpoint)
         arguments = saving.constructor_arguments(found, policies, settings.get("n_steps"))
         try:
@@ -541,18 +575,6 @@ def _default_logger(verbose: int, tensorboard_log: str | None) -> Logger:
     if tensorboard_log is not None:
         formats.append(TensorBoardOutputFormat(tensorboard_log))
     return Logger(tensorboard_log, formats)
-
-
-def _as_one_callback(callback: MaybeCallback, progress_bar: bool) -> BaseCallback:
-    if isinstance(callback, BaseCallback):
-        callbacks: list[BaseCallback] = [callback]
-    elif callable(callback):
-        callbacks = [ConvertCallback(callback)]
-    else:
-        callbacks = list(callback or [])
-    if progress_bar:
-        callbacks.append(ProgressBarCallback())
-    return CallbackList(callbacks)
 
 
 def _rate(count: float, seconds: float) -> float | None:

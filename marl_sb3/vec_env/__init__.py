@@ -6,6 +6,10 @@ from collections.abc import Callable, Mapping
 from numbers import Integral
 from typing import Any
 
+import gymnasium
+from pettingzoo import AECEnv, ParallelEnv
+from stable_baselines3.common.vec_env import VecEnv
+
 from marl_sb3.envs.registry import EnvFactory, batched_factory, env_factory, make_env
 from marl_sb3.errors import ConfigError
 from marl_sb3.vec_env.base import AgentGroup, EnvStep, MultiAgentVecEnv
@@ -17,12 +21,44 @@ from marl_sb3.vec_env.supersuit_vec_env import SuperSuitVecEnv
 __all__ = [
     "AgentGroup",
     "BatchedVecEnv",
+    "EnvFactory",
     "EnvStep",
     "MultiAgentVecEnv",
     "SerialVecEnv",
     "SuperSuitVecEnv",
+    "as_vec_env",
     "make_vec_env",
 ]
+
+
+def as_vec_env(env: MultiAgentVecEnv | str | EnvFactory) -> MultiAgentVecEnv:
+    """The envs themselves, or one env by its id or from its factory: see `make_vec_env`.
+
+    Raises:
+        ConfigError: it is something else; the message says what `make_vec_env` makes of it.
+    """
+    return env if isinstance(env, MultiAgentVecEnv) else make_vec_env(env)
+
+
+def _require_maker(env: Any) -> None:
+    """Refuse an env that exists already: every env needs one of its own, made when it is needed."""
+    kind = next((words for cls, words in _INSTANCES.items() if isinstance(env, cls)), None)
+    if kind is not None:
+        name = type(env).__name__
+        raise ConfigError(
+            f"env is {kind}, {name}; accepted: an env id, or what makes such envs, as in "
+            f"make_vec_env(lambda: {name}(...), n_envs=8)",
+            key="env",
+        )
+
+
+_INSTANCES: Mapping[type, str] = {
+    ParallelEnv: "a single ParallelEnv",
+    AECEnv: "a single AECEnv (pettingzoo.utils.conversions.aec_to_parallel makes it a ParallelEnv)",
+    gymnasium.Env: "a single Gymnasium env",
+    VecEnv: "an SB3 VecEnv, whose rows are not agents of one env (stock SB3 algorithms train in it)",
+    MultiAgentVecEnv: "a MultiAgentVecEnv already",
+}
 
 
 def _indexed(factory: EnvFactory, env_kwargs: Mapping[str, Any]) -> IndexedFactory:
@@ -85,4 +121,5 @@ def make_vec_env(
         raise ConfigError(f"unknown vectorizer {vectorizer!r}; accepted: {', '.join(VECTORIZERS)}", key="vectorizer")
     if seed is not None and (not isinstance(seed, Integral) or seed < 0):
         raise ConfigError(f"seed is {seed!r}; accepted: a whole number of at least 0, or None", key="seed")
+    _require_maker(env)
     return VECTORIZERS[vectorizer](env_factory(env), n_envs, seed, env_kwargs)

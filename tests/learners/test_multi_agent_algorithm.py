@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import stable_baselines3
@@ -361,3 +362,43 @@ def test_training_for_no_steps_is_refused() -> None:
 
 def test_rollout_length_may_stand_in_any_policy() -> None:
     assert make({"a": PolicySpec(), "b": PolicySpec(n_steps=5)}, n_steps=None).n_steps == 5
+
+
+# What it is made of, and how it shows itself
+
+
+@pytest.mark.parametrize("env", ["arena", ScriptedEnv])
+def test_an_id_or_a_factory_makes_one_env(env: Any) -> None:
+    algorithm = MultiAgentAlgorithm(env, n_steps=4, device="cpu", seed=3, **TINY)
+    assert algorithm.env.num_envs == 1
+    algorithm.learn(4)
+    assert algorithm.num_timesteps == 4
+
+
+@pytest.mark.parametrize(
+    ("make_instance", "message"),
+    [
+        (ScriptedEnv, r"a single ParallelEnv, ScriptedEnv; .* make_vec_env\(lambda: ScriptedEnv\(...\), n_envs=8\)"),
+        (lambda: gymnasium.make("CartPole-v1").unwrapped, "a single Gymnasium env, CartPoleEnv; accepted: an env id"),
+        (lambda: make_vec_env(ScriptedEnv).as_sb3_vec_env(), "an SB3 VecEnv, whose rows are not agents of one env"),
+        (lambda: None, "env is None; accepted: an id or a factory"),
+    ],
+)
+def test_an_env_that_exists_already_is_refused(make_instance: Any, message: str) -> None:
+    for take in (MultiAgentAlgorithm, make_vec_env):
+        with pytest.raises(ConfigError, match=message):
+            take(make_instance())
+
+
+def test_vec_envs_are_not_made_of_vec_envs() -> None:
+    with pytest.raises(ConfigError, match="env is a MultiAgentVecEnv already"):
+        make_vec_env(make_vec_env(ScriptedEnv))
+
+
+def test_its_representation_fits_a_line() -> None:
+    assert repr(make("shared")) == (
+        "MultiAgentAlgorithm(scripted_v0 x 2, 2 agents, policies shared (PPO), 0 env steps trained)"
+    )
+    algorithm = make("per_agent", dict.fromkeys("abcde", (3, "truncated")))
+    algorithm.train_iteration()
+    assert repr(algorithm).endswith("(scripted_v0 x 2, 5 agents, 5 policies, 12 env steps trained)")

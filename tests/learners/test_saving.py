@@ -222,6 +222,26 @@ def test_a_folder_that_is_no_checkpoint_is_not_replaced(tmp_path: Path) -> None:
     assert (tmp_path / "mine" / "precious").read_text() == "x"
 
 
+@pytest.mark.parametrize("name", ["empty", "model.zip", "model"])
+def test_a_folder_appears_where_sb3s_users_expect_it(name: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    algorithm = build("shared, batched")
+    folder = algorithm.save(tmp_path / name)
+    assert folder == tmp_path / name.removesuffix(".zip")
+    assert_same(MultiAgentAlgorithm.load(tmp_path / name, arena(), device="cpu"), algorithm)
+
+
+def test_a_checkpoint_from_the_middle_of_an_iteration_is_said_to_be_inexact(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    algorithm = build("shared, batched")
+    saves = lambda locals_, _: locals_["self"].num_timesteps != 6 or bool(locals_["self"].save(tmp_path / "saved"))  # noqa: E731
+    algorithm.learn(72, callback=saves)
+    assert [record.message for record in caplog.records] == [
+        f"inexact: {tmp_path / 'saved'} is saved in the middle of an iteration, whose steps are not in it"
+    ]
+
+
 def test_weights_that_are_not_finite_are_not_saved(tmp_path: Path) -> None:
     algorithm = build("shared, batched", seed=5)
     with th.no_grad():

@@ -1,0 +1,84 @@
+"""SB3's own callbacks: which of them `MultiAgentAlgorithm` takes, and what replaces the others.
+
+Those that count steps and episodes work as they are. Those that evaluate or save one policy in the middle of a rollout
+do not: there are several policies, and a training can be resumed exactly only between iterations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from stable_baselines3.common.callbacks import (
+    BaseCallback,
+    CallbackList,
+    CheckpointCallback,
+    ConvertCallback,
+    EvalCallback,
+    LogEveryNTimesteps,
+    ProgressBarCallback,
+    StopTrainingOnNoModelImprovement,
+    StopTrainingOnRewardThreshold,
+)
+from stable_baselines3.common.type_aliases import MaybeCallback
+
+from marl_sb3.errors import ConfigError
+from marl_sb3.learners.callback import all_callbacks
+
+# A class stands for its subclasses: sb3_contrib's MaskableEvalCallback is an EvalCallback.
+_INSTEAD: Mapping[type[BaseCallback], str] = {
+    EvalCallback: "marl_sb3.callbacks.EvaluationCallback(env, interval=10, duration=20): it evaluates all policies "
+    "together, in envs from make_vec_env",
+    CheckpointCallback: "marl_sb3.callbacks.CheckpointCallback(folder, every=10): it saves all policies between "
+    "iterations, where a training can be resumed exactly; MultiAgentAlgorithm.load(folder, env) reads its newest",
+    LogEveryNTimesteps: "learn(log_interval=...): metrics are of whole iterations of n_steps steps in each env",
+    StopTrainingOnRewardThreshold: 'marl_sb3.callbacks.StopOnMetric({"evaluation/env_runners/episode_return_mean": '
+    "15}) after an EvaluationCallback, or with env_runners/episode_return_mean without one",
+    StopTrainingOnNoModelImprovement: "a marl_sb3.MultiAgentCallback whose on_iteration_end(result) returns False when "
+    "result has not improved for too long",
+}
+
+
+def as_one_callback(callback: MaybeCallback, progress_bar: bool) -> BaseCallback:
+    """What `learn` was given as one callback.
+
+    Args:
+        callback: SB3 callbacks, one or a list, or a function.
+        progress_bar: add SB3's.
+
+    Raises:
+        ConfigError: something else is among them, or a callback of SB3's that cannot work here; with what can.
+    """
+    if isinstance(callback, BaseCallback):
+        callbacks: list[Any] = [callback]
+    elif isinstance(callback, (list, tuple)):
+        callbacks = list(callback)
+    elif callable(callback) and not isinstance(callback, type):
+        callbacks = [ConvertCallback(callback)]
+    else:
+        callbacks = [] if callback is None else [callback]
+    if progress_bar:
+        callbacks.append(ProgressBarCallback())
+    for each in _all(callbacks):
+        _require_usable(each)
+    return CallbackList(callbacks)
+
+
+def _all(callbacks: list[Any]) -> Iterator[Any]:
+    for callback in callbacks:
+        yield from all_callbacks(callback) if isinstance(callback, BaseCallback) else [callback]
+
+
+def _require_usable(callback: Any) -> None:
+    if not isinstance(callback, BaseCallback):
+        hint = f"; did you mean {callback.__name__}(...)?" if isinstance(callback, type) else ""
+        raise ConfigError(
+            f"callback is or contains {callback!r}; accepted: SB3 callbacks, a list of them, or a function of "
+            f"(locals, globals) that returns False to stop{hint}",
+            key="callback",
+        )
+    for stock, instead in _INSTEAD.items():
+        if isinstance(callback, stock):
+            raise ConfigError(
+                f"SB3's {type(callback).__name__} does not work on a MultiAgentAlgorithm; use {instead}", key="callback"
+            )

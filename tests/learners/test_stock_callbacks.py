@@ -1,0 +1,197 @@
+"""SB3's own callbacks, and those of its documentation: each works, or is refused before any training, naming ours."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sb3_contrib.common.maskable.callbacks
+import stable_baselines3.common.callbacks
+from stable_baselines3.common import callbacks as stock
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.logger import Figure, HParam, Logger, TensorBoardOutputFormat
+from toy_envs import ScriptedEnv
+
+import marl_sb3
+from marl_sb3 import MultiAgentAlgorithm, make_vec_env
+from marl_sb3.callbacks.run_log import CsvFormat, JsonLinesFormat
+from marl_sb3.errors import ConfigError
+
+N_ENVS, N_STEPS = 2, 6
+ITERATION = N_ENVS * N_STEPS  # env steps; the episodes of the toy env have 3
+
+
+def make(**options: Any) -> MultiAgentAlgorithm:
+    settings = {"n_steps": N_STEPS, "batch_size": 4, "n_epochs": 1, "policy_kwargs": {"net_arch": [4]}, **options}
+    return MultiAgentAlgorithm(make_vec_env(ScriptedEnv, n_envs=N_ENVS), seed=0, device="cpu", **settings)
+
+
+def rows() -> Any:
+    return make_vec_env(ScriptedEnv).as_sb3_vec_env()
+
+
+class Counting(stock.BaseCallback):
+    def _on_step(self) -> bool:
+        return True
+
+
+class Event(stock.EventCallback):
+    def _on_step(self) -> bool:
+        return self._on_event()
+
+
+MaskableEval = sb3_contrib.common.maskable.callbacks.MaskableEvalCallback
+
+WORK: dict[str, Callable[[], Any]] = {
+    "BaseCallback": Counting,
+    "EventCallback": lambda: Event(Counting()),
+    "CallbackList": lambda: stock.CallbackList([Counting()]),
+    "ConvertCallback": lambda: stock.ConvertCallback(lambda locals_, _: locals_["self"].num_timesteps > 0),
+    "EveryNTimesteps": lambda: stock.EveryNTimesteps(4, Counting()),
+    "StopTrainingOnMaxEpisodes": lambda: stock.StopTrainingOnMaxEpisodes(max_episodes=1, verbose=1),
+    "ProgressBarCallback": stock.ProgressBarCallback,
+}
+REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "CheckpointCallback": (
+        lambda p: stock.CheckpointCallback(1, str(p / "x")),
+        "marl_sb3.callbacks.CheckpointCallback",
+    ),
+    "EvalCallback": (lambda _: stock.EvalCallback(rows()), "marl_sb3.callbacks.EvaluationCallback"),
+    "MaskableEvalCallback": (lambda _: MaskableEval(rows()), "marl_sb3.callbacks.EvaluationCallback"),
+    "LogEveryNTimesteps": (lambda _: stock.LogEveryNTimesteps(4), r"learn\(log_interval=...\)"),
+    "StopTrainingOnRewardThreshold": (
+        lambda _: stock.StopTrainingOnRewardThreshold(1.0),
+        "marl_sb3.callbacks.StopOnMetric",
+    ),
+    "StopTrainingOnNoModelImprovement": (
+        lambda _: stock.StopTrainingOnNoModelImprovement(1),
+        r"a marl_sb3.MultiAgentCallback whose on_iteration_end\(result\) returns False",
+    ),
+}
+
+
+def test_no_callback_of_sb3_is_forgotten() -> None:
+    modules = (stable_baselines3.common.callbacks, sb3_contrib.common.maskable.callbacks)
+    found = {
+        name
+        for module in modules
+        for name, each in vars(module).items()
+        if inspect.isclass(each) and issubclass(each, stock.BaseCallback)
+    }
+    assert found == {*WORK, *REFUSED}
+
+
+@pytest.mark.filterwarnings("ignore::tqdm.TqdmExperimentalWarning")
+@pytest.mark.parametrize("name", WORK)
+def test_callbacks_of_sb3_that_work(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    algorithm, callback = make(), WORK[name]()
+    algorithm.learn(ITERATION, callback=callback, tb_log_name="mine")
+    stopped = name == "StopTrainingOnMaxEpisodes"
+    assert algorithm.num_timesteps == (3 * N_ENVS if stopped else ITERATION)
+    assert callback.n_calls == (3 if stopped else N_STEPS)
+    child = getattr(callback, "callback", None)
+    if isinstance(child, Counting):
+        assert child.n_calls == (3 if name == "EveryNTimesteps" else N_STEPS)
+    assert ("the mine model reached max_episodes=1" in capsys.readouterr().out) == stopped
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("nested", [False, True])
+def test_callbacks_of_sb3_that_are_refused_name_ours(name: str, nested: bool, tmp_path: Path) -> None:
+    make_callback, instead = REFUSED[name]
+    callback = make_callback(tmp_path)
+    algorithm = make()
+    with pytest.raises(ConfigError, match=rf"SB3's {name} does not work on a MultiAgentAlgorithm; use {instead}"):
+        algorithm.learn(ITERATION, callback=[Counting(), stock.CallbackList([callback])] if nested else callback)
+    assert algorithm.num_timesteps == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("callback", "message"),
+    [
+        (Counting, r"Counting'>; accepted: SB3 callbacks, .*; did you mean Counting\(...\)\?"),
+        ([Counting(), print], "callback is or contains <built-in function print>; accepted: SB3 callbacks"),
+        ("checkpoint", "callback is or contains 'checkpoint'"),
+    ],
+)
+def test_what_is_no_callback_is_refused(callback: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make().learn(ITERATION, callback=callback)
+
+
+# --- As in SB3's documentation ---------------------------------------------------------------------------------------
+
+
+class Documented(stock.BaseCallback):
+    """The examples of SB3's page on TensorBoard: hyperparameters, a figure, text through the writer, a number."""
+
+    def _on_training_start(self) -> None:
+        policy = next(iter(self.model.policies.values()))
+        values = HParam({"algorithm": type(policy).__name__, "gamma": policy.gamma}, {"train/value_loss": 0.0})
+        self.logger.record("hparams", values, exclude=("stdout", "log", "json", "csv"))
+        formats = self.logger.output_formats
+        self.formatter = next(each for each in formats if isinstance(each, TensorBoardOutputFormat))
+        self.formatter.writer.add_text("direct", "text", self.num_timesteps)
+
+    def _on_step(self) -> bool:
+        self.logger.record("random_value", 0.5)
+        if self.n_calls == 3:
+            self.logger.dump(self.num_timesteps)  # as the evaluation of one's own may do
+        return True
+
+    def _on_rollout_end(self) -> None:
+        self.logger.record("picture", Figure(None, close=False), exclude=("tensorboard",))
+
+
+def test_the_callbacks_of_sb3s_documentation_write_into_a_run(in_tmp: Path) -> None:
+    settings = {"n_steps": N_STEPS, "batch_size": 4, "n_epochs": 1}
+    run = marl_sb3.train(
+        ScriptedEnv, timesteps=ITERATION, n_envs=N_ENVS, seed=1, settings=settings, callback=[Documented()]
+    )
+    (row,) = [json.loads(line) for line in (run.folder / "result.jsonl").read_text().splitlines()]
+    assert (row["iteration"], row["random_value"]) == (1, 0.5)
+    assert "hparams" not in row
+    assert "picture" not in row
+    assert len((run.folder / "progress.csv").read_text().splitlines()) == 2
+    marl_sb3.train(ScriptedEnv, resume=run.folder, timesteps=ITERATION)
+    assert [json.loads(line)["iteration"] for line in (run.folder / "result.jsonl").read_text().splitlines()] == [1, 2]
+
+
+def test_what_is_dumped_between_iterations_waits_for_the_next_row(tmp_path: Path) -> None:
+    formats = [JsonLinesFormat(tmp_path / "a.jsonl", "iteration"), CsvFormat(tmp_path / "a.csv", "iteration")]
+    logger = Logger(None, formats)
+    for values in ({"mine": 1, "other": 2}, {"mine": 3}, {"iteration": 1}, {"iteration": 2}):
+        for name, value in values.items():
+            logger.record(name, value)
+        logger.dump()
+    logger.close()
+    assert [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()] == [
+        {"mine": 3, "other": 2, "iteration": 1},
+        {"iteration": 2},
+    ]
+    assert (tmp_path / "a.csv").read_text().splitlines() == ["mine,other,iteration", "3,2,1", ",,2"]
+
+
+# --- As if it were one of SB3's algorithms ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["learning_rate", "gamma", "get_vec_normalize_env", "dump_logs", "policy", "n_envs"])
+def test_what_each_policy_has_of_its_own_is_pointed_to(name: str) -> None:
+    algorithm = make()
+    with pytest.raises(AttributeError, match=rf"has no '{name}': .*own, algo.policies\['shared'\].{name}"):
+        getattr(algorithm, name)
+    with pytest.raises(AttributeError, match="MultiAgentAlgorithm has no attribute 'nothing'"):
+        _ = algorithm.nothing
+
+
+def test_functions_for_one_policy_are_told_what_to_take() -> None:
+    algorithm = make()
+    with pytest.raises(ConfigError, match=r"take algo.policies\['shared'\] and env.as_sb3_vec_env\(\); .*all policies"):
+        evaluate_policy(algorithm, rows(), warn=False)
+    mean, _ = evaluate_policy(algorithm.policies["shared"], rows(), warn=False)
+    assert isinstance(mean, float)
