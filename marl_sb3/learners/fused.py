@@ -178,13 +178,16 @@ class FusedPolicy:
             outputs = self._net(self.pi_table, inputs, rows)
             noise = th.normal(th.zeros(rows, outputs.shape[1]), th.ones(rows, outputs.shape[1])).numpy()
             log_std = self.theta[self.log_std_offset :]
-            actions = outputs + np.exp(log_std) * noise
-            log_probs = -0.5 * (noise * noise).sum(axis=1) - (log_std + 0.5 * np.log(2 * np.pi)).sum()
-            actions, log_probs = actions.astype(np.float32), log_probs.astype(np.float32)
+            std = np.exp(log_std)
+            actions = outputs + std * noise
+            # From the rounded actions, as PyTorch and the update do: beside a mean of 1e4 the noise loses digits.
+            scaled = (actions - outputs) / std
+            log_probs = -0.5 * (scaled * scaled).sum(axis=1) - (log_std + np.float32(0.5 * np.log(2 * np.pi))).sum()
         else:
             outputs = self._net(self.pi_table, inputs, rows)
             # As torch.multinomial draws one sample: the largest of p / e, with exponential e.
-            noise = np.concatenate([th.empty(rows, int(size)).exponential_().numpy() for size in self.sizes], axis=1)
+            drawn = [th.empty(rows, int(size)).exponential_().numpy() for size in self.sizes]
+            noise = drawn[0] if len(drawn) == 1 else np.concatenate(drawn, axis=1)
             actions, log_probs = self._kernel.sample(outputs, self.sizes, noise)
         values = self._net(self.vf_table, inputs, rows).reshape(-1).copy()
         return actions.reshape(rows, *(space.shape or ())), values, log_probs

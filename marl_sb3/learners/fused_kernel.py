@@ -9,7 +9,8 @@ stored as (inputs, outputs), transposed with respect to PyTorch, so that a one-h
 Activations of layer l are in a workspace at `offsets[l]`, (rows, outputs) each.
 
 Formulas: Schulman et al. 2017 (https://arxiv.org/abs/1707.06347), eq. 7 and 9, as in SB3's `ppo.py`; Adam as in
-PyTorch's `_single_tensor_adam`; tanh is the rational approximation of Eigen (error below 3e-7).
+PyTorch's `_single_tensor_adam`. tanh is within 3 units in the last place (ulp), and exactly 1 where the float32 nearest
+to it is: its slope, 1 - tanh^2, then vanishes where PyTorch's does. See docs/fused_accuracy.md.
 
 All kernels are in this one file because numba's cache looks at the file of the kernel that is called alone: it would go
 on using what was compiled from an older version of another.
@@ -97,20 +98,12 @@ _ZERO, _HALF, _ONE, _TWO = _f(0.0), _f(0.5), _f(1.0), _f(2.0)
 _HALF_LOG_TWO_PI = _f(0.5 * math.log(2.0 * math.pi))
 _CLIP_EPS = _f(1e-6)  # torch.nn.utils.clip_grad_norm_
 _ADV_EPS = _f(1e-8)
-_TANH_MAX = _f(7.90531110763549805)
-_A1, _A3, _A5, _A7 = (
-    _f(4.89352455891786e-03),
-    _f(6.37261928875436e-04),
-    _f(1.48572235717979e-05),
-    _f(5.12229709037114e-08),
-)
-_A9, _A11, _A13 = _f(-8.60467152213735e-11), _f(2.00018790482477e-13), _f(-2.76076847742355e-16)
-_B0, _B2, _B4, _B6 = (
-    _f(4.89352518554385e-03),
-    _f(2.26843463243900e-03),
-    _f(1.18534705686654e-04),
-    _f(1.19825839466702e-06),
-)
+# Of tanh, see `_tanh`: minimax polynomials on 0..0.625 and 0.625..9.1; above, 1 is the nearest float32.
+_TANH_SMALL, _TANH_LARGE = _f(0.625), _f(9.1)
+_T3, _T5, _T7, _T9, _T11 = _f(-0.3333328), _f(0.13331406), _f(-0.053736515), _f(0.020628167), _f(-0.0056922967)
+_R0, _R1, _R2 = _f(1.0000076293945312), _f(0.4999546706676483), _f(0.12511205673217773)
+_R3, _R4, _R5 = _f(0.02068271115422249), _f(0.0027249676641076803), _f(0.00020077719818800688)
+_R6, _R7, _R8 = _f(3.967293014284223e-05), _f(-1.5761467011543573e-06), _f(3.643144452780689e-07)
 
 # error_model="numpy": a division that may raise cannot be vectorised.
 # fastmath without nnan and ninf: what is not finite must stay visible.
@@ -121,8 +114,8 @@ _Scalar = Any  # a float32, once compiled
 _Space = tuple[Array, FloatArray, FloatArray]  # offsets of the layers, activations, gradients by them
 
 
-def _compiled(function: _Function, **wrappers: bool) -> _Function:
-    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": _FAST, **wrappers}
+def _compiled(function: _Function, **options: Any) -> _Function:
+    options = {"nogil": True, "error_model": "numpy", "fastmath": _FAST, **options}
     try:
         compiled: Any = njit(cache=True, **options)(function)
     except RuntimeError:  # no folder that may be written to: compile in every process
@@ -140,6 +133,28 @@ def _inner_kernel(function: _Function) -> _Function:
     return _compiled(function, no_cfunc_wrapper=True, no_cpython_wrapper=True)
 
 
+def _precise_kernel(function: _Function) -> _Function:
+    """An inner kernel whose operations stay in the order in which they are written."""
+    return _compiled(function, no_cfunc_wrapper=True, no_cpython_wrapper=True, fastmath={"contract"})
+
+
+@_precise_kernel
+def _tanh(x: _Scalar) -> _Scalar:
+    """1 - 2 / (exp(2|x|) + 1) with the sign of x; near 0, where that cancels, an odd polynomial.
+
+    exp(|x| / 2) is a polynomial too. It is most accurate where |x| is large, for the sake of the slope, 1 - tanh^2.
+    """
+    size = abs(x)
+    size = _TANH_LARGE if size > _TANH_LARGE else size  # lets NaN through
+    root = _R5 + size * (_R6 + size * (_R7 + size * _R8))
+    root = _R0 + size * (_R1 + size * (_R2 + size * (_R3 + size * (_R4 + size * root))))
+    square = root * root
+    large = _ONE - _TWO / (square * square + _ONE)
+    w = size * size
+    small = size + size * (w * (_T3 + w * (_T5 + w * (_T7 + w * (_T9 + w * _T11)))))
+    return np.copysign(small if size < _TANH_SMALL else large, x)
+
+
 @_inner_kernel
 def _activate(values: FloatArray, bias: FloatArray, kind: int) -> None:
     """values: (rows, outputs), in place: act(values + bias)."""
@@ -148,12 +163,7 @@ def _activate(values: FloatArray, bias: FloatArray, kind: int) -> None:
         row = values[i]
         if kind == TANH:
             for j in range(outputs):
-                v = row[j] + bias[j]
-                v = _TANH_MAX if v > _TANH_MAX else v
-                v = -_TANH_MAX if v < -_TANH_MAX else v
-                w = v * v
-                p = v * (_A1 + w * (_A3 + w * (_A5 + w * (_A7 + w * (_A9 + w * (_A11 + w * _A13))))))
-                row[j] = p / (_B0 + w * (_B2 + w * (_B4 + w * _B6)))
+                row[j] = _tanh(row[j] + bias[j])
         elif kind == RELU:
             for j in range(outputs):
                 v = row[j] + bias[j]
@@ -163,19 +173,14 @@ def _activate(values: FloatArray, bias: FloatArray, kind: int) -> None:
                 row[j] += bias[j]
 
 
-# Loops, because numba compiles the messages of slice assignments too: seconds of them.
+# Loops, because numba compiles the messages of slice assignments too: seconds of them. Where rows are short they are
+# given by array and index: a slice costs as much as ten numbers.
 
 
 @_inner_kernel
 def _clear(array: Array) -> None:
     for i in range(array.shape[0]):
         array[i] = 0
-
-
-@_inner_kernel
-def _copy(source: Array, target: Array) -> None:
-    for i in range(source.shape[0]):
-        target[i] = source[i]
 
 
 @_inner_kernel
@@ -249,13 +254,30 @@ def _first_layer_gradient(
 
 
 @_kernel
-def _through_activation(delta: FloatArray, values: FloatArray, kind: int) -> None:
-    """Multiply gradients, in place, by the slope of the activation whose values these are."""
-    for j in range(values.shape[0]):
+def _through_activation(delta: FloatArray, values: FloatArray, kind: int, bias_grad: FloatArray) -> None:
+    """Multiply gradients, in place, by the slope of the activation whose values these are, and add up the rows.
+
+    Args:
+        delta: (rows, outputs), gradients by the values; changed to gradients by what went into the activation.
+        values: (rows, outputs).
+        kind: of the activation.
+        bias_grad: (outputs,); filled with the sum of `delta` over the rows.
+    """
+    _clear(bias_grad)
+    rows, outputs = delta.shape
+    for i in range(rows):
+        row, value = delta[i], values[i]
         if kind == TANH:
-            delta[j] *= _ONE - values[j] * values[j]
-        elif values[j] <= _ZERO:
-            delta[j] = _ZERO
+            for j in range(outputs):
+                row[j] *= _ONE - value[j] * value[j]
+                bias_grad[j] += row[j]
+        elif kind == RELU:
+            for j in range(outputs):
+                row[j] = _ZERO if value[j] <= _ZERO else row[j]
+                bias_grad[j] += row[j]
+        else:
+            for j in range(outputs):
+                bias_grad[j] += row[j]
 
 
 @_inner_kernel
@@ -281,12 +303,8 @@ def backward(
     for layer in range(layers - 1, -1, -1):
         inputs, outputs, w, b = table[layer, 0], table[layer, 1], table[layer, 2], table[layer, 3]
         delta = _matrix(delta_work, offsets[layer], rows, outputs)
-        bias_grad = grad[b : b + outputs]
-        _clear(bias_grad)
-        for i in range(rows):
-            row = delta[i]
-            for j in range(outputs):
-                bias_grad[j] += row[j]
+        values = _matrix(work, offsets[layer], rows, outputs)
+        _through_activation(delta, values, activation if layer < layers - 1 else LINEAR, grad[b : b + outputs])
         weight_grad = _matrix(grad, w, inputs, outputs)
         if layer == 0:
             _first_layer_gradient(indices, floats, one_hot, delta, weight_grad)
@@ -296,64 +314,78 @@ def backward(
         weight = _matrix(theta, w, inputs, outputs)
         delta_below = _matrix(delta_work, offsets[layer - 1], rows, inputs)
         np.dot(delta, weight.T, delta_below)
-        for i in range(rows):
-            _through_activation(delta_below[i], below[i], activation)
 
 
 @_inner_kernel
-def log_softmax(logits: FloatArray, sizes: Array) -> None:
-    """logits: (rows, sum of sizes), in place: log-probabilities of each sub-distribution."""
+def softmax(logits: FloatArray, probabilities: FloatArray, sizes: Array) -> None:
+    """Of each sub-distribution.
+
+    Args:
+        logits: (rows, sum of sizes); changed to log-probabilities.
+        probabilities: the same shape; filled.
+        sizes: sizes of the sub-distributions.
+    """
     for i in range(logits.shape[0]):
         start = 0
         for k in range(sizes.shape[0]):
-            row = logits[i, start : start + sizes[k]]
-            highest = row[0]
-            for j in range(1, sizes[k]):
-                highest = max(highest, row[j])
+            end = start + sizes[k]
+            highest = logits[i, start]
+            for j in range(start + 1, end):
+                highest = max(highest, logits[i, j])
             total = _ZERO
-            for j in range(sizes[k]):
-                total += np.exp(row[j] - highest)
-            shift = highest + np.log(total)
-            for j in range(sizes[k]):
-                row[j] -= shift
-            start += sizes[k]
+            for j in range(start, end):
+                logits[i, j] -= highest
+                probabilities[i, j] = np.exp(logits[i, j])
+                total += probabilities[i, j]
+            shift, inverse = np.log(total), _ONE / total
+            for j in range(start, end):
+                logits[i, j] -= shift
+                probabilities[i, j] *= inverse
+            start = end
 
 
 @_inner_kernel
-def _categorical_log_prob(log_probs: FloatArray, sizes: Array, actions: Array) -> _Scalar:
-    """log_probs: (sum of sizes,); the log-probability of one row's actions."""
+def _categorical_log_prob(log_probs: FloatArray, sizes: Array, actions: Array, row: int) -> _Scalar:
+    """log_probs: (rows, sum of sizes); the log-probability of one row's actions."""
     start, total = 0, _ZERO
     for k in range(sizes.shape[0]):
-        total += log_probs[start + actions[k]]
+        total += log_probs[row, start + actions[row, k]]
         start += sizes[k]
     return total
 
 
 @_inner_kernel
-def _gaussian_log_prob(means: FloatArray, log_std: FloatArray, actions: Array) -> _Scalar:
+def _gaussian_log_prob(means: FloatArray, log_std: FloatArray, actions: Array, row: int) -> _Scalar:
     total = _ZERO
-    for d in range(means.shape[0]):
-        z = (actions[d] - means[d]) * np.exp(-log_std[d])
+    for d in range(means.shape[1]):
+        z = (actions[row, d] - means[row, d]) * np.exp(-log_std[d])
         total -= _HALF * z * z + log_std[d] + _HALF_LOG_TWO_PI
     return total
 
 
 @_inner_kernel
 def _categorical_delta(
-    log_probs: FloatArray, sizes: Array, actions: Array, by_log_prob: _Scalar, by_entropy: _Scalar, delta: FloatArray
+    log_probs: FloatArray,
+    sizes: Array,
+    actions: Array,
+    row: int,
+    by_log_prob: _Scalar,
+    by_entropy: _Scalar,
+    delta: FloatArray,
 ) -> _Scalar:
-    """Gradient by the logits of one row, in `delta`; returns the row's entropy."""
+    """Gradient by the logits of one row, in `delta`, which holds the probabilities; returns the row's entropy."""
     start, total = 0, _ZERO
     for k in range(sizes.shape[0]):
+        end, chosen = start + sizes[k], start + actions[row, k]
         entropy = _ZERO
-        for j in range(start, start + sizes[k]):
-            entropy -= np.exp(log_probs[j]) * log_probs[j]
-        for j in range(start, start + sizes[k]):
-            p = np.exp(log_probs[j])
-            taken = _ONE if j == start + actions[k] else _ZERO
-            delta[j] = by_log_prob * (taken - p) - by_entropy * p * (log_probs[j] + entropy)
+        for j in range(start, end):
+            entropy -= delta[row, j] * log_probs[row, j]
+        for j in range(start, end):
+            p = delta[row, j]
+            taken = _ONE if j == chosen else _ZERO
+            delta[row, j] = by_log_prob * (taken - p) - by_entropy * p * (log_probs[row, j] + entropy)
         total += entropy
-        start += sizes[k]
+        start = end
     return total
 
 
@@ -362,6 +394,7 @@ def _gaussian_delta(
     means: FloatArray,
     log_std: FloatArray,
     actions: Array,
+    row: int,
     by_log_prob: _Scalar,
     by_entropy: _Scalar,
     delta: FloatArray,
@@ -369,10 +402,10 @@ def _gaussian_delta(
 ) -> _Scalar:
     """Gradient by the means of one row, in `delta`, added up by log_std; returns the row's entropy."""
     total = _ZERO
-    for d in range(means.shape[0]):
+    for d in range(means.shape[1]):
         inverse = np.exp(-log_std[d])
-        z = (actions[d] - means[d]) * inverse
-        delta[d] = by_log_prob * z * inverse
+        z = (actions[row, d] - means[row, d]) * inverse
+        delta[row, d] = by_log_prob * z * inverse
         log_std_grad[d] += by_log_prob * (z * z - _ONE) + by_entropy
         total += _HALF + _HALF_LOG_TWO_PI + log_std[d]
     return total
@@ -445,7 +478,8 @@ def sample(logits: FloatArray, sizes: Array, noise: FloatArray) -> tuple[Array, 
         Actions (rows, sub-distributions) int64 and their log-probabilities (rows,).
     """
     rows = logits.shape[0]
-    log_softmax(logits, sizes)
+    probabilities = np.empty_like(logits)
+    softmax(logits, probabilities, sizes)
     actions = np.empty((rows, sizes.shape[0]), np.int64)
     log_probs = np.zeros(rows, np.float32)
     for i in range(rows):
@@ -453,7 +487,7 @@ def sample(logits: FloatArray, sizes: Array, noise: FloatArray) -> tuple[Array, 
         for k in range(sizes.shape[0]):
             best, best_value = 0, -_ONE
             for j in range(sizes[k]):
-                value = np.exp(logits[i, start + j]) / noise[i, start + j]
+                value = probabilities[i, start + j] / noise[i, start + j]
                 if value > best_value:
                     best, best_value = j, value
             actions[i, k] = best
@@ -465,15 +499,30 @@ def sample(logits: FloatArray, sizes: Array, noise: FloatArray) -> tuple[Array, 
 @_inner_kernel
 def _gather(samples: Samples, order: Array, batch: Samples) -> None:
     """Copy the samples of a minibatch to the front of the arrays of `batch`."""
+    _gather_rows(samples.indices, order, batch.indices)
+    _gather_rows(samples.floats, order, batch.floats)
+    _gather_rows(samples.int_actions, order, batch.int_actions)
+    _gather_rows(samples.float_actions, order, batch.float_actions)
+    _gather_numbers(samples.log_probs, order, batch.log_probs)
+    _gather_numbers(samples.advantages, order, batch.advantages)
+    _gather_numbers(samples.returns, order, batch.returns)
+
+
+@_inner_kernel
+def _gather_rows(source: Array, order: Array, target: Array) -> None:
+    columns = source.shape[1]
+    if columns == 0:
+        return
     for i in range(order.shape[0]):
-        source = order[i]
-        _copy(samples.indices[source], batch.indices[i])
-        _copy(samples.floats[source], batch.floats[i])
-        _copy(samples.int_actions[source], batch.int_actions[i])
-        _copy(samples.float_actions[source], batch.float_actions[i])
-        batch.log_probs[i] = samples.log_probs[source]
-        batch.advantages[i] = samples.advantages[source]
-        batch.returns[i] = samples.returns[source]
+        row = order[i]
+        for j in range(columns):
+            target[i, j] = source[row, j]
+
+
+@_inner_kernel
+def _gather_numbers(source: FloatArray, order: Array, target: FloatArray) -> None:
+    for i in range(order.shape[0]):
+        target[i] = source[order[i]]
 
 
 @_inner_kernel
@@ -497,30 +546,30 @@ def _losses(
     by_value = _TWO * _f(settings.vf_coef) * inverse_rows
     policy_loss = value_loss = entropy = kl = clipped = np.float64(0.0)
     _clear(log_std_grad)
+    gaussian, sizes, int_actions, float_actions = nets.gaussian, nets.sizes, batch.int_actions, batch.float_actions
+    log_probs, advantages, returns = batch.log_probs, batch.advantages, batch.returns
     for i in range(rows):
-        if nets.gaussian:
-            log_prob = _gaussian_log_prob(pi_out[i], log_std, batch.float_actions[i])
+        if gaussian:
+            log_prob = _gaussian_log_prob(pi_out, log_std, float_actions, i)
         else:
-            log_prob = _categorical_log_prob(pi_out[i], nets.sizes, batch.int_actions[i])
-        log_ratio = log_prob - batch.log_probs[i]
+            log_prob = _categorical_log_prob(pi_out, sizes, int_actions, i)
+        log_ratio = log_prob - log_probs[i]
         ratio = np.exp(log_ratio)
         bounded = low if ratio < low else (high if ratio > high else ratio)
-        plain, bound = batch.advantages[i] * ratio, batch.advantages[i] * bounded
+        plain, bound = advantages[i] * ratio, advantages[i] * bounded
         # As torch differentiates min(plain, bound): where the bound holds there is no slope.
         holds = bound < plain
         by_log_prob = _ZERO if holds else -plain * inverse_rows
         policy_loss -= bound if holds else plain
         kl += (ratio - _ONE) - log_ratio
         clipped += abs(ratio - _ONE) > clip
-        if nets.gaussian:
+        if gaussian:
             entropy += _gaussian_delta(
-                pi_out[i], log_std, batch.float_actions[i], by_log_prob, by_entropy, pi_delta[i], log_std_grad
+                pi_out, log_std, float_actions, i, by_log_prob, by_entropy, pi_delta, log_std_grad
             )
         else:
-            entropy += _categorical_delta(
-                pi_out[i], nets.sizes, batch.int_actions[i], by_log_prob, by_entropy, pi_delta[i]
-            )
-        error = vf_out[i, 0] - batch.returns[i]
+            entropy += _categorical_delta(pi_out, sizes, int_actions, i, by_log_prob, by_entropy, pi_delta)
+        error = vf_out[i, 0] - returns[i]
         value_loss += error * error
         vf_delta[i, 0] = by_value * error
     stats[POLICY_LOSS] = policy_loss / rows
@@ -550,9 +599,10 @@ def _minibatch(
     activation, one_hot = nets.activation, nets.one_hot
     pi_out = forward(theta, nets.pi, pi_offsets, pi_work, indices, floats, one_hot, rows, activation)
     vf_out = forward(theta, nets.vf, vf_offsets, vf_work, indices, floats, one_hot, rows, activation)
-    log_softmax(pi_out, nets.sizes)
     outputs = nets.pi[-1, 1]
     pi_by_out = _matrix(pi_delta, pi_offsets[-1], rows, outputs)
+    if not nets.gaussian:
+        softmax(pi_out, pi_by_out, nets.sizes)
     vf_by_out = _matrix(vf_delta, vf_offsets[-1], rows, 1)
     log_std, log_std_grad = theta[nets.log_std :], grad[nets.log_std :]
     _losses(nets, batch, rows, pi_out, vf_out, log_std, settings, pi_by_out, vf_by_out, log_std_grad, stats)

@@ -216,11 +216,13 @@ def test_gradients_are_those_of_autograd(
 
 def test_a_planted_error_in_the_gradient_is_found() -> None:
     """The comparison above can fail: with tanh's slope left out it is off by far more than 1e-4."""
-    values = np.array([0.9], np.float32)
-    delta = np.array([1.0], np.float32)
-    kernel._through_activation(delta, values, kernel.TANH)
-    assert delta[0] == pytest.approx(0.19)
-    assert abs(delta[0] - 1.0) > 1e-4
+    values = np.array([[0.9], [0.9]], np.float32)
+    delta = np.ones((2, 1), np.float32)
+    bias_grad = np.empty(1, np.float32)
+    kernel._through_activation(delta, values, kernel.TANH, bias_grad)
+    assert delta == pytest.approx(0.19)
+    assert bias_grad == pytest.approx(0.38)
+    assert (np.abs(delta - 1.0) > 1e-4).all()
 
 
 # Acting
@@ -243,6 +245,19 @@ def test_actions_are_drawn_from_the_stream_that_torch_draws_from(action: str) ->
         np.testing.assert_array_equal(actions, expected[0].numpy())
     np.testing.assert_allclose(values, expected[1].numpy().reshape(-1), atol=1e-6)
     np.testing.assert_allclose(log_probs, expected[2].numpy(), atol=1e-5)
+
+
+def test_log_probabilities_of_rounded_actions_are_those_of_torch() -> None:
+    """Beside a mean of 1e4 the noise is rounded to thousandths, in the action that is stored and updated on."""
+    policy = model(Fused, "box", "box").policy
+    policy.action_net.bias.data.fill_(1e4)
+    fused = FusedPolicy(policy)
+    observations = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
+    th.manual_seed(7)
+    actions, _, log_probs = fused.act(observations)
+    with th.no_grad():
+        _, expected, _ = policy.evaluate_actions(th.as_tensor(observations), th.as_tensor(actions))
+    assert np.abs(log_probs - expected.numpy()).max() < 1e-5
 
 
 # What it leaves to PyTorch

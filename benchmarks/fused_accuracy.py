@@ -1,0 +1,329 @@
+"""How far the fused PPO update is from PyTorch's, beside how far PyTorch is from itself after a change of one ulp.
+
+    python benchmarks/fused_accuracy.py [--rollouts 10] [--cases tanh-1,tanh-1e6,...] [--json FILE]
+
+Small networks, random observations of several scales. Two figures for each case: the gradient of one minibatch, and the
+weights after ten rollouts with their updates. Four ways compute both:
+
+    PyTorch     stock SB3, float32
+    fused       `marl_sb3.PPO` through its kernels, float32
+    one ulp     stock SB3, float32; every weight is the next float32 above or below (the largest of three draws)
+    float64     stock SB3 with a network in float64
+
+Figures are norms of differences over all parameters: of gradients relative to the norm of PyTorch's gradient, of
+weights relative to the norm of what PyTorch's weights have changed by. A difference as small as that of "one ulp" is
+rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import gymnasium
+import numpy as np
+import stable_baselines3
+import torch as th
+from gymnasium import spaces
+from measure import Report, Setting, one_torch_thread, parser, positive, print_table, some_of
+from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.torch_layers import FlattenExtractor
+from stable_baselines3.common.vec_env import DummyVecEnv
+from torch import nn
+
+import marl_sb3
+from marl_sb3.types import Array
+
+N_ENVS, N_STEPS, N_EPOCHS, BATCH_SIZE = 4, 32, 4, 32
+ULP_SEEDS = (1, 2, 3)
+SETTING = Setting(
+    what="PPO updates of small networks on observations of several scales",
+    hyperparameters={"n_steps": N_STEPS, "n_envs": N_ENVS, "batch_size": BATCH_SIZE, "n_epochs": N_EPOCHS},
+    threads="1 torch thread, 1 BLAS thread",
+    changes={"B": "fused networks, in acting and in updates"},
+)
+
+
+# --- What is compared ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Case:
+    """An observation space and a network.
+
+    Attributes:
+        high: observations are random numbers from 0 to this.
+        size: how many numbers an observation has.
+        dtype: of the observations.
+        fixed: this share of an observation's numbers never changes, as in the memory of a console.
+        relu: instead of tanh.
+        weight_scale: the initial weights are multiplied by this; above 1 it saturates tanh.
+        gaussian: real-valued actions instead of a choice of 4.
+    """
+
+    high: float = 1.0
+    size: int = 8
+    dtype: str = "float32"
+    fixed: float = 0.0
+    relu: bool = False
+    weight_scale: float = 1.0
+    gaussian: bool = False
+
+
+CASES = {
+    "tanh-1": Case(),
+    "tanh-100": Case(high=100.0),
+    "tanh-1e4": Case(high=1e4),
+    "tanh-1e6": Case(high=1e6),
+    "tanh-uint8": Case(high=255, size=128, dtype="uint8"),
+    "tanh-ram": Case(high=255, size=128, dtype="uint8", fixed=0.75),
+    "tanh-saturated": Case(weight_scale=20.0),
+    "tanh-gaussian-1": Case(gaussian=True),
+    "tanh-gaussian-1e4": Case(high=1e4, gaussian=True),
+    "relu-1": Case(relu=True),
+    "relu-100": Case(high=100.0, relu=True),
+    "relu-1e6": Case(high=1e6, relu=True),
+    "relu-uint8": Case(high=255, size=128, dtype="uint8", relu=True),
+    "relu-gaussian-1e4": Case(high=1e4, relu=True, gaussian=True),
+}
+
+
+class ScaledEnv(gymnasium.Env[Any, Any]):
+    """Random observations that do not depend on the actions; rewards do. Every other episode of 10 steps is truncated.
+
+    Args:
+        case: what observations and actions are like.
+        index: of the env, for its random numbers.
+    """
+
+    def __init__(self, case: Case, index: int) -> None:
+        self._case = case
+        self._rng = np.random.default_rng(index)
+        self._fixed = self._drawn(round(case.fixed * case.size))
+        self._steps = self._episodes = 0
+        self.observation_space = spaces.Box(0, case.high, (case.size,), np.dtype(case.dtype).type)
+        self.action_space = spaces.Box(-1, 1, (2,), np.float32) if case.gaussian else spaces.Discrete(4)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
+        """Begin an episode; the random numbers go on."""
+        self._steps, self._episodes = 0, self._episodes + 1
+        return self._observation(), {}
+
+    def step(self, action: Any) -> tuple[Array, float, bool, bool, dict[str, Any]]:
+        """Pay for the action and show the next observation."""
+        self._steps += 1
+        over, odd = self._steps == 10, self._episodes % 2 == 1
+        reward = float(np.sum(action)) * self._rng.uniform() + self._rng.normal()
+        return self._observation(), reward, over and odd, over and not odd, {}
+
+    def _observation(self) -> Array:
+        return np.concatenate([self._fixed, self._drawn(self._case.size - len(self._fixed))])
+
+    def _drawn(self, count: int) -> Array:
+        numbers = self._rng.uniform(0, self._case.high, count)
+        return numbers.round().astype(np.uint8) if self._case.dtype == "uint8" else numbers.astype(np.float32)
+
+
+# --- Four ways -------------------------------------------------------------------------------------------------------
+
+
+class Float64Features(FlattenExtractor):
+    """Observations as float64 features."""
+
+    def forward(self, observations: th.Tensor) -> th.Tensor:
+        """(rows, features)."""
+        return super().forward(observations).double()
+
+
+class Float64Policy(ActorCriticPolicy):
+    """The same network in float64. It draws the random numbers that a float32 network draws."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, features_extractor_class=Float64Features, **kwargs)
+
+    def forward(self, obs: th.Tensor, deterministic: bool = False) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
+        """Sample actions with float32 noise: PyTorch draws other numbers for float64."""
+        distribution, values = self.get_distribution(obs), self.predict_values(obs)
+        inner: Any = distribution.distribution
+        if isinstance(self.action_space, spaces.Box):
+            noise = th.normal(th.zeros(inner.mean.shape), th.ones(inner.mean.shape))
+            actions = inner.mean + inner.stddev * noise
+        else:  # as `torch.multinomial` draws one sample
+            actions = (inner.probs / th.empty(inner.probs.shape).exponential_()).argmax(dim=1)
+        return actions, values, distribution.log_prob(actions)
+
+
+class Float64PPO(stable_baselines3.PPO):
+    """Stock SB3 on a network in float64; the rollout buffer itself keeps float32."""
+
+    def _setup_model(self) -> None:
+        super()._setup_model()
+        self.policy.double()
+
+    def train(self) -> None:
+        """Update with the rollout's numbers in float64, so that all of the loss is."""
+        for name in ("returns", "advantages", "values", "log_probs"):
+            setattr(self.rollout_buffer, name, getattr(self.rollout_buffer, name).astype(np.float64))
+        super().train()
+
+
+class FusedPPO(marl_sb3.PPO):
+    """Through the kernels, or not at all."""
+
+    update_path = "fused"
+
+
+def algorithm(kind: type[Any], case: Case, ulp_seed: int | None = None, **hyperparameters: Any) -> Any:
+    """An algorithm of this kind on the case's env; its weights are those of all kinds, or one ulp beside them."""
+    settings = {"n_steps": N_STEPS, "batch_size": BATCH_SIZE, "n_epochs": N_EPOCHS, "ent_coef": 0.01, "device": "cpu"}
+    made = kind(
+        Float64Policy if kind is Float64PPO else "MlpPolicy",
+        DummyVecEnv([lambda index=index: ScaledEnv(case, index) for index in range(N_ENVS)]),
+        policy_kwargs={"activation_fn": nn.ReLU if case.relu else nn.Tanh},
+        seed=0,
+        **{**settings, **hyperparameters},
+    )
+    made.set_logger(Logger(None, []))
+    for parameter in made.policy.parameters():
+        parameter.data *= case.weight_scale if parameter.dim() > 1 else 1.0
+    if ulp_seed is not None:
+        _move_by_one_ulp(made.policy, np.random.default_rng(ulp_seed))
+    return made
+
+
+def _move_by_one_ulp(policy: nn.Module, rng: np.random.Generator) -> None:
+    for parameter in policy.parameters():
+        weights = parameter.detach().numpy()
+        ends = np.where(rng.random(weights.shape) < 0.5, -np.inf, np.inf).astype(np.float32)
+        weights[...] = np.nextafter(weights, ends)
+
+
+# --- Two figures -----------------------------------------------------------------------------------------------------
+
+
+def gradient(kind: type[Any], case: Case, ulp_seed: int | None = None) -> Array:
+    """(parameters,) float64: the gradient of the loss over one minibatch, a whole rollout of stock SB3.
+
+    It is read from Adam's first moments, which are 0.1 times the first gradient. The gradient is not clipped; the
+    ratios of probabilities are.
+    """
+    settings = {"batch_size": N_ENVS * N_STEPS, "n_epochs": 1, "max_grad_norm": 1e30}
+    source = algorithm(stable_baselines3.PPO, case, **settings)
+    source.train = lambda: None
+    source.learn(N_ENVS * N_STEPS)
+    buffer = source.rollout_buffer
+    buffer.log_probs += np.random.default_rng(0).normal(0, 0.2, buffer.log_probs.shape).astype(np.float32)
+    updated = algorithm(kind, case, ulp_seed, **settings)
+    updated.rollout_buffer = deepcopy(buffer)
+    updated.train()
+    optimizer = updated.policy.optimizer
+    moments = [optimizer.state[parameter]["exp_avg"] for parameter in optimizer.param_groups[0]["params"]]
+    return _flat(moments) / 0.1
+
+
+def trained_weights(kind: type[Any], case: Case, rollouts: int, ulp_seed: int | None = None) -> Array:
+    """(parameters,) float64, after some rollouts and their updates."""
+    trained = algorithm(kind, case, ulp_seed)
+    if rollouts:
+        th.manual_seed(0)
+        trained.learn(rollouts * N_ENVS * N_STEPS)
+    return _flat(list(trained.policy.parameters()))
+
+
+def _flat(tensors: Sequence[th.Tensor]) -> Array:
+    return np.concatenate([tensor.detach().double().numpy().reshape(-1) for tensor in tensors])
+
+
+@dataclass(frozen=True)
+class Distances:
+    """How far ways are from each other, relative.
+
+    Attributes:
+        fused: fused to PyTorch.
+        ulp: PyTorch to PyTorch with weights changed by one ulp.
+        fused_64: fused to float64.
+        torch_64: PyTorch to float64.
+    """
+
+    fused: float
+    ulp: float
+    fused_64: float
+    torch_64: float
+
+    @property
+    def multiple(self) -> float:
+        """How many times as far as one ulp the fused way is."""
+        return self.fused / self.ulp
+
+
+def distances(compute: Callable[..., Array], before: Array | float = 0.0) -> Distances:
+    """Compute the same with all ways and compare.
+
+    Args:
+        compute: `(kind, ulp_seed=None) -> array`.
+        before: what the array started from; distances are relative to PyTorch's distance from it.
+    """
+    by_torch, fused, exact = (compute(kind) for kind in (stable_baselines3.PPO, FusedPPO, Float64PPO))
+    moved = [compute(stable_baselines3.PPO, ulp_seed=seed) for seed in ULP_SEEDS]
+    size = float(np.linalg.norm(by_torch - before))
+
+    def apart(one: Array, other: Array) -> float:
+        return float(np.linalg.norm(one - other)) / size
+
+    return Distances(
+        apart(fused, by_torch), max(apart(one, by_torch) for one in moved), apart(fused, exact), apart(by_torch, exact)
+    )
+
+
+def gradient_distances(case: Case) -> Distances:
+    """Of the gradients of one minibatch."""
+    return distances(lambda kind, ulp_seed=None: gradient(kind, case, ulp_seed))
+
+
+def weight_distances(case: Case, rollouts: int) -> Distances:
+    """Of the weights after some rollouts and their updates."""
+    start = trained_weights(stable_baselines3.PPO, case, 0)
+    return distances(lambda kind, ulp_seed=None: trained_weights(kind, case, rollouts, ulp_seed), start)
+
+
+# --- The command -----------------------------------------------------------------------------------------------------
+
+
+def _row(name: str, found: Distances) -> list[str]:
+    figures = (found.fused, found.ulp, found.fused_64, found.torch_64)
+    return [name, *(f"{figure:.1e}" for figure in figures), f"{found.multiple:.1f}"]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print one table of gradients and one of weights."""
+    options = parser(__doc__, repeats=None)
+    options.add_argument("--rollouts", type=positive, default=10, metavar="N", help="before weights; default: 10")
+    options.add_argument(
+        "--cases",
+        type=some_of(CASES),
+        default=list(CASES),
+        metavar="CASES",
+        help=f"some of {','.join(CASES)}; default: all",
+    )
+    arguments = options.parse_args(argv)
+    one_torch_thread()
+    SETTING.print()
+    header = ["", "fused-PyTorch", "one ulp-PyTorch", "fused-float64", "PyTorch-float64", "fused/one ulp"]
+    tables: dict[str, dict[str, Distances]] = {
+        "gradient of one minibatch": {name: gradient_distances(CASES[name]) for name in arguments.cases},
+        f"weights after {arguments.rollouts} rollouts": {
+            name: weight_distances(CASES[name], arguments.rollouts) for name in arguments.cases
+        },
+    }
+    for title, table in tables.items():
+        print(f"\n{title}")
+        print_table(header, [_row(name, found) for name, found in table.items()])
+    results = {title: {name: asdict(found) for name, found in table.items()} for title, table in tables.items()}
+    Report("fused_accuracy", SETTING, results).write(arguments.json)
+
+
+if __name__ == "__main__":
+    main()
