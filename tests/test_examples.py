@@ -7,7 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -38,3 +40,12 @@ def test_example_runs(name: str, in_tmp: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert re.search(expected, done.stdout), done.stdout
+
+
+def test_notebook_runs(in_tmp: Path) -> None:
+    notebook = nbformat.read(EXAMPLES / "quickstart.ipynb", as_version=4)
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert all(not cell.outputs and cell.execution_count is None for cell in cells), "strip the outputs"
+    done = NotebookClient(notebook, timeout=120).execute()
+    text = "".join(output.get("text", "") for cell in done.cells for output in cell.get("outputs", []))
+    assert "60,000 env steps" in text
