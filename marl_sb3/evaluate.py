@@ -296,7 +296,7 @@ def _table(evaluation: Evaluation) -> Table:
 def _add_row(table: Table, name: str, values: Sequence[float], style: str | None = None) -> None:
     from rich.text import Text
 
-    from marl_sb3.callbacks.live_view import number
+    from marl_sb3.display.text import number
     from marl_sb3.spread import spread
 
     figures = spread(values)

@@ -44,15 +44,18 @@ MAX_ROLLBACKS = 3
 
 
 class LastResult(MultiAgentCallback):
-    """Keeps the result of the latest iteration."""
+    """Keeps the result of the latest iteration, and of the latest one that was evaluated."""
 
     def __init__(self) -> None:
         super().__init__()
         self.result: Result | None = None
+        self.evaluated: Result | None = None
 
     def on_iteration_end(self, result: Result) -> bool:
         """Keep it."""
         self.result = result
+        if "evaluation" in result:
+            self.evaluated = result
         return True
 
 
@@ -65,6 +68,7 @@ class Run:
         config: the resolved configuration, as in `config.yaml`.
         algorithm: the policies, and everything that trains them.
         result: the metrics of the last iteration; None if none was finished.
+        latest_evaluation: the metrics of the last iteration that was evaluated; None if none was.
         policy_files: the SB3 zip of each policy.
         stopped_by: what ended the run before its last step: a stop condition or a signal, in words.
         interrupted: whether that was a signal.
@@ -76,6 +80,7 @@ class Run:
     config: TrainConfig
     algorithm: MultiAgentAlgorithm
     result: Result | None = None
+    latest_evaluation: Result | None = None
     policy_files: Mapping[PolicyID, Path] = field(default_factory=dict)
     stopped_by: str | None = None
     interrupted: bool = False
@@ -376,8 +381,7 @@ def execute(run: Run, callbacks: Sequence[BaseCallback] = ()) -> Run:
             _try_to_save_policies(run)
             raise
         finally:
-            run.result = last.result
-            run.checkpoint = checkpoints.latest or run.checkpoint
+            run.result, run.latest_evaluation = last.result, last.evaluated
         # Also if nothing was left to do: the process may have been killed after its last checkpoint.
         if run.algorithm.iteration > 0:
             run.policy_files = _save_policies(run)
@@ -401,6 +405,10 @@ def _try_to_save_policies(run: Run) -> None:
 
 def _checkpoint_callback(run: Run) -> CheckpointCallback:
     config = run.config
+
+    def note(name: str) -> None:
+        run.checkpoint = name
+
     return CheckpointCallback(
         run.files.checkpoints.path,
         config.checkpoint_every,
@@ -408,6 +416,7 @@ def _checkpoint_callback(run: Run) -> CheckpointCallback:
         config.checkpoint_metric,
         config.checkpoint_mode == "max",
         at_start=config.on_nan == "rollback",
+        on_saved=note,
     )
 
 
@@ -476,8 +485,9 @@ def train(
     run_dir: str | Path | None = None,
     resume: str | Path | None = None,
     callback: Sequence[BaseCallback] = (),
+    progress_bar: bool | None = None,
 ) -> Run:
-    """What `python -m marl_sb3.train` does, without its display.
+    """What `python -m marl_sb3.train` does.
 
     Like the command it sets PyTorch's number of threads in this process, to `n_threads` (1 unless set).
 
@@ -497,8 +507,10 @@ def train(
         trust_pickle: allow SB3 zips there.
         run_dir: the run folder; None: a new one below `runs`.
         resume: a run folder: go on with that run, `timesteps` env steps more or to its planned end. Of the other
-            arguments only `env`, `stop` and `callback` are accepted then.
+            arguments only `env`, `stop`, `callback` and `progress_bar` are accepted then.
         callback: more callbacks.
+        progress_bar: show how the training goes: a live view on terminals and in notebooks, plain lines elsewhere.
+            None: in notebooks only.
 
     Raises:
         ConfigError: a setting is wrong; nothing has been written then.
@@ -508,8 +520,10 @@ def train(
     if resume is not None:
         unfit = [policies, algo, n_envs, seed, settings, hparams, vectorizer, device, init_from, run_dir]
         if any(value is not None for value in unfit):
-            raise ConfigError("with resume only env, timesteps, stop and callback are accepted", key="resume")
-        return execute(resume_run(resume, timesteps, name, factory, stop=stop), callback)
+            raise ConfigError(
+                "with resume only env, timesteps, stop, callback and progress_bar are accepted", key="resume"
+            )
+        return _execute_and_show(resume_run(resume, timesteps, name, factory, stop=stop), callback, progress_bar)
     config = load_config(
         name,
         algo,
@@ -524,7 +538,18 @@ def train(
         device=device,
         init_from=init_from,
     )
-    return execute(prepare(config, run_dir, factory, trust_pickle=trust_pickle), callback)
+    return _execute_and_show(prepare(config, run_dir, factory, trust_pickle=trust_pickle), callback, progress_bar)
+
+
+def _execute_and_show(run: Run, callback: Sequence[BaseCallback], progress_bar: bool | None) -> Run:
+    from marl_sb3.run_view import wanted_progress
+
+    progress = wanted_progress(run, progress_bar)
+    try:
+        return execute(run, [*callback, *progress])
+    finally:
+        for each in progress:
+            each.close()
 
 
 @contextmanager

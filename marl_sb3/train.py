@@ -19,7 +19,6 @@ from marl_sb3.cli import (
     add_verbosity,
     algorithm_name,
     assignments,
-    counted,
     integer,
     named_env,
     run_command,
@@ -29,8 +28,6 @@ from marl_sb3.cli import (
 from marl_sb3.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from marl_sb3.experiment import Run
 
 _EPILOG = """\
@@ -125,9 +122,25 @@ def build_parser() -> argparse.ArgumentParser:
         "and schedules such as lin_X jump to where the new end puts them; default: none",
     )
     parser.add_argument("--run-dir", metavar="DIR", help="folder of the run, new or empty; default: runs/ENV/TIME-XXXX")
+    parser.add_argument(
+        "--agents",
+        metavar="N",
+        type=_most_agents,
+        default=8,
+        help="how many agents are shown, the best and the worst ones, or all; default: 8",
+    )
     parser.add_argument("--quiet", action="store_true", help="print the run folder alone; default: off")
     add_verbosity(parser)
     return parser
+
+
+def _most_agents(text: str) -> int | None:
+    """For `--agents`: an integer of at least 1, or None for all."""
+    if text == "all":
+        return None
+    if text.isdecimal() and int(text) > 0:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"received {text[:60]!r}; accepted: all, or an integer of at least 1")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -137,16 +150,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _train(arguments: argparse.Namespace) -> int:
-    from rich.console import Console
-
-    console = Console(highlight=False)
     setup_logging(arguments.verbosity)
     run = _prepare(arguments)
-    if not arguments.quiet:
-        _print_start(console, run)
-    _execute(run, console, quiet=arguments.quiet)
-    if not arguments.quiet:
-        _print_summary(console, run)
+    if arguments.quiet:
+        from marl_sb3.experiment import execute
+
+        execute(run)
+    else:
+        _execute_and_show(run, arguments.agents)
     print(run.folder, flush=True)
     return EXIT_INTERRUPTED if run.interrupted else EXIT_DONE
 
@@ -217,67 +228,21 @@ def _resume(arguments: argparse.Namespace, stop: dict[str, Any]) -> Run:
     )
 
 
-def _execute(run: Run, console: Console, *, quiet: bool) -> None:
-    from marl_sb3.callbacks.live_view import LiveView, PlainLines
+def _execute_and_show(run: Run, most_agents: int | None) -> None:
+    from marl_sb3.display.screen import standard_console
     from marl_sb3.experiment import execute
+    from marl_sb3.run_view import print_how_to_go_on, print_start, print_summary, progress_of
 
-    if quiet:
-        execute(run)
-        return
-    view = LiveView(console, run.config.env) if console.is_terminal else PlainLines(console)
+    console = standard_console()
+    print_start(console, run)
+    progress = progress_of(run, console, most_agents=most_agents)
     try:
-        execute(run, [view])
-    finally:
-        view.close()
-
-
-def _print_start(console: Console, run: Run) -> None:
-    config = run.config
-    policies = config.policies if isinstance(config.policies, str) else ", ".join(config.policies)
-    if run.checkpoint is not None:
-        done = run.algorithm.num_timesteps
-        console.print(f"resuming from {run.checkpoint}, after {done:,} env steps", soft_wrap=True, markup=False)
-    console.print(
-        f"{config.env}: {counted(config.n_timesteps, 'env step')} in {counted(config.n_envs, 'env')}, {config.algo}, "
-        f"policies {policies}, "
-        f"seed {config.seed}",
-        soft_wrap=True,
-        markup=False,
-    )
-    console.print(f"run folder: {run.folder}", soft_wrap=True, markup=False)
-
-
-def _print_summary(console: Console, run: Run) -> None:
-    from rich.table import Table
-
-    from marl_sb3.callbacks.live_view import duration, number, returns_table
-
-    if run.stopped_by:
-        console.print(f"stopped: {run.stopped_by}", soft_wrap=True, markup=False)
-    if run.result is None:
-        done = run.algorithm.num_timesteps >= run.config.n_timesteps
-        what = "the run is complete; --timesteps N adds to it" if done else "no iteration was finished: nothing to save"
-        console.print(what)
-        return
-    result: dict[str, Any] = run.result
-    console.print(returns_table(result))
-    table = Table.grid(padding=(0, 2))
-    seconds = result["time_total_s"]
-    env_steps = result["num_env_steps_sampled_lifetime"]
-    table.add_row(
-        "trained", f"{env_steps:,} env steps, {sum_of(result, 'num_agent_steps_sampled_lifetime'):,} agent steps"
-    )
-    table.add_row("time", f"{duration(seconds)} ({number(env_steps / seconds, 0)} env steps/s)")
-    if run.checkpoint is not None:
-        table.add_row("checkpoint", str(run.files.checkpoints.path / run.checkpoint))
-    for policy_id, path in run.policy_files.items():
-        table.add_row(f"policy {policy_id}", str(path))
-    console.print(table, soft_wrap=True)
-
-
-def sum_of(result: dict[str, Any], name: str) -> int:
-    """The sum over agents of a metric that is counted by agent."""
-    return sum(result[name].values())
+        execute(run, [progress])
+    except BaseException:
+        progress.close()
+        print_how_to_go_on(console, run)
+        raise
+    print_summary(console, run, most_agents)
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ def test_help_fits_a_terminal_and_names_every_default() -> None:
     assert max(map(len, shown.splitlines())) <= 80
     options = shown.partition("options:")[2].partition("ENV is one of")[0]
     entries = [entry for entry in re.split(r"\n  (?=-)", options) if entry.strip() and "exit\n" not in f"{entry}\n"]
-    assert len(entries) == 19
+    assert len(entries) == 20
     assert all("default" in entry for entry in entries), entries
 
 
@@ -96,6 +96,7 @@ WRONG = [
     ("arena --hparams none.yml", "cannot read none.yml"),
     ("arena --set env.height=0", "height must be an integer >= 1; received 0"),
     ("arena --env CartPole-v1", "ENV is 'arena' and --env is 'CartPole-v1'; accepted: one of them"),
+    ("arena --agents none", "argument --agents: received 'none'; accepted: all, or an integer of at least 1"),
     ("arena --timesteps -5", "--timesteps: n_timesteps is -5"),
 ]
 
@@ -219,7 +220,37 @@ def test_a_signal_ends_the_run_with_what_was_learned(tmp_path: Path, number: sig
     assert (tmp_path / "run" / "policies" / "shared.zip").is_file()
 
 
-def test_a_closed_terminal_ends_the_run_with_what_was_learned(in_tmp: Path) -> None:
+def test_the_end_prints_paths_in_full_and_evaluations(
+    in_tmp: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    folder = "a long name of a folder, " * 4 + "that nobody can read if it is cut"
+    options = ["--run-dir", folder, "--set", "evaluation_interval=1", "--set", "evaluation_duration=2"]
+    assert main([*TINY, *options]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert f"checkpoint: {folder}/checkpoints/ckpt-000003" in lines
+    assert f"policy shared: {folder}/policies/shared.zip" in lines
+    assert "means over the latest episodes; evaluation of iteration 3:" in lines
+    assert any(line.startswith("evaluation of iteration 3: return ") for line in lines)
+    assert not [line for line in lines if line.startswith("go on with")]
+
+
+def test_of_many_agents_and_policies_few_are_shown(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (in_tmp / "crowd.py").write_text(
+        "from toy_envs import ScriptedEnv\n"
+        "def env(**kwargs):\n"
+        "    return ScriptedEnv({f'a{i}': (3, 'truncated') for i in range(20)}, **kwargs)\n"
+    )
+    options = ["--policies", "per_agent", "--n-envs", "1", "--timesteps", "6", "--set", "n_steps=6"]
+    options += ["--set", "batch_size=3", "--set", "n_epochs=1", "--set", "policy_kwargs.net_arch=[2]"]
+    for agents, shown in (["8"], 8), (["all"], 20):
+        assert main(["crowd:env", *options, "--agents", *agents, "--run-dir", agents[0]]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert sum(line.startswith("return of a") for line in lines) == shown
+        assert f"policies: {agents[0]}/policies (20 SB3 zips)" in lines
+
+
+def test_a_closed_terminal_ends_the_run_with_what_was_learned(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (in_tmp / "hanging_up.py").write_text(
         "import os, signal\n"
         "from toy_envs import ScriptedEnv\n"
@@ -233,6 +264,7 @@ def test_a_closed_terminal_ends_the_run_with_what_was_learned(in_tmp: Path) -> N
     assert main(["hanging_up:Env", *options]) == 130
     assert [path.name for path in Path("run/checkpoints").glob("ckpt-*")] == ["ckpt-000002"]
     assert Path("run/policies/shared.zip").is_file()
+    assert "go on with: python -m marl_sb3.train --resume run --env hanging_up:Env\n" in capsys.readouterr().out
 
 
 def test_a_terminal_gets_the_live_view(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 from marl_sb3.checkpoint import CheckpointFolder, Score
@@ -22,6 +23,7 @@ class CheckpointCallback(MultiAgentCallback):
         metric: which of them is the best is told by this metric in its iteration.
         higher_is_better: the best has the highest value; False: the lowest.
         at_start: save the untrained policies too.
+        on_saved: called with the name of each new checkpoint.
 
     Attributes:
         latest: name of the newest checkpoint; None before the first.
@@ -35,6 +37,7 @@ class CheckpointCallback(MultiAgentCallback):
         metric: str = "env_runners/episode_return_mean",
         higher_is_better: bool = True,
         at_start: bool = False,
+        on_saved: Callable[[str], None] | None = None,
     ) -> None:
         super().__init__()
         self._folder = CheckpointFolder(Path(folder))
@@ -42,6 +45,7 @@ class CheckpointCallback(MultiAgentCallback):
         self._metric, self._higher_is_better = metric, higher_is_better
         self._value: float | None = None  # of the metric, in the latest iteration
         self._saved_at: int | None = None
+        self._on_saved = on_saved
         self.latest: str | None = None
 
     def _on_training_start(self) -> None:
@@ -70,3 +74,5 @@ class CheckpointCallback(MultiAgentCallback):
         self.latest = self._folder.save(algorithm.iteration, state, tensors, about, self._keep)
         self._saved_at = algorithm.iteration
         _log.debug("saved %s", self.latest)
+        if self._on_saved is not None:
+            self._on_saved(self.latest)

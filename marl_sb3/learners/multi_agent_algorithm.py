@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import psutil
 import torch as th
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList
-from stable_baselines3.common.logger import HumanOutputFormat, Logger, TensorBoardOutputFormat
+from stable_baselines3.common.logger import KVWriter, Logger, TensorBoardOutputFormat
 from stable_baselines3.common.type_aliases import MaybeCallback
 
 from marl_sb3.checkpoint import Checkpoint, find_checkpoint, require_replaceable, without_zip, write_checkpoint
@@ -28,9 +26,11 @@ from marl_sb3.learners.callback import (
     require_plain_states,
     set_callback_states,
 )
+from marl_sb3.learners.machine_load import machine_load
 from marl_sb3.learners.on_policy import OnPolicyLearner
 from marl_sb3.learners.policy_rows import policies_that_train, policy_of_agents, resolve_policies, rows_of_policy
 from marl_sb3.learners.policy_spec import PolicySpec, policy_specs, rollout_steps
+from marl_sb3.learners.printed_metrics import PrintedMetrics
 from marl_sb3.learners.stock_callbacks import as_one_callback
 from marl_sb3.learners.threads import blas_threads, parallel_updates, run_in_threads
 from marl_sb3.metrics import EpisodeTracker, InfoMetric, Result, finite_or_none, flatten
@@ -38,6 +38,9 @@ from marl_sb3.state import Fields, State
 from marl_sb3.types import AgentID, Array, Observations, PolicyID, PolicyMappingFn
 from marl_sb3.vec_env import EnvFactory, as_vec_env
 from marl_sb3.vec_env.base import EnvStep, MultiAgentVecEnv
+
+if TYPE_CHECKING:
+    from marl_sb3.learners.show_progress import ShowProgress
 
 _log = logging.getLogger(__name__)
 
@@ -138,7 +141,7 @@ class MultiAgentAlgorithm:
         self._observations: tuple[Observations, ...] | None = None
         self._total_timesteps: int | None = None
         self._restart_counters()
-        psutil.cpu_percent()  # the first call has nothing to compare with
+        machine_load()  # the first call has nothing to compare with
 
     def __repr__(self) -> str:
         env = self.env.metadata.get("name", type(self.env).__name__)
@@ -190,28 +193,36 @@ class MultiAgentAlgorithm:
             log_interval: iterations between writes of the logger.
             tb_log_name: not used; there for SB3's signature. The run folder names the run.
             reset_num_timesteps: start counters, schedules and episodes anew; False continues.
-            progress_bar: show SB3's progress bar.
+            progress_bar: show how the training goes: a live view on terminals and in notebooks, plain lines elsewhere.
 
         Raises:
             ConfigError: `total_timesteps` is not a positive number, or a callback cannot work here.
             EnvError: an env broke the `ParallelEnv` contract.
         """
-        joined = as_one_callback(callback, progress_bar)
+        progress = _progress_bar() if progress_bar else []
+        joined = as_one_callback(callback, progress)
         if total_timesteps < 1:
             raise ConfigError(f"total_timesteps is {total_timesteps!r}; accepted: at least 1", key="n_timesteps")
         if reset_num_timesteps:
             self._restart_counters()
             self._observations = None
         self._total_timesteps = self.num_timesteps + total_timesteps
+        try:
+            self._learn(joined, self._total_timesteps, log_interval, tb_log_name)
+        finally:
+            for each in progress:
+                each.close()
+        return self
+
+    def _learn(self, joined: BaseCallback, total_timesteps: int, log_interval: int, tb_log_name: str) -> None:
         joined.init_callback(self)  # type: ignore[arg-type]
-        known = {"self": self, "total_timesteps": self._total_timesteps, "tb_log_name": tb_log_name}
-        joined.on_training_start(known, {})
+        joined.on_training_start({"self": self, "total_timesteps": total_timesteps, "tb_log_name": tb_log_name}, {})
         require_plain_states(joined)
         self._callback = joined
         if self._callback_states is not None:
             set_callback_states(joined, self._callback_states)
             self._callback_states = None
-        while self.num_timesteps < self._total_timesteps:
+        while self.num_timesteps < total_timesteps:
             result = self._iterate(joined)
             if result is None:
                 break
@@ -224,7 +235,6 @@ class MultiAgentAlgorithm:
             if not all(answers):
                 break
         joined.on_training_end()
-        return self
 
     def train_iteration(self) -> Result:
         """One rollout and one update of every policy that is trained.
@@ -539,10 +549,7 @@ class MultiAgentAlgorithm:
                 "agent_steps_per_s": _rate(int(agent_steps.sum()), sampling_s + update_s),
                 "learner_samples_per_s": _rate(trained_samples, update_s),
             },
-            "perf": {
-                "cpu_util_percent": psutil.cpu_percent(),
-                "ram_util_percent": psutil.virtual_memory().percent,
-            },
+            "perf": machine_load(),
         }
         return finite_or_none(result)
 
@@ -571,10 +578,16 @@ def _policy_seed(seed: int | None, index: int) -> int | None:
 
 
 def _default_logger(verbose: int, tensorboard_log: str | None) -> Logger:
-    formats: list[Any] = [HumanOutputFormat(sys.stdout, max_length=80)] if verbose else []
+    formats: list[KVWriter] = [PrintedMetrics()] if verbose else []
     if tensorboard_log is not None:
         formats.append(TensorBoardOutputFormat(tensorboard_log))
     return Logger(tensorboard_log, formats)
+
+
+def _progress_bar() -> list[ShowProgress]:
+    from marl_sb3.learners.show_progress import progress_bar_callback
+
+    return [progress_bar_callback()]
 
 
 def _rate(count: float, seconds: float) -> float | None:

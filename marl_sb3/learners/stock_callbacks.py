@@ -6,7 +6,7 @@ do not: there are several policies, and a training can be resumed exactly only b
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from stable_baselines3.common.callbacks import (
@@ -16,7 +16,6 @@ from stable_baselines3.common.callbacks import (
     ConvertCallback,
     EvalCallback,
     LogEveryNTimesteps,
-    ProgressBarCallback,
     StopTrainingOnNoModelImprovement,
     StopTrainingOnRewardThreshold,
 )
@@ -39,12 +38,12 @@ _INSTEAD: Mapping[type[BaseCallback], str] = {
 }
 
 
-def as_one_callback(callback: MaybeCallback, progress_bar: bool) -> BaseCallback:
+def as_one_callback(callback: MaybeCallback, more: Sequence[BaseCallback] = ()) -> BaseCallback:
     """What `learn` was given as one callback.
 
     Args:
         callback: SB3 callbacks, one or a list, or a function.
-        progress_bar: add SB3's.
+        more: callbacks that come after them.
 
     Raises:
         ConfigError: something else is among them, or a callback of SB3's that cannot work here; with what can.
@@ -57,11 +56,9 @@ def as_one_callback(callback: MaybeCallback, progress_bar: bool) -> BaseCallback
         callbacks = [ConvertCallback(callback)]
     else:
         callbacks = [] if callback is None else [callback]
-    if progress_bar:
-        callbacks.append(ProgressBarCallback())
     for each in _all(callbacks):
         _require_usable(each)
-    return CallbackList(callbacks)
+    return CallbackList([*callbacks, *more])
 
 
 def _all(callbacks: list[Any]) -> Iterator[Any]:

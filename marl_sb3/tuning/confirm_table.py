@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from marl_sb3.callbacks.live_view import number
+from marl_sb3.display.text import number
 from marl_sb3.tuning.confirm import Candidate
 from marl_sb3.tuning.confirm_stats import Interval, compare
 

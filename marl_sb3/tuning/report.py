@@ -16,8 +16,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from marl_sb3.callbacks.live_view import number
 from marl_sb3.config import to_yaml
+from marl_sb3.display.text import number
 from marl_sb3.errors import ConfigError
 from marl_sb3.tuning.confirm import confirmed, outcomes, winner
 from marl_sb3.tuning.confirm_table import confirmed_line

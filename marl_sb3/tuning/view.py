@@ -21,7 +21,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from marl_sb3.callbacks.live_view import duration, number
+from marl_sb3.display.text import duration, number
 from marl_sb3.tuning.confirm import confirmed
 from marl_sb3.tuning.confirm_table import confirmed_table
 from marl_sb3.tuning.report import trials_table, write_files

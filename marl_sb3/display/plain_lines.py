@@ -1,0 +1,108 @@
+"""A training as lines of text, where no picture can be drawn."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rich.console import Console
+
+from marl_sb3.display.agents import shown_agents
+from marl_sb3.display.pace import Pace
+from marl_sb3.display.series import Series
+from marl_sb3.display.tables import AGENTS, SUM, SUM_ROW, evaluated
+from marl_sb3.display.text import number
+from marl_sb3.display.training import Goals, first_values, progress_parts
+from marl_sb3.metrics import Result
+
+_LINE_S = 1.0  # between lines
+_MOST_AGENTS = 4  # in a line
+
+
+class PlainLines:
+    """A line of text at most once a second, and one at the end; another one for each evaluation that is shown.
+
+    Args:
+        console: where to print.
+        goals: see there.
+        clock: seconds.
+    """
+
+    def __init__(self, console: Console, goals: Goals, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._console = console
+        most = goals.most_agents
+        self._most_agents = None if most is None else min(most, _MOST_AGENTS)
+        self._clock = clock
+        self._pace = Pace(clock)
+        self._next_line_s = 0.0
+        self._total = 0
+        self._unprinted: Result | None = None
+        self._unprinted_evaluation: Result | None = None
+        self._evaluations = Series()
+
+    def begin(self, done: int, total: int) -> None:
+        """See `TrainingView`."""
+        self._pace.begin(done)
+        self._total = total
+
+    def advance(self, done: int) -> None:
+        """See `TrainingView`."""
+
+    def add(self, result: Result) -> None:
+        """See `TrainingView`."""
+        self._pace.add(result["num_env_steps_sampled_lifetime"])
+        self._unprinted = result
+        if metrics := evaluated(result):
+            self._unprinted_evaluation = result
+            self._evaluations.add(SUM_ROW.number(metrics), result["iteration"])
+        if self._clock() >= self._next_line_s:
+            self._print()
+
+    def close(self) -> None:
+        """Print the latest numbers, if they have not been."""
+        self._print()
+
+    def _print(self) -> None:
+        if self._unprinted is None:
+            return
+        self._next_line_s = self._clock() + _LINE_S
+        lines = [plain_line(self._unprinted, self._total, self._pace, self._most_agents)]
+        if self._unprinted_evaluation is not None:
+            lines.append(evaluation_line(self._unprinted_evaluation, self._evaluations, self._most_agents))
+        self._unprinted = self._unprinted_evaluation = None
+        for line in lines:
+            self._console.print(line, soft_wrap=True, markup=False, highlight=False)
+
+
+def plain_line(result: Result, total_timesteps: int, pace: Pace, most_agents: int | None) -> str:
+    """Progress, returns, speed and remaining time of a training, in a line."""
+    env_runners = result["env_runners"]
+    steps, elapsed, left = progress_parts(pace, result["num_env_steps_sampled_lifetime"], total_timesteps)
+    returns = _returns(env_runners, most_agents)
+    return (
+        f"iteration {result['iteration']}: {steps}, {returns}, {number(pace.rate(), 0)} env steps/s, {elapsed}, {left}"
+    )
+
+
+def evaluation_line(result: Result, evaluations: Series, most_agents: int | None) -> str:
+    """The returns of an iteration's evaluation, and the best ones so far, in a line."""
+    metrics = evaluated(result)
+    where = f"evaluation of iteration {result['iteration']}"
+    if SUM not in metrics:  # of a function of one's own
+        return f"{where}: {first_values(metrics)}"
+    best = ""
+    if evaluations.best is not None:
+        best = f", best {number(evaluations.best)} in iteration {evaluations.best_iteration}"
+    return f"{where}: {_returns(metrics, most_agents)}{best}"
+
+
+def _returns(metrics: Mapping[str, Any], most_agents: int | None) -> str:
+    shown = shown_agents(metrics.get(AGENTS, {}), most_agents)
+    first, last = (_named(agents) for agents in (shown.first, shown.last))
+    agents = f"best {first}; worst {last}; {shown.others} others" if shown.others else first
+    return f"return {number(metrics.get(SUM))}" + (f" ({agents})" if agents else "")
+
+
+def _named(returns: Mapping[str, float | None]) -> str:
+    return ", ".join(f"{agent} {number(value)}" for agent, value in returns.items())

@@ -1,0 +1,47 @@
+"""Show a training while it runs."""
+
+from __future__ import annotations
+
+from marl_sb3.display.guard import Guard
+from marl_sb3.display.screen import standard_console
+from marl_sb3.display.training import Goals, TrainingView
+from marl_sb3.display.views import training_view
+from marl_sb3.learners.callback import MultiAgentCallback
+from marl_sb3.metrics import Result
+
+
+class ShowProgress(MultiAgentCallback):
+    """Tells a view how the training goes. An error of the view ends the view, never the training.
+
+    Args:
+        view: see `marl_sb3.display.training.training_view`.
+    """
+
+    def __init__(self, view: TrainingView) -> None:
+        super().__init__()
+        self._view = view
+        self._show: Guard[None] = Guard(view.close)
+
+    def _on_training_start(self) -> None:
+        self._show(self._view.begin, self.num_timesteps, self.locals["total_timesteps"])
+
+    def _on_step(self) -> bool:
+        self._show(self._view.advance, self.num_timesteps)
+        return True
+
+    def on_iteration_end(self, result: Result) -> bool:
+        """Show the new numbers."""
+        self._show(self._view.add, result)
+        return True
+
+    def _on_training_end(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the terminal back, whatever ended the training."""
+        self._show(self._view.close)
+
+
+def progress_bar_callback() -> ShowProgress:
+    """What `learn(progress_bar=True)` shows: a view on standard output, whose last picture stays."""
+    return ShowProgress(training_view(standard_console(), "training", Goals(), keep=True))

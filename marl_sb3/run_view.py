@@ -1,0 +1,112 @@
+"""What a run shows: its start, its progress, its end, and how to go on with it."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, Any
+
+from marl_sb3.cli import counted
+from marl_sb3.display.screen import in_notebook, standard_console
+from marl_sb3.display.tables import MOST_AGENTS, returns_table
+from marl_sb3.display.text import duration, number
+from marl_sb3.display.training import Goals
+from marl_sb3.display.views import training_view
+from marl_sb3.learners.show_progress import ShowProgress
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from marl_sb3.experiment import Run
+
+_MOST_POLICIES = 8  # of which each file is listed
+
+
+def progress_of(
+    run: Run, console: Console, *, keep: bool = False, most_agents: int | None = MOST_AGENTS
+) -> ShowProgress:
+    """A callback that shows how the run goes.
+
+    Args:
+        run: a prepared run.
+        console: where it is shown.
+        keep: leave the last picture where it is when the training ends.
+        most_agents: how many agents are shown; None: all.
+    """
+    config = run.config
+    higher_is_better = config.checkpoint_mode == "max"
+    goals = Goals(config.checkpoint_metric, higher_is_better, config.stop, lambda: run.checkpoint, most_agents)
+    return ShowProgress(training_view(console, config.env, goals, keep=keep))
+
+
+def wanted_progress(run: Run, progress_bar: bool | None) -> list[ShowProgress]:
+    """The callbacks that show a run of the library: one if it is asked for, or, with None, in a notebook."""
+    wanted = in_notebook() if progress_bar is None else progress_bar
+    return [progress_of(run, standard_console(), keep=True)] if wanted else []
+
+
+def print_start(console: Console, run: Run) -> None:
+    """Say what is going to be trained, and where it is kept."""
+    config = run.config
+    policies = config.policies if isinstance(config.policies, str) else ", ".join(config.policies)
+    if run.checkpoint is not None:
+        done = counted(run.algorithm.num_timesteps, "env step")
+        print_line(console, f"resuming from {run.checkpoint}, after {done}")
+    print_line(
+        console,
+        f"{config.env}: {counted(config.n_timesteps, 'env step')} in {counted(config.n_envs, 'env')}, {config.algo}, "
+        f"policies {policies}, seed {config.seed}",
+    )
+    print_line(console, f"run folder: {run.folder}")
+
+
+def print_summary(console: Console, run: Run, most_agents: int | None = MOST_AGENTS) -> None:
+    """Say what came out of a run, and where it is; a path is never cut."""
+    if run.stopped_by:
+        print_line(console, f"stopped: {run.stopped_by}")
+    if run.result is None:
+        done = run.algorithm.num_timesteps >= run.config.n_timesteps
+        what = "the run is complete; --timesteps N adds to it" if done else "no iteration was finished: nothing to save"
+        print_line(console, what)
+        return
+    evaluation = run.latest_evaluation or {}
+    of = f"; evaluation of iteration {evaluation['iteration']}" if evaluation else ""
+    print_line(console, f"means over the latest episodes{of}:")
+    console.print(returns_table(run.result, evaluation, console.width, most_agents))
+    for line in (*_totals(run.result), *_files(run)):
+        print_line(console, line)
+    if run.interrupted:
+        print_how_to_go_on(console, run)
+
+
+def print_how_to_go_on(console: Console, run: Run) -> None:
+    """Print the command that goes on with a run that has ended before its time, if there is a checkpoint."""
+    if run.checkpoint is not None:
+        env = f" --env {shlex.quote(run.config.env)}" if ":" in run.config.env else ""
+        resume = f"--resume {shlex.quote(str(run.folder))}{env}"
+        print_line(console, f"go on with: python -m marl_sb3.train {resume}")
+
+
+def print_line(console: Console, text: str) -> None:
+    """Print a text as it is: it is the terminal that breaks a long line, so that it can be copied."""
+    console.print(text, soft_wrap=True, markup=False, highlight=False)
+
+
+def _totals(result: dict[str, Any]) -> list[str]:
+    seconds, env_steps = result["time_total_s"], result["num_env_steps_sampled_lifetime"]
+    agent_steps = sum(result["num_agent_steps_sampled_lifetime"].values())
+    rate = env_steps / seconds if seconds else None
+    return [
+        f"trained: {counted(env_steps, 'env step')}, {counted(agent_steps, 'agent step')}",
+        f"time: {duration(seconds)} ({number(rate, 0)} env steps/s)",
+    ]
+
+
+def _files(run: Run) -> list[str]:
+    lines = []
+    if run.checkpoint is not None:
+        lines.append(f"checkpoint: {run.files.checkpoints.path / run.checkpoint}")
+    if len(run.policy_files) > _MOST_POLICIES:
+        lines.append(f"policies: {run.files.policies} ({len(run.policy_files)} SB3 zips)")
+    else:
+        lines += [f"policy {policy_id}: {path}" for policy_id, path in run.policy_files.items()]
+    return lines

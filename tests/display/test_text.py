@@ -1,0 +1,48 @@
+"""Numbers, durations and trends in words."""
+
+from __future__ import annotations
+
+import pytest
+
+from marl_sb3.display.text import duration, number, packed, sparkline
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "expected"), [(None, 2, "-"), (0, 2, "0.00"), (-1234.567, 1, "-1,234.6"), (7, 0, "7")]
+)
+def test_numbers_are_for_people(value: float | None, digits: int, expected: str) -> None:
+    assert number(value, digits) == expected
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [(None, "-"), (0.0, "0:00:00"), (59.6, "0:01:00"), (83, "0:01:23"), (3600, "1:00:00"), (90061, "25:01:01")],
+)
+def test_durations_are_hours_minutes_and_seconds(seconds: float | None, expected: str) -> None:
+    assert duration(seconds) == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([], ""),
+        ([1.0], ""),
+        ([0.0, 7.0], "▁█"),
+        ([3.0, 3.0], "▅▅"),
+        ([0, 1, 2, 7], "▁▂▃█"),
+        ([-1.7e308, 1.7e308], "▁█"),
+    ],
+)
+def test_a_sparkline_goes_from_the_lowest_to_the_highest_value(values: list[float], expected: str) -> None:
+    assert sparkline(values) == expected
+
+
+def test_a_sparkline_can_be_ascii() -> None:
+    assert sparkline([0, 1, 7], ascii_only=True) == "_.#"
+
+
+def test_parts_are_packed_without_breaking_one() -> None:
+    parts = ["abc", "de", "fghijk", "l"]
+    assert packed(parts, 100) == ["abc  de  fghijk  l"]
+    assert packed(parts, 7) == ["abc  de", "fghijk", "l"]
+    assert packed(parts, 1) == parts
