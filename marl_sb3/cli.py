@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 import marl_sb3
-from marl_sb3.errors import CheckpointError, ConfigError, EnvError, MarlSb3Error
+from marl_sb3.errors import CheckpointError, ConfigError, EnvError, EnvRaisedError, MarlSb3Error, traceback_file
 from marl_sb3.output import lenient_output
 from marl_sb3.signals import interrupting
 
@@ -148,10 +148,10 @@ def _exit_code(command: Callable[[], int], verbosity: int) -> int:
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     except MarlSb3Error as error:
-        exit_code = EXIT_USAGE if isinstance(error, (ConfigError, EnvError, CheckpointError)) else EXIT_FAILED
-        return _failed(error, str(error), exit_code, verbosity)
+        is_users = isinstance(error, (ConfigError, EnvError, CheckpointError)) and not isinstance(error, EnvRaisedError)
+        return _failed(error, str(error), EXIT_USAGE if is_users else EXIT_FAILED, verbosity)
     except Exception as error:
-        hint = "" if verbosity else " (-v shows where)"
+        hint = "" if verbosity or traceback_file(error) else " (-v shows where)"
         return _failed(error, f"{type(error).__name__}: {error}{hint}", EXIT_FAILED, verbosity)
 
 
@@ -160,7 +160,8 @@ def _failed(error: Exception, message: str, exit_code: int, verbosity: int) -> i
         import traceback
 
         traceback.print_exception(error)
-    print(f"error: {message}", file=sys.stderr)
+    file = traceback_file(error)
+    print(f"error: {message}{f'; traceback: {file}' if file else ''}", file=sys.stderr)
     return exit_code
 
 

@@ -1,7 +1,7 @@
 """Every exception that marl_sb3 raises on purpose.
 
 The commands turn each of them into one or two lines; `ConfigError`, `EnvError` and `CheckpointError` end
-with exit code 2, others with 1.
+with exit code 2, others and `EnvRaisedError` with 1.
 """
 
 from __future__ import annotations
@@ -34,6 +34,13 @@ class EnvError(MarlSb3Error, RuntimeError):
     """An env broke the PettingZoo `ParallelEnv` contract while it ran.
 
     The message names the env's index, the episode, the step and, where it applies, the agent.
+    """
+
+
+class EnvRaisedError(EnvError):
+    """An env raised an exception of its own, which is the cause of this one.
+
+    The message names the call, the env's index, the episode, the step, the episode's seed, and the line of the env.
     """
 
 
@@ -82,3 +89,18 @@ def path_is_usable(what: str, path: str | Path, key: str) -> Iterator[None]:
         inner = error.filename if isinstance(error.filename, str) and error.filename != str(path) else None
         where = "" if inner is None else f" ({inner})"
         raise ConfigError(f"{what} {path}: {error.strerror}{where}", key=key) from error
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether it says that there is no space left: that is nobody's mistake but the machine's."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def note_traceback_file(error: BaseException, file: str) -> None:
+    """Let an exception know the file in which its traceback is kept, for messages to point to."""
+    error.__dict__["traceback_file"] = file
+
+
+def traceback_file(error: BaseException) -> str | None:
+    """The file in which the traceback of an exception is kept, if it is kept in one."""
+    return error.__dict__.get("traceback_file")

@@ -25,7 +25,7 @@ from marl_sb3.callbacks.stop import StopAfterSteps
 from marl_sb3.checkpoint import Checkpoint, naming
 from marl_sb3.config import TrainConfig, load_config, to_yaml
 from marl_sb3.envs.registry import EnvFactory, factory_id
-from marl_sb3.errors import ConfigError, NumericError
+from marl_sb3.errors import ConfigError, EnvRaisedError, MarlSb3Error, NumericError, note_traceback_file
 from marl_sb3.extensions import Phase, continued, is_complete, phases_after
 from marl_sb3.learners.callback import MultiAgentCallback
 from marl_sb3.learners.import_weights import InitFrom, parse_init_from
@@ -33,7 +33,7 @@ from marl_sb3.learners.import_weights import init_from as start_from
 from marl_sb3.learners.multi_agent_algorithm import MultiAgentAlgorithm
 from marl_sb3.learners.threads import start_without_dynamo
 from marl_sb3.metrics import Result, require_metric
-from marl_sb3.run_folder import RunFolder, find_run
+from marl_sb3.run_folder import RunFolder, find_run, write_traceback
 from marl_sb3.state import Fields
 from marl_sb3.types import PolicyID
 from marl_sb3.vec_env import make_vec_env
@@ -377,8 +377,9 @@ def execute(run: Run, callbacks: Sequence[BaseCallback] = ()) -> Run:
             _learn(
                 run, lambda end: [*evaluations, last, end, signals, histograms, *callbacks, checkpoints], stop, signals
             )
-        except BaseException:
+        except BaseException as error:
             _try_to_save_policies(run)
+            _keep_traceback(run, error)
             raise
         finally:
             run.result, run.latest_evaluation = last.result, last.evaluated
@@ -401,6 +402,18 @@ def _try_to_save_policies(run: Run) -> None:
         run.policy_files = _save_policies(run)
     except Exception as error:  # torch raises errors of its own where a disk is full
         _log.warning("the policies are not saved: %s", error)
+
+
+def _keep_traceback(run: Run, error: BaseException) -> None:
+    """Keep the traceback of an error that does not say all of it in its message."""
+    if isinstance(error, MarlSb3Error) and not isinstance(error, EnvRaisedError):
+        return
+    if not isinstance(error, Exception):  # an interruption
+        return
+    try:
+        note_traceback_file(error, str(write_traceback(run.folder, error)))
+    except OSError as another:  # on a full disk, say; it is not the error to be told
+        _log.warning("the traceback is not kept: %s", another)
 
 
 def _checkpoint_callback(run: Run) -> CheckpointCallback:

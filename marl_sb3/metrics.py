@@ -9,13 +9,14 @@ import difflib
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import ConfigError, EnvError
+from marl_sb3.ids import require_ids
 from marl_sb3.state import Fields, State
 from marl_sb3.types import AgentID, Array, PolicyID
 from marl_sb3.vec_env.base import EnvStep, MultiAgentVecEnv
@@ -49,6 +50,8 @@ class InfoMetric:
     reduce: str = "sum"
 
     def __post_init__(self) -> None:
+        if not isinstance(self.key, Hashable):
+            raise ConfigError(f"metric of info key {self.key!r}: accepted: what can be a key of a dictionary")
         if self.reduce not in _REDUCTIONS:
             raise ConfigError(
                 f"metric of info key {self.key!r}: reduce is {self.reduce!r}; accepted: {', '.join(_REDUCTIONS)}"
@@ -79,7 +82,8 @@ class Episode:
 class _InfoAccumulator:
     """The running value of one `InfoMetric` in each of E envs."""
 
-    def __init__(self, metric: InfoMetric, agents: Iterable[AgentID], num_envs: int) -> None:
+    def __init__(self, name: str, metric: InfoMetric, agents: Iterable[AgentID], num_envs: int) -> None:
+        self._name = name
         self._agents = [metric.agent] if metric.agent is not None else list(agents)
         self._metric = metric
         self._combine = _REDUCTIONS[metric.reduce]
@@ -92,13 +96,29 @@ class _InfoAccumulator:
         self._value[envs] = 0.0 if self._metric.reduce == "sum" else np.nan
         self._count[envs] = 0
 
-    def add(self, step: EnvStep) -> None:
+    def add(self, step: EnvStep, lengths: Array) -> None:
+        """Take in a step, which was the `lengths[i]`-th of the episode of env i."""
         for agent in self._agents:
-            new = step.infos.values(agent, self._metric.key)
+            try:
+                new = step.infos.values(agent, self._metric.key)
+            except (TypeError, ValueError) as error:  # NumPy's, of texts and lists
+                raise self._fault(step, lengths, agent) from error
+            if new.shape != self._value.shape:
+                raise self._fault(step, lengths, agent)
             seen = ~np.isnan(new)
             start = np.isnan(self._value)
             self._value = np.where(seen, np.where(start, new, self._combine(self._value, new)), self._value)
             self._count += seen
+
+    def _fault(self, step: EnvStep, lengths: Array, agent: AgentID) -> EnvError:
+        """What to raise where an info is no number; the first such info is named."""
+        key = self._metric.key
+        values = (step.infos[index].get(agent, {}).get(key) for index in range(len(lengths)))
+        index, value = next((index, value) for index, value in enumerate(values) if not _is_number_or_none(value))
+        return EnvError(
+            f"env {index}, step {lengths[index]} of its episode, agent {agent!r}: custom metric {self._name!r}: "
+            f"info {key!r} is {value!r}; accepted: a number"
+        )
 
     def get_state(self) -> State:
         known = ~np.isnan(self._value)
@@ -143,6 +163,7 @@ class EpisodeTracker:
         self._policy_of = policy_of
         self._num_envs = env.num_envs
         self.custom_metrics = {**announced_metrics(env), **(custom_metrics or {})}
+        require_ids("custom metric", self.custom_metrics, "custom_metrics")
         for name, metric in self.custom_metrics.items():
             if metric.agent is not None and metric.agent not in env.agents:
                 raise ConfigError(
@@ -160,16 +181,21 @@ class EpisodeTracker:
         self._lengths = np.zeros(self._num_envs, dtype=np.int64)
         self._started_s = np.full(self._num_envs, time.perf_counter())
         self._custom = {
-            name: _InfoAccumulator(metric, self._agents, self._num_envs) for name, metric in self.custom_metrics.items()
+            name: _InfoAccumulator(name, metric, self._agents, self._num_envs)
+            for name, metric in self.custom_metrics.items()
         }
 
     def record(self, step: EnvStep) -> list[Episode]:
-        """Count one step of all envs; return the episodes that it finished."""
+        """Count one step of all envs; return the episodes that it finished.
+
+        Raises:
+            EnvError: what a custom metric reads from the infos is no number.
+        """
         self._returns += step.rewards  # 0 where an agent did not act
         self._agent_steps += step.acted
         self._lengths += 1
         for accumulator in self._custom.values():
-            accumulator.add(step)
+            accumulator.add(step, self._lengths)
         if not step.env_ended.any():
             return []
         finished = [self._episode(int(index)) for index in np.flatnonzero(step.env_ended)]
@@ -300,6 +326,13 @@ class EpisodeTracker:
 
     def _returns_of(self, agents: Iterable[AgentID]) -> list[float]:
         return [e.agent_returns[agent] for agent in agents for e in self.episodes if agent in e.agent_returns]
+
+
+def _is_number_or_none(value: Any) -> bool:
+    try:
+        return np.asarray(value, dtype=np.float64).ndim == 0
+    except (TypeError, ValueError):
+        return False
 
 
 def _table(rows: list[list[Any]], columns: Sequence[str], kind: type) -> Array:

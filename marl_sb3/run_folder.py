@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import secrets
+import traceback
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from datetime import datetime, timezone
@@ -24,6 +25,7 @@ _log = logging.getLogger(__name__)
 
 _CONFIG = "config.yaml"
 _LOCK, _FRESH_CONFIG = ".lock", "config.yaml.new"
+TRACEBACK_FILE = "traceback.txt"
 _OF_A_START = (_LOCK, _FRESH_CONFIG)  # there before config.yaml is
 _RUNS = Path("runs")  # where runs are kept, unless --run-dir says otherwise
 
@@ -193,3 +195,12 @@ class RunFolder:
         }
         with naming(self.resumes), self.resumes.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
+
+
+def write_traceback(folder: Path, error: BaseException) -> Path:
+    """Keep the traceback of a training that failed in its folder; returns the file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / TRACEBACK_FILE
+    with naming(file):
+        file.write_text("".join(traceback.format_exception(error)), encoding="utf-8", errors="backslashreplace")
+    return file

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ import torch as th
 from toy_envs import ScriptedEnv
 
 from marl_sb3 import ConfigError, Episode, InfoMetric, make_vec_env
+from marl_sb3.errors import EnvError
 from marl_sb3.metrics import EpisodeTracker, finite_or_none, flatten, info_metrics, require_metric
 
 ONE_STEP = {"a": (1, "truncated"), "b": (1, "terminated")}
@@ -259,3 +261,24 @@ def test_unknown_metric_is_refused_with_those_that_come_close(name: str, message
     with pytest.raises(ConfigError, match=message) as caught:
         require_metric(name, iter(known))
     assert caught.value.key == "stop"
+
+
+@pytest.mark.parametrize("value", ["many", [1, 2], np.zeros(2), 1j])
+@pytest.mark.parametrize("n_envs", [1, 2])
+def test_info_that_is_no_number_is_refused_by_the_name_of_its_metric(value: Any, n_envs: int) -> None:
+    class Says(ScriptedEnv):
+        def step(self, actions: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+            returned = super().step(actions)
+            if self.step_count == 2 and self.env_index == n_envs - 1:
+                returned[4]["b"]["step"] = value
+            return returned
+
+    metrics = {"last_step": InfoMetric("step", "b", "last")}
+    words = f"env {n_envs - 1}, step 2 of its episode, agent 'b': custom metric 'last_step': info 'step' is {value!r}"
+    with pytest.raises(EnvError, match=re.escape(f"{words}; accepted: a number")):
+        played(Says, 2, n_envs, custom_metrics=metrics)
+
+
+def test_custom_metric_whose_name_cannot_be_saved_is_refused() -> None:
+    with pytest.raises(ConfigError, match="custom metric id 1 is of type int"):
+        played(ScriptedEnv, 1, custom_metrics={1: InfoMetric("step")})

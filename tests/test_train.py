@@ -163,17 +163,6 @@ def test_verbose_lets_the_traceback_through(in_tmp: Path, capsys: pytest.Capture
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_an_env_that_raises_fails_with_one_line_and_code_1(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (in_tmp / "broken_env.py").write_text(
-        "from toy_envs import ScriptedEnv\n"
-        "class Env(ScriptedEnv):\n"
-        "    def step(self, actions):\n"
-        "        raise ZeroDivisionError('no luck')\n"
-    )
-    assert main(["broken_env:Env", "--quiet", "--set", "n_steps=4", "--set", "batch_size=4"]) == 1
-    assert capsys.readouterr().err == "error: ZeroDivisionError: no luck (-v shows where)\n"
-
-
 def test_an_env_that_breaks_its_contract_ends_with_code_2(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (in_tmp / "nan_env.py").write_text(
         "from toy_envs import ScriptedEnv\n"

@@ -18,6 +18,7 @@ from pettingzoo import AECEnv, ParallelEnv
 from pettingzoo.env_registry.exceptions import FailedToImport, PettingZooRegistryError
 from pettingzoo.utils.conversions import aec_to_parallel
 
+from marl_sb3.env_faults import raise_in_words
 from marl_sb3.envs.batched_env import BatchedEnv
 from marl_sb3.errors import ConfigError
 
@@ -49,8 +50,8 @@ def env_factory(env: str | EnvFactory) -> EnvFactory:
     """The factory behind an env id: see section ENV of `python -m marl_sb3.train --help`.
 
     Args:
-        env: a registered or built-in id, `package.module:factory`, a PettingZoo id, a Gymnasium id, or a factory
-            itself.
+        env: a registered or built-in id, a PettingZoo id, a Gymnasium id, `package.module:factory`, `package:ID` of an
+            env that the package registers when it is imported, or a factory itself.
 
     Raises:
         ConfigError: nothing goes by that name, or what does cannot be imported.
@@ -94,8 +95,11 @@ def importable_id(env: str, factory: EnvFactory | None = None) -> str | None:
 def make_env(factory: EnvFactory, env_index: int, env_kwargs: Mapping[str, Any]) -> ParallelEnv:
     """Call a factory and check what comes back.
 
+    A `gymnasium.Env` becomes a `ParallelEnv` with one agent.
+
     Raises:
-        ConfigError: the factory does not take these arguments, or does not return a `ParallelEnv`.
+        ConfigError: the factory does not take these arguments, or returns something else.
+        EnvRaisedError: the factory raised something.
     """
     arguments = dict(env_kwargs)
     signature = _signature(factory)
@@ -107,16 +111,17 @@ def make_env(factory: EnvFactory, env_index: int, env_kwargs: Mapping[str, Any])
         env = factory(**arguments)
     except (ImportError, FailedToImport, DependencyNotInstalled) as error:
         raise ConfigError(str(error), key="env") from error
-    except TypeError as error:
-        if "unexpected keyword argument" not in str(error):
-            raise
-        raise ConfigError(f"the env does not take these arguments: {error}", key="env") from error
+    except Exception as error:
+        if isinstance(error, TypeError) and "unexpected keyword argument" in str(error):
+            raise ConfigError(f"the env does not take these arguments: {error}", key="env") from error
+        raise_in_words(error, f"the env factory {_name(factory)}", f"env {env_index}")
+        raise
+    if isinstance(env, gymnasium.Env):
+        return _single_agent(env)
     if not isinstance(env, ParallelEnv):
         hint = "; convert it with pettingzoo.utils.conversions.aec_to_parallel" if isinstance(env, AECEnv) else ""
-        raise ConfigError(
-            f"the env factory {_name(factory)} returned {type(env).__name__}; accepted: a pettingzoo.ParallelEnv{hint}",
-            key="env",
-        )
+        words = f"the env factory {_name(factory)} returned {type(env).__name__}"
+        raise ConfigError(f"{words}; accepted: a pettingzoo.ParallelEnv or a gymnasium.Env{hint}", key="env")
     return env
 
 
@@ -136,11 +141,18 @@ def _imported_factory(path: str) -> EnvFactory:
         module = _import_from_here(module_name)
     except ImportError as error:
         raise ConfigError(f"env {path!r}: cannot import {module_name!r}: {error}", key="env") from error
-    factory = getattr(module, attribute, None)
+    except Exception as error:
+        raise_in_words(error, f"importing {module_name!r}", f"env {path!r}")
+        raise
+    # As in `gymnasium.make("module:Env-v0")`: the module may have registered what has no name in it.
+    factory = getattr(module, attribute, None) or _pettingzoo_factory(attribute) or _gymnasium_factory(attribute)
+    if factory is None:
+        found = "it has no such name, and has registered no env of this id"
+        raise ConfigError(f"env {path!r}: {found}; accepted: package.module:factory or package:ENV_ID", key="env")
     if not callable(factory):
-        found = "it has no such name" if factory is None else f"{attribute!r} cannot be called"
+        found = f"{attribute!r} cannot be called"
         raise ConfigError(f"env {path!r}: {found}; accepted: package.module:factory", key="env")
-    return factory  # type: ignore[no-any-return]
+    return factory
 
 
 def _import_from_here(module_name: str) -> Any:
@@ -189,16 +201,20 @@ def _parallel(env_id: str, env: Any) -> ParallelEnv:
     return aec_to_parallel(env)
 
 
-def _gymnasium_factory(env_id: str) -> EnvFactory | None:
+def _single_agent(env: gymnasium.Env[Any, Any]) -> ParallelEnv:
     from marl_sb3.envs.single_agent import SingleAgentEnv
 
+    return SingleAgentEnv(env)
+
+
+def _gymnasium_factory(env_id: str) -> EnvFactory | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # "out of date" notes; the id was the user's choice
             spec = gymnasium.spec(env_id)
     except gymnasium.error.Error:
         return None
-    return lambda **kwargs: SingleAgentEnv(gymnasium.make(spec, **kwargs))
+    return lambda **kwargs: gymnasium.make(spec, **kwargs)
 
 
 def _unknown(name: str) -> str:

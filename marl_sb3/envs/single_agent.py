@@ -21,7 +21,7 @@ class SingleAgentEnv(ParallelEnv):  # type: ignore[misc]
         self.env = env
         self.possible_agents: list[AgentID] = [AGENT]
         self.agents: list[AgentID] = []
-        self.metadata = {**env.metadata, "name": env.spec.id if env.spec else type(env.unwrapped).__name__}
+        self.metadata = {**(env.metadata or {}), "name": env.spec.id if env.spec else type(env.unwrapped).__name__}
         self.render_mode = env.render_mode
 
     def observation_space(self, agent: AgentID) -> spaces.Space[Any]:

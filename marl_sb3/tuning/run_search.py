@@ -16,8 +16,9 @@ from filelock import FileLock, Timeout
 from marl_sb3.envs.registry import EnvFactory, importable_id
 from marl_sb3.errors import ConfigError
 from marl_sb3.experiment import Preview, preview
+from marl_sb3.run_folder import TRACEBACK_FILE
 from marl_sb3.tuning.search import Search, read_search, require_whole
-from marl_sb3.tuning.study import ERROR, INTERRUPTED, KILLED, TRACEBACK_FILE, WORKER, StudyOfTrials
+from marl_sb3.tuning.study import ERROR, INTERRUPTED, KILLED, WORKER, StudyOfTrials
 from marl_sb3.tuning.trial import run_trial
 from marl_sb3.tuning.workers import POLL_S, SearchError, Workers
 

@@ -26,7 +26,6 @@ from marl_sb3.tuning.storage import damage_named, open_storage
 WORKER, INDEX, RETRY_OF, DEATHS = "worker", "index", "retry_of", "deaths"
 FOLDER, SEED, ERROR = "folder", "seed", "error"
 
-TRACEBACK_FILE = "traceback.txt"  # in the run folder of a trial that failed
 
 # Why a trial was broken off: it says nothing about its settings.
 KILLED, INTERRUPTED = "its process ended", "interrupted"

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import traceback
 from pathlib import Path
 from typing import Any
 
 import optuna
 from optuna.trial import TrialState
 
+from marl_sb3.errors import is_disk_full
 from marl_sb3.experiment import Run, execute, prepare
 from marl_sb3.learners.callback import MultiAgentCallback
 from marl_sb3.metrics import Result
+from marl_sb3.run_folder import write_traceback
 from marl_sb3.tuning.objective import Objective
 from marl_sb3.tuning.search import Search
-from marl_sb3.tuning.study import ERROR, FOLDER, INDEX, INTERRUPTED, SEED, TRACEBACK_FILE, StudyOfTrials
+from marl_sb3.tuning.study import ERROR, FOLDER, INDEX, INTERRUPTED, SEED, StudyOfTrials
 
 
 class ReportEvaluations(MultiAgentCallback):
@@ -118,12 +118,5 @@ def _note_run(trial: optuna.trial.Trial, run: Run) -> None:
 
 def note_failure(folder: Path, error: BaseException) -> str:
     """Keep the traceback of a training that failed, in its run folder; returns the error in words."""
-    folder.mkdir(parents=True, exist_ok=True)
-    text = "".join(traceback.format_exception(error))
-    (folder / TRACEBACK_FILE).write_text(text, encoding="utf-8", errors="backslashreplace")
+    write_traceback(folder, error)
     return f"{type(error).__name__}: {error}".encode("utf-8", "backslashreplace").decode("utf-8")
-
-
-def is_disk_full(error: BaseException) -> bool:
-    """Whether it says that there is no space left: that is no trial's fault."""
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)

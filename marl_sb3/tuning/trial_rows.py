@@ -12,8 +12,9 @@ from typing import Any
 from optuna.trial import FrozenTrial
 
 from marl_sb3.checkpoint import naming
+from marl_sb3.run_folder import TRACEBACK_FILE
 from marl_sb3.tuning.search import Search
-from marl_sb3.tuning.study import ERROR, FOLDER, RETRY_OF, SEED, TRACEBACK_FILE, WORKER, StudyOfTrials
+from marl_sb3.tuning.study import ERROR, FOLDER, RETRY_OF, SEED, WORKER, StudyOfTrials
 
 _BEFORE = ("number", "state", "value")  # then a column for each parameter
 _AFTER = ("seed", "iterations", "env_steps", "seconds", "return", "evaluations", "retry_of", "worker", "folder",

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from marl_sb3.cli import EXIT_DONE, EXIT_INTERRUPTED, run_command
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import ConfigError, is_disk_full
 
 if TYPE_CHECKING:
     from marl_sb3.tuning.study import StudyOfTrials
@@ -40,7 +40,6 @@ def main(arguments: list[str]) -> int:
 
 
 def _work(study: StudyOfTrials, name: str, job: str, options: list[int], is_wanted: Callable[[], bool]) -> int:
-    from marl_sb3.tuning.trial import is_disk_full
     from marl_sb3.tuning.workers import EXIT_DISK_FULL
 
     try:

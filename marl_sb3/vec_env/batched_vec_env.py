@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from marl_sb3.env_faults import close_in_words, raise_in_words
 from marl_sb3.envs.batched_env import BatchedEnv
-from marl_sb3.errors import ConfigError, EnvNumericError
+from marl_sb3.errors import ConfigError, EnvError, EnvNumericError
 from marl_sb3.state import MAX_SEED, Fields, State
 from marl_sb3.types import AgentID, Array, BoolArray, Observations
 from marl_sb3.vec_env.base import (
@@ -67,6 +68,7 @@ class BatchedVecEnv(MultiAgentVecEnv):
         self._episode_steps = np.zeros(self.num_envs, dtype=np.int64)
         self._run_seed = fresh_seed() if seed is None else seed
         self._all_envs = list(range(self.num_envs))
+        self._closed = False
 
     def seed(self, seed: int) -> None:
         """See `MultiAgentVecEnv.seed`."""
@@ -83,8 +85,7 @@ class BatchedVecEnv(MultiAgentVecEnv):
             raise ConfigError(f"reset options {list(options)}: a batched env takes none; use vectorizer='serial'")
         self._begin_episodes(self._all_envs)
         self.active = np.ones_like(self.active)
-        observations = self._env.observations()
-        self._check_observations(observations)
+        observations = self._shown()
         self.observations = (observations,)
         return self.observations
 
@@ -92,20 +93,30 @@ class BatchedVecEnv(MultiAgentVecEnv):
         self._episodes[env_indices] += 1
         self._episode_steps[env_indices] = 0
         episodes = self._episodes.tolist()
-        self._env.reset(env_indices, [episode_seed(self._run_seed, index, episodes[index]) for index in env_indices])
+        seeds = [episode_seed(self._run_seed, index, episodes[index]) for index in env_indices]
+        try:
+            self._env.reset(env_indices, seeds)
+        except Exception as error:
+            self._blame(error, "reset()", env_indices)
+            raise
 
     def step(self, actions: Sequence[Array]) -> EnvStep:
         """See `MultiAgentVecEnv.step`."""
         acted = self.active
         self._episode_steps += 1
-        step = self._env.step(actions[0])
+        try:
+            step = self._env.step(actions[0])
+        except Exception as error:
+            self._blame(error, "step()", self._all_envs)
+            raise
+        if step.rewards.dtype.kind not in "biuf":
+            raise EnvError(f"{self._where(0)}: rewards have dtype {step.rewards.dtype}; accepted: real numbers")
         rewards = step.rewards.astype(np.float32)
         terminated, truncated = step.terminated, step.truncated
         if not acted.all():
             rewards, terminated, truncated = rewards * acted, terminated & acted, truncated & acted
         self._check_rewards(rewards)
-        observations = self._env.observations()
-        self._check_observations(observations)
+        observations = self._shown()
         ended = terminated | truncated
         if not ended.any():
             return self._result(observations, rewards, terminated, truncated, acted, step.infos)
@@ -115,8 +126,7 @@ class BatchedVecEnv(MultiAgentVecEnv):
         if env_ended.any():
             self._begin_episodes(np.flatnonzero(env_ended).tolist())
             self.active[env_ended] = True
-            observations = self._env.observations()
-            self._check_observations(observations)
+            observations = self._shown()
         return self._result(
             observations, rewards, terminated, truncated, acted, step.infos, env_ended, final_observations
         )
@@ -160,6 +170,31 @@ class BatchedVecEnv(MultiAgentVecEnv):
     def _reset_info(self) -> dict[str, Any]:
         return {agent: {} for agent in self.agents}
 
+    def _shown(self) -> Observations:
+        try:
+            observations = self._env.observations()
+        except Exception as error:
+            self._blame(error, "observations()", self._all_envs)
+            raise
+        self._check_observations(observations)
+        return observations
+
+    def _blame(self, error: Exception, call: str, env_indices: Sequence[int]) -> None:
+        """Raise what the batched env has raised in words, if it is its fault."""
+        raise_in_words(error, call, self._where_and_seed(env_indices))
+
+    def _where_and_seed(self, env_indices: Sequence[int]) -> str:
+        """Of the first of these envs: which of them it was, nobody knows."""
+        first, count = env_indices[0], len(env_indices)
+        episode = int(self._episodes[first])
+        batch = f" (the first of {count} in one batch)" if count > 1 else ""
+        if episode < 0:
+            return f"env {first}, before its first episode{batch}"
+        return f"{self._where(first)}, seed {episode_seed(self._run_seed, first, episode)}{batch}"
+
+    def _where(self, env_index: int) -> str:
+        return f"env {env_index}, episode {self._episodes[env_index]}, step {self._episode_steps[env_index]}"
+
     def _check_rewards(self, rewards: Array) -> None:
         if not np.isfinite(rewards).all():
             env_index, column = np.argwhere(~np.isfinite(rewards))[0].tolist()
@@ -179,8 +214,7 @@ class BatchedVecEnv(MultiAgentVecEnv):
             raise self._error(place[0], place[1], f"observation is {array[place]} at index {place[2:]}{where}")
 
     def _error(self, env_index: int, column: int, problem: str) -> EnvNumericError:
-        where = f"env {env_index}, episode {self._episodes[env_index]}, step {self._episode_steps[env_index]}"
-        return EnvNumericError(f"{where}, agent {self.agents[column]!r}: {problem}")
+        return EnvNumericError(f"{self._where(env_index)}, agent {self.agents[column]!r}: {problem}")
 
     def reset_infos(self) -> Sequence[Mapping[str, Any]]:
         """See `MultiAgentVecEnv.reset_infos`."""
@@ -198,7 +232,14 @@ class BatchedVecEnv(MultiAgentVecEnv):
         """See `MultiAgentVecEnv.env_method`; a batched env has `render` for single envs."""
         if name != "render":
             raise AttributeError(f"a batched env has no method {name!r} for single envs; use vectorizer='serial'")
-        return [self._env.render(index) for index in env_indices]
+        return [self._render(index) for index in env_indices]
+
+    def _render(self, index: int) -> Any:
+        try:
+            return self._env.render(index)
+        except Exception as error:
+            self._blame(error, "render()", [index])
+            raise
 
     def env_is_wrapped(self, wrapper_class: type, env_indices: Sequence[int]) -> list[bool]:
         """See `MultiAgentVecEnv.env_is_wrapped`; batched envs wear no wrappers."""
@@ -243,4 +284,6 @@ class BatchedVecEnv(MultiAgentVecEnv):
 
     def close(self) -> None:
         """See `MultiAgentVecEnv.close`."""
-        self._env.close()
+        if not self._closed:
+            self._closed = True
+            close_in_words(self._env.close, self._where_and_seed(self._all_envs))

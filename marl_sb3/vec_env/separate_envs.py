@@ -11,12 +11,13 @@ import numpy as np
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
-from marl_sb3.errors import CheckpointError, ConfigError
+from marl_sb3.errors import CheckpointError, ConfigError, EnvRaisedError
 from marl_sb3.state import MAX_SEED, Fields, State, is_plain
 from marl_sb3.types import AgentID, Array, BoolArray, Observations
 from marl_sb3.vec_env.action_log import ActionLog, require_possible
 from marl_sb3.vec_env.base import AgentGroup, MultiAgentVecEnv
 from marl_sb3.vec_env.observations import copy_env, read_observations, same_in_env, zero_observations
+from marl_sb3.wrappers.env_interface import innermost_env
 
 EnvFactory = Callable[[int], ParallelEnv]  # env index -> a new env
 
@@ -165,6 +166,8 @@ class SeparateEnvs(MultiAgentVecEnv):
             return self._set_own(index, saved) if saved.own[index] is not None else self._replay(index, saved)
         except CheckpointError:
             raise
+        except EnvRaisedError as error:
+            return str(error)
         except Exception as error:  # an env may raise anything if it does not repeat itself
             return f"{type(error).__name__}: {error}"
 
@@ -240,7 +243,7 @@ def require_separate(envs: Sequence[Any]) -> None:
     Raises:
         ConfigError: it did.
     """
-    if len({id(env.unwrapped) for env in envs}) < len(envs):
+    if len({id(innermost_env(env)) for env in envs}) < len(envs):
         raise ConfigError("the env factory returned the same env twice; it has to make a new one at each call")
 
 

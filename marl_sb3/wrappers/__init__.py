@@ -16,5 +16,5 @@ def wrap(env: ParallelEnv, env_index: int) -> ParallelEnv:
     Raises:
         ConfigError: it lacks something that a `ParallelEnv` has.
     """
-    require_interface(env)
+    require_interface(env, env_index)
     return CheckedEnv(env, env_index)

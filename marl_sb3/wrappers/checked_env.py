@@ -12,6 +12,7 @@ from gymnasium import spaces
 from pettingzoo import ParallelEnv
 from pettingzoo.utils import BaseParallelWrapper
 
+from marl_sb3.env_faults import close_in_words, raise_in_words
 from marl_sb3.errors import EnvError, EnvNumericError
 from marl_sb3.types import AgentID
 
@@ -78,8 +79,9 @@ def _reward_fault(reward: Any) -> str | None:
     if type(reward) is float and math.isfinite(reward):  # almost always: NumPy takes ten times as long
         return None
     try:
-        finite = np.ndim(reward) == 0 and np.isfinite(reward)
-    except TypeError:
+        number = np.asarray(reward)
+        finite = number.ndim == 0 and number.dtype.kind in "biuf" and bool(np.isfinite(number))
+    except (TypeError, ValueError, RuntimeError):  # of ragged lists, of tensors with gradients
         finite = False
     return None if finite else f"is {reward!r}, not a finite number"
 
@@ -99,6 +101,7 @@ class CheckedEnv(BaseParallelWrapper):  # type: ignore[misc]
 
     Raises:
         EnvError: from `reset` and `step`; names env, episode, step, agent, quantity and value.
+        EnvRaisedError: from `reset`, `step` and `render`: the env itself has raised something.
     """
 
     def __init__(self, env: ParallelEnv, env_index: int = 0) -> None:
@@ -107,6 +110,7 @@ class CheckedEnv(BaseParallelWrapper):  # type: ignore[misc]
         self._episode = -1
         self._mentioned_unearned = False
         self._episode_step = 0
+        self._seed: int | None = None
 
     def continue_at(self, episode: int) -> None:
         """Count the next reset as the beginning of this episode."""
@@ -118,11 +122,16 @@ class CheckedEnv(BaseParallelWrapper):  # type: ignore[misc]
         """Reset the env and check the first observations."""
         self._episode += 1
         self._episode_step = 0
-        returned = self.env.reset(seed=seed, options=options)
+        self._seed = seed
+        try:
+            returned = self.env.reset(seed=seed, options=options)
+        except Exception as error:
+            self._blame(error, "reset()")
+            raise
         if not (isinstance(returned, tuple) and len(returned) == 2):
             raise self._error(f"reset() returned {_outline(returned)}, not (observations, infos)")
         observations, infos = returned
-        if not self.env.agents:
+        if not getattr(self.env, "agents", None):
             raise self._error("no agent is live after reset()")
         for agent in self.env.agents:
             self._check_known(agent)
@@ -133,7 +142,11 @@ class CheckedEnv(BaseParallelWrapper):  # type: ignore[misc]
     def step(self, actions: Mapping[AgentID, Any]) -> tuple[Mapping[str, Any], ...]:
         """Step the env and check what it says about the agents that acted or are live now."""
         self._episode_step += 1
-        returned = self.env.step(actions)
+        try:
+            returned = self.env.step(actions)
+        except Exception as error:
+            self._blame(error, "step()")
+            raise
         if not (isinstance(returned, tuple) and len(returned) == 5):
             raise self._error(f"step() returned {_outline(returned)}, not a tuple of 5 dictionaries")
         observations, rewards, terminated, truncated, infos = returned
@@ -154,6 +167,27 @@ class CheckedEnv(BaseParallelWrapper):  # type: ignore[misc]
         if len(rewards) > len(actions):
             self._mention_unearned(rewards, actions)
         return observations, rewards, terminated, truncated, infos
+
+    def render(self) -> Any:
+        """What the env renders."""
+        try:
+            return self.env.render()
+        except Exception as error:
+            self._blame(error, "render()")
+            raise
+
+    def close(self) -> None:
+        """Close the env; see `close_in_words`."""
+        close_in_words(self.env.close, self._where_and_seed())
+
+    def _blame(self, error: Exception, call: str) -> None:
+        """Raise what the env has raised in words, if it is the env's fault."""
+        raise_in_words(error, call, self._where_and_seed())
+
+    def _where_and_seed(self) -> str:
+        if self._episode < 0:
+            return f"env {self._env_index}, before its first episode"
+        return f"{self._where()}, seed {self._seed}"
 
     def _mention_unearned(self, rewards: Mapping[AgentID, Any], actions: Mapping[AgentID, Any]) -> None:
         """There is no step that such a reward could belong to; said once per env."""
@@ -188,6 +222,9 @@ class CheckedEnv(BaseParallelWrapper):  # type: ignore[misc]
         return values[agent]
 
     def _error(self, problem: str, agent: AgentID | None = None, value: Any = None) -> EnvError:
-        where = f"env {self._env_index}, episode {self._episode}, step {self._episode_step}"
+        where = self._where()
         kind = EnvNumericError if _holds_non_finite(value) else EnvError
         return kind(f"{where}, agent {agent!r}: {problem}" if agent is not None else f"{where}: {problem}")
+
+    def _where(self) -> str:
+        return f"env {self._env_index}, episode {self._episode}, step {self._episode_step}"

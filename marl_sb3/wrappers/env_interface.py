@@ -10,17 +10,20 @@ from typing import Any
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
+from marl_sb3.env_faults import raise_in_words
+from marl_sb3.envs.single_agent import SingleAgentEnv
 from marl_sb3.errors import ConfigError
 from marl_sb3.ids import require_ids
 
 _RENAME = '; name the agents in the env, e.g. possible_agents = [f"agent_{i}" for i in range(n)]'
 
 
-def require_interface(env: ParallelEnv) -> None:
+def require_interface(env: ParallelEnv, env_index: int = 0) -> None:
     """Check what an env has to have before it is reset: agents, their spaces, metadata, and `reset` with a seed.
 
     Raises:
         ConfigError: with what is wrong and what is accepted.
+        EnvRaisedError: the env raised something when it was asked for a space.
     """
     require_agents(getattr(env, "possible_agents", None))
     metadata = getattr(env, "metadata", None)
@@ -30,11 +33,21 @@ def require_interface(env: ParallelEnv) -> None:
         )
     for agent in env.possible_agents:
         for kind in ("observation_space", "action_space"):
-            space = getattr(env, kind)(agent)
+            try:
+                space = getattr(env, kind)(agent)
+            except Exception as error:
+                raise_in_words(error, f"{kind}({agent!r})", f"env {env_index}")
+                raise
             if not isinstance(space, spaces.Space):
                 raise ConfigError(f"{kind}({agent!r}) is {space!r}; accepted: a gymnasium space", key="env")
     require_seeded_reset(env.reset)
-    require_seeded_reset(env.unwrapped.reset)
+    require_seeded_reset(innermost_env(env).reset)
+
+
+def innermost_env(env: ParallelEnv) -> Any:
+    """The env below all wrappers: a `ParallelEnv`, or the `gymnasium.Env` in one."""
+    inner = env.unwrapped
+    return inner.env.unwrapped if isinstance(inner, SingleAgentEnv) else inner
 
 
 def require_agents(agents: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from marl_sb3 import make_vec_env, register_env
 from marl_sb3.envs import registry
 from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.envs.registry import batched_factory, env_factory, importable_id, make_env
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import ConfigError, EnvRaisedError
 
 
 @pytest.fixture(autouse=True)
@@ -161,12 +162,23 @@ def test_factory_is_imported_from_the_working_directory(tmp_path: Path, monkeypa
     assert "unknown env argument 'width'; the env takes: steps" in str(refusal("my_package.my_envs:short", width=1))
 
 
+NO_SUCH_NAME = (
+    "it has no such name, and has registered no env of this id; accepted: package.module:factory or package:ENV_ID"
+)
+
+
 @pytest.mark.parametrize(
     ("path", "problem"),
     [
         ("no_such_module:env", "cannot import 'no_such_module': No module named 'no_such_module'"),
-        ("toy_envs:no_such_env", "it has no such name; accepted: package.module:factory"),
-        ("toy_envs:", "it has no such name; accepted: package.module:factory"),
+        (
+            "toy_envs:no_such_env",
+            NO_SUCH_NAME,
+        ),
+        (
+            "toy_envs:",
+            NO_SUCH_NAME,
+        ),
         ("toy_envs:np", "'np' cannot be called; accepted: package.module:factory"),
         (":env", "'' names no module; accepted: package.module:factory"),
         (".toy_envs:env", "'.toy_envs' names no module; accepted: package.module:factory"),
@@ -236,19 +248,78 @@ def test_wrong_arguments_are_refused_by_name(env, kwargs, problem, key):
     assert error.key == key
 
 
-def test_type_error_inside_a_factory_stays_what_it_is():
+def test_error_inside_a_factory_is_told_with_its_line():
     def faulty():
         return ScriptedEnv() + 1
 
-    with pytest.raises(TypeError, match="unsupported operand"):
+    with pytest.raises(EnvRaisedError, match=r"^env 0: the env factory .*faulty raised TypeError: unsupp.*") as caught:
         make_vec_env(faulty)
+    assert re.search(r"\(\S*test_registry\.py, line \d+, in faulty\)$", str(caught.value))
+    assert isinstance(caught.value.__cause__, TypeError)
+
+
+def test_error_inside_an_imported_module_is_told_with_its_line(in_tmp: Path):
+    (in_tmp / "faulty_module.py").write_text("x = 1\ny = x / 0\n")
+    words = (
+        r"env 'faulty_module:make': importing 'faulty_module' raised ZeroDivisionError: division by zero "
+        r"\(faulty_module\.py, line 2, in <module>\)"
+    )
+    with pytest.raises(EnvRaisedError, match=words):
+        make_vec_env("faulty_module:make")
+
+
+class Corridor(gymnasium.Env):
+    """Walk to the right end."""
+
+    observation_space = gymnasium.spaces.Discrete(4)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, slow=False):
+        self.slow = slow
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.place = 0
+        return self.place, {}
+
+    def step(self, action):
+        self.place += int(action)
+        return self.place, float(action), self.place == 3, False, {}
+
+
+def test_factory_of_a_gymnasium_env_makes_an_env_with_one_agent():
+    vec = make_vec_env(Corridor, n_envs=2, seed=0, slow=True)
+    assert vec.agents == ("agent",)
+    assert vec.get_attr("slow", [1]) == [True]
+    vec.reset()
+    steps = [vec.step((np.ones((2, 1), int),)) for _ in range(3)]
+    assert [taken.observations[0].tolist() for taken in steps] == [[[1], [1]], [[2], [2]], [[0], [0]]]
+    assert steps[2].terminated.all()
+
+
+def test_factory_that_returns_one_gymnasium_env_twice_is_refused():
+    env = Corridor()
+    assert "returned the same env twice" in str(refusal(lambda: env, n_envs=2))
+
+
+def test_id_that_a_module_registers_when_it_is_imported_is_found(in_tmp: Path):
+    (in_tmp / "corridors.py").write_text(
+        "import gymnasium\nimport pettingzoo\n"
+        "gymnasium.register('Corridor-v3', entry_point='test_registry:Corridor', max_episode_steps=2)\n"
+        "pettingzoo.register('parallel', 'corridors/two-v0', entry_point='toy_envs:ScriptedEnv')\n"
+    )
+    vec = make_vec_env("corridors:Corridor-v3", slow=True)
+    assert (vec.agents, vec.get_attr("slow", [0])) == (("agent",), [True])
+    vec.reset()
+    assert [vec.step((np.zeros((1, 1), int),)).truncated.item() for _ in range(2)] == [False, True]
+    assert make_vec_env("corridors:corridors/two-v0").agents == ("a", "b")
 
 
 @pytest.mark.parametrize(
     ("product", "problem"),
     [
         (lambda: None, "returned NoneType; accepted: a pettingzoo.ParallelEnv"),
-        (lambda: gymnasium.make("CartPole-v1"), "accepted: a pettingzoo.ParallelEnv"),
+        (lambda: gymnasium.make_vec("CartPole-v1"), "VectorEnv; accepted: a pettingzoo.ParallelEnv or a gymnasium.Env"),
         (lambda: pettingzoo.make("aec", "classic/rps-v2"), "convert it with pettingzoo.utils.conversions.aec_to_p"),
     ],
 )

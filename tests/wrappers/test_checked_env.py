@@ -95,6 +95,8 @@ BROKEN_STEPS = {
     "inf reward": (saying(-INF, REWARDS), "reward is -inf, not a finite number"),
     "None reward": (saying(None, REWARDS), "reward is None, not a finite number"),
     "text reward": (saying("1", REWARDS), "reward is '1', not a finite number"),
+    "complex reward": (saying(1 + 2j, REWARDS), "reward is (1+2j), not a finite number"),
+    "list reward": (saying([1, [2, 3]], REWARDS), "reward is [1, [2, 3]], not a finite number"),
     "array reward": (saying(np.zeros(1), REWARDS), "reward is array([0.]), not a finite number"),
     "None info": (saying(None, INFOS), "info is None, not a dictionary"),
 }
