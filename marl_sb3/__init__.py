@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from marl_sb3.errors import EnvError as EnvError
     from marl_sb3.errors import MarlSb3Error as MarlSb3Error
     from marl_sb3.evaluation import evaluate_policies as evaluate_policies
-    from marl_sb3.experiment import Run as Run
+    from marl_sb3.experiment import load_run as load_run
     from marl_sb3.experiment import train as train
     from marl_sb3.learners.callback import MultiAgentCallback as MultiAgentCallback
     from marl_sb3.learners.multi_agent_algorithm import MultiAgentAlgorithm as MultiAgentAlgorithm
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from marl_sb3.learners.ppo import PPO as PPO
     from marl_sb3.metrics import Episode as Episode
     from marl_sb3.metrics import InfoMetric as InfoMetric
+    from marl_sb3.run import Run as Run
     from marl_sb3.tuning.api import tune as tune
     from marl_sb3.vec_env import MultiAgentVecEnv as MultiAgentVecEnv
     from marl_sb3.vec_env import make_vec_env as make_vec_env
@@ -43,8 +44,9 @@ _HOME = {
     "MultiAgentVecEnv": "marl_sb3.vec_env",
     "PPO": "marl_sb3.learners.ppo",
     "PolicySpec": "marl_sb3.learners.policy_spec",
-    "Run": "marl_sb3.experiment",
+    "Run": "marl_sb3.run",
     "evaluate_policies": "marl_sb3.evaluation",
+    "load_run": "marl_sb3.experiment",
     "make_vec_env": "marl_sb3.vec_env",
     "register_env": "marl_sb3.envs.registry",
     "train": "marl_sb3.experiment",

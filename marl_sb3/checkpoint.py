@@ -362,7 +362,7 @@ class CheckpointFolder:
         name = f"ckpt-{iteration:06d}"
         write_checkpoint(self.path / name, state, tensors, about)
         # Later ones are damaged, or the run would have gone on from them: they must not push out this one.
-        earlier, best = [each for each in self.names() if _iteration(each) <= iteration], self._best_by_manifest()
+        earlier, best = [each for each in self.names() if _iteration(each) <= iteration], self.best()
         for old in earlier[:-keep]:
             if old != best:
                 self._remove(old)
@@ -417,7 +417,8 @@ class CheckpointFolder:
         best_first = [name for _, _, name in sorted(scored, reverse=True)]
         return [*best_first, *(name for name in newest_first if name not in best_first)]
 
-    def _best_by_manifest(self) -> str | None:
+    def best(self) -> str | None:
+        """The name of the best one, by the manifests alone; None if none has a score."""
         return max(self._scores(), key=lambda scored: (scored[1], _iteration(scored[0])), default=(None, 0.0))[0]
 
     def _scores(self) -> list[tuple[str, float]]:

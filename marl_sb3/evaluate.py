@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from marl_sb3.config import TrainConfig
     from marl_sb3.evaluation import Evaluation
-    from marl_sb3.experiment import Run
+    from marl_sb3.run import Run
     from marl_sb3.vec_env import MultiAgentVecEnv
     from marl_sb3.video import VideoFile
 
@@ -208,7 +208,7 @@ def _make_env(plan: _Plan, video: VideoFile | None) -> MultiAgentVecEnv:
 
     config = plan.run.config
     if video is None:
-        return make_vec_env(config.env, plan.n_envs, plan.seed, config.vectorizer, **config.env_kwargs)
+        return plan.run.make_env(plan.n_envs, plan.seed)
     from marl_sb3.wrappers.filmed_env import filming_factory
 
     factory = filming_factory(config.env, video.add, plan.film_episodes)

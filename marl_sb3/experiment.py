@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,13 @@ from marl_sb3.config import TrainConfig, load_config, to_yaml
 from marl_sb3.envs.registry import EnvFactory, factory_id
 from marl_sb3.errors import ConfigError, EnvRaisedError, MarlSb3Error, NumericError, note_traceback_file
 from marl_sb3.extensions import Phase, continued, is_complete, phases_after
+from marl_sb3.ids import file_names
 from marl_sb3.learners.callback import MultiAgentCallback
 from marl_sb3.learners.import_weights import InitFrom, parse_init_from
 from marl_sb3.learners.import_weights import init_from as start_from
-from marl_sb3.learners.multi_agent_algorithm import MultiAgentAlgorithm
 from marl_sb3.learners.threads import start_without_dynamo
 from marl_sb3.metrics import Result, require_metric
+from marl_sb3.run import Run
 from marl_sb3.run_folder import RunFolder, find_run, write_traceback
 from marl_sb3.state import Fields
 from marl_sb3.types import PolicyID
@@ -57,40 +58,6 @@ class LastResult(MultiAgentCallback):
         if "evaluation" in result:
             self.evaluated = result
         return True
-
-
-@dataclass
-class Run:
-    """A training and its folder.
-
-    Attributes:
-        files: the run folder.
-        config: the resolved configuration, as in `config.yaml`.
-        algorithm: the policies, and everything that trains them.
-        result: the metrics of the last iteration; None if none was finished.
-        latest_evaluation: the metrics of the last iteration that was evaluated; None if none was.
-        policy_files: the SB3 zip of each policy.
-        stopped_by: what ended the run before its last step: a stop condition or a signal, in words.
-        interrupted: whether that was a signal.
-        checkpoint: name of the checkpoint that it was brought back from, then of the latest that it wrote.
-        factory: makes the env, where the id in the configuration is only its name.
-    """
-
-    files: RunFolder
-    config: TrainConfig
-    algorithm: MultiAgentAlgorithm
-    result: Result | None = None
-    latest_evaluation: Result | None = None
-    policy_files: Mapping[PolicyID, Path] = field(default_factory=dict)
-    stopped_by: str | None = None
-    interrupted: bool = False
-    checkpoint: str | None = None
-    factory: EnvFactory | None = None
-
-    @property
-    def folder(self) -> Path:
-        """The run folder."""
-        return self.files.path
 
 
 def prepare(
@@ -247,6 +214,35 @@ def restore(
     except BaseException:
         run.algorithm.env.close()
         raise
+    return run
+
+
+def load_run(
+    folder: str | Path, checkpoint: str = "best", *, env: str | EnvFactory | None = None, device: str = "cpu"
+) -> Run:
+    """A run that was trained before, with the policies of one of its checkpoints.
+
+    `run.history` is how it went, `run.evaluate()` how well the policies play, `run.policies` are the SB3 algorithms. To
+    train on, use `marl_sb3.train(resume=folder)`.
+
+    Args:
+        folder: the run folder, or a folder of runs, such as `runs/arena`: the newest.
+        checkpoint: whose weights the policies get: `best`, `latest` or the number of an iteration.
+        env: the run's env id, or what makes the env; needed where it is code of your own.
+        device: where the policies go, whatever they were trained on.
+
+    Raises:
+        ConfigError: it is not a run folder, or `env` is needed.
+        CheckpointError: there is no such checkpoint, or it is damaged, or does not fit the run's configuration.
+    """
+    name, factory = (env, None) if env is None or isinstance(env, str) else (factory_id(env), env)
+    files = RunFolder.existing(folder)
+    results = files.results()
+    run = restore(files.path, checkpoint, name, factory, device)
+    run.result = results[-1] if results else None
+    run.latest_evaluation = next((result for result in reversed(results) if "evaluation" in result), None)
+    zips = {policy_id: files.policies / zip_ for policy_id, zip_ in file_names(list(run.policies), ".zip").items()}
+    run.policy_files = {policy_id: path for policy_id, path in zips.items() if path.is_file()}
     return run
 
 

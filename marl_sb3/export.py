@@ -28,7 +28,7 @@ from marl_sb3.ids import file_names
 from marl_sb3.types import PolicyID
 
 if TYPE_CHECKING:
-    from marl_sb3.experiment import Run
+    from marl_sb3.run import Run
 
 _EPILOG = """\
 sb3: POLICY.zip, which stable_baselines3.PPO.load opens where marl_sb3 is not

@@ -13,13 +13,16 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
 from marl_sb3.checkpoint import CheckpointFolder, naming
 from marl_sb3.config import TrainConfig, load_config, to_yaml
 from marl_sb3.errors import ConfigError, path_is_usable
+
+if TYPE_CHECKING:
+    from marl_sb3.metrics import Result
 
 _log = logging.getLogger(__name__)
 
@@ -177,6 +180,20 @@ class RunFolder:
             fresh.write_text(to_yaml(config), encoding="utf-8")
         os.replace(fresh, self.config_file)
 
+    def results(self) -> list[Result]:
+        """The metrics of all iterations that have been logged, nested.
+
+        Raises:
+            ConfigError: a line is damaged.
+        """
+        log = self.path / "result.jsonl"
+        if not log.is_file():
+            return []
+        with path_is_usable("cannot read", log, "run"):
+            lines = log.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+        # The last line may be half a line, of a process that was killed.
+        return [_result(log, number, line) for number, line in enumerate(lines, 1) if line.endswith("\n")]
+
     def note_resume(self, checkpoint: str, inexact: Mapping[str, str], **more: Any) -> None:
         """Write down that the run goes on from a checkpoint, and what is not as it was.
 
@@ -204,3 +221,13 @@ def write_traceback(folder: Path, error: BaseException) -> Path:
     with naming(file):
         file.write_text("".join(traceback.format_exception(error)), encoding="utf-8", errors="backslashreplace")
     return file
+
+
+def _result(log: Path, number: int, line: str) -> Result:
+    try:
+        result = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{log}, line {number} is not valid JSON: {error}", key="run") from error
+    if not isinstance(result, dict):
+        raise ConfigError(f"{log}, line {number} is not a mapping", key="run")
+    return result

@@ -28,7 +28,7 @@ from marl_sb3.cli import (
 from marl_sb3.errors import ConfigError
 
 if TYPE_CHECKING:
-    from marl_sb3.experiment import Run
+    from marl_sb3.run import Run
 
 _EPILOG = """\
 ENV is one of

@@ -28,3 +28,14 @@ def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The test runs in a folder of its own: `runs/` appears there."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture(scope="session")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 4 iterations with a checkpoint after each of them, of which the latest three are kept; only to read."""
+    import marl_sb3
+
+    folder = tmp_path_factory.mktemp("run") / "arena"
+    settings = {"n_steps": 20, "batch_size": 40, "n_epochs": 2, "checkpoint_every": 1, "env.max_timesteps": 9}
+    marl_sb3.train("arena", timesteps=240, n_envs=3, seed=1, settings=settings, run_dir=folder)
+    return folder

@@ -24,16 +24,7 @@ from marl_sb3.experiment import restore
 from marl_sb3.metrics import flatten
 from marl_sb3.vec_env import SerialVecEnv
 
-SETTINGS = {"n_steps": 20, "batch_size": 40, "n_epochs": 2, "checkpoint_every": 1, "env.max_timesteps": 9}
 COMMAND = [sys.executable, "-m", "marl_sb3.evaluate"]
-
-
-@pytest.fixture(scope="module")
-def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of 4 iterations with a checkpoint after each of them, of which the latest three are kept."""
-    folder = tmp_path_factory.mktemp("run") / "arena"
-    marl_sb3.train("arena", timesteps=240, n_envs=3, seed=1, settings=SETTINGS, run_dir=folder)
-    return folder
 
 
 def shown(capsys: pytest.CaptureFixture[str], *arguments: Any) -> dict[str, Any]:

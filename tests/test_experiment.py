@@ -14,8 +14,9 @@ from toy_envs import ScriptedEnv
 import marl_sb3
 from marl_sb3.config import load_config
 from marl_sb3.errors import ConfigError, EnvError
-from marl_sb3.experiment import Run, prepare
+from marl_sb3.experiment import prepare
 from marl_sb3.metrics import flatten
+from marl_sb3.run import Run
 
 TINY = {"n_steps": 10, "batch_size": 20, "n_epochs": 1, "env.max_timesteps": 7}
 

@@ -25,11 +25,12 @@ from toy_envs import SampledEnv
 import marl_sb3
 from marl_sb3.config import load_config
 from marl_sb3.errors import ConfigError, ExportError
-from marl_sb3.experiment import Run, prepare
+from marl_sb3.experiment import prepare
 from marl_sb3.export import export_policies, main
 from marl_sb3.learners import onnx_policy
 from marl_sb3.learners.onnx_check import largest_difference
 from marl_sb3.learners.onnx_policy import to_onnx
+from marl_sb3.run import Run
 
 NUMBERS = spaces.Box(-1, 1, (2, 3))
 MOVES = spaces.Box(np.array([-0.1, -2.0], dtype=np.float32), np.array([0.1, 2.0], dtype=np.float32))

@@ -18,6 +18,7 @@ from marl_sb3.config import TrainConfig, load_config
 from marl_sb3.envs.registry import EnvFactory
 from marl_sb3.errors import ConfigError
 from marl_sb3.metrics import flatten
+from marl_sb3.tables import table
 from marl_sb3.tuning.search import Search
 from marl_sb3.tuning.space import Space
 from marl_sb3.tuning.storage import damage_named, open_storage
@@ -218,6 +219,22 @@ class StudyOfTrials:
             raise ConfigError(f"no trial has been trained to its end with a value of {metric or 'the objective'}")
         best = (max if mode == "max" else min)(known, key=lambda pair: pair[0])[1]
         return self.config_of(best)
+
+    def dataframe(self) -> Any:
+        """A row for each trial, with the columns of `trials.csv`: parameters (lists as JSON), value, folder.
+
+        A `pandas.DataFrame` where pandas is installed; otherwise a list of dictionaries with the same names.
+        """
+        from marl_sb3.tuning.trial_rows import header, record
+
+        return table([record(self, trial) for trial in self.trials], header(self))
+
+    def __repr__(self) -> str:
+        search, best = self.search, next(iter(self.completed()), None)
+        parts = [f"{search.env}, {self.n_done()} of {search.trials} trials"]
+        if best is not None:
+            parts.append(f"best {best.value:,.2f} (trial {best.number})")
+        return f"<Study {self.folder}: {', '.join(parts)}>"
 
     def config_of(self, trial: FrozenTrial) -> TrainConfig:
         """The resolved configuration of a trial that has been started."""

@@ -57,6 +57,14 @@ def row(study: StudyOfTrials, trial: FrozenTrial) -> list[Any]:
     ]
 
 
+def record(study: StudyOfTrials, trial: FrozenTrial) -> dict[str, Any]:
+    """The same by column, with the values of parameters as Optuna keeps them: numbers and words, lists as JSON."""
+    values = dict(zip(header(study), row(study, trial), strict=True))
+    names = header(study)[len(_BEFORE) : -len(_AFTER)]
+    drawn = [trial.params.get(parameter.name) for parameter in study.space.parameters]
+    return {**values, **dict(zip(names, drawn, strict=True))}
+
+
 def error_text(trial: FrozenTrial) -> str | None:
     """Why a trial failed, in a line; None if it is not known to have."""
     return _note(trial, ERROR)

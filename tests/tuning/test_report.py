@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -84,6 +85,23 @@ def some_of_each(study: StudyOfTrials) -> None:
 
 
 # --- trials.csv ------------------------------------------------------------------------------------------------------
+
+
+def test_a_study_as_a_table_has_a_row_per_trial_with_values_as_they_were_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    study = new_study(tmp_path / "study")
+    assert repr(study) == f"<Study {study.folder}: arena, 0 of 50 trials>"
+    assert study.dataframe() == []
+    some_of_each(study)
+    trials_csv(study)
+    rows = study.dataframe()
+    assert [",".join(row) for row in rows] == [HEAD + TAIL] * len(study.trials)
+    for row, trial in zip(rows, study.trials, strict=True):
+        assert (row["number"], row["value"], row["seed"]) == (trial.number, trial.value, trial.user_attrs.get("seed"))
+        assert {name: row[name] for name in trial.params} == trial.params
+    assert repr(study).endswith(" of 50 trials, best 5.00 (trial 1)>")
 
 
 def test_csv_has_a_row_per_trial(tmp_path: Path) -> None:

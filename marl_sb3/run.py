@@ -1,0 +1,147 @@
+"""A run in the hands of Python: what was trained, how it went, how well it plays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stable_baselines3.common.base_class import BaseAlgorithm
+
+from marl_sb3.config import TrainConfig
+from marl_sb3.envs.registry import EnvFactory
+from marl_sb3.evaluation import evaluate_policies, evaluation_seed
+from marl_sb3.learners.multi_agent_algorithm import MultiAgentAlgorithm
+from marl_sb3.metrics import Result, flatten
+from marl_sb3.run_folder import RunFolder
+from marl_sb3.tables import table
+from marl_sb3.types import PolicyID
+from marl_sb3.vec_env import MultiAgentVecEnv, make_vec_env
+
+
+@dataclass(repr=False)
+class Run:
+    """A training and its folder.
+
+    Attributes:
+        files: the run folder.
+        config: the resolved configuration, as in `config.yaml`.
+        algorithm: the policies, and everything that trains them.
+        result: the metrics of the last iteration; None if none was finished.
+        latest_evaluation: the metrics of the last iteration that was evaluated; None if none was.
+        policy_files: the SB3 zip of each policy.
+        stopped_by: what ended the run before its last step: a stop condition or a signal, in words.
+        interrupted: whether that was a signal.
+        checkpoint: name of the checkpoint that it was brought back from, then of the latest that it wrote.
+        factory: makes the env, where the id in the configuration is only its name.
+    """
+
+    files: RunFolder
+    config: TrainConfig
+    algorithm: MultiAgentAlgorithm
+    result: Result | None = None
+    latest_evaluation: Result | None = None
+    policy_files: Mapping[PolicyID, Path] = field(default_factory=dict)
+    stopped_by: str | None = None
+    interrupted: bool = False
+    checkpoint: str | None = None
+    factory: EnvFactory | None = None
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return self.files.path
+
+    @property
+    def policies(self) -> Mapping[PolicyID, BaseAlgorithm]:
+        """The SB3 algorithm of each policy."""
+        return self.algorithm.policies
+
+    @property
+    def best_checkpoint(self) -> Path | None:
+        """The folder of the best checkpoint by `checkpoint_metric`; None before the first one with a value of it."""
+        name = self.files.checkpoints.best()
+        return None if name is None else self.files.checkpoints.path / name
+
+    @property
+    def results(self) -> list[Result]:
+        """The metrics of all iterations so far, from `result.jsonl`: nested, as `result` is.
+
+        Raises:
+            ConfigError: the file is damaged.
+        """
+        return self.files.results()
+
+    @property
+    def history(self) -> Any:
+        """The metrics of all iterations so far: a row for each, a column for each metric by its flat name.
+
+        A `pandas.DataFrame` where pandas is installed: `run.history["env_runners/episode_return_mean"]`. Otherwise a
+        list of dictionaries with the same names.
+        """
+        return table([flatten(result) for result in self.results])
+
+    def make_env(self, n_envs: int | None = None, seed: int | None = None) -> MultiAgentVecEnv:
+        """Envs like those of the training, to be closed by the caller.
+
+        Args:
+            n_envs: how many; None: as many as in the training.
+            seed: of their episodes; None: not seeded.
+        """
+        config = self.config
+        number = config.n_envs if n_envs is None else n_envs
+        return make_vec_env(self.factory or config.env, number, seed, config.vectorizer, **config.env_kwargs)
+
+    def evaluate(
+        self,
+        n_episodes: int = 20,
+        deterministic: bool | None = None,
+        seed: int | None = None,
+        n_envs: int | None = None,
+    ) -> Result:
+        """Let the policies, as they are in `algorithm`, play complete episodes in envs of their own.
+
+        With the policies of the same checkpoint, `python -m marl_sb3.evaluate` gives the same figures.
+
+        Args:
+            n_episodes: complete episodes over all envs together.
+            deterministic: the most likely actions (True) or sampled ones (False); None: as the run's
+                `evaluation_deterministic` says.
+            seed: of the episodes and the actions; None: follows from the run's, so that calls compare.
+            n_envs: envs that step together; None: as in the training, but no more than episodes.
+
+        Returns:
+            The metrics by the names below `env_runners`: `["episode_return_mean"]`, ...
+
+        Raises:
+            ConfigError: a number is not accepted.
+            EnvError: the env broke the `ParallelEnv` contract.
+        """
+        if seed is None:
+            assert self.config.seed is not None, "a run has drawn its seed when it begins"
+            seed = evaluation_seed(self.config.seed)
+        env = self.make_env(min(self.config.n_envs, max(1, n_episodes)) if n_envs is None else n_envs)
+        try:
+            return evaluate_policies(self.algorithm, env, n_episodes, deterministic, seed)
+        finally:
+            env.close()
+
+    def close(self) -> None:
+        """Close the envs of `algorithm`; those of a training that has ended are closed already."""
+        self.algorithm.env.close()
+
+    def __repr__(self) -> str:
+        config = self.config
+        policies = config.policies if isinstance(config.policies, str) else ", ".join(config.policies)
+        done, value = self.algorithm.num_timesteps, None
+        if self.result is not None:
+            done = self.result["num_env_steps_sampled_lifetime"]
+            value = self.result["env_runners"]["episode_return_mean"]
+        parts = [
+            f"{config.env}, {config.algo}, policies {policies}",
+            f"{done:,} of {config.n_timesteps:,} env steps",
+            *([] if value is None else [f"return {value:,.2f}"]),
+            *([] if self.checkpoint is None else [self.checkpoint]),
+        ]
+        return f"<Run {self.folder}: {', '.join(parts)}>"
