@@ -46,6 +46,11 @@ def section_for(env: str, sections: Mapping[Any, Any]) -> str | None:
     return DEFAULT if DEFAULT in sections else None
 
 
+def unsupported(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys that ask for something that is not there yet, and for each a value that asks for nothing."""
+    return {key: _KEYS[key].off[0] for key, value in given.items() if key in KEYS and value not in _KEYS[key].off}
+
+
 def refuse_unsupported(given: Mapping[str, Any], sources: Mapping[str, str]) -> None:
     """Refuse keys that ask for something.
 
@@ -56,12 +61,12 @@ def refuse_unsupported(given: Mapping[str, Any], sources: Mapping[str, str]) -> 
     Raises:
         ConfigError: what is not supported yet, and how to train without it.
     """
-    wanted = {key: value for key, value in given.items() if value not in _KEYS[key].off}
+    wanted = unsupported(given)
     if not wanted:
         return
     first = next(iter(wanted))
-    asked = "; ".join(f"{key} is {_shown(value)} ({_KEYS[key].what})" for key, value in wanted.items())
-    without = " ".join(f"--set {key}={_text(_KEYS[key].off[0])}" for key in wanted)
+    asked = "; ".join(f"{key} is {_shown(given[key])} ({_KEYS[key].what})" for key in wanted)
+    without = " ".join(f"--set {key}={_text(off)}" for key, off in wanted.items())
     words = f"not supported yet: {asked}; to train without: {without}"
     raise ConfigError(f"{sources[first]}: {words}" if first in sources else words, key=first)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import runpy
 from pathlib import Path
 
 import pytest
@@ -184,3 +185,19 @@ def test_all_else_is_refused_and_not_evaluated(text: str, part: str | None) -> N
     assert "; accepted: a mapping such as {net_arch: [64, 64]}, or the text dict(net_arch=[64, 64], " in message
     assert (f", with {part}; accepted" in message) is (part is not None)
     assert len(message) < 600
+
+
+def test_the_table_of_a_file_says_what_loads_and_trains(zoo: Path, in_tmp: Path) -> None:
+    script = runpy.run_path(str(Path(__file__).parent.parent / "docs" / "zoo_table.py"))
+    entries = ZOO[ZOO.index("Pendulum-v1") :].replace("CartPole-v1", "MountainCarContinuous-v0")
+    (in_tmp / "some.yml").write_text("MissingEnv-v0: {n_envs: 1}\nCartPole-v1: {n_envs: x}\n" + entries)
+    assert script["table"](Path("some.yml"), 16).splitlines() == [
+        "| entry | loads as written | trains |",
+        "| --- | --- | --- |",
+        "| `MissingEnv-v0` | yes | not tried, the env is not installed |",
+        "| `CartPole-v1` | no: some.yml, CartPole-v1.n_envs: n_envs is 'x'; accepted: a whole number of "
+        "at least 1 |  |",
+        "| `Pendulum-v1` | yes | yes, 16 env steps |",
+        "| `MountainCarContinuous-v0` | no: `normalize`, `frame_stack` not supported yet | "
+        "without them: yes, 16 env steps |",
+    ]
