@@ -250,21 +250,21 @@ def _actions(
     observations: Sequence[Observations],
     deterministic: bool,
 ) -> list[Array]:
-    """Per group, (E, A_group, *action shape); zeros where an agent is inactive."""
+    """Per group, (E, A_group, *action shape); zeros where an agent does not act."""
     groups: list[Array] = [
         np.zeros((env.num_envs, len(group.agents), *(group.action_space.shape or ())), group.action_space.dtype)
         for group in env.groups
     ]
     for mine in rows:
-        active = mine.of_agents(env.active)
-        if active.any():
+        acting = mine.of_agents(env.to_act)
+        if acting.any():
             policy = algo.policies[mine.policy_id]
-            # Filler observations of inactive rows need not lie in the space: they stay out of the network.
-            acting = _selected(mine.observations(observations), active)
-            with noise_of_rows(policy.policy, active):
-                chosen, _ = policy.predict(acting, deterministic=deterministic)
+            # Filler observations of rows that do not act need not lie in the space: they stay out of the network.
+            seen = _selected(mine.observations(observations), acting)
+            with noise_of_rows(policy.policy, acting):
+                chosen, _ = policy.predict(seen, deterministic=deterministic)
             actions = np.zeros((mine.num_rows, *chosen.shape[1:]), dtype=chosen.dtype)
-            actions[active] = chosen
+            actions[acting] = chosen
             mine.put_actions(actions, groups)
     return groups
 

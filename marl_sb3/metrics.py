@@ -19,7 +19,7 @@ from marl_sb3.errors import ConfigError, EnvError
 from marl_sb3.ids import require_ids
 from marl_sb3.state import Fields, State
 from marl_sb3.types import AgentID, Array, PolicyID
-from marl_sb3.vec_env.base import EnvStep, MultiAgentVecEnv
+from marl_sb3.vec_env.base import MultiAgentVecEnv, VecStep
 
 Result = dict[str, Any]  # nested; leaves are numbers, or None where there is no value yet
 
@@ -96,7 +96,7 @@ class _InfoAccumulator:
         self._value[envs] = 0.0 if self._metric.reduce == "sum" else np.nan
         self._count[envs] = 0
 
-    def add(self, step: EnvStep, lengths: Array) -> None:
+    def add(self, step: VecStep, lengths: Array) -> None:
         """Take in a step, which was the `lengths[i]`-th of the episode of env i."""
         for agent in self._agents:
             try:
@@ -110,7 +110,7 @@ class _InfoAccumulator:
             self._value = np.where(seen, np.where(start, new, self._combine(self._value, new)), self._value)
             self._count += seen
 
-    def _fault(self, step: EnvStep, lengths: Array, agent: AgentID) -> EnvError:
+    def _fault(self, step: VecStep, lengths: Array, agent: AgentID) -> EnvError:
         """What to raise where an info is no number; the first such info is named."""
         key = self._metric.key
         values = (step.infos[index].get(agent, {}).get(key) for index in range(len(lengths)))
@@ -185,7 +185,7 @@ class EpisodeTracker:
             for name, metric in self.custom_metrics.items()
         }
 
-    def record(self, step: EnvStep) -> list[Episode]:
+    def record(self, step: VecStep) -> list[Episode]:
         """Count one step of all envs; return the episodes that it finished.
 
         Raises:
@@ -196,10 +196,10 @@ class EpisodeTracker:
         self._lengths += 1
         for accumulator in self._custom.values():
             accumulator.add(step, self._lengths)
-        if not step.env_ended.any():
+        if not step.episode_done.any():
             return []
-        finished = [self._episode(int(index)) for index in np.flatnonzero(step.env_ended)]
-        self._restart(step.env_ended)
+        finished = [self._episode(int(index)) for index in np.flatnonzero(step.episode_done)]
+        self._restart(step.episode_done)
         self.episodes.extend(finished)
         return finished
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, ClassVar
 
@@ -23,6 +23,7 @@ class ScriptedEnv(ParallelEnv):
         rewards: agent -> reward of each of its steps.
         infos: whether `infos` has anything in it.
         joins: agent -> the step in which it appears; all others are there from the reset.
+        skips: agent -> the steps in which it waits: it does not act, but it is paid, and it may end.
     """
 
     metadata: ClassVar = {"name": "scripted_v0", "render_modes": ["rgb_array"], "render_fps": 5}
@@ -35,8 +36,10 @@ class ScriptedEnv(ParallelEnv):
         render_mode: str | None = None,
         env_index: int = 0,
         joins: Mapping[str, int] | None = None,
+        skips: Mapping[str, Collection[int]] | None = None,
     ) -> None:
         self.joins = dict(joins or {})
+        self.skips = dict(skips or {})
         self.script = dict(script or {"a": (3, "truncated"), "b": (3, "truncated")})
         self.rewards = dict(rewards or {})
         self.with_infos = infos
@@ -68,29 +71,34 @@ class ScriptedEnv(ParallelEnv):
         self.options.append(options)
         self.episode += 1
         self.step_count = 0
-        self.agents = [agent for agent in self.possible_agents if not self.joins.get(agent)]
+        self.present = [agent for agent in self.possible_agents if not self.joins.get(agent)]
+        self.agents = self._acting()
         infos = {agent: {"reset": self.episode} for agent in self.agents} if self.with_infos else {}
         return {agent: self.observation(agent) for agent in self.agents}, infos
 
     def step(self, actions: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
         self.received.append(dict(actions))
         self.step_count += 1
-        acted = list(self.agents)
-        ended = {agent: self.script[agent][0] == self.step_count for agent in acted}
-        kinds = {agent: self.script[agent][1] if ended[agent] else "" for agent in acted}
+        there = self.present
+        ended = {agent: self.script[agent][0] == self.step_count for agent in there}
+        kinds = {agent: self.script[agent][1] if ended[agent] else "" for agent in there}
         joined = [agent for agent in self.possible_agents if self.joins.get(agent) == self.step_count]
-        self.agents = [agent for agent in acted if not ended[agent]] + joined
+        self.present = [agent for agent in there if not ended[agent]] + joined
+        self.agents = self._acting()
         infos: dict[str, Any] = {}
         if self.with_infos:
-            infos = {agent: {"step": self.step_count} for agent in acted}
+            infos = {agent: {"step": self.step_count} for agent in there}
             infos["common"] = {"episode": self.episode}
         return (
-            {agent: self.observation(agent) for agent in acted + joined},
-            {agent: self._reward(agent) for agent in acted},
-            {agent: kinds[agent] in ("terminated", "both") for agent in acted},
-            {agent: kinds[agent] in ("truncated", "both") for agent in acted},
+            {agent: self.observation(agent) for agent in there + joined},
+            {agent: self._reward(agent) for agent in there},
+            {agent: kinds[agent] in ("terminated", "both") for agent in there},
+            {agent: kinds[agent] in ("truncated", "both") for agent in there},
             infos,
         )
+
+    def _acting(self) -> list[str]:
+        return [agent for agent in self.present if self.step_count not in self.skips.get(agent, ())]
 
     def _reward(self, agent: str) -> float:
         if agent in self.rewards:
@@ -110,23 +118,25 @@ class NoisyEnv(ScriptedEnv):
     An agent sees [its number, noise, the digits of the latest actions]; it is paid noise.
 
     Args:
-        plans: for each env, what its episodes take in turn: (script, joins) as in `ScriptedEnv`.
+        plans: for each env, what its episodes take in turn: (script, joins) or (script, joins, skips) as in
+            `ScriptedEnv`.
     """
 
     def __init__(
         self,
-        plans: Sequence[Sequence[tuple[Mapping[str, tuple[int, str]], Mapping[str, int]]]],
+        plans: Sequence[Sequence[tuple[Mapping[str, Any], ...]]],
         env_index: int = 0,
     ) -> None:
         self.plan = plans[env_index]
-        script, joins = self.plan[0]
+        script, joins, *_ = self.plan[0]
         super().__init__(script, joins=joins, env_index=env_index)
         self.action_sum = 0
         self.unpicklable = threading.Lock()
 
     def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
         self.rng = np.random.default_rng(seed)
-        self.script, self.joins = self.plan[self.episode % len(self.plan)]
+        self.script, self.joins, *skips = self.plan[self.episode % len(self.plan)]
+        self.skips = skips[0] if skips else {}
         self.action_sum = 0
         return super().reset(seed, options)
 

@@ -29,8 +29,8 @@ class RewardHistogramCallback(MultiAgentCallback):
 
     def _on_step(self) -> bool:
         step = self.locals["step"]
-        self._steps.append((step.rewards[0], step.acted[0]))
-        if step.env_ended[0]:
+        self._steps.append((step.rewards[0].copy(), step.acted[0].copy()))
+        if step.episode_done[0]:
             # An episode that had begun before this training has not been seen from its start.
             if len(self._steps) == self._length:
                 self._finished = self._steps

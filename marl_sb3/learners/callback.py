@@ -25,7 +25,7 @@ class MultiAgentCallback(BaseCallback):
     """An SB3 callback that also hears of finished episodes and iterations.
 
     `self.model` is the `MultiAgentAlgorithm`, `self.num_timesteps` counts env steps. In `_on_step`,
-    `self.locals["step"]` is the `EnvStep` just taken; `dones` ((E,) bool: env episodes that ended), `rewards`
+    `self.locals["step"]` is the `VecStep` just taken; `dones` ((E,) bool: env episodes that ended), `rewards`
     ((E, A)) and `infos` are there for callbacks written for SB3.
     """
 

@@ -37,7 +37,7 @@ from marl_sb3.metrics import EpisodeTracker, InfoMetric, Result, finite_or_none,
 from marl_sb3.state import Fields, State
 from marl_sb3.types import AgentID, Array, Observations, PolicyID, PolicyMappingFn
 from marl_sb3.vec_env import EnvFactory, as_vec_env
-from marl_sb3.vec_env.base import EnvStep, MultiAgentVecEnv
+from marl_sb3.vec_env.base import MultiAgentVecEnv, VecStep
 
 if TYPE_CHECKING:
     from marl_sb3.learners.show_progress import ShowProgress
@@ -483,7 +483,7 @@ class MultiAgentAlgorithm:
             for learner in self._trained_learners():
                 learner.observe(step)
         for learner in self._trained_learners():
-            learner.finish_rollout(self._observations, self.env.active)
+            learner.finish_rollout(self._observations, self.env.to_act)
         callback.on_rollout_end()
         return True
 
@@ -504,10 +504,10 @@ class MultiAgentAlgorithm:
             for group in self.env.groups
         ]
         for learner in self._learners.values():
-            learner.rows.put_actions(learner.act(observations, self.env.active, step_index), groups)
+            learner.rows.put_actions(learner.act(observations, self.env.to_act, step_index), groups)
         return groups
 
-    def _count(self, step: EnvStep, callback: BaseCallback) -> bool:
+    def _count(self, step: VecStep, callback: BaseCallback) -> bool:
         """Update counters and tell the callbacks; False if one of them wants to stop."""
         self.num_timesteps += self.env.num_envs
         self._agent_steps += step.acted.sum(axis=0)
@@ -516,7 +516,7 @@ class MultiAgentAlgorithm:
             for hearing in multi_agent_callbacks(callback):
                 hearing.on_episode_end(episode)
         callback.update_locals(
-            {"self": self, "step": step, "rewards": step.rewards, "dones": step.env_ended, "infos": step.infos}
+            {"self": self, "step": step, "rewards": step.rewards, "dones": step.episode_done, "infos": step.infos}
         )
         return callback.on_step()
 

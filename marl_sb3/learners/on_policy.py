@@ -28,11 +28,17 @@ from marl_sb3.learners.policy_rows import PolicyRows
 from marl_sb3.learners.policy_spec import PolicySpec
 from marl_sb3.learners.ppo import PPO
 from marl_sb3.learners.random_state import set_space_state, space_state
-from marl_sb3.learners.rollout_buffer import MaskedDictRolloutBuffer, MaskedRolloutBuffer
+from marl_sb3.learners.rollout_buffer import (
+    MaskedDictRolloutBuffer,
+    MaskedRolloutBuffer,
+    OpenTransitions,
+    open_state,
+    read_open,
+)
 from marl_sb3.metrics import Result
 from marl_sb3.state import Fields, State
 from marl_sb3.types import Array, BoolArray, Observations
-from marl_sb3.vec_env.base import EnvStep
+from marl_sb3.vec_env.base import VecStep
 from marl_sb3.vec_env.observations import map_arrays
 
 _log = logging.getLogger(__name__)
@@ -56,9 +62,9 @@ LEARNER_METRICS = (
 
 @dataclass
 class _Decision:
-    """What a policy thought and did in one step, (rows, ...) each; zeros in inactive rows."""
+    """What a policy thought and did in one step, (rows, ...) each; zeros in rows that do not act."""
 
-    active: BoolArray
+    acted: BoolArray
     observations: Observations
     actions: Array
     values: Array
@@ -101,7 +107,7 @@ class OnPolicyLearner:
         else:
             self.policy.optimizer.register_step_post_hook(self._count_grad_update)
         self._starts: BoolArray = np.ones(rows.num_rows, dtype=bool)
-        self._decision: _Decision | None = None
+        self._open: OpenTransitions | None = None  # of the latest rollout, for the next one
         self._update: FusedUpdate | LeanUpdate | None = None
         self._evaluator = policy_evaluator(self.algorithm)
 
@@ -125,6 +131,7 @@ class OnPolicyLearner:
     def begin_episodes(self) -> None:
         """All envs have just been reset."""
         self._starts = np.ones(self.rows.num_rows, dtype=bool)
+        self._open = None
 
     def begin_rollout(self) -> None:
         """Empty the buffer."""
@@ -134,43 +141,60 @@ class OnPolicyLearner:
             with naming_faults(self.rows.policy_id, "rollout"):
                 self.policy.reset_noise(self.rows.num_rows)
 
-    def act(self, groups: Sequence[Observations], active: BoolArray, step: int) -> Array:
-        """Choose actions.
+    def act(self, groups: Sequence[Observations], to_act: BoolArray, step: int) -> Array:
+        """Choose actions; a policy that learns opens a transition for each row that acts.
 
         Args:
             groups: per group of agents, observations (E, A_group, ...).
-            active: (E, all agents) bool.
+            to_act: (E, all agents) bool.
             step: env step within the rollout.
 
         Returns:
-            (rows, *action shape), as the env takes them; inactive rows hold filler that no env reads.
+            (rows, *action shape), as the env takes them; rows that do not act hold filler that no env reads.
         """
         if step == 0:  # not before: callbacks may set weights when a rollout starts
             self._evaluator = policy_evaluator(self.algorithm)
         frequency = self.algorithm.sde_sample_freq
         if self.algorithm.use_sde and frequency > 0 and step % frequency == 0:
             self.policy.reset_noise(self.rows.num_rows)
-        rows_active = self.rows.of_agents(active)
+        acting = self.rows.of_agents(to_act)
         with naming_faults(self.rows.policy_id, f"rollout, step {step}"):
-            self._decision = self._decide(self._prepared(self.rows.observations(groups)), rows_active)
-        return self._env_actions(self._decision.actions)
+            decision = self._decide(self._prepared(self.rows.observations(groups)), acting)
+        if self.trained:
+            self._store(decision)
+        return self._env_actions(decision.actions)
+
+    def _store(self, decision: _Decision) -> None:
+        self.buffer.begin_step(
+            decision.observations,
+            decision.actions,
+            self._starts,
+            decision.values,
+            decision.log_probs,
+            decision.acted,
+        )
+        if self._open is not None:
+            self.buffer.put_open(self._open)
+            self._open = None
+        self._starts = self._starts & ~decision.acted
+        self.algorithm.num_timesteps += int(decision.acted.sum())
 
     def _prepared(self, observations: Observations) -> Observations:
         env = self.algorithm.env
         return env.transpose_observations(observations) if isinstance(env, VecTransposeImage) else observations
 
-    def _decide(self, observations: Observations, active: BoolArray) -> _Decision:
-        if active.all():
-            return _Decision(active, observations, *self._evaluator.act(observations))
-        # Filler observations of inactive rows need not lie in the space: they stay out of the network.
+    def _decide(self, observations: Observations, acting: BoolArray) -> _Decision:
+        if acting.all():
+            return _Decision(acting, observations, *self._evaluator.act(observations))
+        # Filler observations of rows that do not act need not lie in the space: they stay out of the network.
         space = self.algorithm.action_space
-        all_actions = np.zeros((len(active), *(space.shape or ())), dtype=space.dtype)
-        all_values, all_log_probs = (np.zeros(len(active), dtype=np.float32) for _ in range(2))
-        if active.any():
-            acting = map_arrays(lambda array: array[active], observations)
-            with noise_of_rows(self.policy, active):
-                all_actions[active], all_values[active], all_log_probs[active] = self._evaluator.act(acting)
-        return _Decision(active, observations, all_actions, all_values, all_log_probs)
+        all_actions = np.zeros((len(acting), *(space.shape or ())), dtype=space.dtype)
+        all_values, all_log_probs = (np.zeros(len(acting), dtype=np.float32) for _ in range(2))
+        if acting.any():
+            seen = map_arrays(lambda array: array[acting], observations)
+            with noise_of_rows(self.policy, acting):
+                all_actions[acting], all_values[acting], all_log_probs[acting] = self._evaluator.act(seen)
+        return _Decision(acting, observations, all_actions, all_values, all_log_probs)
 
     def _env_actions(self, actions: Array) -> Array:
         """Actions within the bounds of the env, as in `OnPolicyAlgorithm.collect_rollouts`."""
@@ -181,27 +205,16 @@ class OnPolicyLearner:
             return self.policy.unscale_action(actions)  # type: ignore[no-any-return]
         return np.clip(actions, space.low, space.high)
 
-    def observe(self, step: EnvStep) -> None:
-        """Store what came of the actions; only for a policy that learns."""
-        decision = self._decision
-        assert decision is not None, "act() comes first"
-        ended = self.rows.of_agents(step.terminated | step.truncated)
+    def observe(self, step: VecStep) -> None:
+        """Store what came of the actions, and what rows that wait were paid; only for a policy that learns."""
         rewards = self.rows.of_agents(step.rewards).copy()  # the step's own stay as they are: others read them
         self._add_values_at_time_limits(step, rewards)
-        self.buffer.store(
-            decision.observations,
-            decision.actions,
-            rewards,
-            self._starts,
-            decision.values,
-            decision.log_probs,
-            decision.active,
-        )
-        # A row that was inactive begins an episode whenever it acts next.
-        self._starts = ended | ~decision.active
-        self.algorithm.num_timesteps += int(decision.active.sum())
+        self.buffer.pay(rewards)
+        ended = self.rows.of_agents(step.terminated | step.truncated)
+        self.buffer.end(ended)
+        self._starts = self._starts | ended
 
-    def _add_values_at_time_limits(self, step: EnvStep, rewards: Array) -> None:
+    def _add_values_at_time_limits(self, step: VecStep, rewards: Array) -> None:
         """Truncation is not termination: bootstrap from the value of the final observation (SB3 issue 633)."""
         wanted = self.rows.mine & step.truncated & ~step.terminated
         if wanted.any():
@@ -209,16 +222,28 @@ class OnPolicyLearner:
             values = self._evaluator.final_values(observations)
             rewards[self.rows.of_agents(wanted)] += self.algorithm.gamma * values
 
-    def finish_rollout(self, groups: Sequence[Observations], active: BoolArray) -> None:
-        """Compute returns and advantages; `groups` and `active` are those of the step after the rollout."""
-        observations = self._prepared(self.rows.observations(groups))
-        rows_active = self.rows.of_agents(active)
+    def finish_rollout(self, groups: Sequence[Observations], to_act: BoolArray) -> None:
+        """Compute returns and advantages; `groups` and `to_act` are those of the step after the rollout.
+
+        The transition of a row that waits is not over: it opens the next rollout. What its agent did before leads to
+        the value that the policy saw when the transition began.
+        """
+        acting = self.rows.of_agents(to_act)
+        values = self._values(self._prepared(self.rows.observations(groups)), acting)
+        starts = self._starts
+        self._open = self.buffer.take_open(~acting)
+        if self._open is not None:
+            values = np.where(self._open.rows, self._open.columns["values"], values)
+            starts = np.where(self._open.rows, self._open.columns["episode_starts"] > 0, starts)
+        self.buffer.compute_returns_and_advantage(last_values=th.as_tensor(values), dones=starts)
+
+    def _values(self, observations: Observations, acting: BoolArray) -> Array:
+        if acting.all():
+            return self._evaluator.values(observations)
         values = np.zeros(self.rows.num_rows, dtype=np.float32)
-        if rows_active.all():
-            values = self._evaluator.values(observations)
-        elif rows_active.any():
-            values[rows_active] = self._evaluator.values(map_arrays(lambda array: array[rows_active], observations))
-        self.buffer.compute_returns_and_advantage(last_values=th.as_tensor(values), dones=self._starts)
+        if acting.any():
+            values[acting] = self._evaluator.values(map_arrays(lambda array: array[acting], observations))
+        return values
 
     def prepare_update(self, progress_remaining: float) -> None:
         """The part of an update in which policies take turns: it draws random numbers.
@@ -228,7 +253,7 @@ class OnPolicyLearner:
         """
         self.algorithm._current_progress_remaining = progress_remaining
         self._update = None
-        if self.buffer.num_active:
+        if self.buffer.num_transitions:
             self._update = self._prepared_update()
 
     def _prepared_update(self) -> FusedUpdate | LeanUpdate:
@@ -244,6 +269,7 @@ class OnPolicyLearner:
         algorithm = self.algorithm
         return {
             "starts": self._starts,
+            "open": None if self._open is None else open_state(self._open),
             "num_timesteps": algorithm.num_timesteps,
             "n_updates": algorithm._n_updates,
             "grad_updates": getattr(algorithm, "num_grad_updates", self._grad_updates),
@@ -267,6 +293,7 @@ class OnPolicyLearner:
         self.begin_episodes()
         if same_envs:
             self._starts = state.array("starts", np.bool_, (self.rows.num_rows,))
+            self._open = None if state.value("open") is None else read_open(state.fields("open"), self.buffer)
         algorithm.num_timesteps = state.whole("num_timesteps")
         algorithm._n_updates = state.whole("n_updates")
         algorithm._current_progress_remaining = state.number("progress_remaining")
@@ -280,6 +307,8 @@ class OnPolicyLearner:
     def restart_envs(self, env_indices: Sequence[int]) -> None:
         """These envs have begun new episodes: nothing follows from their last step."""
         self._starts.reshape(self.rows.num_envs, -1)[list(env_indices)] = True
+        if self._open is not None:
+            self._open.rows.reshape(self.rows.num_envs, -1)[list(env_indices)] = False
 
     # --- Update ------------------------------------------------------------------------------------------------------
 

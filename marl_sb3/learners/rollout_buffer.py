@@ -1,17 +1,23 @@
-"""SB3's rollout buffers, for rows that are not always active."""
+"""SB3's rollout buffers, for rows that do not act in every step."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch as th
+from gymnasium import spaces
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 
+from marl_sb3.state import Fields, State
 from marl_sb3.types import Array, BoolArray, Observations
+from marl_sb3.vec_env.action_log import require_possible
 from marl_sb3.vec_env.observations import map_arrays
 
 _PER_STEP = ("actions", "values", "log_probs", "advantages", "returns")
+_OF_A_TRANSITION = ("actions", "rewards", "episode_starts", "values", "log_probs")
 
 if TYPE_CHECKING:  # what a mixin for both buffers may take for granted
     _Base = RolloutBuffer
@@ -19,69 +25,143 @@ else:
     _Base = object
 
 
-class _ActiveRowsOnly(_Base):
-    """Mixed into an SB3 rollout buffer: `get` draws minibatches from the active steps alone.
+@dataclass(frozen=True)
+class OpenTransitions:
+    """Transitions that were not over when their rollout was: they wait for pay or an end, and open the next rollout.
 
-    A row is one agent of one env. Advantages of the active steps need no change: the step in which an agent ends is
-    followed by an episode start, which cuts SB3's recursion before it reaches the inactive steps behind it.
-    With every step active it does what SB3's buffer does, bit for bit.
+    Attributes:
+        rows: (rows,) bool; the rows that have one. The other places of the arrays are filler.
+        observations: (rows, ...) what the agent saw when it acted.
+        columns: by name, (rows, ...) each: `actions`, `rewards` so far, `episode_starts`, `values`, `log_probs`.
     """
 
-    active: BoolArray  # (buffer_size, n_envs)
-    samples_drawn: int  # agent steps handed out in minibatches since `reset`
+    rows: BoolArray
+    observations: Observations
+    columns: Mapping[str, Array]
+
+
+class _TransitionsOnly(_Base):
+    """Mixed into an SB3 rollout buffer: holds the transitions of rows that do not act in every step.
+
+    A row is one agent of one env. Its transition runs from its action to its next turn or its end. What it is paid
+    meanwhile is added to the reward of the step in which it acted, and returns and advantages run over the steps in
+    which it acted: the steps between do not exist for it. `get` draws minibatches from those steps alone.
+    Where every row acts in every step it does what SB3's buffer does, bit for bit.
+
+    Attributes:
+        acted: (buffer_size, n_envs) bool; the steps that hold a transition.
+        samples_drawn: agent steps handed out in minibatches since `reset`.
+    """
+
+    acted: BoolArray
+    samples_drawn: int
+    _open_at: Array  # (n_envs,) the step of each row's transition that is not over; -1: none
 
     def reset(self) -> None:
         """Empty the buffer, keeping its arrays unless `get` has flattened them."""
         self.samples_drawn = 0
-        if hasattr(self, "active") and not self.generator_ready:
+        self._open_at = np.full(self.n_envs, -1)
+        if hasattr(self, "acted") and not self.generator_ready:
             self.pos, self.full = 0, False
-            self.active.fill(True)
+            self.acted.fill(True)
             return
         super().reset()
-        self.active = np.ones((self.buffer_size, self.n_envs), dtype=np.bool_)
+        self.acted = np.ones((self.buffer_size, self.n_envs), dtype=np.bool_)
 
-    def store(
+    def begin_step(
         self,
         observations: Observations,
         actions: Array,
-        rewards: Array,
         episode_starts: BoolArray,
         values: Array,
         log_probs: Array,
-        active: BoolArray,
+        acted: BoolArray,
     ) -> None:
-        """What `add` does, from arrays of (n_envs, ...) and without SB3's copies; `active` says which rows count."""
+        """Open a transition for each row that acts; arrays of (n_envs, ...), filler in all other rows."""
         here = self.pos
-        if isinstance(observations, dict):
-            for key, array in observations.items():
-                self.observations[key][here] = array.reshape(self.observations[key][here].shape)
-        else:
-            self.observations[here] = observations.reshape(self.observations[here].shape)
+        for own, given in _pairs(self.observations, observations):
+            own[here] = given.reshape(own[here].shape)
         self.actions[here] = actions.reshape(self.n_envs, self.action_dim)
-        self.rewards[here] = rewards
+        self.rewards[here] = 0.0
         self.episode_starts[here] = episode_starts
         self.values[here] = values
         self.log_probs[here] = log_probs
-        self.active[here] = active
+        self.acted[here] = acted
+        self._open_at[acted] = here
         self.pos += 1
         self.full = self.pos == self.buffer_size
 
+    def pay(self, rewards: Array) -> None:
+        """Add (n_envs,) rewards to the transitions that are open; a row that has none is paid for nothing."""
+        rows = np.flatnonzero(self._open_at >= 0)
+        self.rewards[self._open_at[rows], rows] += rewards[rows]
+
+    def end(self, ended: BoolArray) -> None:
+        """The transitions of these rows, (n_envs,) bool, are over."""
+        self._open_at[ended] = -1
+
+    def take_open(self, waiting: BoolArray) -> OpenTransitions | None:
+        """Take the open transitions of rows that wait, (n_envs,) bool, out of a full buffer; None if there is none."""
+        rows = waiting & (self._open_at >= 0)
+        if not rows.any():
+            return None
+        places = np.where(rows, self._open_at, 0), np.arange(self.n_envs)
+        taken = OpenTransitions(
+            rows,
+            map_arrays(lambda array: array[places], self.observations),
+            {name: getattr(self, name)[places] for name in _OF_A_TRANSITION},
+        )
+        self.acted[self._open_at[rows], np.flatnonzero(rows)] = False
+        return taken
+
+    def put_open(self, waited: OpenTransitions) -> None:
+        """Open the rollout, whose first step has just begun, with transitions that `take_open` took."""
+        rows = waited.rows
+        for own, given in _pairs(self.observations, waited.observations):
+            own[0][rows] = given[rows]
+        for name, array in waited.columns.items():
+            getattr(self, name)[0][rows] = array[rows]
+        self.acted[0] |= rows
+        self._open_at[rows] = 0
+
+    def compute_returns_and_advantage(self, last_values: th.Tensor, dones: Array) -> None:
+        """GAE (Schulman et al. 2016, eq. 16) over the transitions of each row.
+
+        Args:
+            last_values: (n_envs,) value of what follows each row's last transition.
+            dones: (n_envs,) whether that transition ended its episode.
+        """
+        if self.acted.all():
+            super().compute_returns_and_advantage(last_values, dones)
+            return
+        next_values: Array = last_values.clone().cpu().numpy().flatten()
+        not_done: Array = 1.0 - dones.astype(np.float32)
+        advantage: Array = np.zeros(self.n_envs, dtype=np.float32)
+        for step in reversed(range(self.buffer_size)):
+            acted = self.acted[step]
+            delta = self.rewards[step] + self.gamma * next_values * not_done - self.values[step]
+            advantage = np.where(acted, delta + self.gamma * self.gae_lambda * not_done * advantage, advantage)
+            next_values = np.where(acted, self.values[step], next_values)
+            not_done = np.where(acted, 1.0 - self.episode_starts[step], not_done)
+            self.advantages[step] = advantage
+        self.returns = self.advantages + self.values
+
     @property
-    def num_active(self) -> int:
+    def num_transitions(self) -> int:
         """How many agent steps there are to learn from."""
-        return int(self.active.sum())
+        return int(self.acted.sum())
 
     def get(self, batch_size: int | None = None) -> Generator[Any, None, None]:
-        """Minibatches of active steps in random order, see `RolloutBuffer.get`."""
-        if self.active.all():
+        """Minibatches of transitions in random order, see `RolloutBuffer.get`."""
+        if self.acted.all():
             yield from self._counted(super().get(batch_size))
             return
         if not self.generator_ready:
-            self._drop_inactive()
+            self._keep_transitions()
             self.generator_ready = True
-        order = np.random.permutation(self.num_active)  # noqa: NPY002 - SB3's stream of random numbers
-        size = batch_size or max(1, self.num_active)
-        batches = (order[start : start + size] for start in range(0, self.num_active, size))
+        order = np.random.permutation(self.num_transitions)  # noqa: NPY002 - SB3's stream of random numbers
+        size = batch_size or max(1, self.num_transitions)
+        batches = (order[start : start + size] for start in range(0, self.num_transitions, size))
         yield from self._counted(self._get_samples(batch) for batch in batches)
 
     def _counted(self, batches: Iterable[Any]) -> Generator[Any, None, None]:
@@ -89,36 +169,81 @@ class _ActiveRowsOnly(_Base):
             self.samples_drawn += len(batch.advantages)
             yield batch
 
-    def _drop_inactive(self) -> None:
-        """Flatten as SB3 does, row after row, keeping the active steps only: also for `explained_variance`."""
-        keep = self.swap_and_flatten(self.active).reshape(-1)
+    def _keep_transitions(self) -> None:
+        """Flatten as SB3 does, row after row, keeping the transitions only: also for `explained_variance`."""
+        keep = self.swap_and_flatten(self.acted).reshape(-1)
         for name in _PER_STEP:
             setattr(self, name, self.swap_and_flatten(getattr(self, name))[keep])
         observations: Any = self.observations
         self.observations = map_arrays(lambda array: self.swap_and_flatten(array)[keep], observations)  # type: ignore[assignment]
 
 
-class MaskedRolloutBuffer(_ActiveRowsOnly, RolloutBuffer):
-    """`RolloutBuffer` that keeps inactive rows out of the loss and out of advantage normalisation."""
+def _pairs(own: Any, given: Observations) -> list[tuple[Array, Array]]:
+    return [(own[key], given[key]) for key in given] if isinstance(given, dict) else [(own, given)]
 
 
-class MaskedDictRolloutBuffer(_ActiveRowsOnly, DictRolloutBuffer):
+class MaskedRolloutBuffer(_TransitionsOnly, RolloutBuffer):
+    """`RolloutBuffer` of transitions: steps in which a row does not act stay out of loss and normalisation."""
+
+
+class MaskedDictRolloutBuffer(_TransitionsOnly, DictRolloutBuffer):
     """The same for `Dict` observations."""
 
 
 def flat_samples(rollout: Any, name: str) -> Any:
-    """An array of a rollout buffer as (samples, ...), in SB3's order: row after row; active steps only.
+    """An array of a rollout buffer as (samples, ...), in SB3's order: row after row; transitions only.
 
     For observations of a `Dict` space: a dictionary of them.
     """
     observations: Observations = getattr(rollout, name)
     if rollout.generator_ready:
         return observations
-    active = getattr(rollout, "active", None)
-    keep = None if active is None or active.all() else rollout.swap_and_flatten(active).reshape(-1)
+    acted = getattr(rollout, "acted", None)
+    keep = None if acted is None or acted.all() else rollout.swap_and_flatten(acted).reshape(-1)
 
     def flat(array: Array) -> Array:
         rows: Array = rollout.swap_and_flatten(array)
         return np.ascontiguousarray(rows if keep is None else rows[keep])
 
     return map_arrays(flat, observations)
+
+
+# --- State -----------------------------------------------------------------------------------------------------------
+
+
+def open_state(waited: OpenTransitions) -> State:
+    """As plain data and arrays."""
+    return {"rows": waited.rows, "observations": waited.observations, "columns": dict(waited.columns)}
+
+
+def read_open(state: Fields, buffer: MaskedRolloutBuffer | MaskedDictRolloutBuffer) -> OpenTransitions:
+    """What `open_state` described.
+
+    Raises:
+        CheckpointError: it does not fit the buffer.
+    """
+    columns = state.fields("columns")
+    columns.require_names(_OF_A_TRANSITION)
+    likes = {name: getattr(buffer, name)[0] for name in _OF_A_TRANSITION}
+    read = {name: columns.array(name, like.dtype, like.shape) for name, like in likes.items()}
+    shape = (buffer.n_envs, *(buffer.action_space.shape or ()))
+    require_possible(read["actions"].reshape(shape), buffer.action_space, f"{columns.where}/actions")
+    seen: Any = _read_seen(state, buffer)
+    return OpenTransitions(state.array("rows", np.bool_, (buffer.n_envs,)), seen, read)
+
+
+def _read_seen(state: Fields, buffer: MaskedRolloutBuffer | MaskedDictRolloutBuffer) -> Observations:
+    own: Any = buffer.observations
+    parts, where = buffer.observation_space, f"{state.where}/observations"
+    if not isinstance(parts, spaces.Dict):
+        return _read_part(state, "observations", own[0], parts, where)
+    keys = state.fields("observations")
+    keys.require_names(list(parts.spaces))
+    return {key: _read_part(keys, key, own[key][0], part, where) for key, part in parts.spaces.items()}
+
+
+def _read_part(state: Fields, name: str, like: Array, space: spaces.Space[Any], where: str) -> Array:
+    array = state.array(name, like.dtype, like.shape)
+    if not isinstance(space, spaces.Box):  # a one-hot encoding would reach beyond its end
+        require_possible(array.reshape(len(array), *(space.shape or ())), space, where)
+    return array

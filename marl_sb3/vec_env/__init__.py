@@ -12,7 +12,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from marl_sb3.envs.registry import EnvFactory, batched_factory, env_factory, make_env
 from marl_sb3.errors import ConfigError
-from marl_sb3.vec_env.base import AgentGroup, EnvStep, MultiAgentVecEnv
+from marl_sb3.vec_env.base import AgentGroup, MultiAgentVecEnv, VecStep
 from marl_sb3.vec_env.batched_vec_env import BatchedVecEnv
 from marl_sb3.vec_env.separate_envs import EnvFactory as IndexedFactory
 from marl_sb3.vec_env.serial_vec_env import SerialVecEnv
@@ -22,10 +22,10 @@ __all__ = [
     "AgentGroup",
     "BatchedVecEnv",
     "EnvFactory",
-    "EnvStep",
     "MultiAgentVecEnv",
     "SerialVecEnv",
     "SuperSuitVecEnv",
+    "VecStep",
     "as_vec_env",
     "make_vec_env",
 ]

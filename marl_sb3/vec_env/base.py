@@ -103,20 +103,27 @@ class StackedFinalObservations(FinalObservations):
 
 
 @dataclass(frozen=True)
-class EnvStep:
+class VecStep:
     """One step of E envs with A agents.
 
+    Rewards and ends belong to an agent whether or not it acted: one that waits for its turn may be paid, and may end,
+    on another agent's move. What an agent is paid before its first action or after its end belongs to nothing and is 0.
+
+    The vec env owns the arrays, and may write the next step into the same ones: they are valid until the next `step`
+    or `reset`. Whoever keeps one copies it.
+
     Attributes:
-        observations: per group, (E, A_group, ...). Where an env ended, the first observation of its next
-            episode; zeros where the agent is inactive.
-        rewards: (E, A) float32; 0 where the agent did not act.
+        observations: per group, (E, A_group, ...). Where an episode is over, the first observation of the next one;
+            zeros where the agent does not act next.
+        rewards: (E, A) float32.
         terminated: (E, A) bool; True in the one step in which the agent was terminated.
         truncated: (E, A) bool; True in the one step in which the agent was truncated.
-        acted: (E, A) bool; the agents that took this step. Everything else in an inactive place is filler.
-        env_ended: (E,) bool; the envs whose last agents ended here, and which have been reset.
+        acted: (E, A) bool; the agents that acted in this step.
+        to_act: (E, A) bool; the agents that act in the next step.
+        episode_done: (E,) bool; the envs whose last agents ended here, and which have been reset.
         final_observations: {(env index, agent column): the observation that the agent ended on}.
         infos: what the envs said in this step.
-        reset_infos: {env index: what an env that ended said when it was reset}.
+        reset_infos: {env index: what an env whose episode is over said when it was reset}.
     """
 
     observations: tuple[Observations, ...]
@@ -124,7 +131,8 @@ class EnvStep:
     terminated: BoolArray
     truncated: BoolArray
     acted: BoolArray
-    env_ended: BoolArray
+    to_act: BoolArray
+    episode_done: BoolArray
     final_observations: FinalObservations
     infos: StepInfos
     reset_infos: Mapping[int, Mapping[str, Any]]
@@ -137,7 +145,7 @@ class MultiAgentVecEnv(ABC):
         num_envs: E.
         agents: all agent ids, in the order of the agent axis.
         groups: the agents by their spaces, in order of first appearance.
-        active: (E, A) bool; the agents that act in the next step.
+        to_act: (E, A) bool; the agents that act in the next step.
         observations: per group, what the latest `reset` or `step` showed; empty before the first.
         metadata: the env's own metadata.
         render_mode: the env's render mode, or None.
@@ -146,7 +154,7 @@ class MultiAgentVecEnv(ABC):
     num_envs: int
     agents: tuple[AgentID, ...]
     groups: tuple[AgentGroup, ...]
-    active: BoolArray
+    to_act: BoolArray
     observations: tuple[Observations, ...] = ()
     metadata: Mapping[str, Any]
     render_mode: str | None
@@ -167,11 +175,11 @@ class MultiAgentVecEnv(ABC):
         """
 
     @abstractmethod
-    def step(self, actions: Sequence[Array]) -> EnvStep:
+    def step(self, actions: Sequence[Array]) -> VecStep:
         """Take one step in every env.
 
         Args:
-            actions: per group, `(E, A_group, *action_space.shape)`. Places of inactive agents are not read.
+            actions: per group, `(E, A_group, *action_space.shape)`. Places of agents that do not act are not read.
 
         Raises:
             EnvError: an env broke the `ParallelEnv` contract.

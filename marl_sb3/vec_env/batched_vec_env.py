@@ -15,10 +15,10 @@ from marl_sb3.state import MAX_SEED, Fields, State
 from marl_sb3.types import AgentID, Array, BoolArray, Observations
 from marl_sb3.vec_env.base import (
     AgentGroup,
-    EnvStep,
     FinalObservations,
     MultiAgentVecEnv,
     StackedFinalObservations,
+    VecStep,
 )
 from marl_sb3.vec_env.observations import map_arrays, read_observations, same_in_env, zero_observations
 from marl_sb3.vec_env.seeding import episode_seed, fresh_seed
@@ -63,7 +63,7 @@ class BatchedVecEnv(MultiAgentVecEnv):
         self.groups = (AgentGroup(self.agents, columns, env.observation_space, env.action_space),)
         self.metadata = env.metadata
         self.render_mode = env.render_mode
-        self.active = np.zeros((self.num_envs, len(self.agents)), dtype=np.bool_)
+        self.to_act = np.zeros((self.num_envs, len(self.agents)), dtype=np.bool_)
         self._episodes = np.full(self.num_envs, -1)
         self._episode_steps = np.zeros(self.num_envs, dtype=np.int64)
         self._run_seed = fresh_seed() if seed is None else seed
@@ -84,7 +84,7 @@ class BatchedVecEnv(MultiAgentVecEnv):
         if options is not None and any(options):
             raise ConfigError(f"reset options {list(options)}: a batched env takes none; use vectorizer='serial'")
         self._begin_episodes(self._all_envs)
-        self.active = np.ones_like(self.active)
+        self.to_act = np.ones_like(self.to_act)
         observations = self._shown()
         self.observations = (observations,)
         return self.observations
@@ -100,9 +100,9 @@ class BatchedVecEnv(MultiAgentVecEnv):
             self._blame(error, "reset()", env_indices)
             raise
 
-    def step(self, actions: Sequence[Array]) -> EnvStep:
+    def step(self, actions: Sequence[Array]) -> VecStep:
         """See `MultiAgentVecEnv.step`."""
-        acted = self.active
+        acted = self.to_act
         self._episode_steps += 1
         try:
             step = self._env.step(actions[0])
@@ -121,14 +121,14 @@ class BatchedVecEnv(MultiAgentVecEnv):
         if not ended.any():
             return self._result(observations, rewards, terminated, truncated, acted, step.infos)
         final_observations = StackedFinalObservations(ended, observations)
-        self.active = acted & ~ended
-        env_ended: BoolArray = ~np.any(self.active, axis=1)
-        if env_ended.any():
-            self._begin_episodes(np.flatnonzero(env_ended).tolist())
-            self.active[env_ended] = True
+        self.to_act = acted & ~ended
+        episode_done: BoolArray = ~np.any(self.to_act, axis=1)
+        if episode_done.any():
+            self._begin_episodes(np.flatnonzero(episode_done).tolist())
+            self.to_act[episode_done] = True
             observations = self._shown()
         return self._result(
-            observations, rewards, terminated, truncated, acted, step.infos, env_ended, final_observations
+            observations, rewards, terminated, truncated, acted, step.infos, episode_done, final_observations
         )
 
     def _result(
@@ -139,32 +139,33 @@ class BatchedVecEnv(MultiAgentVecEnv):
         truncated: BoolArray,
         acted: BoolArray,
         infos: Mapping[AgentID, Mapping[str, Array]],
-        env_ended: BoolArray | None = None,
+        episode_done: BoolArray | None = None,
         final_observations: FinalObservations = _NO_FINAL_OBSERVATIONS,
-    ) -> EnvStep:
-        if not self.active.all():
-            observations = map_arrays(self._zeros_where_inactive, observations)
+    ) -> VecStep:
+        if not self.to_act.all():
+            observations = map_arrays(self._zeros_where_idle, observations)
         self.observations = (observations,)
         reset_infos: dict[int, dict[str, Any]] = {}
-        if env_ended is None:
-            env_ended = np.zeros(self.num_envs, dtype=np.bool_)
+        if episode_done is None:
+            episode_done = np.zeros(self.num_envs, dtype=np.bool_)
         else:
-            reset_infos = {index: self._reset_info() for index in np.flatnonzero(env_ended).tolist()}
-        return EnvStep(
+            reset_infos = {index: self._reset_info() for index in np.flatnonzero(episode_done).tolist()}
+        return VecStep(
             observations=self.observations,
             rewards=rewards,
             terminated=terminated,
             truncated=truncated,
             acted=acted,
-            env_ended=env_ended,
+            to_act=self.to_act,
+            episode_done=episode_done,
             final_observations=final_observations,
             infos=ArrayInfos(infos, self.num_envs),
             reset_infos=reset_infos,
         )
 
-    def _zeros_where_inactive(self, array: Array) -> Array:
+    def _zeros_where_idle(self, array: Array) -> Array:
         filled = array.copy()  # the original may hold final observations
-        filled[~self.active] = 0
+        filled[~self.to_act] = 0
         return filled
 
     def _reset_info(self) -> dict[str, Any]:
@@ -251,7 +252,7 @@ class BatchedVecEnv(MultiAgentVecEnv):
             "run_seed": self._run_seed,
             "episodes": self._episodes,
             "episode_steps": self._episode_steps,
-            "active": self.active,
+            "to_act": self.to_act,
             "observations": list(self.observations),
             "own": self._env.get_state(),
         }
@@ -260,17 +261,17 @@ class BatchedVecEnv(MultiAgentVecEnv):
         """See `MultiAgentVecEnv.set_state`; all envs are brought back exactly, or none is."""
         run_seed = state.whole("run_seed", 0, MAX_SEED)
         counts = {name: state.counts(name, (self.num_envs,)) for name in ("episodes", "episode_steps")}
-        active = state.array("active", np.bool_, self.active.shape)
-        if not active.any(axis=1).all():
-            raise state.error("active", active, "an active agent in every env")
+        to_act = state.array("to_act", np.bool_, self.to_act.shape)
+        if not to_act.any(axis=1).all():
+            raise state.error("to_act", to_act, "an agent that acts in every env")
         observations = read_observations(state, zero_observations(self.groups, self.num_envs))
-        self._run_seed, self.active, self.observations = run_seed, active, observations
+        self._run_seed, self.to_act, self.observations = run_seed, to_act, observations
         self._episodes, self._episode_steps = counts["episodes"], counts["episode_steps"]
         why = self._set_own(state)
         if why is None:
             return {}
         self._begin_episodes(self._all_envs)
-        self.active = np.ones_like(self.active)
+        self.to_act = np.ones_like(self.to_act)
         self.observations = (self._env.observations(),)
         return dict.fromkeys(self._all_envs, why)
 
@@ -278,7 +279,7 @@ class BatchedVecEnv(MultiAgentVecEnv):
         if state.value("own") is None:
             return f"{type(self._env).__name__} has no get_state()"
         self._env.set_state(state.fields("own"))
-        shown = (map_arrays(self._zeros_where_inactive, self._env.observations()),)
+        shown = (map_arrays(self._zeros_where_idle, self._env.observations()),)
         same = all(same_in_env(shown, self.observations, index) for index in self._all_envs)
         return None if same else "its set_state() led to other observations"
 

@@ -11,7 +11,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvO
 
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import Array
-from marl_sb3.vec_env.base import EnvStep, MultiAgentVecEnv
+from marl_sb3.vec_env.base import MultiAgentVecEnv, VecStep
 from marl_sb3.vec_env.observations import to_rows
 from marl_sb3.vec_env.seeding import fresh_seed
 
@@ -41,7 +41,7 @@ class AgentRowsVecEnv(VecEnv):
         group = env.groups[0]
         super().__init__(env.num_envs * self._agents_per_env, group.observation_space, group.action_space)
         self.metadata = {**env.metadata, **self.metadata}
-        self.last_step: EnvStep | None = None
+        self.last_step: VecStep | None = None
         self._actions: Array | None = None
 
     def reset(self) -> VecEnvObs:
@@ -74,7 +74,7 @@ class AgentRowsVecEnv(VecEnv):
         for column, agent in enumerate(self.env.agents):
             self.reset_infos[env_index * self._agents_per_env + column] = dict(infos.get(agent, {}))
 
-    def _row_infos(self, step: EnvStep) -> list[dict[str, Any]]:
+    def _row_infos(self, step: VecStep) -> list[dict[str, Any]]:
         rows = []
         timeouts = (step.truncated & ~step.terminated).tolist()
         for env_index, acted in enumerate(step.acted.tolist()):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,13 +15,13 @@ from marl_sb3.state import MAX_SEED, Fields, State, is_plain
 from marl_sb3.types import AgentID, Array, BoolArray, Observations
 from marl_sb3.vec_env.action_log import ActionLog, require_possible
 from marl_sb3.vec_env.base import AgentGroup, MultiAgentVecEnv
-from marl_sb3.vec_env.observations import copy_env, read_observations, same_in_env, zero_observations
+from marl_sb3.vec_env.observations import copy_env, put, read_observations, same_in_env, zero_observations
+from marl_sb3.vec_env.slot import EnvSlot
 from marl_sb3.wrappers.env_interface import innermost_env
 
 EnvFactory = Callable[[int], ParallelEnv]  # env index -> a new env
 
 _SPACES = ("observation_space", "action_space")
-_LOOK_EVERY = 100  # steps of a replay, from one look at whether it still makes sense to the next
 
 
 @dataclass(frozen=True)
@@ -31,28 +30,91 @@ class _Saved:
 
     run_seed: int
     episodes: list[int]
-    active: BoolArray
+    to_act: BoolArray
+    in_play: BoolArray
     ended: BoolArray
     observations: tuple[Observations, ...]
     own: list[Any]
     has_log: bool
 
 
+@dataclass(frozen=True)
+class _Place:
+    """Where an agent stands in the arrays."""
+
+    column: int  # on the agent axis
+    group: int
+    group_column: int  # on the agent axis of its group
+
+
 class SeparateEnvs(MultiAgentVecEnv):
-    """A `MultiAgentVecEnv` whose single envs can be asked and told things.
+    """A `MultiAgentVecEnv` of E `EnvSlot`s.
 
     In a checkpoint an env is the seed of its running episode and the actions since; it is brought back by playing them
     again. An env whose own class has `get_state() -> tree of plain data and arrays` and `set_state(tree)` is asked
     instead.
+
+    Args:
+        slots: the envs, which are all of one kind.
+
+    Raises:
+        ConfigError: the envs differ in their agents or spaces, or are not separate envs, or there is no array for a
+            kind of space.
     """
 
-    _closed = False
-    _log: ActionLog
+    def __init__(self, slots: Sequence[EnvSlot]) -> None:
+        self._slots = slots
+        self._closed = False
+        first = slots[0].env
+        require_separate(self.envs)
+        for index, env in enumerate(self.envs):
+            require_same_agents(env, index, first)
+        self.num_envs = len(slots)
+        self.agents = tuple(first.possible_agents)
+        self.groups = agent_groups(first)
+        self.metadata = dict(first.metadata)
+        self.render_mode = getattr(first.unwrapped, "render_mode", None)
+        self.to_act = np.zeros((self.num_envs, len(self.agents)), dtype=np.bool_)
+        self._places = {
+            agent: _Place(column, number, place)
+            for number, group in enumerate(self.groups)
+            for place, (agent, column) in enumerate(zip(group.agents, group.columns, strict=True))
+        }
+        self._log = ActionLog(self.num_envs, self.groups)
+        zero_observations(self.groups, self.num_envs)  # refuses what no array can hold
 
     @property
-    @abstractmethod
     def envs(self) -> Sequence[Any]:
         """The E envs, wrappers included."""
+        return [slot.env for slot in self._slots]
+
+    def seed(self, seed: int) -> None:
+        """See `MultiAgentVecEnv.seed`."""
+        for slot in self._slots:
+            slot.seed(seed)
+
+    def reset_infos(self) -> Sequence[Mapping[str, Any]]:
+        """See `MultiAgentVecEnv.reset_infos`."""
+        return [slot.reset_infos for slot in self._slots]
+
+    def _flags(self, agents_of: Callable[[EnvSlot], Collection[AgentID]]) -> BoolArray:
+        """(E, A); a new array."""
+        return np.array([[agent in members for agent in self.agents] for members in map(agents_of, self._slots)])
+
+    def _find_turns(self) -> None:
+        """Bring `to_act` up to date, in a new array: `VecStep.acted` keeps the old one."""
+        self.to_act = self._flags(lambda slot: slot.to_act)
+
+    def _show(self, slot: EnvSlot, shown: Mapping[AgentID, Any], observations: tuple[Observations, ...]) -> None:
+        """Write what the agents see that act next into their places."""
+        for agent in slot.to_act:
+            place = self._places[agent]
+            put(shown[agent], observations[place.group], (slot.index, place.group_column))
+
+    def _given(self, slot: EnvSlot, actions: Sequence[Array]) -> dict[AgentID, Any]:
+        """The actions of the agents that act, out of one env's, per group (A_group, ...)."""
+        places = self._places
+        return {agent: actions[places[agent].group][places[agent].group_column] for agent in slot.to_act}
 
     def get_attr(self, name: str, env_indices: Sequence[int]) -> list[Any]:
         """See `MultiAgentVecEnv.get_attr`."""
@@ -73,39 +135,15 @@ class SeparateEnvs(MultiAgentVecEnv):
 
     # --- State -------------------------------------------------------------------------------------------------------
 
-    @abstractmethod
-    def _progress(self) -> tuple[int, list[int], BoolArray]:
-        """Run seed, index of each env's running episode, and (E, A) which agents have ended in it."""
-
-    @abstractmethod
-    def _count_from(self, index: int, run_seed: int, episode: int) -> None:
-        """The next episode of this env is this one."""
-
-    @abstractmethod
-    def _restart(self, index: int) -> tuple[Observations, ...]:
-        """Begin the next episode in one env; its observations in their places."""
-
-    @abstractmethod
-    def _replay_step(self, index: int, actions: Sequence[Array]) -> tuple[Observations, ...]:
-        """Step one env, whose actions are (A_group, ...); its observations in their places."""
-
-    @abstractmethod
-    def _live_agents(self, index: int) -> BoolArray:
-        """(A,); who acts next."""
-
-    @abstractmethod
-    def _adopt(self, index: int, live: Sequence[AgentID], ended: set[AgentID]) -> None:
-        """The env has been put into the middle of its next episode by its own `set_state`."""
-
     def get_state(self) -> State:
         """See `MultiAgentVecEnv.get_state`."""
-        run_seed, episodes, ended = self._progress()
         own = [_own_state(env) for env in self.envs]
         return {
-            "run_seed": run_seed,
-            "episodes": np.array(episodes, dtype=np.int64),
-            "active": self.active,
-            "ended": ended,
+            "run_seed": self._slots[0].run_seed,
+            "episodes": np.array([slot.episode for slot in self._slots], dtype=np.int64),
+            "to_act": self.to_act,
+            "in_play": self._flags(lambda slot: slot.in_play),
+            "ended": self._flags(lambda slot: slot.ended),
             "observations": list(self.observations),
             "own": own,
             "log": self._log.get_state() if None in own else None,
@@ -119,22 +157,25 @@ class SeparateEnvs(MultiAgentVecEnv):
             why = self._restore(index, saved)
             if why:
                 inexact[index] = why
-                self._count_from(index, saved.run_seed, saved.episodes[index] + 1)
+                self._slots[index].continue_at(saved.run_seed, saved.episodes[index] + 1)
                 copy_env(self._restart(index), saved.observations, index)
-                saved.active[index] = self._live_agents(index)
         self._log.begin(inexact)
-        self.active, self.observations = saved.active, saved.observations
+        self.observations = saved.observations
+        self._find_turns()
         return inexact
 
     def _read(self, state: Fields) -> _Saved:
         shape = (self.num_envs, len(self.agents))
-        active, ended = (state.array(name, np.bool_, shape) for name in ("active", "ended"))
-        if not active.any(axis=1).all() or (active & ended).any():
-            raise state.error("active", active, "an active agent in every env, and none that has ended")
+        to_act, in_play, ended = (state.array(name, np.bool_, shape) for name in ("to_act", "in_play", "ended"))
+        if not to_act.any(axis=1).all() or (to_act & ended).any():
+            raise state.error("to_act", to_act, "an agent that acts in every env, and none that has ended")
+        if (in_play & ended).any():
+            raise state.error("in_play", in_play, "no agent that has ended")
         saved = _Saved(
             state.whole("run_seed", 0, MAX_SEED),
             state.counts("episodes", (self.num_envs,)).tolist(),
-            active,
+            to_act,
+            in_play,
             ended,
             read_observations(state, zero_observations(self.groups, self.num_envs)),
             state.items("own", self.num_envs),
@@ -161,7 +202,7 @@ class SeparateEnvs(MultiAgentVecEnv):
         """Bring one env back; what is in the way of it, if anything is."""
         if saved.own[index] is None and not saved.has_log:
             return "its episode is too long to be kept in a checkpoint"
-        self._count_from(index, saved.run_seed, saved.episodes[index])
+        self._slots[index].continue_at(saved.run_seed, saved.episodes[index])
         try:
             return self._set_own(index, saved) if saved.own[index] is not None else self._replay(index, saved)
         except CheckpointError:
@@ -171,32 +212,41 @@ class SeparateEnvs(MultiAgentVecEnv):
         except Exception as error:  # an env may raise anything if it does not repeat itself
             return f"{type(error).__name__}: {error}"
 
+    def _restart(self, index: int) -> tuple[Observations, ...]:
+        """Begin the next episode in one env; its observations in their places."""
+        return self._in_place(self._slots[index], self._slots[index].reset())
+
+    def _in_place(self, slot: EnvSlot, shown: Mapping[AgentID, Any]) -> tuple[Observations, ...]:
+        observations = zero_observations(self.groups, self.num_envs)
+        self._show(slot, shown, observations)
+        return observations
+
     def _replay(self, index: int, saved: _Saved) -> str | None:
+        slot = self._slots[index]
         shown = self._restart(index)
-        for number, actions in enumerate(self._log.of_env(index)):
-            if number % _LOOK_EVERY == 0 and not self._is_in(index, saved.episodes[index]):
-                break  # there may be much more of it
-            shown = self._replay_step(index, actions)
-        same_agents = np.array_equal(self._live_agents(index), saved.active[index])
-        if self._is_in(index, saved.episodes[index]) and same_agents and same_in_env(shown, saved.observations, index):
+        for actions in self._log.of_env(index):
+            if slot.episode != saved.episodes[index]:
+                break  # it has ended too early
+            shown = self._in_place(slot, slot.step(self._given(slot, actions)).observations)
+        same_turns = slot.to_act == self._marked(saved.to_act[index]) and slot.in_play == set(
+            self._marked(saved.in_play[index])
+        )
+        if slot.episode == saved.episodes[index] and same_turns and same_in_env(shown, saved.observations, index):
             return None
         return "the same seed and actions led to something else"
 
-    def _is_in(self, index: int, episode: int) -> bool:
-        return self._progress()[1][index] == episode
+    def _marked(self, flags: BoolArray) -> list[AgentID]:
+        return [agent for agent, flag in zip(self.agents, flags, strict=True) if flag]
 
     def _set_own(self, index: int, saved: _Saved) -> str | None:
         env = _innermost_checked(self.envs[index])
         env.set_state(saved.own[index])
         if not _same_tree(env.get_state(), saved.own[index]):
             return "its get_state() returns something else than its set_state() was given"
-        live, ended = (
-            [agent for agent, flag in zip(self.agents, flags[index], strict=True) if flag]
-            for flags in (saved.active, saved.ended)
-        )
-        if set(env.agents) - set(ended) != set(live):
-            return "its agents are others than those that were live"
-        self._adopt(index, live, set(ended))
+        to_act, in_play, ended = (self._marked(flags[index]) for flags in (saved.to_act, saved.in_play, saved.ended))
+        if set(env.agents) - set(ended) != set(to_act):
+            return "its agents are others than those that were to act"
+        self._slots[index].adopt(to_act, set(in_play), set(ended))
         return None
 
     def close(self) -> None:

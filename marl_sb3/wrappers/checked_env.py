@@ -97,7 +97,7 @@ def _outline(returned: Any) -> str:
 
 
 class CheckedEnv(BaseParallelWrapper):  # type: ignore[misc]
-    """Checks what the env returns for each agent that acted: all of it there, of the space's shape, and finite.
+    """Checks what the env returns for each agent that acted, acts next or waits: all there, of its shape, and finite.
 
     Raises:
         EnvError: from `reset` and `step`; names env, episode, step, agent, quantity and value.
@@ -111,10 +111,17 @@ class CheckedEnv(BaseParallelWrapper):  # type: ignore[misc]
         self._mentioned_unearned = False
         self._episode_step = 0
         self._seed: int | None = None
+        self._in_play: set[AgentID] = set()  # have acted and have not ended
+        self._ended: set[AgentID] = set()
 
     def continue_at(self, episode: int) -> None:
         """Count the next reset as the beginning of this episode."""
         self._episode = episode - 1
+
+    def adopt(self, in_play: set[AgentID], ended: set[AgentID]) -> None:
+        """The env has been put into the middle of an episode: these agents have acted in it, those have ended."""
+        self._episode += 1
+        self._in_play, self._ended = set(in_play), set(ended)
 
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
@@ -122,6 +129,7 @@ class CheckedEnv(BaseParallelWrapper):  # type: ignore[misc]
         """Reset the env and check the first observations."""
         self._episode += 1
         self._episode_step = 0
+        self._in_play, self._ended = set(), set()
         self._seed = seed
         try:
             returned = self.env.reset(seed=seed, options=options)
@@ -150,22 +158,25 @@ class CheckedEnv(BaseParallelWrapper):  # type: ignore[misc]
         if not (isinstance(returned, tuple) and len(returned) == 5):
             raise self._error(f"step() returned {_outline(returned)}, not a tuple of 5 dictionaries")
         observations, rewards, terminated, truncated, infos = returned
-        present = self.env.agents
         for agent in actions:
             self._check_observation(agent, observations)
-            fault = _reward_fault(self._of(agent, rewards, "reward"))
-            if fault:
-                raise self._error(f"reward {fault}", agent, rewards[agent])
+            self._check_reward(agent, self._of(agent, rewards, "reward"))
             flags = (self._of(agent, terminated, "terminated flag"), self._of(agent, truncated, "truncated flag"))
-            if agent not in present and not any(flags):
-                raise self._error("left `agents` without being terminated or truncated", agent)
-        for agent in present:
+            if any(flags):
+                self._ended.add(agent)
+        self._in_play.update(actions)
+        if len(self._in_play) > len(actions) or len(terminated) > len(actions) or len(rewards) > len(actions):
+            self._check_waiting(actions, returned)
+        for agent in self.env.agents:
             if agent not in actions:
                 self._check_known(agent)
                 self._check_observation(agent, observations)
         self._check_infos(actions, infos)
-        if len(rewards) > len(actions):
-            self._mention_unearned(rewards, actions)
+        if self._ended:
+            self._in_play -= self._ended
+        if self._in_play and self._ended.issuperset(self.env.agents):
+            agent = min(self._in_play)
+            raise self._error("is neither terminated nor truncated, but no agent is left to act", agent)
         return observations, rewards, terminated, truncated, infos
 
     def render(self) -> Any:
@@ -189,13 +200,35 @@ class CheckedEnv(BaseParallelWrapper):  # type: ignore[misc]
             return f"env {self._env_index}, before its first episode"
         return f"{self._where()}, seed {self._seed}"
 
-    def _mention_unearned(self, rewards: Mapping[AgentID, Any], actions: Mapping[AgentID, Any]) -> None:
-        """There is no step that such a reward could belong to; said once per env."""
-        unearned = [agent for agent, reward in rewards.items() if agent not in actions and reward]
+    def _check_waiting(self, actions: Mapping[AgentID, Any], returned: tuple[Any, ...]) -> None:
+        """What the env says of agents that did not act in this step."""
+        observations, rewards, terminated, truncated, _ = returned
+        for agent, reward in rewards.items():
+            if agent in self._in_play and agent not in actions:
+                self._check_reward(agent, reward)
+        for agent in {**terminated, **truncated}:
+            if agent in actions or agent in self._ended:
+                continue
+            if truncated.get(agent) and agent in self._in_play:
+                self._check_observation(agent, observations)  # its return bootstraps from it
+            if terminated.get(agent) or truncated.get(agent):
+                self._check_known(agent)
+                self._ended.add(agent)
+        self._mention_unearned(rewards)
+
+    def _check_reward(self, agent: AgentID, reward: Any) -> None:
+        fault = _reward_fault(reward)
+        if fault:
+            raise self._error(f"reward {fault}", agent, reward)
+
+    def _mention_unearned(self, rewards: Mapping[AgentID, Any]) -> None:
+        """An agent that has not acted, or has ended, has no action that a reward could belong to; said once per env."""
+        unearned = [agent for agent, reward in rewards.items() if reward and agent not in self._in_play]
         if unearned and not self._mentioned_unearned:
             self._mentioned_unearned = True
             _log.warning(
-                "%s", self._error(f"reward {rewards[unearned[0]]} is not counted: the agent did not act", unearned[0])
+                "%s",
+                self._error(f"reward {rewards[unearned[0]]} is not counted: the agent is not in play", unearned[0]),
             )
 
     def _check_known(self, agent: AgentID) -> None:

@@ -89,7 +89,7 @@ def test_env_that_only_the_aec_registry_has_is_converted():
     vec.reset()
     steps = [vec.step((np.array([[0, 1], [2, 2]]),)) for _ in range(3)]
     assert steps[0].rewards.tolist() == [[-1, 1], [0, 0]]
-    assert [taken.env_ended.all() for taken in steps] == [False, False, True]
+    assert [taken.episode_done.all() for taken in steps] == [False, False, True]
     assert steps[2].truncated.all()
 
 

@@ -33,6 +33,8 @@ class Case:
     advantages: Mapping[str, list[float]]
     returns: Mapping[str, list[float]]
     joins: Mapping[str, int] = field(default_factory=dict)
+    skips: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    rewards: Mapping[str, list[float]] = field(default_factory=dict)
     rollouts: int = 1
 
 
@@ -101,6 +103,67 @@ B_JOINS_LATE = Case(
     returns={"a": [5.6875, 6.75, 9], "b": [IDLE, 6, 2]},
 )
 
+# In turns: a acts at steps 0, 2, 4 and is paid 1 for it on b's move; b acts at 1, 3, 5 and is paid 2 at once.
+IN_TURNS: dict[str, Any] = {
+    "skips": {"a": (1, 3, 5), "b": (0, 2, 4)},
+    "rewards": {"a": [0, 1, 0, 1, 0, 1], "b": [0, 2, 0, 2, 0, 2]},
+}
+# a ends on b's last move. Step 4: 1 - 18 = -17; step 2: 1 + 18/2 - 14 = -4, and -17/4; step 0: 1 + 14/2 - 10 = -2,
+# and -8.25/4. b: step 5: 2 - 20 = -18; step 3: 2 + 20/2 - 16 = -4, and -18/4; step 1: 2 + 16/2 - 12 = -2, and -8.5/4.
+TURNS_TERMINATED = Case(
+    {"a": (6, "terminated"), "b": (6, "terminated")},
+    n_steps=6,
+    advantages={"a": [-4.0625, IDLE, -8.25, IDLE, -17, IDLE], "b": [IDLE, -4.125, IDLE, -8.5, IDLE, -18]},
+    returns={"a": [5.9375, IDLE, 5.75, IDLE, 1, IDLE], "b": [IDLE, 7.875, IDLE, 7.5, IDLE, 2]},
+    **IN_TURNS,
+)
+# a is truncated on b's last move, which leads to V = 22: 1 + 22/2 - 18 = -6; step 2: -4, and -6/4; step 0: -2, -5.5/4.
+TURNS_TRUNCATED = Case(
+    {"a": (6, "truncated"), "b": (6, "terminated")},
+    n_steps=6,
+    advantages={**TURNS_TERMINATED.advantages, "a": [-3.375, IDLE, -5.5, IDLE, -6, IDLE]},
+    returns={**TURNS_TERMINATED.returns, "a": [6.625, IDLE, 8.5, IDLE, 12, IDLE]},
+    **IN_TURNS,
+)
+# The rollout ends between a's action at step 2 and what it is paid for it: only step 0 is over, 1 + 14/2 - 10 = -2.
+# b acts next, at V = 16: 2 + 16/2 - 12 = -2.
+TURNS_CUT = Case(
+    TURNS_TERMINATED.script,
+    n_steps=3,
+    advantages={"a": [-2, IDLE, IDLE], "b": [IDLE, -2, IDLE]},
+    returns={"a": [8, IDLE, IDLE], "b": [IDLE, 10, IDLE]},
+    **IN_TURNS,
+)
+# The second rollout begins with a's action of step 2, in the place of step 3, in which b acts.
+TURNS_CARRIED = Case(
+    TURNS_TERMINATED.script,
+    n_steps=3,
+    rollouts=2,
+    advantages={"a": [-8.25, -17, IDLE], "b": [-8.5, IDLE, -18]},
+    returns={"a": [5.75, 1, IDLE], "b": [7.5, IDLE, 2]},
+    **IN_TURNS,
+)
+# a acts at step 0 alone and waits for two whole rollouts, in which it is paid 2 and 3, until it is terminated:
+# 1 + 2 + 3 - 10 = -4. b acts in every step: step 5: 2 - 20; step 4: 2 + 20/2 - 18 = -6, and -18/4.
+WAITS_FOR_ROLLOUTS = Case(
+    {"a": (6, "terminated"), "b": (6, "terminated")},
+    n_steps=2,
+    rollouts=3,
+    skips={"a": (1, 2, 3, 4, 5)},
+    rewards={"a": [1, 0, 2, 0, 0, 3], "b": [2] * 6},
+    advantages={"a": [-4, IDLE], "b": [-10.5, -18]},
+    returns={"a": [6, IDLE], "b": [7.5, 2]},
+)
+# a acts at steps 0 and 3, paid 1 in every step: 1 + 1 + 1 + 16/2 - 10 = 1, and 1 - 16 = -15, of which -15/4.
+# b: as in CUT but paid 2, and terminated at V = 16: 2 - 16 = -14; 2 + 16/2 - 14 = -4, -14/4; -3, -7.5/4; -2, -4.875/4.
+SKIPS_AND_COMES_BACK = Case(
+    {"a": (4, "terminated"), "b": (4, "terminated")},
+    n_steps=4,
+    skips={"a": (1, 2)},
+    advantages={"a": [-2.75, IDLE, IDLE, -15], "b": [-3.21875, -4.875, -7.5, -14]},
+    returns={"a": [7.25, IDLE, IDLE, 1], "b": [6.78125, 7.125, 6.5, 2]},
+)
+
 CASES = {
     "terminated": TERMINATED,
     "truncated: bootstraps from the final observation": TRUNCATED,
@@ -116,6 +179,12 @@ CASES = {
     "one is truncated, the other goes on": A_IS_CUT_SHORT_FIRST,
     "idle from one rollout to the next": IDLE_FROM_ROLLOUT_TO_ROLLOUT,
     "one joins late": B_JOINS_LATE,
+    "in turns, one ends on the other's move": TURNS_TERMINATED,
+    "in turns, one is truncated on the other's move": TURNS_TRUNCATED,
+    "in turns, cut between action and pay": TURNS_CUT,
+    "in turns, an action of the rollout before": TURNS_CARRIED,
+    "waiting through whole rollouts": WAITS_FOR_ROLLOUTS,
+    "skips steps and comes back": SKIPS_AND_COMES_BACK,
 }
 
 
@@ -127,7 +196,7 @@ class Keep(MultiAgentCallback):
         for policy_id, algorithm in self.algorithm.policies.items():
             buffer: Any = algorithm.rollout_buffer
             self.kept[policy_id] = {
-                name: np.where(buffer.active, getattr(buffer, name), IDLE) for name in ("advantages", "returns")
+                name: np.where(buffer.acted, getattr(buffer, name), IDLE) for name in ("advantages", "returns")
             }
 
 
@@ -158,7 +227,9 @@ def rollout(env: Any, n_steps: int, policies: str = "shared", rollouts: int = 1)
 @pytest.mark.parametrize("name", CASES)
 def test_advantages_and_returns_equal_those_worked_by_hand(name: str, policies: str) -> None:
     case = CASES[name]
-    env = make_vec_env(ScriptedEnv, n_envs=2, script=case.script, joins=case.joins)
+    env = make_vec_env(
+        ScriptedEnv, n_envs=2, script=case.script, joins=case.joins, skips=case.skips, rewards=case.rewards
+    )
     kept = rollout(env, case.n_steps, policies, case.rollouts)
     for quantity, expected in (("advantages", case.advantages), ("returns", case.returns)):
         for column, agent in enumerate(env.agents):

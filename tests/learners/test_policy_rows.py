@@ -15,7 +15,7 @@ from toy_envs import ScriptedEnv
 
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, make_vec_env
 from marl_sb3.learners.policy_rows import policy_of_agents, resolve_policies, rows_of_policy
-from marl_sb3.vec_env import AgentGroup, EnvStep, MultiAgentVecEnv
+from marl_sb3.vec_env import AgentGroup, MultiAgentVecEnv, VecStep
 from marl_sb3.vec_env.base import DictInfos, FinalObservations
 
 TINY = {"batch_size": 2, "n_epochs": 1, "policy_kwargs": {"net_arch": [2]}}
@@ -125,7 +125,7 @@ class Keep(MultiAgentCallback):
     def _on_rollout_end(self) -> None:
         self.kept = {
             policy_id: {
-                name: getattr(algorithm.rollout_buffer, name).copy() for name in ("active", "actions", "episode_starts")
+                name: getattr(algorithm.rollout_buffer, name).copy() for name in ("acted", "actions", "episode_starts")
             }
             | {"observations": algorithm.rollout_buffer.observations.copy()}
             for policy_id, algorithm in self.algorithm.policies.items()
@@ -150,7 +150,7 @@ def test_each_policy_gets_the_steps_of_its_agents_and_they_its_actions(mapping: 
                 e, agent = row // len(mine), mine[row % len(mine)]
                 number = int(agent.removeprefix("agent"))
                 acts = in_episode < min(number, 3)
-                assert kept["active"][step, row] == acts
+                assert kept["acted"][step, row] == acts
                 assert (agent in received[e][step]) == acts
                 if acts:
                     assert kept["observations"][step, row].tolist() == [10 * e + number, episode + 1, in_episode]
@@ -179,7 +179,7 @@ class TwoGroups(MultiAgentVecEnv):
             AgentGroup(("a", "c"), (0, 2), box, spaces.Discrete(3)),
             AgentGroup(("b",), (1,), spaces.Box(-100, 100, (2,), np.float32), spaces.Box(-1, 1, (2,), np.float32)),
         )
-        self.active = np.zeros((num_envs, 3), dtype=bool)
+        self.to_act = np.zeros((num_envs, 3), dtype=bool)
         self.episode = 0
         self.received: list[list[np.ndarray]] = []
 
@@ -189,28 +189,29 @@ class TwoGroups(MultiAgentVecEnv):
 
     def _observations(self) -> tuple[np.ndarray, ...]:
         one_env = [np.stack([self._observation(column) for column in group.columns]) for group in self.groups]
-        active = [self.active[:, group.columns, None] for group in self.groups]
+        active = [self.to_act[:, group.columns, None] for group in self.groups]
         return tuple(array * live for array, live in zip(one_env, active, strict=True))
 
     def reset(self, options: Any = None) -> tuple[np.ndarray, ...]:
         self.episode, self.taken = self.episode + 1, 0
-        self.active = np.ones((self.num_envs, 3), dtype=bool)
+        self.to_act = np.ones((self.num_envs, 3), dtype=bool)
         return self._observations()
 
-    def step(self, actions: Sequence[np.ndarray]) -> EnvStep:
+    def step(self, actions: Sequence[np.ndarray]) -> VecStep:
         self.received.append([array.copy() for array in actions])
         self.taken += 1
-        acted, ends_now = self.active, self.active & (self.ends == self.taken)
+        acted, ends_now = self.to_act, self.to_act & (self.ends == self.taken)
         finals = {(e, column): self._observation(column) for e, column in np.argwhere(ends_now).tolist()}
-        self.active = acted & ~ends_now
-        over = not self.active.any()
-        return EnvStep(
+        self.to_act = acted & ~ends_now
+        over = not self.to_act.any()
+        return VecStep(
             observations=self.reset() if over else self._observations(),
             rewards=np.where(acted, [1, 2, 3], 0).astype(np.float32),
             terminated=ends_now & (self.ends == 2),
             truncated=ends_now & (self.ends == 4),
             acted=acted,
-            env_ended=np.full(self.num_envs, over),
+            to_act=self.to_act,
+            episode_done=np.full(self.num_envs, over),
             final_observations=FinalObservations(finals),
             infos=DictInfos([{}] * self.num_envs),
             reset_infos={},
@@ -262,8 +263,8 @@ def test_policies_of_different_groups_learn_side_by_side(name: str) -> None:
     for policy_id, policy in algorithm.policies.items():
         assert not th.equal(policy.policy.action_net.bias, before[policy_id])
     episodes, taken = [1, 1, 1, 1, 2, 2], [0, 1, 2, 3, 0, 1]
-    assert keep.kept["b"]["active"].T.tolist() == [[True, True, False, False, True, True]] * 2
-    seen = keep.kept["b"]["observations"][keep.kept["b"]["active"]]
+    assert keep.kept["b"]["acted"].T.tolist() == [[True, True, False, False, True, True]] * 2
+    seen = keep.kept["b"]["observations"][keep.kept["b"]["acted"]]
     assert seen.tolist() == [[2, s] for s in (0, 1, 0, 1) for _ in range(2)]
     rows = keep.kept["pair" if mapping else "c"]["observations"]
     assert rows[:, -1].tolist() == [[3, *at] for at in zip(episodes, taken, strict=True)]

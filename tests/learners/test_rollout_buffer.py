@@ -44,7 +44,7 @@ def filled(kind: str, buffer_class: type, active: np.ndarray) -> Any:
     for step, mask in enumerate(active):
         values, log_probs, rewards = (np.where(mask, rng.normal(size=rows), GARBAGE) for _ in range(3))
         if buffer_class in (MaskedRolloutBuffer, MaskedDictRolloutBuffer):
-            buffer.active[step] = mask
+            buffer.acted[step] = mask
         buffer.add(
             observation(kind, np.where(mask, step * rows + np.arange(rows), GARBAGE)),
             rng.integers(0, 3, rows),
@@ -93,7 +93,7 @@ def test_each_pass_hands_out_every_active_step_once_and_no_other(
             np.testing.assert_array_equal(batch.actions[:, 0], stored["actions"][numbers])
             assert not np.any(np.abs(batch.returns.numpy()) > GARBAGE / 100)
         assert buffer.samples_drawn == passes * len(expected)
-    assert buffer.num_active == len(expected)
+    assert buffer.num_transitions == len(expected)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -118,7 +118,7 @@ def test_reset_forgets_masks_and_counts() -> None:
     buffer = filled("array", MaskedRolloutBuffer, active)
     list(buffer.get(2))
     buffer.reset()
-    assert buffer.active.all()
+    assert buffer.acted.all()
     assert buffer.samples_drawn == 0
     assert not buffer.generator_ready
 

@@ -41,6 +41,12 @@ def noisy(seed: int | None = None) -> Any:
     return make_vec_env(NoisyEnv, n_envs=3, seed=seed, plans=PLANS)
 
 
+def in_turns() -> Any:
+    """Rollouts of 24 steps end while agent b waits, in the middle of an episode of 14."""
+    script = {"a": (14, "truncated"), "b": (14, "terminated")}
+    return make_vec_env(NoisyEnv, n_envs=2, plans=[[(script, {}, {"b": [2, 5, 8, 9, 10, 11, 12]})]] * 2)
+
+
 def sampled(observation: spaces.Space[Any], action: spaces.Space[Any]) -> Any:
     return lambda: make_vec_env(SampledEnv, n_envs=2, observation_space=observation, action_space=action)
 
@@ -62,6 +68,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "lean": (arena, {"update_path": "lean"}),
     "stock PPO": (arena, {"policies": {"all": PolicySpec(stable_baselines3.PPO)}}),
     "staggered endings": (noisy, {}),
+    "in turns": (in_turns, {"policies": "per_agent"}),
     "target_kl and clip_range_vf": (arena, {"target_kl": 0.003, "clip_range_vf": "lin_0.2"}),
 }
 

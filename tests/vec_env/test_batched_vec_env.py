@@ -19,17 +19,17 @@ from marl_sb3.envs.batched_env import BatchedEnv, BatchedStep
 from marl_sb3.errors import CheckpointError
 from marl_sb3.metrics import flatten
 from marl_sb3.state import Fields
-from marl_sb3.vec_env import BatchedVecEnv, EnvStep, SerialVecEnv
+from marl_sb3.vec_env import BatchedVecEnv, SerialVecEnv, VecStep
 
 
-def plain(step: EnvStep, num_envs: int) -> dict[str, Any]:
+def plain(step: VecStep, num_envs: int) -> dict[str, Any]:
     """Everything in a step, as lists and dictionaries."""
     return {
         "observations": step.observations[0].tolist(),
         "observation dtype": step.observations[0].dtype,
         "rewards": step.rewards.tolist(),
         "reward dtype": step.rewards.dtype,
-        "flags": [step.terminated.tolist(), step.truncated.tolist(), step.acted.tolist(), step.env_ended.tolist()],
+        "flags": [step.terminated.tolist(), step.truncated.tolist(), step.acted.tolist(), step.episode_done.tolist()],
         "final": {place: obs.tolist() for place, obs in step.final_observations.items()},
         "infos": [step.infos[index] for index in range(num_envs)],
         "values": [step.infos.values(agent, "collision").tolist() for agent in ("agent1", "agent2")],
@@ -54,7 +54,7 @@ def test_whole_rollouts_are_those_of_supersuit(height: int, width: int, limit: i
         for _ in range(2 * limit + 3):
             actions = rng.integers(0, 4, (num_envs, 2))
             assert plain(batched.step([actions]), num_envs) == plain(single.step([actions]), num_envs)
-            np.testing.assert_array_equal(batched.active, single.active)
+            np.testing.assert_array_equal(batched.to_act, single.to_act)
 
 
 def untimed(result: dict[str, Any]) -> dict[str, Any]:
@@ -173,7 +173,7 @@ def test_an_agent_that_ended_is_inactive_until_its_env_resets() -> None:
     assert [s.observations[0][0].tolist() for s in steps] == [[[2], [2]], [[0], [3]], [[1], [1]], [[2], [2]]]
     assert [s.terminated[0].tolist() for s in steps] == [[False, False], [True, False], [False, False], [False, False]]
     assert [s.truncated[0].tolist() for s in steps] == [[False, False], [False, False], [False, True], [False, False]]
-    assert [s.env_ended.all() for s in steps] == [False, False, True, False]
+    assert [s.episode_done.all() for s in steps] == [False, False, True, False]
     assert {place: obs.tolist() for place, obs in steps[1].final_observations.items()} == {(0, 0): [3], (1, 0): [3]}
     assert {place: obs.tolist() for place, obs in steps[2].final_observations.items()} == {(0, 1): [4], (1, 1): [4]}
     assert len(set(batched.seeds)) == 4

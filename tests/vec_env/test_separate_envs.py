@@ -42,15 +42,15 @@ def test_arrays_have_both_axes_in_front():
     assert vec.groups[0].agents == vec.agents
     assert vec.groups[0].columns == (0, 1, 2)
     assert vec.metadata["name"] == "scripted_v0"
-    assert not vec.active.any()
+    assert not vec.to_act.any()
     (observations,) = vec.reset()
     taken = step(vec)
     assert observations.shape == taken.observations[0].shape == (4, 3, 3)
     assert observations.dtype == taken.observations[0].dtype == np.float32
     assert (taken.rewards.shape, taken.rewards.dtype) == ((4, 3), np.float32)
-    for flags in (taken.terminated, taken.truncated, taken.acted, vec.active):
+    for flags in (taken.terminated, taken.truncated, taken.acted, vec.to_act):
         assert (flags.shape, flags.dtype) == ((4, 3), np.bool_)
-    assert (taken.env_ended.shape, taken.env_ended.dtype) == ((4,), np.bool_)
+    assert (taken.episode_done.shape, taken.episode_done.dtype) == ((4,), np.bool_)
 
 
 def test_agents_end_one_after_another_and_then_the_env_resets():
@@ -67,7 +67,7 @@ def test_agents_end_one_after_another_and_then_the_env_resets():
     assert [taken.acted[0].tolist() for taken in steps] == [[1, 1, 1], [0, 1, 1], [0, 1, 0], [1, 1, 1]]
     assert [taken.terminated[0].tolist() for taken in steps] == [[1, 0, 0], [0, 0, 1], [0, 0, 0], [1, 0, 0]]
     assert [taken.truncated[0].tolist() for taken in steps] == [[0, 0, 0], [0, 0, 1], [0, 1, 0], [0, 0, 0]]
-    assert [taken.env_ended.tolist() for taken in steps] == [[False], [False], [True], [False]]
+    assert [taken.episode_done.tolist() for taken in steps] == [[False], [False], [True], [False]]
     final = [{place: seen.tolist() for place, seen in taken.final_observations.items()} for taken in steps]
     assert final == [{(0, 0): [1, 1, 1]}, {(0, 2): [3, 1, 2]}, {(0, 1): [2, 1, 3]}, {(0, 0): [1, 2, 1]}]
 
@@ -89,7 +89,7 @@ def test_env_resets_exactly_when_its_last_agent_ends_in_whatever_way(kind_a, kin
     for index in range(1, 3 * last + 1):
         taken = step(vec)
         in_episode = (index - 1) % last + 1
-        assert taken.env_ended.tolist() == [in_episode == last]
+        assert taken.episode_done.tolist() == [in_episode == last]
         assert vec.get_attr("episode", [0]) == [1 + index // last]
         assert taken.terminated[0].tolist() == [
             in_episode == 2 and kind_a != "truncated",
@@ -100,7 +100,7 @@ def test_env_resets_exactly_when_its_last_agent_ends_in_whatever_way(kind_a, kin
             in_episode == step_of_b and kind_b != "terminated",
         ]
         if in_episode == last:
-            assert vec.active.all()
+            assert vec.to_act.all()
             assert taken.observations[0][0].tolist() == [[1, 1 + index // last, 0], [2, 1 + index // last, 0]]
 
 
@@ -243,26 +243,24 @@ def test_an_agent_that_joins_late_is_filler_until_it_is_there():
     vec = make_vec_env(ScriptedEnv, script=script, joins={"late": 1})
     (observations,) = vec.reset()
     assert observations.tolist() == [[[0, 0, 0], [2, 1, 0]]]
-    assert vec.active.tolist() == [[False, True]]
+    assert vec.to_act.tolist() == [[False, True]]
     steps = [step(vec, [[1, 2]]) for _ in range(3)]
     assert [taken.acted[0].tolist() for taken in steps] == [[0, 1], [1, 1], [1, 0]]
     assert [taken.rewards[0].tolist() for taken in steps] == [[0, 2], [1, 2], [1, 0]]
     assert steps[0].observations[0].tolist() == [[[1, 1, 1], [2, 1, 1]]]
-    assert [taken.env_ended.tolist() for taken in steps] == [[False], [False], [True]]
-    assert vec.active.tolist() == [[False, True]]
+    assert [taken.episode_done.tolist() for taken in steps] == [[False], [False], [True]]
+    assert vec.to_act.tolist() == [[False, True]]
     assert vec.get_attr("received", [0]) == [[{"early": 2}, {"late": 1, "early": 2}, {"late": 1}]]
 
 
-def test_an_agent_that_vanishes_without_a_flag_is_refused():
+def test_an_agent_that_vanishes_without_a_flag_is_refused_when_the_others_have_ended():
     class Vanishing(ScriptedEnv):
-        def step(self, actions):
-            returned = super().step(actions)
-            if self.step_count == 2 and self.env_index == 1:
-                self.agents.remove("b")
-            return returned
+        def __init__(self, env_index):
+            script = {"a": (2, "truncated"), "b": (9 if env_index else 2, "truncated")}
+            super().__init__(script, env_index=env_index, skips={"b": range(1, 9)} if env_index else None)
 
     vec = make_vec_env(Vanishing, n_envs=2)
     vec.reset()
     step(vec)
-    with pytest.raises(EnvError, match=r"env 1, episode 0, step 2, agent 'b': left `agents` without being term"):
+    with pytest.raises(EnvError, match=r"env 1, episode 0, step 2, agent 'b': is neither terminated nor"):
         step(vec)

@@ -11,34 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_envs import NoisyEnv
+from turn_plans import env_plans
 
 from marl_sb3 import make_vec_env
-from marl_sb3.vec_env import EnvStep, MultiAgentVecEnv
+from marl_sb3.vec_env import MultiAgentVecEnv, VecStep
 
 pytestmark = pytest.mark.usefixtures("each_vectorizer")
 NUM_STEPS = 50
-KINDS = ("terminated", "truncated", "both")
-
-
-@st.composite
-def plans(draw):
-    """Give 1 to 3 envs with the same 1 to 4 agents up to 3 different episodes each."""
-    agents = ["dora", "adam", "carl", "bill"][: draw(st.integers(1, 4))]
-    stay = st.tuples(st.integers(1, 5), st.sampled_from(KINDS), st.integers(0, 2))
-    episode = st.lists(stay, min_size=len(agents), max_size=len(agents))
-    envs = draw(st.lists(st.lists(episode, min_size=1, max_size=3), min_size=1, max_size=3))
-    return [[_plan(agents, stays) for stays in episodes] for episodes in envs]
-
-
-def _plan(agents, stays):
-    joins = dict(zip(agents, (0, *(joins for _, _, joins in stays[1:])), strict=True))  # one is there from the reset
-    script = {agent: (joins[agent] + steps, kind) for agent, (steps, kind, _) in zip(agents, stays, strict=True)}
-    return script, joins
 
 
 @dataclass
 class OneEnvStep:
-    """A step of one env, by agent; only agents that acted have a reward and flags, only live ones are shown."""
+    """A step of one env, by agent; agents that act next are shown, agents in play are paid, those there have flags."""
 
     acted: set[str]
     shown: dict[str, list[float]]
@@ -57,37 +41,42 @@ def plain_loop(env: NoisyEnv, env_index: int, run_seed: int, actions) -> Iterato
         for episode in range(NUM_STEPS + 1)
     )
     env.reset(seed=next(seeds))
+    in_play: set[str] = set()
     for chosen in actions:
         acted = set(env.agents)
+        in_play |= acted
         by_agent = {agent: chosen[env.possible_agents.index(agent)] for agent in acted}
         shown, rewards, terminated, truncated, infos = env.step(by_agent)
-        final = {agent: shown[agent].tolist() for agent in acted if terminated[agent] or truncated[agent]}
+        paid = {agent: np.float32(reward) for agent, reward in rewards.items() if agent in in_play}
+        ended = {agent for agent in shown if terminated.get(agent) or truncated.get(agent)}
+        final = {agent: shown[agent].tolist() for agent in ended}
+        in_play -= ended
         reset_infos = None
         if not env.agents:
             shown, reset_infos = env.reset(seed=next(seeds))
         live = {agent: shown[agent].tolist() for agent in env.agents}
-        paid = {agent: np.float32(reward) for agent, reward in rewards.items()}
         yield OneEnvStep(acted, live, paid, terminated, truncated, final, infos, reset_infos)
 
 
-def step_of_env(vec: MultiAgentVecEnv, taken: EnvStep, env_index: int) -> OneEnvStep:
+def step_of_env(vec: MultiAgentVecEnv, taken: VecStep, env_index: int, there: OneEnvStep) -> OneEnvStep:
     """Read one env's part of a step; check on the way that there is nothing but zeros where it says nothing."""
     acted = {agent for agent, flag in zip(vec.agents, taken.acted[env_index], strict=True) if flag}
-    live = {agent for agent, flag in zip(vec.agents, vec.active[env_index], strict=True) if flag}
+    live = {agent for agent, flag in zip(vec.agents, taken.to_act[env_index], strict=True) if flag}
+    assert np.array_equal(taken.to_act, vec.to_act)
 
     def by_agent(values: Any, present: set[str]) -> dict[str, Any]:
         assert not any(np.any(value) for agent, value in zip(vec.agents, values, strict=True) if agent not in present)
         return {agent: value for agent, value in zip(vec.agents, values, strict=True) if agent in present}
 
     reset_infos = taken.reset_infos.get(env_index)
-    assert taken.env_ended[env_index] == (reset_infos is not None)
+    assert taken.episode_done[env_index] == (reset_infos is not None)
     final = {vec.agents[place[1]]: seen for place, seen in taken.final_observations.items() if place[0] == env_index}
     return OneEnvStep(
         acted,
         by_agent(taken.observations[0][env_index].tolist(), live),
-        by_agent(taken.rewards[env_index], acted),
-        by_agent(taken.terminated[env_index], acted),
-        by_agent(taken.truncated[env_index], acted),
+        by_agent(taken.rewards[env_index], set(there.rewards)),
+        by_agent(taken.terminated[env_index], set(there.terminated)),
+        by_agent(taken.truncated[env_index], set(there.truncated)),
         {agent: seen.tolist() for agent, seen in final.items()},
         taken.infos[env_index],
         reset_infos,
@@ -95,7 +84,7 @@ def step_of_env(vec: MultiAgentVecEnv, taken: EnvStep, env_index: int) -> OneEnv
 
 
 @settings(max_examples=30, deadline=None, derandomize=True, database=None)
-@given(plans=plans(), seed=st.integers(0, 2**32 - 1))
+@given(plans=env_plans(), seed=st.integers(0, 2**32 - 1))
 def test_any_script_gives_what_a_plain_loop_over_the_envs_gives(plans, seed):
     vec = make_vec_env(NoisyEnv, n_envs=len(plans), seed=seed, plans=plans)
     actions = np.random.default_rng(seed).integers(0, 3, (NUM_STEPS, vec.num_envs, len(vec.agents)))
@@ -104,4 +93,5 @@ def test_any_script_gives_what_a_plain_loop_over_the_envs_gives(plans, seed):
     for chosen in actions:
         taken = vec.step((chosen,))
         for env_index, loop in enumerate(loops):
-            assert step_of_env(vec, taken, env_index) == next(loop)
+            expected = next(loop)
+            assert step_of_env(vec, taken, env_index, expected) == expected

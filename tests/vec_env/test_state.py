@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_separate_envs_against_plain_loop import _plan
 from toy_envs import NoisyEnv, ScriptedEnv
+from turn_plans import env_plans
 
 from marl_sb3 import make_vec_env
 from marl_sb3.checkpoint import read_checkpoint, write_checkpoint
@@ -36,24 +36,16 @@ def trace(vec: MultiAgentVecEnv, rng: np.random.Generator, steps: int) -> list[A
     seen = []
     for _ in range(steps):
         step = vec.step(actions_for(vec, rng))
-        arrays = [*step.observations, step.rewards, step.terminated, step.truncated, step.acted, step.env_ended]
+        arrays = [*step.observations, step.rewards, step.terminated, step.truncated, step.acted, step.episode_done]
         final = {place: np.asarray(value).tolist() for place, value in step.final_observations.items()}
         # Not the number of the episode: the toy envs count those that they have played in this process.
         infos = [{agent: step.infos[index].get(agent) for agent in vec.agents} for index in range(vec.num_envs)]
-        seen.append(([array.tolist() for array in arrays], final, infos, sorted(step.reset_infos), vec.active.tolist()))
+        seen.append(([array.tolist() for array in arrays], final, infos, sorted(step.reset_infos), vec.to_act.tolist()))
     return seen
 
 
-@st.composite
-def plans(draw):
-    agents = ["dora", "adam", "carl"][: draw(st.integers(1, 3))]
-    stay = st.tuples(st.integers(1, 6), st.sampled_from(("terminated", "truncated", "both")), st.integers(0, 2))
-    episode = st.lists(stay, min_size=len(agents), max_size=len(agents))
-    return [[_plan(agents, stays)] for stays in draw(st.lists(episode, min_size=1, max_size=3))]
-
-
 @settings(max_examples=25, deadline=None, derandomize=True, database=None)
-@given(plans=plans(), seed=st.integers(0, 2**32 - 1), before=st.integers(0, 20))
+@given(plans=env_plans(max_agents=3, max_episodes=1), seed=st.integers(0, 2**32 - 1), before=st.integers(0, 20))
 def test_any_script_goes_on_as_without_the_break(plans, seed, before, tmp_path_factory):
     vec = make_vec_env(NoisyEnv, n_envs=len(plans), seed=seed, plans=plans)
     vec.reset()
@@ -61,7 +53,7 @@ def test_any_script_goes_on_as_without_the_break(plans, seed, before, tmp_path_f
     state = through_a_file(vec.get_state(), tmp_path_factory.mktemp("state"))
     again = make_vec_env(NoisyEnv, n_envs=len(plans), plans=plans)
     assert again.set_state(state) == {}
-    assert np.array_equal(again.active, vec.active)
+    assert np.array_equal(again.to_act, vec.to_act)
     assert np.array_equal(again.observations[0], vec.observations[0])
     following = trace(vec, np.random.default_rng(2), 12)
     state = through_a_file(again.get_state(), tmp_path_factory.mktemp("state"))  # a second break at the same place
@@ -133,7 +125,7 @@ def test_an_env_that_fails_in_the_replay_begins_anew(tmp_path):
         r"\(.*test_state\.py, line \d+, in reset\)",
         inexact[0],
     )
-    assert again.active.all()
+    assert again.to_act.all()
 
 
 class Stateful(ScriptedEnv):
@@ -148,7 +140,7 @@ class Stateful(ScriptedEnv):
 
     def get_state(self):
         state = self.rng.bit_generator.state
-        agents = {"agents": list(self.agents), "step": self.step_count, "episode": self.episode}
+        agents = {"present": list(self.present), "step": self.step_count, "episode": self.episode}
         return {**agents, "rng": {"state": dict(state["state"]), "has": state["has_uint32"], "uint": state["uinteger"]}}
 
     def set_state(self, state):
@@ -156,13 +148,15 @@ class Stateful(ScriptedEnv):
         self.rng.bit_generator.state = {
             "bit_generator": "PCG64", "state": rng["state"], "has_uint32": rng["has"], "uinteger": rng["uint"],
         }  # fmt: skip
-        self.agents, self.step_count, self.episode = list(state["agents"]), state["step"], state["episode"]
+        self.present, self.step_count, self.episode = list(state["present"]), state["step"], state["episode"]
+        self.agents = self._acting()
 
 
 @pytest.mark.parametrize("before", [0, 1, 2, 5])
 def test_an_env_that_knows_its_state_is_asked_for_it(before, tmp_path):
-    script = {"a": (2, "terminated"), "b": (4, "truncated")}
-    vec, again = (make_vec_env(Stateful, n_envs=2, seed=0, script=script) for _ in range(2))
+    script = {"a": (2, "terminated"), "b": (4, "truncated"), "c": (3, "terminated")}
+    skips = {"c": [1, 2]}
+    vec, again = (make_vec_env(Stateful, n_envs=2, seed=0, script=script, skips=skips) for _ in range(2))
     vec.reset()
     trace(vec, np.random.default_rng(0), before)
     assert again.set_state(through_a_file(vec.get_state(), tmp_path)) == {}
@@ -196,7 +190,7 @@ def test_the_log_holds_no_more_than_the_longest_running_episode():
     lengths = np.zeros(2, dtype=int)
     for _ in range(100):
         step = vec.step([np.zeros((2, 1), dtype=np.int64)])
-        lengths = np.where(step.env_ended, 0, lengths + 1)
+        lengths = np.where(step.episode_done, 0, lengths + 1)
         (actions,) = vec.get_state()["log"]["actions"]
         assert len(actions) == lengths.max()
 
@@ -205,7 +199,7 @@ def test_the_log_holds_no_more_than_the_longest_running_episode():
     ("path", "value", "message"),
     [
         (["episodes"], np.array([-1]), "episodes is an array"),
-        (["active"], np.zeros((1, 9), dtype=bool), r"active is an array of bool \(1, 9\)"),
+        (["to_act"], np.zeros((1, 9), dtype=bool), r"to_act is an array of bool \(1, 9\)"),
         (["observations"], [], "observations is a list of 0; accepted: a list of 1"),
         (["own"], [None, None], "own is a list of 2; accepted: a list of 1"),
         (["run_seed"], -1, "run_seed is -1"),

@@ -22,9 +22,12 @@ class SpoiledEnv(ScriptedEnv):
     """`spoil` changes what step 2 of the second episode returns, in place or by returning something else."""
 
     def __init__(
-        self, spoil: Callable[[Any], Any] = lambda returned: None, script: Mapping[str, tuple[int, str]] = SCRIPT
+        self,
+        spoil: Callable[[Any], Any] = lambda returned: None,
+        script: Mapping[str, tuple[int, str]] = SCRIPT,
+        **others: Any,
     ) -> None:
-        super().__init__(script)
+        super().__init__(script, **others)
         self.spoil = spoil
 
     def step(self, actions):
@@ -133,11 +136,19 @@ def test_list_in_place_of_a_dictionary_is_refused(part):
     assert message.endswith(" is missing (there is one for list)")
 
 
-def test_agent_that_leaves_without_a_flag_is_refused():
-    env = SpoiledEnv()
+def test_agent_that_waits_while_nobody_is_left_to_act_is_refused():
+    env = SpoiledEnv(script={"a": (2, "truncated"), "b": (4, "truncated")})
     env.spoil = lambda returned: env.agents.remove("b")
-    problem = "left `agents` without being terminated or truncated"
+    problem = "is neither terminated nor truncated, but no agent is left to act"
     assert message_of(env) == f"env 3, episode 1, step 2, agent 'b': {problem}"
+
+
+def test_what_is_said_of_an_agent_that_waits_is_checked():
+    env = SpoiledEnv(script={"a": (3, "truncated"), "b": (2, "truncated")}, skips={"b": [1]})
+    env.spoil = lambda returned: returned[REWARDS].update(b=np.nan)
+    assert message_of(env) == "env 3, episode 1, step 2, agent 'b': reward is nan, not a finite number"
+    env = SpoiledEnv(without(OBSERVATIONS), script={"a": (3, "truncated"), "b": (2, "truncated")}, skips={"b": [1]})
+    assert message_of(env).startswith("env 3, episode 1, step 2, agent 'b': observation is missing")
 
 
 def test_stranger_that_joins_is_refused():

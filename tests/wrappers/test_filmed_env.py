@@ -24,7 +24,7 @@ def filmed(env: Any, n_episodes: int = 1, n_envs: int = 2, **env_kwargs: Any) ->
 def play(env: MultiAgentVecEnv, steps: int) -> list[Any]:
     """The rewards and observations of some steps, all agents taking the first action."""
     shown = [env.reset()[0]]
-    actions = (np.zeros(env.active.shape, dtype=np.int64),)
+    actions = (np.zeros(env.to_act.shape, dtype=np.int64),)
     for _ in range(steps):
         step = env.step(actions)
         shown += [step.rewards, step.observations[0]]

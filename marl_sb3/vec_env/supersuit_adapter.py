@@ -1,0 +1,92 @@
+"""One env as SuperSuit needs it: every agent present in every step, nothing lost on the way.
+
+SuperSuit's `MarkovVectorEnv` wants all possible agents in all dictionaries, resets the env by itself and without a
+seed, and forgets what it does not put into its arrays. `SuperSuitAdapter` stands between it and the env: it fills the
+places of agents that do not act, and keeps the whole step in `last_step`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gymnasium import spaces
+from gymnasium.vector.utils import create_empty_array, iterate
+from pettingzoo import ParallelEnv
+
+from marl_sb3.types import AgentID
+from marl_sb3.vec_env.slot import EnvSlot, SlotStep
+
+
+class SuperSuitAdapter(ParallelEnv):  # type: ignore[misc]
+    """The env of a slot, with all its agents there, always.
+
+    An instance that is pickled leaves its slot behind: SuperSuit copies it with cloudpickle, and a copied env would
+    repeat the random stream of the original. `SuperSuitVecEnv` gives each copy a slot of its own.
+
+    Args:
+        slot: the env.
+
+    Attributes:
+        slot: the env.
+        options: what the next reset gets as its options.
+        last_step: the latest step, with all that SuperSuit's arrays do not show; None before the first.
+    """
+
+    def __init__(self, slot: EnvSlot) -> None:
+        env: Any = slot.env
+        self.slot = slot
+        self.possible_agents: list[AgentID] = list(env.possible_agents)
+        self.agents = self.possible_agents
+        self.metadata = dict(env.metadata)
+        self.render_mode = getattr(env.unwrapped, "render_mode", None)
+        # All agents have the same spaces: SuperSuit takes no others.
+        self._observation_space: spaces.Space[Any] = env.observation_space(self.possible_agents[0])
+        self._action_space: spaces.Space[Any] = env.action_space(self.possible_agents[0])
+        self.options: Mapping[str, Any] | None = None
+        self.last_step: SlotStep | None = None
+        self._first_of_episode: Mapping[AgentID, Any] | None = None  # of an episode that `step` has begun
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "slot": None}
+
+    def observation_space(self, agent: AgentID) -> spaces.Space[Any]:
+        """The agents' observation space."""
+        return self._observation_space
+
+    def action_space(self, agent: AgentID) -> spaces.Space[Any]:
+        """The agents' action space."""
+        return self._action_space
+
+    def reset(
+        self, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[AgentID, Any], dict[AgentID, dict[str, Any]]]:
+        """Begin the next episode, or show the one that `step` has begun; the arguments, never set, do not count."""
+        observations, self._first_of_episode = self._first_of_episode, None
+        if observations is None:
+            observations, self.options = self.slot.reset(self.options), None
+        # No infos: SuperSuit would write them over those of the episode's last step.
+        return self._fill(observations), {}
+
+    def step(self, actions: Mapping[AgentID, Any]) -> tuple[dict[AgentID, Any], ...]:
+        """Step the env. SuperSuit resets when every agent counts as ended: when the episode is over."""
+        step = self.last_step = self.slot.step({agent: actions[agent] for agent in self.slot.to_act})
+        over = step.reset_infos is not None
+        if over:
+            self._first_of_episode = step.observations
+        # SuperSuit joins the two flags by position: every dictionary is in the order of possible_agents.
+        return (
+            self._fill(step.observations),
+            {agent: step.rewards.get(agent, 0.0) for agent in self.possible_agents},
+            {agent: over or agent in self.slot.ended for agent in self.possible_agents},
+            dict.fromkeys(self.possible_agents, False),
+            {agent: {} for agent in self.possible_agents},
+        )
+
+    def _fill(self, observations: Mapping[AgentID, Any]) -> dict[AgentID, Any]:
+        to_act = self.slot.to_act
+        return {agent: observations[agent] if agent in to_act else self._zeros() for agent in self.possible_agents}
+
+    def _zeros(self) -> Any:
+        space = self._observation_space
+        return next(iter(iterate(space, create_empty_array(space, n=1))))

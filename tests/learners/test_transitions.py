@@ -1,0 +1,136 @@
+"""What reaches a rollout buffer, against transitions that a plain loop keeps: whatever turns the agents take."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch as th
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toy_envs import NoisyEnv
+from turn_plans import env_plans
+
+from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, make_vec_env
+
+GAMMA, LAMBDA, WEIGHT = 0.7, 0.6, 3.0
+
+
+def value_of(observation: Any) -> float:
+    """The value function: 3 times the noise that the agent sees."""
+    return WEIGHT * float(observation[1])
+
+
+@dataclass
+class Transition:
+    """One action and all that came of it; `next_value` is None until its agent's next turn or its end."""
+
+    observation: list[float]
+    reward: float = 0.0
+    next_value: float | None = None
+    ended: bool = False
+
+
+class PlainTrace(MultiAgentCallback):
+    """Keeps the transitions of each (env, agent) in lists, and at the end of each rollout what is in the buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: dict[Any, Transition] = {}
+        self.done: dict[Any, list[Transition]] = defaultdict(list)
+        self.compared = 0
+
+    def _on_training_start(self) -> None:
+        self.seen = self.algorithm.env.observations
+
+    def _on_rollout_start(self) -> None:
+        if not self.seen:
+            self.seen = self.algorithm.env.observations
+
+    def _on_step(self) -> bool:
+        step, agents = self.locals["step"], self.algorithm.env.agents
+        for env_index in range(self.algorithm.env.num_envs):
+            for column, agent in enumerate(agents):
+                place = (env_index, column)
+                if step.acted[place]:
+                    self._act((env_index, agent), self.seen[0][place].tolist())
+                self._pay((env_index, agent), place, step)
+        self.seen = step.observations
+        return True
+
+    def _act(self, who: Any, observation: list[float]) -> None:
+        if who in self.open:
+            self.open[who].next_value = value_of(observation)
+            self.done[who].append(self.open[who])
+        self.open[who] = Transition(observation)
+
+    def _pay(self, who: Any, place: Any, step: Any) -> None:
+        ended = step.terminated[place] or step.truncated[place]
+        if who not in self.open:
+            assert step.rewards[place] == 0
+            return
+        transition = self.open[who]
+        transition.reward += float(step.rewards[place])
+        if ended:
+            transition.ended = True
+            transition.next_value = 0.0 if step.terminated[place] else value_of(step.final_observations[place])
+            self.done[who].append(self.open.pop(who))
+
+    def _on_rollout_end(self) -> None:
+        env = self.algorithm.env
+        for policy_id, policy in self.algorithm.policies.items():
+            mine = [agent for agent in env.agents if self.algorithm.policy_of[agent] == policy_id]
+            buffer: Any = policy.rollout_buffer
+            for row in range(buffer.n_envs):
+                env_index, agent = row // len(mine), mine[row % len(mine)]
+                self._compare(buffer, row, (env_index, agent), env.agents.index(agent))
+
+    def _compare(self, buffer: Any, row: int, who: Any, column: int) -> None:
+        expected, after = self.done.pop(who, []), None
+        if who in self.open:  # it goes on: with a turn right now, or after the next rollout has begun
+            after = self.open[who]
+            if self.algorithm.env.to_act[who[0], column]:
+                after.next_value = value_of(self.seen[0][who[0], column])
+                expected.append(self.open.pop(who))
+        where = np.flatnonzero(buffer.acted[:, row])
+        assert buffer.observations[where, row].tolist() == [transition.observation for transition in expected]
+        advantage = 0.0
+        for place, transition in reversed(list(zip(where, expected, strict=True))):
+            value = value_of(transition.observation)
+            delta = transition.reward + GAMMA * transition.next_value - value
+            advantage = delta + (0.0 if transition.ended else GAMMA * LAMBDA * advantage)
+            assert buffer.advantages[place, row] == pytest.approx(advantage, abs=1e-4)
+            assert buffer.returns[place, row] == pytest.approx(advantage + value, abs=1e-4)
+        self.compared += len(expected)
+
+
+@pytest.mark.parametrize("policies", ["shared", "per_agent"])
+@settings(max_examples=30, deadline=None, derandomize=True, database=None)
+@given(plans=env_plans(max_agents=3), n_steps=st.integers(2, 7), rollouts=st.integers(1, 4))
+def test_every_transition_reaches_the_buffer_once_with_all_that_it_was_paid(
+    policies: str, plans: Any, n_steps: int, rollouts: int
+) -> None:
+    env = make_vec_env(NoisyEnv, n_envs=len(plans), seed=0, plans=plans)
+    algorithm = MultiAgentAlgorithm(
+        env,
+        policies,
+        n_steps=n_steps,
+        batch_size=2,
+        n_epochs=1,
+        gamma=GAMMA,
+        gae_lambda=LAMBDA,
+        learning_rate=lambda _: 0.0,
+        policy_kwargs={"net_arch": []},
+        seed=0,
+        device="cpu",
+    )
+    for policy in algorithm.policies.values():
+        with th.no_grad():
+            policy.policy.value_net.weight.copy_(th.tensor([[0.0, WEIGHT, 0.0]]))
+            policy.policy.value_net.bias.zero_()
+    trace = PlainTrace()
+    algorithm.learn(n_steps * rollouts * env.num_envs, callback=trace)
+    assert trace.compared > 0
