@@ -54,16 +54,34 @@ def build_algorithm(
             raise ConfigError(f"policy {rows.policy_id!r}: {spec.algorithm.__name__} says: {error}") from error
 
 
+def _check_spaces(rows: PolicyRows) -> None:
+    """Refuse spaces that SB3 takes and then gets wrong, or fails on in the first rollout.
+
+    Raises:
+        ConfigError: names the policy, its agents and the space.
+    """
+    where = f"policy {rows.policy_id!r}, agents {', '.join(map(str, rows.agents))}"
+    observation_space, action_space = rows.group.observation_space, rows.group.action_space
+    parts = observation_space.spaces.values() if isinstance(observation_space, spaces.Dict) else [observation_space]
+    for kind, space in [*(("observation", part) for part in parts), ("action", action_space)]:
+        if np.any(getattr(space, "start", 0)):
+            raise ConfigError(
+                f"{where}: SB3 counts {kind}s from 0, but the {kind} space is {space}; accepted: start 0, with "
+                f"an env that shifts the numbers itself"
+            )
+    if isinstance(action_space, spaces.Box) and action_space.dtype is not None and action_space.dtype.kind != "f":
+        raise ConfigError(
+            f"{where}: SB3 draws real numbers for the action space {action_space} and would learn from truncated ones; "
+            f"accepted: a Box of floats, Discrete or MultiDiscrete"
+        )
+
+
 def _check_fit(rows: PolicyRows, spec: PolicySpec, n_steps: int) -> None:
-    """Refuse actions that SB3 does not have, and a rollout that the hyperparameters do not fit.
+    """Refuse spaces that SB3 cannot learn in, and a rollout that the hyperparameters do not fit.
 
     As in SB3 a minibatch that is larger than the rollout is the whole rollout.
     """
-    action_space = rows.group.action_space
-    if np.any(getattr(action_space, "start", 0)):
-        raise ConfigError(
-            f"policy {rows.policy_id!r}: SB3 counts actions from 0, but the action space is {action_space}"
-        )
+    _check_spaces(rows)
     own_steps = spec.hyperparameters.get("n_steps", n_steps)
     if own_steps != n_steps:
         raise ConfigError(

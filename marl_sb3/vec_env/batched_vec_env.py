@@ -22,6 +22,7 @@ from marl_sb3.vec_env.base import (
 )
 from marl_sb3.vec_env.observations import map_arrays, read_observations, same_in_env, zero_observations
 from marl_sb3.vec_env.seeding import episode_seed, fresh_seed
+from marl_sb3.wrappers.checked_env import unfit_numbers, unfit_words
 from marl_sb3.wrappers.env_interface import require_agents
 
 _NO_FINAL_OBSERVATIONS = FinalObservations({})
@@ -203,16 +204,20 @@ class BatchedVecEnv(MultiAgentVecEnv):
 
     def _check_observations(self, observations: Observations) -> None:
         """Bounds of a Box are the env's own business; what a network cannot take is not."""
+        space: Any = self.groups[0].observation_space
         if isinstance(observations, dict):
             for key, array in observations.items():
-                self._check_finite(array, f" (key {key!r})")
-        elif isinstance(self.groups[0].observation_space, spaces.Box):
-            self._check_finite(observations)
+                self._check_finite(array, space[key], f" (key {key!r})")
+        elif isinstance(space, spaces.Box):
+            self._check_finite(observations, space)
 
-    def _check_finite(self, array: Array, where: str = "") -> None:
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            place = tuple(np.argwhere(~np.isfinite(array))[0].tolist())
-            raise self._error(place[0], place[1], f"observation is {array[place]} at index {place[2:]}{where}")
+    def _check_finite(self, array: Array, space: spaces.Space[Any], where: str = "") -> None:
+        assert space.dtype is not None
+        unfit = unfit_numbers(array, space.dtype)
+        if unfit.any():
+            place = tuple(np.argwhere(unfit)[0].tolist())
+            words = unfit_words(array[place], space.dtype)
+            raise self._error(place[0], place[1], f"observation is {words} at index {place[2:]}{where}")
 
     def _error(self, env_index: int, column: int, problem: str) -> EnvNumericError:
         return EnvNumericError(f"{self._where(env_index)}, agent {self.agents[column]!r}: {problem}")

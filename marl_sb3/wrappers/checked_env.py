@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -14,9 +13,12 @@ from pettingzoo.utils import BaseParallelWrapper
 
 from marl_sb3.env_faults import close_in_words, raise_in_words
 from marl_sb3.errors import EnvError, EnvNumericError
-from marl_sb3.types import AgentID
+from marl_sb3.types import AgentID, Array, BoolArray
 
 _log = logging.getLogger(__name__)
+
+_LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
+_NONE_UNFIT: BoolArray = np.zeros(1, dtype=np.bool_)
 
 
 def _array_fault(space: spaces.Space[Any], value: Any) -> str | None:
@@ -27,10 +29,44 @@ def _array_fault(space: spaces.Space[Any], value: Any) -> str | None:
     assert space.dtype is not None
     if not np.can_cast(array.dtype, space.dtype, "same_kind"):
         return f"has dtype {array.dtype}, its space says {space.dtype}"
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        where = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
-        return f"is {array[where]} at index {where}"
-    return None
+    unfit = unfit_numbers(array, space.dtype)
+    if not unfit.any():
+        return None
+    where = tuple(int(i) for i in np.argwhere(unfit)[0])
+    return f"is {unfit_words(array[where], space.dtype)} at index {where}"
+
+
+def unfit_numbers(array: Array, dtype: np.dtype[Any]) -> BoolArray:
+    """Which numbers are not finite, or cannot be stored as the space's dtype and as float32, in which networks compute.
+
+    Args:
+        array: any shape.
+        dtype: of the space.
+
+    Returns:
+        Of the array's shape; a single False where there cannot be any.
+    """
+    unfit: BoolArray
+    if array.dtype.kind == "f":
+        if array.dtype == dtype and dtype.itemsize <= 4:
+            unfit = ~np.isfinite(array)
+        else:
+            largest = min(_LARGEST_FLOAT32, float(np.finfo(dtype).max)) if dtype.kind == "f" else _LARGEST_FLOAT32
+            unfit = ~(np.abs(array.astype(np.float64)) <= largest)  # of NaN too
+    elif array.dtype.kind in "iu" and dtype.kind in "iu" and array.dtype != dtype:
+        unfit = (array < np.iinfo(dtype).min) | (array > np.iinfo(dtype).max)
+    else:
+        unfit = _NONE_UNFIT
+    return unfit
+
+
+def unfit_words(number: Any, dtype: np.dtype[Any]) -> str:
+    """A number that `unfit_numbers` has found, and what is wrong with it where that cannot be seen."""
+    if not np.isfinite(number):
+        return str(number)
+    if dtype.kind != "f" or dtype.itemsize < 4:
+        return f"{number} (too large for {dtype}, its space's dtype)"
+    return f"{number} (too large for float32, in which networks compute)"
 
 
 def _integers_fault(space: spaces.Space[Any], value: Any) -> str | None:
@@ -76,14 +112,18 @@ def observation_fault(space: spaces.Space[Any], value: Any) -> str | None:
 
 
 def _reward_fault(reward: Any) -> str | None:
-    if type(reward) is float and math.isfinite(reward):  # almost always: NumPy takes ten times as long
+    if type(reward) is float and -_LARGEST_FLOAT32 <= reward <= _LARGEST_FLOAT32:  # almost always: NumPy takes longer
         return None
     try:
         number = np.asarray(reward)
         finite = number.ndim == 0 and number.dtype.kind in "biuf" and bool(np.isfinite(number))
     except (TypeError, ValueError, RuntimeError):  # of ragged lists, of tensors with gradients
         finite = False
-    return None if finite else f"is {reward!r}, not a finite number"
+    if not finite:
+        return f"is {reward!r}, not a finite number"
+    return (
+        None if abs(reward) <= _LARGEST_FLOAT32 else f"is {reward!r}, too large for float32, in which rewards are kept"
+    )
 
 
 def _holds_non_finite(value: Any) -> bool:

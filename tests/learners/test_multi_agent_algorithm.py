@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -349,10 +350,44 @@ def test_wrong_arguments_are_refused_with_their_key(options: Any, key: str | Non
     assert caught.value.key == key
 
 
-def test_actions_that_do_not_start_at_zero_are_refused() -> None:
-    env = make_vec_env(SampledEnv, observation_space=spaces.Discrete(2), action_space=spaces.Discrete(3, start=1))
-    with pytest.raises(ConfigError, match=r"SB3 counts actions from 0, but the action space is Discrete\(3, start=1\)"):
-        MultiAgentAlgorithm(env, n_steps=8, **TINY)
+SHIFTED = spaces.MultiDiscrete([3, 2], start=[0, 1])
+
+
+@pytest.mark.parametrize(
+    ("observation", "action", "policy", "message"),
+    [
+        (
+            spaces.Discrete(2),
+            spaces.Discrete(3, start=1),
+            "Mlp",
+            "counts actions from 0, .* action space is Discrete(3, s",
+        ),
+        (
+            spaces.Discrete(3, start=1),
+            spaces.Discrete(2),
+            "Mlp",
+            "counts observations from 0, .* Discrete(3, start=1);",
+        ),
+        (
+            SHIFTED,
+            spaces.Discrete(2),
+            "Mlp",
+            "counts observations from 0, .* space is MultiDiscrete([3 2], start=[0 1]);",
+        ),
+        (spaces.Dict({"k": SHIFTED}), spaces.Discrete(2), "MultiInput", "counts observations from 0, .* start=[0 1]);"),
+        (
+            spaces.Discrete(2),
+            spaces.Box(0, 3, (2,), np.int64),
+            "Mlp",
+            "draws real numbers for the action space Box(0, 3, ",
+        ),
+    ],
+)
+def test_spaces_that_sb3_gets_wrong_are_refused(observation: Any, action: Any, policy: str, message: str) -> None:
+    env = make_vec_env(SampledEnv, observation_space=observation, action_space=action)
+    pattern = "policy 'shared', agents a, b: SB3 " + re.escape(message).replace(re.escape(".*"), ".*")
+    with pytest.raises(ConfigError, match=pattern):
+        MultiAgentAlgorithm(env, policy=f"{policy}Policy", n_steps=8, **TINY)
 
 
 def test_training_for_no_steps_is_refused() -> None:

@@ -160,6 +160,9 @@ class Staggered(BatchedEnv):
         seen = np.broadcast_to((self.steps + 1)[:, None, None], (self.num_envs, 2, 1)).astype(np.float32)
         if self.fault == "observation" and self.steps[0] == 2:
             seen[1, 0, 0] = np.inf
+        if self.fault == "wide observation" and self.steps[0] == 2:
+            seen = seen.astype(np.float64)
+            seen[1, 0, 0] = 1e300
         return seen
 
 
@@ -184,6 +187,10 @@ def test_an_agent_that_ended_is_inactive_until_its_env_resets() -> None:
     [
         ("reward", "env 1, episode 0, step 1, agent 'b': reward is nan, not a finite number"),
         ("observation", r"env 1, episode 0, step 2, agent 'a': observation is inf at index \(0,\)"),
+        (
+            "wide observation",
+            r"env 1, episode 0, step 2, agent 'a': observation is 1e\+300 \(too large for float32, .*\)",
+        ),
     ],
 )
 def test_a_value_that_is_not_finite_names_env_episode_step_and_agent(fault: str, message: str) -> None:

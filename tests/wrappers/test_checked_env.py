@@ -96,6 +96,11 @@ BROKEN_STEPS = {
     "inf": (saying(np.array([0, 0, -INF]), OBSERVATIONS), "observation is -inf at index (2,)"),
     "nan reward": (saying(NAN, REWARDS), "reward is nan, not a finite number"),
     "inf reward": (saying(-INF, REWARDS), "reward is -inf, not a finite number"),
+    "large reward": (saying(-1e300, REWARDS), "reward is -1e+300, too large for float32, in which rewards are kept"),
+    "NumPy's large reward": (
+        saying(np.float64(1e39), REWARDS),
+        "reward is np.float64(1e+39), too large for float32, in which rewards are kept",
+    ),
     "None reward": (saying(None, REWARDS), "reward is None, not a finite number"),
     "text reward": (saying("1", REWARDS), "reward is '1', not a finite number"),
     "complex reward": (saying(1 + 2j, REWARDS), "reward is (1+2j), not a finite number"),
@@ -200,6 +205,7 @@ def test_reset_leaves_known_agents_alive(agents, problem):
 
 
 DICT = spaces.Dict({"vector": spaces.Box(-1, 1, (2,)), "mode": spaces.Discrete(3)})
+TOO_LARGE = "too large for float32, in which networks compute"
 PAIR = spaces.Tuple([spaces.Discrete(2), spaces.Discrete(2)])
 
 
@@ -216,6 +222,19 @@ PAIR = spaces.Tuple([spaces.Discrete(2), spaces.Discrete(2)])
         (spaces.MultiBinary(2), [0, 1, 0], "has shape (3,), its space says (2,)"),
         (spaces.MultiBinary(2), [0.0, 1.0], "has dtype float64, its space says int8"),
         (spaces.Box(0, 255, (1,), np.uint8), [0.5], "has dtype float64, its space says uint8"),
+        (spaces.Box(-INF, INF, (2,), np.float64), [0, 1e300], f"is 1e+300 ({TOO_LARGE}) at index (1,)"),
+        (spaces.Box(-INF, INF, (2,), np.float32), [0, -1e300], f"is -1e+300 ({TOO_LARGE}) at index (1,)"),
+        (
+            spaces.Box(-INF, INF, (1,), np.float16),
+            [7e4],
+            "is 70000.0 (too large for float16, its space's dtype) at index (0,)",
+        ),
+        (
+            spaces.Box(-9, 9, (1,), np.int32),
+            [2**40],
+            "is 1099511627776 (too large for int32, its space's dtype) at index (0,)",
+        ),
+        (spaces.MultiBinary(2), [0, 256], "is 256 (too large for int8, its space's dtype) at index (1,)"),
         (DICT, {"vector": [0, NAN], "mode": 0}, "is nan at index (1,) (key 'vector')"),
         (DICT, {"vector": [INF, 0], "mode": 0}, "is inf at index (0,) (key 'vector')"),
         (DICT, {"vector": [0, 0], "mode": 3}, "is 3, which is not in Discrete(3) (key 'mode')"),
@@ -238,6 +257,8 @@ def test_observation_outside_its_space_is_refused(space, value, problem):
     [
         (spaces.Box(0, 1, (2,)), np.array([-5.0, 5.0])),  # the bounds are the env's own business
         (spaces.Box(0, 1, (2,)), [0, 1]),
+        (spaces.Box(-9, 9, (1,), np.int32), np.array([7])),
+        (spaces.Box(-INF, INF, (1,), np.float64), [3e38]),
         (spaces.Box(0, 255, (1,), np.uint8), np.array([7], np.uint8)),
         (spaces.Discrete(3, start=5), np.int64(7)),
         (spaces.MultiDiscrete([3, 2], start=[1, 1]), [3, 1]),
