@@ -8,8 +8,10 @@ import sysconfig
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from marl_sb3.errors import EnvRaisedError, MarlSb3Error, is_disk_full
+from marl_sb3.state import State, is_plain
 
 _log = logging.getLogger(__name__)
 
@@ -47,6 +49,22 @@ def close_in_words(close: Callable[[], None], where: str) -> None:
         if not _is_of_the_env(error):
             raise
         _log.warning("%s", _words(error, "close()", where))
+
+
+def ask_for_state(get_state: Callable[[], Any], where: str) -> State | None:
+    """What an env says of itself for a checkpoint; None where it is nothing that a checkpoint can hold.
+
+    An exception is logged: it keeps no checkpoint from being written, as envs can be brought back by other means, or
+    begin a new episode.
+    """
+    try:
+        state = get_state()
+    except Exception as error:
+        if not _is_of_the_env(error):
+            raise
+        _log.warning("%s", _words(error, "get_state()", where))
+        return None
+    return state if isinstance(state, dict) and is_plain(state) else None
 
 
 def _is_of_the_env(error: Exception) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from marl_sb3.env_faults import close_in_words, raise_in_words
+from marl_sb3.env_faults import ask_for_state, close_in_words, raise_in_words
 from marl_sb3.envs.batched_env import BatchedEnv
 from marl_sb3.errors import ConfigError, EnvError, EnvNumericError
 from marl_sb3.state import MAX_SEED, Fields, State
@@ -259,7 +259,7 @@ class BatchedVecEnv(MultiAgentVecEnv):
             "episode_steps": self._episode_steps,
             "to_act": self.to_act,
             "observations": list(self.observations),
-            "own": self._env.get_state(),
+            "own": ask_for_state(self._env.get_state, self._where_and_seed(self._all_envs)),
         }
 
     def set_state(self, state: Fields) -> Mapping[int, str]:
@@ -282,7 +282,7 @@ class BatchedVecEnv(MultiAgentVecEnv):
 
     def _set_own(self, state: Fields) -> str | None:
         if state.value("own") is None:
-            return f"{type(self._env).__name__} has no get_state()"
+            return f"{type(self._env).__name__} has no get_state() that a checkpoint can hold"
         self._env.set_state(state.fields("own"))
         shown = (map_arrays(self._zeros_where_idle, self._env.observations()),)
         same = all(same_in_env(shown, self.observations, index) for index in self._all_envs)

@@ -10,8 +10,9 @@ import numpy as np
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
+from marl_sb3.env_faults import ask_for_state
 from marl_sb3.errors import CheckpointError, ConfigError, EnvRaisedError
-from marl_sb3.state import MAX_SEED, Fields, State, is_plain
+from marl_sb3.state import MAX_SEED, Fields, State
 from marl_sb3.types import AgentID, Array, BoolArray, Observations
 from marl_sb3.vec_env.action_log import ActionLog, require_possible
 from marl_sb3.vec_env.base import AgentGroup, MultiAgentVecEnv
@@ -327,8 +328,7 @@ def _own_state(env: Any) -> State | None:
     inner = _innermost_checked(env)
     if not all(callable(getattr(type(inner), name, None)) for name in ("get_state", "set_state")):
         return None  # asked of the class: PettingZoo's wrappers pass questions on to envs that know less than they
-    state = inner.get_state()
-    return state if isinstance(state, dict) and is_plain(state) else None
+    return ask_for_state(inner.get_state, env.where_and_seed())
 
 
 def _same_tree(one: Any, other: Any) -> bool:

@@ -229,13 +229,14 @@ class CheckedEnv(BaseParallelWrapper):  # type: ignore[misc]
 
     def close(self) -> None:
         """Close the env; see `close_in_words`."""
-        close_in_words(self.env.close, self._where_and_seed())
+        close_in_words(self.env.close, self.where_and_seed())
 
     def _blame(self, error: Exception, call: str) -> None:
         """Raise what the env has raised in words, if it is the env's fault."""
-        raise_in_words(error, call, self._where_and_seed())
+        raise_in_words(error, call, self.where_and_seed())
 
-    def _where_and_seed(self) -> str:
+    def where_and_seed(self) -> str:
+        """Which env, and where it is, for messages."""
         if self._episode < 0:
             return f"env {self._env_index}, before its first episode"
         return f"{self._where()}, seed {self._seed}"

@@ -241,7 +241,9 @@ def test_batched_envs_without_a_state_begin_anew_and_say_so() -> None:
     env.reset()
     env.step([np.zeros((2, 2), dtype=np.int64)])
     again = BatchedVecEnv(Staggered(2))
-    assert again.set_state(Fields(env.get_state())) == dict.fromkeys((0, 1), "Staggered has no get_state()")
+    assert again.set_state(Fields(env.get_state())) == dict.fromkeys(
+        (0, 1), "Staggered has no get_state() that a checkpoint can hold"
+    )
     assert again.observations[0].tolist() == [[[1], [1]]] * 2
     assert again.get_state()["episodes"].tolist() == [1, 1]
 

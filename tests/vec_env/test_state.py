@@ -101,6 +101,25 @@ def test_an_env_that_does_not_repeat_itself_begins_anew_and_is_named(tmp_path):
     assert steps.acted[1].all()
 
 
+class Secretive(ScriptedEnv):
+    """Cannot say what it is like."""
+
+    def get_state(self):
+        raise KeyError("goal")
+
+    def set_state(self, state):
+        raise AssertionError
+
+
+def test_an_env_whose_get_state_raises_is_played_again(tmp_path, caplog):
+    vec, again = make_vec_env(Secretive, seed=0), make_vec_env(Secretive)
+    vec.reset()
+    trace(vec, np.random.default_rng(0), 2)
+    assert again.set_state(through_a_file(vec.get_state(), tmp_path)) == {}
+    assert again.observations[0].tolist() == vec.observations[0].tolist()
+    assert re.match(r"env 0, episode 0, step 2, seed \d+: get_state\(\) raised KeyError: 'goal' \(", caplog.messages[0])
+
+
 class Raising(ScriptedEnv):
     """Can be played once."""
 
