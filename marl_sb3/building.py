@@ -80,7 +80,9 @@ def _build_algorithm(config: TrainConfig, env: MultiAgentVecEnv) -> MultiAgentAl
         policy_ids = resolve_policies(config.policies, env.agents)
         for policy_id in config.policy_settings:
             if policy_id not in policy_ids:
-                raise ConfigError(f"unknown policy {policy_id!r}; accepted: {', '.join(policy_ids)}", key=policy_id)
+                hint = "; with policies per_agent each agent has its own" if policy_id in env.agents else ""
+                words = f"unknown policy {policy_id!r}; accepted: {', '.join(policy_ids)}{hint}"
+                raise ConfigError(words, key=policy_id)
         _require_unambiguous(config, policy_ids)
         return MultiAgentAlgorithm(
             env,

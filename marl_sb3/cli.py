@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import logging
 import re
 import sys
@@ -32,6 +33,16 @@ class CommandParser(argparse.ArgumentParser):
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **settings)
         words = f"marl_sb3 {marl_sb3.__version__}"
         self.add_argument("--version", action="version", version=words, help="print the version and exit")
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse a command line; for one with options that are not known, say which may have been meant."""
+        arguments, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            known = [option for action in self._actions for option in action.option_strings]
+            close = difflib.get_close_matches(unknown[0].partition("=")[0], known, n=1) if unknown[0][:1] == "-" else []
+            hint = f"; did you mean {close[0]}?" if close else ""
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        return arguments
 
     def error(self, message: str) -> NoReturn:
         """Print what is wrong and leave with exit code 2."""
@@ -75,18 +86,23 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-def assignments(option: str, texts: Iterable[str]) -> dict[str, Any]:
+def assignments(option: str, texts: Iterable[str], accepted: str = "KEY=VALUE") -> dict[str, Any]:
     """What a repeatable option `KEY=VALUE` sets, with values read as YAML.
+
+    Args:
+        option: its name.
+        texts: what was given after it, each time.
+        accepted: what is accepted, for messages.
 
     Raises:
         ConfigError: one of them is not `KEY=VALUE`, or its value cannot be read.
     """
     from marl_sb3.config import parse_value
 
-    return {key: parse_value(value) for key, value in (assignment(option, text) for text in texts)}
+    return {key: parse_value(value) for key, value in (assignment(option, text, accepted) for text in texts)}
 
 
-def assignment(option: str, text: str) -> tuple[str, str]:
+def assignment(option: str, text: str, accepted: str = "KEY=VALUE") -> tuple[str, str]:
     """Split `KEY=VALUE`.
 
     Raises:
@@ -94,7 +110,7 @@ def assignment(option: str, text: str) -> tuple[str, str]:
     """
     key, equals, value = text.partition("=")
     if not key or not equals:
-        raise ConfigError(f"{option} is {text!r}; accepted: KEY=VALUE", key=option)
+        raise ConfigError(f"{option} is {text!r}; accepted: {accepted}", key=option)
     return key.strip(), value
 
 

@@ -305,6 +305,10 @@ def read_yaml(path: Path) -> Any:
         ConfigError: the file is missing or is not valid YAML.
     """
     try:
+        if path.is_dir():
+            inside = path / "config.yaml"
+            hint = f"; did you mean {inside}?" if inside.is_file() else "; accepted: a file"
+            raise ConfigError(f"{path} is a folder{hint}", key="hparams")
         if path.stat().st_size > _MAX_FILE_BYTES or not path.is_file():
             raise ConfigError(f"{path} is not a file of at most {_MAX_FILE_BYTES} bytes", key="hparams")
         return _load(path.read_text(encoding="utf-8"))

@@ -161,7 +161,9 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
     )
     parser.add_argument("run", metavar="RUN", help="a run folder, or a folder of runs: the newest")
-    parser.add_argument("--format", choices=list(FORMATS), default="sb3", help="see below; default: sb3")
+    parser.add_argument(
+        "--format", type=str.lower, choices=list(FORMATS), default="sb3", help="see below; default: sb3"
+    )
     parser.add_argument(
         "--checkpoint", metavar="WHICH", default="best", help="best, latest or an iteration; default: best"
     )

@@ -415,5 +415,15 @@ def require_metric(name: str, known: Iterable[str], key: str = "stop") -> None:
     known = list(known)
     if name not in known:
         close = difflib.get_close_matches(name, known, n=4, cutoff=0.5)
-        hint = f"did you mean {', '.join(close)}?" if close else f"accepted: {', '.join(known)}"
+        close = close or [each for each in known if name.lower() in each][:4]
+        hint = f"did you mean {', '.join(close)}?" if close else f"accepted: {_some_of_each(known)}"
         raise ConfigError(f"unknown metric {name!r}; {hint}", key=key)
+
+
+def _some_of_each(names: Sequence[str]) -> str:
+    """The first names of each group, in a line; a column of `progress.csv` for each of them all."""
+    first: dict[str, list[str]] = {}
+    for name in names:
+        first.setdefault(name.partition("/")[0], []).append(name)
+    shown = [name for group in first.values() for name in group[:1]]
+    return f"{', '.join(shown)} and other columns of progress.csv"

@@ -179,7 +179,7 @@ _NOT_WITH_RESUME = (
 def _prepare(arguments: argparse.Namespace) -> Run:
     from marl_sb3.config import load_config
 
-    stop = assignments("--stop", arguments.stop)
+    stop = assignments("--stop", arguments.stop, "METRIC=NUMBER, such as env_runners/episode_return_mean=15")
     if arguments.resume is not None:
         return _resume(arguments, stop)
     config = load_config(
@@ -205,11 +205,11 @@ def _prepare(arguments: argparse.Namespace) -> Run:
 
 def _resume(arguments: argparse.Namespace, stop: dict[str, Any]) -> Run:
     for name in _NOT_WITH_RESUME:
-        if getattr(arguments, name):
+        if getattr(arguments, name) not in (None, []):
             option = "--set" if name == "settings" else f"--{name.replace('_', '-')}"
             raise ConfigError(
-                f"{option} cannot change a run that goes on; accepted with --resume: ENV, --timesteps, --stop, "
-                "--checkpoint-every, --on-nan, --quiet, -v",
+                f"{option} cannot change a run that goes on; accepted with --resume: ENV or --env, --timesteps, "
+                "--stop, --checkpoint-every, --on-nan, --quiet, -v",
                 key=name,
             )
     from marl_sb3.run_folder import find_run

@@ -10,6 +10,7 @@ import pytest
 import marl_sb3
 from marl_sb3.cli import algorithm_name, assignments, counted, integer
 from marl_sb3.errors import ConfigError
+from marl_sb3.train import build_parser
 
 
 @pytest.mark.parametrize(
@@ -40,8 +41,23 @@ def test_assignments_are_read_as_yaml() -> None:
         "gamma": 0.9,
         "policy_kwargs.net_arch": [32, 32],
     }
-    with pytest.raises(ConfigError, match="--stop is 'iteration'; accepted: KEY=VALUE"):
-        assignments("--stop", ["iteration"])
+    with pytest.raises(ConfigError, match="--set is 'gamma'; accepted: KEY=VALUE"):
+        assignments("--set", ["gamma"])
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [("--timestep 5", "--timestep 5; did you mean --timesteps?"), ("--n_envs=3", "--n_envs=3; did you mean --n-envs?"),
+     ("--nothing-like-it", "--nothing-like-it"), ("more", "more")],
+)  # fmt: skip
+def test_an_option_that_is_not_known_says_which_may_have_been_meant(
+    line: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        build_parser().parse_args(["arena", *line.split()])
+    assert left.value.code == 2
+    message = f"error: unrecognized arguments: {hint} (see python -m marl_sb3.train --help)\n"
+    assert capsys.readouterr().err == message
 
 
 def test_names_of_algorithms_are_those_of_the_papers_too() -> None:

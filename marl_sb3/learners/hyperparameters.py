@@ -152,10 +152,22 @@ def _linear_schedule(name: str, text: str) -> LinearSchedule:
 
 def _resolve_policy_kwargs(policy_kwargs: Mapping[str, Any]) -> dict[str, Any]:
     resolved = dict(policy_kwargs)
+    if not _are_networks(resolved.get("net_arch")):
+        words = "a list of layer widths such as [64, 64], or {pi: [64, 64], vf: [64, 64]}, or null"
+        raise ConfigError(f"net_arch is {resolved['net_arch']!r}; accepted: {words}", key="policy_kwargs")
     activation = resolved.get("activation_fn")
     if isinstance(activation, str):
         resolved["activation_fn"] = _activation_class(activation)
     return resolved
+
+
+def _are_networks(value: Any) -> bool:
+    """Whether it may describe layers; a policy class of somebody's own may take other objects."""
+    if isinstance(value, Mapping):
+        return all(_are_networks(widths) for widths in value.values())
+    if isinstance(value, (list, tuple)):
+        return all(isinstance(width, Mapping) or _whole(1).test(width) for width in value)
+    return not isinstance(value, (str, int, float))
 
 
 def _activation_class(name: str) -> Any:
