@@ -60,7 +60,7 @@ _ARRAY_KEY = "$array"
 
 # Larger files are refused before they are read: a stranger's checkpoint is not to fill the memory. Files of weights and
 # optimizers have no limit of this kind: those who read them know what the policies, as they are built, have room for.
-_MAX_BYTES = {_MANIFEST: 2**22, _STATE: 2**22}
+_MAX_BYTES = {_MANIFEST: 2**22, _STATE: 2**23}
 _MAX_ARRAY_BYTES = 384 * 2**20  # of the state: running episodes, above all
 
 

@@ -145,8 +145,13 @@ def require_same_agents(algo: MultiAgentAlgorithm, env: MultiAgentVecEnv) -> Non
     """Refuse envs that the policies cannot act in.
 
     Raises:
-        ConfigError: the agents or their spaces are not those of the training.
+        ConfigError: the agents or their spaces are not those of the training, or it is no algorithm or no envs.
     """
+    if not isinstance(algo, MultiAgentAlgorithm):
+        how = "MultiAgentAlgorithm.load(folder, env) makes one from a checkpoint or a run folder"
+        raise ConfigError(f"algo is {algo!r:.200}; accepted: a MultiAgentAlgorithm; {how}", key="algo")
+    if not isinstance(env, MultiAgentVecEnv):
+        raise ConfigError(f"env is {env!r:.200}; accepted: envs from make_vec_env", key="env")
     theirs, ours = _spaces(env), _spaces(algo.env)
     if set(theirs) != set(ours):
         raise ConfigError(f"the env has agents {', '.join(theirs)}; the policies act for {', '.join(ours)}", key="env")

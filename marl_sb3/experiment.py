@@ -374,6 +374,7 @@ def execute(run: Run, callbacks: Sequence[BaseCallback] = ()) -> Run:
                 run, lambda end: [*evaluations, last, end, signals, histograms, *callbacks, checkpoints], stop, signals
             )
         except BaseException as error:
+            checkpoints.rescue()
             _try_to_save_policies(run)
             _keep_traceback(run, error)
             raise
@@ -381,10 +382,20 @@ def execute(run: Run, callbacks: Sequence[BaseCallback] = ()) -> Run:
             run.result, run.latest_evaluation = last.result, last.evaluated
         # Also if nothing was left to do: the process may have been killed after its last checkpoint.
         if run.algorithm.iteration > 0:
-            run.policy_files = _save_policies(run)
+            run.policy_files = _save_policies_of_complete(run)
     run.interrupted = signals.received is not None
     run.stopped_by = signals.received or stop.reached
     return run
+
+
+def _save_policies_of_complete(run: Run) -> dict[PolicyID, Path]:
+    """Save the policies of a run whose checkpoint is written; if this fails, say that nothing is lost."""
+    try:
+        return _save_policies(run)
+    except Exception:
+        again = f"python -m marl_sb3.export {run.folder} --checkpoint latest"
+        _log.error("the policies could not be written; checkpoint %s holds them: %s", run.checkpoint, again)
+        raise
 
 
 def _try_to_save_policies(run: Run) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from marl_sb3.errors import CheckpointError
 
-MAX_BRACKETS, MAX_DEPTH = 2**18, 100  # of a tree: `[]` is two bytes in a file, and sixty in the memory
+MAX_BRACKETS, MAX_DEPTH = 2**19, 100  # of a tree: `[]` is two bytes in a file, and sixty in the memory
 _MAX_DIGITS = 4300  # of an integer; converting them takes the square of their number
 
 Hook = Callable[[dict[str, Any]], Any]  # what stands in the place of a mapping

@@ -528,3 +528,19 @@ def test_other_agents_order_does_not_matter() -> None:
     turned: MultiAgentVecEnv = make_vec_env(ScriptedEnv, script=dict(reversed(script.items())))
     metrics = evaluate_policies(make(policies="per_agent", env_kwargs={"script": script}), turned, n_episodes=1)
     assert metrics["agent_steps"] == {"b": 3.0, "a": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            lambda algo: ("runs/arena", algo.env),
+            r"algo is 'runs/arena'; accepted: .*Algorithm.load\(folder",
+        ),
+        (lambda algo: (algo, "arena"), "env is 'arena'; accepted: envs from make_vec_env"),
+    ],
+)
+def test_what_is_no_algorithm_and_what_are_no_envs_is_refused(arguments: Any, message: str) -> None:
+    algo = MultiAgentAlgorithm(make_vec_env(ScriptedEnv), n_steps=4, batch_size=4, device="cpu")
+    with pytest.raises(ConfigError, match=message):
+        evaluate_policies(*arguments(algo))

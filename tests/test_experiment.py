@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -15,8 +17,11 @@ import marl_sb3
 from marl_sb3.config import load_config
 from marl_sb3.errors import ConfigError, EnvError
 from marl_sb3.experiment import prepare
+from marl_sb3.export import main as export_command
+from marl_sb3.learners import multi_agent_algorithm
 from marl_sb3.metrics import flatten
 from marl_sb3.run import Run
+from marl_sb3.train import main as train_command
 
 TINY = {"n_steps": 10, "batch_size": 20, "n_epochs": 1, "env.max_timesteps": 7}
 
@@ -219,3 +224,37 @@ def test_an_env_that_breaks_later_ends_the_run_with_whole_files(in_tmp: Path) ->
 def test_a_closed_run_closes_its_envs(in_tmp: Path) -> None:
     run = marl_sb3.train(ScriptedEnv, timesteps=6, n_envs=2, settings={"n_steps": 3, "batch_size": 6}, seed=1)
     assert run.algorithm.env.get_attr("closed", [0, 1]) == [1, 1]
+
+
+# What is lost when the end goes wrong
+
+
+class FailsAtTheEnd(marl_sb3.MultiAgentCallback):
+    def _on_training_end(self) -> None:
+        raise RuntimeError("my plot failed")
+
+
+def test_a_callback_that_fails_at_the_end_costs_neither_checkpoint_nor_policies(in_tmp: Path) -> None:
+    with pytest.raises(RuntimeError, match="my plot failed"):
+        tiny(run_dir="run", seed=1, settings={"checkpoint_every": 0}, callback=[FailsAtTheEnd()])
+    assert (in_tmp / "run" / "policies" / "shared.zip").is_file()
+    again = marl_sb3.train(resume="run", timesteps=20)
+    assert [row["iteration"] for row in results(again.folder)] == [1, 2, 3, 4]
+
+
+def test_policies_that_cannot_be_written_at_the_end_are_in_the_checkpoint(
+    in_tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(multi_agent_algorithm, "write_zip", full)
+        settings = [f"--set={name}={value}" for name, value in TINY.items()]
+        command = ["arena", "--timesteps=40", "--n-envs=2", "--run-dir=run", "--quiet", *settings]
+        assert train_command(command) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "checkpoint ckpt-000002 holds them: python -m marl_sb3.export run --checkpoint latest" in said
+    assert "error: OSError: [Errno 28] No space left on device" in said
+    assert export_command(["run", "--checkpoint", "latest"]) == 0
+    assert (in_tmp / "run" / "export" / "sb3" / "shared.zip").is_file()

@@ -45,6 +45,7 @@ class CheckpointCallback(MultiAgentCallback):
         self._metric, self._higher_is_better = metric, higher_is_better
         self._value: float | None = None  # of the metric, in the latest iteration
         self._saved_at: int | None = None
+        self._logged_at: int | None = None
         self._on_saved = on_saved
         self.latest: str | None = None
 
@@ -55,6 +56,7 @@ class CheckpointCallback(MultiAgentCallback):
 
     def on_iteration_logged(self, result: Result) -> None:
         """Save, if it is time."""
+        self._logged_at = self.algorithm.iteration
         self._value = flatten(result).get(self._metric)
         if self._every and self.algorithm.iteration % self._every == 0:
             try:
@@ -65,6 +67,17 @@ class CheckpointCallback(MultiAgentCallback):
     def _on_training_end(self) -> None:
         if self.algorithm.at_boundary and self.algorithm.iteration != self._saved_at:
             self._save()
+
+    def rescue(self) -> None:
+        """Save what a failed training leaves, if it has just finished and logged an iteration; failures are logged."""
+        if self._logged_at is None or self._logged_at == self._saved_at:
+            return
+        if self._logged_at != self.algorithm.iteration or not self.algorithm.at_boundary:
+            return
+        try:
+            self._save()
+        except Exception as error:  # the error that ended the training is the one to be told
+            _log.warning("no checkpoint of iteration %d: %s", self.algorithm.iteration, error)
 
     def _save(self) -> None:
         algorithm = self.algorithm

@@ -31,6 +31,7 @@ from marl_sb3.learners.on_policy import OnPolicyLearner
 from marl_sb3.learners.policy_rows import policies_that_train, policy_of_agents, resolve_policies, rows_of_policy
 from marl_sb3.learners.policy_spec import PolicySpec, policy_specs, rollout_steps
 from marl_sb3.learners.printed_metrics import PrintedMetrics
+from marl_sb3.learners.sb3_zip import write_zip
 from marl_sb3.learners.stock_callbacks import as_one_callback
 from marl_sb3.learners.threads import blas_threads, parallel_updates, run_in_threads
 from marl_sb3.metrics import EpisodeTracker, InfoMetric, Result, finite_or_none, flatten
@@ -131,10 +132,10 @@ class MultiAgentAlgorithm:
         self.policies: dict[PolicyID, BaseAlgorithm] = {
             policy_id: learner.algorithm for policy_id, learner in self._learners.items()
         }
-        saving.require_savable(self)
         self.tracker = EpisodeTracker(env, self.policy_of, stats_window_size, custom_metrics)
         self._logger = _default_logger(verbose, tensorboard_log)
         self._specs = specs
+        saving.require_savable(self)
         self.episodes_left_out = False
         self._callback: BaseCallback | None = None
         self._callback_states: Fields | None = None  # of a checkpoint, until the callbacks are there
@@ -314,8 +315,7 @@ class MultiAgentAlgorithm:
         folder.mkdir(parents=True, exist_ok=True)
         paths = {policy_id: folder / name for policy_id, name in file_names(list(self.policies), ".zip").items()}
         for policy_id, path in paths.items():
-            # Without our buffer class, so that it opens where marl_sb3 is not installed.
-            self.policies[policy_id].save(path, exclude=["rollout_buffer_class"])
+            write_zip(self.policies[policy_id], path)
         return paths
 
     # --- State -------------------------------------------------------------------------------------------------------
@@ -396,9 +396,9 @@ class MultiAgentAlgorithm:
                 none at `path`.
             ConfigError: the checkpoint does not hold the specs of its policies: `policies` is needed.
         """
-        env = as_vec_env(env)
         found = find_checkpoint(path, checkpoint)
         arguments = saving.constructor_arguments(found, policies, settings.get("n_steps"))
+        env = as_vec_env(env)
         try:
             algorithm = cls(env, **{**arguments, **settings})
         except (ConfigError, TypeError, ValueError, OverflowError, MemoryError, RuntimeError) as error:

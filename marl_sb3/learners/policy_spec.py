@@ -115,7 +115,7 @@ class PolicySpec:
 def _require_small(tree: Any, limit: int, where: str) -> None:
     """Refuse what would fill the memory: the description of a policy may come from a stranger."""
     if isinstance(tree, (int, float)) and abs(tree) > limit:
-        raise CheckpointError(f"{where} holds a number beyond {limit}")
+        raise CheckpointError(f"{where} holds a number beyond {limit}; if you trust the file, pass `policies`")
     if isinstance(tree, str) and len(tree) > _LONGEST:
         raise CheckpointError(f"{where} holds a word of more than {_LONGEST} characters")
     for child in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ():

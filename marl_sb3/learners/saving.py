@@ -28,6 +28,7 @@ from marl_sb3.learners.algorithm_state import (
 from marl_sb3.learners.callback import callback_states
 from marl_sb3.learners.policy_spec import PolicySpec
 from marl_sb3.learners.random_state import random_state, set_random_state
+from marl_sb3.learners.sb3_zip import require_zippable
 from marl_sb3.state import Fields, State, is_plain
 from marl_sb3.tensor_file import form_of, require_storable
 from marl_sb3.types import PolicyID
@@ -53,9 +54,7 @@ def state_of(algorithm: MultiAgentAlgorithm) -> State:
         "num_envs": algorithm.env.num_envs,
         "n_steps": algorithm.n_steps,
         "evaluation_deterministic": algorithm.evaluation_deterministic,
-        "policy_of": dict(algorithm.policy_of),
-        "trained": [learner.rows.policy_id for learner in algorithm._trained_learners()],
-        "specs": {policy_id: spec.to_plain() for policy_id, spec in algorithm._specs.items()},
+        **_of_policies(algorithm),
         "counters": {
             "num_timesteps": algorithm.num_timesteps,
             "iteration": algorithm.iteration,
@@ -64,7 +63,6 @@ def state_of(algorithm: MultiAgentAlgorithm) -> State:
             "time_total_s": algorithm._time_total_s,
             "total_timesteps": algorithm._total_timesteps,
         },
-        "policies": {policy_id: learner.get_state() for policy_id, learner in algorithm._learners.items()},
         **_running_episodes(algorithm),
         "tracker": algorithm.tracker.get_state(),
         "random": random_state(),
@@ -97,8 +95,20 @@ def require_savable(algorithm: MultiAgentAlgorithm) -> None:
         try:
             require_storable("its weights", weight_forms(policy))
             require_storable("its optimizer", by_path(optimizer_forms(policy)))
+            require_zippable(policy)
         except CheckpointError as error:
             raise ConfigError(f"policy {policy_id!r} could not be saved: {error}", key="policies") from error
+    if not fits_into_state(_of_policies(algorithm)):
+        raise ConfigError(f"{len(algorithm.policies)} policies are more than a checkpoint can hold", key="policies")
+
+
+def _of_policies(algorithm: MultiAgentAlgorithm) -> State:
+    return {
+        "policy_of": dict(algorithm.policy_of),
+        "trained": [learner.rows.policy_id for learner in algorithm._trained_learners()],
+        "specs": {policy_id: spec.to_plain() for policy_id, spec in algorithm._specs.items()},
+        "policies": {policy_id: learner.get_state() for policy_id, learner in algorithm._learners.items()},
+    }
 
 
 def tensors_of(algorithm: MultiAgentAlgorithm) -> dict[str, Arrays]:

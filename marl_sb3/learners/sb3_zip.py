@@ -1,4 +1,4 @@
-"""Read the weights in an SB3 zip, and nothing else of it."""
+"""SB3 zips: what is read of one is its weights, and nothing else; what is written opens without marl_sb3."""
 
 from __future__ import annotations
 
@@ -11,10 +11,36 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch as th
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.save_util import data_to_json
 
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import CheckpointError, ConfigError
 
 _SHOWN = 80  # characters of a name that the file brings along
+
+
+_OURS = ("rollout_buffer_class",)  # a class of marl_sb3
+
+
+def write_zip(algorithm: BaseAlgorithm, path: Path) -> None:
+    """Save one policy as SB3 does, without our buffer class, so that it opens where marl_sb3 is not installed."""
+    algorithm.save(path, exclude=list(_OURS))
+
+
+def require_zippable(algorithm: BaseAlgorithm) -> None:
+    """Find out whether `write_zip` will do: SB3 pickles classes, functions and spaces, and not all can be.
+
+    Raises:
+        CheckpointError: with the attribute of the algorithm that cannot be pickled.
+    """
+    names, tensors = algorithm._get_torch_save_params()
+    apart = {name.partition(".")[0] for name in (*names, *tensors)} | {*algorithm._excluded_save_params(), *_OURS}
+    for name, value in vars(algorithm).items():
+        if name not in apart:
+            try:
+                data_to_json({name: value})
+            except Exception as error:  # whatever the pickling of somebody's object raises
+                raise CheckpointError(f"SB3 cannot pickle its {name}: {error}") from error
 
 
 def sb3_weights(path: str | Path, max_bytes: int, *, trust_pickle: bool) -> dict[str, th.Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -304,6 +305,16 @@ class Storyteller(ActorCriticPolicy):
         pass
 
 
+class Unpicklable:
+    """A schedule that holds a lock."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def __call__(self, progress: float) -> float:
+        return 1e-3 * progress
+
+
 class Hoarder(th.optim.SGD):
     """Keeps a list for each parameter."""
 
@@ -339,6 +350,12 @@ class Clever(th.optim.SGD):
 def test_what_could_not_be_saved_is_refused_before_any_training(spec: PolicySpec, message: str) -> None:
     with pytest.raises(ConfigError, match=f"policy 'all' could not be saved: {message}"):
         MultiAgentAlgorithm(arena(), {"all": spec}, **SMALL)
+
+
+def test_more_policies_than_a_checkpoint_holds_are_refused_before_any_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(marl_sb3.checkpoint._MAX_BYTES, "state.json", 1000)
+    with pytest.raises(ConfigError, match="2 policies are more than a checkpoint can hold"):
+        build("per agent, batched")
 
 
 class Remembers(MultiAgentCallback):
@@ -380,12 +397,13 @@ def test_episodes_that_no_checkpoint_holds_are_left_out(
 ) -> None:
     algorithm = build("shared, batched", seed=5)
     algorithm.train_iteration()
-    if "large" in reason:
-        monkeypatch.setattr(saving, "fits_into_state", lambda _: False)
-    else:
-        monkeypatch.setattr(algorithm.env, "get_state", lambda: {"numbers": {1, 2}})
-    for _ in range(2):
-        algorithm.save(tmp_path / "saved")
+    with monkeypatch.context() as patch:
+        if "large" in reason:
+            patch.setattr(saving, "fits_into_state", lambda _: False)
+        else:
+            patch.setattr(algorithm.env, "get_state", lambda: {"numbers": {1, 2}})
+        for _ in range(2):
+            algorithm.save(tmp_path / "saved")
     assert caplog.text.count(reason) == 1
     caplog.clear()
     again = MultiAgentAlgorithm.load(tmp_path / "saved", arena(), device="cpu")
