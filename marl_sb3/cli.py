@@ -13,7 +13,15 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 import marl_sb3
-from marl_sb3.errors import CheckpointError, ConfigError, EnvError, EnvRaisedError, MarlSb3Error, traceback_file
+from marl_sb3.errors import (
+    CheckpointError,
+    ConfigError,
+    EnvError,
+    EnvRaisedError,
+    MarlSb3Error,
+    remedy_of,
+    traceback_file,
+)
 from marl_sb3.output import lenient_output
 from marl_sb3.signals import interrupting
 
@@ -176,8 +184,9 @@ def _failed(error: Exception, message: str, exit_code: int, verbosity: int) -> i
         import traceback
 
         traceback.print_exception(error)
-    file = traceback_file(error)
-    print(f"error: {message}{f'; traceback: {file}' if file else ''}", file=sys.stderr)
+    file, remedy = traceback_file(error), remedy_of(error)
+    more = f"{f'; traceback: {file}' if file else ''}{f'; {remedy}' if remedy else ''}"
+    print(f"error: {message}{more}", file=sys.stderr)
     return exit_code
 
 

@@ -104,3 +104,13 @@ def note_traceback_file(error: BaseException, file: str) -> None:
 def traceback_file(error: BaseException) -> str | None:
     """The file in which the traceback of an exception is kept, if it is kept in one."""
     return error.__dict__.get("traceback_file")
+
+
+def note_remedy(error: BaseException, remedy: str) -> None:
+    """Keep what a user can do about an exception; the commands show it with the message."""
+    error.__dict__["remedy"] = remedy
+
+
+def remedy_of(error: BaseException) -> str | None:
+    """What a user can do about an exception, where that is known."""
+    return error.__dict__.get("remedy")

@@ -25,7 +25,7 @@ from marl_sb3.callbacks.stop import StopAfterSteps
 from marl_sb3.checkpoint import Checkpoint, naming
 from marl_sb3.config import TrainConfig, load_config, to_yaml
 from marl_sb3.envs.registry import EnvFactory, factory_id
-from marl_sb3.errors import ConfigError, EnvRaisedError, MarlSb3Error, NumericError, note_traceback_file
+from marl_sb3.errors import ConfigError, EnvRaisedError, MarlSb3Error, NumericError, note_remedy, note_traceback_file
 from marl_sb3.extensions import Phase, continued, is_complete, phases_after
 from marl_sb3.ids import file_names
 from marl_sb3.learners.callback import MultiAgentCallback
@@ -392,9 +392,9 @@ def _save_policies_of_complete(run: Run) -> dict[PolicyID, Path]:
     """Save the policies of a run whose checkpoint is written; if this fails, say that nothing is lost."""
     try:
         return _save_policies(run)
-    except Exception:
+    except Exception as error:
         again = f"python -m marl_sb3.export {run.folder} --checkpoint latest"
-        _log.error("the policies could not be written; checkpoint %s holds them: %s", run.checkpoint, again)
+        note_remedy(error, f"checkpoint {run.checkpoint} is complete: {again} writes the policies")
         raise
 
 
