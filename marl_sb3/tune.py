@@ -113,10 +113,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _tune(arguments: argparse.Namespace) -> int:
-    from rich.console import Console
-
-    console = Console(highlight=False)
     setup_logging(arguments.verbosity)
+    from marl_sb3.display.screen import standard_console
+
+    console = standard_console()
     from marl_sb3.tuning.run_search import require_trainable_preset
     from marl_sb3.tuning.search import require_whole
 
@@ -156,20 +156,10 @@ def _study(arguments: argparse.Namespace) -> StudyOfTrials:
 
 
 def _run(study: StudyOfTrials, arguments: argparse.Namespace, console: Console) -> None:
-    from marl_sb3.tuning.confirm import confirm
-    from marl_sb3.tuning.run_search import run_search
-    from marl_sb3.tuning.view import ConfirmView, SearchView
+    from marl_sb3.tuning.api import run_study
 
-    if arguments.quiet:
-        run_search(study, arguments.workers)
-        if arguments.confirm_seeds:
-            confirm(study, arguments.confirm_best, arguments.confirm_seeds, arguments.workers)
-        return
-    with SearchView(console, study) as view:
-        run_search(study, arguments.workers, view.update)
-    if arguments.confirm_seeds:
-        with ConfirmView(console) as confirm_view:
-            confirm(study, arguments.confirm_best, arguments.confirm_seeds, arguments.workers, confirm_view.update)
+    shown = None if arguments.quiet else console
+    run_study(study, arguments.workers, arguments.confirm_seeds, arguments.confirm_best, console=shown)
 
 
 def _finish(study: StudyOfTrials, arguments: argparse.Namespace, console: Console) -> None:

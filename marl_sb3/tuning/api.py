@@ -5,12 +5,16 @@ from __future__ import annotations
 import difflib
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from glob import escape
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from marl_sb3.config import Hparams, TrainConfig, entry_of, plain_data, require_named
+from marl_sb3.display.screen import in_notebook, standard_console
 from marl_sb3.envs.registry import EnvFactory, factory_id
 from marl_sb3.errors import ConfigError
 from marl_sb3.setting_names import as_integer, canonical_settings
@@ -20,6 +24,7 @@ from marl_sb3.tuning.run_search import Watcher, new_name, open_study, require_tr
 from marl_sb3.tuning.search import Search, read_search, require_whole
 from marl_sb3.tuning.space import Space, parse_grid, parse_space, read_space
 from marl_sb3.tuning.study import StudyOfTrials
+from marl_sb3.tuning.view import ConfirmView, SearchView
 
 DEFAULT_ENV = "arena"
 _LONGEST_NAME = 200  # of a study, in bytes
@@ -37,9 +42,10 @@ def tune(
     confirm_seeds: int = 0,
     confirm_best: int = 1,
     watch: Watcher | None = None,
+    progress_bar: bool | None = None,
     **options: Any,
 ) -> StudyOfTrials:
-    """What `python -m marl_sb3.tune` does, without its display.
+    """What `python -m marl_sb3.tune` does.
 
     Trials run in worker processes; only an env that those cannot import, such as a class of the script itself, is
     trained in this one.
@@ -51,6 +57,8 @@ def tune(
             `marl_sb3.tuning.confirm.confirmed`.
         confirm_best: how many trials.
         watch: called twice a second with the study.
+        progress_bar: show how the search goes: a live view on terminals and in notebooks, a line for each trial
+            elsewhere. None: in notebooks only.
         options: see `prepare_study`.
 
     Returns:
@@ -67,13 +75,47 @@ def tune(
     study = prepare_study(env, **options)
     if confirm_seeds:
         require_trainable_preset(study)
+    shown = in_notebook() if progress_bar is None else progress_bar
     try:
-        run_search(study, workers, watch)
-        if confirm_seeds:
-            confirm(study, confirm_best, confirm_seeds, workers)
+        run_study(study, workers, confirm_seeds, confirm_best, watch, standard_console() if shown else None, keep=True)
     finally:
         write_files(study)
     return study
+
+
+def run_study(
+    study: StudyOfTrials,
+    workers: int,
+    confirm_seeds: int,
+    confirm_best: int,
+    watch: Watcher | None = None,
+    console: Console | None = None,
+    *,
+    keep: bool = False,
+) -> None:
+    """Run the trials of a prepared study, then train the best ones again; see `tune`.
+
+    Args:
+        study: from `prepare_study`.
+        workers: processes that run trials.
+        confirm_seeds: how many fresh seeds; 0: train none again.
+        confirm_best: how many trials are trained again.
+        watch: called twice a second with the study.
+        console: where it is shown; None: nowhere.
+        keep: leave the last picture where it is.
+    """
+    with SearchView(console, study, keep=keep) if console else nullcontext() as view:
+        watchers: list[Watcher] = [*([view.update] if view else []), *([watch] if watch else [])]
+        run_search(study, workers, lambda study: _call_all(watchers, study))
+    if confirm_seeds:
+        with ConfirmView(console, keep=keep) if console else nullcontext() as confirm_view:
+            update = confirm_view.update if confirm_view else None
+            confirm(study, confirm_best, confirm_seeds, workers, update)
+
+
+def _call_all(watchers: Sequence[Watcher], study: StudyOfTrials) -> None:
+    for watcher in watchers:
+        watcher(study)
 
 
 def prepare_study(

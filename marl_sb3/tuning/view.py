@@ -1,27 +1,23 @@
-"""Show a search on a terminal while it runs, and what came out."""
+"""Show a search while it runs, and what came out; an error of what is shown never ends the search."""
 
 from __future__ import annotations
 
-import time
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from types import TracebackType
+from typing import TypeVar
 
 from optuna.trial import FrozenTrial, TrialState
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from marl_sb3.display.text import duration, number
+from marl_sb3.display.guard import Guard
+from marl_sb3.display.pace import Pace
+from marl_sb3.display.screen import Room, screen_for
+from marl_sb3.display.text import duration, number, packed
 from marl_sb3.tuning.confirm import confirmed
 from marl_sb3.tuning.confirm_table import confirmed_table
 from marl_sb3.tuning.report import trials_table, write_files
@@ -29,62 +25,123 @@ from marl_sb3.tuning.study import RETRY_OF, StudyOfTrials
 from marl_sb3.tuning.trial_rows import error_text, see_traceback
 
 
-class SearchView:
-    """Trials running, the best so far, how many were given up, and how long it will take.
+class _View:
+    """A picture on a screen where there is one, lines of text elsewhere; a context manager.
 
     Args:
-        console: where to draw; without a terminal it prints a line for each trial that ends.
-        study: what is searched.
+        console: where it is shown.
+        keep: leave the last picture where it is.
     """
 
-    def __init__(self, console: Console, study: StudyOfTrials) -> None:
+    def __init__(self, console: Console, *, keep: bool = False) -> None:
         self._console = console
-        self._total = study.search.trials
-        self._done_before = study.n_done()
-        self._printed = {trial.number for trial in study.trials if trial.state.is_finished()}
-        self._started_s = time.perf_counter()
-        self._live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
+        self._screen = screen_for(console, self.draw, keep=keep)
+        self._show: Guard[None] = Guard(self._close)
 
-    def __enter__(self) -> SearchView:
-        if self._live is not None:
-            self._live.start()
+    def draw(self, room: Room) -> RenderableType:
+        """The picture of this moment."""
+        raise NotImplementedError
+
+    def __enter__(self: _T) -> _T:
+        if self._screen is not None:
+            self._show(self._screen.open)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._live is not None:
-            self._live.stop()
+        self._show(self._close)
+
+    def _close(self) -> None:
+        if self._screen is not None:
+            self._screen.close()
+
+    def _refresh(self) -> None:
+        if self._screen is not None:
+            self._screen.refresh()
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, soft_wrap=True, markup=False, highlight=False)
+
+
+_T = TypeVar("_T", bound=_View)
+
+
+@dataclass(frozen=True)
+class _Trials:
+    """A search at one moment: the storage is not read where it is drawn."""
+
+    trials: Sequence[FrozenTrial] = ()
+    done: int = 0
+    best: Sequence[FrozenTrial] = field(default_factory=list)
+
+    def running(self) -> list[FrozenTrial]:
+        return [trial for trial in self.trials if trial.state == TrialState.RUNNING]
+
+
+class SearchView(_View):
+    """Trials running, the best so far, how many were given up, and how long it will take.
+
+    Args:
+        console: where to draw; where it can show no picture, it gets a line for each trial that ends.
+        study: what is searched.
+        keep: leave the last picture where it is.
+    """
+
+    def __init__(self, console: Console, study: StudyOfTrials, *, keep: bool = False) -> None:
+        self._total = study.search.trials
+        self._printed = {trial.number for trial in study.trials if trial.state.is_finished()}
+        self._seen = _Trials(done=study.n_done())
+        self._pace = Pace()
+        self._pace.begin(self._seen.done)
+        super().__init__(console, keep=keep)
 
     def update(self, study: StudyOfTrials) -> None:
-        """Draw the present state."""
-        if self._live is not None:
-            self._live.update(self._picture(study))
-            return
-        for trial in study.trials:
+        """Show the present state."""
+        self._show(self._update, study)
+
+    def _update(self, study: StudyOfTrials) -> None:
+        seen = _Trials(study.trials, study.n_done(), study.completed()[:1])
+        if seen.done > self._seen.done:
+            self._pace.add(seen.done)
+        self._seen = seen
+        if self._screen is None:
+            self._print_new(seen.trials)
+        self._refresh()
+
+    def _print_new(self, trials: Sequence[FrozenTrial]) -> None:
+        for trial in trials:
             if trial.state.is_finished() and trial.number not in self._printed:
                 self._printed.add(trial.number)
-                self._console.print(trial_line(trial), soft_wrap=True, markup=False)
+                self._print(trial_line(trial))
 
-    def _picture(self, study: StudyOfTrials) -> RenderableType:
-        trials = study.trials
-        counts = Counter(trial.state for trial in trials)
-        done = study.n_done()
-        elapsed_s = time.perf_counter() - self._started_s
-        here = done - self._done_before
-        left_s = elapsed_s / here * max(0, self._total - done) if here else None
-        line = Text.assemble(
-            (f"{done} of {self._total} trials  ", "bold"),
+    def draw(self, room: Room) -> RenderableType:
+        """The picture of this moment."""
+        seen, counts = self._seen, Counter(trial.state for trial in self._seen.trials)
+        parts = [
+            f"{seen.done} of {self._total} trials",
             f"{counts[TrialState.PRUNED]} pruned, {counts[TrialState.FAIL]} failed, "
-            f"{sum(RETRY_OF in trial.user_attrs for trial in trials)} tried again  "
-            f"{duration(elapsed_s)} gone, {duration(left_s)} left",
-        )
-        running = [Text(f"running  {trial_line(trial)}") for trial in trials if trial.state == TrialState.RUNNING]
-        best = study.completed()[:1]
-        shown = [Text(f"best     {trial_line(trial)}", style="bold") for trial in best]
-        bar = Table.grid(expand=True)  # a bar alone does not end its line
-        bar.add_row(ProgressBar(total=self._total, completed=done))
-        return Group(line, bar, *shown, *running)
+            f"{sum(RETRY_OF in trial.user_attrs for trial in seen.trials)} tried again",
+            f"{duration(self._pace.elapsed_s())} elapsed",
+            f"{duration(self._pace.left_s(seen.done, self._total))} left",
+        ]
+        lines = packed(parts, room.width)
+        best = [_line(f"best     {trial_line(trial)}", style="bold") for trial in seen.best]
+        running = [_line(f"running  {trial_line(trial)}") for trial in seen.running()]
+        shown = running[: max(1, room.height - len(lines) - len(best) - 2)]
+        if len(shown) < len(running):
+            shown.append(_line(f"         and {len(running) - len(shown)} more"))
+        return Group(*map(_line, lines), _bar(self._total, seen.done), *best, *shown)
+
+
+def _line(text: str, style: str = "") -> Text:
+    return Text(text, style=style, no_wrap=True, overflow="ellipsis")
+
+
+def _bar(total: int | None, done: int) -> Table:
+    bar = Table.grid(expand=True)  # a bar alone does not end its line
+    bar.add_row(ProgressBar(total=total, completed=done))
+    return bar
 
 
 def trial_line(trial: FrozenTrial) -> str:
@@ -105,52 +162,56 @@ def _short(value: object) -> str:
 # --- Afterwards ------------------------------------------------------------------------------------------------------
 
 
-class ConfirmView:
+class ConfirmView(_View):
     """How many of the trainings with fresh seeds are done.
 
     Args:
-        console: where to draw; without a terminal it prints a line whenever one more is done.
+        console: where to draw; where it can show no picture, it gets a line whenever one more is done.
+        keep: leave the last picture where it is.
     """
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._printed = -1
-        self._bar = Progress(
-            TextColumn("training the best trials and the preset again"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(elapsed_when_finished=False),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
-        self._task = self._bar.add_task("", total=None)
-
-    def __enter__(self) -> ConfirmView:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bar.stop()
+    def __init__(self, console: Console, *, keep: bool = False) -> None:
+        self._done, self._total = 0, 0
+        self._pace = Pace()
+        super().__init__(console, keep=keep)
 
     def update(self, done: int, total: int) -> None:
-        """Draw the present state."""
-        self._bar.update(self._task, completed=done, total=total)
-        if self._bar.disable and done > max(self._printed, 0):
-            self._console.print(f"trained again with fresh seeds: {done} of {total}")
-        self._printed = done
+        """Show the present state."""
+        self._show(self._update, done, total)
+
+    def _update(self, done: int, total: int) -> None:
+        if self._total == 0:  # what an earlier search has done says nothing of the pace
+            self._pace.begin(done)
+        elif done > self._done:
+            self._pace.add(done)
+        if self._screen is None and done > self._done:
+            self._print(f"trained again with fresh seeds: {done} of {total}")
+        self._done, self._total = done, total
+        self._refresh()
+
+    def draw(self, room: Room) -> RenderableType:
+        """The picture of this moment."""
+        parts = [
+            "training the best trials and the preset again",
+            f"{self._done} of {self._total or '-'}",
+            f"{duration(self._pace.elapsed_s())} elapsed",
+            f"{duration(self._pace.left_s(self._done, self._total))} left",
+        ]
+        return Group(*map(_line, packed(parts, room.width)), _bar(self._total or 1, self._done))
 
 
 def print_outcome(console: Console, study: StudyOfTrials) -> None:
-    """Write the files of the study, and print its tables."""
+    """Write the files of the study, and print its tables; what cannot be shown is written all the same."""
+    paths = write_files(study)
+    show: Guard[None] = Guard(lambda: None)
+    show(_print_tables, console, study)
+    for path in paths:
+        console.print(str(path), soft_wrap=True, markup=False)
+
+
+def _print_tables(console: Console, study: StudyOfTrials) -> None:
     console.print(trials_table(study.trials, study.search.mode, console.width))
     candidates = confirmed(study)
     if candidates:
         console.print()
         console.print(confirmed_table(candidates, study.search.mode))
-    for path in write_files(study):
-        console.print(str(path), soft_wrap=True, markup=False)
