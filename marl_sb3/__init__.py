@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from marl_sb3.envs.registry import register_env as register_env
     from marl_sb3.errors import ConfigError as ConfigError
     from marl_sb3.errors import EnvError as EnvError
+    from marl_sb3.errors import EnvRaisedError as EnvRaisedError
     from marl_sb3.errors import MarlSb3Error as MarlSb3Error
     from marl_sb3.evaluation import evaluate_policies as evaluate_policies
     from marl_sb3.experiment import load_run as load_run
@@ -36,6 +37,7 @@ __version__ = "0.1.0"
 _HOME = {
     "ConfigError": "marl_sb3.errors",
     "EnvError": "marl_sb3.errors",
+    "EnvRaisedError": "marl_sb3.errors",
     "Episode": "marl_sb3.metrics",
     "InfoMetric": "marl_sb3.metrics",
     "MarlSb3Error": "marl_sb3.errors",

@@ -42,10 +42,26 @@ def require_ids(kind: str, ids: Iterable[object], key: str, what_to_do: str = ""
     Raises:
         ConfigError: names the id and what is wrong with it.
     """
-    for value in ids:
+    checked = list(ids)
+    for value in checked:
         fault = id_fault(value)
         if fault:
             raise ConfigError(f"{kind} id {shown_id(value)} {fault}{what_to_do}", key=key)
+    within = _one_within_another([value for value in checked if isinstance(value, str)])
+    if within:
+        words = "the metrics of the second would lie within those of the first"
+        raise ConfigError(f"{kind} ids {within[0]!r} and {within[1]!r}: {words}; accepted: other ids", key=key)
+
+
+def _one_within_another(ids: Sequence[str]) -> tuple[str, str] | None:
+    """Two ids of which one is a path, and the other a path that begins with it: `a` and `a/b`."""
+    known = set(ids)
+    for each in ids:
+        parts = each.split("/")
+        for end in range(1, len(parts)):
+            if "/".join(parts[:end]) in known:
+                return "/".join(parts[:end]), each
+    return None
 
 
 def shown_id(value: object) -> str:

@@ -35,7 +35,8 @@ ENV is one of
   arena                     the built-in two-agent grid
   sisl/pursuit-v5           an id of PettingZoo's registry
   CartPole-v1               an id of Gymnasium's: one agent, called agent
-  package.module:factory    what returns a PettingZoo ParallelEnv
+  package.module:factory    what returns a ParallelEnv or a gymnasium.Env
+  package:Env-v0            an id that the package registers
 
 KEY of --set is a setting of the preset file or one of SB3's arguments:
   --set learning_rate=lin_3e-4        for every policy; lin_X: from X down to 0

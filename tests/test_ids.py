@@ -68,6 +68,11 @@ def test_agent_whose_id_cannot_be_saved_is_refused_before_the_first_step(
         resolve_policies({"a": None, value: None}, ["a", "b"])
 
 
+def test_id_that_is_a_path_within_another_is_refused() -> None:
+    with pytest.raises(ConfigError, match="agent ids 'a/b' and 'a/b/c': the metrics of the second would lie within"):
+        make_vec_env(env_of("a/b/c", "a/b"))
+
+
 @pytest.mark.parametrize("value", [*STRANGE, np.str_("a")])
 def test_any_printable_string_is_an_id(value: str) -> None:
     assert id_fault(value) is None
