@@ -24,8 +24,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import scipy.linalg.cython_blas  # noqa: F401 - whose BLAS numba calls: loaded now, so that its threads can be limited
-from numba import njit
 
+from marl_sb3.learners.kernel_cache import compiled
 from marl_sb3.types import Array, FloatArray
 
 TANH, RELU, LINEAR = range(3)  # activations
@@ -108,34 +108,26 @@ _R6, _R7, _R8 = _f(3.967293014284223e-05), _f(-1.5761467011543573e-06), _f(3.643
 # error_model="numpy": a division that may raise cannot be vectorised.
 # fastmath without nnan and ninf: what is not finite must stay visible.
 _FAST = {"reassoc", "contract", "arcp", "nsz", "afn"}
+_OPTIONS = {"nogil": True, "error_model": "numpy", "fastmath": _FAST, "no_cfunc_wrapper": True}
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _Scalar = Any  # a float32, once compiled
 _Space = tuple[Array, FloatArray, FloatArray]  # offsets of the layers, activations, gradients by them
 
 
-def _compiled(function: _Function, **options: Any) -> _Function:
-    options = {"nogil": True, "error_model": "numpy", "fastmath": _FAST, **options}
-    try:
-        compiled: Any = njit(cache=True, **options)(function)
-    except RuntimeError:  # no folder that may be written to: compile in every process
-        compiled = njit(**options)(function)
-    return compiled  # type: ignore[no-any-return]
-
-
 def _kernel(function: _Function) -> _Function:
     """Compile on the first call, for the types of its arguments; later processes load what was compiled."""
-    return _compiled(function, no_cfunc_wrapper=True)
+    return compiled(function, **_OPTIONS)
 
 
 def _inner_kernel(function: _Function) -> _Function:
     """The same for what only kernels call: without the glue for Python, a quarter of the time to compile."""
-    return _compiled(function, no_cfunc_wrapper=True, no_cpython_wrapper=True)
+    return compiled(function, **_OPTIONS, no_cpython_wrapper=True)
 
 
 def _precise_kernel(function: _Function) -> _Function:
     """An inner kernel whose operations stay in the order in which they are written."""
-    return _compiled(function, no_cfunc_wrapper=True, no_cpython_wrapper=True, fastmath={"contract"})
+    return compiled(function, **{**_OPTIONS, "fastmath": {"contract"}}, no_cpython_wrapper=True)
 
 
 @_precise_kernel
