@@ -246,7 +246,7 @@ def require_in_range(numbers: Array, sizes: Array, what: str, space: spaces.Spac
     Raises:
         EnvError: a number is negative or not below its size.
     """
-    wrong = (numbers < 0) | (numbers >= sizes)
+    wrong = numbers.view(np.uint64) >= sizes.view(np.uint64)  # negative numbers are huge ones then
     if wrong.any():
         row = int(np.argwhere(wrong)[0, 0])
         raise EnvError(f"{what} {numbers[row].tolist()} is not in {space} (row {row} of the batch)")

@@ -227,6 +227,11 @@ class MultiAgentVecEnv(ABC):
     def as_sb3_vec_env(self) -> AgentRowsVecEnv:
         """A plain SB3 `VecEnv`, one row per agent: row `e * A + a` is agent `a` of env `e`.
 
+        Stock SB3's PPO on it trains as `MultiAgentAlgorithm` with one shared policy does, to the same weights, if every
+        agent acts in every step of an episode: bit for bit on PyTorch's path, to floating-point tolerance on the fused
+        one. Where agents end at different steps, join late or take turns, the two differ: a `VecEnv` has no idle rows,
+        so SB3 also trains on the steps in which an agent does not act.
+
         Raises:
             ConfigError: the agents' spaces differ.
         """

@@ -22,7 +22,8 @@ class AgentRowsVecEnv(VecEnv):
     A row is done in the step in which its agent is terminated or truncated, with `terminal_observation` and
     `TimeLimit.truncated` in its info. If other agents of the env go on, the row then idles until the env resets:
     zero observations, zero rewards, not done, `info["active"]` False. SB3's algorithms cannot leave such steps
-    out of their training; `MultiAgentAlgorithm` does.
+    out of their training, and count them in their advantages; `MultiAgentAlgorithm` leaves them out. Weights therefore
+    equal those of `MultiAgentAlgorithm` only where no row ever idles: see `MultiAgentVecEnv.as_sb3_vec_env`.
 
     Attributes:
         env: the envs underneath.
