@@ -73,7 +73,7 @@ class VideoFile:
         Raises:
             EnvError: it is something else.
         """
-        if not isinstance(frame, np.ndarray) or frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3:
+        if not is_picture(frame):
             raise EnvError(f"render() returned {_outline(frame)}; a video needs an array (height, width, 3) of uint8")
         if self._encoder is None:
             self._size = frame.shape
@@ -107,6 +107,11 @@ def _require_writable(path: Path) -> None:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(there))
         with suppress(FileNotFoundError):
             path.lstat()  # whose name may be too long
+
+
+def is_picture(frame: Any) -> bool:
+    """Whether it is an array (height, width, 3) of uint8."""
+    return isinstance(frame, np.ndarray) and frame.dtype == np.uint8 and frame.ndim == 3 and frame.shape[2] == 3
 
 
 def _outline(frame: Any) -> str:

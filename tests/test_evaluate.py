@@ -166,7 +166,7 @@ def test_film_has_whole_episodes(
     if name.endswith("gif"):
         assert sum(frames_of_gif(Path(name))[1]) == frames * 100  # the arena's 10 frames per second
         with Image.open(name) as image:
-            assert image.size == (400, 400)
+            assert image.size == (400, 446)  # and a caption below
     else:
         assert len(frames_of_mp4(Path(name))[0]) == frames
     assert [path.name for path in Path(name).parent.iterdir()] == [Path(name).name]

@@ -15,6 +15,7 @@ from pettingzoo import ParallelEnv
 
 from marl_sb3.envs import arena_rules as rules
 from marl_sb3.envs.arena_render import (
+    LEGEND,
     ArenaWindow,
     fitting_cell_px,
     import_pygame,
@@ -62,6 +63,7 @@ class ArenaEnv(ParallelEnv[AgentID, Array, int]):  # type: ignore[misc]  # Petti
         "render_modes": ["human", "rgb_array", "ansi"],
         "render_fps": 10,
         "is_parallelizable": True,
+        "legend": LEGEND,
         "custom_metrics": {
             "new_fields_discovered": {"agent": "agent1", "key": "new_field_rewarded"},
             "num_collisions": {"agent": "agent2", "key": "collision"},

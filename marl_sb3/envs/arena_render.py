@@ -25,6 +25,8 @@ _AGENT1_RGB = (29, 91, 214)
 _AGENT2_RGB = (230, 96, 18)
 _RIM_RGB = (255, 255, 255)
 
+LEGEND = {"agent1": _AGENT1_RGB, "agent2": _AGENT2_RGB, "visited by agent1": _VISITED_RGB}
+
 _MAX_CELL_PX, _MIN_CELL_PX, _MAX_IMAGE_PX = 40, 4, 800
 
 

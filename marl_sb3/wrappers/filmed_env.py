@@ -13,6 +13,8 @@ from pettingzoo.utils import BaseParallelWrapper
 from marl_sb3.envs.registry import EnvFactory, env_factory, make_env
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import AgentID
+from marl_sb3.video import is_picture
+from marl_sb3.wrappers.caption import Scene, captioned, legend_of
 
 OnFrame = Callable[[Any], None]  # gets what `render()` returned
 
@@ -20,7 +22,7 @@ _RENDER_MODE = "rgb_array"
 
 
 class FilmedEnv(BaseParallelWrapper):  # type: ignore[misc]
-    """Renders after the reset and after each step of the first episodes.
+    """Renders after the reset and after each step of the first episodes, with a caption below each frame.
 
     It stands inside a vec env, which resets an env as soon as an episode has ended: from outside, the frame that the
     episode ends with is never to be seen.
@@ -36,6 +38,9 @@ class FilmedEnv(BaseParallelWrapper):  # type: ignore[misc]
         self._on_frame = on_frame
         self._n_episodes = n_episodes
         self._episode = 0  # counted from 1
+        self._step = 0
+        self._returns: dict[AgentID, float] = {}
+        self._legend = legend_of(env.metadata)
 
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
@@ -43,18 +48,25 @@ class FilmedEnv(BaseParallelWrapper):  # type: ignore[misc]
         """Reset the env; a new episode begins."""
         returned: tuple[dict[AgentID, Any], dict[AgentID, dict[str, Any]]] = self.env.reset(seed=seed, options=options)
         self._episode += 1
+        self._step, self._returns = 0, dict.fromkeys(self.env.possible_agents, 0.0)
         self._film()
         return returned
 
     def step(self, actions: Mapping[AgentID, Any]) -> tuple[Mapping[str, Any], ...]:
         """Step the env."""
         returned: tuple[Mapping[str, Any], ...] = self.env.step(actions)
+        self._step += 1
+        for agent, reward in returned[1].items():
+            self._returns[agent] += reward
         self._film()
         return returned
 
     def _film(self) -> None:
         if self._episode <= self._n_episodes:
-            self._on_frame(_rendered(self.env))
+            frame = _rendered(self.env)
+            if is_picture(frame):  # what is none is refused by the video
+                frame = captioned(frame, Scene(self._episode, self._step, self._returns), self._legend)
+            self._on_frame(frame)
 
 
 def filming_factory(env: str | EnvFactory, on_frame: OnFrame, n_episodes: int) -> EnvFactory:

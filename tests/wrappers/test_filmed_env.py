@@ -63,7 +63,21 @@ def test_the_arena_is_filmed_from_its_first_cell_on() -> None:
     assert env.metadata["render_fps"] == 10
     play(env, 9)
     assert len(frames) == 5
-    assert {(frame.shape, frame.dtype) for frame in frames} == {((120, 200, 3), np.dtype(np.uint8))}
+    assert {(frame[:120].shape, frame.dtype) for frame in frames} == {((120, 200, 3), np.dtype(np.uint8))}
+
+
+def test_the_arena_has_a_caption_of_step_returns_and_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    scenes = []
+    monkeypatch.setattr(
+        "marl_sb3.wrappers.filmed_env.captioned",
+        lambda frame, scene, legend: scenes.append((scene.episode, scene.step, dict(scene.returns), legend)),
+    )
+    env, _ = filmed("arena", 2, n_envs=1, max_timesteps=3)
+    rewards = play(env, 4)[1::2]
+    assert [scene[:2] for scene in scenes] == [(1, 0), (1, 1), (1, 2), (1, 3), (2, 0), (2, 1)]
+    returns = np.cumsum([step[0] for step in rewards[:3]], axis=0)
+    assert np.array([list(scene[2].values()) for scene in scenes[:4]]) == pytest.approx(np.array([[0, 0], *returns]))
+    assert list(scenes[0][3]) == ["agent1", "agent2", "visited by agent1"]
 
 
 class Blind(ScriptedEnv):
