@@ -11,7 +11,7 @@ from pettingzoo import ParallelEnv
 from pettingzoo.utils import BaseParallelWrapper
 
 from marl_sb3.envs.registry import EnvFactory, env_factory, make_env
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import ConfigError, MarlSb3Error, is_disk_full
 from marl_sb3.types import AgentID
 from marl_sb3.video import is_picture
 from marl_sb3.wrappers.caption import Scene, captioned, legend_of
@@ -66,7 +66,16 @@ class FilmedEnv(BaseParallelWrapper):  # type: ignore[misc]
             frame = _rendered(self.env)
             if is_picture(frame):  # what is none is refused by the video
                 frame = captioned(frame, Scene(self._episode, self._step, self._returns), self._legend)
+            self._write(frame)
+
+    def _write(self, frame: Any) -> None:
+        try:
             self._on_frame(frame)
+        except OSError as error:
+            if is_disk_full(error):
+                raise
+            # In words of our own, lest it is taken for an exception of the env.
+            raise MarlSb3Error(f"the video cannot be written: {error}") from error
 
 
 def filming_factory(env: str | EnvFactory, on_frame: OnFrame, n_episodes: int) -> EnvFactory:

@@ -11,6 +11,7 @@ from gymnasium.error import DependencyNotInstalled
 from toy_envs import NoisyEnv, ScriptedEnv
 
 from marl_sb3 import ConfigError, MultiAgentVecEnv, make_vec_env
+from marl_sb3.errors import MarlSb3Error
 from marl_sb3.wrappers.filmed_env import filming_factory
 
 SCRIPT = {"a": (2, "truncated"), "b": (3, "terminated")}
@@ -130,4 +131,13 @@ def test_what_an_env_lacks_for_drawing_is_told(error: type[Exception]) -> None:
 
     env, _ = filmed(Undrawable)
     with pytest.raises(ConfigError, match="the env cannot render: pygame is not installed"):
+        env.reset()
+
+
+def test_a_video_that_cannot_be_written_is_not_the_envs_fault() -> None:
+    def broken(frame: Any) -> None:
+        raise BrokenPipeError("ffmpeg has ended")
+
+    env = make_vec_env(filming_factory(ScriptedEnv, broken, 1))
+    with pytest.raises(MarlSb3Error, match=r"^the video cannot be written: ffmpeg has ended$"):
         env.reset()
