@@ -26,6 +26,8 @@ EnvFactory = Callable[..., ParallelEnv]
 
 BUILTIN_ENVS: Mapping[str, str] = {"arena": "marl_sb3/arena-v0"}  # id on the command line -> PettingZoo's id
 
+_SHOWN = 200  # characters of an env id in a message; a file may hold any
+
 _registered: dict[str, EnvFactory] = {}
 
 
@@ -222,7 +224,8 @@ def _unknown(name: str) -> str:
     close = list(dict.fromkeys(difflib.get_close_matches(name, known, n=3)))
     hint = f"; did you mean {', '.join(close)}?" if close else "."
     mine = ", ".join([*BUILTIN_ENVS, *_registered])
-    return f"unknown env {name!r}{hint} Known: {mine}, PettingZoo and Gymnasium ids; or use package.module:factory"
+    shown = name if len(name) <= _SHOWN else f"{name[:_SHOWN]}..."
+    return f"unknown env {shown!r}{hint} Known: {mine}, PettingZoo and Gymnasium ids; or use package.module:factory"
 
 
 def _signature(factory: EnvFactory) -> inspect.Signature | None:

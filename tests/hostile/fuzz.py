@@ -51,7 +51,7 @@ from mutate_config import CONFIG, make_config_mutant
 from stable_baselines3.common.utils import set_random_seed
 
 from marl_sb3.checkpoint import read_checkpoint
-from marl_sb3.errors import CheckpointError, ConfigError, MarlSb3Error
+from marl_sb3.errors import CheckpointError, ConfigError, EnvRaisedError, MarlSb3Error
 from marl_sb3.experiment import restore, resume_run
 from marl_sb3.learners.import_weights import InitFrom, init_from
 from marl_sb3.run import Run
@@ -198,7 +198,8 @@ def run_trial(workplace: Workplace, index: int, mutant: Mutant, way: str, scratc
         mutant.write(scratch / "config")
         (scratch / "config" / CONFIG).rename(folder / CONFIG)
         Mutant("", "", workplace.run_files).write(folder / "checkpoints" / "ckpt-000002")
-        accepted: tuple[type[Exception], ...] = (CheckpointError, ConfigError)
+        # An env may raise what it likes about its own arguments.
+        accepted: tuple[type[Exception], ...] = (CheckpointError, ConfigError, EnvRaisedError)
     else:
         (folder / CONFIG).write_text(workplace.config)
         mutant.write(folder / "checkpoints" / "ckpt-000002")
