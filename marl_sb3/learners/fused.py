@@ -174,8 +174,8 @@ class FusedPolicy:
         self._follow()
         inputs, rows = self.inputs(observations), len(observations)
         space = self.policy.action_space
+        outputs, values = self._both_nets(inputs, rows)
         if self.is_gaussian:
-            outputs = self._net(self.pi_table, inputs, rows)
             noise = th.normal(th.zeros(rows, outputs.shape[1]), th.ones(rows, outputs.shape[1])).numpy()
             log_std = self.theta[self.log_std_offset :]
             std = np.exp(log_std)
@@ -184,36 +184,41 @@ class FusedPolicy:
             scaled = (actions - outputs) / std
             log_probs = -0.5 * (scaled * scaled).sum(axis=1) - (log_std + np.float32(0.5 * np.log(2 * np.pi))).sum()
         else:
-            outputs = self._net(self.pi_table, inputs, rows)
             # As torch.multinomial draws one sample: the largest of p / e, with exponential e.
             drawn = [th.empty(rows, int(size)).exponential_().numpy() for size in self.sizes]
             noise = drawn[0] if len(drawn) == 1 else np.concatenate(drawn, axis=1)
             actions, log_probs = self._kernel.sample(outputs, self.sizes, noise)
-        values = self._net(self.vf_table, inputs, rows).reshape(-1).copy()
-        return actions.reshape(rows, *(space.shape or ())), values, log_probs
+        return actions.reshape(rows, *(space.shape or ())), values.reshape(-1).copy(), log_probs
 
     def values(self, observations: Array) -> FloatArray:
         """(rows,) values of observations."""
         self._follow()
-        rows = len(observations)
-        return self._net(self.vf_table, self.inputs(observations), rows).reshape(-1).copy()
+        inputs, rows = self.inputs(observations), len(observations)
+        offsets, work = self._workspace("vf", rows)
+        outputs: FloatArray = self._kernel.forward(
+            self.theta, self.vf_table, offsets, work, inputs.indices, inputs.floats, self.one_hot, rows, self.activation
+        )
+        return outputs.reshape(-1).copy()
 
     def final_values(self, observations: Array) -> FloatArray:
         """(rows,) values of the observations that agents were truncated on."""
         return self.values(observations)
 
-    def _net(self, table: Array, inputs: Inputs, rows: int) -> FloatArray:
-        """Outputs of a net, a view of the workspace that the next call for this net overwrites."""
-        key = "pi" if table is self.pi_table else "vf"
+    def _both_nets(self, inputs: Inputs, rows: int) -> tuple[FloatArray, FloatArray]:
+        """Outputs of actor and critic: views of their workspaces, which the next call overwrites."""
+        pi, vf = (self.pi_table, *self._workspace("pi", rows)), (self.vf_table, *self._workspace("vf", rows))
+        outputs: tuple[FloatArray, FloatArray] = self._kernel.forward_both(
+            self.theta, *pi, *vf, inputs.indices, inputs.floats, self.one_hot, rows, self.activation
+        )
+        return outputs
+
+    def _workspace(self, key: str, rows: int) -> tuple[Array, FloatArray]:
+        """Of a net, for at least so many rows."""
         if self._work_rows.get(key, 0) < rows:
             self._work_rows[key] = rows
-            offsets, size = self._kernel.workspace(table, rows)
+            offsets, size = self._kernel.workspace(self.pi_table if key == "pi" else self.vf_table, rows)
             self._work[key] = offsets, np.empty(size, np.float32)
-        offsets, work = self._work[key]
-        result: FloatArray = self._kernel.forward(
-            self.theta, table, offsets, work, inputs.indices, inputs.floats, self.one_hot, rows, self.activation
-        )
-        return result
+        return self._work[key]
 
 
 @lru_cache(maxsize=1)

@@ -226,6 +226,28 @@ def forward(
     return out
 
 
+@_kernel
+def forward_both(
+    theta: FloatArray,
+    pi: Array,
+    pi_offsets: Array,
+    pi_work: FloatArray,
+    vf: Array,
+    vf_offsets: Array,
+    vf_work: FloatArray,
+    indices: Array,
+    floats: FloatArray,
+    one_hot: bool,
+    rows: int,
+    activation: int,
+) -> tuple[FloatArray, FloatArray]:
+    """`forward` of actor and critic: for few rows a call from Python costs as much as the network."""
+    return (
+        forward(theta, pi, pi_offsets, pi_work, indices, floats, one_hot, rows, activation),
+        forward(theta, vf, vf_offsets, vf_work, indices, floats, one_hot, rows, activation),
+    )
+
+
 @_inner_kernel
 def _first_layer_gradient(
     indices: Array, floats: FloatArray, one_hot: bool, delta: FloatArray, grad: FloatArray
@@ -668,5 +690,7 @@ def warm_up() -> None:
     settings = Settings(1, True, 0.2, 0.0, 0.5, 0.5, 1e-3, 0.9, 0.999, 1e-5)
     train(theta, theta.copy(), theta.copy(), 0, nets, samples, batch, index, settings, np.zeros((1, NUM_STATS)))
     offsets, size = workspace(layers, 1)
-    logits = forward(theta, layers, offsets, np.empty(size, np.float32), index, none, True, 1, TANH)
+    work = np.empty(size, np.float32)
+    logits = forward(theta, layers, offsets, work, index, none, True, 1, TANH)
+    forward_both(theta, layers, offsets, work, layers, offsets, work, index, none, True, 1, TANH)
     sample(logits, nets.sizes, np.ones((1, 1), np.float32))
