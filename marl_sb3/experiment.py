@@ -21,6 +21,7 @@ from marl_sb3.callbacks import EvaluationCallback, RewardHistogramCallback, Stop
 from marl_sb3.callbacks.checkpoint import CheckpointCallback
 from marl_sb3.callbacks.cut_logs import cut_logs
 from marl_sb3.callbacks.run_log import CsvFormat, EventsFormat, JsonLinesFormat, quiet_writers
+from marl_sb3.callbacks.settings_log import write_settings
 from marl_sb3.callbacks.stop import StopAfterSteps
 from marl_sb3.checkpoint import Checkpoint, naming
 from marl_sb3.config import TrainConfig, load_config, to_yaml
@@ -576,6 +577,7 @@ def _execute_and_show(run: Run, callback: Sequence[BaseCallback], progress_bar: 
 def _logs(run: Run) -> Iterator[None]:
     """While it lasts, the metrics go into the run folder."""
     folder = run.folder
+    write_settings(folder, run.config, list(run.algorithm.policies))
     with ExitStack() as cleanup:
         cleanup.enter_context(quiet_writers())
         formats: list[KVWriter] = []
