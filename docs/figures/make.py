@@ -1,8 +1,8 @@
 """Make the figures of the README: `python docs/figures/make.py`, in a clone with `pip install -e '.[docs]'`.
 
 It trains the arena's preset with ten seeds, once with one shared policy and once with one policy per agent (a minute
-or two on two cores), draws `learning_curve.png`, and films the best of the shared runs as `arena.gif`. The runs are
-kept in `runs/figures/` and are not trained again.
+or two on two cores), draws `learning_curve.png`, films the best of the shared runs as `arena.gif`, and prints the table
+of docs/how_to/speed.md. The runs are kept in `runs/figures/` and are not trained again.
 """
 
 from __future__ import annotations
@@ -72,9 +72,25 @@ def film(folders: Sequence[Path], file: Path) -> None:
     assert evaluate.main([str(best), "--stochastic", "--video", str(file)]) == 0
 
 
+def table(runs: Mapping[str, Sequence[Path]]) -> str:
+    """A Markdown row for what each kind of policies reaches, seed by seed, with mean and standard deviation."""
+    rows = [["seed", *map(str, SEEDS), "mean", "SD"], ["---"] * (len(SEEDS) + 3)]
+    for policies, folders in runs.items():
+        curves = [curve(folder) for folder in folders]
+        steps = [next(step for step, value in zip(*points, strict=True) if value >= 15) / 1000 for points in curves]
+        rows.append(_row(f"{POLICIES[policies][0]}: thousand env steps to 15", steps, ".0f"))
+        rows.append(_row("sum of returns at 200,000", [values[-1] for _, values in curves], ".1f"))
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _row(name: str, values: Sequence[float], shown: str) -> list[str]:
+    return [name, *(f"{value:{shown}}" for value in values), f"{np.mean(values):.1f}", f"{np.std(values, ddof=1):.1f}"]
+
+
 def main() -> None:
-    """Train what is missing, and write both files."""
+    """Train what is missing, write both files, print the table."""
     runs = {policies: [trained(policies, seed) for seed in SEEDS] for policies in POLICIES}
+    print(table(runs))
     draw(runs, HERE / "learning_curve.png")
     film(runs["shared"], HERE / "arena.gif")
 
