@@ -17,7 +17,7 @@ from rich.live import Live
 from marl_sb3.display.guard import Guard
 from marl_sb3.output import LenientStream
 
-_PER_SECOND = 4  # pictures on a terminal
+_PER_SECOND = 2  # pictures on a terminal: one takes 5 ms, in which nothing is trained
 _NOTEBOOK_S = 0.5  # between pictures in a notebook
 _NOTEBOOK_WIDTH, _NOTEBOOK_HEIGHT = 88, 40
 

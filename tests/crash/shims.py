@@ -145,8 +145,9 @@ def _other_env_seed() -> None:
     original = saving._set_env
 
     def with_other_seed(algorithm: Any, state: Fields) -> Any:
-        env = dict(state.value("env"))
-        return original(algorithm, Fields({"env": {**env, "run_seed": env["run_seed"] + 1}}))
+        everything = {name: state.value(name) for name in state}
+        env = {**everything["env"], "run_seed": everything["env"]["run_seed"] + 1}
+        return original(algorithm, Fields({**everything, "env": env}))
 
     saving._set_env = with_other_seed
 
