@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from marl_sb3.evaluation import evaluate_policies as evaluate_policies
     from marl_sb3.experiment import load_run as load_run
     from marl_sb3.experiment import train as train
-    from marl_sb3.learners.callback import MultiAgentCallback as MultiAgentCallback
-    from marl_sb3.learners.multi_agent_algorithm import MultiAgentAlgorithm as MultiAgentAlgorithm
     from marl_sb3.learners.policy_spec import PolicySpec as PolicySpec
     from marl_sb3.learners.ppo import PPO as PPO
     from marl_sb3.metrics import Episode as Episode
     from marl_sb3.metrics import InfoMetric as InfoMetric
     from marl_sb3.run import Run as Run
+    from marl_sb3.training.algorithm import MultiAgentAlgorithm as MultiAgentAlgorithm
+    from marl_sb3.training.callback import MultiAgentCallback as MultiAgentCallback
     from marl_sb3.tuning.api import tune as tune
     from marl_sb3.vec_env import MultiAgentVecEnv as MultiAgentVecEnv
     from marl_sb3.vec_env import make_vec_env as make_vec_env
@@ -41,8 +41,8 @@ _HOME = {
     "Episode": "marl_sb3.metrics",
     "InfoMetric": "marl_sb3.metrics",
     "MarlSb3Error": "marl_sb3.errors",
-    "MultiAgentAlgorithm": "marl_sb3.learners.multi_agent_algorithm",
-    "MultiAgentCallback": "marl_sb3.learners.callback",
+    "MultiAgentAlgorithm": "marl_sb3.training.algorithm",
+    "MultiAgentCallback": "marl_sb3.training.callback",
     "MultiAgentVecEnv": "marl_sb3.vec_env",
     "PPO": "marl_sb3.learners.ppo",
     "PolicySpec": "marl_sb3.learners.policy_spec",

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from marl_sb3.config import TrainConfig, with_hyperparameters
 from marl_sb3.envs.registry import EnvFactory
 from marl_sb3.errors import ConfigError
+from marl_sb3.learners.algorithms import algorithm_class
 from marl_sb3.learners.hyperparameters import hyperparameter_defaults
-from marl_sb3.learners.multi_agent_algorithm import MultiAgentAlgorithm
 from marl_sb3.learners.policy_rows import resolve_policies
-from marl_sb3.learners.policy_spec import PolicySpec, algorithm_class
+from marl_sb3.learners.policy_spec import PolicySpec
 from marl_sb3.learners.threads import parallel_updates, start_without_dynamo
 from marl_sb3.metrics import info_metrics
+from marl_sb3.training.algorithm import MultiAgentAlgorithm
 from marl_sb3.types import AgentID, PolicyID
 from marl_sb3.vec_env import MultiAgentVecEnv, make_vec_env
 from marl_sb3.vec_env.seeding import fresh_seed
@@ -52,17 +54,40 @@ def build(config: TrainConfig, factory: EnvFactory | None) -> MultiAgentAlgorith
 
 
 def resolved(config: TrainConfig) -> TrainConfig:
-    """With a seed, and with SB3's defaults spelt out: the run can be repeated after they have changed."""
+    """With a seed, and with SB3's defaults spelt out: the run can be repeated after they have changed.
+
+    The hyperparameters of the run are those of its algorithm. A policy with another one has that algorithm's defaults
+    and its own settings.
+
+    Raises:
+        ConfigError: an unknown algorithm.
+    """
     seed = fresh_seed() if config.seed is None else config.seed
-    try:
-        defaults = hyperparameter_defaults(algorithm_class(config.algo))
-    except ConfigError as error:
-        raise ConfigError(f"{config.where('algo')}{error}", key="algo") from error
     at_once = config.n_parallel_updates or parallel_updates(config.n_threads)
     # A given value is kept as it was written: `lin_3e-4` says more than a function.
-    return with_hyperparameters(
-        replace(config, seed=seed, n_parallel_updates=at_once), {**defaults, **config.hyperparameters}
-    )
+    of_run = {**_defaults(config, config.algo, "algo"), **config.hyperparameters}
+    others = {
+        policy_id: {**_defaults(config, own["algo"], f"{policy_id}.algo"), **own}
+        for policy_id, own in _own_settings(config).items()
+        if own.get("algo", config.algo) != config.algo
+    }
+    settings = {**config.policy_settings, **others}
+    config = replace(config, seed=seed, n_parallel_updates=at_once, policy_settings=settings)
+    return with_hyperparameters(config, of_run)
+
+
+def _own_settings(config: TrainConfig) -> dict[PolicyID, dict[str, Any]]:
+    listed = () if isinstance(config.policies, str) else config.policies
+    return {
+        policy_id: config.own_settings(policy_id) for policy_id in dict.fromkeys([*listed, *config.policy_settings])
+    }
+
+
+def _defaults(config: TrainConfig, algo: str, key: str) -> dict[str, Any]:
+    try:
+        return hyperparameter_defaults(algorithm_class(algo))
+    except ConfigError as error:
+        raise ConfigError(f"{config.where(key)}{error}", key=key) from error
 
 
 def check_device(config: TrainConfig) -> None:
@@ -89,7 +114,6 @@ def _build_algorithm(config: TrainConfig, env: MultiAgentVecEnv) -> MultiAgentAl
             policies={policy_id: _spec(config, policy_id) for policy_id in policy_ids},
             policy_mapping_fn=_mapping(config),
             policies_to_train=config.policies_to_train,
-            n_steps=config.hyperparameters.get("n_steps"),
             seed=config.seed,
             device=config.device,
             update_path=config.update_path,
@@ -141,8 +165,9 @@ def _source(config: TrainConfig, key: str | None) -> str:
 def _spec(config: TrainConfig, policy_id: PolicyID) -> PolicySpec:
     own = config.own_settings(policy_id)
     algo, policy = own.pop("algo", config.algo), own.pop("policy", config.policy)
+    of_run = config.hyperparameters if algo == config.algo else {}
     try:
-        return PolicySpec(algorithm_class(algo), policy, **{**config.hyperparameters, **own})
+        return PolicySpec(algorithm_class(algo), policy, **{**of_run, **own})
     except ConfigError as error:
         if error.key not in own:
             raise

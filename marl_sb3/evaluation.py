@@ -19,10 +19,10 @@ import torch as th
 
 from marl_sb3.errors import ConfigError
 from marl_sb3.learners.exploration_noise import noise_of_rows
-from marl_sb3.learners.multi_agent_algorithm import MultiAgentAlgorithm
 from marl_sb3.learners.policy_rows import PolicyRows, rows_of_policy
 from marl_sb3.learners.random_state import undisturbed
 from marl_sb3.metrics import Episode, EpisodeTracker, Result, finite_or_none, flatten
+from marl_sb3.training.algorithm import MultiAgentAlgorithm
 from marl_sb3.types import AgentID, Array, BoolArray, Observations
 from marl_sb3.vec_env.base import MultiAgentVecEnv
 from marl_sb3.vec_env.observations import map_arrays

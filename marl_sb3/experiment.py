@@ -29,7 +29,6 @@ from marl_sb3.envs.registry import EnvFactory, factory_id
 from marl_sb3.errors import ConfigError, EnvRaisedError, MarlSb3Error, NumericError, note_remedy, note_traceback_file
 from marl_sb3.extensions import Phase, continued, is_complete, phases_after
 from marl_sb3.ids import file_names
-from marl_sb3.learners.callback import MultiAgentCallback
 from marl_sb3.learners.import_weights import InitFrom, parse_init_from
 from marl_sb3.learners.import_weights import init_from as start_from
 from marl_sb3.learners.threads import start_without_dynamo
@@ -37,6 +36,7 @@ from marl_sb3.metrics import Result, require_metric
 from marl_sb3.run import Run
 from marl_sb3.run_folder import RunFolder, find_run, write_traceback
 from marl_sb3.state import Fields
+from marl_sb3.training.callback import MultiAgentCallback
 from marl_sb3.types import PolicyID
 from marl_sb3.vec_env import make_vec_env
 

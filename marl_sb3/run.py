@@ -12,10 +12,10 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from marl_sb3.config import TrainConfig
 from marl_sb3.envs.registry import EnvFactory
 from marl_sb3.evaluation import evaluate_policies, evaluation_seed
-from marl_sb3.learners.multi_agent_algorithm import MultiAgentAlgorithm
 from marl_sb3.metrics import Result, flatten
 from marl_sb3.run_folder import RunFolder
 from marl_sb3.tables import table
+from marl_sb3.training.algorithm import MultiAgentAlgorithm
 from marl_sb3.types import PolicyID
 from marl_sb3.vec_env import MultiAgentVecEnv, make_vec_env
 

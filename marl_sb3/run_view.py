@@ -11,7 +11,7 @@ from marl_sb3.display.tables import MOST_AGENTS, returns_table
 from marl_sb3.display.text import duration, number
 from marl_sb3.display.training import Goals
 from marl_sb3.display.views import training_view
-from marl_sb3.learners.show_progress import ShowProgress
+from marl_sb3.training.show_progress import ShowProgress
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -18,7 +18,6 @@ from marl_sb3.config import load_config
 from marl_sb3.errors import ConfigError, EnvError
 from marl_sb3.experiment import prepare
 from marl_sb3.export import main as export_command
-from marl_sb3.learners import multi_agent_algorithm
 from marl_sb3.metrics import flatten
 from marl_sb3.run import Run
 from marl_sb3.train import main as train_command
@@ -167,7 +166,7 @@ REFUSED = [
     ({"settings": {"env.hieght": 3}}, "unknown env argument 'hieght'"),
     ({"settings": {"pol9.gamma": 0.5}}, "--set pol9.gamma: unknown policy 'pol9'; accepted: shared"),
     ({"settings": {"shared.gamma": 5}}, "--set shared.gamma: policy 'shared': gamma is 5; accepted"),
-    ({"settings": {"shared.n_steps": 5}}, "--set shared.n_steps: policy 'shared': n_steps is 5, but all policies"),
+    ({"settings": {"shared.n_steps": 0}}, "--set shared.n_steps: policy 'shared': n_steps is 0; accepted"),
     ({"stop": {"env_runners/episode_retrun_mean": 1}}, "did you mean env_runners/episode_return_mean"),
     ({"policies": "each"}, "--policies: policies is 'each'; accepted: shared, per_agent or a mapping"),
     ({"policies": {"p": {"agents": ["agent1"]}}}, "leaves out agent 'agent2'"),
@@ -249,7 +248,7 @@ def test_policies_that_cannot_be_written_at_the_end_are_in_the_checkpoint(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr(multi_agent_algorithm, "write_zip", full)
+        patch.setattr("marl_sb3.training.algorithm.write_zip", full)
         settings = [f"--set={name}={value}" for name, value in TINY.items()]
         command = ["arena", "--timesteps=40", "--n-envs=2", "--run-dir=run", "--quiet", *settings]
         assert train_command(command) == 1

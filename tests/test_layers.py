@@ -33,6 +33,8 @@ LAYERS = (
     ("metrics", "spread"),
     ("display",),
     ("learners",),
+    ("runners",),
+    ("training",),
     ("evaluation",),
     ("callbacks",),
     ("extensions", "run_folder", "building"),

@@ -294,10 +294,10 @@ def test_a_resume_that_is_not_exact_is_marked(in_tmp: Path, caplog: pytest.LogCa
 
 def test_another_version_of_torch_is_marked(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken("run")
-    from marl_sb3.learners import saving
+    from marl_sb3.training import persistence
 
-    versions = {**saving.versions(), "torch": "1.0"}
-    monkeypatch.setattr(saving, "versions", lambda: versions)
+    versions = {**persistence.versions(), "torch": "1.0"}
+    monkeypatch.setattr(persistence, "versions", lambda: versions)
     marl_sb3.train(resume="run")
     entry = json.loads((in_tmp / "run" / "resumes.jsonl").read_text())
     assert entry["inexact"]["torch"].endswith("is 1.0")

@@ -8,7 +8,7 @@ from marl_sb3.callbacks.evaluation import EvaluationCallback
 from marl_sb3.callbacks.interrupt import StopOnSignal
 from marl_sb3.callbacks.reward_histograms import RewardHistogramCallback
 from marl_sb3.callbacks.stop import StopOnMetric
-from marl_sb3.learners.callback import MultiAgentCallback
+from marl_sb3.training.callback import MultiAgentCallback
 
 __all__ = [
     "AgentMetricsCallback",

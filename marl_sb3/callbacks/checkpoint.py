@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from marl_sb3.checkpoint import CheckpointFolder, Score
-from marl_sb3.learners.callback import MultiAgentCallback
 from marl_sb3.metrics import Result, flatten
+from marl_sb3.training.callback import MultiAgentCallback
 
 _log = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ from marl_sb3.evaluation import (
     require_same_agents,
     without_a_trace,
 )
-from marl_sb3.learners.callback import MultiAgentCallback
-from marl_sb3.learners.multi_agent_algorithm import MultiAgentAlgorithm
 from marl_sb3.metrics import Result, finite_or_none, flatten
+from marl_sb3.training.algorithm import MultiAgentAlgorithm
+from marl_sb3.training.callback import MultiAgentCallback
 from marl_sb3.vec_env.base import MultiAgentVecEnv
 from marl_sb3.vec_env.seeding import fresh_seed
 

@@ -7,9 +7,9 @@ import signal
 from contextlib import ExitStack
 from types import FrameType
 
-from marl_sb3.learners.callback import MultiAgentCallback
 from marl_sb3.metrics import Result
 from marl_sb3.signals import ENDING, HANGUP, handled
+from marl_sb3.training.callback import MultiAgentCallback
 
 _log = logging.getLogger(__name__)
 

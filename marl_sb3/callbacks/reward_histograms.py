@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from marl_sb3.learners.callback import MultiAgentCallback
 from marl_sb3.metrics import Episode, Result
 from marl_sb3.state import Fields, State
+from marl_sb3.training.callback import MultiAgentCallback
 from marl_sb3.types import Array
 
 

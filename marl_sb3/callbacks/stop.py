@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from marl_sb3.learners.callback import MultiAgentCallback
 from marl_sb3.metrics import Result, flatten, require_metric
+from marl_sb3.training.callback import MultiAgentCallback
 
 
 class StopAfterSteps(MultiAgentCallback):

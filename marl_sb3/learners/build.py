@@ -11,6 +11,7 @@ from gymnasium import spaces
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
 from marl_sb3.errors import ConfigError
+from marl_sb3.learners.hyperparameters import hyperparameter_defaults
 from marl_sb3.learners.policy_rows import PolicyRows
 from marl_sb3.learners.policy_spec import PolicySpec
 from marl_sb3.learners.rollout_buffer import MaskedDictRolloutBuffer, MaskedRolloutBuffer
@@ -19,24 +20,21 @@ from marl_sb3.learners.rows_env import PolicyRowsEnv
 _log = logging.getLogger(__name__)
 
 
-def build_algorithm(
-    rows: PolicyRows, spec: PolicySpec, n_steps: int, seed: int | None, device: str
-) -> OnPolicyAlgorithm:
+def build_algorithm(rows: PolicyRows, spec: PolicySpec, seed: int | None, device: str) -> OnPolicyAlgorithm:
     """Make the SB3 algorithm of a policy.
 
     Args:
         rows: the rows of the policy.
         spec: algorithm, network and hyperparameters.
-        n_steps: env steps per env in a rollout.
         seed: for the weights and everything drawn afterwards.
         device: as in SB3.
 
     Raises:
         ConfigError: the hyperparameters do not fit the rollout or the spaces.
     """
-    _check_fit(rows, spec, n_steps)
+    _check_fit(rows, spec)
     is_dict = isinstance(rows.group.observation_space, spaces.Dict)
-    settings = {**spec.hyperparameters, "n_steps": n_steps}
+    settings = dict(spec.hyperparameters)
     settings["policy_kwargs"] = dict(settings.get("policy_kwargs") or {})  # SB3 writes into it
     with warnings.catch_warnings():
         # `_check_fit` says the same in one line.
@@ -76,23 +74,19 @@ def _check_spaces(rows: PolicyRows) -> None:
         )
 
 
-def _check_fit(rows: PolicyRows, spec: PolicySpec, n_steps: int) -> None:
+def _check_fit(rows: PolicyRows, spec: PolicySpec) -> None:
     """Refuse spaces that SB3 cannot learn in, and a rollout that the hyperparameters do not fit.
 
     As in SB3 a minibatch that is larger than the rollout is the whole rollout.
     """
     _check_spaces(rows)
-    own_steps = spec.hyperparameters.get("n_steps", n_steps)
-    if own_steps != n_steps:
-        raise ConfigError(
-            f"policy {rows.policy_id!r}: n_steps is {own_steps}, but all policies share one rollout of {n_steps} steps",
-            key=f"{rows.policy_id}.n_steps",
-        )
+    values = {**hyperparameter_defaults(spec.algorithm), **spec.hyperparameters}
+    n_steps = values["n_steps"]
     size = n_steps * rows.num_rows
     shape = f"{n_steps} steps x {rows.num_envs} envs x {len(rows.agents)} agents = {size} agent steps"
     if size < 2:
         raise ConfigError(f"policy {rows.policy_id!r}: a rollout of {shape}; at least 2 are needed", key="n_steps")
-    batch_size = spec.hyperparameters.get("batch_size", 64)
+    batch_size = values.get("batch_size", size)
     if batch_size > size:
         _warn_once(
             f"policy {rows.policy_id!r}: batch_size is {batch_size}, larger than its rollout of {shape}: every epoch "

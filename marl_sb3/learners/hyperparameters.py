@@ -82,6 +82,8 @@ _ACCEPTED: Mapping[str, _Accepted] = {
     "use_sde": _SWITCH,
     "sde_sample_freq": _whole(-1),
     "target_kl": _POSITIVE,
+    "rms_prop_eps": _POSITIVE,
+    "use_rms_prop": _SWITCH,
     "policy_kwargs": _MAPPING,
 }
 

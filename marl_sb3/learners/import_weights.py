@@ -23,7 +23,7 @@ from marl_sb3.tensor_file import Form, StoredTensors, form_of
 from marl_sb3.types import Array, PolicyID
 
 if TYPE_CHECKING:
-    from marl_sb3.learners.multi_agent_algorithm import MultiAgentAlgorithm
+    from marl_sb3.training.algorithm import MultiAgentAlgorithm
 
 _log = logging.getLogger(__name__)
 

@@ -9,7 +9,8 @@ from typing import Any
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from marl_sb3.errors import CheckpointError, ConfigError
-from marl_sb3.learners.hyperparameters import hyperparameter_defaults, resolve_hyperparameters
+from marl_sb3.learners.algorithms import algorithm_class, algorithm_name, require_algorithm
+from marl_sb3.learners.hyperparameters import resolve_hyperparameters
 from marl_sb3.learners.ppo import PPO
 from marl_sb3.setting_names import canonical_hyperparameters
 from marl_sb3.state import Fields, State, is_plain
@@ -18,27 +19,14 @@ from marl_sb3.types import PolicyID
 # Of the numbers and words in the description of a policy in a checkpoint, which may come from a stranger.
 _LARGEST, _LONGEST = 2**20, 100
 _MOST_EPOCHS, _MOST_LAYERS = 1000, 100
-
-# On the command line and in files; the classes themselves are as good in the library.
-ALGORITHMS: Mapping[str, type[BaseAlgorithm]] = {"ppo": PPO}
-
-
-def algorithm_class(name: str) -> type[BaseAlgorithm]:
-    """The class behind an algorithm's name.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    if name not in ALGORITHMS:
-        raise ConfigError(f"unknown algorithm {name!r}; accepted: {', '.join(ALGORITHMS)}", key="algo")
-    return ALGORITHMS[name]
+_LONGEST_ROLLOUT = 2**16  # steps: buffers are made for as many
 
 
 class PolicySpec:
     """An SB3 algorithm to be made for one policy.
 
     Args:
-        algorithm: `marl_sb3.PPO` (default), `stable_baselines3.PPO`, or a subclass.
+        algorithm: `marl_sb3.PPO` (default), `stable_baselines3.PPO` or `A2C`, or a subclass of them.
         policy: SB3's policy name or class, `MlpPolicy` by default.
         hyperparameters: SB3's constructor arguments, by its names or RLlib's (`lr`, `minibatch_size`, `lambda_`, ...).
             `learning_rate="lin_3e-4"` is a schedule.
@@ -53,9 +41,7 @@ class PolicySpec:
         policy: str | type[Any] = "MlpPolicy",
         **hyperparameters: Any,
     ) -> None:
-        if not (isinstance(algorithm, type) and issubclass(algorithm, tuple(_supported()))):
-            names = ", ".join(cls.__name__ for cls in _supported())
-            raise ConfigError(f"algorithm is {algorithm!r}; accepted: {names} and subclasses", key="algo")
+        require_algorithm(algorithm)
         if isinstance(policy, str) and policy not in algorithm.policy_aliases:
             raise ConfigError(
                 f"unknown policy {policy!r} of {algorithm.__name__}; accepted: {', '.join(algorithm.policy_aliases)}",
@@ -78,10 +64,10 @@ class PolicySpec:
 
     def to_plain(self) -> State | None:
         """The spec as plain data that `from_plain` takes; None if it holds classes or functions of somebody's own."""
-        names = {cls: name for name, cls in ALGORITHMS.items()}
-        if self.algorithm not in names or not isinstance(self.policy, str) or not is_plain(self._given):
+        name = algorithm_name(self.algorithm)
+        if name is None or not isinstance(self.policy, str) or not is_plain(self._given):
             return None
-        return {"algorithm": names[self.algorithm], "policy": self.policy, "hyperparameters": self._given}
+        return {"algorithm": name, "policy": self.policy, "hyperparameters": self._given}
 
     @classmethod
     def from_plain(cls, plain: Fields, num_weights: int) -> PolicySpec:
@@ -102,6 +88,8 @@ class PolicySpec:
             network = given.fields("policy_kwargs")
             _require_plain(network)
             _require_no_more_weights(values["policy_kwargs"], num_weights, network.where)
+        if "n_steps" in values:
+            given.whole("n_steps", 1, _LONGEST_ROLLOUT)
         if "n_epochs" in values:
             given.whole("n_epochs", 1, _MOST_EPOCHS)
         resolve_hyperparameters(algorithm, values)  # before they are arguments, lest one is named `algorithm`
@@ -185,12 +173,6 @@ def _require_no_more_weights(tree: Any, num_weights: int, where: str) -> None:
         _require_no_more_weights(child, num_weights, where)
 
 
-def _supported() -> list[type[BaseAlgorithm]]:
-    from stable_baselines3 import PPO as StockPPO  # noqa: N811 - its name next to ours
-
-    return [StockPPO]
-
-
 def policy_specs(
     policies: str | Mapping[PolicyID, PolicySpec], policy_ids: Sequence[PolicyID], defaults: Mapping[str, Any]
 ) -> dict[PolicyID, PolicySpec]:
@@ -205,18 +187,3 @@ def policy_specs(
         if not isinstance(spec, PolicySpec):
             raise ConfigError(f"policy {policy_id!r} is {spec!r}; accepted: a PolicySpec", key="policies")
     return {policy_id: spec.with_defaults(defaults) for policy_id, spec in policies.items()}
-
-
-def rollout_steps(n_steps: int | None, specs: Mapping[PolicyID, PolicySpec]) -> int:
-    """The rollout length of all policies: as given, or as the specs say, or SB3's default.
-
-    Raises:
-        ConfigError: it is not a whole number of at least 1.
-    """
-    if n_steps is None:
-        own = [spec.hyperparameters["n_steps"] for spec in specs.values() if "n_steps" in spec.hyperparameters]
-        default: int = hyperparameter_defaults(next(iter(specs.values())).algorithm)["n_steps"]
-        return int(own[0]) if own else default
-    if isinstance(n_steps, bool) or not isinstance(n_steps, int) or n_steps < 1:
-        raise ConfigError(f"n_steps is {n_steps!r}; accepted: a whole number of at least 1", key="n_steps")
-    return n_steps

@@ -124,6 +124,33 @@ class _TransitionsOnly(_Base):
         self.acted[0] |= rows
         self._open_at[rows] = 0
 
+    def begun_state(self) -> State:
+        """The steps that have been taken of a rollout, as plain data and arrays."""
+        taken = slice(self.pos)
+        return {
+            "observations": map_arrays(lambda array: array[taken], self.observations),
+            "columns": {name: getattr(self, name)[taken] for name in _OF_A_TRANSITION},
+            "acted": self.acted[taken],
+            "open_at": self._open_at,
+        }
+
+    def set_begun(self, state: Fields, steps: int) -> None:
+        """Take over what `begun_state` returned after so many steps.
+
+        Raises:
+            CheckpointError: it does not fit this buffer.
+        """
+        seen, columns = _read_transitions(state, self, slice(steps))
+        open_at = state.array("open_at", np.int64, (self.n_envs,))
+        if (open_at < -1).any() or (open_at >= steps).any():
+            raise state.error("open_at", open_at, f"steps from 0 to {steps - 1}, or -1")
+        self.acted[:steps] = state.array("acted", np.bool_, (steps, self.n_envs))
+        for own, given in _pairs(self.observations, seen):
+            own[:steps] = given
+        for name, array in columns.items():
+            getattr(self, name)[:steps] = array
+        self._open_at, self.pos = open_at, steps
+
     def compute_returns_and_advantage(self, last_values: th.Tensor, dones: Array) -> None:
         """GAE (Schulman et al. 2016, eq. 16) over the transitions of each row.
 
@@ -216,34 +243,40 @@ def open_state(waited: OpenTransitions) -> State:
     return {"rows": waited.rows, "observations": waited.observations, "columns": dict(waited.columns)}
 
 
-def read_open(state: Fields, buffer: MaskedRolloutBuffer | MaskedDictRolloutBuffer) -> OpenTransitions:
+def read_open(state: Fields, buffer: _TransitionsOnly) -> OpenTransitions:
     """What `open_state` described.
 
     Raises:
         CheckpointError: it does not fit the buffer.
     """
-    columns = state.fields("columns")
-    columns.require_names(_OF_A_TRANSITION)
-    likes = {name: getattr(buffer, name)[0] for name in _OF_A_TRANSITION}
-    read = {name: columns.array(name, like.dtype, like.shape) for name, like in likes.items()}
-    shape = (buffer.n_envs, *(buffer.action_space.shape or ()))
-    require_possible(read["actions"].reshape(shape), buffer.action_space, f"{columns.where}/actions")
-    seen: Any = _read_seen(state, buffer)
-    return OpenTransitions(state.array("rows", np.bool_, (buffer.n_envs,)), seen, read)
+    seen, columns = _read_transitions(state, buffer, 0)
+    return OpenTransitions(state.array("rows", np.bool_, (buffer.n_envs,)), seen, columns)
 
 
-def _read_seen(state: Fields, buffer: MaskedRolloutBuffer | MaskedDictRolloutBuffer) -> Observations:
+def _read_transitions(
+    state: Fields, buffer: _TransitionsOnly, steps: int | slice
+) -> tuple[Observations, dict[str, Array]]:
+    """Observations and columns of the shapes that these steps of the buffer have."""
+    read = state.fields("columns")
+    read.require_names(_OF_A_TRANSITION)
+    likes = {name: getattr(buffer, name)[steps] for name in _OF_A_TRANSITION}
+    columns = {name: read.array(name, like.dtype, like.shape) for name, like in likes.items()}
+    _require_in_space(columns["actions"], buffer.action_space, f"{read.where}/actions")
     own: Any = buffer.observations
-    parts, where = buffer.observation_space, f"{state.where}/observations"
-    if not isinstance(parts, spaces.Dict):
-        return _read_part(state, "observations", own[0], parts, where)
+    space, where = buffer.observation_space, f"{state.where}/observations"
+    if not isinstance(space, spaces.Dict):
+        return _read_part(state, "observations", own[steps], space, where), columns
     keys = state.fields("observations")
-    keys.require_names(list(parts.spaces))
-    return {key: _read_part(keys, key, own[key][0], part, where) for key, part in parts.spaces.items()}
+    keys.require_names(list(space.spaces))
+    return {key: _read_part(keys, key, own[key][steps], part, where) for key, part in space.spaces.items()}, columns
 
 
 def _read_part(state: Fields, name: str, like: Array, space: spaces.Space[Any], where: str) -> Array:
     array = state.array(name, like.dtype, like.shape)
     if not isinstance(space, spaces.Box):  # a one-hot encoding would reach beyond its end
-        require_possible(array.reshape(len(array), *(space.shape or ())), space, where)
+        _require_in_space(array, space, where)
     return array
+
+
+def _require_in_space(array: Array, space: spaces.Space[Any], where: str) -> None:
+    require_possible(array.reshape(-1, *(space.shape or ())), space, where)

@@ -11,10 +11,10 @@ from optuna.trial import TrialState
 
 from marl_sb3.errors import is_disk_full
 from marl_sb3.experiment import execute, prepare
-from marl_sb3.learners.callback import MultiAgentCallback
 from marl_sb3.metrics import Result
 from marl_sb3.run import Run
 from marl_sb3.run_folder import write_traceback
+from marl_sb3.training.callback import MultiAgentCallback
 from marl_sb3.tuning.objective import Objective
 from marl_sb3.tuning.search import Search
 from marl_sb3.tuning.study import ERROR, FOLDER, INDEX, INTERRUPTED, SEED, StudyOfTrials

@@ -125,31 +125,31 @@ def _keep_numpy() -> None:
 
 def _around_set_random_state(get: Callable[[], Any], put: Callable[[Any], Any]) -> None:
     """One generator stays where it stands in the resumed process."""
-    from marl_sb3.learners import saving
+    from marl_sb3.training import persistence
 
-    original = saving.set_random_state
+    original = persistence.set_random_state
 
     def all_but_one(state: Any) -> None:
         kept = get()
         original(state)
         put(kept)
 
-    saving.set_random_state = all_but_one
+    persistence.set_random_state = all_but_one
 
 
 def _other_env_seed() -> None:
     """The envs' episodes to come get seeds of another run."""
-    from marl_sb3.learners import saving
     from marl_sb3.state import Fields
+    from marl_sb3.training import persistence
 
-    original = saving._set_env
+    original = persistence._set_env
 
     def with_other_seed(algorithm: Any, state: Fields) -> Any:
         everything = {name: state.value(name) for name in state}
         env = {**everything["env"], "run_seed": everything["env"]["run_seed"] + 1}
         return original(algorithm, Fields({**everything, "env": env}))
 
-    saving._set_env = with_other_seed
+    persistence._set_env = with_other_seed
 
 
 _BREAKS = {"torch": _keep_torch, "numpy": _keep_numpy, "env": _other_env_seed}

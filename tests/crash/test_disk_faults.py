@@ -23,8 +23,8 @@ from marl_sb3 import checkpoint as checkpoint_module
 from marl_sb3 import untrusted
 from marl_sb3.checkpoint import Checkpoint, CheckpointFolder, read_checkpoint, write_checkpoint
 from marl_sb3.errors import CheckpointError
-from marl_sb3.learners.multi_agent_algorithm import MultiAgentAlgorithm
 from marl_sb3.train import main
+from marl_sb3.training.algorithm import MultiAgentAlgorithm
 
 References = Callable[[Case], Path]
 Capture = pytest.CaptureFixture[str]

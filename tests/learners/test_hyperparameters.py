@@ -9,8 +9,8 @@ import stable_baselines3
 import torch as th
 
 from marl_sb3 import PPO, ConfigError, PolicySpec
+from marl_sb3.learners.algorithms import algorithm_class
 from marl_sb3.learners.hyperparameters import hyperparameter_defaults, resolve_hyperparameters
-from marl_sb3.learners.policy_spec import algorithm_class
 
 ALGORITHMS = [PPO, stable_baselines3.PPO]
 

@@ -104,7 +104,7 @@ def test_a_training_goes_on_from_the_new_weights_with_a_new_optimizer(update_pat
     assert (used.num_timesteps, used.iteration) == counters
     for algorithm in (fresh, used):
         algorithm.env.seed(3)
-        algorithm._observations = None  # new episodes in both
+        algorithm.forget_episodes()  # new ones begin in both
         set_random_seed(6)
         algorithm.train_iteration()
     for policy_id, tensors in weights_of(fresh).items():

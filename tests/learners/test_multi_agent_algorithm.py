@@ -332,10 +332,9 @@ def test_log_interval_says_how_often_the_metrics_are_written(capsys: pytest.Capt
         ({"policies": {"a": PPO, "b": PPO}}, "policies", "policy 'a' is <class .*PPO'>; accepted: a PolicySpec"),
         ({"policies_to_train": ["x"]}, "policies_to_train", "unknown policy 'x'; accepted: a, b"),
         ({"policies_to_train": "a"}, "policies_to_train", "policies_to_train is 'a'; accepted: a list"),
-        ({"n_steps": 0}, "n_steps", "n_steps is 0; accepted: a whole number of at least 1"),
+        ({"n_steps": 0}, "n_steps", "n_steps is 0; accepted: an integer of at least 1"),
         ({"n_steps": 2.5}, "n_steps", r"n_steps is 2\.5"),
         ({"n_steps": 1, "n_envs": 1}, "n_steps", "1 steps x 1 envs x 1 agents = 1 agent steps; at least 2"),
-        ({"policies": {"a": PolicySpec(n_steps=5), "b": PolicySpec()}}, "a.n_steps", "n_steps is 5, but all .* of 6"),
         ({"policies": {"p": PolicySpec()}, "policy": "CnnPolicy"}, "policy", "'policy' is set by"),
         ({"learning_rte": 1}, "learning_rte", "unknown hyperparameter 'learning_rte' of PPO; did you mean"),
         ({"stats_window_size": 0}, "stats_window_size", "stats_window_size is 0; accepted"),
@@ -396,7 +395,23 @@ def test_training_for_no_steps_is_refused() -> None:
 
 
 def test_rollout_length_may_stand_in_any_policy() -> None:
-    assert make({"a": PolicySpec(), "b": PolicySpec(n_steps=5)}, n_steps=None).n_steps == 5
+    algorithm = make({"a": PolicySpec(), "b": PolicySpec(n_steps=5)}, n_steps=None)
+    assert algorithm.n_steps == algorithm.policies["a"].n_steps == 5
+
+
+def test_each_policy_updates_at_the_end_of_its_own_rollouts() -> None:
+    """In an iteration of 6 steps a updates after steps 2, 4 and 6, b after 6, c after 4 and not again."""
+    specs = {"a": PolicySpec(n_steps=2), "b": PolicySpec(), "c": PolicySpec(n_steps=4)}
+    script = dict.fromkeys("abc", (3, "terminated"))
+    algorithm = make(specs, n_steps=6, script=script)
+    updates = [
+        [algorithm.train_iteration()["learners"][policy]["num_module_steps_trained"] for policy in "abc"]
+        for _ in range(2)
+    ]
+    epochs, n_envs = algorithm.policies["a"].n_epochs, algorithm.env.num_envs
+    assert updates == [[6 * n_envs * epochs, 6 * n_envs * epochs, 4 * n_envs * epochs]] * 1 + [
+        [6 * n_envs * epochs, 6 * n_envs * epochs, 8 * n_envs * epochs]
+    ]
 
 
 # What it is made of, and how it shows itself

@@ -20,12 +20,13 @@ import marl_sb3
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, make_vec_env
 from marl_sb3.checkpoint import CheckpointFolder
 from marl_sb3.errors import CheckpointError, ConfigError
-from marl_sb3.learners import random_state, saving
+from marl_sb3.learners import random_state
 from marl_sb3.learners.algorithm_state import set_optimizers
 from marl_sb3.learners.import_weights import InitFrom, init_from
 from marl_sb3.metrics import flatten
 from marl_sb3.state import Fields
 from marl_sb3.tensor_file import StoredTensors
+from marl_sb3.training import persistence
 
 SMALL = {"n_steps": 24, "batch_size": 16, "n_epochs": 2, "device": "cpu"}
 PLANS = [
@@ -80,7 +81,7 @@ def build(case: str, **settings: Any) -> MultiAgentAlgorithm:
 
 
 def assert_same(one: MultiAgentAlgorithm, other: MultiAgentAlgorithm) -> None:
-    for a, b in zip(saving.tensors_of(one).values(), saving.tensors_of(other).values(), strict=True):
+    for a, b in zip(persistence.tensors_of(one).values(), persistence.tensors_of(other).values(), strict=True):
         assert set(a) == set(b)
         for name in a:
             np.testing.assert_array_equal(a[name], b[name], err_msg=name)
@@ -134,7 +135,7 @@ def test_a_generator_that_is_not_brought_back_is_found(left_out: str, tmp_path: 
         brought = {name: state.value(name) for name in state}
         random_state.set_random_state(Fields({**brought, left_out: random_state.random_state().get(left_out)}))
 
-    monkeypatch.setattr(saving, "set_random_state", skip)
+    monkeypatch.setattr(persistence, "set_random_state", skip)
     again = build("shared, batched")
     again.set_state(marl_sb3.checkpoint.read_checkpoint(tmp_path / "saved"))
     again.train_iteration()
@@ -161,11 +162,11 @@ def test_load_makes_the_algorithm_anew(case: str, tmp_path: Path) -> None:
     assert again.policy_of == whole.policy_of
     assert (again.num_timesteps, again.iteration) == (whole.num_timesteps, 2)
     expected = [flatten(whole.train_iteration())]
-    whole_tensors = saving.tensors_of(whole)
+    whole_tensors = persistence.tensors_of(whole)
     again = MultiAgentAlgorithm.load(tmp_path / "saved", CASES[case][0](), device="cpu")
     result = flatten(again.train_iteration())
     assert result["env_runners/episode_return_mean"] == expected[0]["env_runners/episode_return_mean"]
-    for a, b in zip(whole_tensors.values(), saving.tensors_of(again).values(), strict=True):
+    for a, b in zip(whole_tensors.values(), persistence.tensors_of(again).values(), strict=True):
         assert all(np.array_equal(a[name], b[name]) for name in a)
 
 
@@ -399,7 +400,7 @@ def test_episodes_that_no_checkpoint_holds_are_left_out(
     algorithm.train_iteration()
     with monkeypatch.context() as patch:
         if "large" in reason:
-            patch.setattr(saving, "fits_into_state", lambda _: False)
+            patch.setattr(persistence, "fits_into_state", lambda _: False)
         else:
             patch.setattr(algorithm.env, "get_state", lambda: {"numbers": {1, 2}})
         for _ in range(2):
@@ -444,7 +445,7 @@ def test_a_description_of_networks_beyond_the_memory_is_refused(
 ) -> None:
     algorithm = build("shared, batched")
     algorithm.save(tmp_path / "saved")
-    monkeypatch.setattr(saving.psutil, "virtual_memory", lambda: SimpleNamespace(available=1000, total=2**40))
+    monkeypatch.setattr(persistence.psutil, "virtual_memory", lambda: SimpleNamespace(available=1000, total=2**40))
     with pytest.raises(CheckpointError, match=r"describes networks that need .* bytes; 1,000 are free"):
         MultiAgentAlgorithm.load(tmp_path / "saved", arena())
 
@@ -452,7 +453,7 @@ def test_a_description_of_networks_beyond_the_memory_is_refused(
 def test_a_long_rollout_has_to_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     algorithm = build("shared, batched")
     algorithm.save(tmp_path / "saved")
-    monkeypatch.setattr(saving, "_LONGEST_ROLLOUT", 10)
+    monkeypatch.setattr(persistence, "_LONGEST_ROLLOUT", 10)
     with pytest.raises(CheckpointError, match=r"n_steps is 24; accepted: at most 10; .* pass n_steps=24"):
         MultiAgentAlgorithm.load(tmp_path / "saved", arena())
     assert MultiAgentAlgorithm.load(tmp_path / "saved", arena(), n_steps=24, device="cpu").n_steps == 24

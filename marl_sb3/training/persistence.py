@@ -25,16 +25,16 @@ from marl_sb3.learners.algorithm_state import (
     weight_forms,
     weights,
 )
-from marl_sb3.learners.callback import callback_states
 from marl_sb3.learners.policy_spec import PolicySpec
 from marl_sb3.learners.random_state import random_state, set_random_state
 from marl_sb3.learners.sb3_zip import require_zippable
 from marl_sb3.state import Fields, State, is_plain
 from marl_sb3.tensor_file import form_of, require_storable
+from marl_sb3.training.callback import callback_states
 from marl_sb3.types import PolicyID
 
 if TYPE_CHECKING:
-    from marl_sb3.learners.multi_agent_algorithm import MultiAgentAlgorithm
+    from marl_sb3.training.algorithm import MultiAgentAlgorithm
 
 _log = logging.getLogger(__name__)
 
@@ -55,14 +55,7 @@ def state_of(algorithm: MultiAgentAlgorithm) -> State:
         "n_steps": algorithm.n_steps,
         "evaluation_deterministic": algorithm.evaluation_deterministic,
         **_of_policies(algorithm),
-        "counters": {
-            "num_timesteps": algorithm.num_timesteps,
-            "iteration": algorithm.iteration,
-            "num_episodes": algorithm._num_episodes,
-            "agent_steps": algorithm._agent_steps,
-            "time_total_s": algorithm._time_total_s,
-            "total_timesteps": algorithm._total_timesteps,
-        },
+        "counters": {**algorithm._counters.get_state(), "total_timesteps": algorithm._total_timesteps},
         **_running_episodes(algorithm),
         "tracker": algorithm.tracker.get_state(),
         "random": random_state(),
@@ -72,7 +65,7 @@ def state_of(algorithm: MultiAgentAlgorithm) -> State:
 
 def _running_episodes(algorithm: MultiAgentAlgorithm) -> State:
     """The envs in the middle of their episodes, or why they are left out."""
-    state = None if algorithm._observations is None else algorithm.env.get_state()
+    state = algorithm._runner.get_env_state()
     if not is_plain(state):
         why = "the get_state() of the env returned something else than plain data"
     elif not fits_into_state(state):
@@ -105,7 +98,7 @@ def require_savable(algorithm: MultiAgentAlgorithm) -> None:
 def _of_policies(algorithm: MultiAgentAlgorithm) -> State:
     return {
         "policy_of": dict(algorithm.policy_of),
-        "trained": [learner.rows.policy_id for learner in algorithm._trained_learners()],
+        "trained": [policy_id for policy_id, learner in algorithm._learners.items() if learner.trained],
         "specs": {policy_id: spec.to_plain() for policy_id, spec in algorithm._specs.items()},
         "policies": {policy_id: learner.get_state() for policy_id, learner in algorithm._learners.items()},
     }
@@ -162,18 +155,14 @@ def _require_same_shape(algorithm: MultiAgentAlgorithm, state: Fields) -> None:
 
 
 def _set_counters(algorithm: MultiAgentAlgorithm, counters: Fields) -> None:
-    algorithm.num_timesteps = counters.whole("num_timesteps")
-    algorithm.iteration = counters.whole("iteration")
-    algorithm._num_episodes = counters.whole("num_episodes")
-    algorithm._agent_steps = counters.counts("agent_steps", (len(algorithm.env.agents),))
-    algorithm._time_total_s = counters.number("time_total_s", 0.0)
+    algorithm._counters.set_state(counters)
     total = counters.value("total_timesteps")
     algorithm._total_timesteps = None if total is None else counters.whole("total_timesteps", 1)
     algorithm.at_boundary = True
 
 
 def _set_env(algorithm: MultiAgentAlgorithm, state: Fields) -> dict[int, str]:
-    algorithm._observations = None
+    algorithm._runner.forget_episodes()
     theirs, ours = state.whole("num_envs"), algorithm.env.num_envs
     if theirs != ours:
         return _begin_anew(algorithm, f"the checkpoint is of {theirs} envs, here are {ours}")
@@ -181,12 +170,7 @@ def _set_env(algorithm: MultiAgentAlgorithm, state: Fields) -> dict[int, str]:
         return _begin_anew(algorithm, state.text("env_left_out"))
     if state.value("env") is None:
         return {}
-    inexact = dict(algorithm.env.set_state(state.fields("env")))
-    algorithm._observations = algorithm.env.observations
-    algorithm.tracker.restart(inexact)
-    for learner in algorithm._learners.values():
-        learner.restart_envs(list(inexact))
-    return inexact
+    return algorithm._runner.set_env_state(state.fields("env"))
 
 
 def _begin_anew(algorithm: MultiAgentAlgorithm, why: str) -> dict[int, str]:

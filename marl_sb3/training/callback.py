@@ -13,7 +13,7 @@ from marl_sb3.metrics import Episode, Result
 from marl_sb3.state import Fields, State, is_plain
 
 if TYPE_CHECKING:
-    from marl_sb3.learners.multi_agent_algorithm import MultiAgentAlgorithm
+    from marl_sb3.training.algorithm import MultiAgentAlgorithm
 
 
 _log = logging.getLogger(__name__)

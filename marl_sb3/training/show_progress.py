@@ -6,8 +6,8 @@ from marl_sb3.display.guard import Guard
 from marl_sb3.display.screen import standard_console
 from marl_sb3.display.training import Goals, TrainingView
 from marl_sb3.display.views import training_view
-from marl_sb3.learners.callback import MultiAgentCallback
 from marl_sb3.metrics import Result
+from marl_sb3.training.callback import MultiAgentCallback
 
 
 class ShowProgress(MultiAgentCallback):

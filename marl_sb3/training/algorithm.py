@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,30 +17,35 @@ from stable_baselines3.common.type_aliases import MaybeCallback
 from marl_sb3.checkpoint import Checkpoint, find_checkpoint, require_replaceable, without_zip, write_checkpoint
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.ids import file_names
-from marl_sb3.learners import saving
 from marl_sb3.learners.algorithm_state import Arrays
-from marl_sb3.learners.callback import (
+from marl_sb3.learners.interface import Learner
+from marl_sb3.learners.policy_rows import policies_that_train, policy_of_agents, resolve_policies, rows_of_policy
+from marl_sb3.learners.policy_spec import PolicySpec, policy_specs
+from marl_sb3.learners.registry import common_steps, iteration_steps, make_learner
+from marl_sb3.learners.sb3_zip import write_zip
+from marl_sb3.learners.threads import blas_threads, parallel_updates
+from marl_sb3.metrics import Episode, EpisodeTracker, InfoMetric, Result, flatten
+from marl_sb3.runners.local import LocalRunner
+from marl_sb3.state import Fields, State
+from marl_sb3.training import persistence
+from marl_sb3.training.callback import (
     callback_states,
     multi_agent_callbacks,
     require_plain_states,
     set_callback_states,
 )
-from marl_sb3.learners.machine_load import machine_load
-from marl_sb3.learners.on_policy import OnPolicyLearner
-from marl_sb3.learners.policy_rows import policies_that_train, policy_of_agents, resolve_policies, rows_of_policy
-from marl_sb3.learners.policy_spec import PolicySpec, policy_specs, rollout_steps
-from marl_sb3.learners.printed_metrics import PrintedMetrics
-from marl_sb3.learners.sb3_zip import write_zip
-from marl_sb3.learners.stock_callbacks import as_one_callback
-from marl_sb3.learners.threads import blas_threads, parallel_updates, run_in_threads
-from marl_sb3.metrics import EpisodeTracker, InfoMetric, Result, finite_or_none, flatten
-from marl_sb3.state import Fields, State
-from marl_sb3.types import AgentID, Array, Observations, PolicyID, PolicyMappingFn
+from marl_sb3.training.counters import Counters
+from marl_sb3.training.loop import IterationReport, TrainingLoop
+from marl_sb3.training.machine_load import machine_load
+from marl_sb3.training.printed_metrics import PrintedMetrics
+from marl_sb3.training.result import iteration_result
+from marl_sb3.training.stock_callbacks import as_one_callback
+from marl_sb3.types import AgentID, PolicyID, PolicyMappingFn
 from marl_sb3.vec_env import EnvFactory, as_vec_env
 from marl_sb3.vec_env.base import MultiAgentVecEnv, VecStep
 
 if TYPE_CHECKING:
-    from marl_sb3.learners.show_progress import ShowProgress
+    from marl_sb3.training.show_progress import ShowProgress
 
 _log = logging.getLogger(__name__)
 
@@ -57,7 +61,8 @@ class MultiAgentAlgorithm:
             policy id.
         policy_mapping_fn: agent id -> policy id, as a function or a dictionary. Not needed where it is clear.
         policies_to_train: ids, or a function of the id; the others act and keep their weights. None: all.
-        n_steps: env steps per env in a rollout, for all policies; None: SB3's default.
+        n_steps: env steps, of each env, in an iteration, and in a rollout of each PPO policy that does not say itself.
+            None: as the policies say, or SB3's default.
         seed: for weights, actions, minibatches and envs; None: not seeded.
         device: as in SB3.
         stats_window_size: over how many finished episodes the metrics of episodes run.
@@ -113,33 +118,37 @@ class MultiAgentAlgorithm:
         policy_ids = resolve_policies(policies, env.agents)
         self.policy_of = policy_of_agents(policy_ids, env.agents, policy_mapping_fn)
         specs = policy_specs(policies, policy_ids, hyperparameters)
-        self.n_steps = rollout_steps(n_steps, specs)
+        rollout_steps = common_steps(n_steps, specs)
         trained = policies_that_train(policies_to_train, policy_ids)
-        self._learners = {
-            policy_id: OnPolicyLearner(
+        learners = {
+            policy_id: make_learner(
                 rows_of_policy(env, policy_id, self.policy_of),
                 specs[policy_id],
-                self.n_steps,
                 policy_id in trained,
                 _policy_seed(seed, index),
                 device,
+                rollout_steps,
                 update_path,
             )
             for index, policy_id in enumerate(policy_ids)
         }
+        self._learners: Mapping[PolicyID, Learner] = learners
+        self.n_steps = iteration_steps(list(learners.values()), n_steps)
         if seed is not None:
             env.seed(seed)
         self.policies: dict[PolicyID, BaseAlgorithm] = {
             policy_id: learner.algorithm for policy_id, learner in self._learners.items()
         }
         self.tracker = EpisodeTracker(env, self.policy_of, stats_window_size, custom_metrics)
+        collectors = {policy_id: learner.collector for policy_id, learner in self._learners.items()}
+        self._runner = LocalRunner(env, collectors, self.tracker)
+        self._loop = TrainingLoop(self._runner, self._learners, self.n_steps, self.n_parallel_updates)
         self._logger = _default_logger(verbose, tensorboard_log)
         self._specs = specs
-        saving.require_savable(self)
+        persistence.require_savable(self)
         self.episodes_left_out = False
         self._callback: BaseCallback | None = None
         self._callback_states: Fields | None = None  # of a checkpoint, until the callbacks are there
-        self._observations: tuple[Observations, ...] | None = None
         self._total_timesteps: int | None = None
         self._restart_counters()
         machine_load()  # the first call has nothing to compare with
@@ -206,7 +215,7 @@ class MultiAgentAlgorithm:
             raise ConfigError(f"total_timesteps is {total_timesteps!r}; accepted: at least 1", key="n_timesteps")
         if reset_num_timesteps:
             self._restart_counters()
-            self._observations = None
+            self.forget_episodes()
         self._total_timesteps = self.num_timesteps + total_timesteps
         try:
             self._learn(joined, self._total_timesteps, log_interval, tb_log_name)
@@ -326,7 +335,7 @@ class MultiAgentAlgorithm:
         Returns:
             A tree of plain data and arrays; and the tensors of each policy and of its optimizers, by file name.
         """
-        return saving.state_of(self), saving.tensors_of(self)
+        return persistence.state_of(self), persistence.tensors_of(self)
 
     def set_state(self, checkpoint: Checkpoint) -> dict[int, str]:
         """Go on from where a checkpoint was taken, in `learn(..., reset_num_timesteps=False)`.
@@ -337,7 +346,7 @@ class MultiAgentAlgorithm:
         Raises:
             CheckpointError: the checkpoint is of something else: other policies, envs, shapes.
         """
-        return saving.restore(self, checkpoint)
+        return persistence.restore(self, checkpoint)
 
     def set_weights(self, checkpoint: Checkpoint) -> None:
         """Take the weights alone.
@@ -345,11 +354,11 @@ class MultiAgentAlgorithm:
         Raises:
             CheckpointError: the policies are others, or differ in their layers.
         """
-        saving.restore_weights(self, checkpoint)
+        persistence.restore_weights(self, checkpoint)
 
     def about(self) -> State:
         """What a checkpoint of this moment is of, for its manifest."""
-        return {"iteration": self.iteration, "num_env_steps": self.num_timesteps, "versions": saving.versions()}
+        return {"iteration": self.iteration, "num_env_steps": self.num_timesteps, "versions": persistence.versions()}
 
     def save(self, path: str | Path) -> Path:
         """Write a checkpoint: a folder that `load` reads and that runs no code when it is read.
@@ -397,7 +406,7 @@ class MultiAgentAlgorithm:
             ConfigError: the checkpoint does not hold the specs of its policies: `policies` is needed.
         """
         found = find_checkpoint(path, checkpoint)
-        arguments = saving.constructor_arguments(found, policies, settings.get("n_steps"))
+        arguments = persistence.constructor_arguments(found, policies, settings.get("n_steps"))
         env = as_vec_env(env)
         try:
             algorithm = cls(env, **{**arguments, **settings})
@@ -413,153 +422,80 @@ class MultiAgentAlgorithm:
 
     def forget_episodes(self) -> None:
         """Someone else has stepped the envs: the next rollout begins new episodes."""
-        self._observations = None
+        self._runner.forget_episodes()
 
     # --- One iteration ---------------------------------------------------------------------------------------------
 
     def metric_names(self) -> list[str]:
         """The flat names of all metrics of a result, known before the first iteration."""
-        return list(flatten(self._result({}, sampling_s=0.0, update_s=0.0)))
+        return list(flatten(self._result(IterationReport())))
+
+    @property
+    def num_timesteps(self) -> int:
+        """Env steps taken, over all envs."""
+        return self._counters.env_steps
+
+    @property
+    def iteration(self) -> int:
+        """Iterations done."""
+        return self._counters.iteration
 
     def _restart_counters(self) -> None:
-        self.num_timesteps = 0
-        self.iteration = 0
+        self._counters = Counters.of_agents(len(self.env.agents))
         self.at_boundary = True
-        self._num_episodes = 0
-        self._agent_steps = np.zeros(len(self.env.agents), dtype=np.int64)
-        self._sampled_before = (0, self._agent_steps.copy(), 0)
-        self._time_total_s = 0.0
         self.tracker.episodes.clear()
 
     def _iterate(self, callback: BaseCallback) -> Result | None:
-        """One iteration; None if a callback stopped it in the rollout."""
-        with blas_threads(self.n_threads):
-            return self._rollout_and_update(callback)
-
-    def _rollout_and_update(self, callback: BaseCallback) -> Result | None:
-        started_s = time.perf_counter()
+        """One iteration; None if a callback stopped it."""
         self.at_boundary = False
-        self._sampled_before = (self.num_timesteps, self._agent_steps.copy(), self._num_episodes)
-        if not self._collect_rollout(callback):
+        self._counters.begin_iteration()
+        with blas_threads(self.n_threads):
+            report = self._loop.iterate(callback, _Listener(self, callback), self._progress_remaining)
+        if report is None:
             return None
-        sampling_s = time.perf_counter() - started_s
-        learners = self._update_policies()
-        update_s = time.perf_counter() - started_s - sampling_s
-        self.iteration += 1
-        self._time_total_s += sampling_s + update_s
+        self._counters.iteration += 1
+        self._counters.time_s += report.sampling_s + report.update_s
         self.at_boundary = True
-        return self._result(learners, sampling_s, update_s)
+        return self._result(report)
 
-    def _update_policies(self) -> dict[PolicyID, Result]:
-        """Update every policy that is trained; those that can, beside each other."""
-        trained = self._trained_learners()
-        for learner in trained:
-            learner.prepare_update(self._progress_remaining())
-        alone = [learner for learner in trained if not learner.runs_beside_others]
-        together = [learner for learner in trained if learner.runs_beside_others]
-        for learner in alone:
-            learner.run_update()
-        run_in_threads([learner.run_update for learner in together], self.n_parallel_updates)
-        return {learner.rows.policy_id: learner.finish_update() for learner in trained}
+    def _result(self, report: IterationReport) -> Result:
+        return iteration_result(report, self._counters, self.tracker, self._learners, self.env.agents)
 
     def _progress_remaining(self) -> float:
         if self._total_timesteps is None:
             return 1.0
         return max(0.0, 1.0 - self.num_timesteps / self._total_timesteps)
 
-    def _collect_rollout(self, callback: BaseCallback) -> bool:
-        """Fill every policy's buffer with `n_steps` steps; False if a callback stopped it."""
-        if self._observations is None:
-            self._begin_episodes()
-        assert self._observations is not None
-        for learner in self._learners.values():
-            learner.begin_rollout()
-        callback.on_rollout_start()
-        for step_index in range(self.n_steps):
-            step = self.env.step(self._act(self._observations, step_index))
-            self._observations = step.observations
-            if not self._count(step, callback):
-                return False
-            for learner in self._trained_learners():
-                learner.observe(step)
-        for learner in self._trained_learners():
-            learner.finish_rollout(self._observations, self.env.to_act)
-        callback.on_rollout_end()
-        return True
-
-    def _trained_learners(self) -> list[OnPolicyLearner]:
-        return [learner for learner in self._learners.values() if learner.trained]
-
-    def _begin_episodes(self) -> None:
-        self._observations = self.env.reset()
-        self.tracker.begin()
-        for learner in self._learners.values():
-            learner.begin_episodes()
-
-    def _act(self, observations: Sequence[Observations], step_index: int) -> list[Array]:
-        groups: list[Array] = [
-            np.zeros(
-                (self.env.num_envs, len(group.agents), *(group.action_space.shape or ())), group.action_space.dtype
-            )
-            for group in self.env.groups
-        ]
-        for learner in self._learners.values():
-            learner.rows.put_actions(learner.act(observations, self.env.to_act, step_index), groups)
-        return groups
-
-    def _count(self, step: VecStep, callback: BaseCallback) -> bool:
-        """Update counters and tell the callbacks; False if one of them wants to stop."""
-        self.num_timesteps += self.env.num_envs
-        self._agent_steps += step.acted.sum(axis=0)
-        for episode in self.tracker.record(step):
-            self._num_episodes += 1
-            for hearing in multi_agent_callbacks(callback):
-                hearing.on_episode_end(episode)
-        callback.update_locals(
-            {"self": self, "step": step, "rewards": step.rewards, "dones": step.episode_done, "infos": step.infos}
-        )
-        return callback.on_step()
-
-    def _result(self, learners: Mapping[PolicyID, Result], sampling_s: float, update_s: float) -> Result:
-        env_steps_before, agent_steps_before, episodes_before = self._sampled_before
-        env_steps = self.num_timesteps - env_steps_before
-        agent_steps = self._agent_steps - agent_steps_before
-        measured = {
-            policy_id: learners.get(policy_id) or learner.metrics_before_training()
-            for policy_id, learner in self._learners.items()
-            if learner.trained
-        }
-        trained_samples = sum(metrics["num_module_steps_trained"] for metrics in measured.values())
-        result = {
-            "iteration": self.iteration,
-            "num_env_steps_sampled_lifetime": self.num_timesteps,
-            "num_agent_steps_sampled_lifetime": self._by_agent(self._agent_steps),
-            "num_episodes_lifetime": self._num_episodes,
-            "time_total_s": self._time_total_s,
-            "env_runners": {
-                **self.tracker.summary(),
-                "num_episodes": self._num_episodes - episodes_before,
-                "num_env_steps_sampled": env_steps,
-                "num_agent_steps_sampled": self._by_agent(agent_steps),
-            },
-            "learners": measured,
-            "timers": {"env_runner_sampling_timer": sampling_s, "learner_update_timer": update_s},
-            "throughput": {
-                "env_steps_per_s": _rate(env_steps, sampling_s + update_s),
-                "agent_steps_per_s": _rate(int(agent_steps.sum()), sampling_s + update_s),
-                "learner_samples_per_s": _rate(trained_samples, update_s),
-            },
-            "perf": machine_load(),
-        }
-        return finite_or_none(result)
-
-    def _by_agent(self, counts: Array) -> dict[AgentID, int]:
-        return dict(zip(self.env.agents, counts.tolist(), strict=True))
-
     def _write(self, result: Result) -> None:
         for name, value in flatten(result).items():
             self.logger.record(name, value)
         self.logger.dump(step=self.num_timesteps)
+
+
+class _Listener:
+    """Counts steps and episodes, and tells the callbacks of them."""
+
+    def __init__(self, algorithm: MultiAgentAlgorithm, callback: BaseCallback) -> None:
+        self._algorithm = algorithm
+        self._counters = algorithm._counters
+        self._callback = callback
+
+    def on_step(self, step: VecStep, episodes: Sequence[Episode]) -> bool:
+        """See `StepListener.on_step`."""
+        self._counters.count_step(step, len(episodes))
+        for episode in episodes:
+            for hearing in multi_agent_callbacks(self._callback):
+                hearing.on_episode_end(episode)
+        self._callback.update_locals(
+            {
+                "self": self._algorithm,
+                "step": step,
+                "rewards": step.rewards,
+                "dones": step.episode_done,
+                "infos": step.infos,
+            }
+        )
+        return self._callback.on_step()
 
 
 def _warn_of_inexact(envs: Mapping[int, str], num_envs: int) -> None:
@@ -585,10 +521,6 @@ def _default_logger(verbose: int, tensorboard_log: str | None) -> Logger:
 
 
 def _progress_bar() -> list[ShowProgress]:
-    from marl_sb3.learners.show_progress import progress_bar_callback
+    from marl_sb3.training.show_progress import progress_bar_callback
 
     return [progress_bar_callback()]
-
-
-def _rate(count: float, seconds: float) -> float | None:
-    return count / seconds if seconds > 0 else None

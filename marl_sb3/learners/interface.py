@@ -1,0 +1,142 @@
+"""What the joint loop knows of an algorithm: how it acts, how far it is from an update, and how it updates.
+
+A new algorithm implements `Collector` and `Learner` in a file of its own and gets a line in `learners/registry.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from stable_baselines3.common.base_class import BaseAlgorithm
+
+from marl_sb3.learners.policy_rows import PolicyRows
+from marl_sb3.metrics import Result
+from marl_sb3.state import Fields, State
+from marl_sb3.types import Array, BoolArray, Observations, PolicyID
+from marl_sb3.vec_env.base import VecStep
+
+
+class Collector(Protocol):
+    """Acts for the rows of one policy, and keeps what its learner wants to know of it."""
+
+    rows: PolicyRows
+
+    @property
+    def steps_left(self) -> int:
+        """Env steps, of each env, until the rollout is complete."""
+
+    def begin_episodes(self) -> None:
+        """All envs have just been reset."""
+
+    def restart_envs(self, env_indices: Sequence[int]) -> None:
+        """These envs have begun new episodes: nothing follows from their last step."""
+
+    def begin_rollout(self) -> None:
+        """Forget the latest rollout, which is complete or was given up."""
+
+    def act(self, groups: Sequence[Observations], to_act: BoolArray) -> Array:
+        """Choose actions.
+
+        Args:
+            groups: per group of agents, observations `(E, A_group, ...)`.
+            to_act: (E, all agents) bool.
+
+        Returns:
+            `(rows, *action shape)`, as the env takes them; rows that do not act hold filler that no env reads.
+        """
+
+    def observe(self, step: VecStep) -> None:
+        """Keep what came of the actions, and what rows that wait were paid."""
+
+    def finish_rollout(self, groups: Sequence[Observations], to_act: BoolArray) -> None:
+        """The rollout is complete; `groups` and `to_act` are those of the step after it."""
+
+
+class UpdateJob(Protocol):
+    """One update of one policy, in two parts; what draws random numbers was done when it was made."""
+
+    parallel: bool  # whether `run` may run in a thread of its own, beside the jobs of other policies
+
+    def run(self) -> None:
+        """The update itself."""
+
+    def finish(self) -> Result:
+        """Take over the results.
+
+        Returns:
+            The metrics below `learners/{policy}/`, by `Learner.metric_names`.
+
+        Raises:
+            NumericError: a loss, a gradient or a weight is not finite.
+        """
+
+
+class Learner(Protocol):
+    """Trains one policy.
+
+    Attributes:
+        policy_id: which one.
+        trained: whether it learns; if not it only acts.
+    """
+
+    policy_id: PolicyID
+    trained: bool
+
+    @property
+    def algorithm(self) -> BaseAlgorithm:
+        """The policy's SB3 algorithm."""
+
+    @property
+    def collector(self) -> Collector:
+        """What acts for the policy."""
+
+    @property
+    def metric_names(self) -> Sequence[str]:
+        """The names of its metrics, in their order."""
+
+    def due_in(self) -> int:
+        """Env steps, of each env, until it wants to update; 0: now."""
+
+    def begin_update(self, progress_remaining: float) -> UpdateJob:
+        """Prepare an update. The policies take turns here: it draws random numbers.
+
+        Args:
+            progress_remaining: from 1 at the start of training to 0 at its end, for schedules.
+        """
+
+    def metrics_before_training(self) -> Result:
+        """The same names as an update has, nothing measured yet."""
+
+    def get_state(self) -> State:
+        """Everything but the tensors, between two env steps."""
+
+    def set_state(self, state: Fields, *, same_envs: bool = True) -> None:
+        """Go on from where `get_state` was called; the tensors have been set before.
+
+        Args:
+            state: what it returned.
+            same_envs: False if it was called with another number of envs: then episodes begin.
+
+        Raises:
+            CheckpointError: it is not the state of such a learner.
+        """
+
+
+def joined_metrics(of_updates: Sequence[Result]) -> Result:
+    """One result of several updates: the latest counts and settings, the sum of steps, means of the rest."""
+    latest = of_updates[-1]
+    return {name: _joined(name, [metrics[name] for metrics in of_updates]) for name in latest}
+
+
+_LATEST = frozenset({"curr_lr", "num_grad_updates_lifetime", "num_trainable_parameters"})
+_SUMMED = frozenset({"num_module_steps_trained"})
+
+
+def _joined(name: str, values: Sequence[Any]) -> Any:
+    if name in _LATEST or len(values) == 1:
+        return values[-1]
+    if name in _SUMMED:
+        return sum(values)
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None

@@ -1,0 +1,74 @@
+"""What trains a policy of each algorithm; a new algorithm is a line here and one in `algorithms`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import stable_baselines3
+from stable_baselines3.common.base_class import BaseAlgorithm
+
+from marl_sb3.errors import ConfigError
+from marl_sb3.learners.a2c import A2CLearner
+from marl_sb3.learners.build import build_algorithm
+from marl_sb3.learners.on_policy import OnPolicyLearner
+from marl_sb3.learners.policy_rows import PolicyRows
+from marl_sb3.learners.policy_spec import PolicySpec
+from marl_sb3.learners.ppo_learner import PPOLearner
+from marl_sb3.types import PolicyID
+
+# Subclasses are trained as their bases are.
+LEARNERS: Mapping[type[BaseAlgorithm], type[OnPolicyLearner]] = {
+    stable_baselines3.PPO: PPOLearner,
+    stable_baselines3.A2C: A2CLearner,
+}
+
+
+def make_learner(
+    rows: PolicyRows,
+    spec: PolicySpec,
+    trained: bool,
+    seed: int | None,
+    device: str,
+    n_steps: int | None,
+    update_path: str,
+) -> OnPolicyLearner:
+    """Make what trains a policy.
+
+    Args:
+        rows: the rows of the policy.
+        spec: algorithm, network and hyperparameters.
+        trained: whether it learns; if not it only acts.
+        seed: for the weights and everything drawn afterwards.
+        device: as in SB3.
+        n_steps: env steps per env in a rollout of PPO, where the spec does not say.
+        update_path: of `marl_sb3.PPO`; see there.
+
+    Raises:
+        ConfigError: the hyperparameters do not fit the rollout or the spaces.
+    """
+    learner = next(learner for base, learner in LEARNERS.items() if issubclass(spec.algorithm, base))
+    if n_steps is not None and learner is PPOLearner:
+        spec = spec.with_defaults({"n_steps": n_steps})
+    algorithm = build_algorithm(rows, spec, seed, device)
+    more: dict[str, Any] = {"update_path": update_path} if learner is PPOLearner else {}
+    return learner(rows, algorithm, trained, **more)
+
+
+def common_steps(n_steps: int | None, specs: Mapping[PolicyID, PolicySpec]) -> int | None:
+    """The length of PPO's rollouts where a spec does not say: as given, or as the first spec that does; None: SB3's.
+
+    Raises:
+        ConfigError: it is not an integer of at least 1.
+    """
+    if n_steps is not None and (isinstance(n_steps, bool) or not isinstance(n_steps, int) or n_steps < 1):
+        raise ConfigError(f"n_steps is {n_steps!r}; accepted: an integer of at least 1", key="n_steps")
+    own = [spec.hyperparameters["n_steps"] for spec in specs.values() if "n_steps" in spec.hyperparameters]
+    return n_steps if n_steps is not None else next(iter(own), None)
+
+
+def iteration_steps(learners: Sequence[OnPolicyLearner], n_steps: int | None) -> int:
+    """Env steps, of each env, in an iteration: as given, or the longest rollout, or as many of it as make a report."""
+    if n_steps is not None:
+        return n_steps
+    return max(learner.algorithm.n_steps for learner in learners) * min(each.rollouts_per_report for each in learners)

@@ -1,0 +1,1 @@
+"""What steps the envs with the policies that act in them: in this process, and elsewhere later."""

@@ -1,0 +1,40 @@
+"""What the joint loop asks of whatever steps the envs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from marl_sb3.metrics import Episode
+from marl_sb3.vec_env.base import VecStep
+
+
+class StepListener(Protocol):
+    """Hears of a rollout while it is under way."""
+
+    def on_step(self, step: VecStep, episodes: Sequence[Episode]) -> bool:
+        """All envs have taken a step, which ended these episodes; False stops the rollout."""
+
+
+class Runner(Protocol):
+    """Collects experience: lets the policies act in the envs, and their collectors keep what comes of it."""
+
+    def begin_rollouts(self, *, anew: bool) -> bool:
+        """Begin the rollouts that are complete, or with `anew` all of them; whether there were any."""
+
+    def collect(self, env_steps: int, listener: StepListener) -> bool:
+        """Take steps in every env, and finish the rollouts that are then complete.
+
+        Args:
+            env_steps: of each env; no more than any rollout has left.
+            listener: hears of steps and episodes.
+
+        Returns:
+            False if the listener stopped it.
+
+        Raises:
+            EnvError: an env broke the `ParallelEnv` contract.
+        """
+
+    def forget_episodes(self) -> None:
+        """The next rollout begins new episodes in all envs."""

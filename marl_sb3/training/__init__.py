@@ -1,0 +1,1 @@
+"""The joint training: the public class, the loop of collecting and updating, counters, results, checkpoints' parts."""

@@ -1,0 +1,104 @@
+"""The joint loop: collect until the nearest update that is due, update, and report once per iteration."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from stable_baselines3.common.callbacks import BaseCallback
+
+from marl_sb3.learners.interface import Learner, joined_metrics
+from marl_sb3.learners.threads import run_in_threads
+from marl_sb3.metrics import Result
+from marl_sb3.runners.interface import Runner, StepListener
+from marl_sb3.types import PolicyID
+
+
+@dataclass
+class IterationReport:
+    """What an iteration was made of.
+
+    Attributes:
+        sampling_s: seconds in which experience was collected.
+        update_s: seconds in which policies were updated.
+        metrics: by policy, the metrics of each of its updates.
+    """
+
+    sampling_s: float = 0.0
+    update_s: float = 0.0
+    metrics: dict[PolicyID, list[Result]] = field(default_factory=dict)
+
+    def of_learners(self) -> dict[PolicyID, Result]:
+        """By policy that was updated, the metrics of all its updates in one."""
+        return {policy_id: joined_metrics(of_updates) for policy_id, of_updates in self.metrics.items()}
+
+
+class TrainingLoop:
+    """Runs iterations.
+
+    Args:
+        runner: collects experience.
+        learners: of all policies.
+        n_steps: env steps, of each env, in an iteration.
+        at_once: how many updates run beside each other, where they can.
+    """
+
+    def __init__(self, runner: Runner, learners: Mapping[PolicyID, Learner], n_steps: int, at_once: int) -> None:
+        self.n_steps = n_steps
+        self._runner = runner
+        self._trained = [learner for learner in learners.values() if learner.trained]
+        self._at_once = at_once
+        self._anew = False  # whether rollouts were given up, so that all begin anew
+
+    def begin_anew(self) -> None:
+        """The next iteration begins new rollouts, whatever has been collected."""
+        self._anew = True
+
+    def iterate(
+        self, callback: BaseCallback, listener: StepListener, progress_remaining: Callable[[], float]
+    ) -> IterationReport | None:
+        """One iteration.
+
+        Args:
+            callback: hears of the beginning and the end of each rollout.
+            listener: hears of steps and episodes.
+            progress_remaining: from 1 at the start of training to 0 at its end, for schedules.
+
+        Returns:
+            None if the listener stopped it.
+        """
+        report, taken = IterationReport(), 0
+        while taken < self.n_steps:
+            started_s = time.perf_counter()
+            env_steps = self._begin_rollouts(callback, self.n_steps - taken)
+            if not self._runner.collect(env_steps, listener):
+                self._anew = True
+                return None
+            taken += env_steps
+            due = [learner for learner in self._trained if learner.due_in() == 0]
+            if due or not self._trained:
+                callback.on_rollout_end()
+            collected_s = time.perf_counter()
+            self._update(due, progress_remaining(), report)
+            report.sampling_s += collected_s - started_s
+            report.update_s += time.perf_counter() - collected_s
+        return report
+
+    def _begin_rollouts(self, callback: BaseCallback, steps_left: int) -> int:
+        """Begin those that are due; how many env steps there are to the nearest update or the iteration's end."""
+        begun = self._runner.begin_rollouts(anew=self._anew)
+        self._anew = False
+        if begun or not self._trained:
+            callback.on_rollout_start()
+        return min([steps_left, *(learner.due_in() for learner in self._trained)])
+
+    def _update(self, due: Sequence[Learner], progress_remaining: float, report: IterationReport) -> None:
+        """Update the policies that are due; those that can, beside each other."""
+        jobs = {learner.policy_id: learner.begin_update(progress_remaining) for learner in due}
+        for job in jobs.values():
+            if not job.parallel:
+                job.run()
+        run_in_threads([job.run for job in jobs.values() if job.parallel], self._at_once)
+        for policy_id, job in jobs.items():
+            report.metrics.setdefault(policy_id, []).append(job.finish())

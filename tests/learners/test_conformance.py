@@ -1,0 +1,167 @@
+"""What every learner promises, whatever its algorithm: a new one joins by a line in `LEARNERS`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import stable_baselines3
+import torch as th
+from stable_baselines3.common.base_class import BaseAlgorithm
+from toy_envs import NoisyEnv, ScriptedEnv
+
+import marl_sb3
+from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, make_vec_env
+from marl_sb3.learners.algorithms import ALGORITHMS
+from marl_sb3.learners.registry import LEARNERS as REGISTERED
+
+
+@dataclass(frozen=True)
+class Kind:
+    """An algorithm as it is tested: small, and what of SB3 it has to equal bit for bit."""
+
+    algorithm: type[BaseAlgorithm]
+    hyperparameters: Mapping[str, Any]
+    stock: type[BaseAlgorithm] | None
+    update_path: str = "auto"
+
+    def spec(self, **more: Any) -> PolicySpec:
+        return PolicySpec(self.algorithm, **{**self.hyperparameters, "policy_kwargs": {"net_arch": [4]}, **more})
+
+
+SMALL_PPO = {"n_steps": 6, "batch_size": 4, "n_epochs": 2}
+LEARNERS = {
+    "PPO, fused": Kind(marl_sb3.PPO, SMALL_PPO, None, "fused"),
+    "PPO, PyTorch": Kind(marl_sb3.PPO, SMALL_PPO, stable_baselines3.PPO, "lean"),
+    "stock PPO": Kind(stable_baselines3.PPO, SMALL_PPO, stable_baselines3.PPO),
+    "A2C": Kind(stable_baselines3.A2C, {"n_steps": 3}, stable_baselines3.A2C),
+}
+each_learner = pytest.mark.parametrize("kind", LEARNERS.values(), ids=LEARNERS)
+
+
+def make(kind: Kind, policies: tuple[str, ...] = ("a", "b"), env: Any = None, **options: Any) -> MultiAgentAlgorithm:
+    env = make_vec_env(ScriptedEnv, n_envs=2) if env is None else env
+    specs = {policy: kind.spec() for policy in policies}
+    return MultiAgentAlgorithm(
+        env, specs, **{"n_steps": 6, "seed": 3, "device": "cpu", "update_path": kind.update_path, **options}
+    )
+
+
+def in_turns() -> Any:
+    """Episodes of 7 steps in which agent b waits now and then; rollouts of 3 and 6 steps end while it does."""
+    script = {"a": (7, "truncated"), "b": (7, "terminated")}
+    return make_vec_env(NoisyEnv, n_envs=2, seed=1, plans=[[(script, {}, {"b": [1, 3, 4, 6]})]] * 2)
+
+
+def tensors(algorithm: MultiAgentAlgorithm, policy_id: str) -> dict[str, np.ndarray]:
+    parameters = algorithm.policies[policy_id].get_parameters()
+    weights = {name: value.clone().numpy() for name, value in parameters["policy"].items()}
+    kept = parameters["policy.optimizer"]["state"]
+    return weights | {
+        f"{i}/{key}": th.as_tensor(value).clone().numpy() for i, state in kept.items() for key, value in state.items()
+    }
+
+
+def assert_same(one: MultiAgentAlgorithm, other: MultiAgentAlgorithm) -> None:
+    for policy_id in one.policies:
+        expected, found = tensors(one, policy_id), tensors(other, policy_id)
+        assert expected.keys() == found.keys()
+        for name, value in expected.items():
+            np.testing.assert_array_equal(found[name], value, err_msg=f"{policy_id}/{name}")
+
+
+def test_every_algorithm_is_tested_here() -> None:
+    assert {kind.algorithm for kind in LEARNERS.values()} >= {*ALGORITHMS.values(), *REGISTERED}
+
+
+@pytest.mark.parametrize("kind", [kind for kind in LEARNERS.values() if kind.stock], ids=lambda kind: str(kind.stock))
+def test_one_policy_equals_stock_sb3_bit_for_bit(kind: Kind) -> None:
+    def envs() -> Any:
+        return make_vec_env("arena", n_envs=2, max_timesteps=7, height=4)
+
+    ours = make(kind, ("shared",), envs())
+    ours.learn(5 * 6 * 2)
+    settings = {**kind.hyperparameters, "policy_kwargs": {"net_arch": [4]}}
+    stock = kind.stock("MlpPolicy", envs().as_sb3_vec_env(), seed=3, device="cpu", **settings)  # type: ignore[call-arg]
+    stock.learn(5 * 6 * 2 * 2)
+    for name, value in stock.policy.state_dict().items():
+        assert th.equal(value, ours.policies["shared"].policy.state_dict()[name]), name
+    assert stock.num_timesteps == ours.policies["shared"].num_timesteps
+
+
+@each_learner
+def test_metrics_have_the_names_that_were_announced_and_numbers_once_it_has_trained(kind: Kind) -> None:
+    algorithm = make(kind)
+    learner = algorithm._learners["a"]
+    announced = {name for name in algorithm.metric_names() if name.startswith("learners/a/")}
+    assert announced == {f"learners/a/{name}" for name in learner.metric_names}
+    assert list(learner.metrics_before_training()) == list(learner.metric_names)
+    metrics = algorithm.train_iteration()["learners"]["a"]
+    assert list(metrics) == list(learner.metric_names)
+    assert metrics["num_module_steps_trained"] > 0
+    assert metrics["num_grad_updates_lifetime"] > 0
+    assert metrics["policy_loss"] is not None
+    assert metrics["total_loss"] is not None
+
+
+@each_learner
+def test_it_counts_down_to_its_update(kind: Kind) -> None:
+    class Watch(MultiAgentCallback):
+        def _on_training_start(self) -> None:
+            self.due: list[int] = []
+
+        def _on_step(self) -> bool:
+            self.due.append(self.algorithm._learners["a"].due_in())
+            return True
+
+    watch, algorithm = Watch(), make(kind)
+    algorithm.learn(2 * 6 * 2, callback=watch)
+    n_steps = kind.hyperparameters["n_steps"]
+    assert watch.due == [n_steps - 1 - step % n_steps for step in range(12)]
+
+
+@each_learner
+def test_a_policy_that_is_not_trained_keeps_its_weights(kind: Kind) -> None:
+    algorithm = make(kind, policies_to_train=["b"])
+    before = {policy_id: tensors(algorithm, policy_id) for policy_id in algorithm.policies}
+    algorithm.train_iteration()
+    assert all(np.array_equal(value, tensors(algorithm, "a")[name]) for name, value in before["a"].items())
+    assert not all(np.array_equal(value, tensors(algorithm, "b")[name]) for name, value in before["b"].items())
+
+
+@each_learner
+def test_what_another_policys_agents_are_paid_does_not_matter(kind: Kind) -> None:
+    def trained(rewards: list[float]) -> MultiAgentAlgorithm:
+        script = {"a": (5, "truncated"), "b": (5, "truncated")}
+        algorithm = make(kind, env=make_vec_env(ScriptedEnv, n_envs=2, script=script, rewards={"b": rewards}))
+        algorithm.learn(3 * 6 * 2)
+        return algorithm
+
+    one, other = trained([1.0] * 5), trained([9.0, -3.0, 5.0, 0.0, 2.0])
+    for name, value in tensors(one, "a").items():
+        np.testing.assert_array_equal(tensors(other, "a")[name], value)
+    assert any(not np.array_equal(value, tensors(other, "b")[name]) for name, value in tensors(one, "b").items())
+
+
+@each_learner
+@pytest.mark.parametrize("n_steps", [6, 4])
+def test_a_training_goes_on_exactly_from_within_a_rollout_too(kind: Kind, n_steps: int, tmp_path: Path) -> None:
+    """Iterations of 4 steps end within rollouts of 6 and of 3; agent b waits meanwhile."""
+    whole = make(kind, env=in_turns(), n_steps=n_steps)
+    for _ in range(2):
+        whole.train_iteration()
+    whole.save(tmp_path / "saved")
+    expected = [whole.train_iteration()["learners"] for _ in range(3)]
+    again = MultiAgentAlgorithm.load(
+        tmp_path / "saved",
+        in_turns(),
+        policies={policy_id: kind.spec() for policy_id in whole.policies},
+        device="cpu",
+        update_path=kind.update_path,
+    )
+    assert [again.train_iteration()["learners"] for _ in range(3)] == expected
+    assert_same(again, whole)
