@@ -18,14 +18,13 @@ import numpy as np
 import torch as th
 
 from marl_sb3.errors import ConfigError
-from marl_sb3.learners.exploration_noise import noise_of_rows
-from marl_sb3.learners.policy_rows import PolicyRows, rows_of_policy
+from marl_sb3.learners.actor import PolicyActor
+from marl_sb3.learners.policy_rows import rows_of_policy, zero_actions
 from marl_sb3.learners.random_state import undisturbed
 from marl_sb3.metrics import Episode, EpisodeTracker, Result, finite_or_none, flatten
 from marl_sb3.training.algorithm import MultiAgentAlgorithm
-from marl_sb3.types import AgentID, Array, BoolArray, Observations
+from marl_sb3.types import AgentID
 from marl_sb3.vec_env.base import MultiAgentVecEnv
-from marl_sb3.vec_env.observations import map_arrays
 
 
 @dataclass(frozen=True)
@@ -235,47 +234,19 @@ def _finished_by_step(
     algo: MultiAgentAlgorithm, env: MultiAgentVecEnv, tracker: EpisodeTracker, deterministic: bool
 ) -> Iterator[list[Episode]]:
     """The episodes that each step of all envs finished, without end."""
-    rows = [rows_of_policy(env, policy_id, algo.policy_of) for policy_id in algo.policies]
-    for mine in rows:
-        algorithm: Any = algo.policies[mine.policy_id]
-        if getattr(algorithm, "use_sde", False):
-            algorithm.policy.reset_noise(mine.num_rows)
+    actors = [
+        PolicyActor(rows_of_policy(env, policy_id, algo.policy_of), policy, deterministic)
+        for policy_id, policy in algo.policies.items()
+    ]
     observations = env.reset()
     tracker.begin()
     while True:
-        step = env.step(_actions(algo, rows, env, observations, deterministic))
+        actions = zero_actions(env)
+        for actor in actors:
+            actor.rows.put_actions(actor.act(observations, env.to_act), actions)
+        step = env.step(actions)
         observations = step.observations
         yield tracker.record(step)
-
-
-def _actions(
-    algo: MultiAgentAlgorithm,
-    rows: Sequence[PolicyRows],
-    env: MultiAgentVecEnv,
-    observations: Sequence[Observations],
-    deterministic: bool,
-) -> list[Array]:
-    """Per group, (E, A_group, *action shape); zeros where an agent does not act."""
-    groups: list[Array] = [
-        np.zeros((env.num_envs, len(group.agents), *(group.action_space.shape or ())), group.action_space.dtype)
-        for group in env.groups
-    ]
-    for mine in rows:
-        acting = mine.of_agents(env.to_act)
-        if acting.any():
-            policy = algo.policies[mine.policy_id]
-            # Filler observations of rows that do not act need not lie in the space: they stay out of the network.
-            seen = _selected(mine.observations(observations), acting)
-            with noise_of_rows(policy.policy, acting):
-                chosen, _ = policy.predict(seen, deterministic=deterministic)
-            actions = np.zeros((mine.num_rows, *chosen.shape[1:]), dtype=chosen.dtype)
-            actions[acting] = chosen
-            mine.put_actions(actions, groups)
-    return groups
-
-
-def _selected(observations: Observations, rows: BoolArray) -> Observations:
-    return map_arrays(lambda array: array[rows], observations)
 
 
 # --- Numbers ---------------------------------------------------------------------------------------------------------

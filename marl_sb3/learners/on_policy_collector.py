@@ -16,8 +16,8 @@ from gymnasium import spaces
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecTransposeImage
 
+from marl_sb3.learners.actor import of_acting_rows
 from marl_sb3.learners.evaluator import policy_evaluator
-from marl_sb3.learners.exploration_noise import noise_of_rows
 from marl_sb3.learners.numeric_faults import naming_faults
 from marl_sb3.learners.policy_rows import PolicyRows
 from marl_sb3.learners.rollout_buffer import (
@@ -30,7 +30,6 @@ from marl_sb3.learners.rollout_buffer import (
 from marl_sb3.state import Fields, State
 from marl_sb3.types import Array, BoolArray, Observations
 from marl_sb3.vec_env.base import VecStep
-from marl_sb3.vec_env.observations import map_arrays
 
 
 @dataclass
@@ -119,17 +118,11 @@ class OnPolicyCollector:
         return env.transpose_observations(observations) if isinstance(env, VecTransposeImage) else observations
 
     def _decide(self, observations: Observations, acting: BoolArray) -> _Decision:
-        if acting.all():
-            return _Decision(acting, observations, *self._evaluator.act(observations))
-        # Filler observations of rows that do not act need not lie in the space: they stay out of the network.
-        space = self.algorithm.action_space
-        all_actions = np.zeros((len(acting), *(space.shape or ())), dtype=space.dtype)
-        all_values, all_log_probs = (np.zeros(len(acting), dtype=np.float32) for _ in range(2))
-        if acting.any():
-            seen = map_arrays(lambda array: array[acting], observations)
-            with noise_of_rows(self._policy, acting):
-                all_actions[acting], all_values[acting], all_log_probs[acting] = self._evaluator.act(seen)
-        return _Decision(acting, observations, all_actions, all_values, all_log_probs)
+        rows, space = len(acting), self.algorithm.action_space
+        nothing = [np.zeros((rows, *(space.shape or ())), dtype=space.dtype)]
+        nothing += [np.zeros(rows, dtype=np.float32) for _ in range(2)]
+        decided = of_acting_rows(self._evaluator.act, observations, acting, self._policy, nothing)
+        return _Decision(acting, observations, *decided)
 
     def _store(self, decision: _Decision) -> None:
         self.buffer.begin_step(
@@ -194,11 +187,10 @@ class OnPolicyCollector:
         self.buffer.compute_returns_and_advantage(last_values=th.as_tensor(values), dones=starts)
 
     def _values(self, observations: Observations, acting: BoolArray) -> Array:
-        if acting.all():
-            return self._evaluator.values(observations)
-        values = np.zeros(self.rows.num_rows, dtype=np.float32)
-        if acting.any():
-            values[acting] = self._evaluator.values(map_arrays(lambda array: array[acting], observations))
+        nothing = np.zeros(len(acting), dtype=np.float32)
+        (values,) = of_acting_rows(
+            lambda seen: (self._evaluator.values(seen),), observations, acting, self._policy, [nothing]
+        )
         return values
 
     # --- State -------------------------------------------------------------------------------------------------------

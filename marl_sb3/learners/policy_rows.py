@@ -225,3 +225,11 @@ def rows_of_policy(env: MultiAgentVecEnv, policy_id: PolicyID, policy_of: Mappin
         agent_columns=tuple(env.agents.index(agent) for agent in agents),
         group_columns=tuple(group.agents.index(agent) for agent in agents),
     )
+
+
+def zero_actions(env: MultiAgentVecEnv) -> list[Array]:
+    """Per group, zeros of shape `(E, A_group, *action shape)`, for policies to put their actions in."""
+    return [
+        np.zeros((env.num_envs, len(group.agents), *(group.action_space.shape or ())), group.action_space.dtype)
+        for group in env.groups
+    ]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from marl_sb3.learners.interface import Collector
+from marl_sb3.learners.policy_rows import zero_actions
 from marl_sb3.metrics import EpisodeTracker
 from marl_sb3.runners.interface import StepListener
 from marl_sb3.state import Fields, State
@@ -67,12 +66,7 @@ class LocalRunner:
             collector.begin_episodes()
 
     def _act(self, observations: Sequence[Observations]) -> list[Array]:
-        """Per group, (E, A_group, *action shape); zeros where an agent has no policy that acts."""
-        num_envs = self.env.num_envs
-        groups: list[Array] = [
-            np.zeros((num_envs, len(group.agents), *(group.action_space.shape or ())), group.action_space.dtype)
-            for group in self.env.groups
-        ]
+        groups = zero_actions(self.env)
         for collector in self._collectors:
             collector.rows.put_actions(collector.act(observations, self.env.to_act), groups)
         return groups

@@ -66,9 +66,14 @@ def test_rows_keep_their_noise_in_an_evaluation_when_an_agent_ends() -> None:
     require_noise_per_row(actions_by_row(env))
 
 
-def test_noise_is_drawn_anew_for_every_row_as_often_as_asked() -> None:
+@pytest.mark.parametrize("evaluated", [False, True])
+def test_noise_is_drawn_anew_for_every_row_as_often_as_asked(evaluated: bool) -> None:
     env = envs(2)
-    algorithm_of(env, sde_sample_freq=4).train_iteration()
+    algorithm = algorithm_of(envs(2) if evaluated else env, sde_sample_freq=4)
+    if evaluated:
+        play_episodes(algorithm, env, n_episodes=2, deterministic=False, seed=0)
+    else:
+        algorithm.train_iteration()
     for taken in actions_by_row(env).values():
         np.testing.assert_allclose(taken[:4], np.tile(taken[0], (len(taken[:4]), 1)), atol=1e-6)
         if len(taken) > 4:
