@@ -11,7 +11,7 @@ import secrets
 import traceback
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -107,7 +107,7 @@ class RunFolder:
             ConfigError: there is something in it.
         """
         if run_dir is None:
-            now = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
+            now = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
             return cls(_RUNS / re.sub(r"[^\w.-]+", "_", env) / f"{now}-{secrets.token_hex(2)}")
         folder = Path(run_dir)
         with path_is_usable("--run-dir: cannot use", folder, "run_dir"):
@@ -202,7 +202,7 @@ class RunFolder:
             inexact: what could not be brought back exactly, and why.
             more: more plain data by name.
         """
-        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        now = datetime.now(UTC).isoformat(timespec="seconds")
         entry: dict[str, Any] = {
             "time": now,
             "checkpoint": checkpoint,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ TINY = {"n_steps": 6, "batch_size": 6, "n_epochs": 1, "checkpoint_every": 1}
 STRANGE = ("1", "a/b", "a_b", "A_b", "x.a", "ä b%", "$array", "[red]", "null", "a" * MAX_ID_BYTES)
 
 
-class Kind(str, Enum):
+class Kind(StrEnum):
     A = "kind"
 
 

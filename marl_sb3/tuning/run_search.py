@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -37,7 +37,7 @@ def study_folder(env: str, name: str, root: Path = Path("runs")) -> Path:
 
 def new_name() -> str:
     """A name for a study that has none: UTC time and 4 hex digits."""
-    return f"{datetime.now(timezone.utc):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
 
 def open_study(
