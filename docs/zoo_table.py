@@ -15,8 +15,8 @@ from typing import Any
 import marl_sb3
 from marl_sb3 import PolicySpec, make_vec_env
 from marl_sb3.config import TrainConfig, load_config, read_yaml
+from marl_sb3.config.zoo_format import ATARI, DEFAULT, unsupported
 from marl_sb3.errors import MarlSb3Error
-from marl_sb3.zoo_format import ATARI, DEFAULT, unsupported
 
 HEADER = ("entry", "loads as written", "trains")
 # Envs for the sections that are not one's own.

@@ -25,9 +25,9 @@ from marl_sb3.callbacks.settings_log import write_settings
 from marl_sb3.callbacks.stop import StopAfterSteps
 from marl_sb3.checkpoint import Checkpoint, naming
 from marl_sb3.config import TrainConfig, load_config, to_yaml
+from marl_sb3.config.extensions import Phase, continued, is_complete, phases_after
 from marl_sb3.envs.registry import EnvFactory, factory_id
 from marl_sb3.errors import ConfigError, EnvRaisedError, MarlSb3Error, NumericError, note_remedy, note_traceback_file
-from marl_sb3.extensions import Phase, continued, is_complete, phases_after
 from marl_sb3.ids import file_names
 from marl_sb3.learners.import_weights import InitFrom, parse_init_from
 from marl_sb3.learners.import_weights import init_from as start_from

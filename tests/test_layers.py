@@ -14,9 +14,6 @@ LAYERS = (
     ("types", "errors"),
     ("output", "signals"),
     (
-        "literal_call",
-        "setting_names",
-        "zoo_format",
         "config",
         "cli",
         "state",
@@ -37,7 +34,7 @@ LAYERS = (
     ("training",),
     ("evaluation",),
     ("callbacks",),
-    ("extensions", "run_folder", "building"),
+    ("run_folder", "building"),
     ("run",),
     ("run_view",),
     ("experiment",),

@@ -10,9 +10,9 @@ import pytest
 
 import marl_sb3
 from marl_sb3.config import load_config, to_yaml
+from marl_sb3.config.literal_call import parse_literal
 from marl_sb3.errors import ConfigError
 from marl_sb3.learners import build
-from marl_sb3.literal_call import parse_literal
 
 # The constructs of the zoo's files, in entries of our own.
 ZOO = """

@@ -12,8 +12,8 @@ from typing import Any
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.utils import LinearSchedule
 
+from marl_sb3.config.names import NO_COUNTERPART
 from marl_sb3.errors import ConfigError
-from marl_sb3.setting_names import NO_COUNTERPART
 
 # `MultiAgentAlgorithm` sets these itself: they belong to the run, not to a policy.
 _RESERVED = frozenset(

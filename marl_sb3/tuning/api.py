@@ -14,10 +14,10 @@ from typing import Any
 from rich.console import Console
 
 from marl_sb3.config import Hparams, TrainConfig, entry_of, plain_data, require_named
+from marl_sb3.config.names import as_integer, canonical_settings
 from marl_sb3.display.screen import in_notebook, standard_console
 from marl_sb3.envs.registry import EnvFactory, factory_id
 from marl_sb3.errors import ConfigError
-from marl_sb3.setting_names import as_integer, canonical_settings
 from marl_sb3.tuning.confirm import confirm
 from marl_sb3.tuning.report import write_files
 from marl_sb3.tuning.run_search import Watcher, new_name, open_study, require_trainable_preset, run_search, study_folder

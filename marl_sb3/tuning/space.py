@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marl_sb3.config import parse_value, preset_path, read_yaml
+from marl_sb3.config.names import as_integer, canonical_name, read_value
 from marl_sb3.errors import ConfigError
-from marl_sb3.setting_names import as_integer, canonical_name, read_value
 
 if TYPE_CHECKING:
     import optuna

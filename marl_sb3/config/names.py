@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from marl_sb3.config.literal_call import ACTIVATIONS, parse_literal
 from marl_sb3.errors import ConfigError
-from marl_sb3.literal_call import ACTIVATIONS, parse_literal
 
 # RLlib's and Optuna's users' names for what SB3 calls otherwise.
 ALIASES: Mapping[str, str] = {

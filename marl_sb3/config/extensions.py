@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from marl_sb3.config import TrainConfig
+from marl_sb3.config.schema import TrainConfig
 from marl_sb3.errors import ConfigError
 
 

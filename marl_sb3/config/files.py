@@ -1,0 +1,113 @@
+"""Files of settings: env id -> settings, as rl-baselines3-zoo has them, and which section is an env's."""
+
+from __future__ import annotations
+
+import difflib
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from marl_sb3.config.values import SHOWN, shown
+from marl_sb3.config.yaml import read_yaml
+from marl_sb3.config.zoo_format import ATARI, DEFAULT, section_for
+from marl_sb3.errors import ConfigError
+
+_PACKAGE = Path(__file__).parent.parent
+
+Hparams = str | Path | Mapping[str, Any]  # a file of settings by env id, or what it holds
+
+
+def preset_path(algo: str) -> Path:
+    """The shipped presets of an algorithm: in the package when installed, beside it in a checkout."""
+    name = f"{algo}.yml"
+    installed = _PACKAGE / "hparams" / name
+    return installed if installed.exists() else _PACKAGE.parent / "hparams" / name
+
+
+def require_named(env: str, named: Sequence[str], path: str | Path) -> None:
+    """Refuse an env of a file that is somebody's own code, unless the user has named it: a file imports nothing.
+
+    Args:
+        env: env id, as the file has it.
+        named: env ids, as the user has given them.
+        path: the file.
+
+    Raises:
+        ConfigError: with the option that names it.
+    """
+    if ":" not in env or env in named:
+        return
+    if not env.isprintable() or len(env) > SHOWN:  # a file may hold anything
+        raise ConfigError(f"{path} wants to import {shown(env)}, which is no package.module:factory", key="env")
+    other = f", which is not {named[0]}" if named else ""
+    raise ConfigError(
+        f"{path} wants to import {env}{other}: if you trust this code, add --env {shlex.quote(env)} to the command "
+        f"(in Python, env={env!r})",
+        key="env",
+    )
+
+
+def _some(names: Iterable[Any]) -> str:
+    """The first names of a file, cut short: it may hold anything."""
+    listed = [str(name)[:60] for name in names]
+    return ", ".join(listed[:20]) + (", ..." if len(listed) > 20 else "")
+
+
+def name_of(hparams: Hparams) -> str | Path:
+    """What settings are called in messages: the path of their file, or `hparams`."""
+    return "hparams" if isinstance(hparams, Mapping) else Path(hparams)
+
+
+def entry_of(hparams: Hparams, env: str | None, notes: list[str]) -> tuple[str, str, Mapping[str, Any]]:
+    """The env, the section of a file that is its, and what this holds.
+
+    Args:
+        hparams: the file, or what such a file holds.
+        env: env id; None takes the only one.
+        notes: what the user should know of it is added to them.
+
+    Raises:
+        ConfigError: the file cannot be read, or has no settings for the env.
+    """
+    path = name_of(hparams)
+    content = hparams if isinstance(hparams, Mapping) else read_yaml(Path(hparams))
+    if not isinstance(content, Mapping) or not content:
+        raise ConfigError(f"{path} holds {type(content).__name__}; accepted: env id -> settings", key="hparams")
+    if env is None:
+        env = _only_env(path, content)
+    if env in content:
+        return env, env, _entry(path, env, content[env])
+    close = difflib.get_close_matches(env, [str(name) for name in content], n=3)
+    section = section_for(env, content)
+    if section is None:
+        hint = f"did you mean {', '.join(close)}?" if close else f"it has {_some(content)}"
+        raise ConfigError(f"{path} has no settings for env {env!r}; {hint}", key="hparams")
+    similar = f"; it has some for {', '.join(close)}" if close else ""
+    notes.append(f"{path} has no settings for env {env!r}: those of its section {section!r} are used{similar}")
+    return env, section, _entry(path, section, content[section])
+
+
+def _only_env(path: str | Path, content: Mapping[Any, Any]) -> str:
+    envs = [name for name in content if name not in (DEFAULT, ATARI)] or list(content)
+    if len(envs) != 1:
+        raise ConfigError(f"{path} has settings for {_some(content)}: say which env", key="env")
+    return str(envs[0])
+
+
+def entry_of_preset(path: Path, env: str | None) -> tuple[str, str, Mapping[str, Any]]:
+    """As `entry_of`, of a shipped preset, which may have nothing for an env.
+
+    Raises:
+        ConfigError: no env is given.
+    """
+    if env is None:
+        raise ConfigError("no env given; accepted: an env id, or --hparams with a file of one env", key="env")
+    content = read_yaml(path) if path.exists() else {}
+    return env, env, _entry(path, env, content.get(env, {}))
+
+
+def _entry(path: str | Path, env: str, entry: Any) -> Mapping[str, Any]:
+    if not isinstance(entry, Mapping):
+        raise ConfigError(f"{path}, {env}: is {entry!r}; accepted: a mapping of settings", key="hparams")
+    return entry

@@ -1,0 +1,177 @@
+"""The sources of settings, merged: presets, files, options, `--set` and the library; the later ones win.
+
+What is not a field of `TrainConfig` is a hyperparameter by SB3's name or RLlib's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any
+
+from marl_sb3.config.files import Hparams, entry_of, entry_of_preset, name_of, preset_path, require_named
+from marl_sb3.config.names import as_integer, canonical_hyperparameters, canonical_settings
+from marl_sb3.config.schema import NOT_SETTINGS, TrainConfig
+from marl_sb3.config.zoo_format import KEYS, refuse_unsupported
+from marl_sb3.errors import ConfigError
+from marl_sb3.ids import with_text_ids
+
+
+def load_config(
+    env: str | None,
+    algo: str | None = None,
+    hparams: Hparams | None = None,
+    settings: Mapping[str, Any] | None = None,
+    trusted_env: str | None = None,
+    label: Callable[[str], str] = lambda key: f"--set {key}",
+    **overrides: Any,
+) -> TrainConfig:
+    """The configuration from a preset, single settings and options, the later ones winning.
+
+    Args:
+        env: env id; None takes the only one in `hparams`.
+        algo: algorithm; None: as in the file, or the default.
+        hparams: a file to use instead of the shipped presets, or what such a file holds; it must have an entry for the
+            env, or a section `default`.
+        settings: by key as after `--set`: a field, a hyperparameter, `env.x`, `policy_kwargs.x` or `<policy>.x`.
+            RLlib's names are understood, here and in files.
+        trusted_env: an env id that the user has named besides; see below.
+        label: where a key of `settings` was given, for messages.
+        overrides: fields of `TrainConfig`; None means not given.
+
+    An env that is code of somebody's own, `package.module:factory`, is taken from the user alone, as `env` or
+    `trusted_env`: nothing is imported because a file says so.
+
+    Raises:
+        ConfigError: with the file or option and the key that is wrong.
+    """
+    named = [name for name in (env, trusted_env) if name is not None]
+    notes: list[str] = []
+    if hparams is not None:
+        env, section, entry = entry_of(hparams, env, notes)
+        path = name_of(hparams)
+        require_named(env, named, path)
+    else:
+        path = preset_path(algo or TrainConfig.algo)
+        env, section, entry = entry_of_preset(path, env)
+    values = _Settings(env)
+    values.add(with_text_ids({str(key): value for key, value in entry.items()}), lambda key: f"{path}, {section}.{key}")
+    planned = values.fields.get("n_timesteps")
+    options = {"algo": algo, **overrides}
+    values.add({name: value for name, value in options.items() if value is not None}, _option)
+    values.add(with_text_ids(settings or {}), label, dotted=True)
+    if values.fields.get("n_timesteps") != planned:  # another plan than that of the extended run in the file
+        values.fields.pop("extensions", None)
+    refuse_unsupported(values.of_the_zoo, values.sources)
+    try:
+        return TrainConfig(sources=values.sources, notes=notes, **values.fields)
+    except ConfigError as error:
+        where = values.sources.get(error.key or "", "")
+        raise ConfigError(f"{where}: {error}" if where else str(error), key=error.key) from error
+
+
+_OPTION_NAMES = {"n_timesteps": "timesteps"}
+
+
+def _option(name: str) -> str:
+    return f"--{_OPTION_NAMES.get(name, name).replace('_', '-')}"
+
+
+_FIELDS = frozenset(f.name for f in fields(TrainConfig)).difference(NOT_SETTINGS)
+_INTEGER_FIELDS = frozenset(f.name for f in fields(TrainConfig) if f.type in ("int", "int | None"))
+
+
+class _Settings:
+    """Fields of a `TrainConfig` in the making.
+
+    Attributes:
+        fields: by name.
+        of_the_zoo: keys of rl-baselines3-zoo's that are not fields.
+        sources: where each setting came from.
+    """
+
+    def __init__(self, env: str) -> None:
+        self.fields: dict[str, Any] = {"env": env, "hyperparameters": {}}
+        self.of_the_zoo: dict[str, Any] = {}
+        self.sources: dict[str, str] = {}
+
+    def add(self, given: Mapping[str, Any], where: Callable[[str], str], *, dotted: bool = False) -> None:
+        """The settings of one source, which win over those before.
+
+        Args:
+            given: by the names that the source uses.
+            where: a name in that source, for messages.
+            dotted: whether `a.b` is a path, as after `--set`.
+
+        Raises:
+            ConfigError: a key or a value is malformed, or a setting is given by two names.
+        """
+        try:
+            settings = canonical_settings(given)
+            for key, (written, value) in settings.items():
+                self.sources[key] = where(written)
+                if dotted or key != written:
+                    self.set_path(key, value)
+                else:
+                    self.put(key, value)
+        except ConfigError as error:
+            key = error.key or ""
+            raise ConfigError(f"{self.sources.get(key) or where(key)}: {error}", key=error.key) from error
+
+    def put(self, key: str, value: Any) -> None:
+        """A field, or else a hyperparameter: whether the algorithm knows it shows when the policies are made."""
+        if key in KEYS:
+            self.of_the_zoo[key] = value
+        elif key in _FIELDS:
+            self.fields[key] = _field_value(key, value)
+        else:
+            self.fields["hyperparameters"][key] = value
+
+    def set_path(self, key: str, value: Any) -> None:
+        """A setting by its dotted key."""
+        head, dot, rest = key.partition(".")
+        if not head or (dot and not rest) or key == "env":
+            raise ConfigError("accepted: a setting, env.NAME or POLICY.NAME", key=key)
+        if not rest:
+            self.put(head, value)
+        elif head == "env":
+            self.fields["env_kwargs"] = {**self.fields.get("env_kwargs", {}), rest: value}
+        elif head == "policy_kwargs":
+            _set_policy_kwarg(self.fields["hyperparameters"], rest, value)
+        else:
+            self._set_for_policy(key, value)
+
+    def _set_for_policy(self, key: str, value: Any) -> None:
+        """`POLICY.NAME` or `POLICY.policy_kwargs.NAME`, where the policy's id may have dots in it, too."""
+        policy_id, in_network, name = key.partition(".policy_kwargs.")
+        if not in_network:
+            policy_id, _, name = key.rpartition(".")
+        if not policy_id or not name:
+            raise ConfigError("accepted: POLICY.NAME", key=key)
+        all_settings = dict(self.fields.get("policy_settings", {}))
+        settings = all_settings[policy_id] = dict(all_settings.get(policy_id, {}))
+        if in_network:
+            _set_policy_kwarg(settings, name, value)
+        else:
+            settings[name] = value
+        self.fields["policy_settings"] = all_settings
+
+
+def _field_value(name: str, value: Any) -> Any:
+    """The value of a field in the form in which it is checked."""
+    if name in _INTEGER_FIELDS:
+        return as_integer(value)
+    if name in ("policies", "policy_settings") and isinstance(value, Mapping):
+        return {policy_id: _own_settings(settings) for policy_id, settings in value.items()}
+    return value
+
+
+def _own_settings(settings: Any) -> Any:
+    """One policy's own settings by SB3's names; what is no mapping is refused later."""
+    if not isinstance(settings, Mapping):
+        return settings
+    return canonical_hyperparameters({str(key): value for key, value in settings.items()})
+
+
+def _set_policy_kwarg(settings: dict[str, Any], name: str, value: Any) -> None:
+    settings["policy_kwargs"] = {**(settings.get("policy_kwargs") or {}), name: value}

@@ -1,0 +1,126 @@
+"""Settings as YAML: plain data only, of limited size; nothing in a file is evaluated or imported."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from marl_sb3.config.schema import NOT_SETTINGS, TrainConfig
+from marl_sb3.errors import ConfigError
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain data only, and 3e-4 is a number (YAML 1.1 wants 3.0e-4)."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes the words that `_Loader` would take for numbers."""
+
+
+for _side in (_Loader, _Dumper):
+    _side.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+0123456789.")
+    )
+
+
+# Dates are words here: no setting is one.
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in _Loader.yaml_implicit_resolvers.items()
+}
+
+_MAX_FILE_BYTES = 2**20
+_MAX_NODES = 100_000  # of a file: its aliases may stand for far more than it is long
+# What PyYAML raises for files that are not valid, or too deep.
+_YAML_ERRORS = (yaml.YAMLError, ValueError, TypeError, AttributeError, KeyError, RecursionError, OverflowError)
+
+
+def _load(text: str) -> Any:
+    """The data in a text.
+
+    Raises:
+        YAMLError: or another of `_YAML_ERRORS`: it is not valid.
+    """
+    data = yaml.load(text, _Loader)
+    count, level = 0, [data]
+    while level:
+        count += len(level)
+        if count > _MAX_NODES:
+            raise yaml.YAMLError(f"it holds more than {_MAX_NODES} values")
+        level = [
+            child
+            for node in level
+            if isinstance(node, (dict, list))
+            for child in (node.values() if isinstance(node, dict) else node)
+        ]
+    return data
+
+
+def parse_value(text: str) -> Any:
+    """The value that a piece of YAML stands for: `3e-4`, `[64, 64]`, `true`, `lin_1e-3`.
+
+    Raises:
+        ConfigError: it is not valid YAML.
+    """
+    try:
+        return _load(text)
+    except _YAML_ERRORS as error:
+        raise ConfigError(f"cannot read the value {text!r}: {_one_line(error)}") from error
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def read_yaml(path: Path) -> Any:
+    """The data in a YAML file.
+
+    Raises:
+        ConfigError: the file is missing or is not valid YAML.
+    """
+    try:
+        if path.is_dir():
+            inside = path / "config.yaml"
+            hint = f"; did you mean {inside}?" if inside.is_file() else "; accepted: a file"
+            raise ConfigError(f"{path} is a folder{hint}", key="hparams")
+        if path.stat().st_size > _MAX_FILE_BYTES or not path.is_file():
+            raise ConfigError(f"{path} is not a file of at most {_MAX_FILE_BYTES} bytes", key="hparams")
+        return _load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}", key="hparams") from error
+    except ConfigError:
+        raise
+    except _YAML_ERRORS as error:
+        raise ConfigError(f"{path} is not valid YAML: {_one_line(error)}", key="hparams") from error
+
+
+def to_yaml(config: TrainConfig) -> str:
+    """A file that `load_config` reads back as the same configuration."""
+    values: dict[str, Any] = {}
+    for item in fields(config):
+        if item.name not in NOT_SETTINGS:
+            values[item.name] = plain_data(getattr(config, item.name))
+    values.update(plain_data(config.hyperparameters))
+    return yaml.dump({config.env: values}, Dumper=_Dumper, sort_keys=False)
+
+
+def plain_data(value: Any) -> Any:
+    """Mappings, lists and numbers as YAML knows them.
+
+    Raises:
+        ConfigError: a value that a file cannot hold, such as a function.
+    """
+    if isinstance(value, Mapping):
+        return {str(key): plain_data(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain_data(item) for item in value]
+    if isinstance(value, str):
+        return str(value)  # of a subclass, such as NumPy's
+    if value is None or isinstance(value, (int, float, bool)):
+        return value
+    raise ConfigError(f"a setting is {value!r}; config.yaml holds numbers, words, lists and mappings only")
