@@ -2,7 +2,7 @@
 
     python benchmarks/update_vs_limit.py [--repeats 5] [--cases arena-64,arena-256,cartpole-256] [--json FILE]
 
-One rollout of 4,000 rows; in turns, from the same weights: stock SB3's `train()`, the lean and the fused way of
+One rollout of 4,000 rows; in turns, from the same weights: stock SB3's `train()`, the torch and the fused path of
 `marl_sb3.PPO.train()`, the fused kernel without what `train()` does around it, and the limit. Microseconds are per
 minibatch of 128 rows.
 
@@ -47,7 +47,7 @@ import marl_sb3
 from marl_sb3.types import FloatArray
 
 BATCH_SIZE = 128
-STOCK, LEAN, FUSED = "stock SB3, train()", "marl_sb3 lean, train()", "marl_sb3 fused, train()"
+STOCK, TORCH, FUSED = "stock SB3, train()", "marl_sb3 torch, train()", "marl_sb3 fused, train()"
 KERNEL, LIMIT = "fused kernel alone", "limit: SGEMM alone"
 
 
@@ -175,7 +175,7 @@ class Updates:
 
     def lean_us(self, turn: int) -> float:
         """Of `marl_sb3.PPO.train()` through PyTorch."""
-        self._ours.update_path = "lean"
+        self._ours.update_path = "torch"
         return self._timed_us(self._ready(self._ours).train)
 
     def fused_us(self, turn: int) -> float:
@@ -235,7 +235,7 @@ def measure(name: str, repeats: int, n_epochs: int, calls: int) -> dict[str, Any
             figures.append(product_us(product, calls))
         return sum(by_product[product][-1] for product in products(case))
 
-    sides = {STOCK: updates.stock_us, LEAN: updates.lean_us, FUSED: updates.fused_us}
+    sides = {STOCK: updates.stock_us, TORCH: updates.lean_us, FUSED: updates.fused_us}
     turns = take_turns({**sides, KERNEL: updates.kernel_us, LIMIT: limit_us}, repeats, name)
     times = Comparison("us per minibatch", turns, STOCK, less_is_better=True)
     medians = times.medians()
@@ -289,7 +289,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         what="one PPO update of 4,000 rows",
         hyperparameters={"batch_size": BATCH_SIZE, "n_epochs": arguments.epochs},
         threads="1 torch thread, 1 BLAS thread",
-        changes={"A": "lean way", "B": "fused way"},
+        changes={"A": "torch path", "B": "fused path"},
         packages=("marl_sb3", "stable-baselines3", "torch", "numpy", "scipy", "numba"),
     )
     one_torch_thread()

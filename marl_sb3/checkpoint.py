@@ -147,7 +147,7 @@ def _write_file(path: Path, pieces: Iterable[bytes]) -> dict[str, Any]:
     digest, size = hashlib.sha256(), 0
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
-        with naming(path):
+        with with_filename(path):
             for piece in pieces:
                 digest.update(piece)
                 size += len(piece)
@@ -165,14 +165,14 @@ def _sync_folder(folder: Path) -> None:
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        with naming(folder):
+        with with_filename(folder):
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
 
 @contextmanager
-def naming(path: str | Path) -> Iterator[None]:
+def with_filename(path: str | Path) -> Iterator[None]:
     """Give errors the name of a file, which the system does not give them once it is open."""
     try:
         yield

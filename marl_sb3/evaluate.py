@@ -243,7 +243,7 @@ def _play(plan: _Plan, env: MultiAgentVecEnv, video: VideoFile | None, errors: C
 
 
 def _as_json(plan: _Plan, evaluation: Evaluation, video: VideoFile | None) -> dict[str, Any]:
-    from marl_sb3.spread import spread
+    from marl_sb3.sample_stats import sample_stats
 
     agents = evaluation.metrics["agent_episode_returns_mean"]
     shown = {
@@ -255,8 +255,8 @@ def _as_json(plan: _Plan, evaluation: Evaluation, video: VideoFile | None) -> di
         "actions": plan.actions,
         "seed": plan.seed,
         "env_runners": evaluation.metrics,
-        "episode_return": asdict(spread(evaluation.returns())),
-        "agent_episode_returns": {agent: asdict(spread(evaluation.agent_returns(agent))) for agent in agents},
+        "episode_return": asdict(sample_stats(evaluation.returns())),
+        "agent_episode_returns": {agent: asdict(sample_stats(evaluation.agent_returns(agent))) for agent in agents},
     }
     if video is not None:
         shown["video"] = {"file": str(video.path), "episodes": plan.film_episodes, "frames": video.num_frames}
@@ -297,9 +297,9 @@ def _add_row(table: Table, name: str, values: Sequence[float], style: str | None
     from rich.text import Text
 
     from marl_sb3.display.text import number
-    from marl_sb3.spread import spread
+    from marl_sb3.sample_stats import sample_stats
 
-    figures = spread(values)
+    figures = sample_stats(values)
     low, high = figures.ci95 or (None, None)
     interval = "-" if low is None else f"{number(low)} to {number(high)}"
     shown = [number(value) for value in (figures.mean, figures.sd, figures.min, figures.max)]

@@ -20,7 +20,7 @@ import torch as th
 from marl_sb3.errors import ConfigError
 from marl_sb3.learners.actor import PolicyActor
 from marl_sb3.learners.policy_rows import rows_of_policy, zero_actions
-from marl_sb3.learners.random_state import undisturbed
+from marl_sb3.learners.random_state import preserve_rng
 from marl_sb3.metrics import Episode, EpisodeTracker, Result, finite_or_none, flatten
 from marl_sb3.training.algorithm import MultiAgentAlgorithm
 from marl_sb3.types import AgentID
@@ -90,7 +90,7 @@ def play_episodes(
     and there may be none at all.
 
     Args:
-        algo: whose policies act. Its training stays as it is; see `without_a_trace`.
+        algo: whose policies act. Its training stays as it is; see `preserve_training_state`.
         env: with the agents and spaces of the training. Better not `algo.env`: its running episodes are lost, the next
             rollout begins new ones, and their seeds follow from `seed`.
         n_episodes: complete episodes over all envs together.
@@ -112,7 +112,7 @@ def play_episodes(
         deterministic = algo.evaluation_deterministic
     tracker = _tracker(algo, env, window=n_episodes if n_env_steps is None else n_env_steps + env.num_envs)
     counted: list[Episode] = []
-    with without_a_trace(algo, seed):
+    with preserve_training_state(algo, seed):
         if env is algo.env:
             algo.forget_episodes()
         if seed is not None:
@@ -173,7 +173,7 @@ def _require_whole(name: str, value: Any) -> None:
 
 
 @contextmanager
-def without_a_trace(algo: MultiAgentAlgorithm, seed: int | None = None) -> Iterator[None]:
+def preserve_training_state(algo: MultiAgentAlgorithm, seed: int | None = None) -> Iterator[None]:
     """Put back, at the end, what acting changes: global random generators, and the modes and noise of policies.
 
     Inside, the generators of PyTorch (CUDA's too, where it is in use), NumPy and Python are seeded.
@@ -185,7 +185,7 @@ def without_a_trace(algo: MultiAgentAlgorithm, seed: int | None = None) -> Itera
     modes = [(module, module.training) for a in algo.policies.values() for module in a.policy.modules()]
     # gSDE's noise is kept by the distribution of the actions: a new one is drawn on a copy.
     noisy = [(a.policy, a.policy.action_dist) for a in algo.policies.values() if getattr(a, "use_sde", False)]
-    with undisturbed():
+    with preserve_rng():
         try:
             for policy, distribution in noisy:
                 policy.action_dist = copy(distribution)

@@ -19,11 +19,11 @@ from stable_baselines3.common.utils import set_random_seed
 from marl_sb3.building import build, check_device, resolved, set_up_process
 from marl_sb3.callbacks import EvaluationCallback, RewardHistogramCallback, StopOnMetric, StopOnSignal
 from marl_sb3.callbacks.checkpoint import CheckpointCallback
-from marl_sb3.callbacks.cut_logs import cut_logs
 from marl_sb3.callbacks.run_log import CsvFormat, EventsFormat, JsonLinesFormat, quiet_writers
 from marl_sb3.callbacks.settings_log import write_settings
 from marl_sb3.callbacks.stop import StopAfterSteps
-from marl_sb3.checkpoint import Checkpoint, naming
+from marl_sb3.callbacks.truncate_logs import truncate_logs
+from marl_sb3.checkpoint import Checkpoint, with_filename
 from marl_sb3.config import TrainConfig, load_config, to_yaml
 from marl_sb3.config.extensions import Phase, continued, is_complete, phases_after
 from marl_sb3.envs.registry import EnvFactory, factory_id
@@ -330,7 +330,7 @@ def _bring_back(run: Run, checkpoint: Checkpoint) -> dict[str, str]:
     for what, why in inexact.items():
         _log.warning("inexact resume: %s: %s", what, why)
     with run.files.writing():
-        cut_logs(run.folder, run.algorithm.iteration, run.algorithm.num_timesteps)
+        truncate_logs(run.folder, run.algorithm.iteration, run.algorithm.num_timesteps)
     return inexact
 
 
@@ -606,7 +606,7 @@ def _save_policies(run: Run) -> dict[PolicyID, Path]:
     unfinished = folder.with_name(f"{folder.name}.new")
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
-        with naming(unfinished):
+        with with_filename(unfinished):
             paths = run.algorithm.save_policies(unfinished)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)

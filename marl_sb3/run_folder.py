@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
-from marl_sb3.checkpoint import CheckpointFolder, naming
+from marl_sb3.checkpoint import CheckpointFolder, with_filename
 from marl_sb3.config import TrainConfig, load_config, to_yaml
 from marl_sb3.errors import ConfigError, path_is_usable
 
@@ -176,7 +176,7 @@ class RunFolder:
     def write_config(self, config: TrainConfig) -> None:
         """Write the configuration, whole or not at all."""
         fresh = self.config_file.with_name(_FRESH_CONFIG)
-        with naming(fresh):
+        with with_filename(fresh):
             fresh.write_text(to_yaml(config), encoding="utf-8")
         os.replace(fresh, self.config_file)
 
@@ -210,7 +210,7 @@ class RunFolder:
             "inexact": dict(inexact),
             **more,
         }
-        with naming(self.resumes), self.resumes.open("a", encoding="utf-8") as file:
+        with with_filename(self.resumes), self.resumes.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
 
 
@@ -218,7 +218,7 @@ def write_traceback(folder: Path, error: BaseException) -> Path:
     """Keep the traceback of a training that failed in its folder; returns the file."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / TRACEBACK_FILE
-    with naming(file):
+    with with_filename(file):
         file.write_text("".join(traceback.format_exception(error)), encoding="utf-8", errors="backslashreplace")
     return file
 

@@ -93,7 +93,7 @@ def build_parser() -> argparse.ArgumentParser:
         default=[],
         help="end when a metric is at least this; may be repeated; default: train for all env steps",
     )
-    parser.add_argument("--vectorizer", metavar="NAME", help="auto, batched, serial or supersuit; default: auto")
+    parser.add_argument("--vectorizer", metavar="NAME", help="auto, batched, sync or supersuit; default: auto")
     parser.add_argument("--device", metavar="NAME", help="auto, cpu or cuda; default: auto")
     parser.add_argument(
         "--init-from",

@@ -28,7 +28,7 @@ from marl_sb3.cli import (
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from marl_sb3.tuning.study import StudyOfTrials
+    from marl_sb3.tuning.study import TuneStudy
 
 _EPILOG = """\
 A space file has a range for each parameter:
@@ -96,7 +96,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--confirm-best", metavar="B", type=integer, default=1, help="how many trials; default: 1")
     add("--policies", choices=["shared", "per_agent"], help="default: as in the preset, else shared")
     add("--algo", metavar="NAME", type=algorithm_name, help="algorithm; default: ppo")
-    add("--vectorizer", metavar="NAME", help="auto, batched, serial or supersuit; default: auto")
+    add("--vectorizer", metavar="NAME", help="auto, batched, sync or supersuit; default: auto")
     add("--device", metavar="NAME", help="auto, cpu or cuda; default: auto")
     add("--seed", metavar="S", type=integer, help="of the search; default: 0")
     add("--set", metavar="KEY=VALUE", dest="settings", action="append", default=[],
@@ -139,14 +139,14 @@ def _tune(arguments: argparse.Namespace) -> int:
     return EXIT_DONE
 
 
-def _begun(study: StudyOfTrials) -> str:
+def _begun(study: TuneStudy) -> str:
     """Whether a study is new, in words."""
     if not study.continued:
         return f"new study {study.search.name}"
     return f"continuing study {study.search.name}, {study.n_done()} of {study.search.trials} trials done"
 
 
-def _study(arguments: argparse.Namespace) -> StudyOfTrials:
+def _study(arguments: argparse.Namespace) -> TuneStudy:
     from marl_sb3.tuning.api import prepare_study
 
     settings = assignments("--set", arguments.settings)
@@ -155,14 +155,14 @@ def _study(arguments: argparse.Namespace) -> StudyOfTrials:
     return prepare_study(named_env(arguments), **options, settings=settings)
 
 
-def _run(study: StudyOfTrials, arguments: argparse.Namespace, console: Console) -> None:
+def _run(study: TuneStudy, arguments: argparse.Namespace, console: Console) -> None:
     from marl_sb3.tuning.api import run_study
 
     shown = None if arguments.quiet else console
     run_study(study, arguments.workers, arguments.confirm_seeds, arguments.confirm_best, console=shown)
 
 
-def _finish(study: StudyOfTrials, arguments: argparse.Namespace, console: Console) -> None:
+def _finish(study: TuneStudy, arguments: argparse.Namespace, console: Console) -> None:
     """Write the files of the study, and show what came out."""
     from marl_sb3.tuning.report import write_files
     from marl_sb3.tuning.view import print_outcome
@@ -173,7 +173,7 @@ def _finish(study: StudyOfTrials, arguments: argparse.Namespace, console: Consol
         print_outcome(console, study)
 
 
-def _print_what_there_is(study: StudyOfTrials, arguments: argparse.Namespace, console: Console) -> None:
+def _print_what_there_is(study: TuneStudy, arguments: argparse.Namespace, console: Console) -> None:
     """After an interruption or an error, which is told last, and ends the command whatever happens here."""
     try:
         _finish(study, arguments, console)
@@ -192,7 +192,7 @@ def _print_what_there_is(study: StudyOfTrials, arguments: argparse.Namespace, co
     console.print(words, soft_wrap=True, markup=False)
 
 
-def _nothing_trained(study: StudyOfTrials) -> Exception:
+def _nothing_trained(study: TuneStudy) -> Exception:
     from marl_sb3.tuning.trial_rows import error_text, see_traceback, states
     from marl_sb3.tuning.workers import SearchError
 

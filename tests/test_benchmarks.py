@@ -37,10 +37,10 @@ RUNS = {
         ["--rollouts", "1", "--cases", "tanh-1"],
         {"gradient of one minibatch", "weights after 1 rollouts"},
     ),
-    "fused_vs_lean_curves": (["--seeds", "2", "--timesteps", "2000"], {"episode_return_mean"}),
+    "fused_vs_torch_curves": (["--seeds", "2", "--timesteps", "2000"], {"episode_return_mean"}),
 }
 
-NO_SPEEDS = {"fused_accuracy", "fused_vs_lean_curves"}
+NO_SPEEDS = {"fused_accuracy", "fused_vs_torch_curves"}
 
 Load = Callable[[str], ModuleType]
 

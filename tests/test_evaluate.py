@@ -22,7 +22,7 @@ from marl_sb3.evaluate import main
 from marl_sb3.evaluation import evaluate_policies, evaluation_seed
 from marl_sb3.experiment import restore
 from marl_sb3.metrics import flatten
-from marl_sb3.vec_env import SerialVecEnv
+from marl_sb3.vec_env import SyncVecEnv
 
 COMMAND = [sys.executable, "-m", "marl_sb3.evaluate"]
 
@@ -225,7 +225,7 @@ def test_all_envs_are_closed(
     own_run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed: list[int] = []
-    monkeypatch.setattr(SerialVecEnv, "close", lambda self: closed.append(self.num_envs))
+    monkeypatch.setattr(SyncVecEnv, "close", lambda self: closed.append(self.num_envs))
     shown(capsys, own_run, "--env", "toy_envs:ScriptedEnv", "--episodes", 3, "--n-envs", 1)
     assert sorted(closed) == [1, 2]  # those of the evaluation, and those that the run brings
 

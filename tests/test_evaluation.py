@@ -24,7 +24,7 @@ from marl_sb3.evaluation import (
     evaluation_seed,
     metric_names,
     play_episodes,
-    without_a_trace,
+    preserve_training_state,
 )
 from marl_sb3.metrics import flatten
 from marl_sb3.vec_env.seeding import episode_seed
@@ -361,13 +361,13 @@ def test_without_a_seed_there_are_new_numbers_each_time() -> None:
 def test_any_vectorizer_gives_the_same_numbers() -> None:
     algorithm = make("arena", policies="per_agent")
     for deterministic in (True, False):
-        batched, serial, supersuit = (
+        batched, sync, supersuit = (
             without_clock(
                 evaluate_policies(algorithm, make_vec_env("arena", 3, vectorizer=name), 7, deterministic, seed=2)
             )
-            for name in ("batched", "serial", "supersuit")
+            for name in ("batched", "sync", "supersuit")
         )
-        assert batched == serial == supersuit
+        assert batched == sync == supersuit
 
 
 def test_sampled_actions_are_others_than_the_most_likely_ones() -> None:
@@ -437,7 +437,7 @@ def test_each_module_keeps_its_mode() -> None:
     ("env", "env_kwargs", "options"),
     [
         ("arena", {"max_timesteps": 5}, {"update_path": "fused"}),
-        ("arena", {"max_timesteps": 5}, {"update_path": "lean", "policies": "per_agent"}),
+        ("arena", {"max_timesteps": 5}, {"update_path": "torch", "policies": "per_agent"}),
         (NoisyEnv, {"plans": plans(2)}, {"policies": {"p": PolicySpec(stable_baselines3.PPO)}}),
         (
             SampledEnv,
@@ -448,7 +448,7 @@ def test_each_module_keeps_its_mode() -> None:
             {"use_sde": True, "sde_sample_freq": 3},
         ),
     ],
-    ids=["fused", "lean", "stock", "gSDE"],
+    ids=["fused", "torch", "stock", "gSDE"],
 )
 def test_a_training_is_the_same_with_and_without_evaluations(env: Any, env_kwargs: Any, options: Any) -> None:
     plain = make(env, env_kwargs=env_kwargs, **options)  # seeds the global generators, as SB3 does
@@ -486,7 +486,7 @@ def test_noise_of_gsde_is_the_evaluations_own() -> None:
 
 def test_generators_inside_follow_from_the_seed() -> None:
     def drawn(seed: int | None) -> list[float]:
-        with without_a_trace(algorithm, seed):
+        with preserve_training_state(algorithm, seed):
             return [float(th.rand(1)), np.random.random(), random.random()]  # noqa: NPY002
 
     algorithm = make()

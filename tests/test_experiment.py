@@ -179,7 +179,7 @@ REFUSED = [
     ({"settings": {"custom_metrics": {"x": {"kye": 1}}}}, "custom_metrics"),
     ({"settings": {"custom_metrics": {"x": {"key": "k", "agent": "agnt1"}}}}, "agent is 'agnt1'; the env has agent1"),
     ({"device": "gpu"}, "--device: device is 'gpu'; accepted: auto, cpu, cuda"),
-    ({"vectorizer": "fast"}, "unknown vectorizer 'fast'; accepted: auto, batched, serial, supersuit"),
+    ({"vectorizer": "fast"}, "unknown vectorizer 'fast'; accepted: auto, batched, sync, supersuit"),
     ({"env": "toy_envs:np"}, "'np' cannot be called"),
     ({"env": "builtins:dict"}, "returned dict; accepted: a pettingzoo.ParallelEnv"),
 ]

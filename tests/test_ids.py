@@ -58,7 +58,7 @@ def env_of(*agents: Any) -> Any:
         ("ä" * 101, "has 202 bytes; accepted: at most 200"),
     ],
 )
-@pytest.mark.parametrize("vectorizer", ["serial", "supersuit"])
+@pytest.mark.parametrize("vectorizer", ["sync", "supersuit"])
 def test_agent_whose_id_cannot_be_saved_is_refused_before_the_first_step(
     value: Any, words: str, vectorizer: str
 ) -> None:

@@ -27,7 +27,7 @@ LAYERS = (
     ("envs",),
     ("wrappers",),
     ("vec_env",),
-    ("metrics", "spread"),
+    ("metrics", "sample_stats"),
     ("display",),
     ("learners",),
     ("runners",),

@@ -127,7 +127,7 @@ def play(env: MultiAgentVecEnv, steps: int) -> None:
     env.env_method("render", [0, env.num_envs - 1])
 
 
-@pytest.mark.parametrize("vectorizer", ["serial", "supersuit"])
+@pytest.mark.parametrize("vectorizer", ["sync", "supersuit"])
 @pytest.mark.parametrize(("call", "step"), [("reset", 0), ("step", 2), ("render", 1)])
 def test_what_an_env_raises_is_told_with_env_episode_step_seed_and_line(vectorizer: str, call: str, step: int) -> None:
     env = make_vec_env(Broken, 2, seed=5, vectorizer=vectorizer, call=call)
@@ -139,7 +139,7 @@ def test_what_an_env_raises_is_told_with_env_episode_step_seed_and_line(vectoriz
     assert isinstance(caught.value.__cause__, KeyError)
 
 
-@pytest.mark.parametrize("vectorizer", ["serial", "supersuit"])
+@pytest.mark.parametrize("vectorizer", ["sync", "supersuit"])
 def test_an_env_that_cannot_be_closed_keeps_no_other_from_being_closed(
     vectorizer: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -242,7 +242,7 @@ class Unlisted(ScriptedEnv):
         return {"a": self._action_space}[agent]
 
 
-@pytest.mark.parametrize("vectorizer", ["serial", "supersuit"])
+@pytest.mark.parametrize("vectorizer", ["sync", "supersuit"])
 @pytest.mark.parametrize(
     ("env", "words"),
     [

@@ -85,7 +85,7 @@ def assert_same_runs(one: str, other: str) -> None:
 VARIANTS: dict[str, dict[str, Any]] = {
     "shared": {},
     "per agent": {"policies": "per_agent"},
-    "serial": {"vectorizer": "serial"},
+    "sync": {"vectorizer": "sync"},
     "supersuit": {"vectorizer": "supersuit"},
     "one frozen": {"policies": "per_agent", "settings": {"policies_to_train": ["agent2"]}},
 }

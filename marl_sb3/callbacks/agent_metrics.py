@@ -9,7 +9,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from marl_sb3.errors import ConfigError
 from marl_sb3.metrics import EpisodeTracker, InfoMetric, flatten
 from marl_sb3.types import PolicyID
-from marl_sb3.vec_env.sb3_vec_env import AgentRowsVecEnv
+from marl_sb3.vec_env.sb3_vec_env import FlatVecEnv
 
 _POLICY: PolicyID = "shared"
 
@@ -36,7 +36,7 @@ class AgentMetricsCallback(BaseCallback):
 
     def _on_training_start(self) -> None:
         env = self.training_env.unwrapped
-        if not isinstance(env, AgentRowsVecEnv):
+        if not isinstance(env, FlatVecEnv):
             raise ConfigError(f"the training env is {type(env).__name__}; accepted: what as_sb3_vec_env() returns")
         self._rows = env
         policy_of = dict.fromkeys(env.env.agents, _POLICY)

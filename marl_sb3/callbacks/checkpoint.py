@@ -65,14 +65,14 @@ class CheckpointCallback(MultiAgentCallback):
                 _log.warning("no checkpoint of iteration %d: %s", self.algorithm.iteration, error)
 
     def _on_training_end(self) -> None:
-        if self.algorithm.at_boundary and self.algorithm.iteration != self._saved_at:
+        if self.algorithm.between_iterations and self.algorithm.iteration != self._saved_at:
             self._save()
 
     def rescue(self) -> None:
         """Save what a failed training leaves, if it has just finished and logged an iteration; failures are logged."""
         if self._logged_at is None or self._logged_at == self._saved_at:
             return
-        if self._logged_at != self.algorithm.iteration or not self.algorithm.at_boundary:
+        if self._logged_at != self.algorithm.iteration or not self.algorithm.between_iterations:
             return
         try:
             self._save()

@@ -10,8 +10,8 @@ from marl_sb3.evaluation import (
     evaluate_policies,
     evaluation_seed,
     metric_names,
+    preserve_training_state,
     require_same_agents,
-    without_a_trace,
 )
 from marl_sb3.metrics import Result, finite_or_none, flatten
 from marl_sb3.training.algorithm import MultiAgentAlgorithm
@@ -114,7 +114,7 @@ class EvaluationCallback(MultiAgentCallback):
         if self._evaluation_function is None:
             return evaluate_policies(self.algorithm, env, seed=self._seed, **self._options)
         assert self._seed is not None
-        with without_a_trace(self.algorithm, self._seed):
+        with preserve_training_state(self.algorithm, self._seed):
             env.seed(self._seed)
             return self._evaluation_function(self.algorithm, env)
 

@@ -17,7 +17,7 @@ import numpy as np
 from stable_baselines3.common.logger import KVWriter, TensorBoardOutputFormat, filter_excluded_keys
 from tensorboard.compat.proto.summary_pb2 import Summary
 
-from marl_sb3.checkpoint import naming
+from marl_sb3.checkpoint import with_filename
 from marl_sb3.metrics import finite_or_none
 
 _ROW_VALUES = (str, bool, int, float, list, tuple, type(None))
@@ -92,7 +92,7 @@ class CsvFormat(_RowFormat):
     def _rewrite(self) -> None:
         fresh = self._path.with_name(self._path.name + ".new")
         padded = [row + [""] * (len(self._columns) - len(row)) for row in self._lines()[1:]]
-        with naming(fresh):
+        with with_filename(fresh):
             fresh.write_text("".join(map(csv_line, [self._columns, *padded])), encoding="utf-8", newline="")
         self._file.close()
         os.replace(fresh, self._path)
@@ -112,7 +112,7 @@ class EventsFormat(TensorBoardOutputFormat):
 
     def __init__(self, folder: Path) -> None:
         self._name = str(folder / "events.out.tfevents.*")
-        with naming(self._name):
+        with with_filename(self._name):
             super().__init__(str(folder))
 
     def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
@@ -120,7 +120,7 @@ class EventsFormat(TensorBoardOutputFormat):
         kept = filter_excluded_keys(key_values, key_excluded, "tensorboard")
         scalars = {name: float(value) for name, value in kept.items() if isinstance(value, (int, float, np.number))}
         others = {name: value for name, value in kept.items() if name not in scalars}
-        with naming(self._name):
+        with with_filename(self._name):
             # One event for all numbers: an event each takes ten times as long.
             values = [Summary.Value(tag=name, simple_value=value) for name, value in sorted(scalars.items())]
             assert self.writer.file_writer is not None, "it was made with the writer"
@@ -150,7 +150,7 @@ def quiet_writers() -> Iterator[None]:
 
 
 def _append(file: TextIO, line: str) -> None:
-    with naming(file.name):
+    with with_filename(file.name):
         file.write(line)
         file.flush()
 

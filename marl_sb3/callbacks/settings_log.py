@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from marl_sb3.checkpoint import naming
+from marl_sb3.checkpoint import with_filename
 from marl_sb3.config import TrainConfig, to_yaml
 
 # TensorBoard reads a folder's files in the order of their names: this one comes first, whenever it is written.
@@ -26,7 +26,7 @@ def write_settings(folder: Path, config: TrainConfig, policy_ids: Sequence[str])
         policy_ids: the ids of all policies.
     """
     fresh = folder / ".settings.new"  # TensorBoard reads whatever has `tfevents` in its name
-    with naming(fresh):
+    with with_filename(fresh):
         fresh.write_bytes(b"".join(map(_record, _events(config, policy_ids))))
     os.replace(fresh, folder / SETTINGS_FILE)
 

@@ -35,11 +35,11 @@ class TrainConfig:
         policies_to_train: ids of the policies that learn; the others act and keep their weights. None: all learn.
         init_from: sources of the initial weights, each as after `--init-from`. None: random weights.
         init_layers: patterns of the layers that are taken from them, such as `mlp_extractor.policy_net.*`. None: all.
-        vectorizer: how envs are stepped: `auto`, `batched`, `serial` or `supersuit`; see `make_vec_env`.
+        vectorizer: how envs are stepped: `auto`, `batched`, `sync` or `supersuit`; see `make_vec_env`.
         device: `auto`, `cpu` or `cuda`.
         n_threads: threads of one operation of PyTorch or BLAS. Small networks are slower with more than one.
         n_parallel_updates: number of policies that are updated at the same time. None: as many as there are cores.
-        update_path: how PPO updates: `auto`, `fused` or `lean`; see `marl_sb3.PPO`.
+        update_path: how PPO updates: `auto`, `fused` or `torch`; see `marl_sb3.PPO`.
         checkpoint_every: iterations between checkpoints. 0: one at the end.
         checkpoint_keep: how many of the newest checkpoints are kept, besides the best one.
         checkpoint_metric: the metric that decides which checkpoint is the best.

@@ -15,7 +15,7 @@ from marl_sb3.learners.hyperparameters import hyperparameter_defaults
 from marl_sb3.learners.policy_rows import PolicyRows
 from marl_sb3.learners.policy_spec import PolicySpec
 from marl_sb3.learners.rollout_buffer import MaskedDictRolloutBuffer, MaskedRolloutBuffer
-from marl_sb3.learners.rows_env import PolicyRowsEnv
+from marl_sb3.learners.spaces_only_vec_env import SpacesOnlyVecEnv
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ def build_algorithm(rows: PolicyRows, spec: PolicySpec, seed: int | None, device
         try:
             return spec.algorithm(  # type: ignore[return-value, call-arg]
                 policy=spec.policy,
-                env=PolicyRowsEnv(rows),
+                env=SpacesOnlyVecEnv(rows),
                 seed=seed,
                 device=device,
                 rollout_buffer_class=MaskedDictRolloutBuffer if is_dict else MaskedRolloutBuffer,

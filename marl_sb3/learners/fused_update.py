@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from marl_sb3.learners.ppo import PPO
 
 
-class LeanUpdate:
+class TorchUpdate:
     """An update that PyTorch does, wholly within `run`."""
 
     def __init__(self, train: Callable[[], None]) -> None:

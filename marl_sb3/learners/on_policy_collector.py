@@ -17,7 +17,7 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecTransposeImage
 
 from marl_sb3.learners.actor import of_acting_rows
-from marl_sb3.learners.evaluator import policy_evaluator
+from marl_sb3.learners.forward_pass import forward_pass
 from marl_sb3.learners.numeric_faults import naming_faults
 from marl_sb3.learners.policy_rows import PolicyRows
 from marl_sb3.learners.rollout_buffer import (
@@ -59,7 +59,7 @@ class OnPolicyCollector:
         self._step = 0  # within the rollout
         self._starts: BoolArray = np.ones(rows.num_rows, dtype=bool)
         self._open: OpenTransitions | None = None  # of the latest rollout, for the next one
-        self._evaluator = policy_evaluator(algorithm)
+        self._forward_pass = forward_pass(algorithm)
 
     @property
     def buffer(self) -> MaskedRolloutBuffer | MaskedDictRolloutBuffer:
@@ -101,7 +101,7 @@ class OnPolicyCollector:
     def act(self, groups: Sequence[Observations], to_act: BoolArray) -> Array:
         """See `Collector.act`; a policy that learns opens a transition for each row that acts."""
         if self._step == 0:  # not before: callbacks may set weights when a rollout starts
-            self._evaluator = policy_evaluator(self.algorithm)
+            self._forward_pass = forward_pass(self.algorithm)
         frequency = self.algorithm.sde_sample_freq
         if self.algorithm.use_sde and frequency > 0 and self._step % frequency == 0:
             self._policy.reset_noise(self.rows.num_rows)
@@ -121,7 +121,7 @@ class OnPolicyCollector:
         rows, space = len(acting), self.algorithm.action_space
         nothing = [np.zeros((rows, *(space.shape or ())), dtype=space.dtype)]
         nothing += [np.zeros(rows, dtype=np.float32) for _ in range(2)]
-        decided = of_acting_rows(self._evaluator.act, observations, acting, self._policy, nothing)
+        decided = of_acting_rows(self._forward_pass.act, observations, acting, self._policy, nothing)
         return _Decision(acting, observations, *decided)
 
     def _store(self, decision: _Decision) -> None:
@@ -166,7 +166,7 @@ class OnPolicyCollector:
         wanted = self.rows.mine & step.truncated & ~step.terminated
         if wanted.any():
             observations = self._prepared(step.final_observations.stacked(wanted))
-            values = self._evaluator.final_values(observations)
+            values = self._forward_pass.final_values(observations)
             rewards[self.rows.of_agents(wanted)] += self.algorithm.gamma * values
 
     def finish_rollout(self, groups: Sequence[Observations], to_act: BoolArray) -> None:
@@ -189,7 +189,7 @@ class OnPolicyCollector:
     def _values(self, observations: Observations, acting: BoolArray) -> Array:
         nothing = np.zeros(len(acting), dtype=np.float32)
         (values,) = of_acting_rows(
-            lambda seen: (self._evaluator.values(seen),), observations, acting, self._policy, [nothing]
+            lambda seen: (self._forward_pass.values(seen),), observations, acting, self._policy, [nothing]
         )
         return values
 

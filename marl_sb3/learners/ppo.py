@@ -15,25 +15,26 @@ from stable_baselines3.common.vec_env import VecEnv
 from torch.nn import functional as F
 
 from marl_sb3.errors import ConfigError, NumericError
+from marl_sb3.learners.device_rollout import DeviceRollout
 from marl_sb3.learners.fused import FusedPolicy
 from marl_sb3.learners.fused_coverage import why_not_fused
 from marl_sb3.learners.fused_rollout import collect_fused
-from marl_sb3.learners.fused_update import FusedUpdate, LeanUpdate
-from marl_sb3.learners.resident_rollout import ResidentRollout
+from marl_sb3.learners.fused_update import FusedUpdate, TorchUpdate
 from marl_sb3.learners.threads import blas_threads
 
-UPDATE_PATHS = ("auto", "fused", "lean")
+UPDATE_PATHS = ("auto", "fused", "torch")
+_EARLIER_NAMES = {"lean": "torch"}  # still accepted
 
 
 class PPO(stable_baselines3.PPO):
     """A drop-in for `stable_baselines3.PPO`: same arguments, same logger keys, same files.
 
-    Two ways lead through an update. The *fused* one runs whole updates of plain MLPs in compiled kernels and equals SB3
-    to floating point tolerance; the *lean* one takes every other policy and equals SB3 bit for bit.
+    There are two update paths. The *fused* one runs whole updates of plain MLPs in compiled kernels and equals SB3 to
+    floating point tolerance; the *torch* one takes every other policy and equals SB3 bit for bit.
 
     Attributes:
-        update_path: `auto` takes the fused way where `fused.why_not_fused` has nothing against it; `fused` and
-            `lean` force one. May be set at any time between updates.
+        update_path: `auto` takes the fused path where `fused.why_not_fused` has nothing against it; `fused` and
+            `torch` force one. May be set at any time between updates.
         num_grad_updates: optimizer steps taken since the object was made.
         update_stats: of the latest update, means over its minibatches: `gradients_global_norm` (before clipping) and
             `vf_loss_unclipped`.
@@ -45,18 +46,19 @@ class PPO(stable_baselines3.PPO):
     _fused: FusedPolicy | None = None
 
     def fused_policy(self) -> FusedPolicy | None:
-        """The policy in the kernels' layout, if updates take the fused way.
+        """The policy in the kernels' layout, if updates take the fused path.
 
         Raises:
-            ConfigError: that way is forced but does not cover this policy, or the path has an unknown name.
+            ConfigError: that path is forced but does not cover this policy, or the path has an unknown name.
         """
-        if self.update_path not in UPDATE_PATHS:
+        path = _EARLIER_NAMES.get(self.update_path, self.update_path)
+        if path not in UPDATE_PATHS:
             raise ConfigError(
                 f"update_path is {self.update_path!r}; accepted: {', '.join(UPDATE_PATHS)}", key="update_path"
             )
-        reason = "lean was chosen" if self.update_path == "lean" else why_not_fused(self)
+        reason = "torch was chosen" if path == "torch" else why_not_fused(self)
         if reason is not None:
-            if self.update_path == "fused":
+            if path == "fused":
                 raise ConfigError(f"the fused update does not cover this policy: {reason}", key="update_path")
             return None
         if self._fused is None or not self._fused.is_of(self.policy):
@@ -88,19 +90,19 @@ class PPO(stable_baselines3.PPO):
         if isinstance(update, FusedUpdate) and not update.is_finite:
             raise NumericError("a loss or a gradient is not finite; the update stopped at that minibatch")
 
-    def prepare_update(self) -> FusedUpdate | LeanUpdate:
+    def prepare_update(self) -> FusedUpdate | TorchUpdate:
         """Everything of an update that draws random numbers, in SB3's order, or that has to wait its turn.
 
         Fused updates of several policies may then `run` at the same time; `finish_update` is for one at a time again.
         """
         fused = self.fused_policy()
         if fused is None:
-            return LeanUpdate(self._train_lean)
+            return TorchUpdate(self._train_torch)
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.policy.optimizer)
         return FusedUpdate(self, fused)
 
-    def finish_update(self, update: FusedUpdate | LeanUpdate) -> None:
+    def finish_update(self, update: FusedUpdate | TorchUpdate) -> None:
         """Put the results of a fused update where SB3 keeps them."""
         if isinstance(update, FusedUpdate):
             update.write_back()
@@ -108,7 +110,7 @@ class PPO(stable_baselines3.PPO):
             self.num_grad_updates += update.num_grad_updates
             self._record_update(update.means(), update.clip_range, None)
 
-    def _train_lean(self) -> None:
+    def _train_torch(self) -> None:
         """The loss is that of SB3's `ppo.py`, operation by operation.
 
         Statistics stay tensors until the end: SB3 waits for the device five times in each minibatch.
@@ -119,7 +121,7 @@ class PPO(stable_baselines3.PPO):
         clip_range_vf = None
         if self.clip_range_vf is not None:
             clip_range_vf = self.clip_range_vf(self._current_progress_remaining)  # type: ignore[operator]
-        rollout = ResidentRollout(self.rollout_buffer, self.device)
+        rollout = DeviceRollout(self.rollout_buffer, self.device)
         minibatches: list[dict[str, th.Tensor]] = []
         for epoch in range(self.n_epochs):
             first_of_epoch = len(minibatches)
@@ -136,7 +138,7 @@ class PPO(stable_baselines3.PPO):
     def _train_epoch(
         self,
         epoch: int,
-        rollout: ResidentRollout,
+        rollout: DeviceRollout,
         clip_range: float,
         clip_range_vf: float | None,
         minibatches: list[dict[str, th.Tensor]],

@@ -114,5 +114,5 @@ def _choose_path(policy_id: str, algorithm: PPO, update_path: str) -> None:
     if update_path != "auto":  # a subclass may have chosen already
         algorithm.update_path = update_path
     fused = algorithm.fused_policy()
-    reason = "" if fused or algorithm.update_path == "lean" else f" ({why_not_fused(algorithm)})"
-    _log.info("policy %s: %s update%s", policy_id, "fused" if fused else "lean", reason)
+    reason = "" if fused or algorithm.update_path != "auto" else f" ({why_not_fused(algorithm)})"
+    _log.info("policy %s: %s update%s", policy_id, "fused" if fused else "torch", reason)

@@ -116,7 +116,7 @@ def _set_numpy(state: Fields) -> None:
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
+def preserve_rng() -> Iterator[None]:
     """Whatever is drawn within, the generators stand afterwards where they stood before."""
     python, numpy_state, torch = random.getstate(), np.random.get_state(), th.get_rng_state()  # noqa: NPY002
     cuda = _cuda_states()

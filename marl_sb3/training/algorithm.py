@@ -67,7 +67,7 @@ class MultiAgentAlgorithm:
         device: as in SB3.
         stats_window_size: over how many finished episodes the metrics of episodes run.
         custom_metrics: numbers per episode from the env's infos, besides those that the env announces.
-        update_path: how `marl_sb3.PPO` updates: `auto`, `fused` or `lean`; see there.
+        update_path: how `marl_sb3.PPO` updates: `auto`, `fused` or `torch`; see there.
         n_threads: threads of one matrix product in the fused kernels; PyTorch has its own setting.
         n_parallel_updates: how many policies are updated beside each other, where they can be; None: as many as keep
             this process's cores busy. It changes no result.
@@ -82,7 +82,7 @@ class MultiAgentAlgorithm:
         policy_of: the policy id of each agent.
         num_timesteps: env steps taken.
         iteration: iterations done.
-        at_boundary: whether the latest iteration is over: only then the state is that of a whole number of them.
+        between_iterations: whether the latest iteration is over: only then the state is that of a whole number of them.
         tracker: the finished episodes that the metrics run over.
         episodes_left_out: whether a checkpoint could not hold the running episodes, which has been said then.
 
@@ -375,7 +375,7 @@ class MultiAgentAlgorithm:
             NumericError: a weight is not finite.
         """
         folder = without_zip(path)
-        if not self.at_boundary:
+        if not self.between_iterations:
             _log.warning("inexact: %s is saved in the middle of an iteration, whose steps are not in it", folder)
         write_checkpoint(require_replaceable(folder), *self.get_state(), self.about())
         return folder
@@ -442,12 +442,12 @@ class MultiAgentAlgorithm:
 
     def _restart_counters(self) -> None:
         self._counters = Counters.of_agents(len(self.env.agents))
-        self.at_boundary = True
+        self.between_iterations = True
         self.tracker.episodes.clear()
 
     def _iterate(self, callback: BaseCallback) -> Result | None:
         """One iteration; None if a callback stopped it."""
-        self.at_boundary = False
+        self.between_iterations = False
         self._counters.begin_iteration()
         with blas_threads(self.n_threads):
             report = self._loop.iterate(callback, _Listener(self, callback), self._progress_remaining)
@@ -455,7 +455,7 @@ class MultiAgentAlgorithm:
             return None
         self._counters.iteration += 1
         self._counters.time_s += report.sampling_s + report.update_s
-        self.at_boundary = True
+        self.between_iterations = True
         return self._result(report)
 
     def _result(self, report: IterationReport) -> Result:

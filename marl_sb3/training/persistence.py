@@ -158,7 +158,7 @@ def _set_counters(algorithm: MultiAgentAlgorithm, counters: Fields) -> None:
     algorithm._counters.set_state(counters)
     total = counters.value("total_timesteps")
     algorithm._total_timesteps = None if total is None else counters.whole("total_timesteps", 1)
-    algorithm.at_boundary = True
+    algorithm.between_iterations = True
 
 
 def _set_env(algorithm: MultiAgentAlgorithm, state: Fields) -> dict[int, str]:

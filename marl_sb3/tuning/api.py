@@ -23,7 +23,7 @@ from marl_sb3.tuning.report import write_files
 from marl_sb3.tuning.run_search import Watcher, new_name, open_study, require_trainable_preset, run_search, study_folder
 from marl_sb3.tuning.search import Search, read_search, require_whole
 from marl_sb3.tuning.space import Space, parse_grid, parse_space, read_space
-from marl_sb3.tuning.study import StudyOfTrials
+from marl_sb3.tuning.study import TuneStudy
 from marl_sb3.tuning.view import ConfirmView, SearchView
 
 DEFAULT_ENV = "arena"
@@ -44,7 +44,7 @@ def tune(
     watch: Watcher | None = None,
     progress_bar: bool | None = None,
     **options: Any,
-) -> StudyOfTrials:
+) -> TuneStudy:
     """What `python -m marl_sb3.tune` does.
 
     Trials run in worker processes; only an env that those cannot import, such as a class of the script itself, is
@@ -84,7 +84,7 @@ def tune(
 
 
 def run_study(
-    study: StudyOfTrials,
+    study: TuneStudy,
     workers: int,
     confirm_seeds: int,
     confirm_best: int,
@@ -113,7 +113,7 @@ def run_study(
             confirm(study, confirm_best, confirm_seeds, workers, update)
 
 
-def _call_all(watchers: Sequence[Watcher], study: StudyOfTrials) -> None:
+def _call_all(watchers: Sequence[Watcher], study: TuneStudy) -> None:
     for watcher in watchers:
         watcher(study)
 
@@ -129,7 +129,7 @@ def prepare_study(
     settings: Mapping[str, Any] | None = None,
     root: str | Path = "runs",
     **options: Any,
-) -> StudyOfTrials:
+) -> TuneStudy:
     """Check everything, and begin a study or go on with it; no trial is run.
 
     Args:

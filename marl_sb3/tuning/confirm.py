@@ -17,9 +17,9 @@ from optuna.trial import FrozenTrial
 from marl_sb3.envs.registry import importable_id
 from marl_sb3.errors import is_disk_full
 from marl_sb3.experiment import execute, prepare
-from marl_sb3.tuning.run_search import the_only_search
+from marl_sb3.tuning.run_search import study_lock
 from marl_sb3.tuning.search import require_whole
-from marl_sb3.tuning.study import StudyOfTrials
+from marl_sb3.tuning.study import TuneStudy
 from marl_sb3.tuning.trial import note_failure, objective_of
 from marl_sb3.tuning.trial_rows import write_whole
 from marl_sb3.tuning.workers import POLL_S, Workers
@@ -85,7 +85,7 @@ def _read_outcome(path: Path) -> Mapping[str, Any] | None:
 
 
 def confirm(
-    study: StudyOfTrials,
+    study: TuneStudy,
     best: int = 1,
     seeds: int = 10,
     workers: int = 1,
@@ -123,7 +123,7 @@ def confirm(
         if watch is not None:
             watch(done(), len(trainings))
 
-    with the_only_search(study.folder):
+    with study_lock(study.folder):
         if workers == 1 and importable_id(study.search.env, study.factory) is None:
             if not work_on_confirming(study, trials, seeds, look):
                 raise KeyboardInterrupt
@@ -140,7 +140,7 @@ def confirm(
 
 
 def work_on_confirming(
-    study: StudyOfTrials,
+    study: TuneStudy,
     trials: Sequence[int],
     seeds: int,
     look: Callable[[], None] = lambda: None,
@@ -160,7 +160,7 @@ def work_on_confirming(
     return True
 
 
-def _trainings(study: StudyOfTrials, trials: Sequence[int], seeds: int) -> list[_Training]:
+def _trainings(study: TuneStudy, trials: Sequence[int], seeds: int) -> list[_Training]:
     """Of all candidates, the preset first; seed by seed, so that few of them compare too."""
     return [
         _Training(trial, index, _folder_of(study, trial) / f"seed-{index:02d}")
@@ -169,11 +169,11 @@ def _trainings(study: StudyOfTrials, trials: Sequence[int], seeds: int) -> list[
     ]
 
 
-def _folder_of(study: StudyOfTrials, trial: int | None) -> Path:
+def _folder_of(study: TuneStudy, trial: int | None) -> Path:
     return study.folder / _FOLDER / (PRESET if trial is None else f"trial-{trial}")
 
 
-def _train(study: StudyOfTrials, training: _Training) -> bool:
+def _train(study: TuneStudy, training: _Training) -> bool:
     """Train a candidate with a seed and write down what came out; returns False if it was interrupted."""
     settings = {} if training.trial is None else study.space.settings(study.trials[training.trial].params)
     config = study.search.trial_config(settings, study.search.fresh_seed(training.index))
@@ -197,7 +197,7 @@ def _train(study: StudyOfTrials, training: _Training) -> bool:
 # --- What came out ---------------------------------------------------------------------------------------------------
 
 
-def confirmed(study: StudyOfTrials) -> list[Candidate]:
+def confirmed(study: TuneStudy) -> list[Candidate]:
     """What has been trained with fresh seeds so far: the preset, then trials, best first; empty if nothing has.
 
     Trials that have been trained less often than others, or have failed more often, come after those.
@@ -222,7 +222,7 @@ def _candidate(name: str, of_it: Sequence[Mapping[str, Any]]) -> Candidate:
     return Candidate(None if name == PRESET else int(name.split()[1]), values, len(of_it) - len(values))
 
 
-def outcomes(study: StudyOfTrials) -> list[tuple[str, Path, Mapping[str, Any]]]:
+def outcomes(study: TuneStudy) -> list[tuple[str, Path, Mapping[str, Any]]]:
     """Of each training that is done: the candidate's name, the run folder within the study's, and what came out."""
     files = sorted((study.folder / _FOLDER).glob(f"*/*/{_DONE}"), key=lambda path: (path.parts[-3], path.parts[-2]))
     found = [(path, _read_outcome(path)) for path in files]
@@ -233,7 +233,7 @@ def outcomes(study: StudyOfTrials) -> list[tuple[str, Path, Mapping[str, Any]]]:
     ]
 
 
-def winner(study: StudyOfTrials) -> tuple[FrozenTrial, Candidate | None] | None:
+def winner(study: TuneStudy) -> tuple[FrozenTrial, Candidate | None] | None:
     """The trial whose settings are the ones to take, and what fresh seeds said of it; None if none was trained.
 
     It is the best of those that were trained again, if the best trial of the search is among these; else the latter.

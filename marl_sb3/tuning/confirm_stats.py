@@ -10,7 +10,7 @@ import numpy as np
 from scipy.special import stdtr, stdtrit
 
 from marl_sb3.errors import ConfigError
-from marl_sb3.spread import Spread, spread
+from marl_sb3.sample_stats import SampleStats, sample_stats
 from marl_sb3.types import Array
 
 BETTER, WORSE, UNKNOWN = "better", "worse", "undecided"
@@ -84,18 +84,18 @@ def compare(
     )
 
 
-def _sample(name: str, returns: Sequence[float]) -> Spread:
+def _sample(name: str, returns: Sequence[float]) -> SampleStats:
     if not len(returns) or not all(map(math.isfinite, returns)):
         raise ConfigError(f"the returns of {name} are {list(returns)}; accepted: finite numbers, at least one")
-    return spread(returns)
+    return sample_stats(returns)
 
 
-def _mean(sample: Spread) -> float:
+def _mean(sample: SampleStats) -> float:
     assert sample.mean is not None, "it is not empty"
     return sample.mean
 
 
-def welch(ours: Spread, theirs: Spread) -> tuple[Interval, float]:
+def welch(ours: SampleStats, theirs: SampleStats) -> tuple[Interval, float]:
     """The 95 % confidence interval of the difference of two means, and its two-sided p-value.
 
     Welch, "The generalization of 'Student's' problem when several different population variances are involved",

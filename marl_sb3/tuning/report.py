@@ -22,7 +22,7 @@ from marl_sb3.errors import ConfigError
 from marl_sb3.tuning.confirm import confirmed, outcomes, winner
 from marl_sb3.tuning.confirm_table import confirmed_line
 from marl_sb3.tuning.report_page import html_report
-from marl_sb3.tuning.study import SEED, StudyOfTrials
+from marl_sb3.tuning.study import SEED, TuneStudy
 from marl_sb3.tuning.trial_rows import (
     error_text,
     header,
@@ -42,7 +42,7 @@ _BEST = 10
 _WIDTH_OF_OTHERS = 61  # columns than those of the parameters
 
 
-def write_files(study: StudyOfTrials) -> list[Path]:
+def write_files(study: TuneStudy) -> list[Path]:
     """Write all that there is to write of a study into its folder; without plotly there is no page.
 
     Raises:
@@ -56,7 +56,7 @@ def write_files(study: StudyOfTrials) -> list[Path]:
     return [path for path in files if path is not None]
 
 
-def confirm_csv(study: StudyOfTrials) -> Path | None:
+def confirm_csv(study: TuneStudy) -> Path | None:
     """Write `confirm.csv`: a row per training with a fresh seed; None if there was none."""
     rows = [
         [name, outcome["seed"], outcome.get("objective"), one_line(outcome.get("error", "")), folder.as_posix()]
@@ -67,7 +67,7 @@ def confirm_csv(study: StudyOfTrials) -> Path | None:
     return _write_csv(study.folder / "confirm.csv", ["candidate", "seed", "objective", "error", "folder"], rows)
 
 
-def trials_csv(study: StudyOfTrials) -> Path:
+def trials_csv(study: TuneStudy) -> Path:
     """Write `trials.csv`: a row per trial, whatever became of it; empty where there is no value."""
     return _write_csv(study.folder / "trials.csv", header(study), [row(study, trial) for trial in study.trials])
 
@@ -226,7 +226,7 @@ _OF_THE_SEARCH = (
 )
 
 
-def best_yml(study: StudyOfTrials) -> Path | None:
+def best_yml(study: TuneStudy) -> Path | None:
     """Write `best.yml`: the configuration of the winner, for `python -m marl_sb3.train --hparams best.yml`.
 
     It is what the trial was trained with, but with a new seed in every run, and with as many env steps, evaluations

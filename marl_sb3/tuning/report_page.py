@@ -21,7 +21,7 @@ from optuna.trial import FrozenTrial, TrialState
 from marl_sb3.errors import ConfigError
 from marl_sb3.tuning.confirm import confirmed, winner
 from marl_sb3.tuning.confirm_table import HEADER, confirmed_rows
-from marl_sb3.tuning.study import StudyOfTrials
+from marl_sb3.tuning.study import TuneStudy
 from marl_sb3.tuning.trial_rows import header, measured, one_line, parameters_text, row, states, write_whole
 
 # Nothing may be loaded, whatever is in the page. Older versions of plotly.js make functions from text (unsafe-eval);
@@ -41,7 +41,7 @@ _LABELLED = 10  # learning curves that have colours and names
 _SLICES_PER_ROW, _SLICE_HEIGHT = 3, 260
 
 
-def html_report(study: StudyOfTrials) -> Path:
+def html_report(study: TuneStudy) -> Path:
     """Write `report.html`: a summary, Optuna's plots, and all trials.
 
     Raises:
@@ -78,7 +78,7 @@ def _visualization() -> ModuleType:
 # --- Tables ----------------------------------------------------------------------------------------------------------
 
 
-def _summary(study: StudyOfTrials, trials: Sequence[FrozenTrial]) -> str:
+def _summary(study: TuneStudy, trials: Sequence[FrozenTrial]) -> str:
     search, found = study.search, winner(study)
     best = None if found is None else found[0]
     rows: list[tuple[str, object]] = [
@@ -101,7 +101,7 @@ def _summary(study: StudyOfTrials, trials: Sequence[FrozenTrial]) -> str:
     return f"<h2>Summary</h2>\n<table>\n{body}\n</table>"
 
 
-def _confirmed(study: StudyOfTrials) -> str:
+def _confirmed(study: TuneStudy) -> str:
     """Whether the winner is better than the preset."""
     title, candidates = "<h2>Fresh seeds</h2>", confirmed(study)
     if not candidates:
@@ -113,7 +113,7 @@ def _confirmed(study: StudyOfTrials) -> str:
     return f'{title}\n<p class="note">{note}</p>\n<table>\n<tr>{head}</tr>\n{body}\n</table>'
 
 
-def _all_trials(study: StudyOfTrials, trials: Sequence[FrozenTrial]) -> str:
+def _all_trials(study: TuneStudy, trials: Sequence[FrozenTrial]) -> str:
     number = _winner(study)
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in header(study))
     lines = [f"<tr>{head}</tr>"]
@@ -125,7 +125,7 @@ def _all_trials(study: StudyOfTrials, trials: Sequence[FrozenTrial]) -> str:
     return f'<h2>Trials</h2>\n{note}\n<div class="wide">\n<table>\n{body}\n</table>\n</div>'
 
 
-def _winner(study: StudyOfTrials) -> int | None:
+def _winner(study: TuneStudy) -> int | None:
     found = winner(study)
     return None if found is None else found[0].number
 
@@ -195,7 +195,7 @@ def _figure(drawing: ModuleType, study: optuna.Study, best: int | None, plot: _P
     return figure.update_layout(title=None, margin_t=40), None  # the page has headings
 
 
-def _bare_copy(study: StudyOfTrials, trials: Sequence[FrozenTrial]) -> optuna.Study:
+def _bare_copy(study: TuneStudy, trials: Sequence[FrozenTrial]) -> optuna.Study:
     """The study in memory, without notes: Optuna shows them in labels, where plotly takes `<a>` for a link."""
     bare = optuna.create_study(direction=study.optuna.direction)
     for trial in trials:

@@ -18,7 +18,7 @@ from marl_sb3.errors import ConfigError
 from marl_sb3.experiment import Preview, preview
 from marl_sb3.run_folder import TRACEBACK_FILE
 from marl_sb3.tuning.search import Search, read_search, require_whole
-from marl_sb3.tuning.study import ERROR, INTERRUPTED, KILLED, WORKER, StudyOfTrials
+from marl_sb3.tuning.study import ERROR, INTERRUPTED, KILLED, WORKER, TuneStudy
 from marl_sb3.tuning.trial import run_trial
 from marl_sb3.tuning.workers import POLL_S, SearchError, Workers
 
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 _MAX_FIRST_FAILURES = 5  # without any trial that has got anywhere: it is not the settings then
 
-Watcher = Callable[[StudyOfTrials], None]
+Watcher = Callable[[TuneStudy], None]
 
 
 def study_folder(env: str, name: str, root: Path = Path("runs")) -> Path:
@@ -42,7 +42,7 @@ def new_name() -> str:
 
 def open_study(
     search: Search, folder: Path, factory: EnvFactory | None = None, where: str = "the space, "
-) -> StudyOfTrials:
+) -> TuneStudy:
     """Check a search, and begin it or go on with it.
 
     Args:
@@ -66,8 +66,8 @@ def open_study(
             )
     notes = _check(search, factory, where)
     folder.mkdir(parents=True, exist_ok=True)
-    with the_only_search(folder):
-        study = StudyOfTrials(search, folder, factory)
+    with study_lock(folder):
+        study = TuneStudy(search, folder, factory)
         study.continued = before is not None or bool(study.trials)
         study.begin()
         search.write(folder)
@@ -114,7 +114,7 @@ def _require_distinct_minibatches(seen: Preview) -> None:
             raise ConfigError(f"{words} agent steps; accepted in a search: 2 to {rollout}", key="batch_size")
 
 
-def require_trainable_preset(study: StudyOfTrials) -> None:
+def require_trainable_preset(study: TuneStudy) -> None:
     """Refuse settings with which the preset cannot be trained: there would be nothing to compare the winner with.
 
     Raises:
@@ -126,7 +126,7 @@ def require_trainable_preset(study: StudyOfTrials) -> None:
         raise ConfigError(f"the preset: {error}", key=error.key) from error
 
 
-def run_search(study: StudyOfTrials, workers: int = 1, watch: Watcher | None = None) -> None:
+def run_search(study: TuneStudy, workers: int = 1, watch: Watcher | None = None) -> None:
     """Run trials until there are none left; killed workers are replaced, and their trials tried once again.
 
     Args:
@@ -148,7 +148,7 @@ def run_search(study: StudyOfTrials, workers: int = 1, watch: Watcher | None = N
             watch(study)
         _require_any_success(study, before)
 
-    with the_only_search(study.folder):
+    with study_lock(study.folder):
         if workers == 1 and importable_id(study.search.env, study.factory) is None:
             _run_here(study, look)
         else:
@@ -157,7 +157,7 @@ def run_search(study: StudyOfTrials, workers: int = 1, watch: Watcher | None = N
 
 
 @contextmanager
-def the_only_search(folder: Path) -> Iterator[None]:
+def study_lock(folder: Path) -> Iterator[None]:
     """While it lasts, no other process runs the study of this folder.
 
     Raises:
@@ -174,8 +174,8 @@ def the_only_search(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def _run_in_workers(study: StudyOfTrials, count: int, look: Callable[[], None]) -> None:
-    pool = Workers(study, count, ["trials"], study.n_done, study.take_back)
+def _run_in_workers(study: TuneStudy, count: int, look: Callable[[], None]) -> None:
+    pool = Workers(study, count, ["trials"], study.n_done, study.requeue_dead)
     while True:
         pool.run(look)
         if at_work := study.in_flight():
@@ -183,12 +183,12 @@ def _run_in_workers(study: StudyOfTrials, count: int, look: Callable[[], None]) 
         while study.in_flight():
             time.sleep(POLL_S)
             look()
-        study.take_back()
+        study.requeue_dead()
         if not study.is_waiting():
             return
 
 
-def _run_here(study: StudyOfTrials, look: Callable[[], None]) -> None:
+def _run_here(study: TuneStudy, look: Callable[[], None]) -> None:
     name = f"here-{os.getpid()}-{secrets.token_hex(2)}"
     with study.working(name):
         while (trial := study.next_trial(name)) is not None:
@@ -197,7 +197,7 @@ def _run_here(study: StudyOfTrials, look: Callable[[], None]) -> None:
             look()
 
 
-def _require_any_success(study: StudyOfTrials, before: Collection[int]) -> None:
+def _require_any_success(study: TuneStudy, before: Collection[int]) -> None:
     """End a search in which nothing works, after the first trials; those of an earlier search do not count."""
     trials = [trial for trial in study.trials if trial.state.is_finished() and trial.number not in before]
     failed = [trial for trial in trials if trial.user_attrs.get(ERROR, INTERRUPTED) != INTERRUPTED]

@@ -35,7 +35,7 @@ _SEARCH = "search"  # the study's own note of what is searched, wherever it is k
 _DIRECTION = {"max": "maximize", "min": "minimize"}
 
 
-class StudyOfTrials:
+class TuneStudy:
     """A study: its trials, and what came out; `.optuna` is Optuna's own.
 
     Args:
@@ -87,7 +87,7 @@ class StudyOfTrials:
                 for index, params in enumerate(self.space.grid()):
                     if index not in there:
                         self.optuna.enqueue_trial(params, user_attrs={INDEX: index})
-        self.take_back()
+        self.requeue_dead()
 
     def _require_same_search(self) -> None:
         plain = {name: value for name, value in self.search.to_plain().items() if name not in ("trials", "storage")}
@@ -131,7 +131,7 @@ class StudyOfTrials:
         for name, note in notes.items():
             self._storage.set_trial_user_attr(trial._trial_id, name, note)
 
-    def take_back(self) -> int:
+    def requeue_dead(self) -> int:
         """Mark trials whose workers are no more as failed, and let each be tried once again.
 
         Returns:
@@ -140,7 +140,7 @@ class StudyOfTrials:
         with self._lock:
             dead = [trial for trial in self._running() if not self._is_alive(trial.user_attrs[WORKER])]
             for trial in dead:
-                self.give_back(trial.number, KILLED)
+                self.requeue(trial.number, KILLED)
         return len(dead)
 
     def in_flight(self) -> list[str]:
@@ -158,7 +158,7 @@ class StudyOfTrials:
         running = [trial for trial in self.trials if trial.state == TrialState.RUNNING]
         return [trial for trial in running if trial.user_attrs.get(WORKER) in ours]
 
-    def give_back(self, number: int, why: str) -> None:
+    def requeue(self, number: int, why: str) -> None:
         """A trial that was broken off: failed, and waiting once more, unless its process has ended for the second time.
 
         Args:

@@ -17,7 +17,7 @@ from marl_sb3.run_folder import write_traceback
 from marl_sb3.training.callback import MultiAgentCallback
 from marl_sb3.tuning.objective import Objective
 from marl_sb3.tuning.search import Search
-from marl_sb3.tuning.study import ERROR, FOLDER, INDEX, INTERRUPTED, SEED, StudyOfTrials
+from marl_sb3.tuning.study import ERROR, FOLDER, INDEX, INTERRUPTED, SEED, TuneStudy
 
 
 class ReportEvaluations(MultiAgentCallback):
@@ -57,7 +57,7 @@ class ReportEvaluations(MultiAgentCallback):
         return not self.pruned
 
 
-def run_trial(study: StudyOfTrials, trial: optuna.trial.Trial) -> bool:
+def run_trial(study: TuneStudy, trial: optuna.trial.Trial) -> bool:
     """Train a trial and tell the study what came out, whatever it was.
 
     Returns:
@@ -70,7 +70,7 @@ def run_trial(study: StudyOfTrials, trial: optuna.trial.Trial) -> bool:
     try:
         run, pruned = _train(study, trial, folder)
         if run.interrupted:
-            study.give_back(trial.number, INTERRUPTED)
+            study.requeue(trial.number, INTERRUPTED)
             return False
         _note_run(trial, run)
         if pruned:
@@ -79,14 +79,14 @@ def run_trial(study: StudyOfTrials, trial: optuna.trial.Trial) -> bool:
             study.optuna.tell(trial, objective_of(study.search, run))
     except (Exception, SystemExit) as error:  # a trial that fails is a result: the search goes on
         if is_disk_full(error):
-            study.give_back(trial.number, INTERRUPTED)
+            study.requeue(trial.number, INTERRUPTED)
             raise
         trial.set_user_attr(ERROR, note_failure(folder, error))
         study.optuna.tell(trial, state=TrialState.FAIL)
     return True
 
 
-def _train(study: StudyOfTrials, trial: optuna.trial.Trial, folder: Path) -> tuple[Run, bool]:
+def _train(study: TuneStudy, trial: optuna.trial.Trial, folder: Path) -> tuple[Run, bool]:
     """The run, and whether it was given up."""
     search = study.search
     trial.set_user_attr(FOLDER, str(folder))

@@ -11,24 +11,24 @@ from typing import Any
 
 from optuna.trial import FrozenTrial
 
-from marl_sb3.checkpoint import naming
+from marl_sb3.checkpoint import with_filename
 from marl_sb3.run_folder import TRACEBACK_FILE
 from marl_sb3.tuning.search import Search
-from marl_sb3.tuning.study import ERROR, FOLDER, RETRY_OF, SEED, WORKER, StudyOfTrials
+from marl_sb3.tuning.study import ERROR, FOLDER, RETRY_OF, SEED, WORKER, TuneStudy
 
 _BEFORE = ("number", "state", "value")  # then a column for each parameter
 _AFTER = ("seed", "iterations", "env_steps", "seconds", "return", "evaluations", "retry_of", "worker", "folder",
     "checkpoint", "error")  # fmt: skip
 
 
-def header(study: StudyOfTrials) -> list[str]:
+def header(study: TuneStudy) -> list[str]:
     """The names of the columns: parameters have SB3's, or `params_NAME` where another column is called so."""
     taken = {*_BEFORE, *_AFTER}
     parameters = [one_line(parameter.name) for parameter in study.space.parameters]
     return [*_BEFORE, *(f"params_{name}" if name in taken else name for name in parameters), *_AFTER]
 
 
-def row(study: StudyOfTrials, trial: FrozenTrial) -> list[Any]:
+def row(study: TuneStudy, trial: FrozenTrial) -> list[Any]:
     """A trial's values, in the order of `header`; None where there is none.
 
     Parameters are as drawn: where `lin_0.001` has been set, it is 0.001. Paths are relative to the study's folder,
@@ -57,7 +57,7 @@ def row(study: StudyOfTrials, trial: FrozenTrial) -> list[Any]:
     ]
 
 
-def record(study: StudyOfTrials, trial: FrozenTrial) -> dict[str, Any]:
+def record(study: TuneStudy, trial: FrozenTrial) -> dict[str, Any]:
     """The same by column, with the values of parameters as Optuna keeps them: numbers and words, lists as JSON."""
     values = dict(zip(header(study), row(study, trial), strict=True))
     names = header(study)[len(_BEFORE) : -len(_AFTER)]
@@ -120,7 +120,7 @@ def parameters_text(parameters: Mapping[str, Any]) -> str:
 def write_whole(path: Path, text: str) -> Path:
     """Write a file, whole or not at all."""
     fresh = path.with_name(f"{path.name}.new")
-    with naming(fresh):
+    with with_filename(fresh):
         fresh.write_text(text, encoding="utf-8", newline="\n")
     os.replace(fresh, path)
     return path

@@ -21,7 +21,7 @@ from marl_sb3.display.text import duration, number, packed
 from marl_sb3.tuning.confirm import confirmed
 from marl_sb3.tuning.confirm_table import confirmed_table
 from marl_sb3.tuning.report import trials_table, write_files
-from marl_sb3.tuning.study import RETRY_OF, StudyOfTrials
+from marl_sb3.tuning.study import RETRY_OF, TuneStudy
 from marl_sb3.tuning.trial_rows import error_text, see_traceback
 
 
@@ -88,7 +88,7 @@ class SearchView(_View):
         keep: leave the last picture where it is.
     """
 
-    def __init__(self, console: Console, study: StudyOfTrials, *, keep: bool = False) -> None:
+    def __init__(self, console: Console, study: TuneStudy, *, keep: bool = False) -> None:
         self._total = study.search.trials
         self._printed = {trial.number for trial in study.trials if trial.state.is_finished()}
         self._seen = _Trials(done=study.n_done())
@@ -96,11 +96,11 @@ class SearchView(_View):
         self._pace.begin(self._seen.done)
         super().__init__(console, keep=keep)
 
-    def update(self, study: StudyOfTrials) -> None:
+    def update(self, study: TuneStudy) -> None:
         """Show the present state."""
         self._show(self._update, study)
 
-    def _update(self, study: StudyOfTrials) -> None:
+    def _update(self, study: TuneStudy) -> None:
         seen = _Trials(study.trials, study.n_done(), study.completed()[:1])
         if seen.done > self._seen.done:
             self._pace.add(seen.done)
@@ -200,7 +200,7 @@ class ConfirmView(_View):
         return Group(*map(_line, packed(parts, room.width)), _bar(self._total or 1, self._done))
 
 
-def print_outcome(console: Console, study: StudyOfTrials) -> None:
+def print_outcome(console: Console, study: TuneStudy) -> None:
     """Write the files of the study, and print its tables; what cannot be shown is written all the same."""
     paths = write_files(study)
     show: Guard[None] = Guard(lambda: None)
@@ -209,7 +209,7 @@ def print_outcome(console: Console, study: StudyOfTrials) -> None:
         console.print(str(path), soft_wrap=True, markup=False)
 
 
-def _print_tables(console: Console, study: StudyOfTrials) -> None:
+def _print_tables(console: Console, study: TuneStudy) -> None:
     console.print(trials_table(study.trials, study.search.mode, console.width))
     candidates = confirmed(study)
     if candidates:

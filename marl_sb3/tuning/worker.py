@@ -16,7 +16,7 @@ from marl_sb3.cli import EXIT_DONE, EXIT_INTERRUPTED, run_command
 from marl_sb3.errors import ConfigError, is_disk_full
 
 if TYPE_CHECKING:
-    from marl_sb3.tuning.study import StudyOfTrials
+    from marl_sb3.tuning.study import TuneStudy
 
 
 def main(arguments: list[str]) -> int:
@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
     return run_command(work, 1)
 
 
-def _work(study: StudyOfTrials, name: str, job: str, options: list[int], is_wanted: Callable[[], bool]) -> int:
+def _work(study: TuneStudy, name: str, job: str, options: list[int], is_wanted: Callable[[], bool]) -> int:
     from marl_sb3.tuning.workers import EXIT_DISK_FULL
 
     try:
@@ -57,18 +57,18 @@ def _work(study: StudyOfTrials, name: str, job: str, options: list[int], is_want
     return EXIT_DONE if done else EXIT_INTERRUPTED
 
 
-def _study(folder: Path, env: str) -> StudyOfTrials:
+def _study(folder: Path, env: str) -> TuneStudy:
     from marl_sb3.tuning.search import STORAGE_VARIABLE, read_search
 
     search = read_search(folder, env, os.environ.get(STORAGE_VARIABLE))
     if search is None:
         raise ConfigError(f"{folder} holds no study", key="study")
-    from marl_sb3.tuning.study import StudyOfTrials
+    from marl_sb3.tuning.study import TuneStudy
 
-    return StudyOfTrials(search, folder)
+    return TuneStudy(search, folder)
 
 
-def work_on_trials(study: StudyOfTrials, name: str, is_wanted: Callable[[], bool] = lambda: True) -> bool:
+def work_on_trials(study: TuneStudy, name: str, is_wanted: Callable[[], bool] = lambda: True) -> bool:
     """Take trials from a study, one after the other, while they are wanted; returns False if one was interrupted."""
     from marl_sb3.tuning.trial import run_trial
 

@@ -16,7 +16,7 @@ from marl_sb3.envs.registry import importable_id
 from marl_sb3.errors import ConfigError, MarlSb3Error
 from marl_sb3.learners.threads import available_cores
 from marl_sb3.tuning.search import STORAGE_VARIABLE
-from marl_sb3.tuning.study import StudyOfTrials
+from marl_sb3.tuning.study import TuneStudy
 
 EXIT_DISK_FULL = 28  # of a worker, as ENOSPC
 
@@ -46,7 +46,7 @@ class Workers:
 
     def __init__(
         self,
-        study: StudyOfTrials,
+        study: TuneStudy,
         count: int,
         job: Sequence[str],
         progress: Callable[[], int],

@@ -15,16 +15,16 @@ from marl_sb3.errors import ConfigError
 from marl_sb3.vec_env.base import AgentGroup, MultiAgentVecEnv, VecStep
 from marl_sb3.vec_env.batched_vec_env import BatchedVecEnv
 from marl_sb3.vec_env.separate_envs import EnvFactory as IndexedFactory
-from marl_sb3.vec_env.serial_vec_env import SerialVecEnv
 from marl_sb3.vec_env.supersuit_vec_env import SuperSuitVecEnv
+from marl_sb3.vec_env.sync_vec_env import SyncVecEnv
 
 __all__ = [
     "AgentGroup",
     "BatchedVecEnv",
     "EnvFactory",
     "MultiAgentVecEnv",
-    "SerialVecEnv",
     "SuperSuitVecEnv",
+    "SyncVecEnv",
     "VecStep",
     "as_vec_env",
     "make_vec_env",
@@ -65,8 +65,8 @@ def _indexed(factory: EnvFactory, env_kwargs: Mapping[str, Any]) -> IndexedFacto
     return lambda index: make_env(factory, index, env_kwargs)
 
 
-def _serial(factory: EnvFactory, n_envs: int, seed: int | None, env_kwargs: Mapping[str, Any]) -> MultiAgentVecEnv:
-    return SerialVecEnv(_indexed(factory, env_kwargs), n_envs, seed)
+def _sync(factory: EnvFactory, n_envs: int, seed: int | None, env_kwargs: Mapping[str, Any]) -> MultiAgentVecEnv:
+    return SyncVecEnv(_indexed(factory, env_kwargs), n_envs, seed)
 
 
 def _supersuit(factory: EnvFactory, n_envs: int, seed: int | None, env_kwargs: Mapping[str, Any]) -> MultiAgentVecEnv:
@@ -76,22 +76,23 @@ def _supersuit(factory: EnvFactory, n_envs: int, seed: int | None, env_kwargs: M
 def _batched(factory: EnvFactory, n_envs: int, seed: int | None, env_kwargs: Mapping[str, Any]) -> MultiAgentVecEnv:
     make_batched = batched_factory(factory)
     if make_batched is None:
-        raise ConfigError("the env has no batched twin (`make_batched`); use the serial vectorizer", key="vectorizer")
+        raise ConfigError("the env has no batched twin (`make_batched`); use the sync vectorizer", key="vectorizer")
     make_env(factory, 0, env_kwargs).close()  # says what is wrong with the arguments
     return BatchedVecEnv(make_batched(n_envs, **env_kwargs), seed)
 
 
 def _auto(factory: EnvFactory, n_envs: int, seed: int | None, env_kwargs: Mapping[str, Any]) -> MultiAgentVecEnv:
-    chosen = _serial if batched_factory(factory) is None else _batched
+    chosen = _sync if batched_factory(factory) is None else _batched
     return chosen(factory, n_envs, seed, env_kwargs)
 
 
 VECTORIZERS: Mapping[str, Callable[[EnvFactory, int, int | None, Mapping[str, Any]], MultiAgentVecEnv]] = {
     "auto": _auto,
     "batched": _batched,
-    "serial": _serial,
+    "sync": _sync,
     "supersuit": _supersuit,
 }
+_EARLIER_NAMES = {"serial": "sync"}  # still accepted
 
 
 def make_vec_env(
@@ -107,7 +108,7 @@ def make_vec_env(
         env: an env id as on the command line, or a factory of a PettingZoo `ParallelEnv` (its class, say).
         n_envs: how many, at least 1.
         seed: run seed, from which the seed of every episode of every env follows; None draws one.
-        vectorizer: `batched` for envs that bring a batched twin, `serial` for any, `supersuit` for those whose
+        vectorizer: `batched` for envs that bring a batched twin, `sync` for any, `supersuit` for those whose
             agents have equal spaces, or `auto`, which picks the fastest that can run the env: the first of these.
             Which one it is does not change what happens in the envs.
         env_kwargs: passed to the factory. A factory with a parameter `env_index` is told the env's index.
@@ -117,6 +118,7 @@ def make_vec_env(
     """
     if isinstance(n_envs, bool) or not isinstance(n_envs, int) or n_envs < 1:
         raise ConfigError(f"n_envs is {n_envs!r}; accepted: a whole number of at least 1", key="n_envs")
+    vectorizer = _EARLIER_NAMES.get(vectorizer, vectorizer)
     if vectorizer not in VECTORIZERS:
         raise ConfigError(f"unknown vectorizer {vectorizer!r}; accepted: {', '.join(VECTORIZERS)}", key="vectorizer")
     if seed is not None and (not isinstance(seed, Integral) or seed < 0):

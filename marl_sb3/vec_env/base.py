@@ -1,6 +1,6 @@
 """What a vectorised multi-agent env is: E envs, A agents, arrays with both axes in front.
 
-Every vectorizer (batched, serial, SuperSuit's) fulfils `MultiAgentVecEnv`;
+Every vectorizer (batched, sync, SuperSuit's) fulfils `MultiAgentVecEnv`;
 nothing above this layer sees a single env or an agent dictionary.
 """
 
@@ -19,7 +19,7 @@ from marl_sb3.types import AgentID, Array, BoolArray, FloatArray, Observations
 from marl_sb3.vec_env.observations import map_arrays
 
 if TYPE_CHECKING:
-    from marl_sb3.vec_env.sb3_vec_env import AgentRowsVecEnv
+    from marl_sb3.vec_env.sb3_vec_env import FlatVecEnv
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,7 @@ class MultiAgentVecEnv(ABC):
             CheckpointError: it is not the state of such envs.
         """
 
-    def as_sb3_vec_env(self) -> AgentRowsVecEnv:
+    def as_sb3_vec_env(self) -> FlatVecEnv:
         """A plain SB3 `VecEnv`, one row per agent: row `e * A + a` is agent `a` of env `e`.
 
         Stock SB3's PPO on it trains as `MultiAgentAlgorithm` with one shared policy does, to the same weights, if every
@@ -235,6 +235,6 @@ class MultiAgentVecEnv(ABC):
         Raises:
             ConfigError: the agents' spaces differ.
         """
-        from marl_sb3.vec_env.sb3_vec_env import AgentRowsVecEnv
+        from marl_sb3.vec_env.sb3_vec_env import FlatVecEnv
 
-        return AgentRowsVecEnv(self)
+        return FlatVecEnv(self)

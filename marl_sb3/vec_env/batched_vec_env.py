@@ -83,7 +83,7 @@ class BatchedVecEnv(MultiAgentVecEnv):
             ConfigError: there are options, which batched envs do not take.
         """
         if options is not None and any(options):
-            raise ConfigError(f"reset options {list(options)}: a batched env takes none; use vectorizer='serial'")
+            raise ConfigError(f"reset options {list(options)}: a batched env takes none; use vectorizer='sync'")
         self._begin_episodes(self._all_envs)
         self.to_act = np.ones_like(self.to_act)
         observations = self._shown()
@@ -237,7 +237,7 @@ class BatchedVecEnv(MultiAgentVecEnv):
     def env_method(self, name: str, env_indices: Sequence[int], *args: Any, **kwargs: Any) -> list[Any]:
         """See `MultiAgentVecEnv.env_method`; a batched env has `render` for single envs."""
         if name != "render":
-            raise AttributeError(f"a batched env has no method {name!r} for single envs; use vectorizer='serial'")
+            raise AttributeError(f"a batched env has no method {name!r} for single envs; use vectorizer='sync'")
         return [self._render(index) for index in env_indices]
 
     def _render(self, index: int) -> Any:

@@ -16,7 +16,7 @@ from marl_sb3.vec_env.observations import to_rows
 from marl_sb3.vec_env.seeding import fresh_seed
 
 
-class AgentRowsVecEnv(VecEnv):
+class FlatVecEnv(VecEnv):
     """Row `e * A + a` is agent `a` of env `e`.
 
     A row is done in the step in which its agent is terminated or truncated, with `terminal_observation` and

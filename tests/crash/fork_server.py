@@ -30,7 +30,7 @@ def warm_up() -> None:
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-        for number, settings in enumerate((["--policies", "per_agent"], ["--vectorizer", "serial"])):
+        for number, settings in enumerate((["--policies", "per_agent"], ["--vectorizer", "sync"])):
             run = Path(folder, str(number))
             assert main(["arena", *WARM_UP, *settings, "--run-dir", str(run)]) == 0
             assert main(["--resume", str(run), "--timesteps", "8", "--quiet"]) == 0

@@ -132,7 +132,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0, help="of the moments; default: 0")
     parser.add_argument("--policies", type=_names(POLICIES), default=list(POLICIES), help="default: all")
     parser.add_argument(
-        "--vectorizer", type=_names(CHECKPOINT_EVERY), default=["batched", "serial"], help="default: batched,serial"
+        "--vectorizer", type=_names(CHECKPOINT_EVERY), default=["batched", "sync"], help="default: batched,sync"
     )
     parser.add_argument("--jobs", type=int, default=2, help="processes that train at a time; default: 2")
     parser.add_argument("--break-rng", choices=GENERATORS, help="resume without one generator: has to be found out")

@@ -22,7 +22,7 @@ PLACES = {
         "marl_sb3.checkpoint": {"os": ("mkdir", "open", "write", "fsync", "rename"), "shutil": ("rmtree",)},
         "marl_sb3.untrusted": {"os": ("open",)},  # to find the best of those that there are
     },
-    "cut": {"marl_sb3.callbacks.cut_logs": {"os": ("replace",)}},
+    "cut": {"marl_sb3.callbacks.truncate_logs": {"os": ("replace",)}},
     "policies": {"marl_sb3.experiment": {"os": ("replace",), "shutil": ("rmtree",)}},
 }
 MOMENTS = ("before", "during", "after")

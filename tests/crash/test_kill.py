@@ -24,9 +24,9 @@ BATCHED = Case("shared", "batched")
 # Ten kills, four of them inside a save, two of them of `python -m marl_sb3.train` itself.
 PORTIONS = {
     BATCHED: [Kill("save"), Kill("time"), Kill("save", real=True)],
-    Case("mapped", "serial"): [Kill("save"), Kill("cut"), Kill("start")],
+    Case("mapped", "sync"): [Kill("save"), Kill("cut"), Kill("start")],
     Case("mapped", "batched"): [Kill("time", real=True), Kill("time")],
-    Case("per_agent", "serial"): [Kill("time"), Kill("save")],
+    Case("per_agent", "sync"): [Kill("time"), Kill("save")],
 }
 
 
@@ -57,7 +57,7 @@ def resume(run: Path, server: ForkServer, shims: dict[str, object] | None = None
     ("broken", "case", "shows_in"),
     [
         ("torch", BATCHED, "/tensors/policy-000/"),
-        ("numpy", Case("mapped", "serial"), "/tensors/policy-000/"),
+        ("numpy", Case("mapped", "sync"), "/tensors/policy-000/"),
         ("env", BATCHED, "/state/env/"),
     ],
 )

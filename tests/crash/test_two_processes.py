@@ -17,7 +17,7 @@ from marl_sb3.checkpoint import CheckpointFolder
 from marl_sb3.train import main
 
 Capture = pytest.CaptureFixture[str]
-CASE = Case("mapped", "serial")  # which saves every second iteration
+CASE = Case("mapped", "sync")  # which saves every second iteration
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:

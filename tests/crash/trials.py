@@ -28,7 +28,7 @@ arena:
   policies_to_train: [explorer]
 """
 POLICIES = {"shared": ["--policies", "shared"], "per_agent": ["--policies", "per_agent"], "mapped": []}
-CHECKPOINT_EVERY = {"batched": 1, "serial": 2, "supersuit": 1}
+CHECKPOINT_EVERY = {"batched": 1, "sync": 2, "supersuit": 1}
 
 CALLS_OF_A_SAVE = 20  # roughly, with one policy
 START_S = {True: 4.0, False: 0.2}  # roughly, until the first iteration is done; of a real process, and of a forked one

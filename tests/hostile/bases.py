@@ -152,8 +152,8 @@ _SDE = {"walker": PolicySpec(policy="MultiInputPolicy", use_sde=True), "chooser"
 
 BASES = (
     Base("shared, batched", _arena("batched"), {"learning_rate": "lin_1e-3"}),
-    Base("per agent, batched, lean", _arena("batched"), {"policies": "per_agent"}, {"update_path": "lean"}),
-    Base("per agent, serial", _arena("serial"), {"policies": "per_agent"}),
+    Base("per agent, batched, torch", _arena("batched"), {"policies": "per_agent"}, {"update_path": "torch"}),
+    Base("per agent, sync", _arena("sync"), {"policies": "per_agent"}),
     Base("Dict spaces, gSDE", lambda: make_vec_env(ManySpaces, NUM_ENVS), {"policies": _SDE}),
     Base("env with a state of its own", lambda: make_vec_env(KnowsItsState, NUM_ENVS)),
     Base("stock PPO", _arena("batched"), {"policies": _STOCK}, {"policies": _STOCK}),

@@ -62,7 +62,7 @@ _SETTINGS: tuple[tuple[str, Any], ...] = (
     ("stats_window_size", 2**63), ("checkpoint_every", 10**9), ("seed", 2**32), ("seed", -1), ("device", "cuda"),
     ("device", "meta"), ("device", "cuda:99"), ("device", "cpu:7"), ("device", "os.system"), ("algo", "dqn"),
     ("policy", "os.system"), ("policy", "CnnPolicy"), ("policies", "shared"), ("policies", "other"), ("policies", {}),
-    ("policies", {"a": {"agents": ["agent1", "agent2"]}}), ("vectorizer", "serial"), ("vectorizer", "x"),
+    ("policies", {"a": {"agents": ["agent1", "agent2"]}}), ("vectorizer", "sync"), ("vectorizer", "x"),
     ("update_path", "x"), ("checkpoint_metric", "x"), ("stop", {"x": 1}), ("stop", {"iteration": 10**400}),
     ("extensions", [{"until": 40, "n_timesteps": 10**9}]), ("extensions", [{"until": [1]}]), ("extensions", "x"),
     ("init_from", ["/etc/passwd"]), ("init_from", ["../x.zip"]), ("init_layers", ["*" * 2000]),

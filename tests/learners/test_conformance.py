@@ -36,7 +36,7 @@ class Kind:
 SMALL_PPO = {"n_steps": 6, "batch_size": 4, "n_epochs": 2}
 LEARNERS = {
     "PPO, fused": Kind(marl_sb3.PPO, SMALL_PPO, None, "fused"),
-    "PPO, PyTorch": Kind(marl_sb3.PPO, SMALL_PPO, stable_baselines3.PPO, "lean"),
+    "PPO, PyTorch": Kind(marl_sb3.PPO, SMALL_PPO, stable_baselines3.PPO, "torch"),
     "stock PPO": Kind(stable_baselines3.PPO, SMALL_PPO, stable_baselines3.PPO),
     "A2C": Kind(stable_baselines3.A2C, {"n_steps": 3}, stable_baselines3.A2C),
 }

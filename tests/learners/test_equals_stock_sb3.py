@@ -27,10 +27,10 @@ N_ENVS = 2
 N_STEPS = 24
 
 
-class LeanPPO(marl_sb3.PPO):
-    """Takes the lean way, which is the one that equals SB3 bit for bit."""
+class TorchPPO(marl_sb3.PPO):
+    """Takes PyTorch's path, which is the one that equals SB3 bit for bit."""
 
-    update_path = "lean"
+    update_path = "torch"
 
 
 class FusedPPO(marl_sb3.PPO):
@@ -39,7 +39,7 @@ class FusedPPO(marl_sb3.PPO):
     update_path = "fused"
 
 
-ALGORITHMS = {"lean": LeanPPO, "stock": stable_baselines3.PPO}
+ALGORITHMS = {"torch": TorchPPO, "stock": stable_baselines3.PPO}
 SMALL = {"batch_size": 16, "n_epochs": 2, "learning_rate": 3e-3, "policy_kwargs": {"net_arch": [8]}}
 
 
@@ -221,7 +221,7 @@ def logged(case: Case, algorithm: type) -> list[dict[str, Any]]:
     ["time limits inside rollouts", "linear schedules", "value clipping", "target KL", "continuous actions", "gSDE"],
 )
 def test_logged_values_equal_those_of_stock_sb3(name: str) -> None:
-    expected, found = (logged(CASES[name], algorithm) for algorithm in (stable_baselines3.PPO, LeanPPO))
+    expected, found = (logged(CASES[name], algorithm) for algorithm in (stable_baselines3.PPO, TorchPPO))
     assert len(expected) == 3
     for stock, ours in zip(expected, found, strict=True):
         assert list(stock) == list(ours)

@@ -24,6 +24,7 @@ from marl_sb3.learners import fused_kernel as kernel
 from marl_sb3.learners.fused import FusedPolicy
 from marl_sb3.learners.fused_coverage import why_not_fused
 from marl_sb3.learners.threads import blas_threads
+from marl_sb3.vec_env import SyncVecEnv
 
 # SB3 says that the batch size does not divide the rollout; here that is wanted.
 pytestmark = pytest.mark.filterwarnings("ignore:You have specified a mini-batch size")
@@ -311,19 +312,26 @@ def test_gsde_and_subclassed_training_take_the_lean_way() -> None:
 
 
 def test_an_unknown_path_is_refused() -> None:
-    with pytest.raises(ConfigError, match="update_path is 'fast'; accepted: auto, fused, lean"):
+    with pytest.raises(ConfigError, match="update_path is 'fast'; accepted: auto, fused, torch"):
         MultiAgentAlgorithm(make_vec_env("arena"), update_path="fast", n_steps=10, batch_size=10)
+
+
+def test_the_earlier_names_of_path_and_vectorizer_are_accepted() -> None:
+    env = make_vec_env("arena", vectorizer="serial")
+    algorithm = MultiAgentAlgorithm(env, update_path="lean", n_steps=10, batch_size=10, device="cpu")
+    assert algorithm.policies["shared"].fused_policy() is None
+    assert isinstance(env, SyncVecEnv)
 
 
 # Around the update
 
 
-def test_lean_updates_go_on_where_fused_ones_ended_and_back() -> None:
+def test_torch_updates_go_on_where_fused_ones_ended_and_back() -> None:
     stock, mixed = model(stable_baselines3.PPO, "box", "box", batch_size=24), model(Fused, "box", "box", batch_size=24)
     stock.set_random_seed(1)
     stock.learn(3 * 48)
     mixed.set_random_seed(1)
-    for path in ("fused", "lean", "fused"):
+    for path in ("fused", "torch", "fused"):
         mixed.update_path = path
         mixed.learn(48, reset_num_timesteps=path == "fused" and mixed.num_timesteps == 0)
     for name, expected in stock.policy.state_dict().items():
@@ -372,7 +380,7 @@ def test_policies_updated_beside_each_other_are_those_updated_in_turn() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered", "ignore:invalid value encountered")
-@pytest.mark.parametrize("path", ["fused", "lean"])
+@pytest.mark.parametrize("path", ["fused", "torch"])
 def test_an_update_that_overflows_is_named_and_not_saved_as_a_number(path: str) -> None:
     env = make_vec_env("arena", n_envs=2, max_timesteps=5)
     algorithm = MultiAgentAlgorithm(env, update_path=path, n_steps=10, batch_size=20, seed=0, device="cpu")
@@ -380,7 +388,7 @@ def test_an_update_that_overflows_is_named_and_not_saved_as_a_number(path: str) 
         algorithm.policies["shared"].policy.value_net.bias.fill_(1e30)
     with pytest.raises(NumericError, match="policy 'shared': the value loss is not finite; the rollout is finite"):
         algorithm.train_iteration()
-    assert algorithm.is_finite() or path == "lean"
+    assert algorithm.is_finite() or path == "torch"
 
 
 def test_a_nan_in_the_rollout_is_placed() -> None:

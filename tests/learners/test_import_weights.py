@@ -92,7 +92,7 @@ def test_policies_of_one_algorithm_can_change_places() -> None:
     assert_same(after["b"], before["a"])
 
 
-@pytest.mark.parametrize("update_path", ["fused", "lean"])
+@pytest.mark.parametrize("update_path", ["fused", "torch"])
 def test_a_training_goes_on_from_the_new_weights_with_a_new_optimizer(update_path: str) -> None:
     """As if the algorithm had been made with these weights, whatever it has learned before."""
     source = weights_of(make(1))

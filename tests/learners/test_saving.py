@@ -57,7 +57,7 @@ PAIR = {"agent1": "pol1", "agent2": "pol2"}
 CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "shared, batched": (arena, {"learning_rate": "lin_1e-3"}),
     "per agent, batched": (arena, {"policies": "per_agent"}),
-    "per agent, serial": (lambda: arena("serial"), {"policies": "per_agent"}),
+    "per agent, sync": (lambda: arena("sync"), {"policies": "per_agent"}),
     "per agent, supersuit": (lambda: arena("supersuit"), {"policies": "per_agent"}),
     "mapped, one frozen": (
         arena,
@@ -67,7 +67,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
             "policies_to_train": ["pol2"],
         },
     ),
-    "lean": (arena, {"update_path": "lean"}),
+    "torch": (arena, {"update_path": "torch"}),
     "stock PPO": (arena, {"policies": {"all": PolicySpec(stable_baselines3.PPO)}}),
     "staggered endings": (noisy, {}),
     "in turns": (in_turns, {"policies": "per_agent"}),

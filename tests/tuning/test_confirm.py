@@ -21,7 +21,7 @@ from marl_sb3.tuning.confirm import Candidate, confirm, confirmed, outcomes, win
 from marl_sb3.tuning.confirm_table import confirmed_line, confirmed_rows
 from marl_sb3.tuning.report import write_files
 from marl_sb3.tuning.run_search import run_search
-from marl_sb3.tuning.study import StudyOfTrials
+from marl_sb3.tuning.study import TuneStudy
 
 SMALL: dict[str, Any] = {
     "space": {"learning_rate": {"log_uniform": [1e-4, 1e-2]}},
@@ -30,7 +30,7 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 
 
-def searched(**changes: Any) -> StudyOfTrials:
+def searched(**changes: Any) -> TuneStudy:
     """A study that is done, in an env that no other process knows: all of it runs in this one."""
 
     class Mine(ArenaEnv):
@@ -41,7 +41,7 @@ def searched(**changes: Any) -> StudyOfTrials:
     return study
 
 
-def put(study: StudyOfTrials, candidate: str, *values: float | None, first_seed: int = 0) -> None:
+def put(study: TuneStudy, candidate: str, *values: float | None, first_seed: int = 0) -> None:
     """As if it had been trained again, with a failure where the value is None."""
     for index, value in enumerate(values, start=first_seed):
         folder = study.folder / "confirm" / candidate / f"seed-{index:02d}"
@@ -106,7 +106,7 @@ def test_a_killed_worker_is_replaced_and_its_training_begun_again(in_tmp: Path) 
     assert [(len(candidate.values), candidate.failed) for candidate in candidates] == [(2, 0), (2, 0)]
 
 
-def _is_worker_of(study: StudyOfTrials, entry: Path) -> bool:
+def _is_worker_of(study: TuneStudy, entry: Path) -> bool:
     try:
         command = (entry / "cmdline").read_bytes().split(b"\0")
     except OSError:

@@ -25,7 +25,7 @@ from marl_sb3.run_folder import RunFolder
 from marl_sb3.tuning import report_page
 from marl_sb3.tuning.report import best_yml, html_report, trials_csv, trials_table
 from marl_sb3.tuning.search import Search
-from marl_sb3.tuning.study import StudyOfTrials
+from marl_sb3.tuning.study import TuneStudy
 from marl_sb3.tuning.trial import run_trial
 
 SPACE: Mapping[str, Any] = {
@@ -47,14 +47,14 @@ def rows_of(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def new_study(folder: Path, **changes: Any) -> StudyOfTrials:
+def new_study(folder: Path, **changes: Any) -> TuneStudy:
     search = Search(**{"env": "arena", "space": SPACE, "name": "lr", "settings": TINY, "timesteps": 100, **changes})
     folder.mkdir(exist_ok=True)
-    return StudyOfTrials(search, folder)
+    return TuneStudy(search, folder)
 
 
 def add(
-    study: StudyOfTrials,
+    study: TuneStudy,
     state: TrialState = TrialState.COMPLETE,
     value: float | None = None,
     curve: Sequence[float] = (),
@@ -73,7 +73,7 @@ def add(
     return trial
 
 
-def some_of_each(study: StudyOfTrials) -> None:
+def some_of_each(study: TuneStudy) -> None:
     trained = {"iterations": 2, "env_steps": 100, "seconds": 1.5, "return": 30.25}
     for value in (1.0, 5.0, 3.0):
         checkpoint = str(Path("elsewhere") / "checkpoints" / "checkpoint_000002")
@@ -160,7 +160,7 @@ def test_hostile_error_stays_in_its_row(tmp_path: Path) -> None:
 # --- The table -------------------------------------------------------------------------------------------------------
 
 
-def shown(study: StudyOfTrials, width: int = 200) -> list[str]:
+def shown(study: TuneStudy, width: int = 200) -> list[str]:
     console = Console(width=width, record=True, file=io.StringIO())
     console.print(trials_table(study.trials, study.search.mode, width))
     return [line.rstrip() for line in console.export_text().splitlines()]
@@ -252,7 +252,7 @@ class Page(HTMLParser):
         return sum("Plotly.newPlot" in script for script in self.scripts)
 
 
-def page_of(study: StudyOfTrials) -> Page:
+def page_of(study: TuneStudy) -> Page:
     """The page, after a look at what it would load."""
     html = html_report(study).read_text(encoding="utf-8")
     before, script, after = html.partition(get_plotlyjs())
@@ -295,7 +295,7 @@ def test_page_has_no_number_of_many_digits(tmp_path: Path) -> None:
     assert not [number for number in (1 / 3, 2 / 3, rate) if f"{number:.4g}" not in text]
 
 
-def figures_of(study: StudyOfTrials, winner: int | None) -> dict[str, Any]:
+def figures_of(study: TuneStudy, winner: int | None) -> dict[str, Any]:
     bare = report_page._bare_copy(study, study.trials)
     return {plot.title: plot.draw(optuna.visualization, bare, winner) for plot in report_page._PLOTS}
 
@@ -420,7 +420,7 @@ def test_without_plotly_the_error_says_what_to_install(tmp_path: Path, monkeypat
 # --- best.yml --------------------------------------------------------------------------------------------------------
 
 
-def write_config(study: StudyOfTrials, trial: optuna.trial.Trial) -> None:
+def write_config(study: TuneStudy, trial: optuna.trial.Trial) -> None:
     """As if it had been trained, by a worker with one core."""
     config = resolved(study.search.trial_config(study.space.settings(trial.params), 7))
     folder = RunFolder(study.folder_of(trial))

@@ -26,7 +26,7 @@ from marl_sb3.tuning.objective import Objective
 from marl_sb3.tuning.run_search import run_search
 from marl_sb3.tuning.search import Search, read_search
 from marl_sb3.tuning.storage import SafeJournal
-from marl_sb3.tuning.study import DEATHS, ERROR, INTERRUPTED, KILLED, RETRY_OF, WORKER, StudyOfTrials
+from marl_sb3.tuning.study import DEATHS, ERROR, INTERRUPTED, KILLED, RETRY_OF, WORKER, TuneStudy
 from marl_sb3.tuning.trial import run_trial
 from marl_sb3.tuning.worker import work_on_trials
 from marl_sb3.tuning.workers import SearchError
@@ -44,17 +44,17 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 
 
-def work_on(study: StudyOfTrials) -> None:
+def work_on(study: TuneStudy) -> None:
     """All of its trials, without worker processes."""
     with study.working("here"):
         assert work_on_trials(study, "here")
 
 
-def finished(study: StudyOfTrials) -> list[tuple[str, Any, dict[str, Any]]]:
+def finished(study: TuneStudy) -> list[tuple[str, Any, dict[str, Any]]]:
     return [(trial.state.name, trial.value, trial.params) for trial in study.trials]
 
 
-def in_this_process(**options: Any) -> StudyOfTrials:
+def in_this_process(**options: Any) -> TuneStudy:
     """A whole search without worker processes."""
     study = prepare_study(**{**SMALL, "pruner": "none", **options})
     work_on(study)
@@ -107,12 +107,12 @@ def test_a_file_of_settings_is_what_is_searched_and_compared_with(
         "default: {lr: 1e-3, n_steps: 2e1, batch_size: 20, n_timesteps: 1e6, policy_kwargs: {net_arch: [8]}}\n"
     )
     options = {"space": {"gamma": {"uniform": [0.8, 0.9]}}, "timesteps": 1.6e2, "evaluations": 2, "trials": 1}
-    study = prepare_study("arena", hparams=file, study="s", n_envs=4, device="cpu", vectorizer="serial", **options)
+    study = prepare_study("arena", hparams=file, study="s", n_envs=4, device="cpu", vectorizer="sync", **options)
     assert caplog.messages == [f"{file} has no settings for env 'arena': those of its section 'default' are used"]
     file.unlink()  # the study has what it needs
     config = prepare_study(study="s").search.trial_config({}, seed=1)
     assert config.hyperparameters.items() >= {"learning_rate": 1e-3, "n_steps": 20, "batch_size": 20}.items()
-    assert (config.n_envs, config.device, config.vectorizer, config.n_timesteps) == (4, "cpu", "serial", 160)
+    assert (config.n_envs, config.device, config.vectorizer, config.n_timesteps) == (4, "cpu", "sync", 160)
     work_on(study)
     assert [trial.state.name for trial in study.trials] == ["COMPLETE"]
     with pytest.raises(ConfigError, match="study 's' exists with another hparams, n_envs; accepted"):
@@ -199,7 +199,7 @@ def test_a_grid_that_was_killed_while_it_was_set_up_is_completed(in_tmp: Path) -
     half = prepare_study(
         **{**SMALL, "space": None, "trials": 1}, grid={"gamma": [0.8], "batch_size": [20]}, study="half"
     )
-    whole = StudyOfTrials(replace(half.search, space=study.search.space, trials=3), half.folder)
+    whole = TuneStudy(replace(half.search, space=study.search.space, trials=3), half.folder)
     whole.optuna.set_user_attr("search", None)
     whole.optuna.set_user_attr("search", _without_storage(whole.search))
     whole.begin()
@@ -320,7 +320,7 @@ def test_a_killed_worker_loses_its_trial_alone_which_is_tried_once_again(in_tmp:
     study = prepare_study(**{**SMALL, "timesteps": 16_000, "pruner": "none"})
     killed: list[int] = []
 
-    def kill_one(watched: StudyOfTrials) -> None:
+    def kill_one(watched: TuneStudy) -> None:
         running = [trial for trial in watched.trials if trial.state == TrialState.RUNNING]
         if running and not killed:
             for entry in Path("/proc").iterdir():
@@ -368,20 +368,20 @@ def test_the_lock_of_a_dead_worker_gives_its_trial_back(in_tmp: Path) -> None:
     with study.working("one"):
         first = study.next_trial("one")
         assert first is not None
-        assert study.take_back() == 0
+        assert study.requeue_dead() == 0
         assert study.in_flight()
-    assert study.take_back() == 1
+    assert study.requeue_dead() == 1
     assert not study.in_flight()
     assert study.n_done() == 0
     with study.working("other"):
         again = study.next_trial("other")
         assert again is not None
         assert again.user_attrs.items() >= {RETRY_OF: first.number, DEATHS: 1}.items()
-        study.give_back(again.number, INTERRUPTED)  # by the user: it is not the trial's fault
+        study.requeue(again.number, INTERRUPTED)  # by the user: it is not the trial's fault
         once_more = study.next_trial("other")
         assert once_more is not None
         assert once_more.user_attrs.items() >= {RETRY_OF: again.number, DEATHS: 1, "index": 0}.items()
-    assert study.take_back() == 1
+    assert study.requeue_dead() == 1
     assert [trial.state.name for trial in study.trials] == ["FAIL"] * 3  # killed twice: not tried again
     assert [trial.user_attrs[ERROR] for trial in study.trials] == [KILLED, INTERRUPTED, KILLED]
     assert study.n_done() == 1
@@ -436,7 +436,7 @@ def test_no_trial_is_lost_by_who_is_killed_while_giving_it_back(
     with monkeypatch.context() as patch:
         patch.setattr(study.optuna, killed_before, killed)
         with pytest.raises(KeyboardInterrupt):
-            study.take_back()
+            study.requeue_dead()
     work_on(prepare_study(study="s"))
     assert [trial.state.name for trial in study.trials] == ["FAIL", "COMPLETE"]
 
@@ -468,9 +468,9 @@ def test_trials_of_workers_elsewhere_are_left_alone(in_tmp: Path) -> None:
     with here.working("one"):
         begun = here.next_trial("one")
         assert begun is not None
-    assert there.take_back() == 0
+    assert there.requeue_dead() == 0
     assert not there.in_flight()
-    assert here.take_back() == 1
+    assert here.requeue_dead() == 1
     work_on(there)
     work_on(here)
     assert [trial.state.name for trial in here.trials] == ["FAIL", "COMPLETE", "COMPLETE", "COMPLETE"]
@@ -693,7 +693,7 @@ def test_a_study_with_another_space_is_not_mixed(in_tmp: Path) -> None:
 def test_a_study_is_run_by_one_search_at_a_time(in_tmp: Path) -> None:
     study = prepare_study(**SMALL)
 
-    def again(_: StudyOfTrials) -> None:
+    def again(_: TuneStudy) -> None:
         with pytest.raises(ConfigError, match="is in use: another process is running this study"):
             run_search(study)
         raise KeyboardInterrupt

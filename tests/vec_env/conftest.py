@@ -9,7 +9,7 @@ import pytest
 from marl_sb3 import vec_env
 
 
-@pytest.fixture(scope="module", params=["serial", "supersuit"])
+@pytest.fixture(scope="module", params=["sync", "supersuit"])
 def each_vectorizer(request: pytest.FixtureRequest) -> Iterator[str]:
     """Makes `make_vec_env` take this vectorizer where nothing else is said."""
     with pytest.MonkeyPatch.context() as patch:

@@ -19,7 +19,7 @@ from marl_sb3.envs.batched_env import BatchedEnv, BatchedStep
 from marl_sb3.errors import CheckpointError
 from marl_sb3.metrics import flatten
 from marl_sb3.state import Fields
-from marl_sb3.vec_env import BatchedVecEnv, SerialVecEnv, VecStep
+from marl_sb3.vec_env import BatchedVecEnv, SyncVecEnv, VecStep
 
 
 def plain(step: VecStep, num_envs: int) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def test_a_run_is_the_same_under_both_vectorizers(policies: str) -> None:
 
 def test_auto_takes_the_batched_twin_where_there_is_one() -> None:
     assert isinstance(make_vec_env("arena"), BatchedVecEnv)
-    assert isinstance(make_vec_env(ScriptedEnv), SerialVecEnv)
+    assert isinstance(make_vec_env(ScriptedEnv), SyncVecEnv)
     with pytest.raises(ConfigError, match="no batched twin"):
         make_vec_env(ScriptedEnv, vectorizer="batched")
 
@@ -120,7 +120,7 @@ def test_single_envs_render_and_share_attributes() -> None:
     images = env.env_method("render", [0, 1])
     assert (images[0] != images[1]).any()
     assert env.get_attr("height", [0, 1]) == [3, 3]
-    with pytest.raises(AttributeError, match="no method 'state' for single envs; use vectorizer='serial'"):
+    with pytest.raises(AttributeError, match="no method 'state' for single envs; use vectorizer='sync'"):
         env.env_method("state", [0])
     env.close()
 
@@ -218,7 +218,7 @@ def test_seeding_again_repeats_the_episodes() -> None:
 def test_reset_options_are_refused_rather_than_dropped() -> None:
     env = make_vec_env("arena", n_envs=2)
     env.reset([{}, {}])
-    with pytest.raises(ConfigError, match="a batched env takes none; use vectorizer='serial'"):
+    with pytest.raises(ConfigError, match="a batched env takes none; use vectorizer='sync'"):
         env.reset([{}, {"level": 3}])
 
 

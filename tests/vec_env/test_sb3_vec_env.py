@@ -13,7 +13,7 @@ from toy_envs import SampledEnv, ScriptedEnv
 
 from marl_sb3 import make_vec_env
 from marl_sb3.errors import ConfigError
-from marl_sb3.vec_env.sb3_vec_env import AgentRowsVecEnv
+from marl_sb3.vec_env.sb3_vec_env import FlatVecEnv
 from marl_sb3.vec_env.seeding import episode_seed
 from marl_sb3.wrappers import CheckedEnv
 
@@ -40,13 +40,13 @@ class CountingEnv(ScriptedEnv):
         return self.count
 
 
-def rows_of(n_envs: int = 2, **kwargs: Any) -> AgentRowsVecEnv:
+def rows_of(n_envs: int = 2, **kwargs: Any) -> FlatVecEnv:
     rows = make_vec_env(CountingEnv, n_envs=n_envs, seed=0, **kwargs).as_sb3_vec_env()
     rows.reset()
     return rows
 
 
-def step(rows: AgentRowsVecEnv, action: int = 0):
+def step(rows: FlatVecEnv, action: int = 0):
     return rows.step(np.full(rows.num_envs, action))
 
 
@@ -121,7 +121,7 @@ def test_agents_with_different_spaces_are_refused():
         groups = make_vec_env(ScriptedEnv).groups * 2
 
     with pytest.raises(ConfigError, match=r"needs the same spaces for all agents, got \('a', 'b'\): Box"):
-        AgentRowsVecEnv(TwoGroups())
+        FlatVecEnv(TwoGroups())
 
 
 # Seeds, options, attributes

@@ -16,7 +16,7 @@ from marl_sb3.types import Array
 _KNOWN_BUFFERS = (RolloutBuffer, DictRolloutBuffer, MaskedRolloutBuffer, MaskedDictRolloutBuffer)
 
 
-class ResidentRollout:
+class DeviceRollout:
     """The samples of a rollout buffer as tensors, and minibatches of them in the order that SB3 would draw.
 
     Args:

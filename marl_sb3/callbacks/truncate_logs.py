@@ -10,10 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from marl_sb3.callbacks.run_log import csv_line
-from marl_sb3.checkpoint import naming
+from marl_sb3.checkpoint import with_filename
 
 
-def cut_logs(folder: Path, iteration: int, env_steps: int) -> None:
+def truncate_logs(folder: Path, iteration: int, env_steps: int) -> None:
     """Take everything out of a run's logs that was written after an iteration; what was cut off in its middle too.
 
     Args:
@@ -32,7 +32,7 @@ def _cut(path: Path, keep: Callable[[bytes], bytes]) -> None:
     if path.exists():
         # TensorBoard reads, and the glob above finds, whatever has `tfevents` in its name.
         fresh = path.with_name(".cut.new")
-        with naming(fresh):
+        with with_filename(fresh):
             fresh.write_bytes(keep(path.read_bytes()))
         os.replace(fresh, path)
 

@@ -1,4 +1,4 @@
-"""What the serial vectorizer alone does: agents with unequal spaces, and a refusal of spaces without arrays."""
+"""What the sync vectorizer alone does: agents with unequal spaces, and a refusal of spaces without arrays."""
 
 from __future__ import annotations
 

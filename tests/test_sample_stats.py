@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from marl_sb3.spread import Spread, spread
+from marl_sb3.sample_stats import SampleStats, sample_stats
 
 
 def test_figures_of_four_values() -> None:
-    found = spread([4.0, 1.0, 3.0, 2.0])
+    found = sample_stats([4.0, 1.0, 3.0, 2.0])
     # Squares about the mean: 2.25 + 0.25 + 0.25 + 2.25 = 5, over 3. Student's t with 3 degrees of freedom: 3.1824.
     sd = math.sqrt(5 / 3)
     assert (found.n, found.mean, found.min, found.max) == (4, 2.5, 1.0, 4.0)
@@ -24,13 +24,15 @@ def test_figures_of_four_values() -> None:
 def test_interval_is_scipys(n: int) -> None:
     values = np.random.default_rng(n).normal(3, 10, n)
     expected = stats.t.interval(0.95, n - 1, loc=values.mean(), scale=stats.sem(values))
-    assert spread(values.tolist()).ci95 == pytest.approx(expected)
+    assert sample_stats(values.tolist()).ci95 == pytest.approx(expected)
 
 
 def test_too_few_values_have_no_spread() -> None:
-    assert spread([]) == Spread(0, None, None, None, None, None)
-    assert spread([2.0]) == Spread(1, 2.0, None, 2.0, 2.0, None)
+    assert sample_stats([]) == SampleStats(0, None, None, None, None, None)
+    assert sample_stats([2.0]) == SampleStats(1, 2.0, None, 2.0, 2.0, None)
 
 
 def test_equal_values_have_an_interval_of_no_width() -> None:
-    assert spread([0.1] * 7) == Spread(7, pytest.approx(0.1), pytest.approx(0), 0.1, 0.1, pytest.approx((0.1, 0.1)))
+    assert sample_stats([0.1] * 7) == SampleStats(
+        7, pytest.approx(0.1), pytest.approx(0), 0.1, 0.1, pytest.approx((0.1, 0.1))
+    )

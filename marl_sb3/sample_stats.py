@@ -10,7 +10,7 @@ from scipy.special import stdtrit
 
 
 @dataclass(frozen=True)
-class Spread:
+class SampleStats:
     """How the values of episodes spread; None where there are too few of them.
 
     Attributes:
@@ -31,14 +31,14 @@ class Spread:
     ci95: tuple[float, float] | None
 
 
-def spread(values: Sequence[float]) -> Spread:
+def sample_stats(values: Sequence[float]) -> SampleStats:
     """The figures of a sample."""
     n = len(values)
     if n == 0:
-        return Spread(0, None, None, None, None, None)
+        return SampleStats(0, None, None, None, None, None)
     mean = math.fsum(values) / n
     if n == 1:
-        return Spread(1, mean, None, mean, mean, None)
+        return SampleStats(1, mean, None, mean, mean, None)
     sd = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
     margin = float(stdtrit(n - 1, 0.975)) * sd / math.sqrt(n)
-    return Spread(n, mean, sd, min(values), max(values), (mean - margin, mean + margin))
+    return SampleStats(n, mean, sd, min(values), max(values), (mean - margin, mean + margin))

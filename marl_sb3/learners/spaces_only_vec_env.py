@@ -11,7 +11,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices
 from marl_sb3.learners.policy_rows import PolicyRows
 
 
-class PolicyRowsEnv(VecEnv):
+class SpacesOnlyVecEnv(VecEnv):
     """Spaces and number of rows of one policy. All policies act in the same envs: only the joint loop steps them."""
 
     def __init__(self, rows: PolicyRows) -> None:

@@ -1,6 +1,6 @@
-"""Do the fused and the lean update learn alike? Returns of the arena over seeds, compared with Welch's t-test.
+"""Do the fused and the torch update learn alike? Returns of the arena over seeds, compared with Welch's t-test.
 
-    python benchmarks/fused_vs_lean_curves.py [--seeds 10] [--timesteps 40000] [--json FILE]
+    python benchmarks/fused_vs_torch_curves.py [--seeds 10] [--timesteps 40000] [--json FILE]
 
 Same seeds, same preset. The two agree to floating point tolerance in one update; over many, trajectories part, and only
 their distribution can be compared.
@@ -61,18 +61,18 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--timesteps", type=positive, default=40_000, metavar="N", help="env steps of a run; default: 40000"
     )
     arguments = options.parse_args(argv)
-    sides = {path: partial(curve, path, arguments.timesteps) for path in ("fused", "lean")}
+    sides = {path: partial(curve, path, arguments.timesteps) for path in ("fused", "torch")}
     curves = take_turns(sides, arguments.seeds, "curves")
     arrays = {path: np.array(returns) for path, returns in curves.items()}
     iterations = arrays["fused"].shape[1]
     for point in np.ceil(np.array([0.25, 0.5, 0.75, 1.0]) * iterations).astype(int) - 1:
-        fused, lean = arrays["fused"][:, point], arrays["lean"][:, point]
-        p = stats.ttest_ind(fused, lean, equal_var=False).pvalue
+        fused, torch = arrays["fused"][:, point], arrays["torch"][:, point]
+        p = stats.ttest_ind(fused, torch, equal_var=False).pvalue
         print(
             f"iteration {point + 1:3d}: fused {fused.mean():6.2f} (SD {fused.std(ddof=1):.2f}), "
-            f"lean {lean.mean():6.2f} (SD {lean.std(ddof=1):.2f}), p = {p:.2f}"
+            f"torch {torch.mean():6.2f} (SD {torch.std(ddof=1):.2f}), p = {p:.2f}"
         )
-    Report("fused_vs_lean_curves", SETTING, {"episode_return_mean": curves}).write(arguments.json)
+    Report("fused_vs_torch_curves", SETTING, {"episode_return_mean": curves}).write(arguments.json)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from marl_sb3.types import Array, FloatArray, Observations
 from marl_sb3.vec_env.observations import map_arrays
 
 
-class PolicyEvaluator(Protocol):
+class ForwardPass(Protocol):
     """What a rollout asks of a policy. Observations are batches, (rows, ...)."""
 
     def act(self, observations: Any) -> tuple[Array, FloatArray, FloatArray]:
@@ -27,27 +27,27 @@ class PolicyEvaluator(Protocol):
         """(rows,) values of the observations that agents were truncated on."""
 
 
-class TorchEvaluator:
+class TorchForwardPass:
     """By the torch modules, with the operations of SB3's `collect_rollouts`."""
 
     def __init__(self, algorithm: OnPolicyAlgorithm) -> None:
         self._algorithm = algorithm
 
     def act(self, observations: Observations) -> tuple[Array, FloatArray, FloatArray]:
-        """See `PolicyEvaluator.act`."""
+        """See `ForwardPass.act`."""
         with th.no_grad():
             actions, values, log_probs = self._algorithm.policy(self._tensor(observations))
         return actions.cpu().numpy(), values.cpu().numpy().reshape(-1), log_probs.cpu().numpy()
 
     def values(self, observations: Observations) -> FloatArray:
-        """See `PolicyEvaluator.values`."""
+        """See `ForwardPass.values`."""
         with th.no_grad():
             values = self._algorithm.policy.predict_values(self._tensor(observations))
         result: FloatArray = values.cpu().numpy().reshape(-1)
         return result
 
     def final_values(self, observations: Observations) -> FloatArray:
-        """See `PolicyEvaluator.final_values`; one by one, because the last bits depend on the size of a batch."""
+        """See `ForwardPass.final_values`; one by one, because the last bits depend on the size of a batch."""
         rows = len(next(iter(observations.values())) if isinstance(observations, dict) else observations)
         values = [self._final_value(observations, row) for row in range(rows)]
         return np.concatenate(values)
@@ -63,10 +63,10 @@ class TorchEvaluator:
         return obs_as_tensor(observations, self._algorithm.device)
 
 
-def policy_evaluator(algorithm: OnPolicyAlgorithm) -> PolicyEvaluator:
-    """The fastest evaluator that covers the policy, with its present parameters."""
+def forward_pass(algorithm: OnPolicyAlgorithm) -> ForwardPass:
+    """The fastest forward pass that covers the policy, with its present parameters."""
     fused = algorithm.fused_policy() if isinstance(algorithm, PPO) else None
     if fused is None:
-        return TorchEvaluator(algorithm)
+        return TorchForwardPass(algorithm)
     fused.read_parameters()
     return fused

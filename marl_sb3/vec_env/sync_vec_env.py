@@ -30,7 +30,7 @@ class _Arrays:
     reset_infos: dict[int, Mapping[str, Any]] = field(default_factory=dict)
 
 
-class SerialVecEnv(SeparateEnvs):
+class SyncVecEnv(SeparateEnvs):
     """Takes any `ParallelEnv`, agents with unequal spaces too.
 
     Args:
