@@ -21,7 +21,8 @@ class FlatVecEnv(VecEnv):
 
     A row is done in the step in which its agent is terminated or truncated, with `terminal_observation` and
     `TimeLimit.truncated` in its info. If other agents of the env go on, the row then idles until the env resets:
-    zero observations, zero rewards, not done, `info["active"]` False. SB3's algorithms cannot leave such steps
+    zero observations, zero rewards, not done, `info["active"]` False. A row whose agent waits for its turn idles, too,
+    with what the agent is paid meanwhile. SB3's algorithms cannot leave such steps
     out of their training, and count them in their advantages; `MultiAgentAlgorithm` leaves them out. Weights therefore
     equal those of `MultiAgentAlgorithm` only where no row ever idles: see `MultiAgentVecEnv.as_sb3_vec_env`.
 

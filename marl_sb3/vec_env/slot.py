@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from pettingzoo import ParallelEnv
 
 from marl_sb3.types import AgentID
 from marl_sb3.vec_env.seeding import episode_seed
+
+_NOBODY: Mapping[AgentID, Any] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -28,9 +31,9 @@ class SlotStep:
 
     observations: Mapping[AgentID, Any]
     rewards: Mapping[AgentID, Any]
-    ends: dict[AgentID, tuple[bool, bool]] = field(default_factory=dict)
-    final_observations: dict[AgentID, Any] = field(default_factory=dict)
-    infos: Mapping[str, Any] = field(default_factory=dict)
+    infos: Mapping[str, Any]
+    ends: Mapping[AgentID, tuple[bool, bool]]
+    final_observations: Mapping[AgentID, Any]
     reset_infos: Mapping[str, Any] | None = None
 
 
@@ -104,7 +107,7 @@ class EnvSlot:
         self.in_play.update(actions)
         if len(rewards) > len(actions):
             rewards = {agent: reward for agent, reward in rewards.items() if agent in self.in_play}
-        step = SlotStep(observations, rewards, infos=infos)
+        step = SlotStep(observations, rewards, infos, _NOBODY, _NOBODY)  # so it is in most steps
         for agent in actions:
             if terminated[agent] or truncated[agent]:
                 self._end(agent, step, bool(terminated[agent]), bool(truncated[agent]))
@@ -131,9 +134,10 @@ class EnvSlot:
                 self._end(agent, step, *flags)
 
     def _end(self, agent: AgentID, step: SlotStep, terminated: bool, truncated: bool) -> None:
-        step.ends[agent] = (terminated, truncated)
+        step.ends = {**step.ends, agent: (terminated, truncated)}
         if agent in step.observations:
-            step.final_observations[agent] = deepcopy(step.observations[agent])  # the env may reuse its array
+            final = deepcopy(step.observations[agent])  # the env may reuse its array
+            step.final_observations = {**step.final_observations, agent: final}
         self.in_play.discard(agent)
         self.ended.add(agent)
 

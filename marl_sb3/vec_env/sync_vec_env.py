@@ -90,8 +90,9 @@ class SyncVecEnv(SeparateEnvs):
     def _write(self, slot: EnvSlot, step: SlotStep, arrays: _Arrays) -> None:
         """Put what a step of one env means into its places."""
         index, places = slot.index, self._places
+        rewards = arrays.rewards[index]
         for agent, reward in step.rewards.items():
-            arrays.rewards[index, places[agent].column] = reward
+            rewards[places[agent].column] = reward
         for agent, (terminated, truncated) in step.ends.items():
             column = places[agent].column
             arrays.terminated[index, column], arrays.truncated[index, column] = terminated, truncated

@@ -132,6 +132,13 @@ def _holds_non_finite(value: Any) -> bool:
     return any(array.dtype.kind == "f" and not np.isfinite(array).all() for array in arrays)
 
 
+def _is_mapping(value: Any) -> bool:
+    return type(value) is dict or isinstance(value, Mapping)  # almost always the first, which is ten times as fast
+
+
+_NO_INFO: dict[str, Any] = {}
+
+
 def _outline(returned: Any) -> str:
     return f"a tuple of {len(returned)}" if isinstance(returned, tuple) else type(returned).__name__
 
@@ -151,6 +158,7 @@ class CheckedEnv(BaseParallelWrapper):  # type: ignore[misc]
         self._mentioned_unearned = False
         self._episode_step = 0
         self._seed: int | None = None
+        self._spaces = {agent: env.observation_space(agent) for agent in env.possible_agents}
         self._in_play: set[AgentID] = set()  # have acted and have not ended
         self._ended: set[AgentID] = set()
 
@@ -277,23 +285,23 @@ class CheckedEnv(BaseParallelWrapper):  # type: ignore[misc]
             raise self._error(f"is live but not in possible_agents {self.env.possible_agents}", agent)
 
     def _check_infos(self, agents: Iterable[AgentID], infos: Any) -> None:
-        if not isinstance(infos, Mapping):
+        if not _is_mapping(infos):
             raise self._error(f"infos are {type(infos).__name__}, not a dictionary by agent")
         for agent in agents:
-            if not isinstance(infos.get(agent, {}), Mapping):
+            if not _is_mapping(infos.get(agent, _NO_INFO)):
                 raise self._error(f"info is {infos[agent]!r}, not a dictionary", agent)
 
     def _check_observation(self, agent: AgentID, observations: Mapping[AgentID, Any]) -> None:
-        space = self.env.observation_space(agent)
-        fault = observation_fault(space, self._of(agent, observations, "observation"))
+        fault = observation_fault(self._spaces[agent], self._of(agent, observations, "observation"))
         if fault:
             raise self._error(f"observation {fault}", agent, observations[agent])
 
     def _of(self, agent: AgentID, values: Any, what: str) -> Any:
-        if not isinstance(values, Mapping) or agent not in values:
+        try:
+            return values[agent]
+        except (KeyError, IndexError, TypeError):  # it may be anything but a dictionary
             known = list(values) if isinstance(values, Mapping) else type(values).__name__
-            raise self._error(f"{what} is missing (there is one for {known})", agent)
-        return values[agent]
+            raise self._error(f"{what} is missing (there is one for {known})", agent) from None
 
     def _error(self, problem: str, agent: AgentID | None = None, value: Any = None) -> EnvError:
         where = self._where()
