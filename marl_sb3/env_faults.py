@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from marl_sb3.errors import EnvRaisedError, MarlSb3Error, is_disk_full
-from marl_sb3.state import State, is_plain
+from marl_sb3.storage.state import State, is_plain
 
 _log = logging.getLogger(__name__)
 

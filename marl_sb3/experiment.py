@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -23,7 +21,6 @@ from marl_sb3.callbacks.run_log import CsvFormat, EventsFormat, JsonLinesFormat,
 from marl_sb3.callbacks.settings_log import write_settings
 from marl_sb3.callbacks.stop import StopAfterSteps
 from marl_sb3.callbacks.truncate_logs import truncate_logs
-from marl_sb3.checkpoint import Checkpoint, with_filename
 from marl_sb3.config import TrainConfig, load_config, to_yaml
 from marl_sb3.config.extensions import Phase, continued, is_complete, phases_after
 from marl_sb3.envs.registry import EnvFactory, factory_id
@@ -35,7 +32,9 @@ from marl_sb3.learners.threads import start_without_dynamo
 from marl_sb3.metrics import Result, require_metric
 from marl_sb3.run import Run
 from marl_sb3.run_folder import RunFolder, find_run, write_traceback
-from marl_sb3.state import Fields
+from marl_sb3.storage.atomic import replaced_folder
+from marl_sb3.storage.checkpoint_format import Checkpoint
+from marl_sb3.storage.state import StateReader
 from marl_sb3.training.callback import MultiAgentCallback
 from marl_sb3.types import PolicyID
 from marl_sb3.vec_env import make_vec_env
@@ -159,7 +158,7 @@ def resume_run(
     files.lock()
     try:
         checkpoint = files.checkpoints.load("latest")
-        before, env_steps = config, Fields(checkpoint.state).fields("counters").whole("num_timesteps")
+        before, env_steps = config, StateReader(checkpoint.state).fields("counters").integer("num_timesteps")
         config = continued(before, env_steps, timesteps, changes)
         check_device(config)
         set_up_process(config)
@@ -326,7 +325,7 @@ def _bring_back(run: Run, checkpoint: Checkpoint) -> dict[str, str]:
     theirs, ours = checkpoint.about.fields("versions"), run.algorithm.about()["versions"]
     for name, version in ours.items():
         if name in theirs and theirs.value(name) != version:
-            inexact[name] = f"was version {theirs.text(name)}, is {version}"
+            inexact[name] = f"was version {theirs.string(name)}, is {version}"
     for what, why in inexact.items():
         _log.warning("inexact resume: %s: %s", what, why)
     with run.files.writing():
@@ -349,9 +348,9 @@ def _note_resume(run: Run, inexact: Mapping[str, str], extended_from: int | None
 
 def _require_same_number_of_envs(run: Run, checkpoint: Checkpoint) -> None:
     """Other numbers would load, but be another run than that of the configuration."""
-    state, ours = Fields(checkpoint.state), run.algorithm.env.num_envs
-    if state.whole("num_envs") != ours:
-        raise state.error("num_envs", state.whole("num_envs"), str(ours))
+    state, ours = StateReader(checkpoint.state), run.algorithm.env.num_envs
+    if state.integer("num_envs") != ours:
+        raise state.error("num_envs", state.integer("num_envs"), str(ours))
 
 
 def execute(run: Run, callbacks: Sequence[BaseCallback] = ()) -> Run:
@@ -603,14 +602,6 @@ def _tensorboard(folder: Path) -> KVWriter:
 def _save_policies(run: Run) -> dict[PolicyID, Path]:
     """The policies' folder appears whole or not at all."""
     folder = run.files.policies
-    unfinished = folder.with_name(f"{folder.name}.new")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    try:
-        with with_filename(unfinished):
-            paths = run.algorithm.save_policies(unfinished)
-    except BaseException:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise
-    shutil.rmtree(folder, ignore_errors=True)  # of before the run was resumed
-    os.replace(unfinished, folder)
+    with replaced_folder(folder) as unfinished:
+        paths = run.algorithm.save_policies(unfinished)
     return {policy_id: folder / path.name for policy_id, path in paths.items()}

@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import secrets
-import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +24,7 @@ from marl_sb3.cli import (
 )
 from marl_sb3.errors import ConfigError, ExportError, path_is_usable
 from marl_sb3.ids import file_names
+from marl_sb3.storage.atomic import UNFINISHED, temporary_folder
 from marl_sb3.types import PolicyID
 
 if TYPE_CHECKING:
@@ -128,17 +128,14 @@ def export_policies(run: Run, format_name: str, out: Path, *, force: bool = Fals
     targets = {
         policy_id: out / name for policy_id, name in file_names(list(run.algorithm.policies), chosen.suffix).items()
     }
-    unfinished = out / f".unfinished-{secrets.token_hex(4)}"
-    with path_is_usable("--out: cannot write to", out, "out"):
-        _check_targets(out, list(targets.values()), force)
-        out.mkdir(parents=True, exist_ok=True)
-        unfinished.mkdir()
-    try:
+    with ExitStack() as cleanup:
+        with path_is_usable("--out: cannot write to", out, "out"):
+            _check_targets(out, list(targets.values()), force)
+            out.mkdir(parents=True, exist_ok=True)
+            unfinished = cleanup.enter_context(temporary_folder(out / f"{UNFINISHED}export"))
         written = chosen.write(run, unfinished)
         for file in written:
             os.replace(file.path, targets[file.policy_id])
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
     return [Exported(targets[file.policy_id], file.policy_id, file.difference) for file in written]
 
 

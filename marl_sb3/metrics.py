@@ -17,7 +17,7 @@ import numpy as np
 
 from marl_sb3.errors import ConfigError, EnvError
 from marl_sb3.ids import require_ids
-from marl_sb3.state import Fields, State
+from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import AgentID, Array, PolicyID
 from marl_sb3.vec_env.base import MultiAgentVecEnv, VecStep
 
@@ -124,7 +124,7 @@ class _InfoAccumulator:
         known = ~np.isnan(self._value)
         return {"value": np.where(known, self._value, 0.0), "known": known, "count": self._count}
 
-    def set_state(self, state: Fields) -> None:
+    def set_state(self, state: StateReader) -> None:
         shape = self._value.shape
         known = state.array("known", np.bool_, shape)
         self._value = np.where(known, state.sums("value", shape), np.nan)
@@ -274,7 +274,7 @@ class EpisodeTracker:
             },
         }
 
-    def set_state(self, state: Fields, *, same_envs: bool = True) -> None:
+    def set_state(self, state: StateReader, *, same_envs: bool = True) -> None:
         """Go on from where `get_state` was called.
 
         Args:
@@ -290,7 +290,7 @@ class EpisodeTracker:
             self.begin()
         self._set_finished(state.fields("finished"))
 
-    def _set_running(self, state: Fields) -> None:
+    def _set_running(self, state: StateReader) -> None:
         shape = self._returns.shape
         self._returns = state.sums("returns", shape)
         self._agent_steps = state.counts("agent_steps", shape)
@@ -301,7 +301,7 @@ class EpisodeTracker:
         for name, accumulator in self._custom.items():
             accumulator.set_state(custom.fields(name))
 
-    def _set_finished(self, state: Fields) -> None:
+    def _set_finished(self, state: StateReader) -> None:
         names = list(self.custom_metrics)
         env_index = state.counts("env_index", (None,))
         n, agents = len(env_index), len(self._agents)

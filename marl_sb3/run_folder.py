@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
-from marl_sb3.checkpoint import CheckpointFolder, with_filename
 from marl_sb3.config import TrainConfig, load_config, to_yaml
 from marl_sb3.errors import ConfigError, path_is_usable
+from marl_sb3.storage.atomic import unfinished_path, with_filename, write_whole
+from marl_sb3.storage.checkpoint_folder import CheckpointFolder
 
 if TYPE_CHECKING:
     from marl_sb3.metrics import Result
@@ -27,9 +28,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _CONFIG = "config.yaml"
-_LOCK, _FRESH_CONFIG = ".lock", "config.yaml.new"
+_LOCK = ".lock"
 TRACEBACK_FILE = "traceback.txt"
-_OF_A_START = (_LOCK, _FRESH_CONFIG)  # there before config.yaml is
+_OF_A_START = (_LOCK, unfinished_path(Path("config.yaml")).name)  # there before config.yaml is
 _RUNS = Path("runs")  # where runs are kept, unless --run-dir says otherwise
 
 
@@ -175,10 +176,7 @@ class RunFolder:
 
     def write_config(self, config: TrainConfig) -> None:
         """Write the configuration, whole or not at all."""
-        fresh = self.config_file.with_name(_FRESH_CONFIG)
-        with with_filename(fresh):
-            fresh.write_text(to_yaml(config), encoding="utf-8")
-        os.replace(fresh, self.config_file)
+        write_whole(self.config_file, to_yaml(config))
 
     def results(self) -> list[Result]:
         """The metrics of all iterations that have been logged, nested.

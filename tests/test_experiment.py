@@ -217,7 +217,7 @@ def test_an_env_that_breaks_later_ends_the_run_with_whole_files(in_tmp: Path) ->
         marl_sb3.train(BreaksLater, timesteps=100, n_envs=2, settings=settings, run_dir="run", seed=1)
     assert len(results(Path("run"))) == 3
     assert stable_baselines3.PPO.load("run/policies/shared.zip", device="cpu").policy is not None
-    assert not list(Path("run").glob("*.new"))
+    assert not list(Path("run").glob(".unfinished-*"))
 
 
 def test_a_closed_run_closes_its_envs(in_tmp: Path) -> None:

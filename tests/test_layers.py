@@ -13,17 +13,15 @@ PACKAGE = Path(__file__).parent.parent / "marl_sb3"
 LAYERS = (
     ("types", "errors"),
     ("output", "signals"),
+    ("storage",),
     (
         "config",
         "cli",
-        "state",
         "video",
         "ids",
         "env_faults",
-        "untrusted",
         "tables",
     ),
-    ("checkpoint", "tensor_file"),
     ("envs",),
     ("wrappers",),
     ("vec_env",),

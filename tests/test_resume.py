@@ -19,11 +19,11 @@ from toy_envs import ScriptedEnv
 
 import marl_sb3
 from marl_sb3 import MultiAgentCallback
-from marl_sb3.checkpoint import CheckpointFolder
 from marl_sb3.errors import CheckpointError, ConfigError, NumericError
 from marl_sb3.experiment import restore, resume_run
 from marl_sb3.metrics import flatten
 from marl_sb3.run_folder import RunFolder
+from marl_sb3.storage.checkpoint_folder import CheckpointFolder
 
 SMALL = {"n_steps": 20, "batch_size": 20, "n_epochs": 1, "env.max_timesteps": 15, "policy_kwargs.net_arch": [8]}
 CLOCKS = ("time", "throughput", "perf", "env_runners/episode_duration", "evaluation/env_runners/episode_duration")
@@ -343,7 +343,7 @@ def test_a_folder_that_cannot_be_resumed_says_why(make: Any, message: str, in_tm
     assert not (in_tmp / "run" / "resumes.jsonl").exists()
 
 
-@pytest.mark.parametrize("what", ["lock", "config.yaml.new", "resumes.jsonl", ".cut.new"])
+@pytest.mark.parametrize("what", ["lock", ".unfinished-config.yaml", "resumes.jsonl", ".unfinished-result.jsonl"])
 def test_a_folder_that_cannot_be_written_is_not_resumed(
     what: str, in_tmp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

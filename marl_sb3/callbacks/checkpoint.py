@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from marl_sb3.checkpoint import CheckpointFolder, Score
 from marl_sb3.metrics import Result, flatten
+from marl_sb3.storage.checkpoint_folder import CheckpointFolder, Score
 from marl_sb3.training.callback import MultiAgentCallback
 
 _log = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from marl_sb3.metrics import Episode, Result
-from marl_sb3.state import Fields, State
+from marl_sb3.storage.state import State, StateReader
 from marl_sb3.training.callback import MultiAgentCallback
 from marl_sb3.types import Array
 
@@ -44,7 +44,7 @@ class RewardHistogramCallback(MultiAgentCallback):
             "acted": np.stack([acted for _, acted in self._steps]) if self._steps else None,
         }
 
-    def set_state(self, state: Fields) -> None:
+    def set_state(self, state: StateReader) -> None:
         """See `MultiAgentCallback.set_state`."""
         if state.value("rewards") is not None:
             shape = (None, len(self.algorithm.env.agents))

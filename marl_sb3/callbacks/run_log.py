@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import threading
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,8 +16,8 @@ import numpy as np
 from stable_baselines3.common.logger import KVWriter, TensorBoardOutputFormat, filter_excluded_keys
 from tensorboard.compat.proto.summary_pb2 import Summary
 
-from marl_sb3.checkpoint import with_filename
 from marl_sb3.metrics import finite_or_none
+from marl_sb3.storage.atomic import replaced_file, with_filename
 
 _ROW_VALUES = (str, bool, int, float, list, tuple, type(None))
 
@@ -90,12 +89,10 @@ class CsvFormat(_RowFormat):
             return list(csv.reader(file))
 
     def _rewrite(self) -> None:
-        fresh = self._path.with_name(self._path.name + ".new")
         padded = [row + [""] * (len(self._columns) - len(row)) for row in self._lines()[1:]]
-        with with_filename(fresh):
+        with replaced_file(self._path) as fresh:
             fresh.write_text("".join(map(csv_line, [self._columns, *padded])), encoding="utf-8", newline="")
-        self._file.close()
-        os.replace(fresh, self._path)
+            self._file.close()
         self._file = self._path.open("a", encoding="utf-8", newline="")
 
     def close(self) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from marl_sb3.checkpoint import with_filename
 from marl_sb3.config import TrainConfig, to_yaml
+from marl_sb3.storage.atomic import write_whole
 
 # TensorBoard reads a folder's files in the order of their names: this one comes first, whenever it is written.
 SETTINGS_FILE = "events.out.tfevents.0000000000.settings"
@@ -25,10 +24,7 @@ def write_settings(folder: Path, config: TrainConfig, policy_ids: Sequence[str])
         config: resolved.
         policy_ids: the ids of all policies.
     """
-    fresh = folder / ".settings.new"  # TensorBoard reads whatever has `tfevents` in its name
-    with with_filename(fresh):
-        fresh.write_bytes(b"".join(map(_record, _events(config, policy_ids))))
-    os.replace(fresh, folder / SETTINGS_FILE)
+    write_whole(folder / SETTINGS_FILE, b"".join(map(_record, _events(config, policy_ids))))
 
 
 def hyperparameters(config: TrainConfig, policy_ids: Sequence[str]) -> dict[str, Value]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 from marl_sb3.callbacks.run_log import csv_line
-from marl_sb3.checkpoint import with_filename
+from marl_sb3.storage.atomic import write_whole
 
 
 def truncate_logs(folder: Path, iteration: int, env_steps: int) -> None:
@@ -30,11 +29,7 @@ def truncate_logs(folder: Path, iteration: int, env_steps: int) -> None:
 def _cut(path: Path, keep: Callable[[bytes], bytes]) -> None:
     """Replace a file, if there is one, by what is to be kept of it."""
     if path.exists():
-        # TensorBoard reads, and the glob above finds, whatever has `tfevents` in its name.
-        fresh = path.with_name(".cut.new")
-        with with_filename(fresh):
-            fresh.write_bytes(keep(path.read_bytes()))
-        os.replace(fresh, path)
+        write_whole(path, keep(path.read_bytes()))
 
 
 def _lines_until(data: bytes, iteration: int) -> bytes:

@@ -11,7 +11,7 @@ from marl_sb3.envs import arena_rules as rules
 from marl_sb3.envs.arena import AGENTS, ArenaEnv, draw_coins
 from marl_sb3.envs.batched_env import BatchedEnv, BatchedStep
 from marl_sb3.errors import EnvError
-from marl_sb3.state import Fields, State
+from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import Array
 
 
@@ -90,7 +90,7 @@ class BatchedArena(BatchedEnv):
             "coins": np.packbits(self._coins, axis=1),
         }
 
-    def set_state(self, state: Fields) -> None:
+    def set_state(self, state: StateReader) -> None:
         """See `BatchedEnv.set_state`."""
         size, limit = self.height * self.width, self.max_timesteps
         cells = state.array("cells", np.int64, (self.num_envs, len(AGENTS)))

@@ -13,7 +13,7 @@ from typing import Any
 
 from gymnasium import spaces
 
-from marl_sb3.state import Fields, State
+from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import AgentID, Array, BoolArray, Observations
 
 
@@ -79,7 +79,7 @@ class BatchedEnv(ABC):
         """
         return None
 
-    def set_state(self, state: Fields) -> None:
+    def set_state(self, state: StateReader) -> None:
         """Go on from where `get_state` was called.
 
         Raises:

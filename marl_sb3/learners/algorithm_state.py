@@ -15,8 +15,8 @@ import torch as th
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from marl_sb3.errors import CheckpointError
-from marl_sb3.state import State, is_plain
-from marl_sb3.tensor_file import Form, copies, form_of
+from marl_sb3.storage.state import State, is_plain
+from marl_sb3.storage.tensor_file import Form, copies, form_of
 from marl_sb3.types import Array
 
 Arrays = dict[str, Array]

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch as th
 
-from marl_sb3.checkpoint import Checkpoint, find_checkpoint
 from marl_sb3.errors import ConfigError
 from marl_sb3.learners.sb3_zip import sb3_weights
-from marl_sb3.state import Fields
-from marl_sb3.tensor_file import Form, StoredTensors, form_of
+from marl_sb3.storage.checkpoint_folder import find_checkpoint
+from marl_sb3.storage.checkpoint_format import Checkpoint
+from marl_sb3.storage.state import StateReader
+from marl_sb3.storage.tensor_file import Form, StoredTensors, form_of
 from marl_sb3.types import Array, PolicyID
 
 if TYPE_CHECKING:
@@ -169,8 +170,8 @@ def checkpoint_weights(checkpoint: Checkpoint) -> dict[PolicyID, StoredWeights]:
     Raises:
         CheckpointError: a policy's file is not there.
     """
-    files = Fields(checkpoint.tensors, checkpoint.name)
-    policy_ids = Fields(checkpoint.state).fields("policies")
+    files = StateReader(checkpoint.tensors, checkpoint.name)
+    policy_ids = StateReader(checkpoint.state).fields("policies")
     return {
         policy_id: StoredWeights(files.value(f"policy-{number:03d}")) for number, policy_id in enumerate(policy_ids)
     }

@@ -12,7 +12,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 
 from marl_sb3.learners.policy_rows import PolicyRows
 from marl_sb3.metrics import Result
-from marl_sb3.state import Fields, State
+from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import Array, BoolArray, Observations, PolicyID
 from marl_sb3.vec_env.base import VecStep
 
@@ -111,7 +111,7 @@ class Learner(Protocol):
     def get_state(self) -> State:
         """Everything but the tensors, between two env steps."""
 
-    def set_state(self, state: Fields, *, same_envs: bool = True) -> None:
+    def set_state(self, state: StateReader, *, same_envs: bool = True) -> None:
         """Go on from where `get_state` was called; the tensors have been set before.
 
         Args:

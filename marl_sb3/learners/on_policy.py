@@ -13,9 +13,9 @@ from marl_sb3.learners.interface import UpdateJob
 from marl_sb3.learners.numeric_faults import check_update, check_weights, naming_faults
 from marl_sb3.learners.on_policy_collector import OnPolicyCollector
 from marl_sb3.learners.policy_rows import PolicyRows
-from marl_sb3.learners.random_state import set_space_state, space_state
 from marl_sb3.metrics import Result
-from marl_sb3.state import Fields, State
+from marl_sb3.storage.rng import set_space_state, space_state
+from marl_sb3.storage.state import State, StateReader
 
 
 class OnPolicyLearner:
@@ -147,16 +147,16 @@ class OnPolicyLearner:
             "action_space": space_state(algorithm.action_space),
         }
 
-    def set_state(self, state: Fields, *, same_envs: bool = True) -> None:
+    def set_state(self, state: StateReader, *, same_envs: bool = True) -> None:
         """See `Learner.set_state`."""
         algorithm = self.algorithm
         self.collector.begin_episodes()
         if same_envs:
             self.collector.set_state(state.fields("rollout"))
-        algorithm.num_timesteps = state.whole("num_timesteps")
-        algorithm._n_updates = state.whole("n_updates")
+        algorithm.num_timesteps = state.integer("num_timesteps")
+        algorithm._n_updates = state.integer("n_updates")
         algorithm._current_progress_remaining = state.number("progress_remaining")
-        self.num_grad_updates = state.whole("grad_updates")
+        self.num_grad_updates = state.integer("grad_updates")
         set_space_state(algorithm.observation_space, state, "observation_space")
         set_space_state(algorithm.action_space, state, "action_space")
 

@@ -27,7 +27,7 @@ from marl_sb3.learners.rollout_buffer import (
     open_state,
     read_open,
 )
-from marl_sb3.state import Fields, State
+from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import Array, BoolArray, Observations
 from marl_sb3.vec_env.base import VecStep
 
@@ -205,13 +205,13 @@ class OnPolicyCollector:
             "begun": self.buffer.begun_state() if self._records and under_way else None,
         }
 
-    def set_state(self, state: Fields) -> None:
+    def set_state(self, state: StateReader) -> None:
         """Go on from where `get_state` was called.
 
         Raises:
             CheckpointError: it is not the state of such a rollout.
         """
-        self._step = state.whole("step", 0, self.algorithm.n_steps)
+        self._step = state.integer("step", 0, self.algorithm.n_steps)
         self._starts = state.array("starts", np.bool_, (self.rows.num_rows,))
         self._open = None if state.value("open") is None else read_open(state.fields("open"), self.buffer)
         self.buffer.reset()

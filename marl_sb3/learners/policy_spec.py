@@ -13,7 +13,7 @@ from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.learners.algorithms import algorithm_class, algorithm_name, require_algorithm
 from marl_sb3.learners.hyperparameters import resolve_hyperparameters
 from marl_sb3.learners.ppo import PPO
-from marl_sb3.state import Fields, State, is_plain
+from marl_sb3.storage.state import State, StateReader, is_plain
 from marl_sb3.types import PolicyID
 
 # Of the numbers and words in the description of a policy in a checkpoint, which may come from a stranger.
@@ -70,7 +70,7 @@ class PolicySpec:
         return {"algorithm": name, "policy": self.policy, "hyperparameters": self._given}
 
     @classmethod
-    def from_plain(cls, plain: Fields, num_weights: int) -> PolicySpec:
+    def from_plain(cls, plain: StateReader, num_weights: int) -> PolicySpec:
         """The spec that `to_plain` described.
 
         Args:
@@ -81,7 +81,7 @@ class PolicySpec:
             CheckpointError: it describes none.
             ConfigError: an unknown hyperparameter, or a value out of range.
         """
-        given, algorithm = plain.fields("hyperparameters"), algorithm_class(plain.text("algorithm"))
+        given, algorithm = plain.fields("hyperparameters"), algorithm_class(plain.string("algorithm"))
         values = {name: given.value(name) for name in given.names()}
         _require_small(values, _LARGEST, given.where)
         if values.get("policy_kwargs") is not None:
@@ -89,11 +89,11 @@ class PolicySpec:
             _require_plain(network)
             _require_no_more_weights(values["policy_kwargs"], num_weights, network.where)
         if "n_steps" in values:
-            given.whole("n_steps", 1, _LONGEST_ROLLOUT)
+            given.integer("n_steps", 1, _LONGEST_ROLLOUT)
         if "n_epochs" in values:
-            given.whole("n_epochs", 1, _MOST_EPOCHS)
+            given.integer("n_epochs", 1, _MOST_EPOCHS)
         resolve_hyperparameters(algorithm, values)  # before they are arguments, lest one is named `algorithm`
-        return cls(algorithm, plain.text("policy"), **values)
+        return cls(algorithm, plain.string("policy"), **values)
 
     def __repr__(self) -> str:
         settings = "".join(f", {name}={value!r}" for name, value in self.hyperparameters.items())
@@ -110,7 +110,7 @@ def _require_small(tree: Any, limit: int, where: str) -> None:
         _require_small(child, limit, where)
 
 
-def _require_plain(network: Fields) -> None:
+def _require_plain(network: StateReader) -> None:
     """Refuse what is no plain setting of a network: PyTorch and SB3 would find out in the middle of training."""
     for name in network.names():
         if name not in _NETWORK or not _NETWORK[name](network.value(name)):

@@ -11,7 +11,7 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 
-from marl_sb3.state import Fields, State
+from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import Array, BoolArray, Observations
 from marl_sb3.vec_env.action_log import require_possible
 from marl_sb3.vec_env.observations import map_arrays
@@ -134,7 +134,7 @@ class _TransitionsOnly(_Base):
             "open_at": self._open_at,
         }
 
-    def set_begun(self, state: Fields, steps: int) -> None:
+    def set_begun(self, state: StateReader, steps: int) -> None:
         """Take over what `begun_state` returned after so many steps.
 
         Raises:
@@ -243,7 +243,7 @@ def open_state(waited: OpenTransitions) -> State:
     return {"rows": waited.rows, "observations": waited.observations, "columns": dict(waited.columns)}
 
 
-def read_open(state: Fields, buffer: _TransitionsOnly) -> OpenTransitions:
+def read_open(state: StateReader, buffer: _TransitionsOnly) -> OpenTransitions:
     """What `open_state` described.
 
     Raises:
@@ -254,7 +254,7 @@ def read_open(state: Fields, buffer: _TransitionsOnly) -> OpenTransitions:
 
 
 def _read_transitions(
-    state: Fields, buffer: _TransitionsOnly, steps: int | slice
+    state: StateReader, buffer: _TransitionsOnly, steps: int | slice
 ) -> tuple[Observations, dict[str, Array]]:
     """Observations and columns of the shapes that these steps of the buffer have."""
     read = state.fields("columns")
@@ -271,7 +271,7 @@ def _read_transitions(
     return {key: _read_part(keys, key, own[key][steps], part, where) for key, part in space.spaces.items()}, columns
 
 
-def _read_part(state: Fields, name: str, like: Array, space: spaces.Space[Any], where: str) -> Array:
+def _read_part(state: StateReader, name: str, like: Array, space: spaces.Space[Any], where: str) -> Array:
     array = state.array(name, like.dtype, like.shape)
     if not isinstance(space, spaces.Box):  # a one-hot encoding would reach beyond its end
         _require_in_space(array, space, where)

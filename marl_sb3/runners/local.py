@@ -8,7 +8,7 @@ from marl_sb3.learners.interface import Collector
 from marl_sb3.learners.policy_rows import zero_actions
 from marl_sb3.metrics import EpisodeTracker
 from marl_sb3.runners.interface import StepListener
-from marl_sb3.state import Fields, State
+from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import Array, Observations, PolicyID
 from marl_sb3.vec_env.base import MultiAgentVecEnv
 
@@ -77,7 +77,7 @@ class LocalRunner:
         """The envs in the middle of their episodes; None if new ones are to begin."""
         return None if self._observations is None else self.env.get_state()
 
-    def set_env_state(self, state: Fields) -> dict[int, str]:
+    def set_env_state(self, state: StateReader) -> dict[int, str]:
         """Go on from where `get_env_state` was called; trackers and collectors have been set before.
 
         Returns:

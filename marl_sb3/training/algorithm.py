@@ -14,7 +14,6 @@ from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 from stable_baselines3.common.logger import KVWriter, Logger, TensorBoardOutputFormat
 from stable_baselines3.common.type_aliases import MaybeCallback
 
-from marl_sb3.checkpoint import Checkpoint, find_checkpoint, require_replaceable, without_zip, write_checkpoint
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.ids import file_names
 from marl_sb3.learners.algorithm_state import Arrays
@@ -26,7 +25,9 @@ from marl_sb3.learners.sb3_zip import write_zip
 from marl_sb3.learners.threads import blas_threads, parallel_updates
 from marl_sb3.metrics import Episode, EpisodeTracker, InfoMetric, Result, flatten
 from marl_sb3.runners.local import LocalRunner
-from marl_sb3.state import Fields, State
+from marl_sb3.storage.checkpoint_folder import find_checkpoint, require_replaceable, without_zip
+from marl_sb3.storage.checkpoint_format import Checkpoint, write_checkpoint
+from marl_sb3.storage.state import State, StateReader
 from marl_sb3.training import persistence
 from marl_sb3.training.callback import (
     callback_states,
@@ -148,7 +149,7 @@ class MultiAgentAlgorithm:
         persistence.require_savable(self)
         self.episodes_left_out = False
         self._callback: BaseCallback | None = None
-        self._callback_states: Fields | None = None  # of a checkpoint, until the callbacks are there
+        self._callback_states: StateReader | None = None  # of a checkpoint, until the callbacks are there
         self._total_timesteps: int | None = None
         self._restart_counters()
         machine_load()  # the first call has nothing to compare with
@@ -418,7 +419,7 @@ class MultiAgentAlgorithm:
     def keep_callback_states(self) -> None:
         """Let the callbacks of the next `learn` go on from where those of the latest one are."""
         if self._callback is not None:
-            self._callback_states = Fields(callback_states(self._callback))
+            self._callback_states = StateReader(callback_states(self._callback))
 
     def forget_episodes(self) -> None:
         """Someone else has stepped the envs: the next rollout begins new episodes."""

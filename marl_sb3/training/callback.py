@@ -10,7 +10,7 @@ from stable_baselines3.common.callbacks import BaseCallback, CallbackList, Event
 
 from marl_sb3.errors import ConfigError
 from marl_sb3.metrics import Episode, Result
-from marl_sb3.state import Fields, State, is_plain
+from marl_sb3.storage.state import State, StateReader, is_plain
 
 if TYPE_CHECKING:
     from marl_sb3.training.algorithm import MultiAgentAlgorithm
@@ -54,7 +54,7 @@ class MultiAgentCallback(BaseCallback):
         """
         return {}
 
-    def set_state(self, state: Fields) -> None:
+    def set_state(self, state: StateReader) -> None:
         """Called after `on_training_start` of a resumed run, with what `get_state` returned.
 
         Raises:
@@ -112,7 +112,7 @@ def _own_state(callback: BaseCallback) -> State | None:
     return None
 
 
-def set_callback_states(callback: Any, states: Fields) -> None:
+def set_callback_states(callback: Any, states: StateReader) -> None:
     """Give the callbacks back what they wanted to remember, as far as they are there.
 
     Raises:
@@ -120,7 +120,7 @@ def set_callback_states(callback: Any, states: Fields) -> None:
     """
     named = _by_name(callback)
     for name in states.names():
-        n_calls, own = states.fields(name).whole("n_calls"), _saved_state(states.fields(name))
+        n_calls, own = states.fields(name).integer("n_calls"), _saved_state(states.fields(name))
         if name not in named:
             if own is not None and list(own):
                 _log.warning("there is no callback %s in this run, as there was in the checkpoint", name)
@@ -131,5 +131,5 @@ def set_callback_states(callback: Any, states: Fields) -> None:
             each.set_state(own)
 
 
-def _saved_state(entry: Fields) -> Fields | None:
+def _saved_state(entry: StateReader) -> StateReader | None:
     return None if entry.value("own") is None else entry.fields("own")

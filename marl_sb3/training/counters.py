@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from marl_sb3.state import Fields, State
+from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import Array
 from marl_sb3.vec_env.base import VecStep
 
@@ -63,15 +63,15 @@ class Counters:
             "time_total_s": self.time_s,
         }
 
-    def set_state(self, state: Fields) -> None:
+    def set_state(self, state: StateReader) -> None:
         """Go on from where `get_state` was called.
 
         Raises:
             CheckpointError: it is not the state of such counters.
         """
-        self.env_steps = state.whole("num_timesteps")
-        self.iteration = state.whole("iteration")
-        self.episodes = state.whole("num_episodes")
+        self.env_steps = state.integer("num_timesteps")
+        self.iteration = state.integer("iteration")
+        self.episodes = state.integer("num_episodes")
         self.agent_steps = state.counts("agent_steps", self.agent_steps.shape)
         self.time_s = state.number("time_total_s", 0.0)
         self.begin_iteration()

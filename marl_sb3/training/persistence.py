@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import psutil
 
-from marl_sb3.checkpoint import Checkpoint, fits_into_state
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.learners.algorithm_state import (
     Arrays,
@@ -26,10 +25,11 @@ from marl_sb3.learners.algorithm_state import (
     weights,
 )
 from marl_sb3.learners.policy_spec import PolicySpec
-from marl_sb3.learners.random_state import random_state, set_random_state
 from marl_sb3.learners.sb3_zip import require_zippable
-from marl_sb3.state import Fields, State, is_plain
-from marl_sb3.tensor_file import form_of, require_storable
+from marl_sb3.storage.checkpoint_format import Checkpoint, fits_into_state
+from marl_sb3.storage.process_rng import random_state, set_random_state
+from marl_sb3.storage.state import State, StateReader, is_plain
+from marl_sb3.storage.tensor_file import form_of, require_storable
 from marl_sb3.training.callback import callback_states
 from marl_sb3.types import PolicyID
 
@@ -115,10 +115,10 @@ def tensors_of(algorithm: MultiAgentAlgorithm) -> dict[str, Arrays]:
 
 def restore(algorithm: MultiAgentAlgorithm, checkpoint: Checkpoint) -> dict[int, str]:
     """See `MultiAgentAlgorithm.set_state`."""
-    state = Fields(checkpoint.state)
+    state = StateReader(checkpoint.state)
     _require_same_shape(algorithm, state)
     restore_weights(algorithm, checkpoint)
-    same_envs = state.whole("num_envs", 1) == algorithm.env.num_envs
+    same_envs = state.integer("num_envs", 1) == algorithm.env.num_envs
     policies = state.fields("policies")
     for number, (policy_id, learner) in enumerate(algorithm._learners.items()):
         own, file = policies.fields(policy_id), f"optimizer-{number:03d}"
@@ -134,40 +134,40 @@ def restore(algorithm: MultiAgentAlgorithm, checkpoint: Checkpoint) -> dict[int,
 
 def restore_weights(algorithm: MultiAgentAlgorithm, checkpoint: Checkpoint) -> None:
     """See `MultiAgentAlgorithm.set_weights`."""
-    Fields(checkpoint.state).fields("policies").require_names(list(algorithm.policies))
+    StateReader(checkpoint.state).fields("policies").require_names(list(algorithm.policies))
     numbers = range(len(algorithm.policies))
     files = sorted(f"{kind}-{number:03d}" for kind in ("policy", "optimizer") for number in numbers)
-    Fields(checkpoint.tensors, checkpoint.name).require_names(files)
+    StateReader(checkpoint.tensors, checkpoint.name).require_names(files)
     by_file = {f"policy-{number:03d}": policy for number, policy in enumerate(algorithm.policies.values())}
     for change in (require_weights, set_weights):  # all of them are looked at before the first is changed
         for file, policy in by_file.items():
             change(policy, checkpoint.tensors[file], file)
 
 
-def _require_same_shape(algorithm: MultiAgentAlgorithm, state: Fields) -> None:
+def _require_same_shape(algorithm: MultiAgentAlgorithm, state: StateReader) -> None:
     policy_of = state.fields("policy_of")
     policy_of.require_names(list(algorithm.policy_of))
     for agent, policy_id in algorithm.policy_of.items():
-        if policy_of.text(agent) != policy_id:
-            raise policy_of.error(agent, policy_of.text(agent), policy_id)
-    if state.whole("n_steps") != algorithm.n_steps:
-        raise state.error("n_steps", state.whole("n_steps"), str(algorithm.n_steps))
+        if policy_of.string(agent) != policy_id:
+            raise policy_of.error(agent, policy_of.string(agent), policy_id)
+    if state.integer("n_steps") != algorithm.n_steps:
+        raise state.error("n_steps", state.integer("n_steps"), str(algorithm.n_steps))
 
 
-def _set_counters(algorithm: MultiAgentAlgorithm, counters: Fields) -> None:
+def _set_counters(algorithm: MultiAgentAlgorithm, counters: StateReader) -> None:
     algorithm._counters.set_state(counters)
     total = counters.value("total_timesteps")
-    algorithm._total_timesteps = None if total is None else counters.whole("total_timesteps", 1)
+    algorithm._total_timesteps = None if total is None else counters.integer("total_timesteps", 1)
     algorithm.between_iterations = True
 
 
-def _set_env(algorithm: MultiAgentAlgorithm, state: Fields) -> dict[int, str]:
+def _set_env(algorithm: MultiAgentAlgorithm, state: StateReader) -> dict[int, str]:
     algorithm._runner.forget_episodes()
-    theirs, ours = state.whole("num_envs"), algorithm.env.num_envs
+    theirs, ours = state.integer("num_envs"), algorithm.env.num_envs
     if theirs != ours:
         return _begin_anew(algorithm, f"the checkpoint is of {theirs} envs, here are {ours}")
     if "env_left_out" in state:
-        return _begin_anew(algorithm, state.text("env_left_out"))
+        return _begin_anew(algorithm, state.string("env_left_out"))
     if state.value("env") is None:
         return {}
     return algorithm._runner.set_env_state(state.fields("env"))
@@ -195,22 +195,22 @@ def constructor_arguments(
         CheckpointError: the checkpoint does not say, or what it says makes no policy.
         ConfigError: policies were made of classes or functions, and `policies` is None.
     """
-    state = Fields(checkpoint.state)
+    state = StateReader(checkpoint.state)
     policy_of, specs = state.fields("policy_of"), state.fields("specs")
-    trained = Fields(dict(enumerate(state.items("trained"))), f"{state.where}/trained")
+    trained = StateReader(dict(enumerate(state.items("trained"))), f"{state.where}/trained")
     # Checkpoints of earlier versions do not say.
-    deterministic = "evaluation_deterministic" not in state or state.switch("evaluation_deterministic")
+    deterministic = "evaluation_deterministic" not in state or state.boolean("evaluation_deterministic")
     return {
         "policies": policies or _specs(specs, checkpoint),
-        "policy_mapping_fn": {agent: policy_of.text(agent) for agent in policy_of.names()},
-        "policies_to_train": [trained.text(number) for number in trained],
+        "policy_mapping_fn": {agent: policy_of.string(agent) for agent in policy_of.names()},
+        "policies_to_train": [trained.string(number) for number in trained],
         "n_steps": n_steps or _rollout_length(state),
         "evaluation_deterministic": deterministic,
     }
 
 
-def _rollout_length(state: Fields) -> int:
-    n_steps = state.whole("n_steps", 1)
+def _rollout_length(state: StateReader) -> int:
+    n_steps = state.integer("n_steps", 1)
     if n_steps > _LONGEST_ROLLOUT:
         raise state.error(
             "n_steps", n_steps, f"at most {_LONGEST_ROLLOUT}; if you trust the file, pass n_steps={n_steps}"
@@ -218,7 +218,7 @@ def _rollout_length(state: Fields) -> int:
     return n_steps
 
 
-def _specs(specs: Fields, checkpoint: Checkpoint) -> dict[PolicyID, PolicySpec]:
+def _specs(specs: StateReader, checkpoint: Checkpoint) -> dict[PolicyID, PolicySpec]:
     for policy_id in specs.names():
         if specs.value(policy_id) is None:
             raise ConfigError(f"policy {policy_id!r} was made of classes or functions: pass `policies`", key="policies")

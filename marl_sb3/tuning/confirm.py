@@ -17,11 +17,11 @@ from optuna.trial import FrozenTrial
 from marl_sb3.envs.registry import importable_id
 from marl_sb3.errors import is_disk_full
 from marl_sb3.experiment import execute, prepare
+from marl_sb3.storage.atomic import write_whole
 from marl_sb3.tuning.run_search import study_lock
 from marl_sb3.tuning.search import require_whole
 from marl_sb3.tuning.study import TuneStudy
 from marl_sb3.tuning.trial import note_failure, objective_of
-from marl_sb3.tuning.trial_rows import write_whole
 from marl_sb3.tuning.workers import POLL_S, Workers
 
 PRESET = "preset"

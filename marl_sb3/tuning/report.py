@@ -19,6 +19,7 @@ from rich.text import Text
 from marl_sb3.config import to_yaml
 from marl_sb3.display.text import number
 from marl_sb3.errors import ConfigError
+from marl_sb3.storage.atomic import write_whole
 from marl_sb3.tuning.confirm import confirmed, outcomes, winner
 from marl_sb3.tuning.confirm_table import confirmed_line
 from marl_sb3.tuning.report_page import html_report
@@ -32,7 +33,6 @@ from marl_sb3.tuning.trial_rows import (
     states,
     traceback_file,
     value_text,
-    write_whole,
 )
 
 _log = logging.getLogger(__name__)

@@ -19,10 +19,11 @@ from optuna.exceptions import ExperimentalWarning
 from optuna.trial import FrozenTrial, TrialState
 
 from marl_sb3.errors import ConfigError
+from marl_sb3.storage.atomic import write_whole
 from marl_sb3.tuning.confirm import confirmed, winner
 from marl_sb3.tuning.confirm_table import HEADER, confirmed_rows
 from marl_sb3.tuning.study import TuneStudy
-from marl_sb3.tuning.trial_rows import header, measured, one_line, parameters_text, row, states, write_whole
+from marl_sb3.tuning.trial_rows import header, measured, one_line, parameters_text, row, states
 
 # Nothing may be loaded, whatever is in the page. Older versions of plotly.js make functions from text (unsafe-eval);
 # the pictures that it saves are data: and blob:.

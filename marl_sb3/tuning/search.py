@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -13,6 +12,7 @@ import yaml
 
 from marl_sb3.config import TrainConfig, load_config, read_yaml, require_named
 from marl_sb3.errors import ConfigError
+from marl_sb3.storage.atomic import write_whole
 from marl_sb3.tuning.objective import Objective
 from marl_sb3.tuning.space import Space, parse_space
 from marl_sb3.tuning.storage import without_password
@@ -198,9 +198,7 @@ class Search:
     def write(self, folder: Path) -> None:
         """Write `study.yaml`, whole or not at all."""
         folder.mkdir(parents=True, exist_ok=True)
-        fresh = folder / f"{_FILE}.new"
-        fresh.write_text(yaml.safe_dump(self.to_plain(), sort_keys=False), encoding="utf-8")
-        os.replace(fresh, folder / _FILE)
+        write_whole(folder / _FILE, yaml.safe_dump(self.to_plain(), sort_keys=False))
 
 
 def read_search(folder: Path, env: str | None = None, storage: str | None = None) -> Search | None:

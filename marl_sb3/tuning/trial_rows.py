@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 
 from optuna.trial import FrozenTrial
 
-from marl_sb3.checkpoint import with_filename
 from marl_sb3.run_folder import TRACEBACK_FILE
 from marl_sb3.tuning.search import Search
 from marl_sb3.tuning.study import ERROR, FOLDER, RETRY_OF, SEED, WORKER, TuneStudy
@@ -115,12 +113,3 @@ def measured(search: Search) -> str:
 def parameters_text(parameters: Mapping[str, Any]) -> str:
     """Parameters in a line, as after `--set`: `batch_size=128 learning_rate=0.0012`."""
     return " ".join(f"{one_line(name)}={value_text(value)}" for name, value in parameters.items())
-
-
-def write_whole(path: Path, text: str) -> Path:
-    """Write a file, whole or not at all."""
-    fresh = path.with_name(f"{path.name}.new")
-    with with_filename(fresh):
-        fresh.write_text(text, encoding="utf-8", newline="\n")
-    os.replace(fresh, path)
-    return path

@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import spaces
 
 from marl_sb3.errors import CheckpointError
-from marl_sb3.state import Fields, State
+from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import Array
 from marl_sb3.vec_env.base import AgentGroup
 
@@ -62,14 +62,14 @@ class ActionLog:
         shape = (0, self._num_envs, len(group.agents), *(group.action_space.shape or ()))
         return np.zeros(shape, dtype=group.action_space.dtype)
 
-    def set_state(self, state: Fields) -> None:
+    def set_state(self, state: StateReader) -> None:
         """Take over a log.
 
         Raises:
             CheckpointError: it is not one of such envs.
         """
         listed = state.items("actions", len(self._groups))
-        by_group = Fields({str(number): array for number, array in enumerate(listed)}, f"{state.where}/actions")
+        by_group = StateReader({str(number): array for number, array in enumerate(listed)}, f"{state.where}/actions")
         actions = [
             by_group.array(
                 str(number),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from gymnasium import spaces
 
-from marl_sb3.state import Fields, State
+from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import AgentID, Array, BoolArray, FloatArray, Observations
 from marl_sb3.vec_env.observations import map_arrays
 
@@ -214,7 +214,7 @@ class MultiAgentVecEnv(ABC):
         """All that `set_state` needs to go on from here, in the middle of episodes."""
 
     @abstractmethod
-    def set_state(self, state: Fields) -> Mapping[int, str]:
+    def set_state(self, state: StateReader) -> Mapping[int, str]:
         """Go on from where `get_state` was called, on envs made in the same way.
 
         Returns:

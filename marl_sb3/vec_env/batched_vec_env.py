@@ -11,7 +11,7 @@ from gymnasium import spaces
 from marl_sb3.env_faults import ask_for_state, close_in_words, raise_in_words
 from marl_sb3.envs.batched_env import BatchedEnv
 from marl_sb3.errors import ConfigError, EnvError, EnvNumericError
-from marl_sb3.state import MAX_SEED, Fields, State
+from marl_sb3.storage.state import MAX_SEED, State, StateReader
 from marl_sb3.types import AgentID, Array, BoolArray, Observations
 from marl_sb3.vec_env.base import (
     AgentGroup,
@@ -262,9 +262,9 @@ class BatchedVecEnv(MultiAgentVecEnv):
             "own": ask_for_state(self._env.get_state, self._where_and_seed(self._all_envs)),
         }
 
-    def set_state(self, state: Fields) -> Mapping[int, str]:
+    def set_state(self, state: StateReader) -> Mapping[int, str]:
         """See `MultiAgentVecEnv.set_state`; all envs are brought back exactly, or none is."""
-        run_seed = state.whole("run_seed", 0, MAX_SEED)
+        run_seed = state.integer("run_seed", 0, MAX_SEED)
         counts = {name: state.counts(name, (self.num_envs,)) for name in ("episodes", "episode_steps")}
         to_act = state.array("to_act", np.bool_, self.to_act.shape)
         if not to_act.any(axis=1).all():
@@ -280,7 +280,7 @@ class BatchedVecEnv(MultiAgentVecEnv):
         self.observations = (self._env.observations(),)
         return dict.fromkeys(self._all_envs, why)
 
-    def _set_own(self, state: Fields) -> str | None:
+    def _set_own(self, state: StateReader) -> str | None:
         if state.value("own") is None:
             return f"{type(self._env).__name__} has no get_state() that a checkpoint can hold"
         self._env.set_state(state.fields("own"))

@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 
 from marl_sb3.errors import ConfigError
-from marl_sb3.state import Fields
+from marl_sb3.storage.state import StateReader
 from marl_sb3.types import Array, Observations
 
 if TYPE_CHECKING:
@@ -51,18 +51,18 @@ def _zeros_of_part(space: spaces.Space[Any], shape: tuple[int, int]) -> Array:
     return np.zeros((*shape, *(space.shape or ())), dtype=space.dtype)
 
 
-def read_observations(state: Fields, like: Sequence[Observations]) -> tuple[Observations, ...]:
+def read_observations(state: StateReader, like: Sequence[Observations]) -> tuple[Observations, ...]:
     """The field `observations` of a state: arrays of the dtypes and shapes of `like`.
 
     Raises:
         CheckpointError: they are others.
     """
     listed = state.items("observations", len(like))
-    groups = Fields({str(number): group for number, group in enumerate(listed)}, f"{state.where}/observations")
+    groups = StateReader({str(number): group for number, group in enumerate(listed)}, f"{state.where}/observations")
     return tuple(_read_group(groups, str(number), wanted) for number, wanted in enumerate(like))
 
 
-def _read_group(groups: Fields, name: str, wanted: Observations) -> Observations:
+def _read_group(groups: StateReader, name: str, wanted: Observations) -> Observations:
     if isinstance(wanted, dict):
         keys = groups.fields(name)
         keys.require_names(list(wanted))

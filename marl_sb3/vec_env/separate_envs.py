@@ -12,7 +12,7 @@ from pettingzoo import ParallelEnv
 
 from marl_sb3.env_faults import ask_for_state
 from marl_sb3.errors import CheckpointError, ConfigError, EnvRaisedError
-from marl_sb3.state import MAX_SEED, Fields, State
+from marl_sb3.storage.state import MAX_SEED, State, StateReader
 from marl_sb3.types import AgentID, Array, BoolArray, Observations
 from marl_sb3.vec_env.action_log import ActionLog, require_possible
 from marl_sb3.vec_env.base import AgentGroup, MultiAgentVecEnv
@@ -150,7 +150,7 @@ class SeparateEnvs(MultiAgentVecEnv):
             "log": self._log.get_state() if None in own else None,
         }
 
-    def set_state(self, state: Fields) -> Mapping[int, str]:
+    def set_state(self, state: StateReader) -> Mapping[int, str]:
         """See `MultiAgentVecEnv.set_state`."""
         saved = self._read(state)
         inexact: dict[int, str] = {}
@@ -165,7 +165,7 @@ class SeparateEnvs(MultiAgentVecEnv):
         self._find_turns()
         return inexact
 
-    def _read(self, state: Fields) -> _Saved:
+    def _read(self, state: StateReader) -> _Saved:
         shape = (self.num_envs, len(self.agents))
         to_act, in_play, ended = (state.array(name, np.bool_, shape) for name in ("to_act", "in_play", "ended"))
         if not to_act.any(axis=1).all() or (to_act & ended).any():
@@ -173,7 +173,7 @@ class SeparateEnvs(MultiAgentVecEnv):
         if (in_play & ended).any():
             raise state.error("in_play", in_play, "no agent that has ended")
         saved = _Saved(
-            state.whole("run_seed", 0, MAX_SEED),
+            state.integer("run_seed", 0, MAX_SEED),
             state.counts("episodes", (self.num_envs,)).tolist(),
             to_act,
             in_play,

@@ -32,7 +32,8 @@ def no_space_in(monkeypatch: pytest.MonkeyPatch, name: str, capacity: int) -> No
     def opened(self: Path, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
         if self.name != name or "r" in mode:
             return original(self, mode, *args, **kwargs)
-        return io.TextIOWrapper(io.BufferedWriter(FullDisk(self, mode, capacity)), encoding="utf-8", newline="")
+        file = io.BufferedWriter(FullDisk(self, mode.replace("b", ""), capacity))
+        return file if "b" in mode else io.TextIOWrapper(file, encoding="utf-8", newline="")
 
     monkeypatch.setattr(Path, "open", opened)
 

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from marl_sb3.checkpoint import Checkpoint, CheckpointFolder
 from marl_sb3.metrics import flatten
+from marl_sb3.storage.checkpoint_folder import CheckpointFolder
+from marl_sb3.storage.checkpoint_format import Checkpoint
 
 # Names that begin so tell how long something took.
 WALL_CLOCK_METRICS = ("timers/", "throughput/", "perf/", "time_total_s", "env_runners/episode_duration_sec_mean")
@@ -31,7 +32,7 @@ def differences(reference: Path, run: Path) -> list[str]:
         *_mappings("policies", _policies(reference), _policies(run)),
         *_resumes(run),
     ]
-    return [*found, *(f"{path.name} is left over" for path in run.glob("**/*.new"))]
+    return [*found, *(f"{path.name} is left over" for path in run.glob("**/.unfinished-*"))]
 
 
 def _mappings(where: str, expected: Mapping[str, Any], got: Mapping[str, Any]) -> Iterator[str]:

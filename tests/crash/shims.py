@@ -13,17 +13,39 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# Where a process can be killed: modules, and those of their calls that change what is on the disk.
+ATOMIC = "marl_sb3.storage.atomic"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a process can be killed: calls that change what is on the disk, made on behalf of one module or function.
+
+    Attributes:
+        within: its full name.
+        calls: by the module that makes them, and the module of the standard library that they are of.
+    """
+
+    within: str
+    calls: Mapping[str, Mapping[str, tuple[str, ...]]]
+
+
 PLACES = {
-    "save": {
-        "marl_sb3.checkpoint": {"os": ("mkdir", "open", "write", "fsync", "rename"), "shutil": ("rmtree",)},
-        "marl_sb3.untrusted": {"os": ("open",)},  # to find the best of those that there are
-    },
-    "cut": {"marl_sb3.callbacks.truncate_logs": {"os": ("replace",)}},
-    "policies": {"marl_sb3.experiment": {"os": ("replace",), "shutil": ("rmtree",)}},
+    "save": Place(
+        "marl_sb3.storage.checkpoint_folder",
+        {
+            "marl_sb3.storage.checkpoint_format": {"os": ("open", "write", "fsync")},
+            ATOMIC: {"os": ("mkdir", "open", "fsync", "rename"), "shutil": ("rmtree",)},
+            "marl_sb3.storage.untrusted": {"os": ("open",)},  # to find the best of those that there are
+        },
+    ),
+    "cut": Place("marl_sb3.callbacks.truncate_logs", {ATOMIC: {"os": ("replace",)}}),
+    "policies": Place(
+        "marl_sb3.experiment._save_policies", {ATOMIC: {"os": ("mkdir", "rename"), "shutil": ("rmtree",)}}
+    ),
 }
 MOMENTS = ("before", "during", "after")
 GENERATORS = ("torch", "numpy", "env")
@@ -32,16 +54,31 @@ Hit = Callable[..., Any]  # (name of the call, the call, its arguments) -> what 
 
 
 class Watched:
-    """A module of the standard library, as one module of the package sees it, with some calls going through `hit`."""
+    """A module of the standard library, as one module of the package sees it, with some calls going through `hit`.
 
-    def __init__(self, module: Any, names: tuple[str, ...], hit: Hit) -> None:
-        self._module, self._names, self._hit = module, names, hit
+    Args:
+        module: of the standard library.
+        names: of the calls.
+        hit: what they go through.
+        within: full name of the module or function on whose behalf; None: whoever calls.
+    """
+
+    def __init__(self, module: Any, names: tuple[str, ...], hit: Hit, within: str | None = None) -> None:
+        self._module, self._names, self._hit, self._within = module, names, hit, within
 
     def __getattr__(self, name: str) -> Any:
         original = getattr(self._module, name)
-        if name not in self._names:
+        if name not in self._names or not self._is_meant():
             return original
         return lambda *args, **kwargs: self._hit(name, original, *args, **kwargs)
+
+    def _is_meant(self) -> bool:
+        frame = sys._getframe()
+        while self._within not in (None, name := frame.f_globals.get("__name__"), f"{name}.{frame.f_code.co_name}"):
+            if frame.f_back is None:
+                return False
+            frame = frame.f_back
+        return True
 
 
 def install(spec: Mapping[str, Any]) -> None:
@@ -63,10 +100,11 @@ def install(spec: Mapping[str, Any]) -> None:
 
 def watch(place: str, hit: Hit) -> None:
     """Let all calls of a place go through `hit`."""
-    for module_name, parts in PLACES[place].items():
+    within = PLACES[place].within
+    for module_name, parts in PLACES[place].calls.items():
         module = importlib.import_module(module_name)
         for part, names in parts.items():
-            setattr(module, part, Watched(getattr(module, part), names, hit))
+            setattr(module, part, Watched(getattr(module, part), names, hit, within))
 
 
 def killer(number: int, moment: str) -> Hit:
@@ -139,15 +177,15 @@ def _around_set_random_state(get: Callable[[], Any], put: Callable[[Any], Any]) 
 
 def _other_env_seed() -> None:
     """The envs' episodes to come get seeds of another run."""
-    from marl_sb3.state import Fields
+    from marl_sb3.storage.state import StateReader
     from marl_sb3.training import persistence
 
     original = persistence._set_env
 
-    def with_other_seed(algorithm: Any, state: Fields) -> Any:
+    def with_other_seed(algorithm: Any, state: StateReader) -> Any:
         everything = {name: state.value(name) for name in state}
         env = {**everything["env"], "run_seed": everything["env"]["run_seed"] + 1}
-        return original(algorithm, Fields({**everything, "env": env}))
+        return original(algorithm, StateReader({**everything, "env": env}))
 
     persistence._set_env = with_other_seed
 

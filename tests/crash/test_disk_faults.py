@@ -19,17 +19,17 @@ from tensorboard.compat.tensorflow_stub.io.gfile import LocalFileSystem
 from trained_processes import ForkServer, wait
 from trials import Case
 
-from marl_sb3 import checkpoint as checkpoint_module
-from marl_sb3 import untrusted
-from marl_sb3.checkpoint import Checkpoint, CheckpointFolder, read_checkpoint, write_checkpoint
 from marl_sb3.errors import CheckpointError
+from marl_sb3.storage import checkpoint_format
+from marl_sb3.storage.checkpoint_folder import CheckpointFolder
+from marl_sb3.storage.checkpoint_format import Checkpoint, read_checkpoint, write_checkpoint
 from marl_sb3.train import main
 from marl_sb3.training.algorithm import MultiAgentAlgorithm
 
 References = Callable[[Case], Path]
 Capture = pytest.CaptureFixture[str]
 CASE = Case("mapped", "batched")
-CALLS = PLACES["save"]["marl_sb3.checkpoint"]["os"]
+SAVE = PLACES["save"].calls
 CODES = pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO], ids=errno.errorcode.get)
 
 
@@ -77,8 +77,8 @@ def each_failure(monkeypatch: pytest.MonkeyPatch, code: int, action: Callable[[]
         raised = None
         with monkeypatch.context() as patch:
             fail = failer([call, call], code)
-            patch.setattr(checkpoint_module, "os", Watched(os, CALLS, fail))
-            patch.setattr(untrusted, "os", Watched(os, ("open",), fail))
+            for module, calls in SAVE.items():
+                patch.setattr(f"{module}.os", Watched(os, calls["os"], fail))
             try:
                 action()
             except OSError as error:
@@ -153,7 +153,7 @@ def test_writes_may_be_short(like: Checkpoint, tmp_path: Path, monkeypatch: pyte
         return write(descriptor, data[:100])
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint_module, "os", Watched(os, ("write",), a_little))
+        patch.setattr(checkpoint_format, "os", Watched(os, ("write",), a_little))
         save(CheckpointFolder(tmp_path / "short"), 24, like)
     save(CheckpointFolder(tmp_path / "long"), 24, like)
     assert files_of(tmp_path / "short") == files_of(tmp_path / "long")
@@ -279,8 +279,8 @@ def test_policies_that_cannot_be_written_are_written_by_a_resume(
     with monkeypatch.context() as patch:
         patch.setattr(MultiAgentAlgorithm, "save_policies", save_policies)
         assert main([*CASE.command(tmp_path), "--run-dir", str(run)]) == 1
-    assert_one_line(capsys, str(run / "policies"))
-    assert list(run.glob("policies*")) == []
+    assert_one_line(capsys, str(run / ".unfinished-policies"))
+    assert list(run.glob("*policies*")) == []
     assert main(["--resume", str(run), "--quiet"]) == 0
     assert differences(reference_of(CASE), run) == []
 
@@ -299,7 +299,7 @@ def test_policies_that_cannot_be_written_either_are_not_what_the_user_is_told(
 # --- A disk that is full at the start --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("place", ["run", ".lock", "config.yaml.new"])
+@pytest.mark.parametrize("place", ["run", ".lock", ".unfinished-config.yaml"])
 def test_a_run_that_cannot_be_set_up_says_so_and_does_not_stand_in_the_way_of_the_next(
     place: str, reference_of: References, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:

@@ -16,7 +16,8 @@ from shims import GENERATORS
 from trained_processes import ForkServer, wait
 from trials import REFUSAL, Case, Kill, Trial
 
-from marl_sb3.checkpoint import CheckpointFolder, read_checkpoint, write_checkpoint
+from marl_sb3.storage.checkpoint_folder import CheckpointFolder
+from marl_sb3.storage.checkpoint_format import read_checkpoint, write_checkpoint
 
 References = Callable[[Case], Path]
 BATCHED = Case("shared", "batched")
@@ -179,4 +180,4 @@ def test_a_difference_is_found(
 
 
 def test_the_reference_has_a_checkpoint_of_its_end(reference_of: References) -> None:
-    assert read_checkpoint(reference_of(BATCHED) / "checkpoints" / "ckpt-000024").about.whole("iteration") == 24
+    assert read_checkpoint(reference_of(BATCHED) / "checkpoints" / "ckpt-000024").about.integer("iteration") == 24

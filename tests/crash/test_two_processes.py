@@ -13,7 +13,7 @@ from run_records import differences
 from trained_processes import ForkServer, wait
 from trials import N_STEPS, Case
 
-from marl_sb3.checkpoint import CheckpointFolder
+from marl_sb3.storage.checkpoint_folder import CheckpointFolder
 from marl_sb3.train import main
 
 Capture = pytest.CaptureFixture[str]

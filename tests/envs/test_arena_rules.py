@@ -94,7 +94,7 @@ def test_observation_is_own_cell_then_the_others():
     assert rules.observations(state).tolist() == [[[0, 11], [11, 0]], [[5, 6], [6, 5]]]
 
 
-# Fields
+# StateReader
 
 
 def test_new_field_pays_agent1():

@@ -12,7 +12,6 @@ from stable_baselines3.common.utils import set_random_seed
 from toy_envs import SampledEnv
 
 from marl_sb3 import PPO, ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
-from marl_sb3.checkpoint import CheckpointFolder, read_checkpoint
 from marl_sb3.errors import CheckpointError
 from marl_sb3.learners.import_weights import (
     InitFrom,
@@ -21,6 +20,8 @@ from marl_sb3.learners.import_weights import (
     load_weights,
     parse_init_from,
 )
+from marl_sb3.storage.checkpoint_folder import CheckpointFolder
+from marl_sb3.storage.checkpoint_format import read_checkpoint
 
 PI, VF = "mlp_extractor.policy_net", "mlp_extractor.value_net"
 

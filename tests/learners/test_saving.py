@@ -18,14 +18,15 @@ from toy_envs import NoisyEnv, SampledEnv
 
 import marl_sb3
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, make_vec_env
-from marl_sb3.checkpoint import CheckpointFolder
 from marl_sb3.errors import CheckpointError, ConfigError
-from marl_sb3.learners import random_state
 from marl_sb3.learners.algorithm_state import set_optimizers
 from marl_sb3.learners.import_weights import InitFrom, init_from
 from marl_sb3.metrics import flatten
-from marl_sb3.state import Fields
-from marl_sb3.tensor_file import StoredTensors
+from marl_sb3.storage import checkpoint_format, process_rng
+from marl_sb3.storage.checkpoint_folder import CheckpointFolder
+from marl_sb3.storage.checkpoint_format import read_checkpoint
+from marl_sb3.storage.state import StateReader
+from marl_sb3.storage.tensor_file import StoredTensors
 from marl_sb3.training import persistence
 
 SMALL = {"n_steps": 24, "batch_size": 16, "n_epochs": 2, "device": "cpu"}
@@ -116,7 +117,7 @@ def test_a_training_that_was_broken_off_ends_as_one_that_was_not(case: str, tmp_
     whole.learn(steps, callback=kept)
     scramble()
     again, rest = build(case), Results()
-    assert again.set_state(marl_sb3.checkpoint.read_checkpoint(tmp_path / "saved")) == {}
+    assert again.set_state(read_checkpoint(tmp_path / "saved")) == {}
     again.learn(steps - again.num_timesteps, callback=rest, reset_num_timesteps=False)
     assert rest.results == kept.results[3:]
     assert_same(again, whole)
@@ -131,13 +132,13 @@ def test_a_generator_that_is_not_brought_back_is_found(left_out: str, tmp_path: 
     whole.train_iteration()
     scramble()
 
-    def skip(state: Fields) -> None:
+    def skip(state: StateReader) -> None:
         brought = {name: state.value(name) for name in state}
-        random_state.set_random_state(Fields({**brought, left_out: random_state.random_state().get(left_out)}))
+        process_rng.set_random_state(StateReader({**brought, left_out: process_rng.random_state().get(left_out)}))
 
     monkeypatch.setattr(persistence, "set_random_state", skip)
     again = build("shared, batched")
-    again.set_state(marl_sb3.checkpoint.read_checkpoint(tmp_path / "saved"))
+    again.set_state(read_checkpoint(tmp_path / "saved"))
     again.train_iteration()
     if left_out == "nothing":
         assert_same(again, whole)
@@ -199,7 +200,7 @@ def test_callbacks_remember(tmp_path: Path) -> None:
     first = [Counting(), Counting()]
     build("shared, batched", seed=5).learn(4 * 72, callback=[*first, Results(2, tmp_path / "saved")])
     again, later = build("shared, batched"), [Counting(), Counting()]
-    again.set_state(marl_sb3.checkpoint.read_checkpoint(tmp_path / "saved"))
+    again.set_state(read_checkpoint(tmp_path / "saved"))
     again.learn(2 * 72, callback=[*later, Results()], reset_num_timesteps=False)
     assert [callback.sum for callback in later] == [callback.sum for callback in first]
     assert [callback.n_calls for callback in later] == [callback.n_calls for callback in first]
@@ -220,7 +221,7 @@ def test_a_checkpoint_of_something_else_is_refused(other: dict[str, Any], messag
     whole.save(tmp_path / "saved")
     again = build("shared, batched", **other)
     with pytest.raises(CheckpointError, match=message):
-        again.set_state(marl_sb3.checkpoint.read_checkpoint(tmp_path / "saved"))
+        again.set_state(read_checkpoint(tmp_path / "saved"))
 
 
 def test_a_folder_that_is_no_checkpoint_is_not_replaced(tmp_path: Path) -> None:
@@ -276,11 +277,11 @@ def test_other_optimizers_go_on_too(optimizer: Any, settings: dict[str, Any], tm
     for _ in range(2):
         whole.train_iteration()
     whole.save(tmp_path / "saved")
-    expected = random_state.random_state()
+    expected = process_rng.random_state()
     whole.train_iteration()
     again = build("shared, batched", **kwargs)
-    again.set_state(marl_sb3.checkpoint.read_checkpoint(tmp_path / "saved"))
-    assert _equal(random_state.random_state(), expected)
+    again.set_state(read_checkpoint(tmp_path / "saved"))
+    assert _equal(process_rng.random_state(), expected)
     again.train_iteration()
     assert_same(again, whole)
 
@@ -354,7 +355,7 @@ def test_what_could_not_be_saved_is_refused_before_any_training(spec: PolicySpec
 
 
 def test_more_policies_than_a_checkpoint_holds_are_refused_before_any_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(marl_sb3.checkpoint._MAX_BYTES, "state.json", 1000)
+    monkeypatch.setitem(checkpoint_format._MAX_BYTES, "state.json", 1000)
     with pytest.raises(ConfigError, match="2 policies are more than a checkpoint can hold"):
         build("per agent, batched")
 
@@ -369,7 +370,7 @@ class Remembers(MultiAgentCallback):
     def get_state(self) -> dict[str, Any]:
         return {"memory": self.memory}
 
-    def set_state(self, state: Fields) -> None:
+    def set_state(self, state: StateReader) -> None:
         self.memory = state.value("memory")
 
 
@@ -422,7 +423,7 @@ def test_weights_of_another_shape_are_refused_before_any_are_read(
     wide = build("shared, batched", policy_kwargs={"net_arch": [96]})
     wide.train_iteration()
     wide.save(tmp_path / "saved")
-    checkpoint = marl_sb3.checkpoint.read_checkpoint(tmp_path / "saved")
+    checkpoint = read_checkpoint(tmp_path / "saved")
     go_through = StoredTensors._go_through
 
     def only_verified(self: StoredTensors, wanted: Any) -> None:

@@ -134,7 +134,7 @@ def test_csv_has_a_row_per_trial(tmp_path: Path) -> None:
     assert (rows[3]["value"], rows[3]["evaluations"]) == ("9.0", "1")
     assert rows[4]["error"] == "ConfigError: batch_size is 7; accepted: 5"
     assert (rows[6]["retry_of"], rows[6]["folder"], rows[6]["seed"], rows[6]["learning_rate"]) == ("4", "", "", "")
-    assert not list(path.parent.glob("*.new"))
+    assert not list(path.parent.glob(".unfinished-*"))
 
 
 def test_csv_without_trials_has_a_head(tmp_path: Path) -> None:

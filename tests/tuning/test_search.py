@@ -17,9 +17,9 @@ import yaml
 from optuna.trial import TrialState
 
 import marl_sb3
-from marl_sb3.checkpoint import CheckpointFolder
 from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.errors import ConfigError
+from marl_sb3.storage.checkpoint_folder import CheckpointFolder
 from marl_sb3.tuning import trial as trial_module
 from marl_sb3.tuning.api import prepare_study
 from marl_sb3.tuning.objective import Objective

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from toy_envs import ScriptedEnv
 
 from marl_sb3 import ConfigError, EnvError, MultiAgentAlgorithm, make_vec_env
-from marl_sb3.checkpoint import read_checkpoint, write_checkpoint
 from marl_sb3.envs.batched_env import BatchedEnv, BatchedStep
 from marl_sb3.errors import CheckpointError
 from marl_sb3.metrics import flatten
-from marl_sb3.state import Fields
+from marl_sb3.storage.checkpoint_format import read_checkpoint, write_checkpoint
+from marl_sb3.storage.state import StateReader
 from marl_sb3.vec_env import BatchedVecEnv, SyncVecEnv, VecStep
 
 
@@ -229,7 +229,7 @@ def test_batched_envs_that_are_brought_back_go_on(tmp_path: Path) -> None:
     for _ in range(10):
         one.step([rng.integers(0, 4, (3, 2))])
     write_checkpoint(tmp_path / "c", one.get_state(), {}, {})
-    assert other.set_state(Fields(read_checkpoint(tmp_path / "c").state)) == {}
+    assert other.set_state(StateReader(read_checkpoint(tmp_path / "c").state)) == {}
     assert np.array_equal(other.observations[0], one.observations[0])
     for _ in range(20):
         actions = [rng.integers(0, 4, (3, 2))]
@@ -241,7 +241,7 @@ def test_batched_envs_without_a_state_begin_anew_and_say_so() -> None:
     env.reset()
     env.step([np.zeros((2, 2), dtype=np.int64)])
     again = BatchedVecEnv(Staggered(2))
-    assert again.set_state(Fields(env.get_state())) == dict.fromkeys(
+    assert again.set_state(StateReader(env.get_state())) == dict.fromkeys(
         (0, 1), "Staggered has no get_state() that a checkpoint can hold"
     )
     assert again.observations[0].tolist() == [[[1], [1]]] * 2
@@ -263,7 +263,7 @@ def test_impossible_states_of_the_arena_are_refused(name: str, value: Any, messa
     state = env.get_state()
     state["own"] = {**state["own"], name: value}
     with pytest.raises(CheckpointError, match=message):
-        make_vec_env("arena").set_state(Fields(state))
+        make_vec_env("arena").set_state(StateReader(state))
 
 
 def test_a_state_with_other_observations_is_not_taken_for_exact() -> None:
@@ -272,4 +272,4 @@ def test_a_state_with_other_observations_is_not_taken_for_exact() -> None:
     state = env.get_state()
     state["own"] = {**state["own"], "cells": state["own"]["cells"][:, ::-1].copy()}
     again = make_vec_env("arena")
-    assert again.set_state(Fields(state)) == {0: "its set_state() led to other observations"}
+    assert again.set_state(StateReader(state)) == {0: "its set_state() led to other observations"}

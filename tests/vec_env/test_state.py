@@ -14,17 +14,17 @@ from toy_envs import NoisyEnv, ScriptedEnv
 from turn_plans import env_plans
 
 from marl_sb3 import make_vec_env
-from marl_sb3.checkpoint import read_checkpoint, write_checkpoint
 from marl_sb3.errors import CheckpointError
-from marl_sb3.state import Fields
+from marl_sb3.storage.checkpoint_format import read_checkpoint, write_checkpoint
+from marl_sb3.storage.state import StateReader
 from marl_sb3.vec_env import MultiAgentVecEnv, action_log
 
 pytestmark = pytest.mark.usefixtures("each_vectorizer")
 
 
-def through_a_file(state: dict[str, Any], folder: Path) -> Fields:
+def through_a_file(state: dict[str, Any], folder: Path) -> StateReader:
     write_checkpoint(folder / "checkpoint", state, {}, {})
-    return Fields(read_checkpoint(folder / "checkpoint").state)
+    return StateReader(read_checkpoint(folder / "checkpoint").state)
 
 
 def actions_for(vec: MultiAgentVecEnv, rng: np.random.Generator) -> list[np.ndarray]:
@@ -235,4 +235,4 @@ def test_a_state_of_something_else_is_refused(path, value, message):
         place = place[name]
     place[path[-1]] = value
     with pytest.raises(CheckpointError, match=message):
-        make_vec_env(ScriptedEnv).set_state(Fields(state))
+        make_vec_env(ScriptedEnv).set_state(StateReader(state))

@@ -20,9 +20,9 @@ import numpy.typing as npt
 import psutil
 
 from marl_sb3.errors import CheckpointError, NumericError
-from marl_sb3.state import Fields
+from marl_sb3.storage.state import StateReader
+from marl_sb3.storage.untrusted import opened, parse_json
 from marl_sb3.types import Array
-from marl_sb3.untrusted import opened, parse_json
 
 SUFFIX = ".safetensors"
 _MAX_HEADER_BYTES = 2**22
@@ -249,24 +249,24 @@ def _fault(name: str, piece: npt.NDArray[np.uint8], dtype: np.dtype[Any]) -> str
 
 
 def _forms(file: str, header: bytes, size: int) -> dict[str, Form]:
-    entries = Fields(parse_json(file, header[8:]), file)
+    entries = StateReader(parse_json(file, header[8:]), file)
     forms: dict[str, Form] = {}
     end = 0
     for name in entries:
         if name != "__metadata__":
-            forms[name] = _form(Fields(entries.value(name), f"{file}: {name[:80]!r}"), end)
+            forms[name] = _form(StateReader(entries.value(name), f"{file}: {name[:80]!r}"), end)
             end += forms[name].nbytes
     if len(header) + end != size:
         raise CheckpointError(f"{file} is not a valid safetensors file: it holds more or less than its tensors")
     return forms
 
 
-def _form(entry: Fields, begin: int) -> Form:
-    dtype = _DTYPES.get(entry.text("dtype"))
+def _form(entry: StateReader, begin: int) -> Form:
+    dtype = _DTYPES.get(entry.string("dtype"))
     if dtype is None:
         raise entry.error("dtype", entry.value("dtype"), ", ".join(_DTYPES))
-    sizes = Fields(dict(enumerate(entry.items("shape"))), f"{entry.where}/shape")
-    form = Form(dtype, tuple(sizes.whole(number) for number in sizes))
+    sizes = StateReader(dict(enumerate(entry.items("shape"))), f"{entry.where}/shape")
+    form = Form(dtype, tuple(sizes.integer(number) for number in sizes))
     if entry.items("data_offsets", 2) != [begin, begin + form.nbytes]:
         raise entry.error("data_offsets", entry.value("data_offsets"), f"{begin} and {begin + form.nbytes}")
     try:

@@ -25,7 +25,7 @@ _MAX_TEXT = 1000  # characters
 _SHOWN = 80  # characters of a wrong value in a message
 
 
-class Fields:
+class StateReader:
     """One dictionary of a state, read field by field.
 
     Args:
@@ -72,9 +72,9 @@ class Fields:
             _require_text(self.where, name)
         return list(self._values)
 
-    def fields(self, name: str) -> Fields:
+    def fields(self, name: str) -> StateReader:
         """A dictionary within."""
-        return Fields(self.value(name), f"{self.where}/{name}")
+        return StateReader(self.value(name), f"{self.where}/{name}")
 
     def items(self, name: str, length: int | None = None) -> list[Any]:
         """A list, of a certain length or of any."""
@@ -83,7 +83,7 @@ class Fields:
             raise self.error(name, value, "a list" if length is None else f"a list of {length}")
         return value
 
-    def whole(self, name: str, minimum: int = 0, maximum: int = _MAX_COUNT) -> int:
+    def integer(self, name: str, minimum: int = 0, maximum: int = _MAX_COUNT) -> int:
         """A whole number."""
         value = self.value(name)
         if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum:
@@ -98,14 +98,14 @@ class Fields:
             raise self.error(name, value, f"a number from {minimum:g} to {maximum:g}")
         return float(value)
 
-    def switch(self, name: str) -> bool:
+    def boolean(self, name: str) -> bool:
         """True or false."""
         value = self.value(name)
         if not isinstance(value, bool):
             raise self.error(name, value, "true or false")
         return value
 
-    def text(self, name: str) -> str:
+    def string(self, name: str) -> str:
         """A word, which may be shown on a terminal."""
         return _require_text(f"{self.where}/{name}", self.value(name))
 
@@ -175,49 +175,3 @@ def _short(value: Any) -> str:
         return f"a {type(value).__name__} of {len(value)}"
     text = repr(value)
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
-
-
-# --- Random generators -----------------------------------------------------------------------------------------------
-
-
-def generator_state(generator: np.random.Generator) -> State:
-    """The state of a generator, as its bit generator gives it."""
-    state = generator.bit_generator.state
-    return {name: dict(part) if isinstance(part, Mapping) else part for name, part in state.items()}
-
-
-# A generator would use them as they are, beyond the end of its memory too.
-_GENERATOR_LIMITS = {"pos": 624, "buffer_pos": 4, "has_uint32": 1, "uinteger": 2**32 - 1}
-
-
-def set_generator_state(generator: np.random.Generator, state: Fields) -> None:
-    """Put a generator where it was.
-
-    Raises:
-        CheckpointError: it is not the state of such a generator.
-    """
-    wanted = generator_state(generator)
-    read = _read_like(wanted, state)
-    kind = wanted["bit_generator"]
-    try:
-        generator.bit_generator.state = read
-    except (ValueError, TypeError, KeyError, OverflowError, AttributeError) as error:
-        raise CheckpointError(f"{state.where} is not the state of a {kind}: {error}") from error
-
-
-def _read_like(wanted: Mapping[str, Any], state: Fields) -> State:
-    """The fields of `wanted`, of the same kinds: words are the same, numbers within their limits."""
-    state.require_names(list(wanted))
-    read: State = {}
-    for name, own in wanted.items():
-        if isinstance(own, Mapping):
-            read[name] = _read_like(own, state.fields(name))
-        elif isinstance(own, np.ndarray):
-            read[name] = state.array(name, own.dtype, own.shape)
-        elif isinstance(own, str):
-            read[name] = state.text(name)
-            if read[name] != own:
-                raise state.error(name, read[name], own)
-        else:
-            read[name] = state.whole(name, 0, _GENERATOR_LIMITS.get(name, MAX_SEED - 1))
-    return read

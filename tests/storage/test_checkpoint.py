@@ -15,9 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from marl_sb3 import checkpoint, tensor_file
-from marl_sb3.checkpoint import CheckpointFolder, Score, read_checkpoint, write_checkpoint
 from marl_sb3.errors import CheckpointError, NumericError
+from marl_sb3.storage import checkpoint_format, tensor_file
+from marl_sb3.storage.checkpoint_folder import CheckpointFolder, Score
+from marl_sb3.storage.checkpoint_format import read_checkpoint, write_checkpoint
 
 STATE = {"a": 1, "list": [1.5, None, "x", True, {"deep": np.arange(3)}], "b": np.ones((2, 0), dtype=bool)}
 TENSORS = {"policy-000": {"w": np.eye(3, dtype=np.float32)}, "optimizer-000": {"step": np.array(3.0, np.float32)}}
@@ -72,7 +73,7 @@ def test_names_that_look_like_references_or_paths_come_back(tmp_path):
 def test_tensors_and_description_come_back(tmp_path):
     read = read_checkpoint(written(tmp_path))
     assert read.name == "ckpt-000001"
-    assert read.about.whole("iteration") == 1
+    assert read.about.integer("iteration") == 1
     assert same({file: dict(group) for file, group in read.tensors.items()}, TENSORS)
 
 
@@ -175,7 +176,7 @@ def test_a_folder_that_is_a_link_is_not_followed(tmp_path):
 
 def test_a_state_that_is_too_large_is_not_read(tmp_path, monkeypatch):
     folder = written(tmp_path)
-    monkeypatch.setattr(checkpoint, "_MAX_ARRAY_BYTES", 10)
+    monkeypatch.setattr(checkpoint_format, "_MAX_ARRAY_BYTES", 10)
     with pytest.raises(CheckpointError, match="is not a file of at most 10 bytes"):
         read_checkpoint(folder)
 
@@ -184,7 +185,7 @@ def test_a_state_that_is_too_large_is_not_read(tmp_path, monkeypatch):
 
 
 def test_weights_may_be_larger_than_the_state(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint, "_MAX_ARRAY_BYTES", 200)
+    monkeypatch.setattr(checkpoint_format, "_MAX_ARRAY_BYTES", 200)
     large = {"policy-1000": {"w": np.arange(99.0), "b": np.ones(2, np.float32)}}
     read = read_checkpoint(written(tmp_path, {"a": np.arange(8)}, large))
     assert same(dict(read.tensors["policy-1000"]), large["policy-1000"])

@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 import torch as th
-from gymnasium import spaces
 
 from marl_sb3.errors import CheckpointError
-from marl_sb3.state import Fields, State, generator_state, set_generator_state
+from marl_sb3.storage.state import State, StateReader
 
 _PYTHON_WORDS = 625  # of Python's Mersenne twister: 624 and the position in them
 _NUMPY_WORDS = 624
@@ -57,7 +56,7 @@ def _cuda_states() -> list[th.Tensor]:
     return th.cuda.get_rng_state_all() if th.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
 
 
-def set_random_state(state: Fields) -> None:
+def set_random_state(state: StateReader) -> None:
     """Put the generators where they stood.
 
     Raises:
@@ -69,7 +68,7 @@ def set_random_state(state: Fields) -> None:
     try:
         th.set_rng_state(torch)
         if state.items("cuda") and th.cuda.is_available():
-            devices = Fields({str(i): array for i, array in enumerate(state.items("cuda"))}, f"{state.where}/cuda")
+            devices = StateReader({str(i): array for i, array in enumerate(state.items("cuda"))}, f"{state.where}/cuda")
             th.cuda.set_rng_state_all([th.from_numpy(devices.array(name, np.uint8, (None,))) for name in devices])
     except (RuntimeError, IndexError) as error:
         if isinstance(error, CheckpointError):
@@ -77,7 +76,7 @@ def set_random_state(state: Fields) -> None:
         raise CheckpointError(f"{state.where}/torch is not a state of PyTorch's generator: {error}") from error
 
 
-def _read_torch(state: Fields) -> th.Tensor:
+def _read_torch(state: StateReader) -> th.Tensor:
     """The state of PyTorch's generator; PyTorch itself would read beyond its words if the state says so."""
     raw = state.array("torch", np.uint8, (th.get_rng_state().numel(),))
     if raw.nbytes == _TORCH.itemsize:
@@ -95,7 +94,7 @@ def _read_torch(state: Fields) -> th.Tensor:
     return th.from_numpy(raw)
 
 
-def _set_python(state: Fields) -> None:
+def _set_python(state: StateReader) -> None:
     words = state.array("words", np.uint32, (_PYTHON_WORDS,)).tolist()
     gauss = None if state.value("gauss") is None else state.number("gauss")
     if words[-1] > _NUMPY_WORDS:
@@ -103,13 +102,13 @@ def _set_python(state: Fields) -> None:
     random.setstate((3, tuple(words), gauss))
 
 
-def _set_numpy(state: Fields) -> None:
-    inner = {"key": state.array("key", np.uint32, (_NUMPY_WORDS,)), "pos": state.whole("position", 0, _NUMPY_WORDS)}
+def _set_numpy(state: StateReader) -> None:
+    inner = {"key": state.array("key", np.uint32, (_NUMPY_WORDS,)), "pos": state.integer("position", 0, _NUMPY_WORDS)}
     np.random.set_state(  # noqa: NPY002 - SB3's stream of random numbers
         {
             "bit_generator": "MT19937",
             "state": inner,
-            "has_gauss": state.whole("has_gauss", 0, 1),
+            "has_gauss": state.integer("has_gauss", 0, 1),
             "gauss": state.number("gauss"),
         }
     )
@@ -128,27 +127,3 @@ def preserve_rng() -> Iterator[None]:
         th.set_rng_state(torch)
         if cuda:
             th.cuda.set_rng_state_all(cuda)
-
-
-def space_state(space: spaces.Space[Any]) -> list[State | None]:
-    """The generators of a space and its parts; None for one that has not been used."""
-    return [None if part._np_random is None else generator_state(part._np_random) for part in _parts(space)]
-
-
-def set_space_state(space: spaces.Space[Any], state: Fields, name: str) -> None:
-    """Put the generators of a space and its parts where they stood.
-
-    Raises:
-        CheckpointError: it is not the state of such a space.
-    """
-    parts = _parts(space)
-    for number, (part, values) in enumerate(zip(parts, state.items(name, len(parts)), strict=True)):
-        if values is None:
-            part._np_random = None  # type: ignore[assignment]
-        else:
-            set_generator_state(part.np_random, Fields(values, f"{state.where}/{name}/{number}"))
-
-
-def _parts(space: spaces.Space[Any]) -> list[spaces.Space[Any]]:
-    inner = space.spaces.values() if isinstance(space, spaces.Dict) else getattr(space, "spaces", ())
-    return [space, *(part for child in inner for part in _parts(child))]

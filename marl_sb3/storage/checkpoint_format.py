@@ -1,0 +1,267 @@
+"""Checkpoints on disk: written whole or not at all, verified before anything in them is used.
+
+A checkpoint is a folder `ckpt-<iteration>` with fixed names in it:
+
+    state.json                     everything but arrays; `{"$array": name}` stands for one
+    arrays.safetensors             those arrays
+    policy-000.safetensors ...     the weights of each policy, in the order of `state.json`
+    optimizer-000.safetensors ...  what its optimizer keeps
+    manifest.json                  size and SHA-256 of each of the others; what the checkpoint is of
+
+It is written into a temporary folder beside it, every file synced to the disk, the manifest last; then the folder gets
+its name. Reading follows no links, unpickles nothing, imports nothing, and hashes the very bytes that it parses.
+Weights and optimizers are verified in pieces, and taken into memory only when they are asked for: see `StoredTensors`.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import stat
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from marl_sb3.errors import CheckpointError
+from marl_sb3.storage.atomic import replaced_folder, with_filename
+from marl_sb3.storage.state import State, StateReader
+from marl_sb3.storage.tensor_file import (
+    SUFFIX,
+    StoredTensors,
+    file_size,
+    form_of,
+    require_finite,
+    require_storable,
+    tensor_bytes,
+)
+from marl_sb3.storage.untrusted import MAX_BRACKETS, opening_brackets, parse_json, read_bytes, unique
+from marl_sb3.types import Array
+
+Tensors = Mapping[str, Mapping[str, Array]]  # file name without suffix -> tensor name -> array
+
+FORMAT = "marl_sb3 checkpoint 1"
+
+MANIFEST, _STATE, _ARRAYS = "manifest.json", "state.json", "arrays"
+_TENSOR_FILE = re.compile(r"(arrays|policy-[0-9]{3,6}|optimizer-[0-9]{3,6})\.safetensors")
+_ARRAY_KEY = "$array"
+
+# Larger files are refused before they are read: a stranger's checkpoint is not to fill the memory. Files of weights and
+# optimizers have no limit of this kind: those who read them know what the policies, as they are built, have room for.
+_MAX_BYTES = {MANIFEST: 2**22, _STATE: 2**23}
+_MAX_ARRAY_BYTES = 384 * 2**20  # of the state: running episodes, above all
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a checkpoint holds, verified.
+
+    Attributes:
+        name: of its folder.
+        about: what it is of: iteration, env steps, score, versions.
+        state: everything but weights and optimizers.
+        tensors: by file, those; as it is read from a folder, `StoredTensors`.
+    """
+
+    name: str
+    about: StateReader
+    state: State
+    tensors: Tensors
+
+
+# --- Writing ---------------------------------------------------------------------------------------------------------
+
+
+def write_checkpoint(folder: Path, state: State, tensors: Tensors, about: Mapping[str, Any]) -> int:
+    """Write a checkpoint; `folder` appears whole or not at all.
+
+    Args:
+        folder: its name to be; what stands there already is replaced, at the end.
+        state: a tree of plain data and arrays.
+        tensors: weights and optimizers by file name.
+        about: plain data for the manifest.
+
+    Returns:
+        Its size in bytes.
+
+    Raises:
+        NumericError: an array is not finite: such a checkpoint is never written.
+        CheckpointError: a tensor has a dtype that no file of ours holds.
+        OSError: the state is too large to be read back, or the disk is full or failing; nothing unfinished is left
+            behind.
+    """
+    plain, arrays = _without_arrays(state)
+    groups = {_ARRAYS: arrays, **{name: dict(group) for name, group in tensors.items()}}
+    for name, group in groups.items():
+        require_storable(name, {key: form_of(group, key) for key in group})
+        require_finite(name, group)
+    contents = {_STATE: _json(plain)}
+    _require_readable(folder, contents, arrays)
+    with replaced_folder(folder, sync=True) as fresh:
+        files = {name: _write_file(fresh / name, [data]) for name, data in contents.items()}
+        for name, group in groups.items():
+            files[_file_of(name)] = _write_file(fresh / _file_of(name), tensor_bytes(group))
+        manifest = _json({"format": FORMAT, "about": about, "files": files})
+        _require_readable(folder, {**contents, MANIFEST: manifest}, arrays)
+        _write_file(fresh / MANIFEST, [manifest])
+    return len(manifest) + sum(int(entry["size"]) for entry in files.values())
+
+
+def _require_readable(folder: Path, contents: Mapping[str, bytes], arrays: Mapping[str, Array]) -> None:
+    """Refuse to write what would be refused when it is read."""
+    too_large = [name for name, data in contents.items() if len(data) > _MAX_BYTES[name]]
+    if opening_brackets(contents[_STATE]) > MAX_BRACKETS:
+        too_large.append(_STATE)
+    if file_size(arrays) > _MAX_ARRAY_BYTES:
+        too_large.append(_file_of(_ARRAYS))
+    if too_large:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(folder / too_large[0]))
+
+
+def _file_of(name: str) -> str:
+    return f"{name}{SUFFIX}"
+
+
+def _write_file(path: Path, pieces: Iterable[bytes]) -> dict[str, Any]:
+    """Write a file, and return its entry in the manifest."""
+    digest, size = hashlib.sha256(), 0
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        with with_filename(path):
+            for piece in pieces:
+                digest.update(piece)
+                size += len(piece)
+                rest = memoryview(piece)
+                while rest:
+                    rest = rest[os.write(descriptor, rest) :]
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return {"size": size, "sha256": digest.hexdigest()}
+
+
+def _json(tree: Any) -> bytes:
+    return json.dumps(tree, allow_nan=False, separators=(",", ":")).encode()
+
+
+def _without_arrays(state: State) -> tuple[Any, dict[str, Array]]:
+    """The tree with references in place of its arrays, and the arrays by their paths."""
+    arrays: dict[str, Array] = {}
+
+    def plain(node: Any, path: str) -> Any:
+        if isinstance(node, np.ndarray):
+            while path in arrays:  # {"a/b": ...} beside {"a": {"b": ...}}
+                path = f"{path}'"
+            arrays[path] = node
+            return {_ARRAY_KEY: path}
+        if isinstance(node, Mapping):
+            return {_escaped(str(key)): plain(value, f"{path}/{key}") for key, value in node.items()}
+        if isinstance(node, (list, tuple)):
+            return [plain(value, f"{path}/{index}") for index, value in enumerate(node)]
+        return node
+
+    return plain(state, ""), arrays
+
+
+def _escaped(key: str) -> str:
+    """A key that is not taken for a reference to an array: an agent may be called `$array`."""
+    return f"${key}" if key.startswith("$") else key
+
+
+# --- Reading ---------------------------------------------------------------------------------------------------------
+
+
+def read_checkpoint(folder: Path) -> Checkpoint:
+    """Read and verify a checkpoint.
+
+    Raises:
+        CheckpointError: it is not one, or is damaged; the message names the file and what is wrong with it.
+    """
+    try:
+        return _read(folder)
+    except CheckpointError as error:
+        raise CheckpointError(f"{folder}: {error}") from error
+    except (RecursionError, MemoryError) as error:
+        raise CheckpointError(f"{folder}: nested too deep, or too large") from error
+
+
+def _read(folder: Path) -> Checkpoint:
+    names = _file_names(folder)
+    manifest = read_manifest(folder)
+    listed = manifest.fields("files")
+    listed.require_names([name for name in names if name != MANIFEST])
+    tensors = {
+        name.removesuffix(SUFFIX): _stored(folder / name, listed.fields(name)) for name in listed if name != _STATE
+    }
+    state = _read_state(folder, listed.fields(_STATE), tensors.pop(_ARRAYS).load())
+    for stored in tensors.values():
+        stored.verify()
+    return Checkpoint(folder.name, manifest.fields("about"), state, tensors)
+
+
+def read_manifest(folder: Path) -> StateReader:
+    """The manifest of a checkpoint, which alone has been read.
+
+    Raises:
+        CheckpointError: it is none of this version.
+    """
+    data = read_bytes(folder / MANIFEST, _MAX_BYTES[MANIFEST])
+    manifest = StateReader(parse_json(MANIFEST, data), MANIFEST)
+    if manifest.value("format") != FORMAT:
+        raise manifest.error("format", manifest.value("format"), FORMAT)
+    return manifest
+
+
+def _stored(path: Path, entry: StateReader) -> StoredTensors:
+    """The tensors of a file, none of them read yet."""
+    limit = _MAX_ARRAY_BYTES if path.name == _file_of(_ARRAYS) else None
+    return StoredTensors(path, entry.integer("size"), entry.string("sha256"), limit)
+
+
+def _read_state(folder: Path, entry: StateReader, arrays: Mapping[str, Array]) -> State:
+    data = read_bytes(folder / _STATE, _MAX_BYTES[_STATE], entry.integer("size"))
+    if entry.string("sha256") != hashlib.sha256(data).hexdigest():
+        raise CheckpointError(f"{_STATE} is damaged: its SHA-256 is not that of the manifest")
+    state = parse_json(_STATE, data, lambda mapping: _array_or_mapping(mapping, arrays))
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{_STATE} is not a mapping")
+    return state
+
+
+def _file_names(folder: Path) -> list[str]:
+    """The names in the folder: those of a checkpoint, and no others."""
+    try:
+        if not stat.S_ISDIR(os.lstat(folder).st_mode):
+            raise CheckpointError("not a folder")
+        names = sorted(os.listdir(folder))
+    except OSError as error:
+        raise CheckpointError(f"cannot be read: {error.strerror}") from error
+    for name in names:
+        if name not in (MANIFEST, _STATE) and not _TENSOR_FILE.fullmatch(name):
+            raise CheckpointError(f"{name!r} does not belong into a checkpoint")
+    for name in (MANIFEST, _STATE, f"{_ARRAYS}.safetensors"):
+        if name not in names:
+            raise CheckpointError(f"{name} is missing")
+    return names
+
+
+def _array_or_mapping(mapping: dict[str, Any], arrays: Mapping[str, Array]) -> Any:
+    if _ARRAY_KEY not in mapping:
+        return unique([(key.removeprefix("$"), value) for key, value in mapping.items()])
+    path = mapping[_ARRAY_KEY]
+    if len(mapping) != 1 or not isinstance(path, str) or path not in arrays:
+        raise CheckpointError(f"{_STATE} refers to an array that {_ARRAYS}.safetensors does not hold")
+    return arrays[path]
+
+
+def fits_into_state(tree: Any) -> bool:
+    """Whether a part of a state leaves room for the rest of it: at most half of what a checkpoint may hold."""
+    plain, arrays = _without_arrays({"part": tree})
+    text = _json(plain)
+    small = len(text) <= _MAX_BYTES[_STATE] // 2 and opening_brackets(text) <= MAX_BRACKETS // 2
+    return small and file_size(arrays) <= _MAX_ARRAY_BYTES // 2

@@ -1,0 +1,79 @@
+"""The state of one random generator, or of those of a Gymnasium space, as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from marl_sb3.errors import CheckpointError
+from marl_sb3.storage.state import MAX_SEED, State, StateReader
+
+
+def generator_state(generator: np.random.Generator) -> State:
+    """The state of a generator, as its bit generator gives it."""
+    state = generator.bit_generator.state
+    return {name: dict(part) if isinstance(part, Mapping) else part for name, part in state.items()}
+
+
+# A generator would use them as they are, beyond the end of its memory too.
+_GENERATOR_LIMITS = {"pos": 624, "buffer_pos": 4, "has_uint32": 1, "uinteger": 2**32 - 1}
+
+
+def set_generator_state(generator: np.random.Generator, state: StateReader) -> None:
+    """Put a generator where it was.
+
+    Raises:
+        CheckpointError: it is not the state of such a generator.
+    """
+    wanted = generator_state(generator)
+    read = _read_like(wanted, state)
+    kind = wanted["bit_generator"]
+    try:
+        generator.bit_generator.state = read
+    except (ValueError, TypeError, KeyError, OverflowError, AttributeError) as error:
+        raise CheckpointError(f"{state.where} is not the state of a {kind}: {error}") from error
+
+
+def _read_like(wanted: Mapping[str, Any], state: StateReader) -> State:
+    """The fields of `wanted`, of the same kinds: words are the same, numbers within their limits."""
+    state.require_names(list(wanted))
+    read: State = {}
+    for name, own in wanted.items():
+        if isinstance(own, Mapping):
+            read[name] = _read_like(own, state.fields(name))
+        elif isinstance(own, np.ndarray):
+            read[name] = state.array(name, own.dtype, own.shape)
+        elif isinstance(own, str):
+            read[name] = state.string(name)
+            if read[name] != own:
+                raise state.error(name, read[name], own)
+        else:
+            read[name] = state.integer(name, 0, _GENERATOR_LIMITS.get(name, MAX_SEED - 1))
+    return read
+
+
+def space_state(space: spaces.Space[Any]) -> list[State | None]:
+    """The generators of a space and its parts; None for one that has not been used."""
+    return [None if part._np_random is None else generator_state(part._np_random) for part in _parts(space)]
+
+
+def set_space_state(space: spaces.Space[Any], state: StateReader, name: str) -> None:
+    """Put the generators of a space and its parts where they stood.
+
+    Raises:
+        CheckpointError: it is not the state of such a space.
+    """
+    parts = _parts(space)
+    for number, (part, values) in enumerate(zip(parts, state.items(name, len(parts)), strict=True)):
+        if values is None:
+            part._np_random = None  # type: ignore[assignment]
+        else:
+            set_generator_state(part.np_random, StateReader(values, f"{state.where}/{name}/{number}"))
+
+
+def _parts(space: spaces.Space[Any]) -> list[spaces.Space[Any]]:
+    inner = space.spaces.values() if isinstance(space, spaces.Dict) else getattr(space, "spaces", ())
+    return [space, *(part for child in inner for part in _parts(child))]
