@@ -150,7 +150,7 @@ def parser(doc: str | None, repeats: int | None = 3) -> argparse.ArgumentParser:
 
 
 def positive(text: str) -> int:
-    """A whole number of at least 1, for `argparse`."""
+    """An integer of at least 1, for `argparse`."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} is not accepted; at least 1")

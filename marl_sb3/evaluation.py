@@ -166,7 +166,7 @@ def _spaces(env: MultiAgentVecEnv) -> dict[AgentID, tuple[Any, Any]]:
 
 def _require_whole(name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{name} is {value!r}; accepted: a whole number of at least 1", key=name)
+        raise ConfigError(f"{name} is {value!r}; accepted: an integer of at least 1", key=name)
 
 
 # --- Without a trace -------------------------------------------------------------------------------------------------

@@ -157,7 +157,7 @@ class EpisodeTracker:
     ) -> None:
         if window < 1:
             raise ConfigError(
-                f"stats_window_size is {window!r}; accepted: a whole number of at least 1", key="stats_window_size"
+                f"stats_window_size is {window!r}; accepted: an integer of at least 1", key="stats_window_size"
             )
         self._agents = env.agents
         self._policy_of = policy_of

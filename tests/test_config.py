@@ -135,7 +135,7 @@ def test_a_file_of_one_env_needs_no_env_argument(tmp_path: Path) -> None:
 
 def test_an_error_says_where_the_setting_came_from(tmp_path: Path) -> None:
     path = write(tmp_path / "h.yml", "e:\n  n_envs: none\n  gamma: 2\n")
-    with pytest.raises(ConfigError, match=r"h\.yml, e\.n_envs: n_envs is 'none'; accepted: a whole number"):
+    with pytest.raises(ConfigError, match=r"h\.yml, e\.n_envs: n_envs is 'none'; accepted: an integer"):
         load_config("e", hparams=path)
     config = load_config("e", hparams=path, n_envs=1)
     assert config.where("gamma") == f"{path}, e.gamma: "
@@ -146,13 +146,13 @@ def test_an_error_says_where_the_setting_came_from(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"n_envs": 0}, "--n-envs: n_envs is 0; accepted: a whole number of at least 1"),
+        ({"n_envs": 0}, "--n-envs: n_envs is 0; accepted: an integer of at least 1"),
         ({"n_envs": True}, "n_envs is True"),
         ({"n_timesteps": 0}, "--timesteps: n_timesteps is 0"),
-        ({"seed": -1}, "--seed: seed is -1; accepted: a whole number from 0 to 4294967295"),
+        ({"seed": -1}, "--seed: seed is -1; accepted: an integer from 0 to 4294967295"),
         ({"seed": 2**32}, "seed is 4294967296"),
         ({"stop": {"x": "high"}}, "--stop: stop is 'x=high'; accepted: METRIC=NUMBER"),
-        ({"policies": 3}, "--policies: policies is 3; accepted: a word or a mapping"),
+        ({"policies": 3}, "--policies: policies is 3; accepted: shared, per_agent or a mapping"),
         ({"policies": {"p": 3}}, "policies.p is 3; accepted: a mapping of settings"),
         ({"n_threads": 0}, "n_threads is 0"),
         *(
@@ -242,5 +242,5 @@ def test_a_word_that_looks_like_a_number_stays_a_word(tmp_path: Path) -> None:
 
 
 def test_what_a_file_cannot_hold_is_not_written() -> None:
-    with pytest.raises(ConfigError, match=r"config\.yaml holds numbers, words, lists and mappings only"):
+    with pytest.raises(ConfigError, match=r"config\.yaml holds numbers, strings, lists and mappings only"):
         to_yaml(TrainConfig("e", hyperparameters={"learning_rate": lambda progress: progress}))

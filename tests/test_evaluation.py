@@ -519,7 +519,7 @@ def test_other_agents_and_other_spaces_are_refused() -> None:
 @pytest.mark.parametrize("value", [0, -1, 2.5, True, "ten"])
 @pytest.mark.parametrize("name", ["n_episodes", "n_env_steps"])
 def test_an_empty_duration_is_refused(name: str, value: Any) -> None:
-    with pytest.raises(ConfigError, match=f"{name} is {value!r}; accepted: a whole number of at least 1"):
+    with pytest.raises(ConfigError, match=f"{name} is {value!r}; accepted: an integer of at least 1"):
         evaluate_policies(make(), make_vec_env(ScriptedEnv), **{name: value})
 
 

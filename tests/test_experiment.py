@@ -158,7 +158,7 @@ REFUSED = [
     ({"env": "arenaa"}, "unknown env 'arenaa'; did you mean arena?"),
     ({"algo": "poo"}, "--algo: unknown algorithm 'poo'; accepted: ppo"),
     ({"settings": {"learning_rte": 1}}, "--set learning_rte: unknown hyperparameter 'learning_rte'"),
-    ({"settings": {"batch_size": 1.5}}, "--set batch_size: batch_size is 1.5; accepted: a whole number of at least 2"),
+    ({"settings": {"batch_size": 1.5}}, "--set batch_size: batch_size is 1.5; accepted: an integer of at least 2"),
     ({"settings": {"lr": -1}}, "--set lr: learning_rate is -1; accepted: a number above 0"),
     ({"settings": {"lr": 1e-3, "learning_rate": 1e-3}}, "lr and learning_rate are both given, but are two names of"),
     ({"settings": {"train_batch_size": 400}}, "'train_batch_size' is RLlib's and has no counterpart here: a rollout"),

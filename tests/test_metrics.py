@@ -211,7 +211,7 @@ def test_what_is_not_a_metric_is_refused_with_its_source(entries: Any) -> None:
 def test_unknown_reduction_and_empty_window_are_refused() -> None:
     with pytest.raises(ConfigError, match="info key 'k': reduce is 'median'; accepted: sum, mean, min, max, last"):
         InfoMetric("k", reduce="median")
-    with pytest.raises(ConfigError, match="stats_window_size is 0; accepted: a whole number of at least 1"):
+    with pytest.raises(ConfigError, match="stats_window_size is 0; accepted: an integer of at least 1"):
         played(Rising, steps=0, window=0)
 
 

@@ -80,7 +80,7 @@ def test_help_does_not_import_torch() -> None:
 WRONG = [
     ("", "no env given"),
     ("arenaa", "unknown env 'arenaa'; did you mean arena?"),
-    ("arena --n-envs 0", "--n-envs: n_envs is 0; accepted: a whole number of at least 1"),
+    ("arena --n-envs 0", "--n-envs: n_envs is 0; accepted: an integer of at least 1"),
     ("arena --n-envs two", "argument --n-envs: received 'two'; accepted: an integer, such as 100000, 1e5 or 100k"),
     ("arena --timesteps 1.5", "argument --timesteps: received '1.5'; accepted: an integer"),
     ("arena --polcies shared", "unrecognized arguments: --polcies shared"),

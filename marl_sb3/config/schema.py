@@ -128,21 +128,21 @@ _WORDS = {
 
 def _check(config: TrainConfig) -> None:
     for name in ("n_timesteps", "n_envs", "n_threads", "stats_window_size", "checkpoint_keep", "evaluation_duration"):
-        _require(name, getattr(config, name), _is_whole(getattr(config, name), 1), "a whole number of at least 1")
+        _require(name, getattr(config, name), _is_whole(getattr(config, name), 1), "an integer of at least 1")
     at_once = config.n_parallel_updates
     _require(
-        "n_parallel_updates", at_once, at_once is None or _is_whole(at_once, 1), "a whole number of at least 1, or null"
+        "n_parallel_updates", at_once, at_once is None or _is_whole(at_once, 1), "an integer of at least 1, or null"
     )
     for name in ("seed", "evaluation_seed"):
         seed = getattr(config, name)
         accepted = seed is None or (_is_whole(seed, 0) and seed < 2**32)
-        _require(name, seed, accepted, "a whole number from 0 to 4294967295")
+        _require(name, seed, accepted, "an integer from 0 to 4294967295")
     for name in ("init_from", "init_layers"):
         listed = getattr(config, name)
         is_list = isinstance(listed, (list, tuple)) and all(isinstance(text, str) for text in listed)
-        _require(name, listed, listed is None or is_list, "a list of words, or null")
+        _require(name, listed, listed is None or is_list, "a list of strings, or null")
     for name in ("checkpoint_every", "evaluation_interval"):
-        _require(name, getattr(config, name), _is_whole(getattr(config, name), 0), "a whole number of at least 0")
+        _require(name, getattr(config, name), _is_whole(getattr(config, name), 0), "an integer of at least 0")
     for name, words in _WORDS.items():
         _require(name, getattr(config, name), getattr(config, name) in words, " or ".join(words))
     switch = config.evaluation_deterministic
@@ -151,12 +151,12 @@ def _check(config: TrainConfig) -> None:
     for name in ("policy_settings", "stop", "custom_metrics", "env_kwargs", "hyperparameters"):
         _require(name, getattr(config, name), isinstance(getattr(config, name), Mapping), "a mapping")
     for name in ("algo", "policy", "vectorizer", "device", "update_path", "checkpoint_metric"):
-        _require(name, getattr(config, name), isinstance(getattr(config, name), str), "a word")
+        _require(name, getattr(config, name), isinstance(getattr(config, name), str), "a string")
     for metric, value in config.stop.items():
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
         _require("stop", f"{metric}={value}", number, "METRIC=NUMBER")
     named = [config.policy_settings] if isinstance(config.policies, str) else [config.policies, config.policy_settings]
-    _require("policies", config.policies, isinstance(config.policies, (str, Mapping)), "a word or a mapping")
+    _require("policies", config.policies, isinstance(config.policies, (str, Mapping)), "shared, per_agent or a mapping")
     for policy_id, settings in [item for mapping in named for item in mapping.items()]:
         require_ids("policy", [policy_id], "policies", _QUOTE)
         _require(f"policies.{policy_id}", settings, isinstance(settings, Mapping), "a mapping of settings")

@@ -11,6 +11,6 @@ def shown(value: Any) -> str:
     """A value for a message, cut short; it may be anything that a file can hold."""
     try:
         text = repr(value)
-    except ValueError:  # a whole number of thousands of digits
+    except ValueError:  # an integer of thousands of digits
         return "a number of too many digits"
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."

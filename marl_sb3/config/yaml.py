@@ -123,4 +123,4 @@ def plain_data(value: Any) -> Any:
         return str(value)  # of a subclass, such as NumPy's
     if value is None or isinstance(value, (int, float, bool)):
         return value
-    raise ConfigError(f"a setting is {value!r}; config.yaml holds numbers, words, lists and mappings only")
+    raise ConfigError(f"a setting is {value!r}; config.yaml holds numbers, strings, lists and mappings only")

@@ -47,7 +47,7 @@ class _Accepted:
 
 def _whole(minimum: int) -> _Accepted:
     return _Accepted(
-        f"a whole number of at least {minimum}",
+        f"an integer of at least {minimum}",
         lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= minimum,
     )
 

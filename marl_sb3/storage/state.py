@@ -1,6 +1,6 @@
 """State as plain data: what `get_state` methods return, and how `set_state` methods read it back with checks.
 
-A state is a tree of dictionaries and lists whose leaves are numbers, words, None and NumPy arrays. It may come from a
+A state is a tree of dictionaries and lists whose leaves are numbers, strings, None and NumPy arrays. It may come from a
 file that a stranger wrote, so that nothing in it is used before its type, shape and range have been looked at.
 """
 
@@ -84,16 +84,16 @@ class StateReader:
         return value
 
     def integer(self, name: str, minimum: int = 0, maximum: int = _MAX_COUNT) -> int:
-        """A whole number."""
+        """An integer."""
         value = self.value(name)
         if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum:
-            raise self.error(name, value, f"a whole number from {minimum} to {maximum}")
+            raise self.error(name, value, f"an integer from {minimum} to {maximum}")
         return value
 
     def number(self, name: str, minimum: float = -_MAX_NUMBER, maximum: float = _MAX_NUMBER) -> float:
         """A finite number."""
         value = self.value(name)
-        # By comparison: a whole number may be too large for a float.
+        # By comparison: an integer may be too large for a float.
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not minimum <= value <= maximum:
             raise self.error(name, value, f"a number from {minimum:g} to {maximum:g}")
         return float(value)
@@ -135,7 +135,7 @@ class StateReader:
 
 
 def is_plain(tree: Any) -> bool:
-    """Whether a checkpoint can hold it: finite numbers, words, None, arrays, and mappings and lists of these.
+    """Whether a checkpoint can hold it: finite numbers, strings, None, arrays, and mappings and lists of these.
 
     Keys of mappings have to be words.
     """

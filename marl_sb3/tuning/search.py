@@ -88,7 +88,7 @@ class Search:
                 raise ConfigError(f"--{name} is {getattr(self, name)!r}; accepted: {', '.join(accepted)}", key=name)
         for name in ("env", "name", "objective", "mode", "over"):
             if not isinstance(getattr(self, name), str):
-                raise ConfigError(f"{name} is {getattr(self, name)!r}; accepted: a word", key=name)
+                raise ConfigError(f"{name} is {getattr(self, name)!r}; accepted: a string", key=name)
         for name in ("space", "settings"):
             if not isinstance(getattr(self, name), Mapping):
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; accepted: a mapping", key=name)
@@ -242,14 +242,14 @@ def _storage(written: Any, named: str | None, path: Path) -> str | None:
 
 
 def require_whole(name: str, value: Any, minimum: int) -> None:
-    """Refuse what is no whole number, or too small.
+    """Refuse what is no integer, or too small.
 
     Raises:
         ConfigError: with the option and what is accepted.
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
         option = name.replace("_", "-")
-        raise ConfigError(f"--{option} is {value!r}; accepted: a whole number of at least {minimum}", key=name)
+        raise ConfigError(f"--{option} is {value!r}; accepted: an integer of at least {minimum}", key=name)
 
 
 def _rollout_steps(config: TrainConfig) -> int:

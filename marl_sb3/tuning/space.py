@@ -232,7 +232,7 @@ def _parameter(name: str, spec: Mapping[str, Any], where: str) -> Parameter:
     return Parameter(name, kind, tuple(bounds), linear)
 
 
-_LARGEST = 2**53  # whole numbers up to it are floats without rounding; NaN and infinity are not below it
+_LARGEST = 2**53  # integers up to it are floats without rounding; NaN and infinity are not below it
 
 
 def _check_range(kind: str, bounds: list[Any], where: str) -> None:
@@ -243,5 +243,5 @@ def _check_range(kind: str, bounds: list[Any], where: str) -> None:
     ordered = numbers and len(bounds) == 2 and bounds[0] < bounds[1] and (kind != "log_uniform" or bounds[0] > 0)
     if not ordered:
         low = "0 < lowest < highest" if kind == "log_uniform" else "lowest < highest"
-        words = f"two {'whole ' if whole else ''}numbers, {low}"
+        words = f"two {'integers' if whole else 'numbers'}, {low}"
         raise ConfigError(f"{where}: {kind} is {bounds!r}; accepted: {words}", key="space")

@@ -117,11 +117,11 @@ def make_vec_env(
         ConfigError: one of the arguments is wrong; the message says which values are accepted.
     """
     if isinstance(n_envs, bool) or not isinstance(n_envs, int) or n_envs < 1:
-        raise ConfigError(f"n_envs is {n_envs!r}; accepted: a whole number of at least 1", key="n_envs")
+        raise ConfigError(f"n_envs is {n_envs!r}; accepted: an integer of at least 1", key="n_envs")
     vectorizer = _EARLIER_NAMES.get(vectorizer, vectorizer)
     if vectorizer not in VECTORIZERS:
         raise ConfigError(f"unknown vectorizer {vectorizer!r}; accepted: {', '.join(VECTORIZERS)}", key="vectorizer")
     if seed is not None and (not isinstance(seed, Integral) or seed < 0):
-        raise ConfigError(f"seed is {seed!r}; accepted: a whole number of at least 0, or None", key="seed")
+        raise ConfigError(f"seed is {seed!r}; accepted: an integer of at least 0, or None", key="seed")
     _require_maker(env)
     return VECTORIZERS[vectorizer](env_factory(env), n_envs, seed, env_kwargs)

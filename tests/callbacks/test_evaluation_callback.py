@@ -226,7 +226,7 @@ def test_the_envs_of_the_training_and_others_that_do_not_fit_are_refused() -> No
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"interval": 0}, "interval is 0; accepted: a whole number of at least 1"),
+        ({"interval": 0}, "interval is 0; accepted: an integer of at least 1"),
         ({"duration": -3}, "duration is -3; accepted"),
         ({"duration": 2.5}, "duration is 2.5; accepted"),
         ({"duration_unit": "steps"}, "duration_unit is 'steps'; accepted: episodes or timesteps"),

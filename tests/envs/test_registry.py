@@ -350,9 +350,9 @@ def test_unknown_id_is_answered_with_close_ones(env_id, start):
 @pytest.mark.parametrize(
     ("kwargs", "problem", "key"),
     [
-        ({"n_envs": 0}, "n_envs is 0; accepted: a whole number of at least 1", "n_envs"),
-        ({"n_envs": True}, "n_envs is True; accepted: a whole number of at least 1", "n_envs"),
-        ({"n_envs": 2.0}, "n_envs is 2.0; accepted: a whole number of at least 1", "n_envs"),
+        ({"n_envs": 0}, "n_envs is 0; accepted: an integer of at least 1", "n_envs"),
+        ({"n_envs": True}, "n_envs is True; accepted: an integer of at least 1", "n_envs"),
+        ({"n_envs": 2.0}, "n_envs is 2.0; accepted: an integer of at least 1", "n_envs"),
         ({"vectorizer": "ray"}, "unknown vectorizer 'ray'; accepted: auto, ", "vectorizer"),
         ({"env": 3}, "env is 3; accepted: an id or a factory of a ParallelEnv", "env"),
     ],

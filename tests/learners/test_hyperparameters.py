@@ -107,7 +107,7 @@ def test_every_hyperparameter_has_its_range() -> None:
         ("clip_range_vf", -1, "accepted: a number above 0, or lin_X for a line from X down to 0, or null"),
         ("target_kl", 0, "accepted: a number above 0, or null"),
         ("gamma", 2, "accepted: a number from 0 to 1"),
-        ("batch_size", 1, "accepted: a whole number of at least 2"),
+        ("batch_size", 1, "accepted: an integer of at least 2"),
     ],
 )
 def test_refusal_spells_out_every_form(name: str, value: Any, message: str) -> None:

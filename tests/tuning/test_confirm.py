@@ -240,7 +240,7 @@ def test_the_function_of_the_library_confirms_too(in_tmp: Path) -> None:
 @pytest.mark.parametrize("option", ["best", "seeds", "workers"])
 def test_numbers_are_checked(option: str, in_tmp: Path) -> None:
     study = prepare_study("arena", **SMALL)
-    with pytest.raises(ConfigError, match=rf"{option} is 0; accepted: a whole number of at least 1"):
+    with pytest.raises(ConfigError, match=rf"{option} is 0; accepted: an integer of at least 1"):
         confirm(study, **{option: 0})
     assert confirm(study) == []  # no trial has been trained
 

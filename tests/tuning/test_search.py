@@ -539,8 +539,8 @@ def test_a_password_is_not_written_down(in_tmp: Path) -> None:
     [
         ({"space": 3}, "space is 3; accepted: a mapping"),
         ({"settings": [1]}, r"settings is \[1\]; accepted: a mapping"),
-        ({"seed": -1}, "--seed is -1; accepted: a whole number of at least 0"),
-        ({"objective": None}, "objective is None; accepted: a word"),
+        ({"seed": -1}, "--seed is -1; accepted: an integer of at least 0"),
+        ({"objective": None}, "objective is None; accepted: a string"),
         ({"extra": 1}, "is not that of a study"),
     ],
 )
@@ -634,7 +634,7 @@ def test_sqlite_holds_a_study_too(in_tmp: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"trials": 0}, "--trials is 0; accepted: a whole number of at least 1"),
+        ({"trials": 0}, "--trials is 0; accepted: an integer of at least 1"),
         ({"space": {"bach_size": {"choices": [1]}}}, "unknown hyperparameter 'bach_size'"),
         ({"space": {"batch_size": {"choices": [20, 4000]}}}, "batch_size is 4000, larger than its rollout"),
         ({"space": {"gamma": {"uniform": [0.9, 1.5]}}}, r"gamma is 1.5; .*\(in a trial with gamma=1.5\)"),
@@ -660,7 +660,7 @@ def test_sqlite_holds_a_study_too(in_tmp: Path) -> None:
         ({"space": None, "grid": {"gamma": [0.9]}}, "--trials is 3, but the grid has 1"),
         ({"space": {"seed": {"choices": [1, 2]}}}, "seed is not for trials to choose or share; accepted: --seed"),
         ({"settings": {**SETTINGS, "seed": 3}}, "seed is not for trials to choose or share; accepted: --seed"),
-        ({"space": {"gamma": {"int": [1, 10**400]}}}, "accepted: two whole numbers, lowest < highest"),
+        ({"space": {"gamma": {"int": [1, 10**400]}}}, "accepted: two integers, lowest < highest"),
         ({"space": {"gamma": {"uniform": [0.5, float("inf")]}}}, "accepted: two numbers, lowest < highest"),
         ({"over": "mean_of_last_3"}, "--over is 'mean_of_last_3', but a trial has 2 evaluations"),
         (
@@ -670,8 +670,8 @@ def test_sqlite_holds_a_study_too(in_tmp: Path) -> None:
             },
             "a trial of 160 env steps is too short for its 2 evaluations: a rollout has 160 env steps",
         ),
-        ({"seed": -1}, "--seed is -1; accepted: a whole number of at least 0"),
-        ({"timesteps": 0}, "--timesteps is 0; accepted: a whole number of at least 1"),
+        ({"seed": -1}, "--seed is -1; accepted: an integer of at least 0"),
+        ({"timesteps": 0}, "--timesteps is 0; accepted: an integer of at least 1"),
         (
             {"space": {"batch_size": {"int": [10, 150]}, "n_envs": {"choices": [2, 4]}}, "settings": {"n_steps": 20}},
             r"batch_size is 150, larger than its rollout of 80 agent .*\(in a trial with batch_size=150, n_envs=2\)",

@@ -94,7 +94,7 @@ def test_the_corners_have_every_extreme_of_every_parameter() -> None:
         ({"gamma": {"uniform": [0.99, 0.9]}}, "lowest < highest"),
         ({"gamma": {"uniform": [0.9, 0.9]}}, "lowest < highest"),
         ({"lr": {"log_uniform": [0, 1]}}, "0 < lowest < highest"),
-        ({"n_epochs": {"int": [1, 2.5]}}, "two whole numbers"),
+        ({"n_epochs": {"int": [1, 2.5]}}, "two integers"),
         ({"gamma": {"uniform": ["a", "b"]}}, "two numbers"),
         ({"gamma": {"uniform": [0.1, float("inf")]}}, "two numbers"),
         ({"batch_size": {"choices": []}}, "a list that is not empty"),

@@ -71,7 +71,7 @@ def test_fresh_seeds_differ_and_are_accepted_by_envs():
 
 @pytest.mark.parametrize("seed", [-1, 1.5, "1"])
 def test_a_seed_that_is_no_whole_number_is_refused(seed):
-    with pytest.raises(ConfigError, match=f"seed is {seed!r}; accepted: a whole number of at least 0") as caught:
+    with pytest.raises(ConfigError, match=f"seed is {seed!r}; accepted: an integer of at least 0") as caught:
         make_vec_env(ScriptedEnv, seed=seed)
     assert caught.value.key == "seed"
 
