@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from forked import ForkServer, forked_subprocess
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -21,6 +23,23 @@ def _signals_are_not_ignored() -> None:
     for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, handler)
+
+
+@pytest.fixture(scope="session")
+def server(_signals_are_not_ignored: None) -> Iterator[ForkServer]:
+    """Starts commands as processes without waiting for their imports."""
+    with ForkServer() as started:
+        yield started
+
+
+@pytest.fixture
+def forked_workers(server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> ForkServer:
+    """The workers of searches are forked from the server, too."""
+    from marl_sb3.tuning import workers
+
+    monkeypatch.setattr(workers, "subprocess", forked_subprocess(server))
+    monkeypatch.setattr(workers, "POLL_S", 0.05)
+    return server
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
+from forked import ForkServer
 from PIL import Image
 from test_train import read_all
 from test_video import frames_of_gif, frames_of_mp4
@@ -24,7 +25,8 @@ from marl_sb3.experiment import restore
 from marl_sb3.metrics import flatten
 from marl_sb3.vec_env import SyncVecEnv
 
-COMMAND = [sys.executable, "-m", "marl_sb3.evaluate"]
+MODULE = ["-m", "marl_sb3.evaluate"]
+COMMAND = [sys.executable, *MODULE]
 
 
 def shown(capsys: pytest.CaptureFixture[str], *arguments: Any) -> dict[str, Any]:
@@ -314,18 +316,17 @@ def test_help_does_not_import_torch() -> None:
     assert text.splitlines()[-1] == "False"
 
 
-def test_a_terminal_sees_how_it_goes_and_the_output_stays_clean(run_folder: Path, in_tmp: Path) -> None:
+def test_a_terminal_sees_how_it_goes_and_the_output_stays_clean(
+    run_folder: Path, in_tmp: Path, server: ForkServer
+) -> None:
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
     options = [str(run_folder), "--episodes", "6", "--json", "--video", "film.gif"]
-    with subprocess.Popen(
-        [*COMMAND, *options], stdout=subprocess.PIPE, stderr=theirs, text=True, env=environment
-    ) as process:
-        os.close(theirs)
-        progress = read_all(ours)
-        out, _ = process.communicate(timeout=60)
-    assert process.returncode == 0
-    assert json.loads(out)["n_episodes"] == 6
+    process = server.run([*MODULE, *options], "out", os.ttyname(theirs), environment=environment)
+    os.close(theirs)
+    progress = read_all(ours)
+    assert process.wait() == 0
+    assert json.loads(Path("out").read_text())["n_episodes"] == 6
     assert "episodes" in progress
     assert "video frames" in progress
     assert "10/10" in progress

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import nbformat
 import pytest
+from forked import ForkServer
 from nbclient import NotebookClient
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -30,16 +29,12 @@ def test_every_example_has_a_run() -> None:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_example_runs(name: str, in_tmp: Path) -> None:
+def test_example_runs(name: str, in_tmp: Path, server: ForkServer) -> None:
     arguments, expected = RUNS[name]
-    done = subprocess.run(
-        [sys.executable, "-W", "error::UserWarning", str(EXAMPLES / name), *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert re.search(expected, done.stdout), done.stdout
+    example = server.run(["-W", "error::UserWarning", str(EXAMPLES / name), *arguments], "out", "err")
+    assert example.wait() == 0, Path("err").read_text()
+    shown = Path("out").read_text()
+    assert re.search(expected, shown), shown
 
 
 def test_notebook_runs(in_tmp: Path) -> None:

@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import ForkServer
 
 import marl_sb3
 from marl_sb3.train import main
 
 TINY = ["arena", "--n-envs", "2", "--timesteps", "60", "--seed", "1"]
 TINY += ["--set", "n_steps=10", "--set", "batch_size=20", "--set", "n_epochs=1"]
-COMMAND = [sys.executable, "-m", "marl_sb3.train"]
+MODULE = ["-m", "marl_sb3.train"]
+COMMAND = [sys.executable, *MODULE]
 
 
 def test_the_name_of_the_command_is_also_the_function_of_the_library(in_tmp: Path) -> None:
@@ -188,10 +190,6 @@ def test_an_env_that_breaks_its_contract_ends_with_code_2(in_tmp: Path, capsys: 
     assert capsys.readouterr().err == expected
 
 
-def start(*arguments: str, **options: object) -> subprocess.Popen:
-    return subprocess.Popen([*COMMAND, *arguments], stderr=subprocess.PIPE, text=True, **options)
-
-
 def wait_for(condition, timeout_s: float = 60.0) -> None:
     deadline_s = time.monotonic() + timeout_s
     while not condition():
@@ -209,13 +207,15 @@ def has_iterated(folder: Path) -> bool:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_run_with_what_was_learned(tmp_path: Path, number: signal.Signals) -> None:
-    with start(*LONG, stdout=subprocess.PIPE, cwd=tmp_path) as process:
-        wait_for(lambda: has_iterated(tmp_path))
-        process.send_signal(number)
-        out, err = process.communicate(timeout=60)
+def test_a_signal_ends_the_run_with_what_was_learned(
+    tmp_path: Path, number: signal.Signals, server: ForkServer
+) -> None:
+    process = server.run([*MODULE, *LONG], tmp_path / "out", tmp_path / "err", folder=tmp_path)
+    wait_for(lambda: has_iterated(tmp_path))
+    process.send_signal(number)
+    assert process.wait() == 130
+    out, err = (tmp_path / "out").read_text(), (tmp_path / "err").read_text()
     err = "\n".join(line.rstrip() for line in err.split("\n"))
-    assert process.returncode == 130
     assert err in ("", f"WARNING  {number.name}: finishing the iteration and saving; once more stops at once\n")
     assert f"stopped: {number.name}" in out
     assert out.splitlines()[-1] == "run"
@@ -269,13 +269,14 @@ def test_a_closed_terminal_ends_the_run_with_what_was_learned(in_tmp: Path, caps
     assert "go on with: python -m marl_sb3.train --resume run --env hanging_up:Env\n" in capsys.readouterr().out
 
 
-def test_a_terminal_gets_the_live_view(tmp_path: Path) -> None:
+def test_a_terminal_gets_the_live_view(tmp_path: Path, server: ForkServer) -> None:
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "40"}
-    with start(*TINY, stdout=theirs, cwd=tmp_path, env=environment) as process:
-        os.close(theirs)
-        shown = read_all(ours)
-        assert process.wait(timeout=60) == 0, process.stderr
+    errors = tmp_path / "errors"
+    process = server.run([*MODULE, *TINY], os.ttyname(theirs), errors, folder=tmp_path, environment=environment)
+    os.close(theirs)
+    shown = read_all(ours)
+    assert process.wait() == 0, errors.read_text()
     assert "60 of 60 env steps" in shown
     assert "rollout" in shown
     assert "agent steps/s" in shown

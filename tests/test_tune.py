@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from forked import ForkServer
 
 import marl_sb3
 from marl_sb3.tune import build_parser, main
@@ -19,7 +20,9 @@ from marl_sb3.tuning.search import Search
 
 TINY = ["--timesteps", "80", "--evaluations", "2", "--evaluation-episodes", "1", "--trials", "2", "--pruner", "none"]
 TINY += ["--set", "n_envs=2", "--set", "n_steps=20", "--set", "batch_size=20", "--set", "n_epochs=1"]
-COMMAND = [sys.executable, "-m", "marl_sb3.tune"]
+MODULE = ["-m", "marl_sb3.tune"]
+COMMAND = [sys.executable, *MODULE]
+pytestmark = pytest.mark.usefixtures("forked_workers")
 
 
 def test_the_module_is_also_the_function_of_the_library() -> None:
@@ -155,31 +158,34 @@ def test_a_name_that_may_be_a_typo_begins_no_study(in_tmp: Path, capsys: pytest.
     assert {path.name for path in Path("runs/tune/arena").iterdir()} == {"wide-net", "lr-1", "lr-2", "wide-nte"}
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_search_tells_how_to_go_on(number: signal.Signals, in_tmp: Path) -> None:
-    arguments = ["--timesteps", "400000", "--trials", "3", "--study", "s", "--workers", "2", "--confirm-seeds", "2"]
+@pytest.mark.parametrize(("number", "workers"), [(signal.SIGINT, "--workers 2 "), (signal.SIGTERM, "")])
+def test_an_interrupted_search_tells_how_to_go_on(
+    number: signal.Signals, workers: str, in_tmp: Path, server: ForkServer
+) -> None:
+    options = f"--study s {workers}--confirm-seeds 2"
+    arguments = ["--timesteps", "400000", "--trials", "3", *options.split()]
     arguments += ["--set", "n_envs=2", "--set", "batch_size=100"]
-    search = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    search = server.run([*MODULE, *arguments], "out", "err")
     folder = in_tmp / "runs" / "tune" / "arena" / "s"
     deadline_s = time.monotonic() + 60
     while not (folder / "trials" / "00000" / "result.jsonl").exists():
         assert time.monotonic() < deadline_s
         time.sleep(0.1)
     search.send_signal(number)
-    out, error = search.communicate(timeout=60)
-    assert search.returncode == 130
+    assert search.wait() == 130
+    out, error = Path("out").read_text(), Path("err").read_text()
     assert error.splitlines()[-1] == "interrupted"
-    assert "go on with: python -m marl_sb3.tune arena --study s --workers 2 --confirm-seeds 2" in out.splitlines()
+    assert f"go on with: python -m marl_sb3.tune arena {options}" in out.splitlines()
     assert re.search(r"^ +0  FAIL ", out, re.MULTILINE)
     assert (folder / "trials.csv").is_file()
 
 
-def test_a_terminal_sees_what_is_running(in_tmp: Path) -> None:
+def test_a_terminal_sees_what_is_running(in_tmp: Path, server: ForkServer) -> None:
     ours, theirs = pty.openpty()
     environment = {**os.environ, "COLUMNS": "100", "LINES": "30", "TERM": "xterm"}
     arguments = ["--timesteps", "4000", "--evaluations", "2", "--evaluation-episodes", "2", "--trials", "2"]
     arguments += ["--set", "n_envs=2", "--set", "batch_size=100"]
-    search = subprocess.Popen([*COMMAND, *arguments], stdout=theirs, stderr=theirs, env=environment)
+    search = server.run([*MODULE, *arguments], os.ttyname(theirs), environment=environment)
     os.close(theirs)
     seen = b""
     while True:

@@ -1,19 +1,13 @@
-"""What the tests that kill share: a process that starts trainings fast, and trainings that nobody disturbed."""
+"""What the tests that kill share: trainings that nobody disturbed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from trained_processes import ForkServer
+from forked import ForkServer
 from trials import Case, train_reference
-
-
-@pytest.fixture(scope="session")
-def server() -> Iterator[ForkServer]:
-    with ForkServer() as started:
-        yield started
 
 
 @pytest.fixture(scope="session")

@@ -25,9 +25,10 @@ from itertools import product
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
+from forked import ForkServer
 from run_records import differences
 from shims import GENERATORS
-from trained_processes import ForkServer, wait
+from trained_processes import wait
 from trials import CHECKPOINT_EVERY, POLICIES, Case, Kill, Tally, Trial, sum_of, train_reference
 
 FULL_AT_KB = (4, 8, 20, 60, 100, 140, 180, 220, 260)

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import ForkServer
 from full_disk import no_space_for, no_space_in
 from run_records import contents, differences
 from shims import PLACES, Watched, failer
 from tensorboard.compat.tensorflow_stub.io.gfile import LocalFileSystem
-from trained_processes import ForkServer, wait
+from trained_processes import wait
 from trials import Case
 
 from marl_sb3.errors import CheckpointError

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from forked import ForkServer
 from kill_harness import plan
 from run_records import differences, events
 from shims import GENERATORS
-from trained_processes import ForkServer, wait
+from trained_processes import wait
 from trials import REFUSAL, Case, Kill, Trial
 
 from marl_sb3.storage.checkpoint_folder import CheckpointFolder

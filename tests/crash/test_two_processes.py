@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
+from forked import ForkServer
 from run_records import differences
-from trained_processes import ForkServer, wait
+from trained_processes import wait
 from trials import N_STEPS, Case
 
 from marl_sb3.storage.checkpoint_folder import CheckpointFolder

@@ -1,10 +1,8 @@
-"""Trainings as processes that can be killed: real ones, and forked ones, which start faster."""
+"""Trainings as processes that can be killed: real ones; those of `forked` start faster."""
 
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
 import signal
 import subprocess
 import sys
@@ -64,48 +62,3 @@ class RealTraining:
 
     def send_signal(self, number: int) -> None:
         self._process.send_signal(number)
-
-
-class ForkedTraining:
-    """A child of a fork server."""
-
-    def __init__(self, server: ForkServer, output: Path) -> None:
-        self._server, self._code = server, None
-        self.output = output
-
-    def poll(self) -> int | None:
-        if self._code is None and self._server.connection.poll():
-            self._code = self._server.connection.recv()
-        return self._code
-
-    def send_signal(self, number: int) -> None:
-        if self._code is None:
-            self._server.connection.send(("signal", number))
-
-
-class ForkServer:
-    """Starts trainings, one after the other; a context manager."""
-
-    def __init__(self) -> None:
-        self.connection, theirs = multiprocessing.Pipe()
-        self._last: ForkedTraining | None = None
-        # Kernels are compiled for the processes that are here already; their number of threads is their own business.
-        command = [sys.executable, "-W", "ignore", str(FOLDER / "fork_server.py"), str(theirs.fileno())]
-        self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
-        theirs.close()
-
-    def __enter__(self) -> ForkServer:
-        assert self.connection.recv() == "ready"
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.connection.close()  # which ends it, and its child
-        self._process.wait()
-
-    def start(self, arguments: Sequence[str], shims: Mapping[str, Any], output: Path) -> ForkedTraining:
-        """Start a training; the one before it is waited for."""
-        if self._last is not None:
-            wait(self._last)
-        self.connection.send(("start", list(arguments), dict(shims), os.fspath(output)))
-        self._last = ForkedTraining(self, output)
-        return self._last

@@ -11,9 +11,10 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
+from forked import ForkServer
 from run_records import differences
 from shims import MOMENTS
-from trained_processes import ForkServer, RealTraining, Training, wait
+from trained_processes import RealTraining, Training, wait
 
 ITERATIONS, N_ENVS, N_STEPS = 24, 4, 16
 SMALL = ["--n-envs", f"{N_ENVS}", "--timesteps", f"{ITERATIONS * N_ENVS * N_STEPS}", "--seed", "3", "--quiet"]

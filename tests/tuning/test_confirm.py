@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 from filelock import FileLock
+from forked import ForkServer
 
 import marl_sb3
 from marl_sb3.config import load_config
@@ -87,7 +87,7 @@ def test_what_was_trained_before_is_not_trained_again(in_tmp: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in written} == written
 
 
-def test_a_killed_worker_is_replaced_and_its_training_begun_again(in_tmp: Path) -> None:
+def test_a_killed_worker_is_replaced_and_its_training_begun_again(in_tmp: Path, forked_workers: ForkServer) -> None:
     study = prepare_study("arena", **{**SMALL, "timesteps": 2_000})
     killed: list[int] = []
 
@@ -95,10 +95,9 @@ def test_a_killed_worker_is_replaced_and_its_training_begun_again(in_tmp: Path) 
         logs = study.folder.glob("confirm/*/*/result.jsonl")
         running = [path for path in logs if not path.with_name("objective.json").exists()]
         if running and not killed:
-            for entry in Path("/proc").iterdir():
-                if entry.name.isdecimal() and _is_worker_of(study, entry):
-                    killed.append(int(entry.name))
-                    os.kill(int(entry.name), signal.SIGKILL)
+            workers = forked_workers.running().items()
+            killed.extend(pid for pid, worker in workers if {str(study.folder), "confirm"} <= {*worker.arguments})
+            forked_workers.send_signal(killed[0], signal.SIGKILL)
 
     run_search(study)
     candidates = confirm(study, best=1, seeds=2, watch=kill_one)
@@ -106,14 +105,7 @@ def test_a_killed_worker_is_replaced_and_its_training_begun_again(in_tmp: Path) 
     assert [(len(candidate.values), candidate.failed) for candidate in candidates] == [(2, 0), (2, 0)]
 
 
-def _is_worker_of(study: TuneStudy, entry: Path) -> bool:
-    try:
-        command = (entry / "cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return False
-    return str(study.folder).encode() in command and b"confirm" in command
-
-
+@pytest.mark.usefixtures("forked_workers")
 def test_what_another_worker_trains_is_waited_for(in_tmp: Path) -> None:
     study = prepare_study("arena", **{**SMALL, "trials": 1})
     run_search(study)

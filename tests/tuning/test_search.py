@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 import optuna
 import pytest
 import yaml
+from forked import ForkServer
 from optuna.trial import TrialState
 
 import marl_sb3
@@ -316,17 +316,18 @@ def test_hopeless_trials_are_given_up(in_tmp: Path) -> None:
     assert len(study.trials[1].intermediate_values) == 1
 
 
-def test_a_killed_worker_loses_its_trial_alone_which_is_tried_once_again(in_tmp: Path) -> None:
+def test_a_killed_worker_loses_its_trial_alone_which_is_tried_once_again(
+    in_tmp: Path, forked_workers: ForkServer
+) -> None:
     study = prepare_study(**{**SMALL, "timesteps": 16_000, "pruner": "none"})
     killed: list[int] = []
 
     def kill_one(watched: TuneStudy) -> None:
         running = [trial for trial in watched.trials if trial.state == TrialState.RUNNING]
         if running and not killed:
-            for entry in Path("/proc").iterdir():
-                if entry.name.isdecimal() and _is_worker(entry, running[0].user_attrs[WORKER]):
-                    killed.append(int(entry.name))
-                    os.kill(int(entry.name), signal.SIGKILL)
+            name = running[0].user_attrs[WORKER]
+            killed.extend(pid for pid, worker in forked_workers.running().items() if name in worker.arguments)
+            forked_workers.send_signal(killed[0], signal.SIGKILL)
 
     run_search(study, workers=2, watch=kill_one)
     states = [trial.state.name for trial in study.trials]
@@ -338,13 +339,6 @@ def test_a_killed_worker_loses_its_trial_alone_which_is_tried_once_again(in_tmp:
     assert failed.user_attrs[ERROR] == "its process ended"
     assert retries[0].user_attrs[RETRY_OF] == failed.number
     assert retries[0].params.items() >= failed.params.items()
-
-
-def _is_worker(entry: Path, name: str) -> bool:
-    try:
-        return name.encode() in (entry / "cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return False
 
 
 def test_half_a_line_of_a_killed_writer_does_not_end_the_study(in_tmp: Path) -> None:
@@ -555,6 +549,7 @@ def test_a_damaged_file_of_a_study_is_refused(change: dict[str, Any], message: s
 # --- Worker processes ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_workers_find_a_registered_env(in_tmp: Path) -> None:
     marl_sb3.register_env("mine", ArenaEnv)
     study = marl_sb3.tune("mine", **{**SMALL, "trials": 1})
@@ -597,6 +592,7 @@ def test_a_search_in_which_every_trial_fails_ends_and_may_go_on_when_it_is_mende
     assert [trial.state.name for trial in study.trials] == ["FAIL"] * 5 + ["COMPLETE"] * 2
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_trials_that_kill_their_workers_end_the_search_too(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("marl_sb3.tuning.run_search._MAX_FIRST_FAILURES", 2)
     Path("kills.py").write_text(
@@ -612,12 +608,14 @@ def test_trials_that_kill_their_workers_end_the_search_too(in_tmp: Path, monkeyp
     assert Path(str(end.value).partition("; see ")[2]).is_file()
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_workers_do_not_take_a_storage_from_the_surroundings(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MARL_SB3_STORAGE", "sqlite:///other.db")
     study = marl_sb3.tune("arena", **{**SMALL, "trials": 1})
     assert [trial.state.name for trial in study.trials] == ["COMPLETE"]
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_workers_that_die_at_once_end_the_search(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     study = prepare_study(**SMALL)
     (study.folder / "study.yaml").unlink()

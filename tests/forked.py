@@ -1,0 +1,193 @@
+"""Commands as processes that start in milliseconds: they are forked from one that has imported everything."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from fork_server import Command
+
+_POLL_S = 0.002
+
+
+class ForkedProcess:
+    """A child of a fork server, with the methods of `subprocess.Popen`.
+
+    Attributes:
+        pid: its number.
+        returncode: None while it runs, as far as `poll` and `wait` know.
+        output: the file that its output goes into.
+    """
+
+    def __init__(self, server: Client, pid: int, output: Path) -> None:
+        self._server, self.pid, self.output = server, pid, output
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Its exit code, negative for a signal; None while it runs."""
+        if self.returncode is None:
+            self.returncode = self._server.exit_code(self.pid)
+        return self.returncode
+
+    def wait(self, timeout: float | None = 120.0) -> int:
+        """Its exit code.
+
+        Raises:
+            subprocess.TimeoutExpired: it still runs after so many seconds.
+        """
+        deadline_s = None if timeout is None else time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if deadline_s is not None and time.monotonic() > deadline_s:
+                raise subprocess.TimeoutExpired(str(self.output), timeout or 0.0)
+            time.sleep(_POLL_S)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """Nothing happens if it has ended."""
+        self._server.send_signal(self.pid, number)
+
+    def terminate(self) -> None:
+        """SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+
+class Client:
+    """Asks a fork server to start commands.
+
+    Args:
+        connection: to the server.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._codes: dict[int, int] = {}
+        self._lock = threading.Lock()
+
+    @classmethod
+    def of(cls, address: str) -> Client:
+        """A client of the server that listens at an address."""
+        end = socket.socket(socket.AF_UNIX)
+        end.connect(address)
+        return cls(Connection(end.detach()))
+
+    def run(
+        self,
+        arguments: Sequence[str],
+        output: Path | str,
+        errors: Path | str | None = None,
+        folder: Path | str | None = None,
+        environment: Mapping[str, str] | None = None,
+        shims: Mapping[str, Any] | None = None,
+        new_session: bool = False,
+    ) -> ForkedProcess:
+        """Start Python with such arguments: `-m MODULE ARGUMENT...` or `FILE ARGUMENT...`.
+
+        Args:
+            arguments: of Python.
+            output: a file to write to, a pipe with a name, or a terminal.
+            errors: the same for standard error; None: with the output.
+            folder: that it works in; None: this process's.
+            environment: its variables; None: those of this process.
+            shims: what is done to it, see `crash/shims.py`.
+            new_session: a terminal's Ctrl-C is not for it.
+        """
+        command = Command(
+            arguments=list(arguments),
+            folder=os.fspath(folder or Path.cwd()),
+            environment=dict(os.environ if environment is None else environment),
+            path=[path for path in sys.path if path],
+            output=os.path.abspath(output),
+            errors=None if errors is None else os.path.abspath(errors),
+            parent=os.getpid(),
+            shims=shims or {},
+            new_session=new_session,
+        )
+        with self._lock:
+            pid = self._ask("pid", "fork", command)
+            self._codes.pop(pid, None)  # of an earlier one with this number
+            return ForkedProcess(self, pid, Path(output))
+
+    def start(self, arguments: Sequence[str], shims: Mapping[str, Any], output: Path) -> ForkedProcess:
+        """Start `python -m marl_sb3.train` with these arguments; what the output had before is lost."""
+        output.write_bytes(b"")
+        return self.run(["-m", "marl_sb3.train", *arguments], output, shims=shims)
+
+    def running(self) -> dict[int, Command]:
+        """All that runs on the server, by process number."""
+        with self._lock:
+            found: dict[int, Command] = self._ask("running", "running")
+            return found
+
+    def exit_code(self, pid: int) -> int | None:
+        """Of a child; None: it runs."""
+        with self._lock:
+            while self._connection.poll():
+                self._note(*self._connection.recv())
+            return self._codes.get(pid)
+
+    def send_signal(self, pid: int, number: int) -> None:
+        """To a child, if it runs."""
+        with self._lock:
+            self._connection.send(("signal", pid, number))
+
+    def _ask(self, answer: str, *request: Any) -> Any:
+        """Send a request; what ends before it is answered is noted."""
+        self._connection.send(request)
+        while (message := self._connection.recv())[0] != answer:
+            self._note(*message)
+        return message[1]
+
+    def _note(self, kind: str, pid: int, code: int) -> None:
+        assert kind == "exit"
+        self._codes[pid] = code
+
+
+class ForkServer(Client):
+    """A fork server and the first of its clients; a context manager."""
+
+    def __init__(self) -> None:
+        ours, theirs = multiprocessing.Pipe()
+        super().__init__(ours)
+        self._folder = tempfile.TemporaryDirectory(prefix="forks-")
+        file, address = Path(__file__).with_name("fork_server.py"), Path(self._folder.name, "socket")
+        # Kernels are compiled for the processes that are here already; their number of threads is their own business.
+        command = [sys.executable, "-W", "ignore", str(file), str(theirs.fileno()), str(address)]
+        self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        theirs.close()
+
+    def __enter__(self) -> ForkServer:
+        assert self._connection.recv() == "ready"
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()  # which ends it, and its children
+        self._process.wait()
+        self._folder.cleanup()
+
+
+def forked_subprocess(client: Client) -> Any:
+    """`subprocess`, as a module may see it: `Popen` forks `[sys.executable, ...]` with its output in a file."""
+
+    def popen(command: Sequence[str], *, stdout: Any, env: Mapping[str, str], **options: Any) -> ForkedProcess:
+        assert command[0] == sys.executable
+        assert options.pop("stderr") is stdout
+        assert options.pop("stdin") == subprocess.DEVNULL
+        return client.run(command[1:], stdout.name, environment=env, new_session=options.pop("start_new_session"))
+
+    return SimpleNamespace(**{**vars(subprocess), "Popen": popen})
