@@ -18,6 +18,7 @@ import numpy as np
 from measure import Report, Setting, parser
 
 from marl_sb3 import make_vec_env
+from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.envs.batched_arena import BatchedArena
 from marl_sb3.types import Array
 from marl_sb3.vec_env.seeding import episode_seed
@@ -41,7 +42,7 @@ def vec_env(num_envs: int) -> Callable[[Array], object]:
 
 def batched_env(num_envs: int) -> Callable[[Array], object]:
     """A step of the batched env, observations included, and a reset of all envs after the last."""
-    env = BatchedArena(num_envs)
+    env = BatchedArena(num_envs, ArenaEnv())
     every, episodes = list(range(num_envs)), itertools.count()
 
     def reset() -> None:

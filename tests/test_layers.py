@@ -32,7 +32,6 @@ LAYERS = (
     ("training",),
     ("evaluation",),
     ("callbacks",),
-    ("runs",),
     ("run_folder", "building"),
     ("run",),
     ("run_view",),
@@ -97,3 +96,38 @@ def test_an_upward_import_is_found() -> None:
 def test_imports_for_type_checkers_are_free() -> None:
     source = "if TYPE_CHECKING:\n    from marl_sb3.train import main\n"
     assert upward_imports("marl_sb3.envs.arena", source) == []
+
+
+def circles(imports: dict[str, set[str]]) -> list[list[str]]:
+    """The groups of modules that import each other, directly or through others."""
+    reached = {module: _reached(module, imports) for module in imports}
+    groups = {
+        frozenset(other for other in reached[module] if module in reached.get(other, ())) | {module}
+        for module in imports
+        if module in reached[module]
+    }
+    return sorted(sorted(group) for group in groups)
+
+
+def _reached(module: str, imports: dict[str, set[str]]) -> set[str]:
+    found: set[str] = set()
+    waiting = list(imports[module])
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            waiting += imports.get(name, ())
+    return found
+
+
+def test_modules_do_not_import_each_other_in_circles() -> None:
+    modules = {module_name(path): path for path in MODULES}
+    imports = {
+        module: {name for name in imported_modules(path.read_text(encoding="utf-8")) if name in modules}
+        for module, path in modules.items()
+    }
+    assert circles(imports) == []
+
+
+def test_a_circle_is_found() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]

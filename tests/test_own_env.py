@@ -157,7 +157,7 @@ class BrokenArena(ArenaEnv):
 
     @classmethod
     def make_batched(cls, num_envs: int, **env_kwargs: Any) -> BatchedArena:
-        batch = BatchedArena(num_envs, **env_kwargs)
+        batch = BatchedArena(num_envs, cls(**env_kwargs))
 
         def fails(*_: Any) -> None:
             raise KeyError("goal")

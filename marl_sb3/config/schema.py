@@ -126,14 +126,8 @@ _WORDS = {
 }
 
 
-_MOST_THREADS = 1024  # PyTorch starts as many at once, and the process dies if the system refuses one
-
-
 def _check(config: TrainConfig) -> None:
-    threads = config.n_threads
-    accepted = _is_whole(threads, 1) and threads <= _MOST_THREADS
-    _require("n_threads", threads, accepted, f"an integer from 1 to {_MOST_THREADS}")
-    for name in ("n_timesteps", "n_envs", "stats_window_size", "checkpoint_keep", "evaluation_duration"):
+    for name in ("n_timesteps", "n_envs", "n_threads", "stats_window_size", "checkpoint_keep", "evaluation_duration"):
         _require(name, getattr(config, name), _is_whole(getattr(config, name), 1), "an integer of at least 1")
     at_once = config.n_parallel_updates
     _require(

@@ -26,18 +26,8 @@ from marl_sb3.envs.batched_env import BatchedEnv
 from marl_sb3.errors import ConfigError, EnvError
 from marl_sb3.types import AgentID, Array, BoolArray
 
-AGENTS = ("agent1", "agent2")
-
 Infos = dict[AgentID, dict[str, Any]]
 StepResult = tuple[dict[AgentID, Array], dict[AgentID, float], dict[AgentID, bool], dict[AgentID, bool], Infos]
-
-
-def draw_coins(rng: np.random.Generator, max_timesteps: int) -> BoolArray:
-    """Draw an episode's coins in one call: (max_timesteps,) bool, True where agent1 moves first.
-
-    Every arena draws its episodes this way, so that the same generator gives the same episode.
-    """
-    return rng.integers(0, 2, size=max_timesteps, dtype=np.bool_)
 
 
 class ArenaEnv(ParallelEnv[AgentID, Array, int]):  # type: ignore[misc]  # PettingZoo ships no types.
@@ -81,10 +71,10 @@ class ArenaEnv(ParallelEnv[AgentID, Array, int]):  # type: ignore[misc]  # Petti
         self.render_mode = render_mode
 
         num_cells = height * width
-        self.possible_agents = list(AGENTS)
+        self.possible_agents = list(rules.AGENTS)
         self.agents: list[AgentID] = []
-        self.observation_spaces = {agent: MultiDiscrete([num_cells, num_cells]) for agent in AGENTS}
-        self.action_spaces = {agent: Discrete(4) for agent in AGENTS}
+        self.observation_spaces = {agent: MultiDiscrete([num_cells, num_cells]) for agent in rules.AGENTS}
+        self.action_spaces = {agent: Discrete(4) for agent in rules.AGENTS}
         most = np.array([num_cells - 1] * 2 + [1] * num_cells)
         self.state_space = Box(0, most, dtype=np.int64)
 
@@ -99,7 +89,7 @@ class ArenaEnv(ParallelEnv[AgentID, Array, int]):  # type: ignore[misc]  # Petti
         """`num_envs` arenas as arrays; see `batched_env`."""
         from marl_sb3.envs.batched_arena import BatchedArena
 
-        return BatchedArena(num_envs, **env_kwargs)
+        return BatchedArena(num_envs, cls(**env_kwargs))
 
     def observation_space(self, agent: AgentID) -> MultiDiscrete:
         """Return the agent's observation space, always the same object."""
@@ -115,11 +105,11 @@ class ArenaEnv(ParallelEnv[AgentID, Array, int]):  # type: ignore[misc]  # Petti
         """Start an episode. Without a seed the current generator goes on; `options` are not used."""
         if seed is not None or self._rng is None:
             self._rng = np.random.default_rng(seed)
-        self._coins = draw_coins(self._rng, self.max_timesteps)
+        self._coins = rules.draw_coins(self._rng, self.max_timesteps)
         self._state = rules.initial_state(1, self.height, self.width)
-        self.agents = list(AGENTS)
+        self.agents = list(rules.AGENTS)
         self._render_if_human()
-        return _observations(self._state), {agent: {} for agent in AGENTS}
+        return _observations(self._state), {agent: {} for agent in rules.AGENTS}
 
     def step(self, actions: dict[AgentID, int]) -> StepResult:
         """Move both agents. `actions` has one integer in 0..3 for each of them.
@@ -190,7 +180,7 @@ class ArenaEnv(ParallelEnv[AgentID, Array, int]):  # type: ignore[misc]  # Petti
     def _checked(self, actions: dict[AgentID, int]) -> list[int]:
         """Return the actions of (agent1, agent2) as plain integers in 0..3; raise EnvError otherwise."""
         numbers = []
-        for agent in AGENTS:
+        for agent in rules.AGENTS:
             try:
                 number = operator.index(actions[agent])
             except (KeyError, TypeError):
@@ -199,9 +189,9 @@ class ArenaEnv(ParallelEnv[AgentID, Array, int]):  # type: ignore[misc]  # Petti
                 received = repr(actions[agent]) if agent in actions else "no action"
                 raise EnvError(self._at_step(f"{agent} must act with an integer in 0..3; received {received}"))
             numbers.append(number)
-        if len(actions) != len(AGENTS):
-            unknown = sorted(str(agent) for agent in actions if agent not in AGENTS)
-            raise EnvError(self._at_step(f"no such agent: {', '.join(unknown)}; agents: {', '.join(AGENTS)}"))
+        if len(actions) != len(rules.AGENTS):
+            unknown = sorted(str(agent) for agent in actions if agent not in rules.AGENTS)
+            raise EnvError(self._at_step(f"no such agent: {', '.join(unknown)}; agents: {', '.join(rules.AGENTS)}"))
         return numbers
 
     def _at_step(self, message: str) -> str:

@@ -1,4 +1,4 @@
-"""The rules of the arena for E games at once: arrays in, arrays out, no randomness of its own.
+"""The rules of the arena for E games at once: arrays in, arrays out; only `draw_coins` draws random numbers.
 
 One source of truth for the `ParallelEnv` (E = 1) and for every batched arena. Every array has the
 envs as its leading axis (E); the agent axis holds agent1 at index 0 and agent2 at index 1. A cell is
@@ -18,6 +18,8 @@ from marl_sb3.types import BoolArray
 
 IntArray = npt.NDArray[np.int64]
 
+AGENTS = ("agent1", "agent2")
+
 # Arrays of no dimension: NumPy converts a Python number anew at every call, a third of such a call's time.
 _N_ACTIONS = np.array(4)
 _ONE_STEP = np.array(1)
@@ -28,6 +30,14 @@ _REWARDS = np.array([[-0.5, -0.1], [1.0, -0.1], [-1.0, 1.0]], dtype=np.float64)
 
 _MOVES_FIRST = np.array([[False, True], [True, False]])  # [agent1 is first, agent]
 _OWN_THEN_OTHER = np.array([[0, 1], [1, 0]])  # [agent]: whose cells it observes, in order
+
+
+def draw_coins(rng: np.random.Generator, max_timesteps: int) -> BoolArray:
+    """Draw an episode's coins in one call: (max_timesteps,) bool, True where agent1 moves first.
+
+    Every arena draws its episodes this way, so that the same generator gives the same episode.
+    """
+    return rng.integers(0, 2, size=max_timesteps, dtype=np.bool_)
 
 
 @dataclass(slots=True)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from marl_sb3.envs import arena_rules as rules
-from marl_sb3.envs.arena import AGENTS, ArenaEnv, draw_coins
 from marl_sb3.envs.batched_env import BatchedEnv, BatchedStep
 from marl_sb3.errors import EnvError
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import Array
+
+if TYPE_CHECKING:
+    from marl_sb3.envs.arena import ArenaEnv
 
 
 class BatchedArena(BatchedEnv):
@@ -20,47 +22,42 @@ class BatchedArena(BatchedEnv):
 
     Args:
         num_envs: E.
-        env_kwargs: arguments of `ArenaEnv`.
-
-    Raises:
-        ConfigError: an argument of `ArenaEnv` is not accepted.
+        template: the arena that all of them are like; it draws them, too.
     """
 
-    def __init__(self, num_envs: int, **env_kwargs: Any) -> None:
-        template = ArenaEnv(**env_kwargs)
+    def __init__(self, num_envs: int, template: ArenaEnv) -> None:
         self.num_envs = num_envs
-        self.possible_agents = AGENTS
+        self.possible_agents = rules.AGENTS
         self.metadata = template.metadata
         self.render_mode = template.render_mode
         self.height, self.width, self.max_timesteps = template.height, template.width, template.max_timesteps
-        self.observation_space = template.observation_space(AGENTS[0])
-        self.action_space = template.action_space(AGENTS[0])
+        self.observation_space = template.observation_space(rules.AGENTS[0])
+        self.action_space = template.action_space(rules.AGENTS[0])
         self._template = template
         self._destinations = rules.destination_table(self.height, self.width)
         self._state = rules.initial_state(num_envs, self.height, self.width)
         self._coins = np.zeros((num_envs, self.max_timesteps), dtype=np.bool_)
         self._envs = np.arange(num_envs)
-        self._not_terminated = np.zeros((num_envs, len(AGENTS)), dtype=np.bool_)
+        self._not_terminated = np.zeros((num_envs, len(rules.AGENTS)), dtype=np.bool_)
 
     def reset(self, env_indices: Sequence[int], seeds: Sequence[int]) -> None:
         """See `BatchedEnv.reset`."""
         chosen = np.zeros(self.num_envs, dtype=np.bool_)
         for env_index, seed in zip(env_indices, seeds, strict=True):
             chosen[env_index] = True
-            self._coins[env_index] = draw_coins(np.random.default_rng(seed), self.max_timesteps)
+            self._coins[env_index] = rules.draw_coins(np.random.default_rng(seed), self.max_timesteps)
         rules.reset_envs(self._state, chosen)
 
     def step(self, actions: Array) -> BatchedStep:
         """See `BatchedEnv.step`."""
         if (actions >> 2).any():  # anything but 0 to 3, negative numbers too
             env_index, column = np.argwhere((actions < 0) | (actions > 3))[0]
-            raise EnvError(
-                f"env {env_index}, step {self._state.timesteps[env_index]}: {AGENTS[column]} must act with an integer "
-                f"in 0..3; received {actions[env_index, column]}"
-            )
+            where = f"env {env_index}, step {self._state.timesteps[env_index]}"
+            received = actions[env_index, column]
+            raise EnvError(f"{where}: {rules.AGENTS[column]} must act with an integer in 0..3; received {received}")
         state = self._state
         outcome = rules.step(state, self._destinations, actions, self._coins[self._envs, state.timesteps])
-        truncated = np.equal(state.timesteps, self.max_timesteps)[:, None].repeat(len(AGENTS), axis=1)
+        truncated = np.equal(state.timesteps, self.max_timesteps)[:, None].repeat(len(rules.AGENTS), axis=1)
         collision = outcome.collision
         return BatchedStep(
             rewards=outcome.rewards,
@@ -93,7 +90,7 @@ class BatchedArena(BatchedEnv):
     def set_state(self, state: StateReader) -> None:
         """See `BatchedEnv.set_state`."""
         size, limit = self.height * self.width, self.max_timesteps
-        cells = state.array("cells", np.int64, (self.num_envs, len(AGENTS)))
+        cells = state.array("cells", np.int64, (self.num_envs, len(rules.AGENTS)))
         if (cells < 0).any() or (cells >= size).any() or (cells[:, 0] == cells[:, 1]).any():
             raise state.error("cells", cells, f"two different numbers from 0 to {size - 1} in each row")
         timesteps = state.array("timesteps", np.int64, (self.num_envs,))

@@ -12,7 +12,8 @@ import numpy as np
 from marl_sb3.errors import ConfigError
 from marl_sb3.ids import require_ids, shown_id
 from marl_sb3.types import AgentID, Array, BoolArray, Observations, PolicyID, PolicyMappingFn
-from marl_sb3.vec_env.base import AgentGroup, MultiAgentVecEnv
+from marl_sb3.vec_env.base import MultiAgentVecEnv
+from marl_sb3.vec_env.groups import AgentGroup
 from marl_sb3.vec_env.observations import map_arrays, to_rows
 
 SHARED = "shared"

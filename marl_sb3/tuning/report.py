@@ -23,7 +23,8 @@ from marl_sb3.storage.atomic import write_whole
 from marl_sb3.tuning.confirm import confirmed, outcomes, winner
 from marl_sb3.tuning.confirm_table import confirmed_line
 from marl_sb3.tuning.report_page import html_report
-from marl_sb3.tuning.study import SEED, TuneStudy
+from marl_sb3.tuning.study import TuneStudy
+from marl_sb3.tuning.trial_attributes import SEED
 from marl_sb3.tuning.trial_rows import (
     error_text,
     header,

@@ -18,8 +18,9 @@ from marl_sb3.errors import ConfigError
 from marl_sb3.experiment import Preview, preview
 from marl_sb3.run_folder import TRACEBACK_FILE
 from marl_sb3.tuning.search import Search, read_search, require_whole
-from marl_sb3.tuning.study import ERROR, INTERRUPTED, KILLED, WORKER, TuneStudy
+from marl_sb3.tuning.study import TuneStudy
 from marl_sb3.tuning.trial import run_trial
+from marl_sb3.tuning.trial_attributes import ERROR, INTERRUPTED, KILLED, WORKER
 from marl_sb3.tuning.workers import POLL_S, SearchError, Workers
 
 _log = logging.getLogger(__name__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from marl_sb3.run_folder import write_traceback
 from marl_sb3.training.callback import MultiAgentCallback
 from marl_sb3.tuning.objective import Objective
 from marl_sb3.tuning.search import Search
-from marl_sb3.tuning.study import ERROR, FOLDER, INDEX, INTERRUPTED, SEED, TuneStudy
+from marl_sb3.tuning.study import TuneStudy
+from marl_sb3.tuning.trial_attributes import ERROR, FOLDER, INDEX, INTERRUPTED, SEED
 
 
 class ReportEvaluations(MultiAgentCallback):
@@ -102,7 +104,8 @@ def objective_of(search: Search, run: Run) -> float:
         ConfigError: no evaluation told it.
     """
     objective = search.parsed_objective()
-    values = [objective.value(result) for result in run.results if "evaluation" in result]
+    rows = map(json.loads, (run.folder / "result.jsonl").read_text(encoding="utf-8").splitlines())
+    values = [objective.value(row) for row in rows if "evaluation" in row]
     return objective.final([value for value in values if value is not None])
 
 

@@ -6,13 +6,16 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from optuna.trial import FrozenTrial
 
 from marl_sb3.run_folder import TRACEBACK_FILE
 from marl_sb3.tuning.search import Search
-from marl_sb3.tuning.study import ERROR, FOLDER, RETRY_OF, SEED, WORKER, TuneStudy
+from marl_sb3.tuning.trial_attributes import ERROR, FOLDER, RETRY_OF, SEED, WORKER
+
+if TYPE_CHECKING:
+    from marl_sb3.tuning.study import TuneStudy
 
 _BEFORE = ("number", "state", "value")  # then a column for each parameter
 _AFTER = ("seed", "iterations", "env_steps", "seconds", "return", "evaluations", "retry_of", "worker", "folder",

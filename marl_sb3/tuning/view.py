@@ -21,7 +21,8 @@ from marl_sb3.display.text import duration, number, packed
 from marl_sb3.tuning.confirm import confirmed
 from marl_sb3.tuning.confirm_table import confirmed_table
 from marl_sb3.tuning.report import trials_table, write_files
-from marl_sb3.tuning.study import RETRY_OF, TuneStudy
+from marl_sb3.tuning.study import TuneStudy
+from marl_sb3.tuning.trial_attributes import RETRY_OF
 from marl_sb3.tuning.trial_rows import error_text, see_traceback
 
 

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from marl_sb3.errors import CheckpointError
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import Array
-from marl_sb3.vec_env.base import AgentGroup
+from marl_sb3.vec_env.groups import AgentGroup
 
 MAX_BYTES = 2**26  # of a log in a checkpoint; a longer one is left out, and the resume is not exact
 

@@ -12,24 +12,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-from gymnasium import spaces
 
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import AgentID, Array, BoolArray, FloatArray, Observations
+from marl_sb3.vec_env.groups import AgentGroup
 from marl_sb3.vec_env.observations import map_arrays
 
 if TYPE_CHECKING:
     from marl_sb3.vec_env.sb3_vec_env import FlatVecEnv
-
-
-@dataclass(frozen=True)
-class AgentGroup:
-    """Agents with the same spaces: their observations fit one array, (E, len(agents), ...)."""
-
-    agents: tuple[AgentID, ...]
-    columns: tuple[int, ...]  # where each stands on the agent axis of `MultiAgentVecEnv.agents`
-    observation_space: spaces.Space[Any]
-    action_space: spaces.Space[Any]
 
 
 class StepInfos(Protocol):

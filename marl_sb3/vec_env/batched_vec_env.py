@@ -14,16 +14,16 @@ from marl_sb3.errors import ConfigError, EnvError, EnvNumericError
 from marl_sb3.storage.state import MAX_SEED, State, StateReader
 from marl_sb3.types import AgentID, Array, BoolArray, Observations
 from marl_sb3.vec_env.base import (
-    AgentGroup,
     FinalObservations,
     MultiAgentVecEnv,
     StackedFinalObservations,
     VecStep,
 )
+from marl_sb3.vec_env.groups import AgentGroup
 from marl_sb3.vec_env.observations import map_arrays, read_observations, same_in_env, zero_observations
 from marl_sb3.vec_env.seeding import episode_seed, fresh_seed
-from marl_sb3.wrappers.checked_env import unfit_numbers, unfit_words
 from marl_sb3.wrappers.env_interface import require_agents
+from marl_sb3.wrappers.faults import unfit_numbers, unfit_words
 
 _NO_FINAL_OBSERVATIONS = FinalObservations({})
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
@@ -11,9 +11,7 @@ from gymnasium import spaces
 from marl_sb3.errors import ConfigError
 from marl_sb3.storage.state import StateReader
 from marl_sb3.types import Array, Observations
-
-if TYPE_CHECKING:
-    from marl_sb3.vec_env.base import AgentGroup
+from marl_sb3.vec_env.groups import AgentGroup
 
 
 def map_arrays(function: Callable[[Array], Array], observations: Observations) -> Observations:

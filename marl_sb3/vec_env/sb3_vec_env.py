@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from stable_baselines3.common.vec_env import VecEnv
@@ -11,9 +11,11 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvO
 
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import Array
-from marl_sb3.vec_env.base import MultiAgentVecEnv, VecStep
 from marl_sb3.vec_env.observations import to_rows
 from marl_sb3.vec_env.seeding import fresh_seed
+
+if TYPE_CHECKING:
+    from marl_sb3.vec_env.base import MultiAgentVecEnv, VecStep
 
 
 class FlatVecEnv(VecEnv):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,18 +11,17 @@ from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
 from marl_sb3.env_faults import ask_for_state
-from marl_sb3.errors import CheckpointError, ConfigError, EnvRaisedError
+from marl_sb3.errors import CheckpointError, EnvRaisedError
 from marl_sb3.storage.state import MAX_SEED, State, StateReader
 from marl_sb3.types import AgentID, Array, BoolArray, Observations
 from marl_sb3.vec_env.action_log import ActionLog, require_possible
-from marl_sb3.vec_env.base import AgentGroup, MultiAgentVecEnv
+from marl_sb3.vec_env.base import MultiAgentVecEnv
+from marl_sb3.vec_env.groups import agent_groups, require_same_agents, require_separate
+from marl_sb3.vec_env.layers import attribute, layers, owner
 from marl_sb3.vec_env.observations import copy_env, put, read_observations, same_in_env, zero_observations
 from marl_sb3.vec_env.slot import EnvSlot
-from marl_sb3.wrappers.env_interface import innermost_env
 
 EnvFactory = Callable[[int], ParallelEnv]  # env index -> a new env
-
-_SPACES = ("observation_space", "action_space")
 
 
 @dataclass(frozen=True)
@@ -119,20 +118,20 @@ class SeparateEnvs(MultiAgentVecEnv):
 
     def get_attr(self, name: str, env_indices: Sequence[int]) -> list[Any]:
         """See `MultiAgentVecEnv.get_attr`."""
-        return [_attribute(self.envs[index], name) for index in env_indices]
+        return [attribute(self.envs[index], name) for index in env_indices]
 
     def set_attr(self, name: str, value: Any, env_indices: Sequence[int]) -> None:
         """See `MultiAgentVecEnv.set_attr`."""
         for index in env_indices:
-            setattr(_owner(self.envs[index], name), name, value)
+            setattr(owner(self.envs[index], name), name, value)
 
     def env_method(self, name: str, env_indices: Sequence[int], *args: Any, **kwargs: Any) -> list[Any]:
         """See `MultiAgentVecEnv.env_method`."""
-        return [_attribute(self.envs[index], name)(*args, **kwargs) for index in env_indices]
+        return [attribute(self.envs[index], name)(*args, **kwargs) for index in env_indices]
 
     def env_is_wrapped(self, wrapper_class: type, env_indices: Sequence[int]) -> list[bool]:
         """See `MultiAgentVecEnv.env_is_wrapped`."""
-        return [any(isinstance(layer, wrapper_class) for layer in _layers(self.envs[index])) for index in env_indices]
+        return [any(isinstance(layer, wrapper_class) for layer in layers(self.envs[index])) for index in env_indices]
 
     # --- State -------------------------------------------------------------------------------------------------------
 
@@ -256,63 +255,6 @@ class SeparateEnvs(MultiAgentVecEnv):
             self._closed = True
             for env in self.envs:
                 env.close()
-
-
-def agent_groups(env: Any) -> tuple[AgentGroup, ...]:
-    """The agents of an env by their spaces."""
-    members: list[tuple[Any, list[AgentID]]] = []
-    for agent in env.possible_agents:
-        own = (env.observation_space(agent), env.action_space(agent))
-        found = next((agents for both, agents in members if both == own), None)
-        if found is None:
-            members.append((own, [agent]))
-        else:
-            found.append(agent)
-    columns = {agent: column for column, agent in enumerate(env.possible_agents)}
-    return tuple(AgentGroup(tuple(agents), tuple(columns[agent] for agent in agents), *own) for own, agents in members)
-
-
-def require_same_agents(env: Any, env_index: int, first: Any) -> None:
-    """Refuse an env that differs from the first one of its vec env.
-
-    Raises:
-        ConfigError: its agents or their spaces are others.
-    """
-    where = f"all envs of a vec env need the same agents and spaces, but env {env_index} has"
-    if set(env.possible_agents) != set(first.possible_agents):
-        raise ConfigError(f"{where} agents {env.possible_agents}; those before it: {first.possible_agents}")
-    for agent in first.possible_agents:
-        for kind in _SPACES:
-            ours, theirs = getattr(first, kind)(agent), getattr(env, kind)(agent)
-            if ours != theirs:
-                raise ConfigError(f"{where} the {kind} {theirs} for agent {agent!r}; those before it: {ours}")
-
-
-def require_separate(envs: Sequence[Any]) -> None:
-    """Refuse a factory that returned one env for several.
-
-    Raises:
-        ConfigError: it did.
-    """
-    if len({id(innermost_env(env)) for env in envs}) < len(envs):
-        raise ConfigError("the env factory returned the same env twice; it has to make a new one at each call")
-
-
-def _layers(env: Any) -> Iterator[Any]:
-    """The env's wrappers from the outermost inwards, then the env itself."""
-    while env is not None:
-        yield env
-        env = getattr(env, "__dict__", {}).get("env")
-
-
-def _attribute(env: Any, name: str) -> Any:
-    return getattr(_owner(env, name), name)
-
-
-def _owner(env: Any, name: str) -> Any:
-    """The outermost layer that defines `name`; the innermost where none does."""
-    layers = list(_layers(env))
-    return next((layer for layer in layers if name in layer.__dict__ or hasattr(type(layer), name)), layers[-1])
 
 
 # --- Envs that know their own state ----------------------------------------------------------------------------------

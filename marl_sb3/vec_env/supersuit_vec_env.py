@@ -10,7 +10,8 @@ import supersuit
 
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import Array, Observations
-from marl_sb3.vec_env.base import AgentGroup, DictInfos, FinalObservations, VecStep
+from marl_sb3.vec_env.base import DictInfos, FinalObservations, VecStep
+from marl_sb3.vec_env.groups import AgentGroup
 from marl_sb3.vec_env.observations import map_arrays
 from marl_sb3.vec_env.seeding import fresh_seed
 from marl_sb3.vec_env.separate_envs import EnvFactory, SeparateEnvs

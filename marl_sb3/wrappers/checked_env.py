@@ -3,127 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
-from gymnasium import spaces
 from pettingzoo import ParallelEnv
 from pettingzoo.utils import BaseParallelWrapper
 
 from marl_sb3.env_faults import close_in_words, raise_in_words
 from marl_sb3.errors import EnvError, EnvNumericError
-from marl_sb3.types import AgentID, Array, BoolArray
+from marl_sb3.types import AgentID
+from marl_sb3.wrappers.faults import observation_fault, reward_fault
 
 _log = logging.getLogger(__name__)
-
-_LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
-_NONE_UNFIT: BoolArray = np.zeros(1, dtype=np.bool_)
-
-
-def _array_fault(space: spaces.Space[Any], value: Any) -> str | None:
-    """What is wrong with a value of a Box or MultiBinary space; bounds of a Box are the env's own business."""
-    array = np.asarray(value)
-    if array.shape != space.shape:
-        return f"has shape {array.shape}, its space says {space.shape}"
-    assert space.dtype is not None
-    if not np.can_cast(array.dtype, space.dtype, "same_kind"):
-        return f"has dtype {array.dtype}, its space says {space.dtype}"
-    unfit = unfit_numbers(array, space.dtype)
-    if not unfit.any():
-        return None
-    where = tuple(int(i) for i in np.argwhere(unfit)[0])
-    return f"is {unfit_words(array[where], space.dtype)} at index {where}"
-
-
-def unfit_numbers(array: Array, dtype: np.dtype[Any]) -> BoolArray:
-    """Which numbers are not finite, or cannot be stored as the space's dtype and as float32, in which networks compute.
-
-    Args:
-        array: any shape.
-        dtype: of the space.
-
-    Returns:
-        Of the array's shape; a single False where there cannot be any.
-    """
-    unfit: BoolArray
-    if array.dtype.kind == "f":
-        if array.dtype == dtype and dtype.itemsize <= 4:
-            unfit = ~np.isfinite(array)
-        else:
-            largest = min(_LARGEST_FLOAT32, float(np.finfo(dtype).max)) if dtype.kind == "f" else _LARGEST_FLOAT32
-            unfit = ~(np.abs(array.astype(np.float64)) <= largest)  # of NaN too
-    elif array.dtype.kind in "iu" and dtype.kind in "iu" and array.dtype != dtype:
-        unfit = (array < np.iinfo(dtype).min) | (array > np.iinfo(dtype).max)
-    else:
-        unfit = _NONE_UNFIT
-    return unfit
-
-
-def unfit_words(number: Any, dtype: np.dtype[Any]) -> str:
-    """A number that `unfit_numbers` has found, and what is wrong with it where that cannot be seen."""
-    if not np.isfinite(number):
-        return str(number)
-    if dtype.kind != "f" or dtype.itemsize < 4:
-        return f"{number} (too large for {dtype}, its space's dtype)"
-    return f"{number} (too large for float32, in which networks compute)"
-
-
-def _integers_fault(space: spaces.Space[Any], value: Any) -> str | None:
-    """As `space.contains`, in half the time."""
-    assert isinstance(space, spaces.MultiDiscrete)
-    array = np.asarray(value)
-    if array.shape != space.shape or array.dtype.kind not in "iu":
-        return f"has shape {array.shape} and dtype {array.dtype}, its space is {space}"
-    above = array - space.start
-    return None if ((above >= 0) & (above < space.nvec)).all() else f"is {value!r}, which is not in {space}"
-
-
-def _member_fault(space: spaces.Space[Any], value: Any) -> str | None:
-    return None if space.contains(value) else f"is {value!r}, which is not in {space}"
-
-
-def _dict_fault(space: spaces.Space[Any], value: Any) -> str | None:
-    assert isinstance(space, spaces.Dict)
-    if not isinstance(value, Mapping) or set(value) != set(space.spaces):
-        keys = sorted(value) if isinstance(value, Mapping) else type(value).__name__
-        return f"has keys {keys}, its space says {sorted(space.spaces)}"
-    for key, part in space.spaces.items():
-        fault = observation_fault(part, value[key])
-        if fault:
-            return f"{fault} (key {key!r})"
-    return None
-
-
-_FAULTS: Mapping[type, Callable[[spaces.Space[Any], Any], str | None]] = {
-    spaces.Box: _array_fault,
-    spaces.MultiBinary: _array_fault,
-    spaces.MultiDiscrete: _integers_fault,
-    spaces.Dict: _dict_fault,
-}
-
-
-def observation_fault(space: spaces.Space[Any], value: Any) -> str | None:
-    """What keeps `value` from being an observation of `space`, in words; None if nothing does."""
-    try:
-        return _FAULTS.get(type(space), _member_fault)(space, value)
-    except ValueError:  # NumPy's word for ragged lists
-        return f"is {value!r}, not an array"
-
-
-def _reward_fault(reward: Any) -> str | None:
-    if type(reward) is float and -_LARGEST_FLOAT32 <= reward <= _LARGEST_FLOAT32:  # almost always: NumPy takes longer
-        return None
-    try:
-        number = np.asarray(reward)
-        finite = number.ndim == 0 and number.dtype.kind in "biuf" and bool(np.isfinite(number))
-    except (TypeError, ValueError, RuntimeError):  # of ragged lists, of tensors with gradients
-        finite = False
-    if not finite:
-        return f"is {reward!r}, not a finite number"
-    return (
-        None if abs(reward) <= _LARGEST_FLOAT32 else f"is {reward!r}, too large for float32, in which rewards are kept"
-    )
 
 
 def _holds_non_finite(value: Any) -> bool:
@@ -266,7 +158,7 @@ class CheckedEnv(BaseParallelWrapper):  # type: ignore[misc]
         self._mention_unearned(rewards)
 
     def _check_reward(self, agent: AgentID, reward: Any) -> None:
-        fault = _reward_fault(reward)
+        fault = reward_fault(reward)
         if fault:
             raise self._error(f"reward {fault}", agent, reward)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from marl_sb3.envs import arena_rules as rules
-from marl_sb3.envs.arena import ArenaEnv, draw_coins
+from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.errors import ConfigError, EnvError
 
 UP, RIGHT, DOWN, LEFT = 0, 1, 2, 3
@@ -238,7 +238,7 @@ def test_coins_of_an_episode_come_from_one_draw():
     twin_rng = np.random.default_rng(7)
     table = rules.destination_table(1, 3)
     for episode in range(2):
-        coins, state = draw_coins(twin_rng, 40), rules.initial_state(1, 1, 3)
+        coins, state = rules.draw_coins(twin_rng, 40), rules.initial_state(1, 1, 3)
         assert (coins.shape, coins.dtype) == ((40,), np.bool_)
         assert 5 < coins.sum() < 35
         for t in range(40):

@@ -26,8 +26,9 @@ from marl_sb3.tuning.objective import Objective
 from marl_sb3.tuning.run_search import run_search
 from marl_sb3.tuning.search import Search, read_search
 from marl_sb3.tuning.storage import SafeJournal
-from marl_sb3.tuning.study import DEATHS, ERROR, INTERRUPTED, KILLED, RETRY_OF, WORKER, TuneStudy
+from marl_sb3.tuning.study import TuneStudy
 from marl_sb3.tuning.trial import run_trial
+from marl_sb3.tuning.trial_attributes import DEATHS, ERROR, INTERRUPTED, KILLED, RETRY_OF, WORKER
 from marl_sb3.tuning.worker import work_on_trials
 from marl_sb3.tuning.workers import SearchError
 
@@ -639,7 +640,7 @@ def test_sqlite_holds_a_study_too(in_tmp: Path) -> None:
         ({"space": {"gamma": {"uniform": [0.9]}}}, "accepted: two numbers"),
         ({"timesteps": 159}, "a trial of 159 env steps is too short for its 2 evaluations: a rollout has 80 env steps"),
         ({"timesteps": 79, "evaluations": None}, "79 env steps is too short for its evaluation: a rollout has 80 env"),
-        ({"space": {"n_epochs": {"choices": [1]}}, "settings": {"n_steps": 0}}, "n_steps is 0; accepted: a whole"),
+        ({"space": {"n_epochs": {"choices": [1]}}, "settings": {"n_steps": 0}}, "n_steps is 0; accepted: an integer"),
         ({"storage": "sqlite:////nowhere/at/all.db"}, "--storage sqlite.* cannot be opened"),
         ({"storage": "nonsense"}, "--storage nonsense cannot be opened"),
         ({"objective": "agent7"}, r"--objective is 'agent7'; accepted: sum, min, an agent \(agent1, agent2\)"),

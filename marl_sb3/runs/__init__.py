@@ -1,1 +1,0 @@
-"""The run folder: who writes its logs, and who reads it."""

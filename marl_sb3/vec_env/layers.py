@@ -1,0 +1,24 @@
+"""The wrappers of an env, and which of them knows a name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+
+def layers(env: Any) -> Iterator[Any]:
+    """The env's wrappers from the outermost inwards, then the env itself."""
+    while env is not None:
+        yield env
+        env = getattr(env, "__dict__", {}).get("env")
+
+
+def attribute(env: Any, name: str) -> Any:
+    """The attribute of the outermost layer that has it."""
+    return getattr(owner(env, name), name)
+
+
+def owner(env: Any, name: str) -> Any:
+    """The outermost layer that defines `name`; the innermost where none does."""
+    found = list(layers(env))
+    return next((layer for layer in found if name in layer.__dict__ or hasattr(type(layer), name)), found[-1])
