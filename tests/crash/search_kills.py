@@ -16,12 +16,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import optuna
+from forked import ForkServer
 from optuna.trial import TrialState
 
 from marl_sb3.tuning.storage import open_storage
@@ -51,12 +53,61 @@ class Outcome:
     mismatches: list[str]
 
 
+class Processes(Protocol):
+    """How searches are started, and their workers found."""
+
+    def start(self, arguments: list[str], folder: Path, log: Path) -> Any:
+        """Start Python in a folder; returns what has the methods of `subprocess.Popen`."""
+
+    def commands(self) -> dict[int, list[str]]:
+        """Command lines, by process number."""
+
+
+class RealProcesses:
+    """Those of the system."""
+
+    def start(self, arguments: list[str], folder: Path, log: Path) -> Any:
+        environment = {**os.environ, "OMP_NUM_THREADS": str(WORKERS)}
+        with log.open("ab") as file:
+            return subprocess.Popen([sys.executable, *arguments], cwd=folder, stdout=file, stderr=file, env=environment)
+
+    def commands(self) -> dict[int, list[str]]:
+        found = {}
+        for entry in Path("/proc").iterdir():
+            with suppress(OSError):
+                if entry.name.isdecimal():
+                    found[int(entry.name)] = (entry / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
+        return found
+
+
+class ForkedProcesses:
+    """Those of a fork server, which start in milliseconds."""
+
+    def __init__(self, server: ForkServer) -> None:
+        self._server = server
+
+    def start(self, arguments: list[str], folder: Path, log: Path) -> Any:
+        return self._server.run(
+            arguments, log, folder=folder, environment={**os.environ, "OMP_NUM_THREADS": str(WORKERS)}
+        )
+
+    def commands(self) -> dict[int, list[str]]:
+        return {pid: list(command.arguments) for pid, command in self._server.running().items()}
+
+
 def search_under_fire(
-    folder: Path, kills: int, trials: int, seed: int, longest_s: float = 14.0, env_steps: int = 4000
+    processes: Processes,
+    folder: Path,
+    kills: int,
+    trials: int,
+    seed: int,
+    longest_s: float = 14.0,
+    env_steps: int = 4000,
 ) -> Outcome:
     """Run both searches below a folder and compare them.
 
     Args:
+        processes: how searches are started.
         folder: an empty one.
         kills: of the second search.
         trials: of each search.
@@ -64,17 +115,17 @@ def search_under_fire(
         longest_s: between two kills, in seconds.
         env_steps: of a trial.
     """
-    expected = _ended(_search(folder, "peace", trials, env_steps).wait, folder, "peace")
+    expected = _ended(_search(processes, folder, "peace", trials, env_steps).wait, folder, "peace")
     rng = random.Random(seed)
-    process, killed, starts = _search(folder, "fire", trials, env_steps), 0, 1
+    process, killed, starts = _search(processes, folder, "fire", trials, env_steps), 0, 1
     while killed < kills or process.poll() is None:
         time.sleep(rng.uniform(0.5, longest_s))
         if process.poll() == 0:
             break
         if process.poll() is not None:
-            process, starts = _search(folder, "fire", trials, env_steps), starts + 1
+            process, starts = _search(processes, folder, "fire", trials, env_steps), starts + 1
         elif killed < kills:
-            killed += _kill_one(process, folder / "runs" / "tune" / "arena" / "fire", rng)
+            killed += _kill_one(process, processes.commands(), rng)
     found = _ended(process.wait, folder, "fire")
     all_trials = _trials(folder, "fire")
     broken_off = [trial for trial in all_trials if trial.user_attrs.get(ERROR) == KILLED]
@@ -90,17 +141,15 @@ def search_under_fire(
     return Outcome(killed, starts, len(broken_off), len(given_up), mismatches)
 
 
-def _search(folder: Path, name: str, trials: int, env_steps: int) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "marl_sb3.tune", "arena", "--study", name, *OPTIONS]
+def _search(processes: Processes, folder: Path, name: str, trials: int, env_steps: int) -> Any:
+    command = ["-m", "marl_sb3.tune", "arena", "--study", name, *OPTIONS]
     command += ["--trials", str(trials), "--timesteps", str(env_steps)]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(WORKERS)}
-    with (folder / f"{name}.log").open("ab") as log:
-        return subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, env=environment)
+    return processes.start(command, folder, folder / f"{name}.log")
 
 
-def _kill_one(search: subprocess.Popen[bytes], study: Path, rng: random.Random) -> int:
+def _kill_one(search: Any, commands: Mapping[int, list[str]], rng: random.Random) -> int:
     """Kill the search or one of its workers, or all of them at once."""
-    workers = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal() and _works(entry, study)]
+    workers = [pid for pid, command in commands.items() if _works_for(search, command)]
     victims = rng.choice([[search.pid], [search.pid, *workers], *([worker] for worker in workers)])
     for victim in victims:
         with suppress(ProcessLookupError):
@@ -108,15 +157,10 @@ def _kill_one(search: subprocess.Popen[bytes], study: Path, rng: random.Random) 
     return 1
 
 
-def _works(entry: Path, study: Path) -> bool:
-    """Whether a process is a worker of a study, in its folder."""
-    try:
-        command = (entry / "cmdline").read_bytes().split(b"\0")
-        return (
-            b"marl_sb3.tuning.worker" in command and (Path(os.readlink(entry / "cwd")) / command[4].decode()) == study
-        )
-    except (OSError, IndexError):
-        return False
+def _works_for(search: Any, command: list[str]) -> bool:
+    """Whether this is the command line of a worker of a search, which has the search's number after the module."""
+    name = "marl_sb3.tuning.worker"
+    return name in command and command[command.index(name) + 1] == str(search.pid)
 
 
 def _trials(folder: Path, name: str) -> list[Any]:
@@ -144,7 +188,9 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, required=True, help="where the searches are kept; must not exist")
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True)
-    outcome = search_under_fire(arguments.folder.resolve(), arguments.kills, arguments.trials, arguments.seed)
+    outcome = search_under_fire(
+        RealProcesses(), arguments.folder.resolve(), arguments.kills, arguments.trials, arguments.seed
+    )
     print(
         f"{outcome.kills} kills, {outcome.starts} starts, {outcome.lost} trials broken off, {outcome.given_up} of them "
         f"twice, {len(outcome.mismatches)} mismatches"

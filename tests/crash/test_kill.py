@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from forked import ForkServer
-from kill_harness import plan
+from kill_harness import main, plan
 from run_records import differences, events
 from shims import GENERATORS
 from trained_processes import wait
@@ -114,6 +114,11 @@ def test_what_a_killed_save_leaves_goes_with_the_next_and_is_never_a_checkpoint(
     assert checkpoints.load().name == checkpoints.names()[-1]
     assert resume(run, server) == 0
     assert sorted(path.name for path in checkpoints.path.iterdir()) == checkpoints.names()
+
+
+@pytest.mark.proof
+def test_a_hundred_kills_change_nothing() -> None:
+    assert main(["--kills", "100", "--jobs", "1"]) == 0
 
 
 def test_a_plan_has_a_third_of_its_kills_inside_saves() -> None:

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from search_kills import search_under_fire
+import pytest
+from forked import ForkServer
+from search_kills import ForkedProcesses, RealProcesses, search_under_fire
 
 
-def test_a_search_under_fire_finds_what_it_finds_in_peace(tmp_path: Path) -> None:
-    outcome = search_under_fire(tmp_path, kills=1, trials=4, seed=3, longest_s=5.0, env_steps=1600)
+def test_a_search_under_fire_finds_what_it_finds_in_peace(tmp_path: Path, server: ForkServer) -> None:
+    processes = ForkedProcesses(server)
+    outcome = search_under_fire(processes, tmp_path, kills=2, trials=4, seed=3, longest_s=1.0, env_steps=1600)
+    assert outcome.mismatches == []
+
+
+@pytest.mark.proof
+def test_a_search_of_real_processes_under_fire_finds_what_it_finds_in_peace(tmp_path: Path) -> None:
+    outcome = search_under_fire(RealProcesses(), tmp_path, kills=6, trials=12, seed=3, longest_s=5.0)
     assert outcome.mismatches == []

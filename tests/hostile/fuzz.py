@@ -371,7 +371,7 @@ class _Worker:
 
 def run_all(folder: Path, seed: int, mutants: int, workers: int, report: Callable[[Outcome], None]) -> None:
     """All mutants, in processes that are started again when they die or hang."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("fork")  # what has been imported need not be imported again
 
     def start(first: int) -> _Worker:
         results = context.Queue()

@@ -7,22 +7,23 @@ import os
 import pickle
 import socket
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from audit import watched
+from forked import ForkServer
 
 FUZZ = Path(__file__).parent / "fuzz.py"
 
 
-def test_mutated_checkpoints_do_no_harm() -> None:
-    """One and a half hundred of them; the command does as many thousands as it is told to."""
-    command = [sys.executable, str(FUZZ), "--mutants", "150", "--seed", "1", "--workers", "1", "--patient"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert "0 findings" in done.stdout
+@pytest.mark.parametrize("mutants", [100, pytest.param(2000, marks=pytest.mark.proof)])
+def test_mutated_checkpoints_do_no_harm(mutants: int, server: ForkServer, tmp_path: Path) -> None:
+    options = ["--mutants", str(mutants), "--seed", "1", "--workers", "1", "--patient"]
+    fuzzing = server.run([str(FUZZ), *options], tmp_path / "output")
+    code, output = fuzzing.wait(None), (tmp_path / "output").read_text()
+    assert code == 0, output[-3000:]
+    assert "0 findings" in output
 
 
 def _unpickle() -> None:

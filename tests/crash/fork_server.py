@@ -42,7 +42,7 @@ class Command:
         output: a file, a pipe with a name or a terminal, by path.
         errors: the same; None: where the output goes.
         parent: what it takes for its parent, by number.
-        shims: what is done to it, see `crash/shims.py`.
+        shims: what is done to it, see `shims.py`.
         new_session: a terminal's Ctrl-C is not for it.
     """
 

@@ -104,7 +104,7 @@ class Client:
             errors: the same for standard error; None: with the output.
             folder: that it works in; None: this process's.
             environment: its variables; None: those of this process.
-            shims: what is done to it, see `crash/shims.py`.
+            shims: what is done to it, see `shims.py`.
             new_session: a terminal's Ctrl-C is not for it.
         """
         command = Command(
