@@ -11,8 +11,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
+from typing import Any
 
-from marl_sb3.config import TrainConfig
+from marl_sb3.config.schema import SECTIONS, TrainConfig
 
 HERE = Path(__file__).parent
 PACKAGE = HERE.parent / "marl_sb3"
@@ -55,28 +56,33 @@ def _row(action: argparse.Action) -> str:
 def settings_page() -> str:
     """All fields of a configuration, with their defaults."""
     rows = [
-        f"| `{item.name}` | {_default(item)} | {_in_cell(meaning)} |"
-        for item, meaning in _documented_fields()
-        if item.name not in ("env", "hyperparameters", "sources")
+        f"| `{name}` | {_default(item)} | {_in_cell(meaning)} |"
+        for name, item, meaning in _documented_settings(TrainConfig)
+        if name not in ("env", "hyperparameters", "sources", "notes")
     ]
     intro = (
         "# Settings\n\n"
         "A settings file has these for each env, beside the hyperparameters of the algorithm by SB3's names.\n"
         "`--set KEY=VALUE` changes one; see [change settings](../how_to/settings.md). `env.NAME` in `--set` is an\n"
-        "entry of `env_kwargs`.\n\n"
+        "entry of `env_kwargs`. A name with a dot is in a section: `checkpoints: {every: 5}` in a file,\n"
+        "`--set checkpoints.every=5`; the names `checkpoint_every` and `evaluation_interval`, without sections, mean\n"
+        "the same.\n\n"
     )
     return intro + "\n".join(["| setting | default | what |", "| --- | --- | --- |", *rows]) + "\n"
 
 
-def _documented_fields() -> Iterator[tuple[Field[object], str]]:
-    """Each field with its entry in the class's docstring."""
-    listed = str(TrainConfig.__doc__).partition("Attributes:\n")[2]
+def _documented_settings(section: type, prefix: str = "") -> Iterator[tuple[str, Field[Any], str]]:
+    """Each setting by its name, with its entry in the docstring of its section."""
+    listed = str(section.__doc__).partition("Attributes:\n")[2]
     entries = dict(re.findall(r"^ {8}(\w+): (.+(?:\n {12}.+)*)", listed, flags=re.MULTILINE))
-    for item in fields(TrainConfig):
-        yield item, " ".join(entries[item.name].split())
+    for item in fields(section):
+        if item.name in SECTIONS:
+            yield from _documented_settings(SECTIONS[item.name], f"{item.name}.")
+        else:
+            yield f"{prefix}{item.name}", item, " ".join(entries[item.name].split())
 
 
-def _default(item: Field[object]) -> str:
+def _default(item: Field[Any]) -> str:
     value = item.default_factory() if item.default_factory is not MISSING else item.default
     if value is None or value == {}:
         return "none"

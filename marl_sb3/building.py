@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from marl_sb3.config import TrainConfig, with_hyperparameters
+from marl_sb3.config.schema import ACCEPTED, SECTIONS, TrainConfig, names_in, with_hyperparameters
 from marl_sb3.envs.registry import EnvFactory
 from marl_sb3.errors import ConfigError
 from marl_sb3.learners.algorithms import algorithm_class
@@ -103,11 +103,7 @@ def check_device(config: TrainConfig) -> None:
 def _build_algorithm(config: TrainConfig, env: MultiAgentVecEnv) -> MultiAgentAlgorithm:
     try:
         policy_ids = resolve_policies(config.policies, env.agents)
-        for policy_id in config.policy_settings:
-            if policy_id not in policy_ids:
-                hint = "; with policies per_agent each agent has its own" if policy_id in env.agents else ""
-                words = f"unknown policy {policy_id!r}; accepted: {', '.join(policy_ids)}{hint}"
-                raise ConfigError(words, key=policy_id)
+        _require_known(config, policy_ids, env)
         _require_unambiguous(config, policy_ids)
         return MultiAgentAlgorithm(
             env,
@@ -120,18 +116,34 @@ def _build_algorithm(config: TrainConfig, env: MultiAgentVecEnv) -> MultiAgentAl
             n_threads=config.n_threads,
             n_parallel_updates=config.n_parallel_updates,
             stats_window_size=config.stats_window_size,
-            evaluation_deterministic=config.evaluation_deterministic,
+            evaluation_deterministic=config.evaluation.deterministic,
             custom_metrics=info_metrics(config.custom_metrics, "custom_metrics"),
         )
     except ConfigError as error:
         raise ConfigError(f"{_source(config, error.key)}{error}", key=error.key) from error
 
 
+def _require_known(config: TrainConfig, policy_ids: Sequence[PolicyID], env: MultiAgentVecEnv) -> None:
+    """Refuse settings of policies that do not exist: `evaluation.intervall` may have been meant for a section."""
+    for policy_id, settings in config.policy_settings.items():
+        if policy_id in policy_ids:
+            continue
+        if policy_id in SECTIONS:
+            names, accepted = ", ".join(map(repr, settings)), ", ".join(names_in(policy_id))
+            raise ConfigError(f"{names} in {policy_id} is unknown; accepted: {accepted}", key=policy_id)
+        hint = "; with policies per_agent each agent has its own" if policy_id in env.agents else ""
+        words = f"unknown policy {policy_id!r}; accepted: {', '.join(policy_ids)}{hint}"
+        raise ConfigError(words, key=policy_id)
+
+
 def _require_unambiguous(config: TrainConfig, policy_ids: Sequence[PolicyID]) -> None:
     """Refuse keys of `--set` that mean two things: a policy may be called `env`."""
-    for key, source in config.sources.items():
+    for source in config.sources.values():
+        if not source.startswith("--set "):
+            continue
+        key = source.removeprefix("--set ")
         meanings = _meanings(key, policy_ids)
-        if len(meanings) > 1 and source == f"--set {key}":
+        if len(meanings) > 1:
             raise ConfigError(
                 f"it may mean {' or '.join(meanings)}; accepted: --set env_kwargs={{...}}, policy_kwargs={{...}} or "
                 "policy_settings={POLICY: {...}}",
@@ -139,9 +151,16 @@ def _require_unambiguous(config: TrainConfig, policy_ids: Sequence[PolicyID]) ->
             )
 
 
+_PREFIXES = {
+    "env.": "an argument of the env",
+    "policy_kwargs.": "a part of policy_kwargs",
+    "hyperparameters.": "a hyperparameter of all policies",
+}
+
+
 def _meanings(key: str, policy_ids: Sequence[PolicyID]) -> list[str]:
-    whole = {"env.": "an argument of the env", "policy_kwargs.": "a part of policy_kwargs"}
-    found = [meaning for prefix, meaning in whole.items() if key.startswith(prefix)]
+    found = [meaning for prefix, meaning in _PREFIXES.items() if key.startswith(prefix)]
+    found += [f"a setting of {key.partition('.')[0]}"] if key in ACCEPTED and "." in key else []
     for policy_id in policy_ids:
         name = key.removeprefix(f"{policy_id}.")
         if name != key and ("." not in name or name.startswith("policy_kwargs.")):

@@ -146,15 +146,17 @@ def _evaluate(arguments: argparse.Namespace) -> int:
 
 def _check(arguments: argparse.Namespace) -> None:
     """What can be refused without anything else."""
+    from marl_sb3.config.values import integer
+
     for option, value in (
         ("--episodes", arguments.episodes),
         ("--n-envs", arguments.n_envs),
         ("--video-episodes", arguments.video_episodes),
     ):
-        if value is not None and value < 1:
-            raise ConfigError(f"{option} is {value}; accepted: an integer of at least 1", key=option)
-    if arguments.seed is not None and arguments.seed < 0:
-        raise ConfigError(f"--seed is {arguments.seed}; accepted: an integer of at least 0", key="--seed")
+        if value is not None:
+            integer(1).require(option, value)
+    if arguments.seed is not None:
+        integer(0).require("--seed", arguments.seed)
     if arguments.video is None and arguments.video_episodes is not None:
         raise ConfigError("--video-episodes needs --video FILE", key="--video-episodes")
 
@@ -198,9 +200,9 @@ def _chosen_actions(arguments: argparse.Namespace, config: TrainConfig) -> tuple
         return False, "sampled actions, as --stochastic says"
     if arguments.deterministic:
         return True, "the most likely actions, as --deterministic says"
-    which = "the most likely actions" if config.evaluation_deterministic else "sampled actions"
-    setting = str(config.evaluation_deterministic).lower()
-    return config.evaluation_deterministic, f"{which}, as the run's evaluation_deterministic: {setting} says"
+    which = "the most likely actions" if config.evaluation.deterministic else "sampled actions"
+    setting = str(config.evaluation.deterministic).lower()
+    return config.evaluation.deterministic, f"{which}, as the run's evaluation.deterministic: {setting} says"
 
 
 def _make_env(plan: _Plan, video: VideoFile | None) -> MultiAgentVecEnv:

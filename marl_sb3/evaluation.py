@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch as th
 
+from marl_sb3.config.values import integer
 from marl_sb3.errors import ConfigError
 from marl_sb3.learners.actor import PolicyActor
 from marl_sb3.learners.policy_rows import rows_of_policy, zero_actions
@@ -105,8 +106,8 @@ def play_episodes(
         ConfigError: the duration is empty, or the env has other agents or spaces.
         EnvError: the env broke the `ParallelEnv` contract.
     """
-    _require_whole("n_episodes", n_episodes)
-    _require_whole("n_env_steps", 1 if n_env_steps is None else n_env_steps)
+    integer(1).require("n_episodes", n_episodes)
+    integer(1).or_null().require("n_env_steps", n_env_steps)
     require_same_agents(algo, env)
     if deterministic is None:
         deterministic = algo.evaluation_deterministic
@@ -162,11 +163,6 @@ def require_same_agents(algo: MultiAgentAlgorithm, env: MultiAgentVecEnv) -> Non
 
 def _spaces(env: MultiAgentVecEnv) -> dict[AgentID, tuple[Any, Any]]:
     return {agent: (group.observation_space, group.action_space) for group in env.groups for agent in group.agents}
-
-
-def _require_whole(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{name} is {value!r}; accepted: an integer of at least 1", key=name)
 
 
 # --- Without a trace -------------------------------------------------------------------------------------------------

@@ -285,26 +285,26 @@ def _require_metrics(run: Run) -> None:
     known = [*run.algorithm.metric_names(), *_evaluation_metrics(run)]
     for metric in run.config.stop:
         require_metric(metric, known)
-    require_metric(run.config.checkpoint_metric, known, "checkpoint_metric")
+    require_metric(run.config.checkpoints.metric, known, "checkpoints.metric")
 
 
 def _evaluations(run: Run) -> list[EvaluationCallback]:
     """The evaluation that the configuration asks for, if it does."""
     config = run.config
-    if not config.evaluation_interval:
+    if not config.evaluation.interval:
         return []
-    by_episodes = config.evaluation_duration_unit == "episodes"
-    n_envs = min(config.evaluation_duration, config.n_envs) if by_episodes else config.n_envs
+    by_episodes = config.evaluation.duration_unit == "episodes"
+    n_envs = min(config.evaluation.duration, config.n_envs) if by_episodes else config.n_envs
     env, kwargs = run.factory or config.env, config.env_kwargs
     return [
         EvaluationCallback(
             lambda: make_vec_env(env, n_envs, vectorizer=config.vectorizer, **kwargs),
-            config.evaluation_interval,
-            config.evaluation_duration,
-            config.evaluation_duration_unit,
-            config.evaluation_deterministic,
-            config.evaluation_seed,
-            interval_unit=config.evaluation_interval_unit,
+            config.evaluation.interval,
+            config.evaluation.duration,
+            config.evaluation.duration_unit,
+            config.evaluation.deterministic,
+            config.evaluation.seed,
+            interval_unit=config.evaluation.interval_unit,
         )
     ]
 
@@ -431,10 +431,10 @@ def _checkpoint_callback(run: Run) -> CheckpointCallback:
 
     return CheckpointCallback(
         run.files.checkpoints.path,
-        config.checkpoint_every,
-        config.checkpoint_keep,
-        config.checkpoint_metric,
-        config.checkpoint_mode == "max",
+        config.checkpoints.every,
+        config.checkpoints.keep,
+        config.checkpoints.metric,
+        config.checkpoints.mode == "max",
         at_start=config.on_nan == "rollback",
         on_saved=note,
     )

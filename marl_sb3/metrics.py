@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from marl_sb3.config.values import integer
 from marl_sb3.errors import ConfigError, EnvError
 from marl_sb3.ids import require_ids
 from marl_sb3.storage.state import State, StateReader
@@ -155,10 +156,7 @@ class EpisodeTracker:
         window: int = 100,
         custom_metrics: Mapping[str, InfoMetric] | None = None,
     ) -> None:
-        if window < 1:
-            raise ConfigError(
-                f"stats_window_size is {window!r}; accepted: an integer of at least 1", key="stats_window_size"
-            )
+        integer(1).require("stats_window_size", window)
         self._agents = env.agents
         self._policy_of = policy_of
         self._num_envs = env.num_envs

@@ -33,8 +33,8 @@ def progress_of(
         most_agents: how many agents are shown; None: all.
     """
     config = run.config
-    higher_is_better = config.checkpoint_mode == "max"
-    goals = Goals(config.checkpoint_metric, higher_is_better, config.stop, lambda: run.checkpoint, most_agents)
+    higher_is_better = config.checkpoints.mode == "max"
+    goals = Goals(config.checkpoints.metric, higher_is_better, config.stop, lambda: run.checkpoint, most_agents)
     return ShowProgress(training_view(console, config.env, goals, keep=keep))
 
 

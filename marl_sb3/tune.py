@@ -118,10 +118,10 @@ def _tune(arguments: argparse.Namespace) -> int:
 
     console = standard_console()
     from marl_sb3.tuning.run_search import require_trainable_preset
-    from marl_sb3.tuning.search import require_whole
+    from marl_sb3.tuning.search import require_integer
 
     for name, minimum in (("workers", 1), ("confirm_seeds", 0), ("confirm_best", 1)):
-        require_whole(name, getattr(arguments, name), minimum)
+        require_integer(name, getattr(arguments, name), minimum)
     study = _study(arguments)
     if arguments.confirm_seeds:
         require_trainable_preset(study)

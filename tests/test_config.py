@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marl_sb3.config import TrainConfig, load_config, parse_value, preset_path, to_yaml
+from marl_sb3.config.names import FLAT_NAMES
+from marl_sb3.config.schema import ACCEPTED, SECTIONS, CheckpointSettings
 from marl_sb3.errors import ConfigError
 
 
@@ -244,3 +247,74 @@ def test_a_word_that_looks_like_a_number_stays_a_word(tmp_path: Path) -> None:
 def test_what_a_file_cannot_hold_is_not_written() -> None:
     with pytest.raises(ConfigError, match=r"config\.yaml holds numbers, strings, lists and mappings only"):
         to_yaml(TrainConfig("e", hyperparameters={"learning_rate": lambda progress: progress}))
+
+
+SECTIONED = {"every": 5, "keep": 2, "metric": "a/b", "mode": "min"}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {f"checkpoint_{name}": value for name, value in SECTIONED.items()},
+        {f"checkpoints.{name}": value for name, value in SECTIONED.items()},
+        {"checkpoints": SECTIONED},
+        {"checkpoints": {"every": 5.0, "keep": 2}, "checkpoint_metric": "a/b", "checkpoints.mode": "min"},
+    ],
+)
+def test_settings_of_a_section_have_flat_dotted_and_nested_names(given: dict, tmp_path: Path) -> None:
+    config = load_config("e", settings=given)
+    assert config.checkpoints == CheckpointSettings(**SECTIONED)
+    assert config == load_config("e", hparams=write(tmp_path / "h.yml", f"e: {given}"))
+    nested = yaml.safe_load(to_yaml(config))["e"]
+    assert nested["checkpoints"] == SECTIONED
+    assert not set(FLAT_NAMES) & set(nested)
+
+
+def test_every_flat_name_is_that_of_a_setting() -> None:
+    assert set(FLAT_NAMES.values()) == {name for name in ACCEPTED if name.partition(".")[0] in SECTIONS}
+
+
+def test_a_later_source_changes_one_setting_of_a_section(tmp_path: Path) -> None:
+    text = "e: {evaluation: {interval: 3, duration: 7}, hyperparameters: {lr: 0.1}, gamma: 0.5}"
+    path = write(tmp_path / "h.yml", text)
+    config = load_config("e", hparams=path, settings={"evaluation_interval": 4, "hyperparameters.gamma": 0.9})
+    assert (config.evaluation.interval, config.evaluation.duration) == (4, 7)
+    assert config.hyperparameters == {"learning_rate": 0.1, "gamma": 0.9}
+    assert config.where("evaluation.duration") == f"{path}, e.evaluation.duration: "
+    assert config.where("evaluation.interval") == "--set evaluation_interval: "
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("checkpoints: 5", "e.checkpoints: checkpoints is 5; accepted: a mapping"),
+        ("checkpoints: {evry: 5}", "'evry' in checkpoints is unknown; accepted: every, keep, metric, mode"),
+        (
+            "checkpoints: {every: -1}",
+            "e.checkpoints.every: checkpoints.every is -1; accepted: an integer of at",
+        ),
+        ("checkpoint_every: -1", "e.checkpoint_every: checkpoints.every is -1; accepted: an integer of at least 0"),
+        ("evaluation: {seed: x}", "evaluation.seed is 'x'; accepted: an integer from 0 to 4294967295"),
+        ("evaluation: {interval_unit: [x]}", "evaluation.interval_unit is ['x']; accepted: iterations or timesteps"),
+        ("checkpoints: {every: 1}, checkpoint_every: 2", "checkpoints.every and checkpoint_every are both given"),
+        ("checkpoints: {every: 1}, checkpoints.every: 2", "checkpoints.every is given twice"),
+        ("hyperparameters: {n_envs: 2}", "'n_envs' in hyperparameters is no hyperparameter"),
+        ("hyperparameters: {env.height: 2}", "'env.height' in hyperparameters is no hyperparameter"),
+        ("hyperparameters: {gamma: 1}, gamma: 1", "hyperparameters.gamma and gamma are both given"),
+        ("hyperparameters: [gamma]", "hyperparameters is ['gamma']; accepted: a mapping"),
+    ],
+)
+def test_a_wrong_section_is_refused_with_its_place(tmp_path: Path, text: str, message: str) -> None:
+    path = write(tmp_path / "h.yml", f"e: {{{text}}}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config("e", hparams=path)
+    assert message in str(caught.value)
+    assert str(caught.value).startswith(f"{path}, e.")
+
+
+def test_a_changed_configuration_knows_where_the_change_comes_from() -> None:
+    config = load_config("e", settings={"gamma": 0.5}).changed({"checkpoints.every": 0, "seed": 3}, "the search")
+    assert (config.checkpoints.every, config.seed, config.hyperparameters) == (0, 3, {"gamma": 0.5})
+    assert [config.where(name) for name in ("checkpoints.every", "gamma")] == ["the search: ", "--set gamma: "]
+    with pytest.raises(ConfigError, match=r"checkpoints\.every is -1"):
+        config.changed({"checkpoints.every": -1})

@@ -79,7 +79,7 @@ def test_the_same_command_repeats_its_episodes(run_folder: Path, capsys: pytest.
 @pytest.mark.parametrize(
     ("option", "deterministic", "words"),
     [
-        ([], False, "sampled actions, as the run's evaluation_deterministic: false says"),  # the arena's preset
+        ([], False, "sampled actions, as the run's evaluation.deterministic: false says"),  # the arena's preset
         (["--deterministic"], True, "the most likely actions, as --deterministic says"),
         (["--stochastic"], False, "sampled actions, as --stochastic says"),
     ],

@@ -493,7 +493,7 @@ def test_evaluating_a_restored_run_gives_the_figures_of_the_run(in_tmp: Path) ->
     again = restore("run", "4")
     env = marl_sb3.make_vec_env("arena", n_envs=2, max_timesteps=15)
     metrics = marl_sb3.evaluate_policies(
-        again.algorithm, env, 3, again.config.evaluation_deterministic, evaluation_seed(again.config.seed)
+        again.algorithm, env, 3, again.config.evaluation.deterministic, evaluation_seed(again.config.seed)
     )
     assert metrics["episode_return_mean"] == rows("run")[-1][NAME]
-    assert run.config.evaluation_deterministic is False  # the arena's preset says so
+    assert run.config.evaluation.deterministic is False  # the arena's preset says so

@@ -89,7 +89,7 @@ def test_every_other_name_leads_to_a_hyperparameter_of_sb3() -> None:
 
 def test_integers_are_those_of_the_table_of_hyperparameters() -> None:
     table = hyperparameters._ACCEPTED
-    assert {name for name, accepted in table.items() if accepted.words.startswith("a whole")} == INTEGER_HYPERPARAMETERS
+    assert {name for name, accepted in table.items() if accepted.reads_floats} == INTEGER_HYPERPARAMETERS
 
 
 def test_numbers_with_an_exponent_are_integers_where_these_are_meant(tmp_path: Path) -> None:

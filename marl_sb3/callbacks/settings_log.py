@@ -51,7 +51,7 @@ def _events(config: TrainConfig, policy_ids: Sequence[str]) -> Iterator[Any]:
 
     make: Any = summary  # it has no types
     yield Event(file_version="brain.Event:2")
-    experiment, start, _ = make.hparams(hyperparameters(config, policy_ids), {config.checkpoint_metric: None})
+    experiment, start, _ = make.hparams(hyperparameters(config, policy_ids), {config.checkpoints.metric: None})
     # Four spaces make code of it in Markdown.
     yaml = "".join(f"    {line}\n" for line in to_yaml(config).splitlines())
     for each in (experiment, _in_one_order(start), make.text("config", yaml)):

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from marl_sb3.config.names import canonical_name
 from marl_sb3.config.schema import TrainConfig
 from marl_sb3.errors import ConfigError
 
@@ -55,13 +56,13 @@ def continued(config: TrainConfig, env_steps: int, timesteps: int | None, change
     Raises:
         ConfigError: a value is not accepted.
     """
-    given = {name: value for name, value in changes.items() if value is not None}
+    given = {canonical_name(name): value for name, value in changes.items() if value is not None}
     if timesteps is not None:
         if timesteps < 1:
             words = f"--timesteps is {timesteps}; accepted with --resume: an integer of at least 1, env steps to add"
             raise ConfigError(words, key="n_timesteps")
         given["n_timesteps"] = env_steps + timesteps
-    after = replace(config, **given)
+    after = config.changed(given)
     now = phases_after(config, env_steps)[0]
     extended = timesteps is not None and (now.until is not None or now.n_timesteps != after.n_timesteps)
     # A run goes on from where a stop condition has ended it: one that repeats it must not end there.

@@ -30,6 +30,21 @@ ALIASES: Mapping[str, str] = {
     "net_arch": "policy_kwargs.net_arch",
 }
 
+# Names without sections, as files, `--set` and Python have them too.
+FLAT_NAMES: Mapping[str, str] = {
+    "checkpoint_every": "checkpoints.every",
+    "checkpoint_keep": "checkpoints.keep",
+    "checkpoint_metric": "checkpoints.metric",
+    "checkpoint_mode": "checkpoints.mode",
+    "evaluation_interval": "evaluation.interval",
+    "evaluation_interval_unit": "evaluation.interval_unit",
+    "evaluation_duration": "evaluation.duration",
+    "evaluation_duration_unit": "evaluation.duration_unit",
+    "evaluation_seed": "evaluation.seed",
+    "evaluation_deterministic": "evaluation.deterministic",
+}
+HYPERPARAMETERS = "hyperparameters"  # the section of what SB3 takes, whose names stand without it, too
+
 # RLlib's names of what SB3 has in another form, or not at all.
 NO_COUNTERPART: Mapping[str, str] = {
     "train_batch_size": "a rollout has n_steps of every env: set n_steps and n_envs",
@@ -44,9 +59,10 @@ INTEGER_HYPERPARAMETERS = frozenset({"n_steps", "batch_size", "n_epochs", "sde_s
 
 
 def canonical_name(name: str) -> str:
-    """SB3's name of a setting, which RLlib may call otherwise; a policy's id in front of it is kept."""
-    if name in ALIASES:
-        return ALIASES[name]
+    """The one name of a setting: SB3's, where RLlib has another; a policy's id in front of it is kept."""
+    name = name.removeprefix(f"{HYPERPARAMETERS}.")
+    if name in FLAT_NAMES or name in ALIASES:
+        return FLAT_NAMES.get(name) or ALIASES[name]
     policy_id, _, own = name.rpartition(".")
     return f"{policy_id}.{ALIASES[own]}" if own in ALIASES and _is_policy(policy_id) else name
 

@@ -2,17 +2,84 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, is_dataclass, replace
 from itertools import pairwise
-from typing import Any
+from operator import attrgetter
+from typing import Annotated, Any, cast, get_type_hints
 
-from marl_sb3.config.values import shown
+from marl_sb3.config.values import BOOLEAN, MAPPING, STRING, STRINGS, Accepted, integer, one_of, shown
 from marl_sb3.errors import ConfigError
 from marl_sb3.ids import require_ids
 from marl_sb3.types import AgentID, PolicyID
 
-NOT_SETTINGS = ("env", "hyperparameters", "sources", "notes")  # fields that files do not have by these names
+
+def _are_extensions(listed: Any) -> bool:
+    if listed is None:
+        return True
+    if not isinstance(listed, (list, tuple)) or not all(isinstance(each, Mapping) for each in listed):
+        return False
+    if not all(set(each) == {"until", "n_timesteps"} for each in listed):
+        return False
+    if not all(integer(1).test(steps) for each in listed for steps in each.values()):
+        return False
+    return all(one["until"] < next_one["until"] for one, next_one in pairwise(listed))
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, (list, tuple))
+
+
+_SEED = Accepted(
+    "an integer from 0 to 4294967295", lambda seed: seed is None or integer(0, 2**32 - 1).test(seed), reads_floats=True
+)
+_EXTENSIONS = Accepted(
+    "a list of {until: N, n_timesteps: N}, integers of at least 1, until from the lowest to the highest; or null",
+    _are_extensions,
+)
+_POLICIES = Accepted("shared, per_agent or a mapping", lambda value: isinstance(value, (str, Mapping)))
+_POLICY_IDS = Accepted("a list of policy ids", _is_list)
+_AGENT_IDS = Accepted("a list of agent ids, such as [agent1, agent2]", _is_list)
+_POLICY = Accepted("a mapping of settings", lambda value: isinstance(value, Mapping))
+_QUOTE = " (in YAML: in quotes)"
+
+
+@dataclass(frozen=True)
+class CheckpointSettings:
+    """When checkpoints are written, and which of them are kept.
+
+    Attributes:
+        every: iterations between checkpoints. 0: one at the end.
+        keep: how many of the newest checkpoints are kept, besides the best one.
+        metric: the metric that decides which checkpoint is the best.
+        mode: whether the best has the highest (`max`) or the lowest (`min`) value of it.
+    """
+
+    every: Annotated[int, integer(0)] = 10
+    keep: Annotated[int, integer(1)] = 3
+    metric: Annotated[str, STRING] = "env_runners/episode_return_mean"
+    mode: Annotated[str, one_of("max", "min")] = "max"
+
+
+@dataclass(frozen=True)
+class EvaluationSettings:
+    """When the policies are evaluated during the training, and how.
+
+    Attributes:
+        interval: iterations, or env steps, between evaluations. 0: no evaluations.
+        interval_unit: unit of the interval: `iterations`, or `timesteps` (env steps).
+        duration: length of an evaluation.
+        duration_unit: unit of it: `episodes`, or `timesteps` (env steps, which favours short episodes).
+        seed: seed of the episodes of every evaluation. None: it follows from the run's seed.
+        deterministic: whether evaluations take the most likely actions (true) or sample them (false).
+    """
+
+    interval: Annotated[int, integer(0)] = 0
+    interval_unit: Annotated[str, one_of("iterations", "timesteps")] = "iterations"
+    duration: Annotated[int, integer(1)] = 10
+    duration_unit: Annotated[str, one_of("episodes", "timesteps")] = "episodes"
+    seed: Annotated[int | None, _SEED] = None
+    deterministic: Annotated[bool, BOOLEAN] = True
 
 
 @dataclass(frozen=True)
@@ -40,18 +107,10 @@ class TrainConfig:
         n_threads: threads of one operation of PyTorch or BLAS. Small networks are slower with more than one.
         n_parallel_updates: number of policies that are updated at the same time. None: as many as there are cores.
         update_path: how PPO updates: `auto`, `fused` or `torch`; see `marl_sb3.PPO`.
-        checkpoint_every: iterations between checkpoints. 0: one at the end.
-        checkpoint_keep: how many of the newest checkpoints are kept, besides the best one.
-        checkpoint_metric: the metric that decides which checkpoint is the best.
-        checkpoint_mode: whether the best has the highest (`max`) or the lowest (`min`) value of it.
         on_nan: what a NaN or an infinity does: `stop` ends the run, `rollback` returns to the latest checkpoint, at
             most three times.
-        evaluation_interval: iterations, or env steps, between evaluations. 0: no evaluations.
-        evaluation_interval_unit: unit of it: `iterations`, or `timesteps` (env steps).
-        evaluation_duration: length of an evaluation.
-        evaluation_duration_unit: unit of it: `episodes`, or `timesteps` (env steps, which favours short episodes).
-        evaluation_seed: seed of the episodes of every evaluation. None: it follows from `seed`.
-        evaluation_deterministic: whether evaluations take the most likely actions (true) or sample them (false).
+        checkpoints: when they are written, and which are kept.
+        evaluation: when the policies are evaluated, and how.
         stop: values by metric; the training ends when one metric reaches its value.
         custom_metrics: numbers from the env's infos that become metrics, by name; see `InfoMetric`.
         stats_window_size: number of finished episodes that the metrics of episodes run over.
@@ -62,43 +121,38 @@ class TrainConfig:
     """
 
     env: str
-    n_timesteps: int = 1_000_000
-    extensions: Sequence[Mapping[str, int]] | None = None
-    n_envs: int = 8
-    seed: int | None = None
-    algo: str = "ppo"
-    policy: str = "MlpPolicy"
-    policies: str | Mapping[PolicyID, Mapping[str, Any]] = "shared"
-    policy_settings: Mapping[PolicyID, Mapping[str, Any]] = field(default_factory=dict)
-    policies_to_train: Sequence[PolicyID] | None = None
-    init_from: Sequence[str] | None = None
-    init_layers: Sequence[str] | None = None
-    vectorizer: str = "auto"
-    device: str = "auto"
-    n_threads: int = 1
-    n_parallel_updates: int | None = None
-    update_path: str = "auto"
-    checkpoint_every: int = 10
-    checkpoint_keep: int = 3
-    checkpoint_metric: str = "env_runners/episode_return_mean"
-    checkpoint_mode: str = "max"
-    on_nan: str = "stop"
-    evaluation_interval: int = 0
-    evaluation_interval_unit: str = "iterations"
-    evaluation_duration: int = 10
-    evaluation_duration_unit: str = "episodes"
-    evaluation_seed: int | None = None
-    evaluation_deterministic: bool = True
-    stop: Mapping[str, float] = field(default_factory=dict)
-    custom_metrics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    stats_window_size: int = 100
-    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
+    n_timesteps: Annotated[int, integer(1)] = 1_000_000
+    extensions: Annotated[Sequence[Mapping[str, int]] | None, _EXTENSIONS] = None
+    n_envs: Annotated[int, integer(1)] = 8
+    seed: Annotated[int | None, _SEED] = None
+    algo: Annotated[str, STRING] = "ppo"
+    policy: Annotated[str, STRING] = "MlpPolicy"
+    policies: Annotated[str | Mapping[PolicyID, Mapping[str, Any]], _POLICIES] = "shared"
+    policy_settings: Annotated[Mapping[PolicyID, Mapping[str, Any]], MAPPING] = field(default_factory=dict)
+    policies_to_train: Annotated[Sequence[PolicyID] | None, _POLICY_IDS.or_null()] = None
+    init_from: Annotated[Sequence[str] | None, STRINGS.or_null()] = None
+    init_layers: Annotated[Sequence[str] | None, STRINGS.or_null()] = None
+    vectorizer: Annotated[str, STRING] = "auto"
+    device: Annotated[str, STRING] = "auto"
+    n_threads: Annotated[int, integer(1)] = 1
+    n_parallel_updates: Annotated[int | None, integer(1).or_null()] = None
+    update_path: Annotated[str, STRING] = "auto"
+    on_nan: Annotated[str, one_of("stop", "rollback")] = "stop"
+    checkpoints: CheckpointSettings = field(default_factory=CheckpointSettings)
+    evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
+    stop: Annotated[Mapping[str, float], MAPPING] = field(default_factory=dict)
+    custom_metrics: Annotated[Mapping[str, Mapping[str, Any]], MAPPING] = field(default_factory=dict)
+    stats_window_size: Annotated[int, integer(1)] = 100
+    env_kwargs: Annotated[Mapping[str, Any], MAPPING] = field(default_factory=dict)
+    hyperparameters: Annotated[Mapping[str, Any], MAPPING] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     notes: Sequence[str] = field(default=(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        _check(self)
+        for name, accepted in ACCEPTED.items():
+            accepted.require(name, value_of(self, name))
+        _check_stop(self)
+        _check_ids(self)
 
     def own_settings(self, policy_id: PolicyID) -> dict[str, Any]:
         """What is set for one policy alone, without its agents."""
@@ -113,62 +167,74 @@ class TrainConfig:
         agents: Sequence[AgentID] | None = {**listed, **self.policy_settings.get(policy_id, {})}.get("agents")
         return agents
 
+    def changed(self, values: Mapping[str, Any], source: str | None = None) -> TrainConfig:
+        """The same with other values.
+
+        Args:
+            values: by the names of settings, such as `checkpoints.every`.
+            source: where they come from, for messages; None: as before.
+
+        Raises:
+            ConfigError: a value is not accepted.
+        """
+        sources = self.sources if source is None else {**self.sources, **dict.fromkeys(values, source)}
+        settings = {name: value_of(self, name) for name in ACCEPTED}
+        return TrainConfig(self.env, sources=sources, notes=self.notes, **nested({**settings, **values}))
+
     def where(self, key: str | None) -> str:
         """Where a setting came from, as a prefix of a message: empty if it was nowhere set."""
         return f"{self.sources[key]}: " if key is not None and key in self.sources else ""
 
 
-_WORDS = {
-    "checkpoint_mode": ("max", "min"),
-    "on_nan": ("stop", "rollback"),
-    "evaluation_interval_unit": ("iterations", "timesteps"),
-    "evaluation_duration_unit": ("episodes", "timesteps"),
-}
+def _settings_of(section: type) -> Iterator[tuple[str, Accepted]]:
+    """The names of all settings of a section, with what is accepted; `checkpoints.every` is in one within it."""
+    for name, hint in get_type_hints(section, include_extras=True).items():
+        if is_dataclass(hint):
+            yield from ((f"{name}.{own}", accepted) for own, accepted in _settings_of(cast("type", hint)))
+        yield from ((name, mark) for mark in getattr(hint, "__metadata__", ()))
 
 
-def _check(config: TrainConfig) -> None:
-    for name in ("n_timesteps", "n_envs", "n_threads", "stats_window_size", "checkpoint_keep", "evaluation_duration"):
-        _require(name, getattr(config, name), _is_whole(getattr(config, name), 1), "an integer of at least 1")
-    at_once = config.n_parallel_updates
-    _require(
-        "n_parallel_updates", at_once, at_once is None or _is_whole(at_once, 1), "an integer of at least 1, or null"
-    )
-    for name in ("seed", "evaluation_seed"):
-        seed = getattr(config, name)
-        accepted = seed is None or (_is_whole(seed, 0) and seed < 2**32)
-        _require(name, seed, accepted, "an integer from 0 to 4294967295")
-    for name in ("init_from", "init_layers"):
-        listed = getattr(config, name)
-        is_list = isinstance(listed, (list, tuple)) and all(isinstance(text, str) for text in listed)
-        _require(name, listed, listed is None or is_list, "a list of strings, or null")
-    for name in ("checkpoint_every", "evaluation_interval"):
-        _require(name, getattr(config, name), _is_whole(getattr(config, name), 0), "an integer of at least 0")
-    for name, words in _WORDS.items():
-        _require(name, getattr(config, name), getattr(config, name) in words, " or ".join(words))
-    switch = config.evaluation_deterministic
-    _require("evaluation_deterministic", switch, isinstance(switch, bool), "true or false")
-    _require("extensions", config.extensions, _are_extensions(config.extensions), _EXTENSIONS)
-    for name in ("policy_settings", "stop", "custom_metrics", "env_kwargs", "hyperparameters"):
-        _require(name, getattr(config, name), isinstance(getattr(config, name), Mapping), "a mapping")
-    for name in ("algo", "policy", "vectorizer", "device", "update_path", "checkpoint_metric"):
-        _require(name, getattr(config, name), isinstance(getattr(config, name), str), "a string")
+SECTIONS: Mapping[str, type] = {"checkpoints": CheckpointSettings, "evaluation": EvaluationSettings}
+
+# What is accepted, by the names of all settings: `n_envs`, `checkpoints.every`.
+ACCEPTED: Mapping[str, Accepted] = dict(_settings_of(TrainConfig))
+
+
+def names_in(section: str) -> list[str]:
+    """The names of a section's settings, without its own."""
+    return [name.removeprefix(f"{section}.") for name in ACCEPTED if name.startswith(f"{section}.")]
+
+
+def value_of(config: TrainConfig, name: str) -> Any:
+    """The value of a setting by its name, such as `checkpoints.every`."""
+    return attrgetter(name)(config)
+
+
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a `TrainConfig` from settings by their names; a section has the defaults of what is not there."""
+    sections: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
+    fields: dict[str, Any] = {}
+    for name, value in values.items():
+        section, _, own = name.partition(".")
+        (sections[section] if own else fields)[own or name] = value
+    return {**fields, **{section: SECTIONS[section](**own) for section, own in sections.items()}}
+
+
+def _check_stop(config: TrainConfig) -> None:
     for metric, value in config.stop.items():
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        _require("stop", f"{metric}={value}", number, "METRIC=NUMBER")
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            raise ConfigError(f"stop is {shown(f'{metric}={value}')}; accepted: METRIC=NUMBER", key="stop")
+
+
+def _check_ids(config: TrainConfig) -> None:
     named = [config.policy_settings] if isinstance(config.policies, str) else [config.policies, config.policy_settings]
-    _require("policies", config.policies, isinstance(config.policies, (str, Mapping)), "shared, per_agent or a mapping")
     for policy_id, settings in [item for mapping in named for item in mapping.items()]:
         require_ids("policy", [policy_id], "policies", _QUOTE)
-        _require(f"policies.{policy_id}", settings, isinstance(settings, Mapping), "a mapping of settings")
+        _POLICY.require(f"policies.{policy_id}", settings)
         if "agents" in settings:
             _check_agents(config, policy_id, settings["agents"])
-    trained = config.policies_to_train
-    _require("policies_to_train", trained, trained is None or _is_list(trained), "a list of policy ids, or null")
-    require_ids("policy", trained or (), "policies_to_train", _QUOTE)
+    require_ids("policy", config.policies_to_train or (), "policies_to_train", _QUOTE)
     require_ids("custom metric", config.custom_metrics, "custom_metrics", _QUOTE)
-
-
-_QUOTE = " (in YAML: in quotes)"
 
 
 def _check_agents(config: TrainConfig, policy_id: PolicyID, agents: Any) -> None:
@@ -176,38 +242,8 @@ def _check_agents(config: TrainConfig, policy_id: PolicyID, agents: Any) -> None
     if isinstance(config.policies, str):
         words = f"policies is {config.policies!r}; agents can be listed only where policies are"
         raise ConfigError(f"policy {policy_id!r}, agents: {words}", key=key)
-    _require(key, agents, _is_list(agents), "a list of agent ids, such as [agent1, agent2]")
+    _AGENT_IDS.require(key, agents)
     require_ids("agent", agents, key, _QUOTE)
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, (list, tuple))
-
-
-_EXTENSIONS = (
-    "a list of {until: N, n_timesteps: N}, integers of at least 1, until from the lowest to the highest; or null"
-)
-
-
-def _are_extensions(listed: Any) -> bool:
-    if listed is None:
-        return True
-    if not isinstance(listed, (list, tuple)) or not all(isinstance(each, Mapping) for each in listed):
-        return False
-    if not all(set(each) == {"until", "n_timesteps"} for each in listed):
-        return False
-    if not all(_is_whole(number, 1) for each in listed for number in each.values()):
-        return False
-    return all(one["until"] < next_one["until"] for one, next_one in pairwise(listed))
-
-
-def _is_whole(value: Any, minimum: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= minimum
-
-
-def _require(key: str, value: Any, accepted: bool, words: str) -> None:
-    if not accepted:
-        raise ConfigError(f"{key} is {shown(value)}; accepted: {words}", key=key)
 
 
 def with_hyperparameters(config: TrainConfig, hyperparameters: Mapping[str, Any]) -> TrainConfig:

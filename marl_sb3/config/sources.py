@@ -6,12 +6,12 @@ What is not a field of `TrainConfig` is a hyperparameter by SB3's name or RLlib'
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from typing import Any
 
 from marl_sb3.config.files import Hparams, entry_of, entry_of_preset, name_of, preset_path, require_named
-from marl_sb3.config.names import as_integer, canonical_hyperparameters, canonical_settings
-from marl_sb3.config.schema import NOT_SETTINGS, TrainConfig
+from marl_sb3.config.names import HYPERPARAMETERS, as_integer, canonical_hyperparameters, canonical_settings
+from marl_sb3.config.schema import ACCEPTED, SECTIONS, TrainConfig, names_in, nested
+from marl_sb3.config.values import MAPPING, shown
 from marl_sb3.config.zoo_format import KEYS, refuse_unsupported
 from marl_sb3.errors import ConfigError
 from marl_sb3.ids import with_text_ids
@@ -54,7 +54,7 @@ def load_config(
     else:
         path = preset_path(algo or TrainConfig.algo)
         env, section, entry = entry_of_preset(path, env)
-    values = _Settings(env)
+    values = _Settings()
     values.add(with_text_ids({str(key): value for key, value in entry.items()}), lambda key: f"{path}, {section}.{key}")
     planned = values.fields.get("n_timesteps")
     options = {"algo": algo, **overrides}
@@ -64,7 +64,7 @@ def load_config(
         values.fields.pop("extensions", None)
     refuse_unsupported(values.of_the_zoo, values.sources)
     try:
-        return TrainConfig(sources=values.sources, notes=notes, **values.fields)
+        return TrainConfig(env, sources=values.sources, notes=notes, **nested(values.fields))
     except ConfigError as error:
         where = values.sources.get(error.key or "", "")
         raise ConfigError(f"{where}: {error}" if where else str(error), key=error.key) from error
@@ -77,21 +77,17 @@ def _option(name: str) -> str:
     return f"--{_OPTION_NAMES.get(name, name).replace('_', '-')}"
 
 
-_FIELDS = frozenset(f.name for f in fields(TrainConfig)).difference(NOT_SETTINGS)
-_INTEGER_FIELDS = frozenset(f.name for f in fields(TrainConfig) if f.type in ("int", "int | None"))
-
-
 class _Settings:
-    """Fields of a `TrainConfig` in the making.
+    """The settings of a `TrainConfig` in the making.
 
     Attributes:
-        fields: by name.
+        fields: by their names, such as `n_envs` and `checkpoints.every`.
         of_the_zoo: keys of rl-baselines3-zoo's that are not fields.
         sources: where each setting came from.
     """
 
-    def __init__(self, env: str) -> None:
-        self.fields: dict[str, Any] = {"env": env, "hyperparameters": {}}
+    def __init__(self) -> None:
+        self.fields: dict[str, Any] = {HYPERPARAMETERS: {}}
         self.of_the_zoo: dict[str, Any] = {}
         self.sources: dict[str, str] = {}
 
@@ -107,10 +103,9 @@ class _Settings:
             ConfigError: a key or a value is malformed, or a setting is given by two names.
         """
         try:
-            settings = canonical_settings(given)
-            for key, (written, value) in settings.items():
+            for key, (written, value) in canonical_settings(_unnested(given)).items():
                 self.sources[key] = where(written)
-                if dotted or key != written:
+                if key not in ACCEPTED and (dotted or key != written):
                     self.set_path(key, value)
                 else:
                     self.put(key, value)
@@ -122,10 +117,10 @@ class _Settings:
         """A field, or else a hyperparameter: whether the algorithm knows it shows when the policies are made."""
         if key in KEYS:
             self.of_the_zoo[key] = value
-        elif key in _FIELDS:
+        elif key in ACCEPTED:
             self.fields[key] = _field_value(key, value)
         else:
-            self.fields["hyperparameters"][key] = value
+            self.fields[HYPERPARAMETERS][key] = value
 
     def set_path(self, key: str, value: Any) -> None:
         """A setting by its dotted key."""
@@ -137,7 +132,7 @@ class _Settings:
         elif head == "env":
             self.fields["env_kwargs"] = {**self.fields.get("env_kwargs", {}), rest: value}
         elif head == "policy_kwargs":
-            _set_policy_kwarg(self.fields["hyperparameters"], rest, value)
+            _set_policy_kwarg(self.fields[HYPERPARAMETERS], rest, value)
         else:
             self._set_for_policy(key, value)
 
@@ -157,9 +152,38 @@ class _Settings:
         self.fields["policy_settings"] = all_settings
 
 
+def _unnested(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of sections by dotted names: `checkpoints: {every: 5}` as `checkpoints.every: 5`.
+
+    Raises:
+        ConfigError: a section is no mapping, has a setting that does not belong there, or one that is given twice.
+    """
+    settings: dict[str, Any] = {}
+    for name, value in given.items():
+        own = _of_section(name, value) if name in SECTIONS or name == HYPERPARAMETERS else {name: value}
+        for key, part in own.items():
+            if key in settings:
+                raise ConfigError(f"{key} is given twice; accepted: once", key=key)
+            settings[key] = part
+    return settings
+
+
+def _of_section(section: str, settings: Any) -> dict[str, Any]:
+    MAPPING.require(section, settings)
+    for name in map(str, settings):
+        if section == HYPERPARAMETERS:
+            is_dotted = "." in name and not name.startswith("policy_kwargs.")
+            fault = "is no hyperparameter" if name in ACCEPTED or name in KEYS or is_dotted else ""
+        else:
+            fault = "" if name in names_in(section) else f"is unknown; accepted: {', '.join(names_in(section))}"
+        if fault:
+            raise ConfigError(f"{shown(name)} in {section} {fault}", key=f"{section}.{name}")
+    return {f"{section}.{name}": value for name, value in settings.items()}
+
+
 def _field_value(name: str, value: Any) -> Any:
     """The value of a field in the form in which it is checked."""
-    if name in _INTEGER_FIELDS:
+    if ACCEPTED[name].reads_floats:
         return as_integer(value)
     if name in ("policies", "policy_settings") and isinstance(value, Mapping):
         return {policy_id: _own_settings(settings) for policy_id, settings in value.items()}

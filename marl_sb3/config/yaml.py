@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from marl_sb3.config.schema import NOT_SETTINGS, TrainConfig
+from marl_sb3.config.schema import ACCEPTED, TrainConfig, value_of
 from marl_sb3.errors import ConfigError
 
 
@@ -102,10 +101,9 @@ def read_yaml(path: Path) -> Any:
 def to_yaml(config: TrainConfig) -> str:
     """A file that `load_config` reads back as the same configuration."""
     values: dict[str, Any] = {}
-    for item in fields(config):
-        if item.name not in NOT_SETTINGS:
-            values[item.name] = plain_data(getattr(config, item.name))
-    values.update(plain_data(config.hyperparameters))
+    for name in ACCEPTED:
+        section, _, own = name.rpartition(".")
+        (values.setdefault(section, {}) if section else values)[own] = plain_data(value_of(config, name))
     return yaml.dump({config.env: values}, Dumper=_Dumper, sort_keys=False)
 
 

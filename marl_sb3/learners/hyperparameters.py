@@ -5,14 +5,14 @@ from __future__ import annotations
 import difflib
 import inspect
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.utils import LinearSchedule
 
 from marl_sb3.config.names import NO_COUNTERPART
+from marl_sb3.config.values import BOOLEAN, Accepted, integer, number, shown
 from marl_sb3.errors import ConfigError
 
 # `MultiAgentAlgorithm` sets these itself: they belong to the run, not to a policy.
@@ -37,53 +37,29 @@ _OPTIONAL = frozenset({"clip_range_vf", "target_kl", "policy_kwargs"})
 _ACTIVATIONS = ("tanh", "relu", "elu", "gelu", "silu", "leaky_relu")
 
 
-@dataclass(frozen=True)
-class _Accepted:
-    """The values that a hyperparameter takes, in words and as a test."""
+_POSITIVE = number("a number above 0", lambda value: value > 0)
+_NOT_NEGATIVE = number("a number of at least 0", lambda value: value >= 0)
+_FRACTION = number("a number from 0 to 1", lambda value: 0 <= value <= 1)
+_MAPPING = Accepted("a mapping such as {net_arch: [64, 64]}", lambda value: isinstance(value, Mapping))
 
-    words: str
-    test: Callable[[Any], bool]
-
-
-def _whole(minimum: int) -> _Accepted:
-    return _Accepted(
-        f"an integer of at least {minimum}",
-        lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= minimum,
-    )
-
-
-def _number(words: str, test: Callable[[float], bool]) -> _Accepted:
-    def accepts(value: Any) -> bool:
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        return is_number and math.isfinite(value) and test(value)
-
-    return _Accepted(words, accepts)
-
-
-_POSITIVE = _number("a number above 0", lambda value: value > 0)
-_NOT_NEGATIVE = _number("a number of at least 0", lambda value: value >= 0)
-_FRACTION = _number("a number from 0 to 1", lambda value: 0 <= value <= 1)
-_SWITCH = _Accepted("true or false", lambda value: isinstance(value, bool))
-_MAPPING = _Accepted("a mapping such as {net_arch: [64, 64]}", lambda value: isinstance(value, Mapping))
-
-_ACCEPTED: Mapping[str, _Accepted] = {
+_ACCEPTED: Mapping[str, Accepted] = {
     "learning_rate": _POSITIVE,
-    "n_steps": _whole(1),
-    "batch_size": _whole(2),
-    "n_epochs": _whole(1),
+    "n_steps": integer(1),
+    "batch_size": integer(2),
+    "n_epochs": integer(1),
     "gamma": _FRACTION,
     "gae_lambda": _FRACTION,
     "clip_range": _POSITIVE,
     "clip_range_vf": _POSITIVE,
-    "normalize_advantage": _SWITCH,
+    "normalize_advantage": BOOLEAN,
     "ent_coef": _NOT_NEGATIVE,
     "vf_coef": _NOT_NEGATIVE,
     "max_grad_norm": _POSITIVE,
-    "use_sde": _SWITCH,
-    "sde_sample_freq": _whole(-1),
+    "use_sde": BOOLEAN,
+    "sde_sample_freq": integer(-1),
     "target_kl": _POSITIVE,
     "rms_prop_eps": _POSITIVE,
-    "use_rms_prop": _SWITCH,
+    "use_rms_prop": BOOLEAN,
     "policy_kwargs": _MAPPING,
 }
 
@@ -132,11 +108,11 @@ def _resolve(name: str, value: Any) -> Any:
         return value
     accepted = _ACCEPTED.get(name)
     if accepted and not accepted.test(value):
-        raise ConfigError(f"{name} is {value!r}; accepted: {_words(name, accepted)}", key=name)
+        raise ConfigError(f"{name} is {shown(value)}; accepted: {_words(name, accepted)}", key=name)
     return _resolve_policy_kwargs(value) if name == "policy_kwargs" else value
 
 
-def _words(name: str, accepted: _Accepted) -> str:
+def _words(name: str, accepted: Accepted) -> str:
     schedule = ", or lin_X for a line from X down to 0" if name in _SCHEDULES else ""
     return f"{accepted.words}{schedule}" + (", or null" if name in _OPTIONAL else "")
 
@@ -168,7 +144,7 @@ def _are_networks(value: Any) -> bool:
     if isinstance(value, Mapping):
         return all(_are_networks(widths) for widths in value.values())
     if isinstance(value, (list, tuple)):
-        return all(isinstance(width, Mapping) or _whole(1).test(width) for width in value)
+        return all(isinstance(width, Mapping) or integer(1).test(width) for width in value)
     return not isinstance(value, (str, int, float))
 
 

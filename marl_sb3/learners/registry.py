@@ -8,7 +8,7 @@ from typing import Any
 import stable_baselines3
 from stable_baselines3.common.base_class import BaseAlgorithm
 
-from marl_sb3.errors import ConfigError
+from marl_sb3.config.values import integer
 from marl_sb3.learners.a2c import A2CLearner
 from marl_sb3.learners.build import build_algorithm
 from marl_sb3.learners.on_policy import OnPolicyLearner
@@ -61,8 +61,7 @@ def common_steps(n_steps: int | None, specs: Mapping[PolicyID, PolicySpec]) -> i
     Raises:
         ConfigError: it is not an integer of at least 1.
     """
-    if n_steps is not None and (isinstance(n_steps, bool) or not isinstance(n_steps, int) or n_steps < 1):
-        raise ConfigError(f"n_steps is {n_steps!r}; accepted: an integer of at least 1", key="n_steps")
+    integer(1).or_null().require("n_steps", n_steps)
     own = [spec.hyperparameters["n_steps"] for spec in specs.values() if "n_steps" in spec.hyperparameters]
     return n_steps if n_steps is not None else next(iter(own), None)
 

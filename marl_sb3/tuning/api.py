@@ -21,7 +21,7 @@ from marl_sb3.errors import ConfigError
 from marl_sb3.tuning.confirm import confirm
 from marl_sb3.tuning.report import write_files
 from marl_sb3.tuning.run_search import Watcher, new_name, open_study, require_trainable_preset, run_search, study_folder
-from marl_sb3.tuning.search import Search, read_search, require_whole
+from marl_sb3.tuning.search import Search, read_search, require_integer
 from marl_sb3.tuning.space import Space, parse_grid, parse_space, read_space
 from marl_sb3.tuning.study import TuneStudy
 from marl_sb3.tuning.view import ConfirmView, SearchView
@@ -69,9 +69,9 @@ def tune(
         ConfigError: a setting is wrong; nothing has been run then.
         SearchError: worker processes cannot be started, or every trial fails.
     """
-    require_whole("workers", workers, 1)
-    require_whole("confirm_seeds", confirm_seeds, 0)
-    require_whole("confirm_best", confirm_best, 1)
+    require_integer("workers", workers, 1)
+    require_integer("confirm_seeds", confirm_seeds, 0)
+    require_integer("confirm_best", confirm_best, 1)
     study = prepare_study(env, **options)
     if confirm_seeds:
         require_trainable_preset(study)

@@ -7,7 +7,7 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from marl_sb3.errors import is_disk_full
 from marl_sb3.experiment import execute, prepare
 from marl_sb3.storage.atomic import write_whole
 from marl_sb3.tuning.run_search import study_lock
-from marl_sb3.tuning.search import require_whole
+from marl_sb3.tuning.search import require_integer
 from marl_sb3.tuning.study import TuneStudy
 from marl_sb3.tuning.trial import note_failure, objective_of
 from marl_sb3.tuning.workers import POLL_S, Workers
@@ -108,9 +108,9 @@ def confirm(
         SearchError: worker processes cannot be started.
         KeyboardInterrupt: passed on, when they have ended.
     """
-    require_whole("confirm_best", best, 1)
-    require_whole("confirm_seeds", seeds, 1)
-    require_whole("workers", workers, 1)
+    require_integer("confirm_best", best, 1)
+    require_integer("confirm_seeds", seeds, 1)
+    require_integer("workers", workers, 1)
     trials = [trial.number for trial in study.completed()[:best]]
     if not trials:
         return []
@@ -178,7 +178,7 @@ def _train(study: TuneStudy, training: _Training) -> bool:
     settings = {} if training.trial is None else study.space.settings(study.trials[training.trial].params)
     config = study.search.trial_config(settings, study.search.fresh_seed(training.index))
     # Nor are the episodes those by which the winner was chosen.
-    config = replace(config, evaluation_seed=study.search.fresh_evaluation_seed(training.index))
+    config = config.changed({"evaluation.seed": study.search.fresh_evaluation_seed(training.index)})
     shutil.rmtree(training.folder, ignore_errors=True)  # of a search that was broken off
     outcome: dict[str, Any] = {"seed": config.seed}
     try:

@@ -7,7 +7,6 @@ import io
 import logging
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,14 @@ from rich.table import Table
 from rich.text import Text
 
 from marl_sb3.config import to_yaml
+from marl_sb3.config.schema import value_of
 from marl_sb3.display.text import number
 from marl_sb3.errors import ConfigError
 from marl_sb3.storage.atomic import write_whole
 from marl_sb3.tuning.confirm import confirmed, outcomes, winner
 from marl_sb3.tuning.confirm_table import confirmed_line
 from marl_sb3.tuning.report_page import html_report
+from marl_sb3.tuning.search import THE_SEARCH
 from marl_sb3.tuning.study import TuneStudy
 from marl_sb3.tuning.trial_attributes import SEED
 from marl_sb3.tuning.trial_rows import (
@@ -213,19 +214,6 @@ def _line(text: str) -> Text:
 
 # --- The settings that won -------------------------------------------------------------------------------------------
 
-# What a search sets for its own purposes, and the worker's share of the cores.
-_OF_THE_SEARCH = (
-    "n_timesteps",
-    "extensions",
-    "checkpoint_every",
-    "evaluation_interval",
-    "evaluation_interval_unit",
-    "evaluation_duration",
-    "evaluation_duration_unit",
-    "evaluation_seed",
-    "n_parallel_updates",
-)
-
 
 def best_yml(study: TuneStudy) -> Path | None:
     """Write `best.yml`: the configuration of the winner, for `python -m marl_sb3.train --hparams best.yml`.
@@ -243,10 +231,11 @@ def best_yml(study: TuneStudy) -> Path | None:
     if found is None:
         return None
     (best, candidate), search = found, study.search
-    usual = search.usual_config(study.space.settings(best.params))
-    own: dict[str, Any] = {name: getattr(usual, name) for name in _OF_THE_SEARCH}
+    chosen = study.space.settings(best.params)
+    trial, usual = search.trial_config(chosen, search.seed), search.usual_config(chosen)
+    of_the_search = [name for name, source in trial.sources.items() if source == THE_SEARCH]
     trained = study.config_of(best)
-    config = replace(trained, seed=None, **own)
+    config = trained.changed({**{name: value_of(usual, name) for name in of_the_search}, "seed": None})
     comment = (
         f"# Trial {best.number} of study {one_line(search.name)}: {best.value!r} ({search.mode}) of "
         f"{measured(search)}, in one training with seed {best.user_attrs.get(SEED)}."

@@ -17,7 +17,7 @@ from marl_sb3.envs.registry import EnvFactory, importable_id
 from marl_sb3.errors import ConfigError
 from marl_sb3.experiment import Preview, preview
 from marl_sb3.run_folder import TRACEBACK_FILE
-from marl_sb3.tuning.search import Search, read_search, require_whole
+from marl_sb3.tuning.search import Search, read_search, require_integer
 from marl_sb3.tuning.study import TuneStudy
 from marl_sb3.tuning.trial import run_trial
 from marl_sb3.tuning.trial_attributes import ERROR, INTERRUPTED, KILLED, WORKER
@@ -140,7 +140,7 @@ def run_search(study: TuneStudy, workers: int = 1, watch: Watcher | None = None)
         SearchError: workers cannot be started, or every trial fails.
         KeyboardInterrupt: passed on, when the workers have ended.
     """
-    require_whole("workers", workers, 1)
+    require_integer("workers", workers, 1)
 
     before = {trial.number for trial in study.trials if trial.state.is_finished()}
 

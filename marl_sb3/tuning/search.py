@@ -11,6 +11,8 @@ import numpy as np
 import yaml
 
 from marl_sb3.config import TrainConfig, load_config, read_yaml, require_named
+from marl_sb3.config.names import canonical_name
+from marl_sb3.config.values import integer
 from marl_sb3.errors import ConfigError
 from marl_sb3.storage.atomic import write_whole
 from marl_sb3.tuning.objective import Objective
@@ -20,6 +22,7 @@ from marl_sb3.tuning.storage import without_password
 SAMPLERS = ("tpe", "random", "grid", "gp")
 PRUNERS = ("median", "asha", "none")
 STORAGE_VARIABLE = "MARL_SB3_STORAGE"  # tells workers the storage's URL: command lines can be read by all users
+THE_SEARCH = "the search"  # the source of what a trial has because it is one
 _FILE = "study.yaml"
 _NEWER = frozenset({"hparams", "n_envs", "vectorizer", "device"})  # files of older versions lack them
 
@@ -76,11 +79,11 @@ class Search:
 
     def __post_init__(self) -> None:
         for name in ("trials", "evaluations", "evaluation_episodes"):
-            require_whole(name, getattr(self, name), 1)
-        require_whole("seed", self.seed, 0)
+            require_integer(name, getattr(self, name), 1)
+        require_integer("seed", self.seed, 0)
         for name in ("timesteps", "n_envs"):
             if getattr(self, name) is not None:
-                require_whole(name, getattr(self, name), 1)
+                require_integer(name, getattr(self, name), 1)
         if self.hparams is not None and not isinstance(self.hparams, Mapping):
             raise ConfigError(f"hparams is {self.hparams!r}; accepted: a mapping of the env to settings", key="hparams")
         for name, accepted in (("sampler", SAMPLERS), ("pruner", PRUNERS)):
@@ -146,16 +149,19 @@ class Search:
                 "env steps; accepted: more --timesteps or fewer --evaluations",
                 key="timesteps",
             )
-        return replace(
-            config,
-            notes=(),  # told once, when the search begins
-            checkpoint_every=0,
-            evaluation_interval=between,
-            evaluation_interval_unit="timesteps",
-            evaluation_duration=self.evaluation_episodes,
-            evaluation_duration_unit="episodes",
-            evaluation_seed=self.evaluation_seed(),
-        )
+        own = {
+            "seed": seed,
+            "n_timesteps": config.n_timesteps,
+            "extensions": None,
+            "n_parallel_updates": config.n_parallel_updates,  # each worker has its share of the cores
+            "checkpoints.every": 0,
+            "evaluation.interval": between,
+            "evaluation.interval_unit": "timesteps",
+            "evaluation.duration": self.evaluation_episodes,
+            "evaluation.duration_unit": "episodes",
+            "evaluation.seed": self.evaluation_seed(),
+        }
+        return replace(config.changed(own, THE_SEARCH), notes=())  # they are told once, when the search begins
 
     def usual_config(self, settings: Mapping[str, Any]) -> TrainConfig:
         """The configuration of a training with these settings that is no trial: of full length, for one.
@@ -221,6 +227,9 @@ def read_search(folder: Path, env: str | None = None, storage: str | None = None
     known = {item.name for item in fields(Search)}
     if not isinstance(content, Mapping) or not known - _NEWER <= set(content) <= known:
         raise ConfigError(f"{path} is not that of a study", key="study")
+    settings = content["settings"]
+    if isinstance(settings, Mapping):  # which may have names of an older version
+        content = {**content, "settings": {canonical_name(str(name)): value for name, value in settings.items()}}
     search = Search(**content)
     require_named(search.env, [] if env is None else [env], path)
     return replace(search, storage=_storage(search.storage, storage, path))
@@ -241,15 +250,13 @@ def _storage(written: Any, named: str | None, path: Path) -> str | None:
     return named
 
 
-def require_whole(name: str, value: Any, minimum: int) -> None:
+def require_integer(name: str, value: Any, minimum: int) -> None:
     """Refuse what is no integer, or too small.
 
     Raises:
         ConfigError: with the option and what is accepted.
     """
-    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-        option = name.replace("_", "-")
-        raise ConfigError(f"--{option} is {value!r}; accepted: an integer of at least {minimum}", key=name)
+    integer(minimum).require(f"--{name.replace('_', '-')}", value, name)
 
 
 def _rollout_steps(config: TrainConfig) -> int:

@@ -93,7 +93,7 @@ def _train(study: TuneStudy, trial: optuna.trial.Trial, folder: Path) -> tuple[R
     trial.set_user_attr(FOLDER, str(folder))
     config = search.trial_config(study.space.suggest(trial), search.trial_seed(trial.user_attrs[INDEX]))
     trial.set_user_attr(SEED, config.seed)
-    report = ReportEvaluations(trial, search.parsed_objective(), config.evaluation_interval, search.evaluations)
+    report = ReportEvaluations(trial, search.parsed_objective(), config.evaluation.interval, search.evaluations)
     return execute(prepare(config, folder, study.factory), [report]), report.pruned
 
 

@@ -10,6 +10,7 @@ import gymnasium
 from pettingzoo import AECEnv, ParallelEnv
 from stable_baselines3.common.vec_env import VecEnv
 
+from marl_sb3.config.values import integer
 from marl_sb3.envs.registry import EnvFactory, batched_factory, env_factory, make_env
 from marl_sb3.errors import ConfigError
 from marl_sb3.vec_env.base import MultiAgentVecEnv, VecStep
@@ -117,8 +118,7 @@ def make_vec_env(
     Raises:
         ConfigError: one of the arguments is wrong; the message says which values are accepted.
     """
-    if isinstance(n_envs, bool) or not isinstance(n_envs, int) or n_envs < 1:
-        raise ConfigError(f"n_envs is {n_envs!r}; accepted: an integer of at least 1", key="n_envs")
+    integer(1).require("n_envs", n_envs)
     vectorizer = _EARLIER_NAMES.get(vectorizer, vectorizer)
     if vectorizer not in VECTORIZERS:
         raise ConfigError(f"unknown vectorizer {vectorizer!r}; accepted: {', '.join(VECTORIZERS)}", key="vectorizer")

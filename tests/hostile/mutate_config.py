@@ -59,11 +59,13 @@ _TAGS = (
 _SETTINGS: tuple[tuple[str, Any], ...] = (
     ("n_envs", 10**9), ("n_envs", 0), ("n_threads", 10**6), ("n_threads", 2**31), ("n_parallel_updates", 10**6),
     ("n_steps", 10**9), ("n_steps", 25), ("batch_size", 10**9), ("stats_window_size", 10**9),
-    ("stats_window_size", 2**63), ("checkpoint_every", 10**9), ("seed", 2**32), ("seed", -1), ("device", "cuda"),
+    ("stats_window_size", 2**63), ("checkpoints", {"every": 10**9}), ("checkpoints", 1),
+    ("checkpoint_every", 1), ("evaluation", {"interval": 1, "duration": 10**9}), ("hyperparameters", {"n_envs": 1}),
+    ("evaluation", {"x": {}}), ("seed", 2**32), ("seed", -1), ("device", "cuda"),
     ("device", "meta"), ("device", "cuda:99"), ("device", "cpu:7"), ("device", "os.system"), ("algo", "dqn"),
     ("policy", "os.system"), ("policy", "CnnPolicy"), ("policies", "shared"), ("policies", "other"), ("policies", {}),
     ("policies", {"a": {"agents": ["agent1", "agent2"]}}), ("vectorizer", "sync"), ("vectorizer", "x"),
-    ("update_path", "x"), ("checkpoint_metric", "x"), ("stop", {"x": 1}), ("stop", {"iteration": 10**400}),
+    ("update_path", "x"), ("checkpoints", {"metric": "x"}), ("stop", {"x": 1}), ("stop", {"iteration": 10**400}),
     ("extensions", [{"until": 40, "n_timesteps": 10**9}]), ("extensions", [{"until": [1]}]), ("extensions", "x"),
     ("init_from", ["/etc/passwd"]), ("init_from", ["../x.zip"]), ("init_layers", ["*" * 2000]),
     ("custom_metrics", {"a": {"key": "x", "agent": "nobody"}}), ("custom_metrics", {"a": {"reduce": "os.system"}}),
@@ -107,7 +109,9 @@ def _leaf(text: str, dice: Dice) -> tuple[str, Any]:
 def _setting(text: str, dice: Dice) -> tuple[str, Any]:
     tree = yaml.safe_load(text)
     name, value = dice.one_of(_SETTINGS)
-    next(iter(tree.values()))[name] = value
+    settings = next(iter(tree.values()))
+    hyperparameters = settings.get("hyperparameters", {})
+    (hyperparameters if name in hyperparameters else settings)[name] = value
     return f"{name[:30]} = {shown(value)}", _dumped(tree)
 
 

@@ -65,7 +65,7 @@ def test_the_preset_and_the_best_are_trained_with_the_same_fresh_seeds(in_tmp: P
     assert len({*seeds[0], *(trial.user_attrs["seed"] for trial in study.trials)}) == 4
     rates = [[config.hyperparameters["learning_rate"] for config in of_one] for of_one in configs]
     assert rates == [[3e-4] * 2, [best.params["learning_rate"]] * 2]
-    episodes = [[config.evaluation_seed for config in of_one] for of_one in configs]
+    episodes = [[config.evaluation.seed for config in of_one] for of_one in configs]
     assert episodes[0] == episodes[1]
     assert len({*episodes[0], study.search.evaluation_seed()}) == 3
     for candidate, folder in folders.items():

@@ -440,7 +440,7 @@ def test_best_settings_are_those_of_a_training_without_a_search(tmp_path: Path, 
     found = load_config(None, hparams=path, trusted_env=env)
     assert found == replace(expected, seed=None, n_parallel_updates=None)
     assert found.hyperparameters["learning_rate"].startswith("lin_")
-    assert (found.checkpoint_every, found.evaluation_interval, found.evaluation_seed) == (3, 0, None)
+    assert (found.checkpoints.every, found.evaluation.interval, found.evaluation.seed) == (3, 0, None)
     assert found.n_timesteps == load_config(env).n_timesteps
     said = "# The trial had 2000 env steps; n_timesteps is that of a whole training."
     assert said in path.read_text(encoding="utf-8").splitlines()
