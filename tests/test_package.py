@@ -7,6 +7,7 @@ import inspect
 import pydoc
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -89,3 +90,14 @@ def test_what_leaves_at_once(arguments: list[str], code: int, words: str, capsys
         main(arguments)
     assert left.value.code == code
     assert words in "".join(capsys.readouterr())
+
+
+def test_a_training_imports_nothing_heavy_that_it_does_not_use(in_tmp: Path) -> None:
+    """PyTorch's compiler alone takes over a second."""
+    code = (
+        "import sys; from marl_sb3.train import main\n"
+        "main(['arena', '--timesteps=80', '--n-envs=2', '--set=n_steps=40', '--set=batch_size=80', '--quiet'])\n"
+        "print(*sorted({'torch._dynamo', 'optuna', 'onnx', 'plotly', 'matplotlib', 'pandas'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[1:] == [""]

@@ -224,11 +224,17 @@ def _kept_by(name: str, optimizer: th.optim.Optimizer, dimensions: int) -> dict[
     try:
         probe = _made_like(optimizer, parameter, {**optimizer.param_groups[0], "lr": 0.0})
         parameter.grad = th.zeros_like(parameter)
-        probe.step()
+        _step_once(probe)
         tensors = {key: th.as_tensor(value) for key, value in probe.state[parameter].items()}
     except Exception as error:  # an optimizer of somebody's own may raise anything
         raise CheckpointError(f"{name} ({type(optimizer).__name__}) keeps what no checkpoint holds: {error}") from error
     return {key: _form(f"{name}: {key}", tensor) for key, tensor in tensors.items()}
+
+
+def _step_once(optimizer: th.optim.Optimizer) -> None:
+    """`optimizer.step()` without PyTorch's wrappers, which import its compiler: over a second of every start."""
+    with th.no_grad():
+        inspect.unwrap(type(optimizer).step)(optimizer)
 
 
 def _scaled(form: Form, shape: Sequence[int]) -> Form:
