@@ -1,87 +1,19 @@
-"""The batched vec env does what SuperSuit's does, exactly; and what its interface promises for other envs."""
+"""What only the batched vec env does; what it has in common with the others is in `test_vectorizers.py`."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch as th
 from gymnasium import spaces
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from toy_envs import ScriptedEnv
 
-from marl_sb3 import ConfigError, EnvError, MultiAgentAlgorithm, make_vec_env
+from marl_sb3 import ConfigError, EnvError, make_vec_env
 from marl_sb3.envs.batched_env import BatchedEnv, BatchedStep
 from marl_sb3.errors import CheckpointError
-from marl_sb3.metrics import flatten
-from marl_sb3.storage.checkpoint_format import read_checkpoint, write_checkpoint
 from marl_sb3.storage.state import StateReader
-from marl_sb3.vec_env import BatchedVecEnv, SyncVecEnv, VecStep
-
-
-def plain(step: VecStep, num_envs: int) -> dict[str, Any]:
-    """Everything in a step, as lists and dictionaries."""
-    return {
-        "observations": step.observations[0].tolist(),
-        "observation dtype": step.observations[0].dtype,
-        "rewards": step.rewards.tolist(),
-        "reward dtype": step.rewards.dtype,
-        "flags": [step.terminated.tolist(), step.truncated.tolist(), step.acted.tolist(), step.episode_done.tolist()],
-        "final": {place: obs.tolist() for place, obs in step.final_observations.items()},
-        "infos": [step.infos[index] for index in range(num_envs)],
-        "values": [step.infos.values(agent, "collision").tolist() for agent in ("agent1", "agent2")],
-        "reset infos": dict(step.reset_infos),
-    }
-
-
-@settings(max_examples=15, deadline=None, derandomize=True, database=None)
-@given(
-    height=st.integers(1, 4), width=st.integers(2, 4), limit=st.integers(1, 7),
-    num_envs=st.integers(1, 5), seed=st.integers(0, 2**31),
-)  # fmt: skip
-def test_whole_rollouts_are_those_of_supersuit(height: int, width: int, limit: int, num_envs: int, seed: int) -> None:
-    arguments: dict[str, Any] = {"height": height, "width": width, "max_timesteps": limit}
-    batched, single = (
-        make_vec_env("arena", n_envs=num_envs, seed=seed, vectorizer=name, **arguments)
-        for name in ("batched", "supersuit")
-    )
-    rng = np.random.default_rng(seed)
-    for _ in range(2):  # the second reset goes on to the next episodes
-        np.testing.assert_array_equal(batched.reset()[0], single.reset()[0])
-        for _ in range(2 * limit + 3):
-            actions = rng.integers(0, 4, (num_envs, 2))
-            assert plain(batched.step([actions]), num_envs) == plain(single.step([actions]), num_envs)
-            np.testing.assert_array_equal(batched.to_act, single.to_act)
-
-
-def untimed(result: dict[str, Any]) -> dict[str, Any]:
-    clocks = ("time", "throughput", "perf", "env_runners/episode_duration")
-    return {name: value for name, value in flatten(result).items() if not name.startswith(clocks)}
-
-
-@pytest.mark.parametrize("policies", ["shared", "per_agent"])
-def test_a_run_is_the_same_under_both_vectorizers(policies: str) -> None:
-    runs = []
-    for vectorizer in ("batched", "supersuit"):
-        env = make_vec_env("arena", n_envs=3, vectorizer=vectorizer, max_timesteps=9)
-        algorithm = MultiAgentAlgorithm(env, policies, n_steps=20, batch_size=30, n_epochs=2, seed=4, device="cpu")
-        runs.append((algorithm, [algorithm.train_iteration() for _ in range(3)]))
-    (one, one_results), (other, other_results) = runs
-    for policy_id, algorithm in one.policies.items():
-        for name, value in algorithm.policy.state_dict().items():
-            assert th.equal(value, other.policies[policy_id].policy.state_dict()[name])
-    untimed = [
-        {
-            k: v
-            for k, v in flatten(r).items()
-            if not k.startswith(("time", "throughput", "perf")) and "duration" not in k
-        }
-        for r in (one_results[-1], other_results[-1])
-    ]
-    assert untimed[0] == untimed[1]
+from marl_sb3.vec_env import BatchedVecEnv, SyncVecEnv
 
 
 def test_auto_takes_the_batched_twin_where_there_is_one() -> None:
@@ -205,35 +137,11 @@ def test_a_value_that_is_not_finite_names_env_episode_step_and_agent(fault: str,
         take_two_steps()
 
 
-def test_seeding_again_repeats_the_episodes() -> None:
-    env = make_vec_env("arena", n_envs=2, max_timesteps=5)
-    rollouts = []
-    for _ in range(2):
-        env.seed(9)
-        env.reset()
-        rollouts.append([env.step([np.full((2, 2), k % 4)]).observations[0].tolist() for k in range(12)])
-    assert rollouts[0] == rollouts[1]
-
-
 def test_reset_options_are_refused_rather_than_dropped() -> None:
     env = make_vec_env("arena", n_envs=2)
     env.reset([{}, {}])
     with pytest.raises(ConfigError, match="a batched env takes none; use vectorizer='sync'"):
         env.reset([{}, {"level": 3}])
-
-
-def test_batched_envs_that_are_brought_back_go_on(tmp_path: Path) -> None:
-    one, other = (make_vec_env("arena", n_envs=3, seed=seed, max_timesteps=7) for seed in (1, 2))
-    rng = np.random.default_rng(0)
-    one.reset()
-    for _ in range(10):
-        one.step([rng.integers(0, 4, (3, 2))])
-    write_checkpoint(tmp_path / "c", one.get_state(), {}, {})
-    assert other.set_state(StateReader(read_checkpoint(tmp_path / "c").state)) == {}
-    assert np.array_equal(other.observations[0], one.observations[0])
-    for _ in range(20):
-        actions = [rng.integers(0, 4, (3, 2))]
-        assert plain(one.step(actions), 3) == plain(other.step(actions), 3)
 
 
 def test_batched_envs_without_a_state_begin_anew_and_say_so() -> None:

@@ -1,0 +1,124 @@
+"""What every vectorizer promises, on the env that all of them can step. One that is registered joins these tests."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch as th
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from marl_sb3 import MultiAgentAlgorithm, make_vec_env
+from marl_sb3.metrics import flatten
+from marl_sb3.storage.checkpoint_format import read_checkpoint, write_checkpoint
+from marl_sb3.storage.state import StateReader
+from marl_sb3.vec_env import VECTORIZERS, VecStep
+
+REFERENCE = "sync"  # a plain loop over the envs
+ALL = [name for name in VECTORIZERS if name != "auto"]
+OTHERS = [name for name in ALL if name != REFERENCE]
+
+
+def plain(step: VecStep, num_envs: int) -> dict[str, Any]:
+    """Everything in a step, as lists and dictionaries."""
+    return {
+        "observations": step.observations[0].tolist(),
+        "observation dtype": step.observations[0].dtype,
+        "rewards": step.rewards.tolist(),
+        "reward dtype": step.rewards.dtype,
+        "flags": [step.terminated.tolist(), step.truncated.tolist(), step.acted.tolist(), step.episode_done.tolist()],
+        "final": {place: obs.tolist() for place, obs in step.final_observations.items()},
+        "infos": [step.infos[index] for index in range(num_envs)],
+        "values": [step.infos.values(agent, "collision").tolist() for agent in ("agent1", "agent2")],
+        "reset infos": dict(step.reset_infos),
+    }
+
+
+@pytest.mark.parametrize("vectorizer", ALL)
+def test_arrays_have_their_shapes_and_types(vectorizer: str) -> None:
+    env = make_vec_env("arena", n_envs=3, seed=0, vectorizer=vectorizer)
+    env.reset()
+    assert (env.to_act.shape, env.to_act.dtype) == ((3, 2), bool)
+    step = env.step([np.zeros((3, 2), dtype=np.int64)])
+    assert step.observations[0].shape == (3, 2, *env.groups[0].observation_space.shape)
+    assert step.observations[0].dtype == env.groups[0].observation_space.dtype
+    assert (step.rewards.shape, step.rewards.dtype) == ((3, 2), np.float32)
+    flags = [step.terminated, step.truncated, step.acted]
+    assert [(flag.shape, flag.dtype) for flag in flags] == [((3, 2), bool)] * 3
+    assert (step.episode_done.shape, step.episode_done.dtype) == ((3,), bool)
+    env.close()
+    env.close()
+
+
+@pytest.mark.parametrize("vectorizer", OTHERS)
+@settings(max_examples=10, deadline=None, derandomize=True, database=None)
+@given(
+    height=st.integers(1, 4), width=st.integers(2, 4), limit=st.integers(1, 7),
+    num_envs=st.integers(1, 5), seed=st.integers(0, 2**31),
+)  # fmt: skip
+def test_whole_rollouts_are_those_of_the_reference(
+    vectorizer: str, height: int, width: int, limit: int, num_envs: int, seed: int
+) -> None:
+    arguments: dict[str, Any] = {"height": height, "width": width, "max_timesteps": limit}
+    tested, reference = (
+        make_vec_env("arena", n_envs=num_envs, seed=seed, vectorizer=name, **arguments)
+        for name in (vectorizer, REFERENCE)
+    )
+    rng = np.random.default_rng(seed)
+    for _ in range(2):  # the second reset goes on to the next episodes
+        np.testing.assert_array_equal(tested.reset()[0], reference.reset()[0])
+        for _ in range(2 * limit + 3):
+            actions = rng.integers(0, 4, (num_envs, 2))
+            assert plain(tested.step([actions]), num_envs) == plain(reference.step([actions]), num_envs)
+            np.testing.assert_array_equal(tested.to_act, reference.to_act)
+
+
+@cache
+def trained(vectorizer: str, policies: str) -> tuple[dict[str, dict[str, th.Tensor]], dict[str, Any]]:
+    """Weights by policy, and the latest result but for its clocks."""
+    env = make_vec_env("arena", n_envs=3, vectorizer=vectorizer, max_timesteps=9)
+    algorithm = MultiAgentAlgorithm(env, policies, n_steps=20, batch_size=30, n_epochs=2, seed=4, device="cpu")
+    result = [algorithm.train_iteration() for _ in range(3)][-1]
+    clocks = ("time", "throughput", "perf", "env_runners/episode_duration")
+    untimed = {name: value for name, value in flatten(result).items() if not name.startswith(clocks)}
+    return {policy_id: policy.policy.state_dict() for policy_id, policy in algorithm.policies.items()}, untimed
+
+
+@pytest.mark.parametrize("vectorizer", OTHERS)
+@pytest.mark.parametrize("policies", ["shared", "per_agent"])
+def test_a_training_is_that_of_the_reference(policies: str, vectorizer: str) -> None:
+    weights, result = trained(vectorizer, policies)
+    expected_weights, expected_result = trained(REFERENCE, policies)
+    assert result == expected_result
+    for policy_id, expected in expected_weights.items():
+        assert all(th.equal(weights[policy_id][name], value) for name, value in expected.items())
+
+
+@pytest.mark.parametrize("vectorizer", ALL)
+def test_seeding_again_repeats_the_episodes(vectorizer: str) -> None:
+    env = make_vec_env("arena", n_envs=2, vectorizer=vectorizer, max_timesteps=5)
+    rollouts = []
+    for _ in range(2):
+        env.seed(9)
+        env.reset()
+        rollouts.append([env.step([np.full((2, 2), k % 4)]).observations[0].tolist() for k in range(12)])
+    assert rollouts[0] == rollouts[1]
+
+
+@pytest.mark.parametrize("vectorizer", ALL)
+def test_envs_that_are_brought_back_go_on(vectorizer: str, tmp_path: Path) -> None:
+    one, other = (make_vec_env("arena", n_envs=3, seed=seed, vectorizer=vectorizer, max_timesteps=7) for seed in (1, 2))
+    rng = np.random.default_rng(0)
+    one.reset()
+    for _ in range(10):
+        one.step([rng.integers(0, 4, (3, 2))])
+    write_checkpoint(tmp_path / "c", one.get_state(), {}, {})
+    assert other.set_state(StateReader(read_checkpoint(tmp_path / "c").state)) == {}
+    assert np.array_equal(other.observations[0], one.observations[0])
+    for _ in range(20):
+        actions = [rng.integers(0, 4, (3, 2))]
+        assert plain(one.step(actions), 3) == plain(other.step(actions), 3)
