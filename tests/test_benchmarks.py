@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from forked import ForkServer, forked_subprocess
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 SHARED = {"measure", "processes", "many_agents", "marl_sb3_side", "rllib_side"}
@@ -195,7 +196,10 @@ def stub(folder: Path, behaviour: str = "pass", text: str = STUB) -> str:
     return str(path)
 
 
-def test_rllib_comparison_measures_both_sides(load: Load, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rllib_comparison_measures_both_sides(
+    load: Load, in_tmp: Path, capsys: pytest.CaptureFixture[str], server: ForkServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load("processes"), "subprocess", forked_subprocess(server))
     arguments = ["--repeats", "1", "--iterations", "2", "--target-return", "-100", "--json", "figures.json"]
     assert load("arena_vs_rllib").main(["--rllib-python", stub(in_tmp), *arguments]) == 0
     results = written()["results"]

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import IO, Any
 
 from fork_server import Command
 
@@ -29,7 +29,10 @@ class ForkedProcess:
         pid: its number.
         returncode: None while it runs, as far as `poll` and `wait` know.
         output: the file that its output goes into.
+        stdout: to read from, where a pipe was asked for.
     """
+
+    stdout: IO[Any] | None = None
 
     def __init__(self, server: Client, pid: int, output: Path) -> None:
         self._server, self.pid, self.output = server, pid, output
@@ -53,6 +56,14 @@ class ForkedProcess:
                 raise subprocess.TimeoutExpired(str(self.output), timeout or 0.0)
             time.sleep(_POLL_S)
         return code
+
+    def __enter__(self) -> ForkedProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.stdout is not None:
+            self.stdout.close()
+        self.wait(None)
 
     def send_signal(self, number: int) -> None:
         """Nothing happens if it has ended."""
@@ -182,12 +193,34 @@ class ForkServer(Client):
 
 
 def forked_subprocess(client: Client) -> Any:
-    """`subprocess`, as a module may see it: `Popen` forks `[sys.executable, ...]` with its output in a file."""
+    """`subprocess`, as a module may see it: `Popen` forks what `sys.executable` would run, and starts the rest."""
 
-    def popen(command: Sequence[str], *, stdout: Any, env: Mapping[str, str], **options: Any) -> ForkedProcess:
-        assert command[0] == sys.executable
-        assert options.pop("stderr") is stdout
-        assert options.pop("stdin") == subprocess.DEVNULL
-        return client.run(command[1:], stdout.name, environment=env, new_session=options.pop("start_new_session"))
+    def popen(command: Sequence[str], **options: Any) -> Any:
+        if command[0] != sys.executable:
+            return subprocess.Popen(command, **options)
+        is_text, stdout = options.pop("text", False), options.pop("stdout")
+        if stdout != subprocess.PIPE:
+            return _start(client, command, stdout.fileno(), **options)
+        ours, theirs = os.pipe()
+        process = _start(client, command, theirs, **options)
+        os.close(theirs)
+        process.stdout = os.fdopen(ours, "r" if is_text else "rb")
+        return process
 
     return SimpleNamespace(**{**vars(subprocess), "Popen": popen})
+
+
+def _start(
+    client: Client,
+    command: Sequence[str],
+    stdout: int,
+    *,
+    stderr: IO[Any],
+    env: Mapping[str, str],
+    cwd: str | None = None,
+    stdin: int = subprocess.DEVNULL,
+    start_new_session: bool = False,
+) -> ForkedProcess:
+    assert stdin == subprocess.DEVNULL, "a forked process reads nothing"
+    output, errors = (f"/proc/{os.getpid()}/fd/{number}" for number in (stdout, stderr.fileno()))
+    return client.run(command[1:], output, errors, cwd, env, new_session=start_new_session)
