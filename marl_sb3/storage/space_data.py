@@ -1,0 +1,195 @@
+"""Gymnasium spaces as plain data, out and back in with checks: Box, Discrete, MultiDiscrete, MultiBinary, Dict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from marl_sb3.errors import CheckpointError
+from marl_sb3.storage.state import State, StateReader
+from marl_sb3.types import Array
+
+_DTYPES = ("float16", "float32", "float64", *(f"{kind}{size}" for kind in ("int", "uint") for size in (8, 16, 32, 64)))
+_INFINITE = {"inf": math.inf, "-inf": -math.inf}
+_MAX_DIMENSIONS = 32
+
+Space = spaces.Space[Any]
+
+
+def space_to_plain(space: Space) -> State | None:
+    """A space as plain data that `space_from_plain` takes; None if it is of another kind, or a subclass."""
+    writer = _WRITERS.get(type(space))
+    return None if writer is None else writer(space)
+
+
+def space_from_plain(plain: StateReader, max_numbers: int) -> Space:
+    """The space that `space_to_plain` described.
+
+    Args:
+        plain: the description; it may come from a stranger.
+        max_numbers: how many numbers, or choices, a point of the space may have.
+
+    Raises:
+        CheckpointError: it describes none, or a larger one.
+    """
+    kind = plain.string("kind")
+    if kind not in _READERS:
+        raise plain.error("kind", kind, ", ".join(_READERS))
+    try:
+        return _READERS[kind](plain, max_numbers)
+    except (ValueError, TypeError, AssertionError, OverflowError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"{plain.where} describes no {kind}: {error}") from error
+
+
+# --- Box -------------------------------------------------------------------------------------------------------------
+
+
+def _box_to_plain(space: spaces.Box) -> State | None:
+    dtype = str(space.dtype)
+    if dtype not in _DTYPES or np.isnan(space.low).any() or np.isnan(space.high).any():
+        return None
+    bounds = {"low": _bound_to_plain(space.low), "high": _bound_to_plain(space.high)}
+    return {"kind": "Box", "dtype": dtype, "shape": list(space.shape), **bounds}
+
+
+def _bound_to_plain(bound: Array) -> Any:
+    """One number if all are equal; else arrays without infinite numbers, which no checkpoint holds."""
+    first = bound.flat[0].item() if bound.size else 0
+    if (bound == first).all():
+        return ("inf" if first > 0 else "-inf") if math.isinf(first) else first
+    infinite = np.isinf(bound)
+    return {"finite": np.where(infinite, 0, bound).astype(bound.dtype), "sign": _signs(bound, infinite)}
+
+
+def _signs(bound: Array, infinite: Array) -> Array:
+    return np.where(infinite, np.sign(bound), 0).astype(np.int8)
+
+
+def _box_from_plain(plain: StateReader, max_numbers: int) -> spaces.Box:
+    dtype = np.dtype(_one_of(plain, "dtype", _DTYPES))
+    shape = _shape(plain, "shape", max_numbers)
+    low, high = (_bound_from_plain(plain, name, dtype, shape) for name in ("low", "high"))
+    if (low > high).any():
+        raise CheckpointError(f"{plain.where} has a low bound above the high one")
+    return spaces.Box(low, high, shape, dtype.type)
+
+
+def _bound_from_plain(plain: StateReader, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    value = plain.value(name)
+    if isinstance(value, Mapping):
+        parts = plain.fields(name)
+        bound, sign = parts.array("finite", dtype, shape), parts.array("sign", np.int8, shape)
+        if dtype.kind == "f":
+            bound[sign > 0], bound[sign < 0] = np.inf, -np.inf
+        return bound
+    if isinstance(value, str) and value in _INFINITE and dtype.kind == "f":
+        value = _INFINITE[value]
+    elif isinstance(value, (str, bool)) or not isinstance(value, (int, float)) or not _holds(dtype, value):
+        raise plain.error(name, value, f"a number of {dtype}, or inf or -inf for floats")
+    return np.full(shape, value, dtype)
+
+
+def _holds(dtype: np.dtype[Any], value: float) -> bool:
+    """Whether it is within the range of the dtype, and an integer where that is one of integers."""
+    if dtype.kind == "f":
+        return bool(abs(value) <= float(np.finfo(dtype).max))
+    return isinstance(value, int) and np.iinfo(dtype).min <= value <= np.iinfo(dtype).max
+
+
+# --- The others ------------------------------------------------------------------------------------------------------
+
+
+def _discrete_to_plain(space: spaces.Discrete) -> State | None:
+    return {"kind": "Discrete", "n": int(space.n), "start": int(space.start)} if space.dtype == np.int64 else None
+
+
+def _discrete_from_plain(plain: StateReader, max_numbers: int) -> spaces.Discrete:
+    return spaces.Discrete(plain.integer("n", 1, max_numbers), start=plain.integer("start", -(2**53)))
+
+
+def _multi_discrete_to_plain(space: spaces.MultiDiscrete) -> State | None:
+    dtype = str(space.dtype)
+    numbers = {name: np.asarray(getattr(space, name), np.int64) for name in ("nvec", "start")}
+    return {"kind": "MultiDiscrete", "dtype": dtype, "shape": list(space.shape), **numbers}
+
+
+def _multi_discrete_from_plain(plain: StateReader, max_numbers: int) -> spaces.MultiDiscrete:
+    dtype = np.dtype(_one_of(plain, "dtype", [name for name in _DTYPES if "int" in name]))
+    shape = _shape(plain, "shape", max_numbers)
+    nvec, start = (plain.array(name, np.int64, shape) for name in ("nvec", "start"))
+    if (nvec < 1).any() or (nvec > max_numbers).any() or nvec.sum() > max_numbers or (np.abs(start) > 2**53).any():
+        raise CheckpointError(f"{plain.where} has numbers of choices below 1, or more than {max_numbers} of them")
+    return spaces.MultiDiscrete(nvec.astype(dtype), dtype.type, start=start.astype(dtype))
+
+
+def _multi_binary_to_plain(space: spaces.MultiBinary) -> State | None:
+    size = space.n if isinstance(space.n, int) else list(space.shape)
+    return {"kind": "MultiBinary", "n": size}
+
+
+def _multi_binary_from_plain(plain: StateReader, max_numbers: int) -> spaces.MultiBinary:
+    if isinstance(plain.value("n"), list):
+        return spaces.MultiBinary(list(_shape(plain, "n", max_numbers)))
+    return spaces.MultiBinary(plain.integer("n", 1, max_numbers))
+
+
+def _dict_to_plain(space: spaces.Dict) -> State | None:
+    parts = {name: space_to_plain(part) for name, part in space.spaces.items()}
+    nested = any(isinstance(part, spaces.Dict) for part in space.spaces.values())
+    return None if nested or None in parts.values() else {"kind": "Dict", "spaces": parts}
+
+
+def _dict_from_plain(plain: StateReader, max_numbers: int) -> spaces.Dict:
+    """In the order that they were in; parts share the numbers."""
+    parts = plain.fields("spaces")
+    read: dict[str, Space] = {}
+    for name in parts.names():
+        part = parts.fields(name)
+        _one_of(part, "kind", [kind for kind in _READERS if kind != "Dict"])
+        read[name] = space_from_plain(part, max_numbers)
+        max_numbers -= _numbers(read[name])
+    return spaces.Dict(read, sort_keys=False)
+
+
+def _numbers(space: Space) -> int:
+    """How many numbers, or choices, a point of a space has."""
+    if isinstance(space, spaces.Discrete):
+        return int(space.n)
+    return int(space.nvec.sum()) if isinstance(space, spaces.MultiDiscrete) else math.prod(space.shape or ())
+
+
+def _one_of(plain: StateReader, name: str, accepted: Any) -> str:
+    value = plain.string(name)
+    if value not in accepted:
+        raise plain.error(name, value, ", ".join(accepted))
+    return value
+
+
+def _shape(plain: StateReader, name: str, max_numbers: int) -> tuple[int, ...]:
+    sizes = StateReader(dict(enumerate(plain.items(name))), f"{plain.where}/{name}")
+    shape = tuple(sizes.integer(number) for number in sizes)
+    if len(shape) > _MAX_DIMENSIONS or math.prod(shape) > max(max_numbers, 0):
+        raise plain.error(name, plain.value(name), f"at most {max_numbers} numbers in {_MAX_DIMENSIONS} dimensions")
+    return shape
+
+
+_WRITERS: Mapping[type, Callable[[Any], State | None]] = {
+    spaces.Box: _box_to_plain,
+    spaces.Discrete: _discrete_to_plain,
+    spaces.MultiDiscrete: _multi_discrete_to_plain,
+    spaces.MultiBinary: _multi_binary_to_plain,
+    spaces.Dict: _dict_to_plain,
+}
+_READERS: Mapping[str, Callable[[StateReader, int], Space]] = {
+    "Box": _box_from_plain,
+    "Discrete": _discrete_from_plain,
+    "MultiDiscrete": _multi_discrete_from_plain,
+    "MultiBinary": _multi_binary_from_plain,
+    "Dict": _dict_from_plain,
+}
