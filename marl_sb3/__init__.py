@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from marl_sb3.evaluation import evaluate_policies as evaluate_policies
     from marl_sb3.experiment import load_run as load_run
     from marl_sb3.experiment import train as train
+    from marl_sb3.learners.bundle import PolicyBundle as PolicyBundle
+    from marl_sb3.learners.bundle import load_policies as load_policies
     from marl_sb3.learners.policy_spec import PolicySpec as PolicySpec
     from marl_sb3.learners.ppo import PPO as PPO
     from marl_sb3.metrics import Episode as Episode
@@ -45,9 +47,11 @@ _HOME = {
     "MultiAgentCallback": "marl_sb3.training.callback",
     "MultiAgentVecEnv": "marl_sb3.vec_env",
     "PPO": "marl_sb3.learners.ppo",
+    "PolicyBundle": "marl_sb3.learners.bundle",
     "PolicySpec": "marl_sb3.learners.policy_spec",
     "Run": "marl_sb3.run",
     "evaluate_policies": "marl_sb3.evaluation",
+    "load_policies": "marl_sb3.learners.bundle",
     "load_run": "marl_sb3.experiment",
     "make_vec_env": "marl_sb3.vec_env",
     "register_env": "marl_sb3.envs.registry",

@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import logging
 import warnings
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
+from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
 from marl_sb3.errors import ConfigError
@@ -34,6 +36,29 @@ def build_algorithm(rows: PolicyRows, spec: PolicySpec, seed: int | None, device
     """
     _check_fit(rows, spec)
     is_dict = isinstance(rows.group.observation_space, spaces.Dict)
+    return _made(rows, spec, seed, device, MaskedDictRolloutBuffer if is_dict else MaskedRolloutBuffer)
+
+
+def build_for_acting(rows: PolicyRows, spec: PolicySpec, device: str) -> OnPolicyAlgorithm:
+    """Make the SB3 algorithm of a policy that is to act, and not to learn: it has no room for a rollout.
+
+    Raises:
+        ConfigError: the hyperparameters do not fit the spaces.
+    """
+    _check_spaces(rows)
+    return _made(rows, spec, None, device, _NoRollouts)
+
+
+class _NoRollouts(RolloutBuffer):
+    """The rollout buffer of an algorithm that only acts."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        """No memory is taken."""
+
+
+def _made(
+    rows: PolicyRows, spec: PolicySpec, seed: int | None, device: str, buffer: type[RolloutBuffer]
+) -> OnPolicyAlgorithm:
     settings = dict(spec.hyperparameters)
     settings["policy_kwargs"] = dict(settings.get("policy_kwargs") or {})  # SB3 writes into it
     with warnings.catch_warnings():
@@ -45,7 +70,7 @@ def build_algorithm(rows: PolicyRows, spec: PolicySpec, seed: int | None, device
                 env=SpacesOnlyVecEnv(rows),
                 seed=seed,
                 device=device,
-                rollout_buffer_class=MaskedDictRolloutBuffer if is_dict else MaskedRolloutBuffer,
+                rollout_buffer_class=buffer,
                 **settings,
             )
         except (AssertionError, KeyError, TypeError, ValueError, RuntimeError) as error:

@@ -45,11 +45,27 @@ from marl_sb3.types import Array
 
 Tensors = Mapping[str, Mapping[str, Array]]  # file name without suffix -> tensor name -> array
 
-FORMAT = "marl_sb3 checkpoint 1"
+FORMAT = "marl_sb3 checkpoint 2"
+_ANY_FORMAT = "marl_sb3 checkpoint "
 
 MANIFEST, _STATE, _ARRAYS = "manifest.json", "state.json", "arrays"
 _TENSOR_FILE = re.compile(r"(arrays|policy-[0-9]{3,6}|optimizer-[0-9]{3,6})\.safetensors")
 _ARRAY_KEY = "$array"
+
+
+def policy_file(number: int) -> str:
+    """What the file of the weights of a policy is called, without its suffix.
+
+    Args:
+        number: of the policy, from 0, in the order of the mapping `policies` of the state.
+    """
+    return f"policy-{number:03d}"
+
+
+def optimizer_file(number: int) -> str:
+    """What the file of what its optimizers keep is called, without its suffix."""
+    return f"optimizer-{number:03d}"
+
 
 # Larger files are refused before they are read: a stranger's checkpoint is not to fill the memory. Files of weights and
 # optimizers have no limit of this kind: those who read them know what the policies, as they are built, have room for.
@@ -212,8 +228,14 @@ def read_manifest(folder: Path) -> StateReader:
     """
     data = read_bytes(folder / MANIFEST, _MAX_BYTES[MANIFEST])
     manifest = StateReader(parse_json(MANIFEST, data), MANIFEST)
-    if manifest.value("format") != FORMAT:
-        raise manifest.error("format", manifest.value("format"), FORMAT)
+    found = manifest.value("format")
+    if isinstance(found, str) and found != FORMAT and found.startswith(_ANY_FORMAT):
+        raise CheckpointError(
+            f"{MANIFEST}: {found[:60]!r} is the format of another version of marl_sb3; this one reads {FORMAT!r}: use "
+            "the version that wrote it, or train anew"
+        )
+    if found != FORMAT:
+        raise manifest.error("format", found, FORMAT)
     return manifest
 
 

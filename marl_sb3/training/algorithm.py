@@ -15,13 +15,12 @@ from stable_baselines3.common.logger import KVWriter, Logger, TensorBoardOutputF
 from stable_baselines3.common.type_aliases import MaybeCallback
 
 from marl_sb3.errors import CheckpointError, ConfigError
-from marl_sb3.ids import file_names
 from marl_sb3.learners.algorithm_state import Arrays
+from marl_sb3.learners.bundle import PolicyBundle, PolicySpaces
 from marl_sb3.learners.interface import Learner
 from marl_sb3.learners.policy_rows import policies_that_train, policy_of_agents, resolve_policies, rows_of_policy
 from marl_sb3.learners.policy_spec import PolicySpec, policy_specs
 from marl_sb3.learners.registry import common_steps, iteration_steps, make_learner
-from marl_sb3.learners.sb3_zip import write_zip
 from marl_sb3.learners.threads import blas_threads, parallel_updates
 from marl_sb3.metrics import Episode, EpisodeTracker, InfoMetric, Result, flatten
 from marl_sb3.runners.local import LocalRunner
@@ -121,9 +120,10 @@ class MultiAgentAlgorithm:
         specs = policy_specs(policies, policy_ids, hyperparameters)
         rollout_steps = common_steps(n_steps, specs)
         trained = policies_that_train(policies_to_train, policy_ids)
+        rows = {policy_id: rows_of_policy(env, policy_id, self.policy_of) for policy_id in policy_ids}
         learners = {
             policy_id: make_learner(
-                rows_of_policy(env, policy_id, self.policy_of),
+                rows[policy_id],
                 specs[policy_id],
                 policy_id in trained,
                 _policy_seed(seed, index),
@@ -134,6 +134,10 @@ class MultiAgentAlgorithm:
             for index, policy_id in enumerate(policy_ids)
         }
         self._learners: Mapping[PolicyID, Learner] = learners
+        self._spaces = {
+            policy_id: PolicySpaces(its.group.observation_space, its.group.action_space)
+            for policy_id, its in rows.items()
+        }
         self.n_steps = iteration_steps(list(learners.values()), n_steps)
         if seed is not None:
             env.seed(seed)
@@ -283,13 +287,7 @@ class MultiAgentAlgorithm:
                 "marl_sb3.evaluate_policies evaluates all policies together",
                 key="observations",
             )
-        strangers = [agent for agent in observations if agent not in self.policy_of]
-        if strangers:
-            raise ConfigError(f"unknown agent {strangers[0]!r}; the env has {', '.join(self.policy_of)}")
-        return {
-            agent: self.policies[self.policy_of[agent]].predict(observation, deterministic=deterministic)[0]
-            for agent, observation in observations.items()
-        }
+        return self.bundle().predict(observations, deterministic)
 
     def get_parameters(self) -> dict[PolicyID, dict[str, Any]]:
         """Weights and optimizer state of each policy; see SB3's `get_parameters`."""
@@ -321,12 +319,11 @@ class MultiAgentAlgorithm:
         Returns:
             The files.
         """
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        paths = {policy_id: folder / name for policy_id, name in file_names(list(self.policies), ".zip").items()}
-        for policy_id, path in paths.items():
-            write_zip(self.policies[policy_id], path)
-        return paths
+        return self.bundle().save_policies(folder)
+
+    def bundle(self) -> PolicyBundle:
+        """The policies with what is needed to act by them where there is no env."""
+        return PolicyBundle(self.policies, self.policy_of, self._spaces)
 
     # --- State -------------------------------------------------------------------------------------------------------
 

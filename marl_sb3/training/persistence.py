@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping
 from functools import lru_cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import psutil
 
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.learners.algorithm_state import (
@@ -24,12 +22,13 @@ from marl_sb3.learners.algorithm_state import (
     weight_forms,
     weights,
 )
+from marl_sb3.learners.bundle import require_policy_files, specs_of_checkpoint
 from marl_sb3.learners.policy_spec import PolicySpec
 from marl_sb3.learners.sb3_zip import require_zippable
-from marl_sb3.storage.checkpoint_format import Checkpoint, fits_into_state
+from marl_sb3.storage.checkpoint_format import Checkpoint, fits_into_state, optimizer_file, policy_file
 from marl_sb3.storage.process_rng import random_state, set_random_state
 from marl_sb3.storage.state import State, StateReader, is_plain
-from marl_sb3.storage.tensor_file import form_of, require_storable
+from marl_sb3.storage.tensor_file import require_storable
 from marl_sb3.training.callback import callback_states
 from marl_sb3.types import PolicyID
 
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _LONGEST_ROLLOUT = 2**16  # steps; a checkpoint may come from a stranger, and buffers are made for as many
-_BYTES_PER_WEIGHT = 16  # with its gradient and what Adam keeps, as float32
 
 
 @lru_cache(maxsize=1)
@@ -99,6 +97,7 @@ def _of_policies(algorithm: MultiAgentAlgorithm) -> State:
     return {
         "policy_of": dict(algorithm.policy_of),
         "trained": [policy_id for policy_id, learner in algorithm._learners.items() if learner.trained],
+        "spaces": algorithm.bundle().spaces_to_plain(),
         "specs": {policy_id: spec.to_plain() for policy_id, spec in algorithm._specs.items()},
         "policies": {policy_id: learner.get_state() for policy_id, learner in algorithm._learners.items()},
     }
@@ -108,8 +107,8 @@ def tensors_of(algorithm: MultiAgentAlgorithm) -> dict[str, Arrays]:
     """The tensors of each policy and of its optimizers, by file name."""
     tensors: dict[str, Arrays] = {}
     for number, policy in enumerate(algorithm.policies.values()):
-        tensors[f"policy-{number:03d}"] = weights(policy)
-        tensors[f"optimizer-{number:03d}"] = optimizer_arrays(policy)
+        tensors[policy_file(number)] = weights(policy)
+        tensors[optimizer_file(number)] = optimizer_arrays(policy)
     return tensors
 
 
@@ -121,7 +120,7 @@ def restore(algorithm: MultiAgentAlgorithm, checkpoint: Checkpoint) -> dict[int,
     same_envs = state.integer("num_envs", 1) == algorithm.env.num_envs
     policies = state.fields("policies")
     for number, (policy_id, learner) in enumerate(algorithm._learners.items()):
-        own, file = policies.fields(policy_id), f"optimizer-{number:03d}"
+        own, file = policies.fields(policy_id), optimizer_file(number)
         set_optimizers(learner.algorithm, checkpoint.tensors[file], own.value("optimizers"), file)
         learner.set_state(own, same_envs=same_envs)
     _set_counters(algorithm, state.fields("counters"))
@@ -135,10 +134,8 @@ def restore(algorithm: MultiAgentAlgorithm, checkpoint: Checkpoint) -> dict[int,
 def restore_weights(algorithm: MultiAgentAlgorithm, checkpoint: Checkpoint) -> None:
     """See `MultiAgentAlgorithm.set_weights`."""
     StateReader(checkpoint.state).fields("policies").require_names(list(algorithm.policies))
-    numbers = range(len(algorithm.policies))
-    files = sorted(f"{kind}-{number:03d}" for kind in ("policy", "optimizer") for number in numbers)
-    StateReader(checkpoint.tensors, checkpoint.name).require_names(files)
-    by_file = {f"policy-{number:03d}": policy for number, policy in enumerate(algorithm.policies.values())}
+    require_policy_files(checkpoint, len(algorithm.policies))
+    by_file = {policy_file(number): policy for number, policy in enumerate(algorithm.policies.values())}
     for change in (require_weights, set_weights):  # all of them are looked at before the first is changed
         for file, policy in by_file.items():
             change(policy, checkpoint.tensors[file], file)
@@ -196,16 +193,14 @@ def constructor_arguments(
         ConfigError: policies were made of classes or functions, and `policies` is None.
     """
     state = StateReader(checkpoint.state)
-    policy_of, specs = state.fields("policy_of"), state.fields("specs")
+    policy_of = state.fields("policy_of")
     trained = StateReader(dict(enumerate(state.items("trained"))), f"{state.where}/trained")
-    # Checkpoints of earlier versions do not say.
-    deterministic = "evaluation_deterministic" not in state or state.boolean("evaluation_deterministic")
     return {
-        "policies": policies or _specs(specs, checkpoint),
+        "policies": policies or specs_of_checkpoint(checkpoint),
         "policy_mapping_fn": {agent: policy_of.string(agent) for agent in policy_of.names()},
         "policies_to_train": [trained.string(number) for number in trained],
         "n_steps": n_steps or _rollout_length(state),
-        "evaluation_deterministic": deterministic,
+        "evaluation_deterministic": state.boolean("evaluation_deterministic"),
     }
 
 
@@ -216,25 +211,3 @@ def _rollout_length(state: StateReader) -> int:
             "n_steps", n_steps, f"at most {_LONGEST_ROLLOUT}; if you trust the file, pass n_steps={n_steps}"
         )
     return n_steps
-
-
-def _specs(specs: StateReader, checkpoint: Checkpoint) -> dict[PolicyID, PolicySpec]:
-    for policy_id in specs.names():
-        if specs.value(policy_id) is None:
-            raise ConfigError(f"policy {policy_id!r} was made of classes or functions: pass `policies`", key="policies")
-    num_weights = [_num_weights(checkpoint, number) for number in range(len(list(specs)))]
-    needed, free = _BYTES_PER_WEIGHT * sum(num_weights), psutil.virtual_memory().available
-    if needed > free:
-        raise CheckpointError(f"{checkpoint.name} describes networks that need {needed:,} bytes; {free:,} are free")
-    try:
-        return {
-            policy_id: PolicySpec.from_plain(specs.fields(policy_id), count)
-            for policy_id, count in zip(specs, num_weights, strict=True)
-        }
-    except ConfigError as error:
-        raise CheckpointError(f"{checkpoint.name}, {specs.where}: {error}") from error
-
-
-def _num_weights(checkpoint: Checkpoint, number: int) -> int:
-    tensors = checkpoint.tensors.get(f"policy-{number:03d}", {})
-    return sum(math.prod(form_of(tensors, name).shape) for name in tensors)

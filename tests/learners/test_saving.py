@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import stable_baselines3
 import torch as th
@@ -446,7 +447,7 @@ def test_a_description_of_networks_beyond_the_memory_is_refused(
 ) -> None:
     algorithm = build("shared, batched")
     algorithm.save(tmp_path / "saved")
-    monkeypatch.setattr(persistence.psutil, "virtual_memory", lambda: SimpleNamespace(available=1000, total=2**40))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1000, total=2**40))
     with pytest.raises(CheckpointError, match=r"describes networks that need .* bytes; 1,000 are free"):
         MultiAgentAlgorithm.load(tmp_path / "saved", arena())
 

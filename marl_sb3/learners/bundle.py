@@ -1,0 +1,236 @@
+"""Policies without an env: what they are, what they observe and do, for which agents, and with which weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+from gymnasium import spaces
+from stable_baselines3.common.base_class import BaseAlgorithm
+
+from marl_sb3.errors import CheckpointError, ConfigError
+from marl_sb3.ids import file_names
+from marl_sb3.learners.algorithm_state import require_weights, set_weights
+from marl_sb3.learners.build import build_for_acting
+from marl_sb3.learners.policy_rows import PolicyRows, policy_of_agents, resolve_policies
+from marl_sb3.learners.policy_size import least_weights
+from marl_sb3.learners.policy_spec import PolicySpec
+from marl_sb3.learners.sb3_zip import write_zip
+from marl_sb3.storage.checkpoint_folder import find_checkpoint
+from marl_sb3.storage.checkpoint_format import Checkpoint, optimizer_file, policy_file
+from marl_sb3.storage.process_rng import preserve_rng
+from marl_sb3.storage.space_data import space_from_plain, space_to_plain
+from marl_sb3.storage.state import State, StateReader
+from marl_sb3.storage.tensor_file import form_of
+from marl_sb3.types import AgentID, PolicyID
+from marl_sb3.vec_env.base import AgentGroup
+
+_BYTES_PER_WEIGHT = 16  # with its gradient and what Adam keeps, as float32
+# Of an observation or action of a checkpoint from a stranger: as many as its weights could tell apart, and some.
+_LEAST_NUMBERS, _NUMBERS_PER_WEIGHT = 2**16, 4
+
+
+class PolicySpaces(NamedTuple):
+    """What a policy observes and does, as its agents' env says."""
+
+    observation: spaces.Space[Any]
+    action: spaces.Space[Any]
+
+
+@dataclass(frozen=True)
+class PolicyBundle:
+    """The policies of a training, to act with: nothing of it needs an env.
+
+    Attributes:
+        policies: the SB3 algorithm of each policy.
+        policy_of: the policy id of each agent.
+        spaces: of each policy.
+        checkpoint: name of the checkpoint that they are from; None: of none.
+    """
+
+    policies: Mapping[PolicyID, BaseAlgorithm]
+    policy_of: Mapping[AgentID, PolicyID]
+    spaces: Mapping[PolicyID, PolicySpaces]
+    checkpoint: str | None = None
+
+    def agents_of(self, policy_id: PolicyID) -> list[AgentID]:
+        """The agents that a policy acts for, in the env's order."""
+        return [agent for agent, its_policy in self.policy_of.items() if its_policy == policy_id]
+
+    def predict(self, observations: Mapping[AgentID, Any], deterministic: bool = False) -> dict[AgentID, Any]:
+        """The action of each agent for its observation.
+
+        Args:
+            observations: by agent; any subset of the agents. A leading batch axis is kept.
+            deterministic: the most likely action instead of a sampled one.
+
+        Raises:
+            ConfigError: an agent that no policy acts for.
+        """
+        strangers = [agent for agent in observations if agent not in self.policy_of]
+        if strangers:
+            raise ConfigError(f"unknown agent {strangers[0]!r}; the env has {', '.join(self.policy_of)}")
+        return {
+            agent: self.policies[self.policy_of[agent]].predict(observation, deterministic=deterministic)[0]
+            for agent, observation in observations.items()
+        }
+
+    def save_policies(self, folder: str | Path) -> dict[PolicyID, Path]:
+        """Save each policy as `folder/<policy id>.zip`, which stock SB3's `load` opens; see `ids.file_names`.
+
+        Returns:
+            The files.
+        """
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        paths = {policy_id: folder / name for policy_id, name in file_names(list(self.policies), ".zip").items()}
+        for policy_id, path in paths.items():
+            write_zip(self.policies[policy_id], path)
+        return paths
+
+    def spaces_to_plain(self) -> State:
+        """The spaces as a checkpoint holds them; None in place of one that it cannot hold."""
+        return {
+            policy_id: {"observation": space_to_plain(its.observation), "action": space_to_plain(its.action)}
+            for policy_id, its in self.spaces.items()
+        }
+
+
+def load_policies(
+    path: str | Path,
+    checkpoint: str = "best",
+    policies: Mapping[PolicyID, PolicySpec] | None = None,
+    device: str = "auto",
+) -> PolicyBundle:
+    """The policies of a run or of a saved algorithm, to act with where there is no env.
+
+    Args:
+        path: a run folder, one of its checkpoints, or what `MultiAgentAlgorithm.save` wrote.
+        checkpoint: of a run folder: `best`, `latest` or the number of an iteration.
+        policies: specs by policy id; needed where they held classes or functions, which no checkpoint holds.
+        device: as in SB3.
+
+    Raises:
+        CheckpointError: there is none, it is damaged, or a space is of a kind that it cannot hold.
+        ConfigError: the checkpoint does not hold the specs of its policies: `policies` is needed.
+    """
+    return read_bundle(find_checkpoint(path, checkpoint), policies, device)
+
+
+def read_bundle(
+    checkpoint: Checkpoint, specs: Mapping[PolicyID, PolicySpec] | None = None, device: str = "auto"
+) -> PolicyBundle:
+    """The policies in a checkpoint; it may come from a stranger. See `load_policies`."""
+    state = StateReader(checkpoint.state)
+    require_policy_files(checkpoint, len(list(state.fields("policies"))))
+    specs = specs or specs_of_checkpoint(checkpoint)
+    policy_of = _policy_of(state, specs)
+    found = {
+        policy_id: _spaces(checkpoint, state.fields("spaces").fields(policy_id), number, specs)
+        for number, policy_id in enumerate(_policy_ids(state, specs))
+    }
+    with preserve_rng():
+        algorithms = {
+            policy_id: _algorithm(checkpoint, _rows(policy_id, policy_of, its), specs[policy_id], number, device)
+            for number, (policy_id, its) in enumerate(found.items())
+        }
+    return PolicyBundle(algorithms, policy_of, found, checkpoint.name)
+
+
+def _policy_ids(state: StateReader, specs: Mapping[PolicyID, PolicySpec]) -> list[PolicyID]:
+    for name in ("policies", "spaces"):
+        state.fields(name).require_names(list(specs))
+    return state.fields("policies").names()
+
+
+def _policy_of(state: StateReader, specs: Mapping[PolicyID, PolicySpec]) -> dict[AgentID, PolicyID]:
+    saved = state.fields("policy_of")
+    mapping = {agent: saved.string(agent) for agent in saved.names()}
+    try:
+        return policy_of_agents(resolve_policies(specs, list(mapping)), list(mapping), mapping)
+    except ConfigError as error:
+        raise CheckpointError(f"{saved.where}: {error}") from error
+
+
+def _spaces(
+    checkpoint: Checkpoint, plain: StateReader, number: int, specs: Mapping[PolicyID, PolicySpec]
+) -> PolicySpaces:
+    missing = [name for name in PolicySpaces._fields if plain.value(name) is None]
+    if missing:
+        raise CheckpointError(
+            f"{checkpoint.name} does not hold the {missing[0]} space of {plain.where}, which is of a kind that no "
+            "checkpoint holds: an env is needed"
+        )
+    most = max(_LEAST_NUMBERS, _NUMBERS_PER_WEIGHT * _num_weights(checkpoint, number))
+    return PolicySpaces(*(space_from_plain(plain.fields(name), most) for name in PolicySpaces._fields))
+
+
+def _rows(policy_id: PolicyID, policy_of: Mapping[AgentID, PolicyID], its: PolicySpaces) -> PolicyRows:
+    """The rows of a policy in one env of which there are no steps."""
+    agents = tuple(agent for agent, its_policy in policy_of.items() if its_policy == policy_id)
+    columns = tuple(list(policy_of).index(agent) for agent in agents)
+    group = AgentGroup(agents, columns, *its)
+    return PolicyRows(policy_id, 1, len(policy_of), 0, group, agents, columns, tuple(range(len(agents))))
+
+
+def _algorithm(checkpoint: Checkpoint, rows: PolicyRows, spec: PolicySpec, number: int, device: str) -> BaseAlgorithm:
+    file = policy_file(number)
+    there = _num_weights(checkpoint, number)
+    needed = least_weights(spec, rows.group.observation_space, rows.group.action_space)
+    if needed > there:
+        raise CheckpointError(
+            f"{checkpoint.name} describes policy {rows.policy_id!r} with {needed:,} weights or more; it holds {there:,}"
+        )
+    try:
+        algorithm = build_for_acting(rows, spec, device)
+    except (ConfigError, TypeError, ValueError, OverflowError, MemoryError, RuntimeError) as error:
+        raise CheckpointError(f"{checkpoint.name}: {error}") from error
+    require_weights(algorithm, checkpoint.tensors[file], file)
+    set_weights(algorithm, checkpoint.tensors[file], file)
+    return algorithm
+
+
+# --- What a checkpoint says of its policies --------------------------------------------------------------------------
+
+
+def require_policy_files(checkpoint: Checkpoint, number: int) -> None:
+    """Refuse a checkpoint that has not the files of so many policies.
+
+    Raises:
+        CheckpointError: a file is missing, or is there besides.
+    """
+    files = sorted(name(each) for name in (policy_file, optimizer_file) for each in range(number))
+    StateReader(checkpoint.tensors, checkpoint.name).require_names(files)
+
+
+def specs_of_checkpoint(checkpoint: Checkpoint) -> dict[PolicyID, PolicySpec]:
+    """The specs of the policies; none describes a network of more weights than there are.
+
+    Raises:
+        CheckpointError: the checkpoint does not say, or what it says makes no policy.
+        ConfigError: policies were made of classes or functions.
+    """
+    specs = StateReader(checkpoint.state).fields("specs")
+    for policy_id in specs.names():
+        if specs.value(policy_id) is None:
+            raise ConfigError(f"policy {policy_id!r} was made of classes or functions: pass `policies`", key="policies")
+    num_weights = [_num_weights(checkpoint, number) for number in range(len(list(specs)))]
+    needed, free = _BYTES_PER_WEIGHT * sum(num_weights), psutil.virtual_memory().available
+    if needed > free:
+        raise CheckpointError(f"{checkpoint.name} describes networks that need {needed:,} bytes; {free:,} are free")
+    try:
+        return {
+            policy_id: PolicySpec.from_plain(specs.fields(policy_id), count)
+            for policy_id, count in zip(specs, num_weights, strict=True)
+        }
+    except ConfigError as error:
+        raise CheckpointError(f"{checkpoint.name}, {specs.where}: {error}") from error
+
+
+def _num_weights(checkpoint: Checkpoint, number: int) -> int:
+    tensors = checkpoint.tensors.get(policy_file(number), {})
+    return sum(math.prod(form_of(tensors, name).shape) for name in tensors)

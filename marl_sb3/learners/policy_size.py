@@ -1,0 +1,64 @@
+"""How many weights the network of a policy needs at least: a description from a stranger may promise a large one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from gymnasium import spaces
+from stable_baselines3.common.preprocessing import is_image_space
+
+from marl_sb3.learners.policy_spec import PolicySpec
+
+_LAYERS = (64, 64)  # of `MlpPolicy` and `MultiInputPolicy` in SB3, where `net_arch` is not given
+_CNN_FEATURES, _COMBINED_FEATURES = 512, 256  # of `NatureCNN` alone, and for an image in a Dict
+_CHANNELS = 64  # of the last convolution of `NatureCNN`
+
+
+def least_weights(spec: PolicySpec, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> int:
+    """A lower bound of the number of weights of a policy of SB3's own.
+
+    Counted are the matrices between the layers of the actor, and of the critic alone where that one is larger.
+    """
+    network = spec.hyperparameters.get("policy_kwargs") or {}
+    features, weights = _features(str(spec.policy), observation_space, network.get("features_extractor_kwargs") or {})
+    layers = network.get("net_arch", [] if spec.policy == "CnnPolicy" else list(_LAYERS))
+    nets: list[Sequence[int]] = [layers]
+    if isinstance(layers, Mapping):
+        nets = [layers.get("pi", []), layers.get("vf", [])]
+    ends = (_size(action_space), 1)
+    return weights + max(_matrices([features, *net, end]) for net, end in zip(nets, ends, strict=False))
+
+
+def _matrices(widths: Sequence[int]) -> int:
+    return sum(one * other for one, other in pairwise(widths))
+
+
+def _features(policy: str, space: spaces.Space[Any], settings: Mapping[str, Any]) -> tuple[int, int]:
+    """How many features there are of an observation, and the weights it takes to find them."""
+    if policy == "CnnPolicy":
+        features = int(settings.get("features_dim", _CNN_FEATURES))
+        return features, features * _outputs_of_cnn(space)
+    if not isinstance(space, spaces.Dict):
+        return _size(space), 0
+    images = [part for part in space.spaces.values() if is_image_space(part)]
+    flat = [part for part in space.spaces.values() if not is_image_space(part)]
+    features = int(settings.get("cnn_output_dim", _COMBINED_FEATURES))
+    return features * len(images) + sum(map(_size, flat)), features * sum(map(_outputs_of_cnn, images))
+
+
+def _outputs_of_cnn(space: spaces.Space[Any]) -> int:
+    """How many numbers the convolutions of `NatureCNN` make of an image: (kernel, stride) 8, 4; 4, 2; 3, 1."""
+    sizes = sorted(space.shape or ())[-2:]  # the channels are the fewest
+    for kernel, stride in ((8, 4), (4, 2), (3, 1)):
+        sizes = [max(0, (size - kernel) // stride + 1) for size in sizes]
+    return _CHANNELS * math.prod(sizes)
+
+
+def _size(space: spaces.Space[Any]) -> int:
+    """How many numbers SB3 makes of a point of a space."""
+    if isinstance(space, spaces.Discrete):
+        return int(space.n)
+    return int(space.nvec.sum()) if isinstance(space, spaces.MultiDiscrete) else math.prod(space.shape or ())
