@@ -107,7 +107,7 @@ def _build_algorithm(config: TrainConfig, env: MultiAgentVecEnv) -> MultiAgentAl
         _require_unambiguous(config, policy_ids)
         return MultiAgentAlgorithm(
             env,
-            policies={policy_id: _spec(config, policy_id) for policy_id in policy_ids},
+            policies={policy_id: policy_spec(config, policy_id) for policy_id in policy_ids},
             policy_mapping_fn=_mapping(config),
             policies_to_train=config.policies_to_train,
             seed=config.seed,
@@ -181,7 +181,12 @@ def _source(config: TrainConfig, key: str | None) -> str:
     return config.where(key) or config.where(of_policy) or next(filter(None, of_all), "")
 
 
-def _spec(config: TrainConfig, policy_id: PolicyID) -> PolicySpec:
+def policy_spec(config: TrainConfig, policy_id: PolicyID) -> PolicySpec:
+    """What a policy of a run is made of.
+
+    Raises:
+        ConfigError: a setting is not accepted.
+    """
     own = config.own_settings(policy_id)
     algo, policy = own.pop("algo", config.algo), own.pop("policy", config.policy)
     of_run = config.hyperparameters if algo == config.algo else {}

@@ -14,7 +14,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import KVWriter, Logger
 from stable_baselines3.common.utils import set_random_seed
 
-from marl_sb3.building import build, check_device, resolved, set_up_process
+from marl_sb3.building import build, check_device, policy_spec, resolved, set_up_process
 from marl_sb3.callbacks import EvaluationCallback, RewardHistogramCallback, StopOnMetric, StopOnSignal
 from marl_sb3.callbacks.checkpoint import CheckpointCallback
 from marl_sb3.callbacks.run_log import CsvFormat, EventsFormat, JsonLinesFormat, quiet_writers
@@ -26,6 +26,7 @@ from marl_sb3.config.extensions import Phase, continued, is_complete, phases_aft
 from marl_sb3.envs.registry import EnvFactory, factory_id
 from marl_sb3.errors import ConfigError, EnvRaisedError, MarlSb3Error, NumericError, note_remedy, note_traceback_file
 from marl_sb3.ids import file_names
+from marl_sb3.learners.bundle import PolicyBundle, read_bundle
 from marl_sb3.learners.import_weights import InitFrom, parse_init_from
 from marl_sb3.learners.import_weights import init_from as start_from
 from marl_sb3.learners.threads import start_without_dynamo
@@ -215,6 +216,31 @@ def restore(
         run.algorithm.env.close()
         raise
     return run
+
+
+def restore_policies(
+    run_folder: str | Path, checkpoint: str = "best", env: str | None = None, device: str = "cpu"
+) -> tuple[TrainConfig, PolicyBundle]:
+    """The configuration of a run, and its policies as they were at one of its checkpoints; no env is made.
+
+    Args:
+        run_folder: the run.
+        checkpoint: `best`, `latest` or the number of an iteration.
+        env: the run's env id; it has to be that of the run, where it is given.
+        device: where the policies go, whatever they were trained on.
+
+    Raises:
+        ConfigError: it is not a run folder, or is of another env.
+        CheckpointError: there is no such checkpoint, or it is damaged, or does not fit the run's configuration.
+    """
+    files = RunFolder.existing(run_folder)
+    config = replace(files.read_config(env, makes_env=False), device=device)
+    set_up_process(config)
+    found = files.checkpoints.load(checkpoint)
+    specs = {
+        policy_id: policy_spec(config, policy_id) for policy_id in StateReader(found.state).fields("specs").names()
+    }
+    return config, read_bundle(found, specs, device)
 
 
 def load_run(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from marl_sb3.cli import (
@@ -28,7 +29,7 @@ from marl_sb3.storage.atomic import UNFINISHED, temporary_folder
 from marl_sb3.types import PolicyID
 
 if TYPE_CHECKING:
-    from marl_sb3.run import Run
+    from marl_sb3.learners.bundle import PolicyBundle
 
 _EPILOG = """\
 sb3: POLICY.zip, which stable_baselines3.PPO.load opens where marl_sb3 is not
@@ -64,37 +65,37 @@ class Exported:
     difference: float | None = None
 
 
-def _write_sb3(run: Run, folder: Path) -> list[Exported]:
-    return [Exported(path, policy_id) for policy_id, path in run.algorithm.save_policies(folder).items()]
+About = Mapping[str, str]  # what an ONNX file says of where its policy comes from
 
 
-def _write_onnx(run: Run, folder: Path) -> list[Exported]:
+def _write_sb3(bundle: PolicyBundle, _: About, folder: Path) -> list[Exported]:
+    return [Exported(path, policy_id) for policy_id, path in bundle.save_policies(folder).items()]
+
+
+def _write_onnx(bundle: PolicyBundle, about: About, folder: Path) -> list[Exported]:
     return [
-        _write_onnx_of(run, policy_id, folder / name)
-        for policy_id, name in file_names(list(run.algorithm.policies), ".onnx").items()
+        _write_onnx_of(bundle, about, policy_id, folder / name)
+        for policy_id, name in file_names(list(bundle.policies), ".onnx").items()
     ]
 
 
-def _write_onnx_of(run: Run, policy_id: PolicyID, path: Path) -> Exported:
+def _write_onnx_of(bundle: PolicyBundle, about: About, policy_id: PolicyID, path: Path) -> Exported:
     from marl_sb3.learners.onnx_check import largest_difference
     from marl_sb3.learners.onnx_policy import to_onnx
-    from marl_sb3.learners.policy_rows import rows_of_policy
 
-    algorithm = run.algorithm.policies[policy_id]
-    rows = rows_of_policy(run.algorithm.env, policy_id, run.algorithm.policy_of)
+    algorithm, its = bundle.policies[policy_id], bundle.spaces[policy_id]
     metadata = {
         "policy": policy_id,
-        "agents": json.dumps(rows.agents),
-        "observation_space": str(rows.group.observation_space),
-        "action_space": str(rows.group.action_space),
-        "env": run.config.env,
-        "run": run.folder.resolve().name,
-        "checkpoint": run.checkpoint or "",
+        "agents": json.dumps(bundle.agents_of(policy_id)),
+        "observation_space": str(its.observation),
+        "action_space": str(its.action),
+        **about,
+        "checkpoint": bundle.checkpoint or "",
     }
     try:
-        path.write_bytes(to_onnx(algorithm, rows.group.observation_space, metadata))
+        path.write_bytes(to_onnx(algorithm, its.observation, metadata))
         # What is compared is what has been written.
-        difference = largest_difference(path.read_bytes(), algorithm, rows.group.observation_space)
+        difference = largest_difference(path.read_bytes(), algorithm, its.observation)
     except (ConfigError, ExportError) as error:
         raise type(error)(f"policy {policy_id!r}: {error}") from error
     return Exported(path, policy_id, difference)
@@ -103,21 +104,25 @@ def _write_onnx_of(run: Run, policy_id: PolicyID, path: Path) -> Exported:
 @dataclass(frozen=True)
 class _Format:
     suffix: str
-    write: Callable[[Run, Path], list[Exported]]  # into an empty folder, under the names of `ids.file_names`
+    # Into an empty folder, under the names of `ids.file_names`.
+    write: Callable[[PolicyBundle, About, Path], list[Exported]]
 
 
 FORMATS: Mapping[str, _Format] = {"sb3": _Format(".zip", _write_sb3), "onnx": _Format(".onnx", _write_onnx)}
 
 
-def export_policies(run: Run, format_name: str, out: Path, *, force: bool = False) -> list[Exported]:
-    """Write a file for each policy of a run.
+def export_policies(
+    bundle: PolicyBundle, format_name: str, out: Path, about: About = MappingProxyType({}), *, force: bool = False
+) -> list[Exported]:
+    """Write a file for each policy.
 
     All of them are written and checked before the first of them gets its name.
 
     Args:
-        run: as `experiment.restore` returns it.
+        bundle: the policies, as `load_policies` returns them.
         format_name: one of `FORMATS`.
         out: folder; made if it is not there.
+        about: what an ONNX file is to say of where its policy comes from, by name.
         force: replace files that are there.
 
     Raises:
@@ -125,15 +130,13 @@ def export_policies(run: Run, format_name: str, out: Path, *, force: bool = Fals
         ExportError: an ONNX file does not act as its policy.
     """
     chosen = FORMATS[format_name]
-    targets = {
-        policy_id: out / name for policy_id, name in file_names(list(run.algorithm.policies), chosen.suffix).items()
-    }
+    targets = {policy_id: out / name for policy_id, name in file_names(list(bundle.policies), chosen.suffix).items()}
     with ExitStack() as cleanup:
         with path_is_usable("--out: cannot write to", out, "out"):
             _check_targets(out, list(targets.values()), force)
             out.mkdir(parents=True, exist_ok=True)
             unfinished = cleanup.enter_context(temporary_folder(out / f"{UNFINISHED}export"))
-        written = chosen.write(run, unfinished)
+        written = chosen.write(bundle, about, unfinished)
         for file in written:
             os.replace(file.path, targets[file.policy_id])
     return [Exported(targets[file.policy_id], file.policy_id, file.difference) for file in written]
@@ -164,7 +167,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--checkpoint", metavar="WHICH", default="best", help="best, latest or an iteration; default: best"
     )
-    add_env_option(parser, also_positional=False)
+    add_env_option(parser, also_positional=False, makes_env=False)
     parser.add_argument("--out", metavar="DIR", help="folder of the files; default: RUN/export/FORMAT")
     parser.add_argument("--force", action="store_true", help="replace files that are there; default: off")
     add_verbosity(parser)
@@ -184,19 +187,17 @@ def _export(arguments: argparse.Namespace) -> int:
     folder = find_run(arguments.run)
     tell_run(arguments.run, folder)
     out = Path(arguments.out) if arguments.out else folder / "export" / arguments.format
-    from marl_sb3.experiment import restore  # takes seconds: after what can be refused without it
+    from marl_sb3.experiment import restore_policies  # takes seconds: after what can be refused without it
 
-    run = restore(folder, arguments.checkpoint, named_env(arguments))
-    try:
-        for file in export_policies(run, arguments.format, out, force=arguments.force):
-            print(_line(run, file), flush=True)
-    finally:
-        run.algorithm.env.close()
+    config, bundle = restore_policies(folder, arguments.checkpoint, named_env(arguments))
+    about = {"env": config.env, "run": folder.resolve().name}
+    for file in export_policies(bundle, arguments.format, out, about, force=arguments.force):
+        print(_line(bundle, file), flush=True)
     return EXIT_DONE
 
 
-def _line(run: Run, file: Exported) -> str:
-    line = f"{file.path}: policy {file.policy_id} of {run.checkpoint}, {file.path.stat().st_size / 1000:.0f} kB"
+def _line(bundle: PolicyBundle, file: Exported) -> str:
+    line = f"{file.path}: policy {file.policy_id} of {bundle.checkpoint}, {file.path.stat().st_size / 1000:.0f} kB"
     return line if file.difference is None else f"{line}; largest difference from PyTorch {file.difference:.1g}"
 
 

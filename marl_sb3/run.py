@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from marl_sb3.config import TrainConfig
 from marl_sb3.envs.registry import EnvFactory
 from marl_sb3.evaluation import evaluate_policies, evaluation_seed
+from marl_sb3.learners.bundle import PolicyBundle
 from marl_sb3.metrics import Result, flatten
 from marl_sb3.run_folder import RunFolder
 from marl_sb3.tables import table
@@ -57,6 +58,10 @@ class Run:
     def policies(self) -> Mapping[PolicyID, BaseAlgorithm]:
         """The SB3 algorithm of each policy."""
         return self.algorithm.policies
+
+    def bundle(self) -> PolicyBundle:
+        """The policies with what is needed to act by them where there is no env."""
+        return replace(self.algorithm.bundle(), checkpoint=self.checkpoint)
 
     @property
     def best_checkpoint(self) -> Path | None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock, Timeout
 
 from marl_sb3.config import TrainConfig, load_config, to_yaml
+from marl_sb3.config.files import entry_of
 from marl_sb3.errors import ConfigError, path_is_usable
 from marl_sb3.storage.atomic import unfinished_path, with_filename, write_whole
 from marl_sb3.storage.checkpoint_folder import CheckpointFolder
@@ -159,17 +160,19 @@ class RunFolder:
         """Let others write."""
         self._lock.release()
 
-    def read_config(self, env: str | None = None) -> TrainConfig:
+    def read_config(self, env: str | None = None, *, makes_env: bool = True) -> TrainConfig:
         """The run's configuration.
 
         Args:
             env: the env as the user names it. An env of somebody's own, `package.module:factory`, has to be named:
                 nothing is imported because a file says so.
+            makes_env: whether that env will be made; if not it need not be named.
 
         Raises:
             ConfigError: it is not valid, or is of another env.
         """
-        config = load_config(None, hparams=self.config_file, trusted_env=env)
+        trusted = env if makes_env else entry_of(self.config_file, None, [])[0]
+        config = load_config(None, hparams=self.config_file, trusted_env=trusted)
         if env is not None and env != config.env:
             raise ConfigError(f"{self.config_file} is of env {config.env[:60]!r}, not of {env!r}", key="env")
         return config

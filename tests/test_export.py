@@ -106,7 +106,7 @@ for path in sys.argv[1:]:
 
 def test_stock_sb3_opens_the_zips_without_marl_sb3_and_predicts_the_same(tmp_path: Path) -> None:
     runs = {case: run_of(case, tmp_path / case) for case in CASES}
-    paths = {case: export_policies(run, "sb3", tmp_path / case / "out")[0].path for case, run in runs.items()}
+    paths = {case: export_policies(run.bundle(), "sb3", tmp_path / case / "out")[0].path for case, run in runs.items()}
     for case, path in paths.items():
         observations = samples(case, 9)
         arrays = observations if isinstance(observations, dict) else {"only": observations}
@@ -133,7 +133,7 @@ def test_stock_sb3_opens_the_zips_without_marl_sb3_and_predicts_the_same(tmp_pat
 @pytest.mark.parametrize("case", CASES)
 def test_onnx_acts_as_the_policy_on_observations_as_the_env_gives_them(tmp_path: Path, case: str) -> None:
     run = run_of(case, tmp_path / "run")
-    (exported,) = export_policies(run, "onnx", tmp_path / "out")
+    (exported,) = export_policies(run.bundle(), "onnx", tmp_path / "out")
     assert exported.difference is not None
     assert exported.difference <= 1e-5
     session = onnxruntime.InferenceSession(exported.path, providers=["CPUExecutionProvider"])
@@ -149,7 +149,9 @@ def test_onnx_acts_as_the_policy_on_observations_as_the_env_gives_them(tmp_path:
 
 
 def test_onnx_file_says_what_it_is_of_and_nothing_of_the_machine(tmp_path: Path) -> None:
-    (exported,) = export_policies(run_of("discrete", tmp_path / "mine"), "onnx", tmp_path / "out")
+    (exported,) = export_policies(
+        run_of("discrete", tmp_path / "mine").bundle(), "onnx", tmp_path / "out", {"env": "sampled", "run": "mine"}
+    )
     content = exported.path.read_bytes()
     assert {item.key: item.value for item in onnx.load_from_string(content).metadata_props} == {
         "policy": "shared",
@@ -170,7 +172,7 @@ def test_exporting_changes_nothing(tmp_path: Path) -> None:
     run.algorithm.train_iteration()
     before = th.random.get_rng_state(), {n: t.clone() for n, t in algorithm.policy.state_dict().items()}
     space_before = algorithm.observation_space.np_random.bit_generator.state
-    export_policies(run, "onnx", tmp_path / "out")
+    export_policies(run.bundle(), "onnx", tmp_path / "out")
     assert th.equal(th.random.get_rng_state(), before[0])
     assert all(th.equal(tensor, before[1][name]) for name, tensor in algorithm.policy.state_dict().items())
     assert algorithm.observation_space.np_random.bit_generator.state == space_before
@@ -243,7 +245,7 @@ def test_a_graph_that_does_something_else_gets_no_file(tmp_path: Path, monkeypat
     run = run_of("images", tmp_path / "run")
     monkeypatch.setattr(th.Tensor, "permute", lambda self, *axes: self.transpose(1, 3))  # width and height swapped
     with pytest.raises(ExportError, match=r"policy 'shared': the ONNX graph does not act as the policy: \w+ differ"):
-        export_policies(run, "onnx", tmp_path / "out")
+        export_policies(run.bundle(), "onnx", tmp_path / "out")
     assert files_in(tmp_path / "out") == []
 
 
@@ -325,14 +327,14 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(ConfigError, match=re.escape("package onnxscript") + r".*pip install 'marl_sb3\[onnx\]'"):
-        export_policies(run_of("box", tmp_path / "run"), "onnx", tmp_path / "out")
+        export_policies(run_of("box", tmp_path / "run").bundle(), "onnx", tmp_path / "out")
     assert files_in(tmp_path / "out") == []
 
 
 @pytest.mark.parametrize("format_name", ["sb3", "onnx"])
 def test_policies_whose_ids_make_one_name_get_a_file_each(tmp_path: Path, format_name: str) -> None:
     run = run_of("discrete", tmp_path / "run", {"t/1": {"agents": ["a"]}, "t_1": {"agents": ["b"]}})
-    exported = export_policies(run, format_name, tmp_path / "out")
+    exported = export_policies(run.bundle(), format_name, tmp_path / "out")
     assert [file.policy_id for file in exported] == ["t/1", "t_1"]
     assert sorted(file.path.name for file in exported) == files_in(tmp_path / "out")
     assert len(files_in(tmp_path / "out")) == 2
@@ -399,7 +401,7 @@ WRONG = [
     ("runn", "runn is not a run folder"),
     ("run --format tflite", "argument --format: invalid choice: 'tflite'"),
     (f"run --env {OWN_ENV} --checkpoint 99", "no checkpoint '99'; accepted: best, latest, or one of 1, 2, 3"),
-    ("run", "wants to import toy_envs:ScriptedEnv"),
+    ("run --env arena", "run/config.yaml is of env 'toy_envs:ScriptedEnv', not of 'arena'"),
     (f"run --env {OWN_ENV} --out run/config.yaml", "--out: run/config.yaml is not a folder"),
     (f"run --env {OWN_ENV} --out run/config.yaml/x", "--out: cannot write to run/config.yaml/x: Not a directory"),
     (f"run --env {OWN_ENV} --out run/policies", "run/policies/a.zip is there already; --force replaces it"),
@@ -421,6 +423,13 @@ def test_a_wrong_command_line_is_refused_in_words(
     assert len(captured.err.splitlines()) == 1
     assert captured.out == ""
     assert {path: path.read_bytes() for path in run_folder.rglob("*") if path.is_file()} == before
+
+
+def test_an_env_of_ones_own_is_neither_named_nor_imported(run_folder: Path) -> None:
+    config = run_folder / "config.yaml"
+    config.write_text(config.read_text().replace(OWN_ENV, "nobody.has.this:Env"))
+    assert main(["run"]) == 0
+    assert files_in(run_folder / "export") == ["a.zip", "b.zip", "sb3"]
 
 
 def test_force_replaces(run_folder: Path) -> None:

@@ -27,7 +27,7 @@ from marl_sb3.storage.space_data import space_from_plain, space_to_plain
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.storage.tensor_file import form_of
 from marl_sb3.types import AgentID, PolicyID
-from marl_sb3.vec_env.base import AgentGroup
+from marl_sb3.vec_env.groups import AgentGroup
 
 _BYTES_PER_WEIGHT = 16  # with its gradient and what Adam keeps, as float32
 # Of an observation or action of a checkpoint from a stranger: as many as its weights could tell apart, and some.
