@@ -197,12 +197,12 @@ def _plan(arguments: argparse.Namespace) -> _Plan:
 def _chosen_actions(arguments: argparse.Namespace, config: TrainConfig) -> tuple[bool, str]:
     """Whether actions are the most likely ones; and the same in words, with what says so."""
     if arguments.stochastic:
-        return False, "sampled actions, as --stochastic says"
+        return False, "sampled actions (--stochastic)"
     if arguments.deterministic:
-        return True, "the most likely actions, as --deterministic says"
+        return True, "the most likely actions (--deterministic)"
     which = "the most likely actions" if config.evaluation.deterministic else "sampled actions"
     setting = str(config.evaluation.deterministic).lower()
-    return config.evaluation.deterministic, f"{which}, as the run's evaluation.deterministic: {setting} says"
+    return config.evaluation.deterministic, f"{which} (the run has evaluation.deterministic: {setting})"
 
 
 def _make_env(plan: _Plan, video: VideoFile | None) -> MultiAgentVecEnv:
@@ -269,7 +269,7 @@ def _print(console: Console, plan: _Plan, evaluation: Evaluation, video: VideoFi
     of_what = f"{plan.run.folder}, {plan.run.checkpoint}"
     how = f"{counted(plan.episodes, 'episode')} in {counted(plan.n_envs, 'env')}, {plan.actions}, seed {plan.seed}"
     console.print(f"{of_what}: {how}", soft_wrap=True, markup=False)
-    console.print(_table(evaluation))
+    console.print(_table(evaluation, console.width))
     if video is not None:
         what = f"{plan.film_episodes} of the episodes of env 0" if plan.film_episodes > 1 else "an episode of env 0"
         console.print(
@@ -277,35 +277,60 @@ def _print(console: Console, plan: _Plan, evaluation: Evaluation, video: VideoFi
         )
 
 
-def _table(evaluation: Evaluation) -> Table:
-    """A row per agent, their sum, and below it what else is known of the episodes."""
-    from rich.table import Table
+_FIGURES = ("mean", "SD", "min", "max", "95 % CI of the mean")
+_ENOUGH = 24  # characters of a label: figures that leave less are left out, the last of them first
+_GAP = 2
 
-    table = Table(box=None, header_style="dim", pad_edge=False)
-    table.add_column("per episode")
-    for name in ("mean", "SD", "min", "max", "95 % CI of the mean"):
-        table.add_column(name, justify="right")
-    for agent in evaluation.metrics["agent_episode_returns_mean"]:
-        _add_row(table, f"return of {agent}", evaluation.agent_returns(agent))
-    _add_row(table, "sum of returns", evaluation.returns(), style="bold")
-    _add_row(table, "episode length", evaluation.lengths())
-    for name in evaluation.metrics["custom_metrics"]:
-        if name.endswith("_mean"):
-            _add_row(table, name.removesuffix("_mean"), evaluation.custom(name.removesuffix("_mean")))
+
+def _table(evaluation: Evaluation, width: int) -> Table:
+    """A row per agent, their sum, and below it what else is known of the episodes.
+
+    Args:
+        evaluation: what is shown.
+        width: of the whole table, in characters. Where it is too small, figures are left out, and labels are cut;
+            no number is.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    rows = [(name, _figures(values)) for name, values in _samples(evaluation)]
+    widths = [max(map(len, column)) for column in zip(_FIGURES, *(figures for _, figures in rows), strict=True)]
+    longest = max(len(name) for name, _ in rows)
+    while len(widths) > 1 and sum(widths) + _GAP * len(widths) + min(longest, _ENOUGH) > width:
+        widths.pop()
+    room = width - sum(widths) - _GAP * len(widths)
+    table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, _GAP // 2))
+    table.add_column("per episode", no_wrap=True, overflow="ellipsis", width=max(1, min(longest, room)))
+    for name, column_width in zip(_FIGURES, widths, strict=False):
+        table.add_column(name, justify="right", no_wrap=True, min_width=column_width)
+    for name, figures in rows:
+        table.add_row(Text(name), *figures[: len(widths)], style="bold" if name == _SUM else None)
     return table
 
 
-def _add_row(table: Table, name: str, values: Sequence[float], style: str | None = None) -> None:
-    from rich.text import Text
+_SUM = "sum of returns"
 
+
+def _samples(evaluation: Evaluation) -> list[tuple[str, Sequence[float]]]:
+    """The labels of the rows, and of each the values of all episodes."""
+    agents = evaluation.metrics["agent_episode_returns_mean"]
+    custom = [name.removesuffix("_mean") for name in evaluation.metrics["custom_metrics"] if name.endswith("_mean")]
+    return [
+        *((f"return of {agent}", evaluation.agent_returns(agent)) for agent in agents),
+        (_SUM, evaluation.returns()),
+        ("episode length", evaluation.lengths()),
+        *((name, evaluation.custom(name)) for name in custom),
+    ]
+
+
+def _figures(values: Sequence[float]) -> list[str]:
+    """Mean, standard deviation, extremes and confidence interval, as they are shown."""
     from marl_sb3.display.text import number
     from marl_sb3.sample_stats import sample_stats
 
     figures = sample_stats(values)
-    low, high = figures.ci95 or (None, None)
-    interval = "-" if low is None else f"{number(low)} to {number(high)}"
-    shown = [number(value) for value in (figures.mean, figures.sd, figures.min, figures.max)]
-    table.add_row(Text(name), *shown, interval, style=style)
+    interval = "-" if figures.ci95 is None else " to ".join(map(number, figures.ci95))
+    return [*map(number, (figures.mean, figures.sd, figures.min, figures.max)), interval]
 
 
 if __name__ == "__main__":

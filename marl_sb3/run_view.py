@@ -83,7 +83,7 @@ def print_how_to_go_on(console: Console, run: Run) -> None:
     if run.checkpoint is not None:
         env = f" --env {shlex.quote(run.config.env)}" if ":" in run.config.env else ""
         resume = f"--resume {shlex.quote(str(run.folder))}{env}"
-        print_line(console, f"go on with: python -m marl_sb3.train {resume}")
+        print_line(console, f"continue with: python -m marl_sb3.train {resume}")
 
 
 def print_line(console: Console, text: str) -> None:

@@ -119,7 +119,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--resume",
         metavar="RUN",
-        help="go on with a run from its newest checkpoint, in its folder; --timesteps N then trains N env steps more, "
+        help="continue a run from its newest checkpoint, in its folder; --timesteps N then trains N env steps more, "
         "and schedules such as lin_X jump to where the new end puts them; default: none",
     )
     parser.add_argument("--run-dir", metavar="DIR", help="folder of the run, new or empty; default: runs/ENV/TIME-XXXX")
@@ -209,7 +209,7 @@ def _resume(arguments: argparse.Namespace, stop: dict[str, Any]) -> Run:
         if getattr(arguments, name) not in (None, []):
             option = "--set" if name == "settings" else f"--{name.replace('_', '-')}"
             raise ConfigError(
-                f"{option} cannot change a run that goes on; accepted with --resume: ENV or --env, --timesteps, "
+                f"{option} cannot change a resumed run; accepted with --resume: ENV or --env, --timesteps, "
                 "--stop, --checkpoint-every, --on-nan, --quiet, -v",
                 key=name,
             )

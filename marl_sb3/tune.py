@@ -44,7 +44,7 @@ examples
   python -m marl_sb3.tune --trials 50
   python -m marl_sb3.tune arena --trials 100 --workers 2 --confirm-seeds 10
   python -m marl_sb3.tune CartPole-v1 --grid minibatch_size=128,200,256
-  python -m marl_sb3.tune --study NAME      go on with a study as it was begun
+  python -m marl_sb3.tune --study NAME      continue a study with its own settings
 
 exit codes: 0 done, 1 failed, 2 wrong command line or settings, 130 interrupted
 """
@@ -59,7 +59,11 @@ def build_parser() -> argparse.ArgumentParser:
     add("--trials", metavar="N", type=integer, help="how many settings are tried; default: 50, or the whole grid")
     add("--timesteps", metavar="N", type=integer, help="env steps of a trial; default: as in the preset")
     add("--n-envs", metavar="E", type=integer, help="envs that step together; default: as in the preset, else 8")
-    add("--study", metavar="NAME", help="name of the study; one that exists goes on; default: time and 4 hex digits")
+    add(
+        "--study",
+        metavar="NAME",
+        help="name of the study; an existing one is continued; default: time and 4 hex digits",
+    )
     add("--new-study", action="store_true",
         help="begin a study, also where another one has a similar name; default: refuse, it may be a typo")  # fmt: skip
     add("--storage", metavar="URL", help="of a database, sqlite:///study.db; default: a journal in the study's folder")
@@ -188,7 +192,7 @@ def _print_what_there_is(study: TuneStudy, arguments: argparse.Namespace, consol
     default = build_parser().parse_args([])
     said = [name for name in again if getattr(arguments, name) != getattr(default, name)]
     options = "".join(f" --{name.replace('_', '-')} {getattr(arguments, name)}" for name in said)
-    words = f"go on with: python -m marl_sb3.tune {env} --study {name}{named}{options}"
+    words = f"continue with: python -m marl_sb3.tune {env} --study {name}{named}{options}"
     console.print(words, soft_wrap=True, markup=False)
 
 

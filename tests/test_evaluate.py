@@ -79,9 +79,9 @@ def test_the_same_command_repeats_its_episodes(run_folder: Path, capsys: pytest.
 @pytest.mark.parametrize(
     ("option", "deterministic", "words"),
     [
-        ([], False, "sampled actions, as the run's evaluation.deterministic: false says"),  # the arena's preset
-        (["--deterministic"], True, "the most likely actions, as --deterministic says"),
-        (["--stochastic"], False, "sampled actions, as --stochastic says"),
+        ([], False, "sampled actions (the run has evaluation.deterministic: false)"),  # the arena's preset
+        (["--deterministic"], True, "the most likely actions (--deterministic)"),
+        (["--stochastic"], False, "sampled actions (--stochastic)"),
     ],
 )
 def test_actions_are_those_of_the_run_unless_an_option_says_otherwise(
@@ -133,9 +133,7 @@ def test_table_has_the_returns_and_the_rest(
     captured = capsys.readouterr()
     first, header, *rows = captured.out.splitlines()
     checkpoint, seed = figures["checkpoint"], evaluation_seed(1)
-    assert (
-        first == f"{run_folder}, {checkpoint}: 4 episodes in 3 envs, sampled actions, as --stochastic says, seed {seed}"
-    )
+    assert first == f"{run_folder}, {checkpoint}: 4 episodes in 3 envs, sampled actions (--stochastic), seed {seed}"
     assert re.split(r"\s{2,}", header) == ["per episode", "mean", "SD", "min", "max", "95 % CI of the mean"]
     names = ["return of agent1", "return of agent2", "sum of returns", "episode length"]
     assert [re.split(r"\s{2,}", row)[0] for row in rows] == [*names, "new_fields_discovered", "num_collisions"]
@@ -146,6 +144,22 @@ def test_table_has_the_returns_and_the_rest(
         assert re.split(r"\s{2,}", row.strip())[1:] == [*numbers, interval]
     assert captured.err == ""
     assert "\x1b" not in captured.out
+
+
+@pytest.mark.parametrize(
+    ("width", "header"),
+    [(64, "per episode mean SD min max"), (40, "per episode mean SD"), (16, "per epis… mean")],
+)
+def test_a_narrow_table_leaves_figures_out_and_cuts_none(
+    run_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int, header: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert main([str(run_folder), "--episodes", "2"]) == 0
+    _, shown_header, *rows = capsys.readouterr().out.splitlines()
+    assert shown_header.split() == header.split()
+    assert len(rows) == 6  # none is broken into two
+    figures = [row.split()[-1] for row in rows]
+    assert all(re.fullmatch(r"-?[0-9]+\.[0-9]{2}", figure) for figure in figures), rows
 
 
 def test_one_episode_has_no_interval(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -105,7 +105,7 @@ WRONG = [
     ),
     ("arena --set net_arch=[64,0]", "net_arch is [64, 0]; accepted: a list of layer widths such as [64, 64], or {pi:"),
     ("arena --hparams .", ". is a folder; accepted: a file"),
-    ("--resume nowhere --seed 0", "--seed cannot change a run that goes on; accepted with --resume: ENV or --env, "),
+    ("--resume nowhere --seed 0", "--seed cannot change a resumed run; accepted with --resume: ENV or --env, "),
     ("arena --stop iteration=soon", "accepted: METRIC=NUMBER"),
     ("arena --stop iteratoin=3", "unknown metric 'iteratoin'; did you mean iteration?"),
     ("arena --hparams none.yml", "cannot read none.yml"),
@@ -234,7 +234,7 @@ def test_the_end_prints_paths_in_full_and_evaluations(
     assert f"policy shared: {folder}/policies/shared.zip" in lines
     assert "means over the latest episodes; evaluation of iteration 3:" in lines
     assert any(line.startswith("evaluation of iteration 3: return ") for line in lines)
-    assert not [line for line in lines if line.startswith("go on with")]
+    assert not [line for line in lines if line.startswith("continue with")]
 
 
 def test_of_many_agents_and_policies_few_are_shown(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -266,7 +266,7 @@ def test_a_closed_terminal_ends_the_run_with_what_was_learned(in_tmp: Path, caps
     assert main(["hanging_up:Env", *options]) == 130
     assert [path.name for path in Path("run/checkpoints").glob("ckpt-*")] == ["ckpt-000002"]
     assert Path("run/policies/shared.zip").is_file()
-    assert "go on with: python -m marl_sb3.train --resume run --env hanging_up:Env\n" in capsys.readouterr().out
+    assert "continue with: python -m marl_sb3.train --resume run --env hanging_up:Env\n" in capsys.readouterr().out
 
 
 def test_a_terminal_gets_the_live_view(tmp_path: Path, server: ForkServer) -> None:

@@ -50,4 +50,6 @@ class Series:
 
 
 def _mean(values: list[float]) -> float:
-    return sum(value / len(values) for value in values)
+    """The mean; exact where all values are the same, so that a constant shows no trend."""
+    first = values[0]
+    return first + sum(value / len(values) - first / len(values) for value in values)

@@ -211,7 +211,10 @@ def print_outcome(console: Console, study: TuneStudy) -> None:
 
 
 def _print_tables(console: Console, study: TuneStudy) -> None:
-    console.print(trials_table(study.trials, study.search.mode, console.width))
+    trials = study.trials
+    if not trials:  # of a search that was interrupted at once
+        return
+    console.print(trials_table(trials, study.search.mode, console.width))
     candidates = confirmed(study)
     if candidates:
         console.print()

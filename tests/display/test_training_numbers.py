@@ -85,3 +85,10 @@ def test_of_many_agents_the_best_and_the_worst_are_shown() -> None:
     assert list(shown_agents(returns, None).first) == list("abcdef")
     nobody = shown_agents(returns, 0)
     assert (nobody.first, nobody.others, nobody.last) == ({}, 6, {})
+
+
+def test_a_constant_has_no_trend() -> None:
+    series = Series()
+    for iteration in range(1, 41):
+        series.add(0.1, iteration)
+    assert set(series.trend(7)) == {0.1}

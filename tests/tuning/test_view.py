@@ -88,6 +88,13 @@ def test_files_are_written_whatever_cannot_be_shown(monkeypatch: pytest.MonkeyPa
     assert text_of(shown) == f"{path}\n"
 
 
+def test_a_study_without_trials_has_no_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(view, "write_files", lambda study: [Path("trials.csv")])
+    shown = console()
+    print_outcome(shown, SimpleNamespace(trials=[], search=SimpleNamespace(mode="max")))  # type: ignore[arg-type]
+    assert text_of(shown) == "trials.csv\n"
+
+
 @pytest.mark.parametrize(("progress_bar", "is_shown"), [(None, False), (False, False), (True, True)])
 def test_a_search_of_the_library_shows_what_is_asked_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], progress_bar: bool | None, is_shown: bool
