@@ -212,7 +212,7 @@ def test_rllib_comparison_measures_both_sides(
     for side in ("RLlib", "marl_sb3"):
         (run,) = reach["runs"][side]
         assert run["reached"]
-        assert 0 < run["seconds"] < 60
+        assert run["seconds"] > 0
     assert reach["runs"]["RLlib"][0]["episode_return_mean"] == 30.0
     assert reach["runs"]["marl_sb3"][0]["env_steps"] == 2000
     assert "agent steps trained per env step: RLlib 20.0, marl_sb3 20.0" in capsys.readouterr().out

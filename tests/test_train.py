@@ -9,12 +9,12 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from forked import ForkServer
+from waiting import wait_for
 
 import marl_sb3
 from marl_sb3.train import main
@@ -188,13 +188,6 @@ def test_an_env_that_breaks_its_contract_ends_with_code_2(in_tmp: Path, capsys: 
     assert main(["nan_env:Env", "--quiet", "--set", "n_steps=4", "--set", "batch_size=4"]) == 2
     expected = "error: env 0, episode 1, step 1, agent 'b': reward is nan, not a finite number\n"
     assert capsys.readouterr().err == expected
-
-
-def wait_for(condition, timeout_s: float = 60.0) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "it did not happen"
-        time.sleep(0.05)
 
 
 LONG = ["arena", "--n-envs", "2", "--timesteps", "10000000", "--seed", "1"]

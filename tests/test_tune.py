@@ -8,11 +8,11 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from forked import ForkServer
+from waiting import wait_for
 
 import marl_sb3
 from marl_sb3.tune import build_parser, main
@@ -167,10 +167,7 @@ def test_an_interrupted_search_tells_how_to_go_on(
     arguments += ["--set", "n_envs=2", "--set", "batch_size=100"]
     search = server.run([*MODULE, *arguments], "out", "err")
     folder = in_tmp / "runs" / "tune" / "arena" / "s"
-    deadline_s = time.monotonic() + 60
-    while not (folder / "trials" / "00000" / "result.jsonl").exists():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.1)
+    wait_for((folder / "trials" / "00000" / "result.jsonl").exists)
     search.send_signal(number)
     assert search.wait() == 130
     out, error = Path("out").read_text(), Path("err").read_text()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,19 +12,13 @@ from forked import ForkServer
 from run_records import differences
 from trained_processes import wait
 from trials import N_STEPS, Case
+from waiting import wait_for
 
 from marl_sb3.storage.checkpoint_folder import CheckpointFolder
 from marl_sb3.train import main
 
 Capture = pytest.CaptureFixture[str]
 CASE = Case("mapped", "sync")  # which saves every second iteration
-
-
-def wait_for(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "it did not happen"
-        time.sleep(0.01)
 
 
 def test_a_run_that_is_training_cannot_be_resumed_until_its_process_is_killed(

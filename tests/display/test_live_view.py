@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import sys
-import time
 from copy import deepcopy
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 from display_results import RESULT, Clock, at, evaluated, with_agents, without_values
 from rich.console import Console
+from waiting import wait_for
 
 from marl_sb3.display.live_view import LiveView
 from marl_sb3.display.plain_lines import PlainLines
@@ -146,7 +146,7 @@ def test_a_terminal_gets_a_picture_and_is_given_back() -> None:
     assert console.file.getvalue() == ""  # type: ignore[attr-defined]
     view.begin(0, 2000)
     view.add(RESULT)
-    time.sleep(0.3)
+    wait_for(lambda: "1,500 of 2,000" in console.file.getvalue())  # type: ignore[attr-defined]
     print("from the env")
     view.close()
     shown = console.file.getvalue()  # type: ignore[attr-defined]
