@@ -17,10 +17,7 @@ from stable_baselines3.common.utils import set_random_seed
 from marl_sb3.building import build, check_device, policy_spec, resolved, set_up_process
 from marl_sb3.callbacks import EvaluationCallback, RewardHistogramCallback, StopOnMetric, StopOnSignal
 from marl_sb3.callbacks.checkpoint import CheckpointCallback
-from marl_sb3.callbacks.run_log import CsvFormat, EventsFormat, JsonLinesFormat, quiet_writers
-from marl_sb3.callbacks.settings_log import write_settings
 from marl_sb3.callbacks.stop import StopAfterSteps
-from marl_sb3.callbacks.truncate_logs import truncate_logs
 from marl_sb3.config import TrainConfig, load_config, to_yaml
 from marl_sb3.config.extensions import Phase, continued, is_complete, phases_after
 from marl_sb3.envs.registry import EnvFactory, factory_id
@@ -33,6 +30,10 @@ from marl_sb3.learners.threads import start_without_dynamo
 from marl_sb3.metrics import Result, require_metric
 from marl_sb3.run import Run
 from marl_sb3.run_folder import RunFolder, find_run, write_traceback
+from marl_sb3.runs.logs.events import EventsFormat, quiet_writers
+from marl_sb3.runs.logs.rows import CsvFormat, JsonLinesFormat
+from marl_sb3.runs.logs.settings import write_settings
+from marl_sb3.runs.logs.truncate import truncate_logs
 from marl_sb3.storage.atomic import replaced_folder
 from marl_sb3.storage.checkpoint_format import Checkpoint
 from marl_sb3.storage.state import StateReader

@@ -32,6 +32,7 @@ LAYERS = (
     ("training",),
     ("evaluation",),
     ("callbacks",),
+    ("runs",),
     ("run_folder", "building"),
     ("run",),
     ("run_view",),

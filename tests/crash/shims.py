@@ -42,7 +42,7 @@ PLACES = {
             "marl_sb3.storage.untrusted": {"os": ("open",)},  # to find the best of those that there are
         },
     ),
-    "cut": Place("marl_sb3.callbacks.truncate_logs", {ATOMIC: {"os": ("replace",)}}),
+    "cut": Place("marl_sb3.runs.logs.truncate", {ATOMIC: {"os": ("replace",)}}),
     "policies": Place(
         "marl_sb3.experiment._save_policies", {ATOMIC: {"os": ("mkdir", "rename"), "shutil": ("rmtree",)}}
     ),

@@ -18,8 +18,8 @@ from toy_envs import ScriptedEnv
 
 import marl_sb3
 from marl_sb3 import MultiAgentAlgorithm, make_vec_env
-from marl_sb3.callbacks.run_log import CsvFormat, JsonLinesFormat
 from marl_sb3.errors import ConfigError
+from marl_sb3.runs.logs.rows import CsvFormat, JsonLinesFormat
 
 N_ENVS, N_STEPS = 2, 6
 ITERATION = N_ENVS * N_STEPS  # env steps; the episodes of the toy env have 3

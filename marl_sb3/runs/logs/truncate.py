@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from marl_sb3.callbacks.run_log import csv_line
+from marl_sb3.runs.logs.rows import csv_line
 from marl_sb3.storage.atomic import write_whole
 
 

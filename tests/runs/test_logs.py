@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from stable_baselines3.common.logger import Logger
 
-from marl_sb3.callbacks.run_log import CsvFormat, JsonLinesFormat
+from marl_sb3.runs.logs.rows import CsvFormat, JsonLinesFormat
 
 
 def write(output: Any, *rows: dict[str, Any]) -> None:

@@ -1,0 +1,1 @@
+"""The run folder: who writes its logs, and who reads it."""

@@ -1,0 +1,54 @@
+"""Read the metrics that a run has logged: the one reader of `result.jsonl`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from marl_sb3.errors import ConfigError, path_is_usable
+from marl_sb3.metrics import Result
+
+RESULT_FILE = "result.jsonl"
+
+
+def read_results(folder: Path) -> list[Result]:
+    """The metrics of all iterations that have been logged, nested; none if there is no log.
+
+    Args:
+        folder: the run folder.
+
+    Raises:
+        ConfigError: the log cannot be read, or a line of it is damaged; with file and line.
+    """
+    log = folder / RESULT_FILE
+    if not log.is_file():
+        return []
+    with path_is_usable("cannot read", log, "run"):
+        data = log.read_bytes()
+    return [result for _, result in logged_lines(log, data)]
+
+
+def logged_lines(log: Path, data: bytes) -> Iterator[tuple[bytes, Result]]:
+    """The lines of a log and what they hold, without a last one that is incomplete: its process was killed.
+
+    Args:
+        log: the file, for messages.
+        data: its content.
+
+    Raises:
+        ConfigError: a line is damaged; with file and line.
+    """
+    for number, line in enumerate(data.splitlines(keepends=True), 1):
+        if line.endswith(b"\n"):
+            yield line, _result(f"{log}, line {number}", line)
+
+
+def _result(where: str, line: bytes) -> Result:
+    try:
+        result = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{where} is not valid JSON: {error}", key="run") from error
+    if not isinstance(result, dict):
+        raise ConfigError(f"{where} is not a mapping", key="run")
+    return result
