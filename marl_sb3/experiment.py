@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.logger import KVWriter, Logger
 from stable_baselines3.common.utils import set_random_seed
 
 from marl_sb3.building import build, check_device, policy_spec, resolved, set_up_process
@@ -31,13 +30,15 @@ from marl_sb3.metrics import Result, require_metric
 from marl_sb3.run import Run
 from marl_sb3.run_folder import RunFolder, find_run, write_traceback
 from marl_sb3.runs.logs.events import EventsFormat, quiet_writers
-from marl_sb3.runs.logs.rows import CsvFormat, JsonLinesFormat
+from marl_sb3.runs.logs.rows import PROGRESS_FILE, CsvFormat, JsonLinesFormat
 from marl_sb3.runs.logs.settings import write_settings
 from marl_sb3.runs.logs.truncate import truncate_logs
+from marl_sb3.runs.reader import RESULT_FILE
 from marl_sb3.storage.atomic import replaced_folder
 from marl_sb3.storage.checkpoint_format import Checkpoint
 from marl_sb3.storage.state import StateReader
 from marl_sb3.training.callback import MultiAgentCallback
+from marl_sb3.training.result_logger import ResultLogger, ResultWriter
 from marl_sb3.types import PolicyID
 from marl_sb3.vec_env import make_vec_env
 
@@ -599,6 +600,13 @@ def _execute_and_show(run: Run, callback: Sequence[BaseCallback], progress_bar: 
             each.close()
 
 
+_LOGS: Sequence[Callable[[Path], ResultWriter]] = (
+    lambda folder: JsonLinesFormat(folder / RESULT_FILE),
+    lambda folder: CsvFormat(folder / PROGRESS_FILE),
+    EventsFormat,
+)
+
+
 @contextmanager
 def _logs(run: Run) -> Iterator[None]:
     """While it lasts, the metrics go into the run folder."""
@@ -606,24 +614,12 @@ def _logs(run: Run) -> Iterator[None]:
     write_settings(folder, run.config, list(run.algorithm.policies))
     with ExitStack() as cleanup:
         cleanup.enter_context(quiet_writers())
-        formats: list[KVWriter] = []
-        for make in (_json_lines, _csv, _tensorboard):
-            formats.append(make(folder))
-            cleanup.callback(formats[-1].close)
-        run.algorithm.set_logger(Logger(str(folder), formats))
+        writers: list[ResultWriter] = []
+        for make in _LOGS:
+            writers.append(make(folder))
+            cleanup.callback(writers[-1].close)
+        run.algorithm.set_logger(ResultLogger(str(folder), writers))
         yield
-
-
-def _json_lines(folder: Path) -> KVWriter:
-    return JsonLinesFormat(folder / "result.jsonl", row_key="iteration")
-
-
-def _csv(folder: Path) -> KVWriter:
-    return CsvFormat(folder / "progress.csv", row_key="iteration")
-
-
-def _tensorboard(folder: Path) -> KVWriter:
-    return EventsFormat(folder)
 
 
 def _save_policies(run: Run) -> dict[PolicyID, Path]:

@@ -20,6 +20,7 @@ from filelock import FileLock, Timeout
 from marl_sb3.config import TrainConfig, load_config, to_yaml
 from marl_sb3.config.files import entry_of
 from marl_sb3.errors import ConfigError, path_is_usable
+from marl_sb3.runs.reader import read_results
 from marl_sb3.storage.atomic import unfinished_path, with_filename, write_whole
 from marl_sb3.storage.checkpoint_folder import CheckpointFolder
 
@@ -185,15 +186,9 @@ class RunFolder:
         """The metrics of all iterations that have been logged, nested.
 
         Raises:
-            ConfigError: a line is damaged.
+            ConfigError: the log is damaged.
         """
-        log = self.path / "result.jsonl"
-        if not log.is_file():
-            return []
-        with path_is_usable("cannot read", log, "run"):
-            lines = log.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
-        # The last line may be half a line, of a process that was killed.
-        return [_result(log, number, line) for number, line in enumerate(lines, 1) if line.endswith("\n")]
+        return read_results(self.path)
 
     def note_resume(self, checkpoint: str, inexact: Mapping[str, str], **more: Any) -> None:
         """Write down that the run goes on from a checkpoint, and what is not as it was.
@@ -222,13 +217,3 @@ def write_traceback(folder: Path, error: BaseException) -> Path:
     with with_filename(file):
         file.write_text("".join(traceback.format_exception(error)), encoding="utf-8", errors="backslashreplace")
     return file
-
-
-def _result(log: Path, number: int, line: str) -> Result:
-    try:
-        result = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{log}, line {number} is not valid JSON: {error}", key="run") from error
-    if not isinstance(result, dict):
-        raise ConfigError(f"{log}, line {number} is not a mapping", key="run")
-    return result

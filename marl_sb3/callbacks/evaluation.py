@@ -14,7 +14,7 @@ from marl_sb3.evaluation import (
     preserve_training_state,
     require_same_agents,
 )
-from marl_sb3.metrics import Result, finite_or_none, flatten
+from marl_sb3.metrics import Result, finite_or_none
 from marl_sb3.training.algorithm import MultiAgentAlgorithm
 from marl_sb3.training.callback import MultiAgentCallback
 from marl_sb3.vec_env.base import MultiAgentVecEnv
@@ -31,7 +31,7 @@ class EvaluationCallback(MultiAgentCallback):
     """Adds `evaluation/env_runners/...` to the result and the logs of each iteration that it evaluates in.
 
     The training is the same with and without it, bit for bit. Every evaluation plays the same episodes, so that their
-    figures compare. Callbacks that read them, such as `StopOnMetric`, come after this one.
+    figures compare. All other callbacks see them in the result, whether they come before or after this one.
 
     Args:
         env: the envs, or what makes them; those that it makes it closes when the training ends.
@@ -93,14 +93,10 @@ class EvaluationCallback(MultiAgentCallback):
         require_same_agents(algorithm, self._env)
         return self._env
 
-    def on_iteration_end(self, result: Result) -> bool:
+    def complete_result(self, result: Result) -> None:
         """Evaluate, if it is time."""
         if self._is_due(result):
             result["evaluation"] = {"env_runners": finite_or_none(self._evaluate())}
-            # Not every result is written, see `log_interval`; what is recorded waits for the next that is.
-            for name, value in flatten(result["evaluation"], "evaluation/").items():
-                self.logger.record(name, value)
-        return True
 
     def _is_due(self, result: Result) -> bool:
         now, latest = (

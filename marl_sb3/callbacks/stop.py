@@ -29,7 +29,7 @@ class StopOnMetric(MultiAgentCallback):
 
     Args:
         thresholds: value by metric name, such as `{"env_runners/episode_return_mean": 15}`.
-        more_metrics: names that callbacks before this one add to the result; see `EvaluationCallback.metric_names`.
+        more_metrics: names that other callbacks add to the result; see `EvaluationCallback.metric_names`.
 
     Attributes:
         reached: the condition that was met, in words; None before.

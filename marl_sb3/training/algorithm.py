@@ -39,6 +39,7 @@ from marl_sb3.training.loop import IterationReport, TrainingLoop
 from marl_sb3.training.machine_load import machine_load
 from marl_sb3.training.printed_metrics import PrintedMetrics
 from marl_sb3.training.result import iteration_result
+from marl_sb3.training.result_logger import log_result
 from marl_sb3.training.stock_callbacks import as_one_callback
 from marl_sb3.types import AgentID, PolicyID, PolicyMappingFn
 from marl_sb3.vec_env import EnvFactory, as_vec_env
@@ -149,6 +150,7 @@ class MultiAgentAlgorithm:
         self._runner = LocalRunner(env, collectors, self.tracker)
         self._loop = TrainingLoop(self._runner, self._learners, self.n_steps, self.n_parallel_updates)
         self._logger = _default_logger(verbose, tensorboard_log)
+        self._unwritten: Result = {}  # what callbacks have added to results since one was written
         self._specs = specs
         persistence.require_savable(self)
         self.episodes_left_out = False
@@ -184,7 +186,10 @@ class MultiAgentAlgorithm:
         return self._logger
 
     def set_logger(self, logger: Logger) -> None:
-        """Replace the logger; it gets the flat metrics after each iteration, with env steps as the step."""
+        """Replace the logger; it gets the metrics after each iteration, with env steps as the step.
+
+        A `ResultLogger` gets the result as it is; any other gets it flat.
+        """
         self._logger = logger
 
     def get_env(self) -> MultiAgentVecEnv:
@@ -205,7 +210,8 @@ class MultiAgentAlgorithm:
         Args:
             total_timesteps: env steps; more by that many if `reset_num_timesteps` is False.
             callback: SB3 callbacks, one or a list, or a function; a `MultiAgentCallback` hears more.
-            log_interval: iterations between writes of the logger.
+            log_interval: iterations between writes of the logger; what callbacks have recorded, or added to results,
+                waits for the next.
             tb_log_name: not used; there for SB3's signature. The run folder names the run.
             reset_num_timesteps: start counters, schedules and episodes anew; False continues.
             progress_bar: show how the training goes: a live view on terminals and in notebooks, plain lines elsewhere.
@@ -241,15 +247,24 @@ class MultiAgentAlgorithm:
             result = self._iterate(joined)
             if result is None:
                 break
-            # Every callback hears of the iteration, even if an earlier one wants to end the training.
-            answers = [hearing.on_iteration_end(result) for hearing in multi_agent_callbacks(joined)]
-            if self.iteration % log_interval == 0:
-                self._write(result)
-            for hearing in multi_agent_callbacks(joined):
-                hearing.on_iteration_logged(result)
-            if not all(answers):
+            if not self._report(result, joined, log_interval):
                 break
         joined.on_training_end()
+
+    def _report(self, result: Result, joined: BaseCallback, log_interval: int) -> bool:
+        """Let callbacks complete a result, then hear of it, and write it; False if one ends the training."""
+        callbacks, measured = list(multi_agent_callbacks(joined)), set(result)
+        for callback in callbacks:
+            callback.complete_result(result)
+        # Every callback hears of the iteration, even if an earlier one wants to end the training.
+        answers = [callback.on_iteration_end(result) for callback in callbacks]
+        if self.iteration % log_interval == 0:
+            self._write(result)
+        else:
+            self._unwritten.update({name: result[name] for name in result if name not in measured})
+        for callback in callbacks:
+            callback.on_iteration_logged(result)
+        return all(answers)
 
     def train_iteration(self) -> Result:
         """One rollout and one update of every policy that is trained.
@@ -465,9 +480,8 @@ class MultiAgentAlgorithm:
         return max(0.0, 1.0 - self.num_timesteps / self._total_timesteps)
 
     def _write(self, result: Result) -> None:
-        for name, value in flatten(result).items():
-            self.logger.record(name, value)
-        self.logger.dump(step=self.num_timesteps)
+        log_result(self.logger, {**self._unwritten, **result}, self.num_timesteps)
+        self._unwritten = {}
 
 
 class _Listener:

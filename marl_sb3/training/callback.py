@@ -1,4 +1,4 @@
-"""Callbacks that know what several agents are: SB3's `BaseCallback` with two more moments."""
+"""Callbacks that know what several agents are: SB3's `BaseCallback` with more moments."""
 
 from __future__ import annotations
 
@@ -40,8 +40,11 @@ class MultiAgentCallback(BaseCallback):
     def on_episode_end(self, episode: Episode) -> None:
         """Called once for each env episode that ends, before `on_step` of that step."""
 
+    def complete_result(self, result: Result) -> None:
+        """Add metrics to an iteration's result; called on all callbacks before any of them gets `on_iteration_end`."""
+
     def on_iteration_end(self, result: Result) -> bool:
-        """Called after each iteration with its result; False ends the training."""
+        """Called after each iteration with its complete result; False ends the training."""
         return True
 
     def on_iteration_logged(self, result: Result) -> None:

@@ -32,7 +32,7 @@ _INSTEAD: Mapping[type[BaseCallback], str] = {
     "iterations, where a training can be resumed exactly; MultiAgentAlgorithm.load(folder, env) reads its newest",
     LogEveryNTimesteps: "learn(log_interval=...): metrics are of whole iterations of n_steps steps in each env",
     StopTrainingOnRewardThreshold: 'marl_sb3.callbacks.StopOnMetric({"env_runners/episode_return_mean": 15}); for the '
-    "metric of an EvaluationCallback, StopOnMetric({name: value}, evaluation.metric_names(algo)) after it",
+    "metric of an EvaluationCallback, StopOnMetric({name: value}, evaluation.metric_names(algo))",
     StopTrainingOnNoModelImprovement: "a marl_sb3.MultiAgentCallback whose on_iteration_end(result) returns False when "
     "result has not improved for too long",
 }

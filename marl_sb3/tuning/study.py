@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,10 +13,12 @@ from filelock import FileLock, Timeout
 from optuna.trial import FrozenTrial, TrialState
 
 from marl_sb3.building import resolved
-from marl_sb3.config import TrainConfig, load_config
+from marl_sb3.config import TrainConfig
 from marl_sb3.envs.registry import EnvFactory
 from marl_sb3.errors import ConfigError
 from marl_sb3.metrics import flatten
+from marl_sb3.run_folder import RunFolder
+from marl_sb3.runs.reader import read_results
 from marl_sb3.tables import table
 from marl_sb3.tuning.search import Search
 from marl_sb3.tuning.space import Space
@@ -231,9 +232,9 @@ class TuneStudy:
 
     def config_of(self, trial: FrozenTrial) -> TrainConfig:
         """The resolved configuration of a trial that has been started."""
-        file = self.folder_of(trial) / "config.yaml"
-        if file.is_file():
-            return load_config(None, hparams=file, trusted_env=self.search.env)
+        files = RunFolder(self.folder_of(trial))
+        if files.config_file.is_file():
+            return files.read_config(self.search.env)
         # It was run in another folder, on another machine.
         return resolved(self.search.trial_config(self.space.settings(trial.params), trial.user_attrs[SEED]))
 
@@ -249,11 +250,8 @@ class TuneStudy:
     def _value(self, trial: FrozenTrial, metric: str | None) -> float | None:
         if metric is None:
             return trial.value
-        log = self.folder_of(trial) / "result.jsonl"
-        if not log.is_file():  # it was run in another folder, on another machine
-            return None
-        *_, last = log.read_text(encoding="utf-8").splitlines()
-        value = flatten(json.loads(last)).get(metric)
+        results = read_results(self.folder_of(trial))  # none if it was run in another folder, on another machine
+        value = flatten(results[-1]).get(metric) if results else None
         return None if value is None else float(value)
 
     # --- Workers -----------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -104,8 +103,7 @@ def objective_of(search: Search, run: Run) -> float:
         ConfigError: no evaluation told it.
     """
     objective = search.parsed_objective()
-    rows = map(json.loads, (run.folder / "result.jsonl").read_text(encoding="utf-8").splitlines())
-    values = [objective.value(row) for row in rows if "evaluation" in row]
+    values = [objective.value(result) for result in run.results if "evaluation" in result]
     return objective.final([value for value in values if value is not None])
 
 

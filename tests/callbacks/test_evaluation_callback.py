@@ -12,13 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch as th
+from stable_baselines3.common.callbacks import CallbackList
 from toy_envs import ScriptedEnv
 
 import marl_sb3
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, MultiAgentCallback, MultiAgentVecEnv, make_vec_env
-from marl_sb3.callbacks import EvaluationCallback, StopOnMetric
+from marl_sb3.callbacks import CheckpointCallback, EvaluationCallback, StopOnMetric
 from marl_sb3.evaluation import evaluation_seed
 from marl_sb3.metrics import flatten
+from marl_sb3.runs.logs.rows import CsvFormat, JsonLinesFormat
+from marl_sb3.runs.reader import RESULT_FILE, read_results
+from marl_sb3.storage.checkpoint_folder import CheckpointFolder
+from marl_sb3.training.result_logger import ResultLogger
 from marl_sb3.vec_env.seeding import episode_seed
 
 RETURN = "evaluation/env_runners/episode_return_mean"
@@ -120,19 +125,31 @@ def test_numbers_are_in_the_files_of_the_run(in_tmp: Path) -> None:
     assert [row[RETURN] for row in rows] == ["", str(metrics["episode_return_mean"]), ""]
 
 
-class Logged(MultiAgentCallback):
-    """Keeps what stands in the logger before it is written."""
+def test_numbers_wait_for_the_next_result_that_is_written(tmp_path: Path) -> None:
+    algorithm = make()
+    algorithm.set_logger(ResultLogger(None, [JsonLinesFormat(tmp_path / RESULT_FILE)]))
+    algorithm.learn(6 * SMALL["n_steps"], callback=EvaluationCallback(two_envs, interval=2), log_interval=3)
+    algorithm.logger.close()
+    written = read_results(tmp_path)
+    assert [(result["iteration"], "evaluation" in result) for result in written] == [(3, True), (6, True)]
 
-    def on_iteration_end(self, result: dict[str, Any]) -> bool:
-        self.values = dict(self.logger.name_to_value)
-        return True
 
-
-def test_numbers_wait_for_the_next_result_that_is_written() -> None:
-    logged = Logged()
-    callbacks = [EvaluationCallback(two_envs, interval=2), logged]
-    make().learn(3 * SMALL["n_steps"], callback=callbacks, log_interval=5)
-    assert logged.values[RETURN] == 9.0
+@pytest.mark.parametrize("evaluation_first", [True, False])
+def test_all_see_the_evaluation_whatever_the_order_of_callbacks(evaluation_first: bool, tmp_path: Path) -> None:
+    algorithm, evaluation, seen = make(), EvaluationCallback(two_envs, interval=2), Results()
+    stop = StopOnMetric({RETURN: 9.0}, evaluation.metric_names(algorithm))
+    best = CheckpointCallback(tmp_path / "checkpoints", every=1, metric=RETURN)
+    others = [seen, stop, best]
+    formats = [JsonLinesFormat(tmp_path / RESULT_FILE), CsvFormat(tmp_path / "progress.csv")]
+    algorithm.set_logger(ResultLogger(None, formats))
+    algorithm.learn(60, callback=[evaluation, *others] if evaluation_first else [CallbackList(others), evaluation])
+    algorithm.logger.close()
+    assert algorithm.iteration == 2
+    assert [flatten(result).get(RETURN) for result in seen.all] == [None, 9.0]
+    assert [flatten(result).get(RETURN) for result in read_results(tmp_path)] == [None, 9.0]
+    with (tmp_path / "progress.csv").open() as file:
+        assert [row[RETURN] for row in csv.DictReader(file)] == ["", "9.0"]
+    assert CheckpointFolder(tmp_path / "checkpoints").best() == "ckpt-000002"
 
 
 def test_a_training_is_the_same_with_and_without_it() -> None:

@@ -13,13 +13,14 @@ import sb3_contrib.common.maskable.callbacks
 import stable_baselines3.common.callbacks
 from stable_baselines3.common import callbacks as stock
 from stable_baselines3.common.evaluation import evaluate_policy
-from stable_baselines3.common.logger import Figure, HParam, Logger, TensorBoardOutputFormat
+from stable_baselines3.common.logger import Figure, HParam, TensorBoardOutputFormat
 from toy_envs import ScriptedEnv
 
 import marl_sb3
 from marl_sb3 import MultiAgentAlgorithm, make_vec_env
 from marl_sb3.errors import ConfigError
 from marl_sb3.runs.logs.rows import CsvFormat, JsonLinesFormat
+from marl_sb3.training.result_logger import ResultLogger
 
 N_ENVS, N_STEPS = 2, 6
 ITERATION = N_ENVS * N_STEPS  # env steps; the episodes of the toy env have 3
@@ -163,18 +164,20 @@ def test_the_callbacks_of_sb3s_documentation_write_into_a_run(in_tmp: Path) -> N
 
 
 def test_what_is_dumped_between_iterations_waits_for_the_next_row(tmp_path: Path) -> None:
-    formats = [JsonLinesFormat(tmp_path / "a.jsonl", "iteration"), CsvFormat(tmp_path / "a.csv", "iteration")]
-    logger = Logger(None, formats)
-    for values in ({"mine": 1, "other": 2}, {"mine": 3}, {"iteration": 1}, {"iteration": 2}):
+    formats = [JsonLinesFormat(tmp_path / "a.jsonl"), CsvFormat(tmp_path / "a.csv")]
+    logger = ResultLogger(None, formats)
+    for values in ({"mine": 1, "other": 2}, {"mine": 3}):
         for name, value in values.items():
             logger.record(name, value)
         logger.dump()
+    for iteration in (1, 2):
+        logger.write_result({"iteration": iteration}, step=0)
     logger.close()
     assert [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()] == [
         {"mine": 3, "other": 2, "iteration": 1},
         {"iteration": 2},
     ]
-    assert (tmp_path / "a.csv").read_text().splitlines() == ["mine,other,iteration", "3,2,1", ",,2"]
+    assert (tmp_path / "a.csv").read_text().splitlines() == ["iteration,mine,other", "1,3,2", "2,,"]
 
 
 # --- As if it were one of SB3's algorithms ---------------------------------------------------------------------------

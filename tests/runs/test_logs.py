@@ -1,4 +1,4 @@
-"""The files of a run: nested JSON lines, and a CSV whose columns stay in place."""
+"""The files of a run: JSON lines of the results as they are, and a CSV whose columns stay in place."""
 
 from __future__ import annotations
 
@@ -9,18 +9,23 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.logger import Figure
 
+from marl_sb3 import ConfigError
+from marl_sb3.metrics import flatten
 from marl_sb3.runs.logs.rows import CsvFormat, JsonLinesFormat
+from marl_sb3.runs.logs.truncate import truncate_logs
+from marl_sb3.runs.reader import read_results
+from marl_sb3.training.result_logger import ResultLogger
 
 
 def write(output: Any, *rows: dict[str, Any]) -> None:
     """Record rows as callbacks do, through SB3's logger."""
-    logger = Logger(None, [output])
+    logger = ResultLogger(None, [output])
     for step, row in enumerate(rows):
         for name, value in row.items():
             logger.record(name, value)
-        logger.dump(step)
+        logger.write_result({}, step)
     logger.close()
 
 
@@ -76,20 +81,56 @@ def test_a_name_that_is_also_a_folder_loses_neither_value(tmp_path: Path, names:
 
 def test_a_line_is_in_the_file_before_the_next_iteration(tmp_path: Path) -> None:
     output = JsonLinesFormat(tmp_path / "result.jsonl")
-    output.write({"a": 1}, {"a": ()}, 0)
+    output.write_result({"a": 1}, {}, 0)
     assert (tmp_path / "result.jsonl").read_text() == '{"a": 1}\n'
     output.close()
 
 
 def test_excluded_names_stay_out(tmp_path: Path) -> None:
     for path, output in ((tmp_path / "j", JsonLinesFormat), (tmp_path / "c", CsvFormat)):
-        logger = Logger(None, [output(path)])
+        logger = ResultLogger(None, [output(path)])
         logger.record("kept", 1)
         logger.record("histogram", np.arange(3), exclude=("json", "csv", "stdout"))
-        logger.dump()
+        logger.write_result({}, 0)
         logger.close()
     assert json.loads((tmp_path / "j").read_text()) == {"kept": 1}
     assert (tmp_path / "c").read_text() == "kept\n1\n"
+
+
+RESULT = {"iteration": 1, "steps": {"red/1": 2, "red": {"2": 3}}, "score": None}
+
+
+def test_a_result_is_written_as_it_is_and_what_was_recorded_beside_it(tmp_path: Path) -> None:
+    logger = ResultLogger(None, [JsonLinesFormat(tmp_path / "result.jsonl"), CsvFormat(tmp_path / "progress.csv")])
+    for name, value in {"mine": 4, "steps/own": 5, "steps/red": 6, "score": 7.0}.items():
+        logger.record(name, value)
+    logger.write_result({**RESULT, "picture": Figure(None, close=False)}, step=2)
+    logger.write_result(RESULT, step=4)
+    logger.close()
+    written = {**RESULT, "steps": {**RESULT["steps"], "own": 5, "red/": 6}, "mine": 4}
+    assert read_results(tmp_path) == [written, RESULT]
+    head, first, second = csv.reader((tmp_path / "progress.csv").read_text().splitlines())
+    assert head == [*flatten(RESULT), "mine", "steps/own", "steps/red"]
+    assert (first, second) == (["1", "2", "3", "", "4", "5", "6"], ["1", "2", "3", "", "", "", ""])
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("result.jsonl", b'{"iteration": 1}\n{"iter\n', "result.jsonl, line 2 is not valid JSON"),
+        ("result.jsonl", b"[1]\n", "result.jsonl, line 1 is not a mapping"),
+        ("result.jsonl", b"\xff\n", "result.jsonl, line 1 is not valid JSON"),
+        ("result.jsonl", b'{"iteration": "x"}\n', "result.jsonl is damaged: an iteration is 'x'"),
+        ("progress.csv", b"a,b\n1,2\n", "progress.csv is damaged: there is no column 'iteration'"),
+        ("progress.csv", b"a,iteration\n1\n", "progress.csv is damaged: an iteration is ''"),
+        ("events.out.tfevents.1", b"\x02" + bytes(11) + b"\xff\xff" + bytes(4), "tfevents.1 is damaged: "),
+    ],
+)
+def test_a_damaged_log_is_named_and_stays_as_it_is(file: str, content: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / file).write_bytes(content)
+    with pytest.raises(ConfigError, match=message):
+        truncate_logs(tmp_path, iteration=5, env_steps=5)
+    assert (tmp_path / file).read_bytes() == content
 
 
 # CSV

@@ -12,8 +12,8 @@ import numpy as np
 from stable_baselines3.common.logger import TensorBoardOutputFormat, filter_excluded_keys
 from tensorboard.compat.proto.summary_pb2 import Summary
 
-from marl_sb3.checkpoint import with_filename
 from marl_sb3.metrics import Result, flatten
+from marl_sb3.storage.atomic import with_filename
 
 
 class EventsFormat(TensorBoardOutputFormat):

@@ -1,67 +1,86 @@
-"""Write each iteration's metrics to `result.jsonl` and `progress.csv`, through SB3's logger."""
+"""Write each iteration's metrics to `result.jsonl`, as they are, and to `progress.csv`, flat."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-import threading
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-import numpy as np
-from stable_baselines3.common.logger import KVWriter, TensorBoardOutputFormat, filter_excluded_keys
-from tensorboard.compat.proto.summary_pb2 import Summary
+from stable_baselines3.common.logger import KVWriter, filter_excluded_keys
 
-from marl_sb3.metrics import finite_or_none
+from marl_sb3.metrics import Result, finite_or_none, flatten
 from marl_sb3.storage.atomic import replaced_file, with_filename
+
+PROGRESS_FILE = "progress.csv"
 
 _ROW_VALUES = (str, bool, int, float, list, tuple, type(None))
 
 
 class _RowFormat(KVWriter):
-    """A row for each dump of the logger.
+    """A row for each iteration; what a callback dumps between two iterations waits for the next row.
 
-    Args:
-        name: by which SB3's `exclude` knows the format.
-        row_key: the name that makes a row; what is dumped without it waits for the next row. None: any does.
+    Attributes:
+        name: by which the argument `exclude` of `logger.record` knows the format.
     """
 
-    def __init__(self, name: str, row_key: str | None) -> None:
-        self._format, self._row_key = name, row_key
+    name: str
+
+    def __init__(self) -> None:
         self._waiting: dict[str, Any] = {}
 
     def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
-        """Write a row; it is on its way to the disk when this returns."""
-        row = {**self._waiting, **_numbers_and_text(filter_excluded_keys(key_values, key_excluded, self._format))}
-        if self._row_key is None or self._row_key in row:
-            self._write_row(finite_or_none(row))
-            row = {}
-        self._waiting = row
+        """Keep what is dumped for the next row."""
+        self._waiting.update(filter_excluded_keys(key_values, key_excluded, self.name))
+
+    def write_result(self, result: Result, recorded: Mapping[str, Any], step: int) -> None:
+        """Write a row; it is on its way to the disk when this returns. See `ResultWriter.write_result`."""
+        more = {**self._waiting, **recorded}
+        known = flatten(result)
+        more = {name: value for name, value in more.items() if _fits_a_row(value) and name not in known}
+        self._write_row(finite_or_none(_without_pictures(result)), finite_or_none(more))
+        self._waiting = {}
 
     @abstractmethod
-    def _write_row(self, row: dict[str, Any]) -> None:
-        """Append a row."""
+    def _write_row(self, result: Result, recorded: dict[str, Any]) -> None:
+        """Append a row.
+
+        Args:
+            result: nested.
+            recorded: flat; none of the result's names is among them.
+        """
 
 
-def _numbers_and_text(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Without pictures and the like, which are for TensorBoard alone, even where `exclude` does not say so."""
-    return {name: value for name, value in values.items() if isinstance(value, _ROW_VALUES) or hasattr(value, "tolist")}
+def _fits_a_row(value: Any) -> bool:
+    """Not so pictures and the like, which are for TensorBoard alone, even where `exclude` does not say so."""
+    return isinstance(value, _ROW_VALUES) or hasattr(value, "tolist")
+
+
+def _without_pictures(result: Mapping[str, Any]) -> Result:
+    return {
+        name: _without_pictures(value) if isinstance(value, Mapping) else value
+        for name, value in result.items()
+        if isinstance(value, Mapping) or _fits_a_row(value)
+    }
 
 
 class JsonLinesFormat(_RowFormat):
-    """One JSON object per line, nested at the `/` of the names; what has no value is null."""
+    """One JSON object per line: the result as it is; what callbacks have recorded is nested at the `/` of its names."""
 
-    def __init__(self, path: Path, row_key: str | None = None) -> None:
-        super().__init__("json", row_key)
+    name = "json"
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
         self._file = path.open("a", encoding="utf-8")
 
-    def _write_row(self, row: dict[str, Any]) -> None:
+    def _write_row(self, result: Result, recorded: dict[str, Any]) -> None:
+        _nest(recorded, result)
         # One write per line: a reader never sees half of one.
-        _append(self._file, json.dumps(_nest(row), allow_nan=False) + "\n")
+        _append(self._file, json.dumps(result, allow_nan=False) + "\n")
 
     def close(self) -> None:
         """Close the file."""
@@ -71,13 +90,16 @@ class JsonLinesFormat(_RowFormat):
 class CsvFormat(_RowFormat):
     """A column per name, in order of first appearance; what has no value is empty. A name that is new becomes one."""
 
-    def __init__(self, path: Path, row_key: str | None = None) -> None:
-        super().__init__("csv", row_key)
+    name = "csv"
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
         self._path = path
         self._file = path.open("a", encoding="utf-8", newline="")
         self._columns = next(iter(self._lines()), [])
 
-    def _write_row(self, row: dict[str, Any]) -> None:
+    def _write_row(self, result: Result, recorded: dict[str, Any]) -> None:
+        row = {**flatten(result), **recorded}
         added = [name for name in row if name not in self._columns]
         if added:
             self._columns += added
@@ -118,8 +140,8 @@ def csv_line(values: Sequence[Any]) -> str:
     return buffer.getvalue()
 
 
-def _nest(flat: dict[str, Any]) -> dict[str, Any]:
-    nested: dict[str, Any] = {}
+def _nest(flat: Mapping[str, Any], nested: dict[str, Any]) -> None:
+    """Add flat names to a nested mapping, which loses none of its own values."""
     # Shallow names first: a value at `a` must not replace what stands at `a/b`.
     for name, value in sorted(flat.items(), key=lambda item: item[0].count("/")):
         *parents, leaf = name.split("/")
@@ -127,5 +149,4 @@ def _nest(flat: dict[str, Any]) -> dict[str, Any]:
         for parent in parents:
             inner = place.setdefault(parent, {})
             place = inner if isinstance(inner, dict) else place.setdefault(f"{parent}/", {})
-        place[leaf] = value
-    return nested
+        place[f"{leaf}/" if isinstance(place.get(leaf), dict) else leaf] = value

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from marl_sb3.runs.logs.rows import csv_line
+from marl_sb3.errors import ConfigError
+from marl_sb3.runs.logs.rows import PROGRESS_FILE, csv_line
+from marl_sb3.runs.reader import RESULT_FILE, logged_lines
 from marl_sb3.storage.atomic import write_whole
 
 
@@ -19,49 +21,71 @@ def truncate_logs(folder: Path, iteration: int, env_steps: int) -> None:
         folder: the run folder.
         iteration: the last one that stays.
         env_steps: the run's env steps at its end.
+
+    Raises:
+        ConfigError: a log is damaged; with the file.
     """
-    _cut(folder / "result.jsonl", lambda data: _lines_until(data, iteration))
-    _cut(folder / "progress.csv", lambda data: _csv_until(data, iteration))
-    for path in folder.glob("events.out.tfevents.*"):
-        _cut(path, lambda data: _events_until(data, env_steps))
+    _cut(folder / RESULT_FILE, lambda path, data: _lines_until(path, data, iteration))
+    _cut(folder / PROGRESS_FILE, lambda path, data: _csv_until(path, data, iteration))
+    for events in folder.glob("events.out.tfevents.*"):
+        _cut(events, lambda path, data: _events_until(path, data, env_steps))
 
 
-def _cut(path: Path, keep: Callable[[bytes], bytes]) -> None:
+def _cut(path: Path, keep: Callable[[Path, bytes], bytes]) -> None:
     """Replace a file, if there is one, by what is to be kept of it."""
     if path.exists():
-        write_whole(path, keep(path.read_bytes()))
+        write_whole(path, keep(path, path.read_bytes()))
 
 
-def _lines_until(data: bytes, iteration: int) -> bytes:
-    kept = []
-    for line in data.splitlines(keepends=True):
-        if not line.endswith(b"\n"):
-            break  # half a line, of a process that was killed
-        if json.loads(line)["iteration"] > iteration:
-            break
-        kept.append(line)
-    return b"".join(kept)
+def _lines_until(path: Path, data: bytes, iteration: int) -> bytes:
+    lines = logged_lines(path, data)
+    return b"".join(line for line, result in lines if _number(path, result.get("iteration")) <= iteration)
 
 
-def _csv_until(data: bytes, iteration: int) -> bytes:
-    complete = data[: data.rfind(b"\n") + 1]
-    rows = list(csv.reader(io.StringIO(complete.decode(), newline="")))
-    if not rows:
+def _csv_until(path: Path, data: bytes, iteration: int) -> bytes:
+    complete = data[: data.rfind(b"\n") + 1].decode(errors="replace")
+    if not complete:
         return b""
-    column = rows[0].index("iteration")
-    return "".join(csv_line(row) for row in [rows[0], *(r for r in rows[1:] if int(r[column]) <= iteration)]).encode()
+    try:
+        head, *rows = csv.reader(io.StringIO(complete, newline=""))
+    except csv.Error as error:
+        raise _damaged(path, str(error)) from error
+    if "iteration" not in head:
+        raise _damaged(path, "there is no column 'iteration'")
+    column = head.index("iteration")
+    kept = [row for row in rows if _number(path, "".join(row[column : column + 1])) <= iteration]
+    return "".join(map(csv_line, [head, *kept])).encode()
 
 
-def _events_until(data: bytes, env_steps: int) -> bytes:
+def _number(path: Path, iteration: Any) -> int:
+    try:
+        return int(iteration)
+    except (TypeError, ValueError, OverflowError):
+        raise _damaged(path, f"an iteration is {iteration!r}") from None
+
+
+def _damaged(path: Path, why: str) -> ConfigError:
+    return ConfigError(f"{path} is damaged: {why}", key="run")
+
+
+def _events_until(path: Path, data: bytes, env_steps: int) -> bytes:
     """TensorBoard's records: length (8 bytes), its checksum (4), an `Event`, its checksum (4)."""
-    from tensorboard.compat.proto.event_pb2 import Event
-
     kept, start = [], 0
     while start + 12 <= len(data):
         end = start + 12 + int.from_bytes(data[start : start + 8], "little") + 4
         if end > len(data):
             break  # half a record
-        if Event.FromString(data[start + 12 : end - 4]).step <= env_steps:
+        if _step_of_event(path, data[start + 12 : end - 4]) <= env_steps:
             kept.append(data[start:end])
         start = end
     return b"".join(kept)
+
+
+def _step_of_event(path: Path, event: bytes) -> int:
+    from google.protobuf.message import DecodeError
+    from tensorboard.compat.proto.event_pb2 import Event
+
+    try:
+        return int(Event.FromString(event).step)
+    except DecodeError as error:
+        raise _damaged(path, str(error)) from error
