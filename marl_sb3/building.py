@@ -187,13 +187,11 @@ def policy_spec(config: TrainConfig, policy_id: PolicyID) -> PolicySpec:
     Raises:
         ConfigError: a setting is not accepted.
     """
-    own = config.own_settings(policy_id)
-    algo, policy = own.pop("algo", config.algo), own.pop("policy", config.policy)
-    of_run = config.hyperparameters if algo == config.algo else {}
+    settings = config.of_policy(policy_id)
     try:
-        return PolicySpec(algorithm_class(algo), policy, **{**of_run, **own})
+        return PolicySpec(algorithm_class(settings.algo), settings.policy, **settings.hyperparameters)
     except ConfigError as error:
-        if error.key not in own:
+        if error.key not in config.own_settings(policy_id):
             raise
         raise ConfigError(f"policy {policy_id!r}: {error}", key=f"{policy_id}.{error.key}") from error
 

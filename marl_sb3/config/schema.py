@@ -83,6 +83,21 @@ class EvaluationSettings:
 
 
 @dataclass(frozen=True)
+class PolicySettings:
+    """What one policy is made of.
+
+    Attributes:
+        algo: name of its algorithm.
+        policy: SB3 policy class, by name.
+        hyperparameters: SB3's arguments, by name; all of them where the configuration is resolved.
+    """
+
+    algo: str
+    policy: str
+    hyperparameters: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
 class TrainConfig:
     """Everything that decides what a run does.
 
@@ -160,6 +175,13 @@ class TrainConfig:
         settings = {**listed, **self.policy_settings.get(policy_id, {})}
         settings.pop("agents", None)
         return settings
+
+    def of_policy(self, policy_id: PolicyID) -> PolicySettings:
+        """The settings of one policy: its own, and those of the run where it has the run's algorithm."""
+        own = self.own_settings(policy_id)
+        algo, policy = own.pop("algo", self.algo), own.pop("policy", self.policy)
+        of_run = self.hyperparameters if algo == self.algo else {}
+        return PolicySettings(algo, policy, {**of_run, **own})
 
     def agents_of(self, policy_id: PolicyID) -> Sequence[AgentID] | None:
         """The agents that are listed for a policy; None where none are."""

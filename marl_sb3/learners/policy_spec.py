@@ -60,6 +60,8 @@ class PolicySpec:
         """
         defaults = canonical_hyperparameters(defaults)
         resolve_hyperparameters(self.algorithm, defaults)  # says which name is wrong
+        if defaults.keys() <= self._given.keys():
+            return self
         return PolicySpec(self.algorithm, self.policy, **{**defaults, **self._given})
 
     def to_plain(self) -> State | None:
