@@ -51,7 +51,8 @@ from mutate_config import CONFIG, make_config_mutant
 from stable_baselines3.common.utils import set_random_seed
 
 from marl_sb3.errors import CheckpointError, ConfigError, EnvRaisedError, MarlSb3Error
-from marl_sb3.experiment import restore, resume_run
+from marl_sb3.experiment import restore, restore_policies, resume_run
+from marl_sb3.learners.bundle import PolicyBundle, load_policies
 from marl_sb3.learners.import_weights import InitFrom, init_from
 from marl_sb3.run import Run
 from marl_sb3.storage.checkpoint_format import read_checkpoint
@@ -145,7 +146,7 @@ def plan(workplace: Workplace, seed: int, index: int) -> tuple[Mutant, str, Base
     if index % 10 == 9:
         return make_config_mutant(workplace.config, seed, index // 10), dice.one_of(["restore", "resume"]), None
     if index % 10 == 8:
-        way = dice.one_of(["restore", "restore best", "resume"])
+        way = dice.one_of(["restore", "restore best", "resume", "policies", "policies by the configuration"])
         return make_mutant(workplace.source(run), seed, index // 10), way, None
     number = dice.number(len(BASES))
     mutant = make_mutant(workplace.source(workplace.bases[number]), seed, index)
@@ -204,10 +205,12 @@ def run_trial(workplace: Workplace, index: int, mutant: Mutant, way: str, scratc
         (folder / CONFIG).write_text(workplace.config)
         mutant.write(folder / "checkpoints" / "ckpt-000002")
         accepted = (CheckpointError,)
-    ways: dict[str, Callable[[], Run]] = {
+    ways: dict[str, Callable[[], Run | PolicyBundle]] = {
         "restore": lambda: restore(folder, "latest"),
         "restore best": lambda: restore(folder, "best"),
         "resume": lambda: resume_run(folder),
+        "policies": lambda: load_policies(folder, "latest"),
+        "policies by the configuration": lambda: restore_policies(folder)[1],
     }
     measured(outcome, ways[way], accepted, folder if way == "resume" else None)
     return outcome
@@ -234,6 +237,8 @@ def measured(
         _judge(outcome, raised, accepted)
     else:
         outcome.result = "loaded"
+        if isinstance(loaded, PolicyBundle):
+            return _act(outcome, loaded)
         _train(outcome, loaded.algorithm if isinstance(loaded, Run) else loaded)
         if isinstance(loaded, Run):
             loaded.files.unlock()
@@ -249,6 +254,19 @@ def _judge(outcome: Outcome, error: BaseException, accepted: tuple[type[Exceptio
         outcome.result, outcome.details = "other", f"a message of {len(message)} characters: {message[:500]!r}"
     else:
         outcome.result = "refused"
+
+
+def _act(outcome: Outcome, bundle: PolicyBundle) -> None:
+    """An action of each agent."""
+    observations = {
+        agent: bundle.spaces[policy_id].observation.sample() for agent, policy_id in bundle.policy_of.items()
+    }
+    try:
+        bundle.predict(observations)
+        outcome.after = "ran"
+    except BaseException as error:
+        outcome.result, outcome.after = "other", f"after it, {type(error).__name__}: {error}"[:300]
+        outcome.details = _traceback(error)
 
 
 def _train(outcome: Outcome, algorithm: Any) -> None:
