@@ -125,11 +125,11 @@ def assignment(option: str, text: str, accepted: str = "KEY=VALUE") -> tuple[str
 def add_env_option(parser: argparse.ArgumentParser, *, also_positional: bool, makes_env: bool = True) -> None:
     """Let the env be named by `--env ENV`, in every command alike; those that train take it as first word, too."""
     if also_positional:
-        words = "the same as ENV; default: ENV"
+        words = "another way to give ENV; default: ENV"
     elif not makes_env:
         words = "the env that the run has to be of; no env is made; default: any"
     else:
-        words = "the run's env, to be named if it is code of your own (package.module:factory); default: the run's"
+        words = "the run's env; required if it is your own code (package.module:factory); default: as in the run"
     parser.add_argument("--env", metavar="ENV", dest="env_option", help=words)
 
 

@@ -36,13 +36,12 @@ if TYPE_CHECKING:
     from marl_sb3.video import VideoFile
 
 _EPILOG = """\
-Actions are the most likely ones or sampled ones as the run's setting
-evaluation_deterministic says, unless an option says it; the first line of the
-output tells which.
+Without --stochastic or --deterministic, the run's setting
+evaluation.deterministic decides; the first line of the output says which.
 
-The episodes are others than those of the training. The same command repeats
-them: give another --seed for others. Every env plays a number of episodes that
-is fixed beforehand, so that short episodes are not favoured.
+The episodes are not those of the training. The same command plays the same
+episodes; another --seed plays others. How many episodes each env plays is fixed
+beforehand, so that short episodes are not favoured.
 
 examples
   python -m marl_sb3.evaluate runs/arena/20260101-120000-abcd
@@ -75,12 +74,14 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--video", metavar="FILE", type=Path, help="film the first episode of env 0, as .gif or .mp4; default: no film"
     )
-    parser.add_argument("--video-episodes", metavar="N", type=integer, help="film more of its episodes; default: 1")
+    parser.add_argument(
+        "--video-episodes", metavar="N", type=integer, help="how many episodes of env 0 are filmed; default: 1"
+    )
     parser.add_argument(
         "--seed",
         metavar="S",
         type=integer,
-        help="of the episodes and of sampled actions; default: follows from the run's",
+        help="seed of the episodes and of sampled actions; default: derived from the run's seed",
     )
     parser.add_argument(
         "--n-envs",

@@ -65,14 +65,16 @@ def build_parser() -> argparse.ArgumentParser:
         choices=["shared", "per_agent"],
         help="one policy for all agents, or one for each; default: as in the preset, else shared",
     )
-    parser.add_argument("--algo", metavar="NAME", type=algorithm_name, help="algorithm; default: ppo")
+    parser.add_argument("--algo", metavar="NAME", type=algorithm_name, help="algorithm: ppo or a2c; default: ppo")
     parser.add_argument(
         "--timesteps", metavar="N", type=integer, help="env steps to train for; default: as in the preset, else 1000000"
     )
     parser.add_argument(
         "--n-envs", metavar="E", type=integer, help="envs that step together; default: as in the preset, else 8"
     )
-    parser.add_argument("--seed", metavar="S", type=integer, help="run seed; default: drawn, and kept in config.yaml")
+    parser.add_argument(
+        "--seed", metavar="S", type=integer, help="seed of the run; default: random, written to config.yaml"
+    )
     parser.add_argument(
         "--set",
         metavar="KEY=VALUE",
@@ -103,7 +105,9 @@ def build_parser() -> argparse.ArgumentParser:
         "checkpoint or an SB3 zip; may be repeated; --set init_layers=[...] takes some layers; default: random weights",
     )
     parser.add_argument(
-        "--trust-pickle", action="store_true", help="read an SB3 zip, whose maker you trust; default: refuse it"
+        "--trust-pickle",
+        action="store_true",
+        help="read SB3 zips, which may run code: only files you trust; default: off",
     )
     parser.add_argument(
         "--checkpoint-every",
@@ -120,7 +124,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--resume",
         metavar="RUN",
         help="continue a run from its newest checkpoint, in its folder; --timesteps N then trains N env steps more, "
-        "and schedules such as lin_X jump to where the new end puts them; default: none",
+        "and schedules such as lin_X lead to the new end; default: none",
     )
     parser.add_argument("--run-dir", metavar="DIR", help="folder of the run, new or empty; default: runs/ENV/TIME-XXXX")
     parser.add_argument(

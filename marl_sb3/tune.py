@@ -44,7 +44,7 @@ examples
   python -m marl_sb3.tune --trials 50
   python -m marl_sb3.tune arena --trials 100 --workers 2 --confirm-seeds 10
   python -m marl_sb3.tune CartPole-v1 --grid minibatch_size=128,200,256
-  python -m marl_sb3.tune --study NAME      continue a study with its own settings
+  python -m marl_sb3.tune --study NAME      continue a study
 
 exit codes: 0 done, 1 failed, 2 wrong command line or settings, 130 interrupted
 """
@@ -65,46 +65,60 @@ def build_parser() -> argparse.ArgumentParser:
         help="name of the study; an existing one is continued; default: time and 4 hex digits",
     )
     add("--new-study", action="store_true",
-        help="begin a study, also where another one has a similar name; default: refuse, it may be a typo")  # fmt: skip
-    add("--storage", metavar="URL", help="of a database, sqlite:///study.db; default: a journal in the study's folder")
+        help="begin a new study even if another one has a similar name; default: refuse it, as a typo")  # fmt: skip
+    add(
+        "--storage",
+        metavar="URL",
+        help="a database such as sqlite:///study.db; default: a journal in the study's folder",
+    )
     add("--workers", metavar="N", type=integer, default=1, help="processes that run trials; default: 1")
     add("--sampler", metavar="NAME", help="tpe, random, grid or gp; default: tpe, or grid with --grid")
     add("--pruner", metavar="NAME", help="median, asha or none; default: median, or none with --grid")
     add(
         "--hparams",
         metavar="FILE",
-        help="settings by env id, which the search changes and is compared with; default: the shipped preset",
+        help="settings by env id: where the search starts, and what it is compared with; default: the shipped preset",
     )
-    add("--space", metavar="FILE", help="what is chosen, see below; default: shipped for the algorithm")
+    add("--space", metavar="FILE", help="the ranges to search, see below; default: those shipped for the algorithm")
     add(
         "--grid",
         metavar="KEY=A,B,C",
         action="append",
         default=[],
-        help="try exactly these; may be repeated; default: none",
+        help="try exactly these values; several --grid: all combinations; default: none",
     )
     add("--objective", metavar="WHAT",
-        help="sum of all agents' returns, min of them, an agent, a custom or any metric; default: sum")  # fmt: skip
+        help="sum or min of all agents' returns, an agent, a custom metric or any metric; default: sum")  # fmt: skip
     add("--mode", metavar="M", help="max or min; default: max")
     add("--over", metavar="WHICH",
-        help="of a trial's evaluations the last, the best, or mean_of_last_K; default: last")  # fmt: skip
+        help="which evaluations of a trial count: last, best or mean_of_last_K; default: last")  # fmt: skip
     add(
         "--evaluations",
         metavar="N",
         type=integer,
-        help="of a trial, in equal distances; default: 10, or as many as a short one has room for",
+        help="evaluations of a trial, equally spaced; default: 10, or fewer in a short trial",
     )
-    add("--evaluation-episodes", metavar="N", type=integer, help="in each of them; default: 10")
+    add("--evaluation-episodes", metavar="N", type=integer, help="episodes of an evaluation; default: 10")
     add("--confirm-seeds", metavar="K", type=integer, default=0,
         help="train the best trials and the preset again with K fresh seeds each; default: 0, none")  # fmt: skip
-    add("--confirm-best", metavar="B", type=integer, default=1, help="how many trials; default: 1")
-    add("--policies", choices=["shared", "per_agent"], help="default: as in the preset, else shared")
-    add("--algo", metavar="NAME", type=algorithm_name, help="algorithm; default: ppo")
+    add(
+        "--confirm-best",
+        metavar="B",
+        type=integer,
+        default=1,
+        help="how many trials --confirm-seeds trains again; default: 1",
+    )
+    add(
+        "--policies",
+        choices=["shared", "per_agent"],
+        help="one policy for all agents, or one for each; default: as in the preset, else shared",
+    )
+    add("--algo", metavar="NAME", type=algorithm_name, help="algorithm: ppo or a2c; default: ppo")
     add("--vectorizer", metavar="NAME", help="auto, batched, sync or supersuit; default: auto")
     add("--device", metavar="NAME", help="auto, cpu or cuda; default: auto")
-    add("--seed", metavar="S", type=integer, help="of the search; default: 0")
+    add("--seed", metavar="S", type=integer, help="seed of the search; default: 0")
     add("--set", metavar="KEY=VALUE", dest="settings", action="append", default=[],
-        help="set this in every trial, and do not search it; may be repeated; default: none")  # fmt: skip
+        help="fix a setting in every trial; may be repeated; default: none")  # fmt: skip
     add("--quiet", action="store_true", help="print the study's folder alone; default: off")
     add_verbosity(parser)
     return parser

@@ -14,6 +14,7 @@ import pytest
 
 import marl_sb3
 from marl_sb3.__main__ import COMMANDS, main
+from marl_sb3.learners.algorithms import ALGORITHMS
 
 FUNCTIONS = {"train": "marl_sb3.experiment", "tune": "marl_sb3.tuning.api"}
 ORDERS = {
@@ -36,6 +37,13 @@ def test_a_name_that_is_a_command_too_is_the_function(name: str, order: str, mon
     exec(ORDERS[order].format(name), names)
     assert names["found"] is getattr(importlib.import_module(FUNCTIONS[name]), name)
     assert callable(importlib.import_module(f"marl_sb3.{name}").main)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_help_of_a_command_lists_every_algorithm(name: str) -> None:
+    parser = importlib.import_module(f"marl_sb3.{name}").build_parser()
+    option = next(action for action in parser._actions if action.dest == "algo")
+    assert option.help == f"algorithm: {' or '.join(ALGORITHMS)}; default: ppo"
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
