@@ -1,8 +1,8 @@
 """Tensors in a file, in the safetensors format: a length in 8 bytes, a JSON header of that length, then the numbers.
 
-See https://huggingface.co/docs/safetensors. Its own reader takes the whole file into memory, and accepts what we do
-not: names that are there twice, bytes that are neither true nor false. Here a reader learns first what the tensors are,
-and takes only those into memory that it knows to be of the size it expects; files may be of any size.
+See https://huggingface.co/docs/safetensors. That library is not used because it cannot hash the very bytes that it
+returns, and because it accepts names that are there twice and bytes that are neither true nor false. Here dtypes and
+shapes are known before any number is read, so that the reader takes only what has the size it expects into memory.
 """
 
 from __future__ import annotations
