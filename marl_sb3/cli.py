@@ -30,6 +30,8 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
+_SIMILAR = 0.7  # how alike an unknown option and the one that may have been meant are, as `difflib` counts
+
 
 class CommandParser(argparse.ArgumentParser):
     """An `ArgumentParser` with one-line errors and `--version`.
@@ -46,11 +48,24 @@ class CommandParser(argparse.ArgumentParser):
         """Parse a command line; for one with options that are not known, say which may have been meant."""
         arguments, unknown = self.parse_known_args(args, namespace)
         if unknown:
-            known = [option for action in self._actions for option in action.option_strings]
-            close = difflib.get_close_matches(unknown[0].partition("=")[0], known, n=1) if unknown[0][:1] == "-" else []
-            hint = f"; did you mean {close[0]}?" if close else ""
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+            meant = self._meant(unknown[0], getattr(arguments, "settings", None))
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{f'; did you mean {meant}?' if meant else ''}")
         return arguments
+
+    def _meant(self, unknown: str, settings: list[str] | None) -> str | None:
+        """What an argument that is not known may have been meant to be.
+
+        Args:
+            unknown: the argument.
+            settings: what was given after `--set`; None for a command that has no such option.
+        """
+        if unknown.startswith("-"):
+            known = [option for action in self._actions for option in action.option_strings]
+            close = difflib.get_close_matches(unknown.partition("=")[0], known, n=1, cutoff=_SIMILAR)
+            return close[0] if close else "--set KEY=VALUE" if settings is not None else None
+        if settings and "=" not in settings[-1]:  # --set lr 1e-4
+            return f"--set {settings[-1]}={unknown}"
+        return f"--set {unknown}" if settings is not None and "=" in unknown else None
 
     def error(self, message: str) -> NoReturn:
         """Print what is wrong and leave with exit code 2."""

@@ -22,17 +22,16 @@ from marl_sb3.config.files import entry_of
 from marl_sb3.errors import ConfigError, path_is_usable
 from marl_sb3.runs.reader import read_results
 from marl_sb3.storage.atomic import unfinished_path, with_filename, write_whole
-from marl_sb3.storage.checkpoint_folder import CheckpointFolder
+from marl_sb3.storage.checkpoint_folder import RUN_CONFIG, CheckpointFolder, newest_run
 
 if TYPE_CHECKING:
     from marl_sb3.metrics import Result
 
 _log = logging.getLogger(__name__)
 
-_CONFIG = "config.yaml"
 _LOCK = ".lock"
 TRACEBACK_FILE = "traceback.txt"
-_OF_A_START = (_LOCK, unfinished_path(Path("config.yaml")).name)  # there before config.yaml is
+_OF_A_START = (_LOCK, unfinished_path(Path(RUN_CONFIG)).name)  # there before config.yaml is
 _RUNS = Path("runs")  # where runs are kept, unless --run-dir says otherwise
 
 
@@ -49,25 +48,25 @@ def find_run(path: str | Path) -> Path:
 
 
 def _find_run(folder: Path) -> Path:
-    if (folder / _CONFIG).is_file():
+    if (folder / RUN_CONFIG).is_file():
         return folder
-    configs = sorted(folder.glob(f"*/{_CONFIG}"), key=lambda config: (config.stat().st_mtime_ns, config.parent.name))
-    if configs:
-        _log.info("newest run in %s: %s", folder, configs[-1].parent)
-        return configs[-1].parent
+    newest = newest_run(folder)
+    if newest is not None:
+        _log.info("newest run in %s: %s", folder, newest)
+        return newest
     raise ConfigError(f"{folder} is not a run folder: {_why_no_run(folder)}", key="run")
 
 
 def _why_no_run(path: Path) -> str:
     """What is wrong, and which folder may have been meant."""
-    around = next((parent for parent in [*path.absolute().parents][:3] if (parent / _CONFIG).is_file()), None)
+    around = next((parent for parent in [*path.absolute().parents][:3] if (parent / RUN_CONFIG).is_file()), None)
     if path.exists() and around is not None:
         number = f" with --checkpoint {int(path.name[5:])}" if re.fullmatch(r"ckpt-[0-9]{6,12}", path.name) else ""
         return f"it is a part of one; did you mean {os.path.relpath(around)}{number}?"
     if path.is_dir():
-        below = sorted({str(config.parent.parent) for config in path.glob(f"*/*/{_CONFIG}")})
+        below = sorted({str(config.parent.parent) for config in path.glob(f"*/*/{RUN_CONFIG}")})
         hint = f"; there are runs in {', '.join(below[:5])}{', ...' if len(below) > 5 else ''}" if below else ""
-        return f"it has no {_CONFIG}{hint}"
+        return f"it has no {RUN_CONFIG}{hint}"
     if path.exists():
         return "it is a file"
     close = [str(_RUNS / path)] if (_RUNS / path).is_dir() else _similar(path)
@@ -96,7 +95,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.config_file = path / _CONFIG
+        self.config_file = path / RUN_CONFIG
         self.checkpoints = CheckpointFolder(path / "checkpoints")
         self.policies = path / "policies"
         self.resumes = path / "resumes.jsonl"

@@ -48,7 +48,9 @@ def test_assignments_are_read_as_yaml() -> None:
 @pytest.mark.parametrize(
     ("line", "hint"),
     [("--timestep 5", "--timestep 5; did you mean --timesteps?"), ("--n_envs=3", "--n_envs=3; did you mean --n-envs?"),
-     ("--nothing-like-it", "--nothing-like-it"), ("more", "more")],
+     ("--nothing-like-it", "--nothing-like-it; did you mean --set KEY=VALUE?"), ("more", "more"),
+     ("--lr 1e-4", "--lr 1e-4; did you mean --set KEY=VALUE?"), ("lr=1e-4", "lr=1e-4; did you mean --set lr=1e-4?"),
+     ("--set lr 1e-4", "1e-4; did you mean --set lr=1e-4?"), ("--set lr=1e-4 more", "more")],
 )  # fmt: skip
 def test_an_option_that_is_not_known_says_which_may_have_been_meant(
     line: str, hint: str, capsys: pytest.CaptureFixture[str]

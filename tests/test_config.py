@@ -158,6 +158,7 @@ def test_an_error_says_where_the_setting_came_from(tmp_path: Path) -> None:
         ({"policies": 3}, "--policies: policies is 3; accepted: shared, per_agent or a mapping"),
         ({"policies": {"p": 3}}, "policies.p is 3; accepted: a mapping of settings"),
         ({"n_threads": 0}, "n_threads is 0"),
+        ({"n_threads": 1025}, "n_threads is 1025; accepted: an integer from 1 to 1024"),
         *(
             ({"extensions": listed}, "extensions is ")
             for listed in (
@@ -186,12 +187,14 @@ def test_a_malformed_key_is_refused(key: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[1, 2]", "holds list; accepted: env id -> settings"),
-        ("", "holds NoneType"),
+        ("[1, 2]", "holds [1, 2]; accepted: a mapping of env ids to their settings"),
+        ("", "h.yml is empty; accepted: "),
         ("a: {n_envs: 2}\nb: {n_envs: 2}\n", "no settings for env 'e'; it has a, b"),
         ("ee: {n_envs: 2}\n", "did you mean ee?"),
         ("e: 5", "e: is 5; accepted: a mapping of settings"),
-        ("e: {n_envs: 2", "is not valid YAML"),
+        ("e: {n_envs: 2", "is not valid YAML: line 1, column 14: while parsing a flow mapping: expected ',' or '}'"),
+        ("e:\n\tn_envs: 2", r"line 2, column 1: while scanning for the next token: found character '\t'"),
+        ("e:\n  n_envs: 2\n  n_envs: 3\n", "line 3, column 3: 'n_envs' is set twice"),
         ("e: !!python/object/apply:os.system ['true']", "is not valid YAML"),
     ],
 )

@@ -73,7 +73,8 @@ def entry_of(hparams: Hparams, env: str | None, notes: list[str]) -> tuple[str, 
     path = name_of(hparams)
     content = hparams if isinstance(hparams, Mapping) else read_yaml(Path(hparams))
     if not isinstance(content, Mapping) or not content:
-        raise ConfigError(f"{path} holds {type(content).__name__}; accepted: env id -> settings", key="hparams")
+        found = f"holds {shown(content)}" if content else "is empty"
+        raise ConfigError(f"{path} {found}; accepted: a mapping of env ids to their settings", key="hparams")
     if env is None:
         env = _only_env(path, content)
     if env in content:

@@ -44,6 +44,9 @@ _POLICY = Accepted("a mapping of settings", lambda value: isinstance(value, Mapp
 _QUOTE = " (in YAML: in quotes)"
 
 
+_MOST_THREADS = 1024  # PyTorch starts as many at once, and the process dies if the system refuses one
+
+
 @dataclass(frozen=True)
 class CheckpointSettings:
     """When checkpoints are written, and which of them are kept.
@@ -149,7 +152,7 @@ class TrainConfig:
     init_layers: Annotated[Sequence[str] | None, STRINGS.or_null()] = None
     vectorizer: Annotated[str, STRING] = "auto"
     device: Annotated[str, STRING] = "auto"
-    n_threads: Annotated[int, integer(1)] = 1
+    n_threads: Annotated[int, integer(1, _MOST_THREADS)] = 1
     n_parallel_updates: Annotated[int | None, integer(1).or_null()] = None
     update_path: Annotated[str, STRING] = "auto"
     on_nan: Annotated[str, one_of("stop", "rollback")] = "stop"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,21 @@ import yaml
 from marl_sb3.config.schema import ACCEPTED, TrainConfig, value_of
 from marl_sb3.errors import ConfigError
 
+_MERGE = "tag:yaml.org,2002:merge"  # `<<`: what it brings may be set anew
+
 
 class _Loader(yaml.SafeLoader):
-    """Plain data only, and 3e-4 is a number (YAML 1.1 wants 3.0e-4)."""
+    """Plain data only, and 3e-4 is a number (YAML 1.1 wants 3.0e-4); a key that is there twice is refused."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        """A mapping; PyYAML alone would take the last of equal keys and drop the others."""
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE:
+                if (key.tag, key.value) in seen:
+                    raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} is set twice", key.start_mark)
+                seen.add((key.tag, key.value))
+        return super().construct_mapping(node, deep)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -73,6 +85,11 @@ def parse_value(text: str) -> Any:
 
 
 def _one_line(error: Exception) -> str:
+    """What is wrong, and where, without the excerpt that PyYAML shows."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        context = f"{error.context}: " if error.context else ""
+        mark = error.problem_mark
+        return f"line {mark.line + 1}, column {mark.column + 1}: {context}{error.problem}"
     return " ".join(str(error).split())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping
@@ -149,12 +150,19 @@ def _imported_factory(path: str) -> EnvFactory:
     # As in `gymnasium.make("module:Env-v0")`: the module may have registered what has no name in it.
     factory = getattr(module, attribute, None) or _pettingzoo_factory(attribute) or _gymnasium_factory(attribute)
     if factory is None:
-        found = "it has no such name, and has registered no env of this id"
-        raise ConfigError(f"env {path!r}: {found}; accepted: package.module:factory or package:ENV_ID", key="env")
+        raise ConfigError(f"env {path!r}: {_nothing_there(module, attribute)}", key="env")
     if not callable(factory):
         found = f"{attribute!r} cannot be called"
         raise ConfigError(f"env {path!r}: {found}; accepted: package.module:factory", key="env")
     return factory
+
+
+def _nothing_there(module: Any, attribute: str) -> str:
+    close = difflib.get_close_matches(attribute, [name for name in vars(module) if callable(vars(module)[name])], n=3)
+    found = f"module {module.__name__!r} has no {attribute!r}, and has registered no env of this id"
+    if close:
+        return f"{found}; did you mean {', '.join(close)}?"
+    return f"{found}; accepted: package.module:factory or package:ENV_ID"
 
 
 def _import_from_here(module_name: str) -> Any:
@@ -222,10 +230,30 @@ def _gymnasium_factory(env_id: str) -> EnvFactory | None:
 def _unknown(name: str) -> str:
     known = [*BUILTIN_ENVS, *_registered, *pettingzoo.parallel_registry, *pettingzoo.aec_registry, *gymnasium.registry]
     close = list(dict.fromkeys(difflib.get_close_matches(name, known, n=3)))
-    hint = f"; did you mean {', '.join(close)}?" if close else "."
+    hint = _module_hint(name) or (f"; did you mean {', '.join(close)}?" if close else ".")
     mine = ", ".join([*BUILTIN_ENVS, *_registered])
     shown = name if len(name) <= _SHOWN else f"{name[:_SHOWN]}..."
     return f"unknown env {shown!r}{hint} Known: {mine}, PettingZoo and Gymnasium ids; or use package.module:factory"
+
+
+# Names under which many look for envs of packages that register none with PettingZoo or Gymnasium before their import.
+_OF_OTHER_PACKAGES: Mapping[str, str] = {
+    r"(?:\w+[./])?(simple(?:_\w+)?_v[0-9]+)": r"mpe2.\1:parallel_env",
+    r"(ALE/.+)": r"ale_py:\1",
+}
+
+
+def _module_hint(name: str) -> str:
+    """What to write for an env in a Python file or module of the working directory, or in another package."""
+    module = name.removesuffix(".py").replace("/", ".")
+    if name.endswith(".py") or Path(f"{name.replace('.', '/')}.py").is_file():
+        return f"; did you mean {module[:_SHOWN]}:NAME, where NAME is the env's class or a function that returns one?"
+    for pattern, env_id in _OF_OTHER_PACKAGES.items():
+        found = re.fullmatch(pattern, name[:_SHOWN])
+        if found:
+            package = re.split("[.:]", env_id)[0]
+            return f"; did you mean {found.expand(env_id)} of the package {package}, which has to be installed?"
+    return ""
 
 
 def _signature(factory: EnvFactory) -> inspect.Signature | None:

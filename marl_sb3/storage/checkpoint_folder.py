@@ -25,6 +25,7 @@ from marl_sb3.storage.state import State
 
 _log = logging.getLogger(__name__)
 
+RUN_CONFIG = "config.yaml"  # what makes a folder a run folder
 _NAME = re.compile(r"ckpt-([0-9]{6,12})")
 
 
@@ -162,7 +163,7 @@ def find_checkpoint(path: str | Path, which: str = "latest") -> Checkpoint:
     """The checkpoint that a path leads to.
 
     Args:
-        path: a checkpoint, a run folder, or the folder `checkpoints` of a run.
+        path: a checkpoint, a run folder, the folder `checkpoints` of a run, or a folder of runs: its newest run.
         which: of a run: `latest`, `best`, or the number of an iteration.
 
     Raises:
@@ -174,7 +175,18 @@ def find_checkpoint(path: str | Path, which: str = "latest") -> Checkpoint:
     for candidate in (folder / "checkpoints", folder):
         if candidate.is_dir() and CheckpointFolder(candidate).names():
             return CheckpointFolder(candidate).load(which)
+    run = newest_run(folder)
+    if run is not None:
+        _log.info("newest run in %s: %s", folder, run)
+        return find_checkpoint(run, which)
     raise CheckpointError(f"{path} is {_what_it_is(folder)}; accepted: a checkpoint, or a run folder that has one")
+
+
+def newest_run(folder: Path) -> Path | None:
+    """Of the runs in a folder the one that was started or resumed last; None if there is none."""
+    configs = folder.glob(f"*/{RUN_CONFIG}")
+    newest = max(configs, key=lambda config: (config.stat().st_mtime_ns, config.parent.name), default=None)
+    return None if newest is None else newest.parent
 
 
 def _what_it_is(path: Path) -> str:
@@ -183,10 +195,8 @@ def _what_it_is(path: Path) -> str:
         return "not there"
     if not path.is_dir():
         return "a file: an SB3 zip is opened by SB3's load, or by --init-from" if path.suffix == ".zip" else "a file"
-    if (path / "config.yaml").is_file():
-        return "a run folder without a checkpoint"
-    runs = sorted((entry.parent for entry in path.glob("*/config.yaml")), key=lambda run: run.name)
-    return f"a folder of runs, such as {runs[-1]}" if runs else "a folder that holds no valid checkpoint"
+    is_run = (path / RUN_CONFIG).is_file()
+    return "a run folder without a checkpoint" if is_run else "a folder that holds no valid checkpoint"
 
 
 def _iteration(name: str) -> int:

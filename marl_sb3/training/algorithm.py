@@ -407,7 +407,7 @@ class MultiAgentAlgorithm:
         With another number of envs it is inexact: weights, optimizers and counters go on, episodes begin anew.
 
         Args:
-            path: what `save` wrote, a run folder, or one of a run's checkpoints.
+            path: what `save` wrote, a run folder, one of a run's checkpoints, or a folder of runs: its newest run.
             env: envs like those that it was trained in, as many of them to go on exactly; or what makes one.
             policies: specs by policy id; needed where they held classes or functions, which no checkpoint holds.
             checkpoint: of a run folder: `latest`, `best` or the number of an iteration.

@@ -162,22 +162,23 @@ def test_factory_is_imported_from_the_working_directory(tmp_path: Path, monkeypa
     assert "unknown env argument 'width'; the env takes: steps" in str(refusal("my_package.my_envs:short", width=1))
 
 
-NO_SUCH_NAME = (
-    "it has no such name, and has registered no env of this id; accepted: package.module:factory or package:ENV_ID"
-)
-
-
 @pytest.mark.parametrize(
     ("path", "problem"),
     [
         ("no_such_module:env", "cannot import 'no_such_module': No module named 'no_such_module'"),
         (
             "toy_envs:no_such_env",
-            NO_SUCH_NAME,
+            "module 'toy_envs' has no 'no_such_env', and has registered no env of this id; "
+            "accepted: package.module:factory or package:ENV_ID",
+        ),
+        (
+            "toy_envs:scriptedEnv",
+            "module 'toy_envs' has no 'scriptedEnv', and has registered no env of this id; did you mean ScriptedEnv?",
         ),
         (
             "toy_envs:",
-            NO_SUCH_NAME,
+            "module 'toy_envs' has no '', and has registered no env of this id; "
+            "accepted: package.module:factory or package:ENV_ID",
         ),
         ("toy_envs:np", "'np' cannot be called; accepted: package.module:factory"),
         (":env", "'' names no module; accepted: package.module:factory"),
@@ -338,6 +339,15 @@ def test_factory_of_something_else_is_refused(product, problem):
         ("sisl/pursuit-v4", "unknown env 'sisl/pursuit-v4'; did you mean sisl/pursuit-v5?"),
         ("qqq", "unknown env 'qqq'. Known: arena, toy, PettingZoo and Gymnasium ids; or use package.module:factory"),
         ("", "unknown env ''. Known: "),
+        ("my_env.py", "unknown env 'my_env.py'; did you mean my_env:NAME, where NAME is the env's class or a function"),
+        (
+            "simple_spread_v3",
+            "unknown env 'simple_spread_v3'; did you mean mpe2.simple_spread_v3:parallel_env",
+        ),
+        (
+            "ALE/Pong-v5",
+            "unknown env 'ALE/Pong-v5'; did you mean ale_py:ALE/Pong-v5 of the package",
+        ),
     ],
 )
 def test_unknown_id_is_answered_with_close_ones(env_id, start):

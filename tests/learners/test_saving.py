@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 from pathlib import Path
@@ -490,11 +491,17 @@ def test_a_run_folder_is_as_good_as_one_of_its_checkpoints(tmp_path: Path) -> No
         whole.train_iteration()
         score = {"score": {"metric": "m", "value": value, "higher_is_better": True}}
         folder.save(iteration, *whole.get_state(), {**whole.about(), **score}, keep=2)
+    for name, changed_s in (("run", 2), ("older", 1)):
+        config = tmp_path / name / "config.yaml"
+        config.parent.mkdir(exist_ok=True)
+        config.touch()
+        os.utime(config, (changed_s, changed_s))
     for path, which, iteration in (
         (tmp_path / "run", {}, 2),
         (tmp_path / "run", {"checkpoint": "best"}, 1),
         (tmp_path / "run" / "checkpoints", {"checkpoint": "1"}, 1),
         (str(tmp_path / "run" / "checkpoints" / "ckpt-000001"), {}, 1),
+        (tmp_path, {}, 2),  # as commands take the newest run of a folder
     ):
         assert MultiAgentAlgorithm.load(path, arena(), device="cpu", **which).iteration == iteration
 
@@ -505,7 +512,7 @@ def test_a_run_folder_is_as_good_as_one_of_its_checkpoints(tmp_path: Path) -> No
         ("none", "none is not there; accepted: a checkpoint, or a run folder that has one"),
         ("pol.zip", "pol.zip is a file: an SB3 zip is opened by SB3's load, or by --init-from; accepted"),
         ("run", "run is a run folder without a checkpoint; accepted"),
-        ("", "is a folder of runs, such as .*run; accepted"),
+        ("", "run is a run folder without a checkpoint; accepted"),
         ("empty", "empty is a folder that holds no valid checkpoint; accepted"),
     ],
 )
