@@ -25,17 +25,13 @@ SHORT_SEARCH = {"timesteps": 6_000, "evaluations": 3, "evaluation_episodes": 2}
 class WorkHere:
     """Takes the place of `tuning.workers.Workers`: does their work in this process."""
 
-    def __init__(self, study: Any, count: int, job: list[str], *_: Any) -> None:
-        self.study, self.job = study, job
+    def __init__(self, study: Any, count: int, queue: Any) -> None:
+        self.study, self.queue = study, queue
 
     def run(self, look: Callable[[], None]) -> None:
-        from marl_sb3.tuning import confirm, run_search
+        from marl_sb3.tuning.run_jobs import work_here
 
-        if self.job == ["trials"]:
-            run_search._run_here(self.study, look)
-        else:
-            seeds, *trials = map(int, self.job[1:])
-            confirm.work_on_confirming(self.study, trials, seeds, look)
+        work_here(self.study, self.queue, look)
 
 
 @pytest.fixture
@@ -44,7 +40,7 @@ def short_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
     from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
     from marl_sb3 import MultiAgentAlgorithm
-    from marl_sb3.tuning import api, confirm, run_search
+    from marl_sb3.tuning import api, confirm, run_jobs
 
     def capped(learn: Callable[..., Any]) -> Callable[..., Any]:
         def learn_briefly(self: Any, total_timesteps: int, *args: Any, **kwargs: Any) -> Any:
@@ -65,8 +61,7 @@ def short_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api, "prepare_study", prepare_short)
     trainings = confirm._trainings
     monkeypatch.setattr(confirm, "_trainings", lambda study, trials, seeds: trainings(study, trials, min(seeds, 2)))
-    for module in (run_search, confirm):
-        monkeypatch.setattr(module, "Workers", WorkHere)
+    monkeypatch.setattr(run_jobs, "Workers", WorkHere)
 
 
 @pytest.fixture(scope="session")

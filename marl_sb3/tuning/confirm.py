@@ -5,24 +5,22 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
+from filelock import BaseFileLock, FileLock, Timeout
 from optuna.trial import FrozenTrial
 
-from marl_sb3.envs.registry import importable_id
 from marl_sb3.errors import is_disk_full
 from marl_sb3.experiment import execute, prepare
 from marl_sb3.storage.atomic import write_whole
-from marl_sb3.tuning.run_search import study_lock
+from marl_sb3.tuning.jobs import Job
+from marl_sb3.tuning.run_jobs import run_jobs
 from marl_sb3.tuning.search import require_integer
 from marl_sb3.tuning.study import TuneStudy
 from marl_sb3.tuning.trial import note_failure, objective_of
-from marl_sb3.tuning.workers import POLL_S, Workers
 
 PRESET = "preset"
 _FOLDER = "confirm"  # of the study
@@ -114,50 +112,78 @@ def confirm(
     trials = [trial.number for trial in study.completed()[:best]]
     if not trials:
         return []
-    trainings = _trainings(study, trials, seeds)
-
-    def done() -> int:
-        return sum(training.outcome() is not None for training in trainings)
+    queue = ConfirmationQueue(study, trials, seeds)
 
     def look() -> None:
         if watch is not None:
-            watch(done(), len(trainings))
+            watch(queue.n_done(), len(queue.trainings))
 
-    with study_lock(study.folder):
-        if workers == 1 and importable_id(study.search.env, study.factory) is None:
-            if not work_on_confirming(study, trials, seeds, look):
-                raise KeyboardInterrupt
-        else:
-            pool = Workers(study, workers, ["confirm", *map(str, [seeds, *trials])], done)
-            pool.run(look)
-            while done() < len(trainings):  # a worker of a search that was killed is at the rest
-                time.sleep(POLL_S)
-                look()
-                if any(training.is_free() for training in trainings if training.outcome() is None):
-                    pool.run(look)
-        look()
+    run_jobs(study, queue, workers, look)
     return confirmed(study)
 
 
-def work_on_confirming(
-    study: TuneStudy,
-    trials: Sequence[int],
-    seeds: int,
-    look: Callable[[], None] = lambda: None,
-    is_wanted: Callable[[], bool] = lambda: True,
-) -> bool:
-    """Do the trainings that are neither done nor being done by others; returns False if one was interrupted."""
-    for training in _trainings(study, trials, seeds):
-        if not is_wanted():
-            break
+class ConfirmationQueue:
+    """Trainings of the preset and of trials with fresh seeds, as a `JobQueue`.
+
+    Args:
+        study: what they are of.
+        trials: the numbers of the trials.
+        seeds: how many each.
+
+    Attributes:
+        trainings: all of them.
+    """
+
+    def __init__(self, study: TuneStudy, trials: Sequence[int], seeds: int) -> None:
+        self.arguments = ("confirm", *map(str, [seeds, *trials]))
+        self.trainings = _trainings(study, trials, seeds)
+        self._study = study
+
+    def claim(self, worker: str) -> Job | None:
+        """See `JobQueue.claim`: whoever holds its lock has claimed a training."""
+        for training in self._not_done():
+            lock = training.lock()
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                continue  # another worker is at it
+            if training.outcome() is None:
+                return _Confirmation(self._study, training, lock)
+            lock.release()
+        return None
+
+    def _not_done(self) -> list[_Training]:
+        return [training for training in self.trainings if training.outcome() is None]
+
+    def n_done(self) -> int:
+        """See `JobQueue.n_done`."""
+        return len(self.trainings) - len(self._not_done())
+
+    def in_flight(self) -> list[str]:
+        """See `JobQueue.in_flight`."""
+        return [str(training.folder) for training in self._not_done() if not training.is_free()]
+
+    def requeue_dead(self) -> None:
+        """Nothing is to be done: the system has released the locks of a worker that died."""
+
+    def is_waiting(self) -> bool:
+        """See `JobQueue.is_waiting`."""
+        return any(training.is_free() for training in self._not_done())
+
+
+@dataclass(frozen=True)
+class _Confirmation:
+    """A training that this process has claimed: it holds the lock."""
+
+    study: TuneStudy
+    training: _Training
+    lock: BaseFileLock
+
+    def run(self) -> bool:
         try:
-            with training.lock().acquire(timeout=0):
-                if training.outcome() is None and not _train(study, training):
-                    return False
-        except Timeout:
-            continue  # another worker is at it
-        look()
-    return True
+            return _train(self.study, self.training)
+        finally:
+            self.lock.release()
 
 
 def _trainings(study: TuneStudy, trials: Sequence[int], seeds: int) -> list[_Training]:

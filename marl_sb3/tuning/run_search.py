@@ -1,27 +1,23 @@
-"""Check a search, and run it: by worker processes, or in this one where no other can import the env."""
+"""Check a search, begin it or go on with it, and run its trials."""
 
 from __future__ import annotations
 
 import logging
-import os
 import secrets
-import time
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
-from marl_sb3.envs.registry import EnvFactory, importable_id
+from marl_sb3.envs.registry import EnvFactory
 from marl_sb3.errors import ConfigError
 from marl_sb3.experiment import Preview, preview
 from marl_sb3.run_folder import TRACEBACK_FILE
+from marl_sb3.tuning.run_jobs import run_jobs, study_lock
 from marl_sb3.tuning.search import Search, read_search, require_integer
 from marl_sb3.tuning.study import TuneStudy
-from marl_sb3.tuning.trial import run_trial
+from marl_sb3.tuning.trial import TrialQueue
 from marl_sb3.tuning.trial_attributes import ERROR, INTERRUPTED, KILLED, WORKER
-from marl_sb3.tuning.workers import POLL_S, SearchError, Workers
+from marl_sb3.tuning.workers import SearchError
 
 _log = logging.getLogger(__name__)
 
@@ -112,7 +108,7 @@ def _require_distinct_minibatches(seen: Preview) -> None:
             words = (
                 f"policy {policy_id!r}: batch_size is {batch_size}, larger than its rollout of {rollout} agent steps"
             )
-            raise ConfigError(f"{words} agent steps; accepted in a search: 2 to {rollout}", key="batch_size")
+            raise ConfigError(f"{words}; accepted in a search: 2 to {rollout}", key="batch_size")
 
 
 def require_trainable_preset(study: TuneStudy) -> None:
@@ -149,53 +145,7 @@ def run_search(study: TuneStudy, workers: int = 1, watch: Watcher | None = None)
             watch(study)
         _require_any_success(study, before)
 
-    with study_lock(study.folder):
-        if workers == 1 and importable_id(study.search.env, study.factory) is None:
-            _run_here(study, look)
-        else:
-            _run_in_workers(study, workers, look)
-        look()
-
-
-@contextmanager
-def study_lock(folder: Path) -> Iterator[None]:
-    """While it lasts, no other process runs the study of this folder.
-
-    Raises:
-        ConfigError: another one does.
-    """
-    lock = FileLock(folder / ".search.lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise ConfigError(f"{folder} is in use: another process is running this study", key="study") from None
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def _run_in_workers(study: TuneStudy, count: int, look: Callable[[], None]) -> None:
-    pool = Workers(study, count, ["trials"], study.n_done, study.requeue_dead)
-    while True:
-        pool.run(look)
-        if at_work := study.in_flight():
-            _log.warning("waiting for workers of a search that was killed: %s", ", ".join(at_work))
-        while study.in_flight():
-            time.sleep(POLL_S)
-            look()
-        study.requeue_dead()
-        if not study.is_waiting():
-            return
-
-
-def _run_here(study: TuneStudy, look: Callable[[], None]) -> None:
-    name = f"here-{os.getpid()}-{secrets.token_hex(2)}"
-    with study.working(name):
-        while (trial := study.next_trial(name)) is not None:
-            if not run_trial(study, trial):
-                raise KeyboardInterrupt
-            look()
+    run_jobs(study, TrialQueue(study), workers, look)
 
 
 def _require_any_success(study: TuneStudy, before: Collection[int]) -> None:

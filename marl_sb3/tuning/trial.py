@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,38 @@ from marl_sb3.metrics import Result
 from marl_sb3.run import Run
 from marl_sb3.run_folder import write_traceback
 from marl_sb3.training.callback import MultiAgentCallback
+from marl_sb3.tuning.jobs import Job
 from marl_sb3.tuning.objective import Objective
 from marl_sb3.tuning.search import Search
 from marl_sb3.tuning.study import TuneStudy
 from marl_sb3.tuning.trial_attributes import ERROR, FOLDER, INDEX, INTERRUPTED, SEED
+
+
+class TrialQueue:
+    """The trials of a study as a `JobQueue`."""
+
+    arguments = ("trials",)
+
+    def __init__(self, study: TuneStudy) -> None:
+        self._study = study
+        self.n_done = study.n_done
+        self.in_flight = study.in_flight
+        self.requeue_dead = study.requeue_dead
+        self.is_waiting = study.is_waiting
+
+    def claim(self, worker: str) -> Job | None:
+        """See `JobQueue.claim`."""
+        trial = self._study.next_trial(worker)
+        return None if trial is None else _TrialJob(self._study, trial)
+
+
+@dataclass(frozen=True)
+class _TrialJob:
+    study: TuneStudy
+    trial: optuna.trial.Trial
+
+    def run(self) -> bool:
+        return run_trial(self.study, self.trial)
 
 
 class ReportEvaluations(MultiAgentCallback):

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from marl_sb3.cli import EXIT_DONE, EXIT_INTERRUPTED, run_command
 from marl_sb3.errors import ConfigError, is_disk_full
+from marl_sb3.tuning.jobs import JobQueue, work
 
 if TYPE_CHECKING:
     from marl_sb3.tuning.study import TuneStudy
@@ -27,7 +28,7 @@ def main(arguments: list[str]) -> int:
         # Without the search that started it a worker would be one that nobody looks after.
         return os.getppid() == int(pid)
 
-    def work() -> int:
+    def run() -> int:
         if path != env:
             from marl_sb3.envs.registry import env_factory, register_env
 
@@ -36,20 +37,14 @@ def main(arguments: list[str]) -> int:
         with study.working(name):
             return _work(study, name, job, [int(option) for option in options], is_wanted)
 
-    return run_command(work, 1)
+    return run_command(run, 1)
 
 
 def _work(study: TuneStudy, name: str, job: str, options: list[int], is_wanted: Callable[[], bool]) -> int:
     from marl_sb3.tuning.workers import EXIT_DISK_FULL
 
     try:
-        if job == "confirm":
-            from marl_sb3.tuning.confirm import work_on_confirming
-
-            seeds, *trials = options
-            done = work_on_confirming(study, trials, seeds, is_wanted=is_wanted)
-        else:
-            done = work_on_trials(study, name, is_wanted)
+        done = work(_queue(study, job, options), name, is_wanted=is_wanted)
     except OSError as error:
         if not is_disk_full(error):
             raise
@@ -68,14 +63,15 @@ def _study(folder: Path, env: str) -> TuneStudy:
     return TuneStudy(search, folder)
 
 
-def work_on_trials(study: TuneStudy, name: str, is_wanted: Callable[[], bool] = lambda: True) -> bool:
-    """Take trials from a study, one after the other, while they are wanted; returns False if one was interrupted."""
-    from marl_sb3.tuning.trial import run_trial
+def _queue(study: TuneStudy, job: str, options: Sequence[int]) -> JobQueue:
+    if job == "confirm":
+        from marl_sb3.tuning.confirm import ConfirmationQueue
 
-    while is_wanted() and (trial := study.next_trial(name)) is not None:
-        if not run_trial(study, trial):
-            return False
-    return True
+        seeds, *trials = options
+        return ConfirmationQueue(study, trials, seeds)
+    from marl_sb3.tuning.trial import TrialQueue
+
+    return TrialQueue(study)
 
 
 if __name__ == "__main__":

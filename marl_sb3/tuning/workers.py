@@ -9,12 +9,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from marl_sb3.envs.registry import importable_id
 from marl_sb3.errors import ConfigError, MarlSb3Error
 from marl_sb3.learners.threads import available_cores
+from marl_sb3.tuning.jobs import JobQueue
 from marl_sb3.tuning.search import STORAGE_VARIABLE
 from marl_sb3.tuning.study import TuneStudy
 
@@ -36,9 +37,7 @@ class Workers:
     Args:
         study: what they work for.
         count: how many.
-        job: their work, see `marl_sb3.tuning.worker`.
-        progress: how much has been done; a worker that died is replaced as long as this grows.
-        after_a_death: called when a worker has died.
+        queue: the jobs that they do; a worker that died is replaced as long as more and more of them are done.
 
     Raises:
         ConfigError: other processes cannot import the env.
@@ -48,9 +47,7 @@ class Workers:
         self,
         study: TuneStudy,
         count: int,
-        job: Sequence[str],
-        progress: Callable[[], int],
-        after_a_death: Callable[[], object] = lambda: None,
+        queue: JobQueue,
     ) -> None:
         env, path = study.search.env, importable_id(study.search.env, study.factory)
         if path is None:
@@ -59,11 +56,9 @@ class Workers:
         self._folder = study.folder / "workers"
         module = [sys.executable, "-m", "marl_sb3.tuning.worker"]
         self._command = [*module, str(os.getpid()), str(study.folder), env, path]
-        self._job = list(job)
+        self._queue = queue
         self._environment = _environment(max(1, available_cores() // count), study.search.storage)
         self._count = count
-        self._progress = progress
-        self._after_a_death = after_a_death
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._deaths = 0
         self._done = 0  # when the latest worker died
@@ -93,7 +88,7 @@ class Workers:
         self._folder.mkdir(exist_ok=True)
         with self._log(name).open("wb") as log:
             self._running[name] = subprocess.Popen(
-                [*self._command, name, *self._job],
+                [*self._command, name, *self._queue.arguments],
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
@@ -112,12 +107,12 @@ class Workers:
             if process.returncode == EXIT_DISK_FULL:
                 raise SearchError(f"no space left on the disk of {self._folder.parent}; go on when there is some")
             if process.returncode != 0:
-                self._after_a_death()
+                self._queue.requeue_dead()
                 self._require_progress(name, process.returncode)
                 self._start()
 
     def _require_progress(self, name: str, returncode: int) -> None:
-        done = self._progress()
+        done = self._queue.n_done()
         self._deaths = 1 if done > self._done else self._deaths + 1
         self._done = done
         if self._deaths > _MAX_DEATHS:
@@ -139,7 +134,7 @@ class Workers:
                 process.wait()
         if self._running:
             self._running.clear()
-            self._after_a_death()
+            self._queue.requeue_dead()
 
 
 def _environment(cores: int, storage: str | None) -> dict[str, str]:

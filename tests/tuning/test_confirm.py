@@ -17,8 +17,9 @@ from marl_sb3.config import load_config
 from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.errors import ConfigError
 from marl_sb3.tuning.api import prepare_study
-from marl_sb3.tuning.confirm import Candidate, confirm, confirmed, outcomes, winner, work_on_confirming
+from marl_sb3.tuning.confirm import Candidate, ConfirmationQueue, confirm, confirmed, outcomes, winner
 from marl_sb3.tuning.confirm_table import confirmed_line, confirmed_rows
+from marl_sb3.tuning.jobs import work
 from marl_sb3.tuning.report import write_files
 from marl_sb3.tuning.run_search import run_search
 from marl_sb3.tuning.study import TuneStudy
@@ -127,7 +128,7 @@ def test_what_another_worker_trains_is_waited_for(in_tmp: Path) -> None:
 def test_a_worker_whose_search_is_gone_begins_nothing_more(in_tmp: Path) -> None:
     study = searched(trials=1)
     wanted = iter([True, False])
-    assert work_on_confirming(study, [0], 2, is_wanted=lambda: next(wanted))
+    assert work(ConfirmationQueue(study, [0], 2), "w", is_wanted=lambda: next(wanted))
     assert [name for name, _, _ in outcomes(study)] == ["preset"]
 
 

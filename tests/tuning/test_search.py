@@ -22,14 +22,14 @@ from marl_sb3.errors import ConfigError
 from marl_sb3.storage.checkpoint_folder import CheckpointFolder
 from marl_sb3.tuning import trial as trial_module
 from marl_sb3.tuning.api import prepare_study
+from marl_sb3.tuning.jobs import work
 from marl_sb3.tuning.objective import Objective
 from marl_sb3.tuning.run_search import run_search
 from marl_sb3.tuning.search import Search, read_search
 from marl_sb3.tuning.storage import SafeJournal
 from marl_sb3.tuning.study import TuneStudy
-from marl_sb3.tuning.trial import run_trial
+from marl_sb3.tuning.trial import TrialQueue, run_trial
 from marl_sb3.tuning.trial_attributes import DEATHS, ERROR, INTERRUPTED, KILLED, RETRY_OF, WORKER
-from marl_sb3.tuning.worker import work_on_trials
 from marl_sb3.tuning.workers import SearchError
 
 SETTINGS = {
@@ -48,7 +48,7 @@ SMALL: dict[str, Any] = {
 def work_on(study: TuneStudy) -> None:
     """All of its trials, without worker processes."""
     with study.working("here"):
-        assert work_on_trials(study, "here")
+        assert work(TrialQueue(study), "here")
 
 
 def finished(study: TuneStudy) -> list[tuple[str, Any, dict[str, Any]]]:
