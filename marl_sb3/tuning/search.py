@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -101,8 +102,9 @@ class Search:
                     "seed is not for trials to choose or share; accepted: --seed, of the search", key="seed"
                 )
 
+    @cached_property
     def parsed_space(self) -> Space:
-        """The space, checked."""
+        """The space, checked; it is parsed when it is first asked for."""
         return parse_space(self.space, "the space")
 
     def parsed_objective(self) -> Objective:
@@ -187,7 +189,7 @@ class Search:
 
     def with_fitting_evaluations(self) -> Search:
         """The same, with fewer evaluations where the shortest of its trials has room for fewer, but at least one."""
-        configs = [self._config(settings, n_timesteps=self.timesteps) for settings in self.parsed_space().corners()]
+        configs = [self._config(settings, n_timesteps=self.timesteps) for settings in self.parsed_space.corners()]
         room = min(config.n_timesteps // _rollout_steps(config) for config in configs)
         return replace(self, evaluations=max(1, min(self.evaluations, room)))
 
@@ -199,7 +201,7 @@ class Search:
     def to_plain(self) -> dict[str, Any]:
         """As in the study's file: without the password of its database."""
         storage = None if self.storage is None else without_password(self.storage)
-        return {**asdict(self), "space": self.parsed_space().to_plain(), "storage": storage}
+        return {**asdict(self), "space": self.parsed_space.to_plain(), "storage": storage}
 
     def write(self, folder: Path) -> None:
         """Write `study.yaml`, whole or not at all."""

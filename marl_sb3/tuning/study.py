@@ -49,7 +49,7 @@ class TuneStudy:
         self.folder = folder
         self.factory = factory
         self.continued = False
-        self.space: Space = search.parsed_space()
+        self.space: Space = search.parsed_space
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._storage = open_storage(folder, search.storage)
         with damage_named(folder, search.storage):
