@@ -7,6 +7,7 @@ import marl_sb3
 project = "marl_sb3"
 html_title = f"marl_sb3 {marl_sb3.__version__}"
 html_theme = "furo"
+html_show_copyright = False  # LICENSE says it
 html_static_path = ["static"]
 html_css_files = ["tables.css"]
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
