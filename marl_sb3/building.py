@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from marl_sb3.config.schema import ACCEPTED, SECTIONS, TrainConfig, names_in, with_hyperparameters
+from marl_sb3.config.values import counted
 from marl_sb3.envs.registry import EnvFactory
 from marl_sb3.errors import ConfigError
 from marl_sb3.learners.algorithms import algorithm_class
@@ -47,7 +48,7 @@ def build(config: TrainConfig, factory: EnvFactory | None) -> MultiAgentAlgorith
             env.close()
             raise
     except MemoryError as error:
-        words = f"{config.n_envs} envs and these settings need more memory than there is: {error}"
+        words = f"{counted(config.n_envs, 'env')} and these settings need more memory than there is: {error}"
         raise ConfigError(words, key="n_envs") from error
     except OverflowError as error:
         raise ConfigError(f"a setting is too large: {error}") from error

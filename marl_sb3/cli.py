@@ -104,11 +104,6 @@ def algorithm_name(text: str) -> str:
     return text.lower()
 
 
-def counted(number: int, noun: str) -> str:
-    """A number with its noun: `1 env`, `1,000 envs`."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
 def assignments(option: str, texts: Iterable[str], accepted: str = "KEY=VALUE") -> dict[str, Any]:
     """What a repeatable option `KEY=VALUE` sets, with values read as YAML.
 

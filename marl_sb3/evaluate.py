@@ -16,13 +16,13 @@ from marl_sb3.cli import (
     CommandParser,
     add_env_option,
     add_verbosity,
-    counted,
     integer,
     named_env,
     run_command,
     setup_logging,
     tell_run,
 )
+from marl_sb3.config.values import counted
 from marl_sb3.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from marl_sb3.cli import counted
+from marl_sb3.config.values import counted
 from marl_sb3.display.screen import in_notebook, standard_console
 from marl_sb3.display.tables import MOST_AGENTS, returns_table
 from marl_sb3.display.text import duration, number

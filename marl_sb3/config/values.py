@@ -91,3 +91,8 @@ STRINGS = Accepted(
 )
 BOOLEAN = Accepted("true or false", lambda value: isinstance(value, bool))
 MAPPING = Accepted("a mapping", lambda value: isinstance(value, Mapping))
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun: `1 env`, `1,000 envs`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

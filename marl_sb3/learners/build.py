@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
+import inspect
 import logging
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,6 +15,7 @@ from gymnasium import spaces
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
+from marl_sb3.config.values import counted
 from marl_sb3.errors import ConfigError
 from marl_sb3.learners.hyperparameters import hyperparameter_defaults
 from marl_sb3.learners.policy_rows import PolicyRows
@@ -61,6 +65,7 @@ def _made(
 ) -> OnPolicyAlgorithm:
     settings = dict(spec.hyperparameters)
     settings["policy_kwargs"] = dict(settings.get("policy_kwargs") or {})  # SB3 writes into it
+    _check_policy_kwargs(rows, spec, settings["policy_kwargs"])
     with warnings.catch_warnings():
         # `_check_fit` says the same in one line.
         warnings.filterwarnings("ignore", message="You have specified a mini-batch size")
@@ -75,6 +80,27 @@ def _made(
             )
         except (AssertionError, KeyError, TypeError, ValueError, RuntimeError) as error:
             raise ConfigError(f"policy {rows.policy_id!r}: {spec.algorithm.__name__} says: {error}") from error
+
+
+_OF_SB3 = ("self", "observation_space", "action_space", "lr_schedule", "use_sde")  # SB3 passes these itself
+
+
+def _check_policy_kwargs(rows: PolicyRows, spec: PolicySpec, given: Mapping[str, Any]) -> None:
+    """Refuse arguments that the policy class does not take; SB3 would tell the first of them in its own words."""
+    policy_class = spec.algorithm.policy_aliases[spec.policy] if isinstance(spec.policy, str) else spec.policy
+    parameters = inspect.signature(policy_class.__init__).parameters
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    known = [name for name in parameters if name not in _OF_SB3]
+    for name in given:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"accepted: {', '.join(known)}"
+            what = f"unknown policy_kwargs {name!r} of {policy_class.__name__}"
+            raise ConfigError(f"policy {rows.policy_id!r}: {what}; {hint}", key="policy_kwargs")
+
+
+_ACTION_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
 def _check_spaces(rows: PolicyRows) -> None:
@@ -92,6 +118,9 @@ def _check_spaces(rows: PolicyRows) -> None:
                 f"{where}: SB3 counts {kind}s from 0, but the {kind} space is {space}; accepted: start 0, with "
                 f"an env that shifts the numbers itself"
             )
+    if not isinstance(action_space, _ACTION_SPACES):
+        kinds = ", ".join(kind.__name__ for kind in _ACTION_SPACES)
+        raise ConfigError(f"{where}: the action space is {action_space}; accepted: {kinds}")
     if isinstance(action_space, spaces.Box) and action_space.dtype is not None and action_space.dtype.kind != "f":
         raise ConfigError(
             f"{where}: SB3 draws real numbers for the action space {action_space} and would learn from truncated ones; "
@@ -108,7 +137,8 @@ def _check_fit(rows: PolicyRows, spec: PolicySpec) -> None:
     values = {**hyperparameter_defaults(spec.algorithm), **spec.hyperparameters}
     n_steps = values["n_steps"]
     size = n_steps * rows.num_rows
-    shape = f"{n_steps} steps x {rows.num_envs} envs x {len(rows.agents)} agents = {size} agent steps"
+    factors = (counted(n_steps, "step"), counted(rows.num_envs, "env"), counted(len(rows.agents), "agent"))
+    shape = f"{' x '.join(factors)} = {counted(size, 'agent step')}"
     if size < 2:
         raise ConfigError(f"policy {rows.policy_id!r}: a rollout of {shape}; at least 2 are needed", key="n_steps")
     batch_size = values.get("batch_size", size)

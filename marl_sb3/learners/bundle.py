@@ -69,15 +69,19 @@ class PolicyBundle:
             deterministic: the most likely action instead of a sampled one.
 
         Raises:
-            ConfigError: an agent that no policy acts for.
+            ConfigError: an agent that no policy acts for, or an observation that does not fit its space.
         """
         strangers = [agent for agent in observations if agent not in self.policy_of]
         if strangers:
             raise ConfigError(f"unknown agent {strangers[0]!r}; the env has {', '.join(self.policy_of)}")
-        return {
-            agent: self.policies[self.policy_of[agent]].predict(observation, deterministic=deterministic)[0]
-            for agent, observation in observations.items()
-        }
+        return {agent: self._action(agent, observation, deterministic) for agent, observation in observations.items()}
+
+    def _action(self, agent: AgentID, observation: Any, deterministic: bool) -> Any:
+        try:
+            return self.policies[self.policy_of[agent]].predict(observation, deterministic=deterministic)[0]
+        except (ValueError, RuntimeError, TypeError) as error:
+            space = self.spaces[self.policy_of[agent]].observation
+            raise ConfigError(f"agent {agent!r}: the observation does not fit {space}: {error}") from error
 
     def save_policies(self, folder: str | Path) -> dict[PolicyID, Path]:
         """Save each policy as `folder/<policy id>.zip`, which stock SB3's `load` opens; see `ids.file_names`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -128,6 +129,7 @@ def policy_of_agents(
     if not callable(mapping):
         words = "a function of the agent id, or a mapping of agent ids to policy ids"
         raise ConfigError(f"policy_mapping_fn is {mapping!r}; accepted: {words}", key="policies")
+    _require_takes_agent(mapping)
     chosen = {agent: mapping(agent) for agent in agents}
     for agent, policy_id in chosen.items():
         _require_policy_of_agent(policy_id, agent, policy_ids)
@@ -135,6 +137,19 @@ def policy_of_agents(
     if idle:
         raise ConfigError(f"policy {idle[0]!r} acts for no agent; agents: {', '.join(agents)}", key="policies")
     return chosen
+
+
+def _require_takes_agent(mapping: PolicyMappingFn) -> None:
+    """RLlib calls such functions with an episode, too."""
+    try:
+        signature = inspect.signature(mapping)
+    except (TypeError, ValueError):
+        return  # some builtins have none; the call itself will tell
+    try:
+        signature.bind("agent")
+    except TypeError as error:
+        words = f"policy_mapping_fn takes {signature}; accepted: a function of one argument, the agent id"
+        raise ConfigError(words, key="policies") from error
 
 
 def _require_agents_of_env(mapping: Mapping[AgentID, PolicyID], agents: Sequence[AgentID]) -> None:

@@ -222,8 +222,9 @@ class MultiAgentAlgorithm:
         """
         progress = _progress_bar() if progress_bar else []
         joined = as_one_callback(callback, progress)
-        if total_timesteps < 1:
-            raise ConfigError(f"total_timesteps is {total_timesteps!r}; accepted: at least 1", key="n_timesteps")
+        if not isinstance(total_timesteps, (int, float)) or not 1 <= total_timesteps < float("inf"):
+            words = f"total_timesteps is {total_timesteps!r}; accepted: a number of at least 1"
+            raise ConfigError(words, key="n_timesteps")
         if reset_num_timesteps:
             self._restart_counters()
             self.forget_episodes()

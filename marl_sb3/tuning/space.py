@@ -193,7 +193,9 @@ def parse_space(section: Mapping[str, Any], where: str) -> Space:
         else:
             constants[name] = read_value(name, spec)
     if not parameters:
-        raise ConfigError(f"{where}: nothing to choose: all of it is constant", key="space")
+        lists = [name for name, value in constants.items() if isinstance(value, list)]
+        hint = f"; to choose from a list: {lists[0]}: {{choices: {constants[lists[0]]!r}}}" if lists else ""
+        raise ConfigError(f"{where}: nothing to choose: all of it is constant{hint}", key="space")
     return Space(tuple(parameters), constants)
 
 

@@ -102,6 +102,9 @@ def test_a_bundle_knows_its_agents_and_refuses_others(saved: Path) -> None:
     assert bundle.agents_of("agent2") == ["agent2"]
     with pytest.raises(ConfigError, match="unknown agent 'agent3'; the env has agent1, agent2"):
         bundle.predict({"agent3": None})
+    for observation in ([0, 1, 2], [0, 500]):  # a wrong shape, and a cell that there is not
+        with pytest.raises(ConfigError, match=r"agent 'agent1': the observation does not fit MultiDiscrete"):
+            bundle.predict({"agent1": np.array(observation)})
 
 
 def test_policies_of_classes_of_ones_own_are_to_be_passed(tmp_path: Path) -> None:

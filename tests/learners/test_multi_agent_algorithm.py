@@ -334,12 +334,17 @@ def test_log_interval_says_how_often_the_metrics_are_written(capsys: pytest.Capt
         ({"policies_to_train": "a"}, "policies_to_train", "policies_to_train is 'a'; accepted: a list"),
         ({"n_steps": 0}, "n_steps", "n_steps is 0; accepted: an integer of at least 1"),
         ({"n_steps": 2.5}, "n_steps", r"n_steps is 2\.5"),
-        ({"n_steps": 1, "n_envs": 1}, "n_steps", "1 steps x 1 envs x 1 agents = 1 agent steps; at least 2"),
+        ({"n_steps": 1, "n_envs": 1}, "n_steps", "1 step x 1 env x 1 agent = 1 agent step; at least 2"),
         ({"policies": {"p": PolicySpec()}, "policy": "CnnPolicy"}, "policy", "'policy' is set by"),
         ({"learning_rte": 1}, "learning_rte", "unknown hyperparameter 'learning_rte' of PPO; did you mean"),
         ({"stats_window_size": 0}, "stats_window_size", "stats_window_size is 0; accepted"),
         ({"policy": "CnnPolicy"}, None, "policy 'a': PPO says: You should use NatureCNN only with images"),
-        ({"policy_kwargs": {"net_arc": []}}, None, "policy 'a': PPO says: .*net_arc"),
+        ({"policy_kwargs": {"net_arc": []}}, "policy_kwargs", "'net_arc' of ActorCriticPolicy; did you mean net_arch"),
+        (
+            {"policy_kwargs": {"qqq": 1}},
+            "policy_kwargs",
+            "policy 'a': .*'qqq' of .*; accepted: net_arch, ",
+        ),
         ({"seed": -1}, None, "Seed must be between 0"),
     ],
 )
@@ -389,9 +394,18 @@ def test_spaces_that_sb3_gets_wrong_are_refused(observation: Any, action: Any, p
         MultiAgentAlgorithm(env, policy=f"{policy}Policy", n_steps=8, **TINY)
 
 
-def test_training_for_no_steps_is_refused() -> None:
-    with pytest.raises(ConfigError, match="total_timesteps is 0; accepted: at least 1"):
-        make().learn(0)
+def test_an_action_space_of_another_kind_is_refused() -> None:
+    space = spaces.Tuple([spaces.Discrete(2)])
+    env = make_vec_env(SampledEnv, observation_space=spaces.Discrete(2), action_space=space)
+    message = r"agents a, b: the action space is Tuple\(Discrete\(2\)\); accepted: Box, Discrete, MultiD"
+    with pytest.raises(ConfigError, match=message):
+        MultiAgentAlgorithm(env, n_steps=8, **TINY)
+
+
+@pytest.mark.parametrize("steps", [0, "100", None, float("nan"), float("inf")])
+def test_training_for_no_number_of_steps_is_refused(steps: Any) -> None:
+    with pytest.raises(ConfigError, match=f"total_timesteps is {steps!r}; accepted: a number of at least 1"):
+        make().learn(steps)
 
 
 def test_rollout_length_may_stand_in_any_policy() -> None:
