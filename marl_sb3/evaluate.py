@@ -246,7 +246,7 @@ def _play(plan: _Plan, env: MultiAgentVecEnv, video: VideoFile | None, errors: C
 
 
 def _as_json(plan: _Plan, evaluation: Evaluation, video: VideoFile | None) -> dict[str, Any]:
-    from marl_sb3.sample_stats import sample_stats
+    from marl_sb3.metrics.sample_stats import sample_stats
 
     agents = evaluation.metrics["agent_episode_returns_mean"]
     shown = {
@@ -327,7 +327,7 @@ def _samples(evaluation: Evaluation) -> list[tuple[str, Sequence[float]]]:
 def _figures(values: Sequence[float]) -> list[str]:
     """Mean, standard deviation, extremes and confidence interval, as they are shown."""
     from marl_sb3.display.text import number
-    from marl_sb3.sample_stats import sample_stats
+    from marl_sb3.metrics.sample_stats import sample_stats
 
     figures = sample_stats(values)
     interval = "-" if figures.ci95 is None else " to ".join(map(number, figures.ci95))

@@ -25,7 +25,7 @@ LAYERS = (
     ("envs",),
     ("wrappers",),
     ("vec_env",),
-    ("metrics", "sample_stats"),
+    ("metrics",),
     ("display",),
     ("learners",),
     ("runners",),

@@ -10,7 +10,7 @@ import numpy as np
 from scipy.special import stdtr, stdtrit
 
 from marl_sb3.errors import ConfigError
-from marl_sb3.sample_stats import SampleStats, sample_stats
+from marl_sb3.metrics.sample_stats import SampleStats, sample_stats
 from marl_sb3.types import Array
 
 BETTER, WORSE, UNKNOWN = "better", "worse", "undecided"

@@ -1,62 +1,24 @@
-"""The metrics of episodes, under the names that logs, stop conditions and reports use.
-
-One metric has one name everywhere: its path in the nested result, joined with `/`.
-"""
+"""Follow episodes, and summarise the finished ones under the names that logs, stop conditions and reports use."""
 
 from __future__ import annotations
 
-import difflib
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from marl_sb3.config.values import integer
-from marl_sb3.errors import ConfigError, EnvError
+from marl_sb3.errors import ConfigError
 from marl_sb3.ids import require_ids
+from marl_sb3.metrics.infos import InfoAccumulator, InfoMetric, announced_metrics
+from marl_sb3.metrics.names import Result
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import AgentID, Array, PolicyID
 from marl_sb3.vec_env.base import MultiAgentVecEnv, VecStep
-
-Result = dict[str, Any]  # nested; leaves are numbers, or None where there is no value yet
-
-_REDUCTIONS: Mapping[str, Callable[[Array, Array], Array]] = {
-    "sum": np.add,
-    "mean": np.add,
-    "min": np.minimum,
-    "max": np.maximum,
-    "last": lambda _, new: new,
-}
-
-
-@dataclass(frozen=True)
-class InfoMetric:
-    """A number per episode, made from what an env says in its infos.
-
-    An env announces its own in `metadata["custom_metrics"] = {name: {"key": ..., "agent": ..., "reduce": ...}}`;
-    those of an env that cannot be changed are passed to `MultiAgentAlgorithm`.
-
-    Attributes:
-        key: the entry of `infos[agent]` that is read in every step that has it.
-        agent: whose infos; None takes those of every agent.
-        reduce: how the step's values become the episode's: `sum`, `mean`, `min`, `max` or `last`.
-    """
-
-    key: str
-    agent: AgentID | None = None
-    reduce: str = "sum"
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.key, Hashable):
-            raise ConfigError(f"metric of info key {self.key!r}: accepted: what can be a key of a dictionary")
-        if self.reduce not in _REDUCTIONS:
-            raise ConfigError(
-                f"metric of info key {self.key!r}: reduce is {self.reduce!r}; accepted: {', '.join(_REDUCTIONS)}"
-            )
 
 
 @dataclass(frozen=True)
@@ -78,62 +40,6 @@ class Episode:
     agent_steps: Mapping[AgentID, int]
     custom: Mapping[str, float]
     duration_s: float
-
-
-class _InfoAccumulator:
-    """The running value of one `InfoMetric` in each of E envs."""
-
-    def __init__(self, name: str, metric: InfoMetric, agents: Iterable[AgentID], num_envs: int) -> None:
-        self._name = name
-        self._agents = [metric.agent] if metric.agent is not None else list(agents)
-        self._metric = metric
-        self._combine = _REDUCTIONS[metric.reduce]
-        self._value = np.empty(num_envs)
-        self._count = np.zeros(num_envs)
-        self.restart(np.ones(num_envs, dtype=bool))
-
-    def restart(self, envs: Array) -> None:
-        # No event at all is a sum of 0, but has no mean, minimum, maximum or last value.
-        self._value[envs] = 0.0 if self._metric.reduce == "sum" else np.nan
-        self._count[envs] = 0
-
-    def add(self, step: VecStep, lengths: Array) -> None:
-        """Take in a step, which was the `lengths[i]`-th of the episode of env i."""
-        for agent in self._agents:
-            try:
-                new = step.infos.values(agent, self._metric.key)
-            except (TypeError, ValueError) as error:  # NumPy's, of texts and lists
-                raise self._fault(step, lengths, agent) from error
-            if new.shape != self._value.shape:
-                raise self._fault(step, lengths, agent)
-            seen = ~np.isnan(new)
-            start = np.isnan(self._value)
-            self._value = np.where(seen, np.where(start, new, self._combine(self._value, new)), self._value)
-            self._count += seen
-
-    def _fault(self, step: VecStep, lengths: Array, agent: AgentID) -> EnvError:
-        """What to raise where an info is no number; the first such info is named."""
-        key = self._metric.key
-        values = (step.infos[index].get(agent, {}).get(key) for index in range(len(lengths)))
-        index, value = next((index, value) for index, value in enumerate(values) if not _is_number_or_none(value))
-        return EnvError(
-            f"env {index}, step {lengths[index]} of its episode, agent {agent!r}: custom metric {self._name!r}: "
-            f"info {key!r} is {value!r}; accepted: a number"
-        )
-
-    def get_state(self) -> State:
-        known = ~np.isnan(self._value)
-        return {"value": np.where(known, self._value, 0.0), "known": known, "count": self._count}
-
-    def set_state(self, state: StateReader) -> None:
-        shape = self._value.shape
-        known = state.array("known", np.bool_, shape)
-        self._value = np.where(known, state.sums("value", shape), np.nan)
-        self._count = state.sums("count", shape)
-
-    def value(self, env_index: int) -> float:
-        value = float(self._value[env_index])
-        return value / max(1.0, float(self._count[env_index])) if self._metric.reduce == "mean" else value
 
 
 class EpisodeTracker:
@@ -179,7 +85,7 @@ class EpisodeTracker:
         self._lengths = np.zeros(self._num_envs, dtype=np.int64)
         self._started_s = np.full(self._num_envs, time.perf_counter())
         self._custom = {
-            name: _InfoAccumulator(name, metric, self._agents, self._num_envs)
+            name: InfoAccumulator(name, metric, self._agents, self._num_envs)
             for name, metric in self.custom_metrics.items()
         }
 
@@ -326,13 +232,6 @@ class EpisodeTracker:
         return [e.agent_returns[agent] for agent in agents for e in self.episodes if agent in e.agent_returns]
 
 
-def _is_number_or_none(value: Any) -> bool:
-    try:
-        return np.asarray(value, dtype=np.float64).ndim == 0
-    except (TypeError, ValueError):
-        return False
-
-
 def _table(rows: list[list[Any]], columns: Sequence[str], kind: type) -> Array:
     return np.array(rows, dtype=kind).reshape(len(rows), len(columns))
 
@@ -343,27 +242,6 @@ def _or_zero(rows: list[list[Any]]) -> list[list[Any]]:
 
 def _is_there(rows: list[list[Any]]) -> list[list[Any]]:
     return [[value is not None for value in row] for row in rows]
-
-
-def announced_metrics(env: MultiAgentVecEnv) -> dict[str, InfoMetric]:
-    """The custom metrics that an env names in its metadata.
-
-    Raises:
-        ConfigError: an entry is not a mapping of `InfoMetric`'s fields.
-    """
-    return info_metrics(env.metadata.get("custom_metrics", {}), 'the env\'s metadata["custom_metrics"]')
-
-
-def info_metrics(entries: Mapping[str, Mapping[str, Any]], source: str) -> dict[str, InfoMetric]:
-    """`InfoMetric`s from plain mappings.
-
-    Raises:
-        ConfigError: an entry is not a mapping of `InfoMetric`'s fields.
-    """
-    try:
-        return {name: InfoMetric(**fields) for name, fields in entries.items()}
-    except (TypeError, AttributeError) as error:
-        raise ConfigError(f"{source} is {entries!r}; accepted: {{name: {{key, agent, reduce}}}} ({error})") from error
 
 
 def _mean(values: Iterable[float]) -> float | None:
@@ -378,50 +256,3 @@ def _spread(name: str, values: list[float]) -> Result:
         f"{name}_min": min(values) if some else None,
         f"{name}_max": max(values) if some else None,
     }
-
-
-def flatten(result: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A nested result with its paths joined by `/`."""
-    flat: dict[str, Any] = {}
-    for key, value in result.items():
-        path = f"{prefix}{key}"
-        flat.update(flatten(value, f"{path}/") if isinstance(value, Mapping) else {path: value})
-    return flat
-
-
-def finite_or_none(result: Mapping[str, Any]) -> Result:
-    """The result with Python numbers, or lists of them, and None for what is not finite: valid JSON."""
-    return {
-        key: finite_or_none(value) if isinstance(value, Mapping) else _finite_number(value)
-        for key, value in result.items()
-    }
-
-
-def _finite_number(value: Any) -> Any:
-    number = value.tolist() if hasattr(value, "tolist") else value
-    if isinstance(number, list):  # as in SB3's log files, an array of one number is that number
-        return _finite_number(number[0]) if len(number) == 1 else [_finite_number(item) for item in number]
-    return None if isinstance(number, float) and not math.isfinite(number) else number
-
-
-def require_metric(name: str, known: Iterable[str], key: str = "stop") -> None:
-    """Refuse a metric name that no result has.
-
-    Raises:
-        ConfigError: with the names that come close.
-    """
-    known = list(known)
-    if name not in known:
-        close = difflib.get_close_matches(name, known, n=4, cutoff=0.5)
-        close = close or [each for each in known if name.lower() in each][:4]
-        hint = f"did you mean {', '.join(close)}?" if close else f"accepted: {_some_of_each(known)}"
-        raise ConfigError(f"unknown metric {name!r}; {hint}", key=key)
-
-
-def _some_of_each(names: Sequence[str]) -> str:
-    """The first names of each group, in a line; a column of `progress.csv` for each of them all."""
-    first: dict[str, list[str]] = {}
-    for name in names:
-        first.setdefault(name.partition("/")[0], []).append(name)
-    shown = [name for group in first.values() for name in group[:1]]
-    return f"{', '.join(shown)} and other columns of progress.csv"

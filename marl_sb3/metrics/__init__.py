@@ -1,0 +1,21 @@
+"""Finished episodes -> metrics by name; mean, SD and confidence intervals of samples.
+
+One metric has one name everywhere: its path in the nested result, joined with `/`.
+"""
+
+from __future__ import annotations
+
+from marl_sb3.metrics.episodes import Episode, EpisodeTracker
+from marl_sb3.metrics.infos import InfoMetric, info_metrics
+from marl_sb3.metrics.names import Result, finite_or_none, flatten, require_metric
+
+__all__ = [
+    "Episode",
+    "EpisodeTracker",
+    "InfoMetric",
+    "Result",
+    "finite_or_none",
+    "flatten",
+    "info_metrics",
+    "require_metric",
+]

@@ -1,0 +1,140 @@
+"""Numbers per episode from what envs say in their infos."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from marl_sb3.errors import ConfigError, EnvError
+from marl_sb3.storage.state import State, StateReader
+from marl_sb3.types import AgentID, Array
+from marl_sb3.vec_env.base import MultiAgentVecEnv, VecStep
+
+_REDUCTIONS: Mapping[str, Callable[[Array, Array], Array]] = {
+    "sum": np.add,
+    "mean": np.add,
+    "min": np.minimum,
+    "max": np.maximum,
+    "last": lambda _, new: new,
+}
+
+
+@dataclass(frozen=True)
+class InfoMetric:
+    """A number per episode, made from what an env says in its infos.
+
+    An env announces its own in `metadata["custom_metrics"] = {name: {"key": ..., "agent": ..., "reduce": ...}}`;
+    those of an env that cannot be changed are passed to `MultiAgentAlgorithm`.
+
+    Attributes:
+        key: the entry of `infos[agent]` that is read in every step that has it.
+        agent: whose infos; None takes those of every agent.
+        reduce: how the step's values become the episode's: `sum`, `mean`, `min`, `max` or `last`.
+    """
+
+    key: str
+    agent: AgentID | None = None
+    reduce: str = "sum"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.key, Hashable):
+            raise ConfigError(f"metric of info key {self.key!r}: accepted: what can be a key of a dictionary")
+        if self.reduce not in _REDUCTIONS:
+            raise ConfigError(
+                f"metric of info key {self.key!r}: reduce is {self.reduce!r}; accepted: {', '.join(_REDUCTIONS)}"
+            )
+
+
+class InfoAccumulator:
+    """The running value of one `InfoMetric` in each of E envs."""
+
+    def __init__(self, name: str, metric: InfoMetric, agents: Iterable[AgentID], num_envs: int) -> None:
+        self._name = name
+        self._agents = [metric.agent] if metric.agent is not None else list(agents)
+        self._metric = metric
+        self._combine = _REDUCTIONS[metric.reduce]
+        self._value = np.empty(num_envs)
+        self._count = np.zeros(num_envs)
+        self.restart(np.ones(num_envs, dtype=bool))
+
+    def restart(self, envs: Array) -> None:
+        """New episodes begin in these envs, (E,) bool."""
+        # No event at all is a sum of 0, but has no mean, minimum, maximum or last value.
+        self._value[envs] = 0.0 if self._metric.reduce == "sum" else np.nan
+        self._count[envs] = 0
+
+    def add(self, step: VecStep, lengths: Array) -> None:
+        """Take in a step, which was the `lengths[i]`-th of the episode of env i."""
+        for agent in self._agents:
+            try:
+                new = step.infos.values(agent, self._metric.key)
+            except (TypeError, ValueError) as error:  # NumPy's, of texts and lists
+                raise self._fault(step, lengths, agent) from error
+            if new.shape != self._value.shape:
+                raise self._fault(step, lengths, agent)
+            seen = ~np.isnan(new)
+            start = np.isnan(self._value)
+            self._value = np.where(seen, np.where(start, new, self._combine(self._value, new)), self._value)
+            self._count += seen
+
+    def _fault(self, step: VecStep, lengths: Array, agent: AgentID) -> EnvError:
+        """What to raise where an info is no number; the first such info is named."""
+        key = self._metric.key
+        values = (step.infos[index].get(agent, {}).get(key) for index in range(len(lengths)))
+        index, value = next((index, value) for index, value in enumerate(values) if not _is_number_or_none(value))
+        return EnvError(
+            f"env {index}, step {lengths[index]} of its episode, agent {agent!r}: custom metric {self._name!r}: "
+            f"info {key!r} is {value!r}; accepted: a number"
+        )
+
+    def get_state(self) -> State:
+        """The running values, in the middle of episodes."""
+        known = ~np.isnan(self._value)
+        return {"value": np.where(known, self._value, 0.0), "known": known, "count": self._count}
+
+    def set_state(self, state: StateReader) -> None:
+        """Go on from where `get_state` was called.
+
+        Raises:
+            CheckpointError: it is not the state of such values.
+        """
+        shape = self._value.shape
+        known = state.array("known", np.bool_, shape)
+        self._value = np.where(known, state.sums("value", shape), np.nan)
+        self._count = state.sums("count", shape)
+
+    def value(self, env_index: int) -> float:
+        """The episode's value so far; NaN where there is none."""
+        value = float(self._value[env_index])
+        return value / max(1.0, float(self._count[env_index])) if self._metric.reduce == "mean" else value
+
+
+def _is_number_or_none(value: Any) -> bool:
+    try:
+        return np.asarray(value, dtype=np.float64).ndim == 0
+    except (TypeError, ValueError):
+        return False
+
+
+def announced_metrics(env: MultiAgentVecEnv) -> dict[str, InfoMetric]:
+    """The custom metrics that an env names in its metadata.
+
+    Raises:
+        ConfigError: an entry is not a mapping of `InfoMetric`'s fields.
+    """
+    return info_metrics(env.metadata.get("custom_metrics", {}), 'the env\'s metadata["custom_metrics"]')
+
+
+def info_metrics(entries: Mapping[str, Mapping[str, Any]], source: str) -> dict[str, InfoMetric]:
+    """`InfoMetric`s from plain mappings.
+
+    Raises:
+        ConfigError: an entry is not a mapping of `InfoMetric`'s fields.
+    """
+    try:
+        return {name: InfoMetric(**fields) for name, fields in entries.items()}
+    except (TypeError, AttributeError) as error:
+        raise ConfigError(f"{source} is {entries!r}; accepted: {{name: {{key, agent, reduce}}}} ({error})") from error

@@ -1,0 +1,59 @@
+"""Metrics by name: nested results, and the flat names that are their paths joined with `/`."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from marl_sb3.errors import ConfigError
+
+Result = dict[str, Any]  # nested; leaves are numbers, or None where there is no value yet
+
+
+def flatten(result: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A nested result with its paths joined by `/`."""
+    flat: dict[str, Any] = {}
+    for key, value in result.items():
+        path = f"{prefix}{key}"
+        flat.update(flatten(value, f"{path}/") if isinstance(value, Mapping) else {path: value})
+    return flat
+
+
+def finite_or_none(result: Mapping[str, Any]) -> Result:
+    """The result with Python numbers, or lists of them, and None for what is not finite: valid JSON."""
+    return {
+        key: finite_or_none(value) if isinstance(value, Mapping) else _finite_number(value)
+        for key, value in result.items()
+    }
+
+
+def _finite_number(value: Any) -> Any:
+    number = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(number, list):  # as in SB3's log files, an array of one number is that number
+        return _finite_number(number[0]) if len(number) == 1 else [_finite_number(item) for item in number]
+    return None if isinstance(number, float) and not math.isfinite(number) else number
+
+
+def require_metric(name: str, known: Iterable[str], key: str = "stop") -> None:
+    """Refuse a metric name that no result has.
+
+    Raises:
+        ConfigError: with the names that come close.
+    """
+    known = list(known)
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=4, cutoff=0.5)
+        close = close or [each for each in known if name.lower() in each][:4]
+        hint = f"did you mean {', '.join(close)}?" if close else f"accepted: {_some_of_each(known)}"
+        raise ConfigError(f"unknown metric {name!r}; {hint}", key=key)
+
+
+def _some_of_each(names: Sequence[str]) -> str:
+    """The first names of each group, in a line; a column of `progress.csv` for each of them all."""
+    first: dict[str, list[str]] = {}
+    for name in names:
+        first.setdefault(name.partition("/")[0], []).append(name)
+    shown = [name for group in first.values() for name in group[:1]]
+    return f"{', '.join(shown)} and other columns of progress.csv"
