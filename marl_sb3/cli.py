@@ -198,8 +198,13 @@ def _failed(error: Exception, message: str, exit_code: int, verbosity: int) -> i
         traceback.print_exception(error)
     file, remedy = traceback_file(error), remedy_of(error)
     more = f"{f'; traceback: {file}' if file else ''}{f'; {remedy}' if remedy else ''}"
-    print(f"error: {message}{more}", file=sys.stderr)
+    print(f"error: {_printable(message)}{more}", file=sys.stderr)
     return exit_code
+
+
+def _printable(message: str) -> str:
+    """A message may quote a file, and the file may hold characters that a terminal takes for commands."""
+    return "".join(char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in message)
 
 
 class _StderrHandler(logging.StreamHandler[TextIO]):

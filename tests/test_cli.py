@@ -8,7 +8,7 @@ import importlib
 import pytest
 
 import marl_sb3
-from marl_sb3.cli import algorithm_name, assignments, integer
+from marl_sb3.cli import algorithm_name, assignments, integer, run_command
 from marl_sb3.config.values import counted
 from marl_sb3.errors import ConfigError
 from marl_sb3.train import build_parser
@@ -73,3 +73,11 @@ def test_every_command_tells_its_version(command: str, capsys: pytest.CaptureFix
         importlib.import_module(f"marl_sb3.{command}").main(["--version"])
     assert left.value.code == 0
     assert capsys.readouterr().out == f"marl_sb3 {marl_sb3.__version__}\n"
+
+
+def test_messages_hold_nothing_that_a_terminal_takes_for_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    def fails() -> int:
+        raise ConfigError("mine.yml, arena.\x1b[31m: ä is unknown\nin two lines")
+
+    assert run_command(fails, 0) == 2
+    assert capsys.readouterr().err == "error: mine.yml, arena.\\x1b[31m: ä is unknown\nin two lines\n"

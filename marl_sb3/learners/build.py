@@ -78,7 +78,7 @@ def _made(
                 rollout_buffer_class=buffer,
                 **settings,
             )
-        except (AssertionError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        except (AssertionError, AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
             raise ConfigError(f"policy {rows.policy_id!r}: {spec.algorithm.__name__} says: {error}") from error
 
 

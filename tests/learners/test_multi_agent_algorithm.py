@@ -345,6 +345,7 @@ def test_log_interval_says_how_often_the_metrics_are_written(capsys: pytest.Capt
             "policy_kwargs",
             "policy 'a': .*'qqq' of .*; accepted: net_arch, ",
         ),
+        ({"policy": "MultiInputPolicy"}, None, "policy 'a': PPO says: .*'spaces'"),
         ({"seed": -1}, None, "Seed must be between 0"),
     ],
 )

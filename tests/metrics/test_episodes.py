@@ -150,7 +150,7 @@ def test_beginning_anew_forgets_running_episodes_and_keeps_finished_ones() -> No
 
 def test_duration_runs_from_the_first_step_to_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     clock_s = iter(range(0, 1000, 10))  # each look at the clock is ten seconds after the one before
-    monkeypatch.setattr("marl_sb3.metrics.time", SimpleNamespace(perf_counter=lambda: float(next(clock_s))))
+    monkeypatch.setattr("marl_sb3.metrics.episodes.time", SimpleNamespace(perf_counter=lambda: float(next(clock_s))))
     tracker, episodes = played(Rising, steps=2)
     # Looks: two beginnings (0, 10), the end of episode 1 (20), the start of 2 (30), its end (40).
     assert [episode.duration_s for episode in episodes] == [10.0, 10.0]
