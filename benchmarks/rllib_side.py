@@ -30,7 +30,8 @@ from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig  # 
 from ray.rllib.env.wrappers.pettingzoo_env import ParallelPettingZooEnv  # type: ignore[import-not-found]
 from ray.tune.registry import register_env  # type: ignore[import-not-found]
 
-from marl_sb3.envs.arena import AGENTS, ArenaEnv
+from marl_sb3.envs.arena import ArenaEnv
+from marl_sb3.envs.arena_rules import AGENTS
 
 RUNNERS = 2  # processes that step envs
 PACKAGES = ("ray", "torch", "numpy", "gymnasium", "pettingzoo")
