@@ -69,7 +69,7 @@ def test_an_entry_of_the_zoo_trains_as_written(zoo: Path, in_tmp: Path, caplog: 
     assert policy.use_sde
     assert run.result is not None
     expected = (
-        "policy 'shared': batch_size is 256, larger than its rollout of 8 steps x 2 envs x 1 agents = 16 agent steps: "
+        "policy 'shared': batch_size is 256, larger than its rollout of 8 steps x 2 envs x 1 agent = 16 agent steps: "
         "every epoch is one minibatch of 16"
     )
     assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == [expected]

@@ -126,11 +126,12 @@ def policy_of_agents(
     if isinstance(mapping, Mapping):
         _require_agents_of_env(mapping, agents)
         mapping = mapping.get  # type: ignore[assignment]
-    if not callable(mapping):
+    elif callable(mapping):
+        _require_takes_agent(mapping)
+    else:
         words = "a function of the agent id, or a mapping of agent ids to policy ids"
         raise ConfigError(f"policy_mapping_fn is {mapping!r}; accepted: {words}", key="policies")
-    _require_takes_agent(mapping)
-    chosen = {agent: mapping(agent) for agent in agents}
+    chosen = {agent: mapping(agent) for agent in agents}  # type: ignore[operator]
     for agent, policy_id in chosen.items():
         _require_policy_of_agent(policy_id, agent, policy_ids)
     idle = [policy_id for policy_id in policy_ids if policy_id not in chosen.values()]
