@@ -119,3 +119,16 @@ def _noise_of_rows(policy: Any, acting: BoolArray) -> Iterator[None]:
 def _has_noise_for(distribution: Any, rows: int) -> bool:
     """Whether there is a matrix per row; if a callback drew another number of them, all rows share one, as in SB3."""
     return isinstance(distribution, StateDependentNoiseDistribution) and len(distribution.exploration_matrices) == rows
+
+
+def noise_matrices(policy: Any) -> Array:
+    """(rows + 1, features, actions): gSDE's matrix for a single observation, and one for each row."""
+    drawn = policy.action_dist
+    matrices: Array = th.cat([drawn.exploration_mat[None], drawn.exploration_matrices]).detach().cpu().numpy()
+    return matrices
+
+
+def set_noise_matrices(policy: Any, matrices: Array) -> None:
+    """Put back what `noise_matrices` returned."""
+    drawn = th.as_tensor(matrices, device=policy.action_dist.exploration_mat.device)
+    policy.action_dist.exploration_mat, policy.action_dist.exploration_matrices = drawn[0], drawn[1:]

@@ -21,10 +21,11 @@ class Collector(Protocol):
     """Acts for the rows of one policy, and keeps what its learner wants to know of it."""
 
     rows: PolicyRows
+    records: bool  # whether its learner learns; if not it only acts, and has no rollout to complete
 
     @property
     def steps_left(self) -> int:
-        """Env steps, of each env, until the rollout is complete."""
+        """Env steps, of each env, until the rollout is complete; 0 if it records none."""
 
     def begin_episodes(self) -> None:
         """All envs have just been reset."""
@@ -34,6 +35,9 @@ class Collector(Protocol):
 
     def begin_rollout(self) -> None:
         """Forget the latest rollout, which is complete or was given up."""
+
+    def read_weights(self) -> None:
+        """The weights may be others since the latest step: a learner or a callback has set them."""
 
     def act(self, groups: Sequence[Observations], to_act: BoolArray) -> Array:
         """Choose actions.

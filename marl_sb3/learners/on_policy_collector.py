@@ -16,7 +16,7 @@ from gymnasium import spaces
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecTransposeImage
 
-from marl_sb3.learners.actor import of_acting_rows
+from marl_sb3.learners.actor import noise_matrices, of_acting_rows, set_noise_matrices
 from marl_sb3.learners.forward_pass import forward_pass
 from marl_sb3.learners.numeric_faults import naming_faults
 from marl_sb3.learners.policy_rows import PolicyRows
@@ -55,7 +55,7 @@ class OnPolicyCollector:
     def __init__(self, rows: PolicyRows, algorithm: OnPolicyAlgorithm, records: bool) -> None:
         self.rows = rows
         self.algorithm = algorithm
-        self._records = records
+        self.records = records
         self._step = 0  # within the rollout
         self._starts: BoolArray = np.ones(rows.num_rows, dtype=bool)
         self._open: OpenTransitions | None = None  # of the latest rollout, for the next one
@@ -73,7 +73,7 @@ class OnPolicyCollector:
     @property
     def steps_left(self) -> int:
         """See `Collector.steps_left`."""
-        return self.algorithm.n_steps - self._step
+        return self.algorithm.n_steps - self._step if self.records else 0
 
     def begin_episodes(self) -> None:
         """See `Collector.begin_episodes`."""
@@ -96,19 +96,21 @@ class OnPolicyCollector:
             with naming_faults(self.rows.policy_id, "rollout"):
                 self._policy.reset_noise(self.rows.num_rows)
 
+    def read_weights(self) -> None:
+        """See `Collector.read_weights`."""
+        self._forward_pass = forward_pass(self.algorithm)
+
     # --- Acting ------------------------------------------------------------------------------------------------------
 
     def act(self, groups: Sequence[Observations], to_act: BoolArray) -> Array:
         """See `Collector.act`; a policy that learns opens a transition for each row that acts."""
-        if self._step == 0:  # not before: callbacks may set weights when a rollout starts
-            self._forward_pass = forward_pass(self.algorithm)
         frequency = self.algorithm.sde_sample_freq
         if self.algorithm.use_sde and frequency > 0 and self._step % frequency == 0:
             self._policy.reset_noise(self.rows.num_rows)
         acting = self.rows.of_agents(to_act)
         with naming_faults(self.rows.policy_id, f"rollout, step {self._step}"):
             decision = self._decide(self._prepared(self.rows.observations(groups)), acting)
-        if self._records:
+        if self.records:
             self._store(decision)
         self._step += 1
         return self._env_actions(decision.actions)
@@ -152,7 +154,7 @@ class OnPolicyCollector:
 
     def observe(self, step: VecStep) -> None:
         """See `Collector.observe`."""
-        if not self._records:
+        if not self.records:
             return
         rewards = self.rows.of_agents(step.rewards).copy()  # the step's own stay as they are: others read them
         self._add_values_at_time_limits(step, rewards)
@@ -175,7 +177,7 @@ class OnPolicyCollector:
         The transition of a row that waits is not over: it opens the next rollout. What its agent did before leads to
         the value that the policy saw when the transition began.
         """
-        if not self._records:
+        if not self.records:
             return
         acting = self.rows.of_agents(to_act)
         values = self._values(self._prepared(self.rows.observations(groups)), acting)
@@ -196,14 +198,18 @@ class OnPolicyCollector:
     # --- State -------------------------------------------------------------------------------------------------------
 
     def get_state(self) -> State:
-        """Where the rollout stands; its arrays only while they are still needed."""
-        under_way = 0 < self._step < self.algorithm.n_steps
+        """Where the rollout stands; its arrays and its noise only while they are still needed."""
         return {
             "starts": self._starts,
             "step": self._step,
             "open": None if self._open is None else open_state(self._open),
-            "begun": self.buffer.begun_state() if self._records and under_way else None,
+            "begun": self.buffer.begun_state() if self._under_way else None,
+            "noise": noise_matrices(self._policy) if self._under_way and self.algorithm.use_sde else None,
         }
+
+    @property
+    def _under_way(self) -> bool:
+        return self.records and 0 < self._step < self.algorithm.n_steps
 
     def set_state(self, state: StateReader) -> None:
         """Go on from where `get_state` was called.
@@ -211,11 +217,15 @@ class OnPolicyCollector:
         Raises:
             CheckpointError: it is not the state of such a rollout.
         """
-        self._step = state.integer("step", 0, self.algorithm.n_steps)
+        self._policy.set_training_mode(False)
+        self._step = state.integer("step", 0, self.algorithm.n_steps) if self.records else 0
         self._starts = state.array("starts", np.bool_, (self.rows.num_rows,))
         self._open = None if state.value("open") is None else read_open(state.fields("open"), self.buffer)
         self.buffer.reset()
-        if state.value("begun") is not None:
-            self.buffer.set_begun(state.fields("begun"), self._step)
-        elif self._records and 0 < self._step < self.algorithm.n_steps:
-            raise state.error("begun", None, "the arrays of the rollout that has begun")
+        if not self._under_way:
+            return
+        self.buffer.set_begun(state.fields("begun"), self._step)
+        if self.algorithm.use_sde:
+            self._policy.reset_noise(self.rows.num_rows)  # of the right shape; generators are set after it
+            like = noise_matrices(self._policy)
+            set_noise_matrices(self._policy, state.array("noise", like.dtype, like.shape))

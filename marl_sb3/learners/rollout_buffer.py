@@ -261,7 +261,7 @@ def _read_transitions(
     read.require_names(_OF_A_TRANSITION)
     likes = {name: getattr(buffer, name)[steps] for name in _OF_A_TRANSITION}
     columns = {name: read.array(name, like.dtype, like.shape) for name, like in likes.items()}
-    _require_in_space(columns["actions"], buffer.action_space, f"{read.where}/actions")
+    _require_category(columns["actions"], buffer.action_space, f"{read.where}/actions")
     own: Any = buffer.observations
     space, where = buffer.observation_space, f"{state.where}/observations"
     if not isinstance(space, spaces.Dict):
@@ -273,10 +273,11 @@ def _read_transitions(
 
 def _read_part(state: StateReader, name: str, like: Array, space: spaces.Space[Any], where: str) -> Array:
     array = state.array(name, like.dtype, like.shape)
-    if not isinstance(space, spaces.Box):  # a one-hot encoding would reach beyond its end
-        _require_in_space(array, space, where)
+    _require_category(array, space, where)
     return array
 
 
-def _require_in_space(array: Array, space: spaces.Space[Any], where: str) -> None:
-    require_possible(array.reshape(-1, *(space.shape or ())), space, where)
+def _require_category(array: Array, space: spaces.Space[Any], where: str) -> None:
+    """Numbers of categories are indices somewhere. Those of a Box are not: actions are kept before they are clipped."""
+    if not isinstance(space, spaces.Box):
+        require_possible(array.reshape(-1, *(space.shape or ())), space, where)

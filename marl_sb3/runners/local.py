@@ -38,11 +38,13 @@ class LocalRunner:
         due = [collector for collector in self._collectors if anew or collector.steps_left == 0]
         for collector in due:
             collector.begin_rollout()
-        return bool(due)
+        return any(collector.records for collector in due)
 
     def collect(self, env_steps: int, listener: StepListener) -> bool:
         """See `Runner.collect`."""
         assert self._observations is not None, "begin_rollouts() comes first"
+        for collector in self._collectors:  # not before: callbacks may set weights when a rollout starts
+            collector.read_weights()
         for _ in range(env_steps):
             step = self.env.step(self._act(self._observations))
             self._observations = step.observations
@@ -51,7 +53,7 @@ class LocalRunner:
             for collector in self._collectors:
                 collector.observe(step)
         for collector in self._collectors:
-            if collector.steps_left == 0:
+            if collector.records and collector.steps_left == 0:
                 collector.finish_rollout(self._observations, self.env.to_act)
         return True
 

@@ -51,10 +51,6 @@ class TrainingLoop:
         self._at_once = at_once
         self._anew = False  # whether rollouts were given up, so that all begin anew
 
-    def begin_anew(self) -> None:
-        """The next iteration begins new rollouts, whatever has been collected."""
-        self._anew = True
-
     def iterate(
         self, callback: BaseCallback, listener: StepListener, progress_remaining: Callable[[], float]
     ) -> IterationReport | None:

@@ -165,3 +165,56 @@ def test_a_training_goes_on_exactly_from_within_a_rollout_too(kind: Kind, n_step
     )
     assert [again.train_iteration()["learners"] for _ in range(3)] == expected
     assert_same(again, whole)
+
+
+@each_learner
+def test_a_policy_that_is_not_trained_acts_by_the_weights_that_it_is_given(kind: Kind) -> None:
+    """Its own n_steps do not matter: 50 are more than an iteration, 1 is less."""
+    for n_steps in (50, 2):
+        env = make_vec_env(ScriptedEnv, n_envs=2)
+        specs = {"a": kind.spec(n_steps=n_steps), "b": kind.spec()}
+        algorithm = MultiAgentAlgorithm(
+            env, specs, policies_to_train=["b"], n_steps=6, seed=3, device="cpu", update_path=kind.update_path
+        )
+        algorithm.train_iteration()
+        with th.no_grad():
+            algorithm.policies["a"].policy.action_net.bias.copy_(th.tensor([-99.0, -99.0, 99.0]))
+        algorithm.train_iteration()
+        for received in env.get_attr("received", range(2)):
+            taken = [int(actions["a"]) for actions in received if "a" in actions]
+            assert set(taken[-6:]) == {2}
+            assert set(taken[:6]) != {2}
+
+
+@each_learner
+def test_a_training_with_a_policy_that_is_not_trained_goes_on(kind: Kind, tmp_path: Path) -> None:
+    def build() -> MultiAgentAlgorithm:
+        specs = {"a": kind.spec(n_steps=2), "b": kind.spec()}
+        return MultiAgentAlgorithm(in_turns(), specs, policies_to_train=["b"], n_steps=6, seed=3, device="cpu")
+
+    whole = build()
+    whole.train_iteration()
+    whole.save(tmp_path / "saved")
+    whole.train_iteration()
+    again = build()
+    again.set_state(marl_sb3.storage.checkpoint_folder.find_checkpoint(tmp_path / "saved", "latest"))
+    again.train_iteration()
+    assert_same(again, whole)
+
+
+@pytest.mark.parametrize("name", ["PPO, PyTorch", "A2C"])
+@pytest.mark.parametrize("sde_sample_freq", [-1, 2])
+def test_noise_of_gsde_is_brought_back_within_a_rollout(name: str, sde_sample_freq: int, tmp_path: Path) -> None:
+    spec = LEARNERS[name].spec(use_sde=True, sde_sample_freq=sde_sample_freq)
+
+    def build() -> MultiAgentAlgorithm:
+        return MultiAgentAlgorithm(make_vec_env("Pendulum-v1", n_envs=2), {"p": spec}, n_steps=4, seed=3, device="cpu")
+
+    whole = build()
+    whole.train_iteration()
+    whole.save(tmp_path / "saved")
+    whole.train_iteration()
+    again = build()
+    again.set_state(marl_sb3.storage.checkpoint_folder.find_checkpoint(tmp_path / "saved", "latest"))
+    again.train_iteration()
+    assert_same(again, whole)
