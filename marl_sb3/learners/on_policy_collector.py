@@ -7,7 +7,7 @@ policy trains bit for bit as SB3 does.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -82,10 +82,14 @@ class OnPolicyCollector:
 
     def restart_envs(self, env_indices: Sequence[int]) -> None:
         """See `Collector.restart_envs`."""
-        envs = list(env_indices)
-        self._starts.reshape(self.rows.num_envs, -1)[envs] = True
+        rows = np.zeros((self.rows.num_envs, len(self.rows.agents)), dtype=bool)
+        rows[list(env_indices)] = True
+        lost = rows.reshape(-1)
+        self._starts = self._starts | lost
+        if self._under_way:
+            self.buffer.break_off(lost)
         if self._open is not None:
-            self._open.rows.reshape(self.rows.num_envs, -1)[envs] = False
+            self._open = replace(self._open, rows=self._open.rows & ~lost)
 
     def begin_rollout(self) -> None:
         """See `Collector.begin_rollout`."""

@@ -100,6 +100,19 @@ class _TransitionsOnly(_Base):
         """The transitions of these rows, (n_envs,) bool, are over."""
         self._open_at[ended] = -1
 
+    def break_off(self, rows: BoolArray) -> None:
+        """The episodes of these rows, (n_envs,) bool, are lost: nothing more is known of their open transitions.
+
+        What came before such a transition was not terminated: it leads to the value that the policy saw then.
+        """
+        for row in np.flatnonzero(rows & (self._open_at >= 0)):
+            lost = self._open_at[row]
+            before = np.flatnonzero(self.acted[:lost, row])
+            if len(before) and not self.episode_starts[lost, row]:
+                self.rewards[before[-1], row] += self.gamma * self.values[lost, row]
+            self.acted[lost, row] = False
+            self._open_at[row] = -1
+
     def take_open(self, waiting: BoolArray) -> OpenTransitions | None:
         """Take the open transitions of rows that wait, (n_envs,) bool, out of a full buffer; None if there is none."""
         rows = waiting & (self._open_at >= 0)

@@ -189,3 +189,17 @@ def test_one_active_step_in_a_rollout_is_learnt_from(algorithm: str) -> None:
     assert metrics["a"]["num_module_steps_trained"] == 2
     assert metrics["b"]["num_module_steps_trained"] == 8
     assert metrics["a"]["policy_loss"] is not None
+
+
+def test_an_episode_that_is_lost_is_cut_and_not_terminated() -> None:
+    """Step 0: 1 + 12/2 - 10 = -3, as if truncated. Step 1 is lost. Step 2, of another episode: 2 - 20 = -18."""
+    buffer = MaskedRolloutBuffer(3, BOX, spaces.Discrete(3), device="cpu", n_envs=1, gamma=0.5, gae_lambda=0.5)
+    one, nothing = np.ones(1, dtype=bool), np.zeros((1, 3), dtype=np.float32)
+    for starts, value, reward in ((True, 10.0, 1.0), (False, 12.0, 1.0), (True, 20.0, 2.0)):
+        buffer.begin_step(nothing, np.zeros(1), np.array([starts]), np.array([value]), np.zeros(1), one)
+        buffer.pay(np.array([reward], dtype=np.float32))
+        if value == 12:
+            buffer.break_off(one)
+    buffer.compute_returns_and_advantage(th.zeros(1), one)
+    assert buffer.acted[:, 0].tolist() == [True, False, True]
+    assert buffer.advantages[buffer.acted].tolist() == [-3.0, -18.0]
