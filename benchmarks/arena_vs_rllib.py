@@ -33,8 +33,8 @@ from processes import HERE, SideError, parsed_lines, watch
 
 from marl_sb3 import PPO
 from marl_sb3.config import load_config
-from marl_sb3.learners import fused_kernel
-from marl_sb3.learners.hyperparameters import hyperparameter_defaults
+from marl_sb3.learners.ppo.fused import kernel
+from marl_sb3.policies.hyperparameters import hyperparameter_defaults
 
 REQUIREMENTS = ("torch==2.13.0", "ray[rllib]==2.60.0", "pettingzoo")
 NAMES = ["n_steps", "batch_size", "n_epochs", "learning_rate", "gamma", "gae_lambda"]
@@ -249,7 +249,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(make_venv(arguments.make_venv))
             return 0
         say("compiling the fused kernels, where that has not been done")
-        fused_kernel.warm_up()
+        kernel.warm_up()
         _measure(arguments)
     except SideError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from marl_sb3.experiment import train as train
     from marl_sb3.learners.bundle import PolicyBundle as PolicyBundle
     from marl_sb3.learners.bundle import load_policies as load_policies
-    from marl_sb3.learners.policy_spec import PolicySpec as PolicySpec
-    from marl_sb3.learners.ppo import PPO as PPO
+    from marl_sb3.learners.ppo.ppo import PPO as PPO
+    from marl_sb3.learners.spec import PolicySpec as PolicySpec
     from marl_sb3.metrics import Episode as Episode
     from marl_sb3.metrics import InfoMetric as InfoMetric
     from marl_sb3.run import Run as Run
@@ -46,9 +46,9 @@ _HOME = {
     "MultiAgentAlgorithm": "marl_sb3.training.algorithm",
     "MultiAgentCallback": "marl_sb3.training.callback",
     "MultiAgentVecEnv": "marl_sb3.vec_env",
-    "PPO": "marl_sb3.learners.ppo",
+    "PPO": "marl_sb3.learners.ppo.ppo",
     "PolicyBundle": "marl_sb3.learners.bundle",
-    "PolicySpec": "marl_sb3.learners.policy_spec",
+    "PolicySpec": "marl_sb3.learners.spec",
     "Run": "marl_sb3.run",
     "evaluate_policies": "marl_sb3.evaluation",
     "load_policies": "marl_sb3.learners.bundle",

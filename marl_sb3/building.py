@@ -13,11 +13,11 @@ from marl_sb3.config.values import counted
 from marl_sb3.envs.registry import EnvFactory
 from marl_sb3.errors import ConfigError
 from marl_sb3.learners.algorithms import algorithm_class
-from marl_sb3.learners.hyperparameters import hyperparameter_defaults
-from marl_sb3.learners.policy_rows import resolve_policies
-from marl_sb3.learners.policy_spec import PolicySpec
+from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.learners.threads import parallel_updates, start_without_dynamo
 from marl_sb3.metrics import info_metrics
+from marl_sb3.policies.hyperparameters import hyperparameter_defaults
+from marl_sb3.policies.mapping import resolve_policies
 from marl_sb3.training.algorithm import MultiAgentAlgorithm
 from marl_sb3.types import AgentID, PolicyID
 from marl_sb3.vec_env import MultiAgentVecEnv, make_vec_env

@@ -20,8 +20,8 @@ import torch as th
 from marl_sb3.config.values import integer
 from marl_sb3.errors import ConfigError
 from marl_sb3.learners.actor import PolicyActor
-from marl_sb3.learners.policy_rows import rows_of_policy, zero_actions
 from marl_sb3.metrics import Episode, EpisodeTracker, Result, finite_or_none, flatten
+from marl_sb3.policies.placement import rows_of_policy, zero_actions
 from marl_sb3.storage.process_rng import preserve_rng
 from marl_sb3.training.algorithm import MultiAgentAlgorithm
 from marl_sb3.types import AgentID

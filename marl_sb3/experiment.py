@@ -23,8 +23,6 @@ from marl_sb3.envs.registry import EnvFactory, factory_id
 from marl_sb3.errors import ConfigError, EnvRaisedError, MarlSb3Error, NumericError, note_remedy, note_traceback_file
 from marl_sb3.ids import file_names
 from marl_sb3.learners.bundle import PolicyBundle, read_bundle
-from marl_sb3.learners.import_weights import InitFrom, parse_init_from
-from marl_sb3.learners.import_weights import init_from as start_from
 from marl_sb3.learners.threads import start_without_dynamo
 from marl_sb3.metrics import Result, require_metric
 from marl_sb3.run import Run
@@ -39,6 +37,8 @@ from marl_sb3.storage.checkpoint_format import Checkpoint
 from marl_sb3.storage.state import StateReader
 from marl_sb3.training.callback import MultiAgentCallback
 from marl_sb3.training.result_logger import ResultLogger, ResultWriter
+from marl_sb3.transfer.init_from import InitFrom, parse_init_from
+from marl_sb3.transfer.init_from import init_from as start_from
 from marl_sb3.types import PolicyID
 from marl_sb3.vec_env import make_vec_env
 

@@ -80,8 +80,8 @@ def _write_onnx(bundle: PolicyBundle, about: About, folder: Path) -> list[Export
 
 
 def _write_onnx_of(bundle: PolicyBundle, about: About, policy_id: PolicyID, path: Path) -> Exported:
-    from marl_sb3.learners.onnx_check import largest_difference
-    from marl_sb3.learners.onnx_policy import to_onnx
+    from marl_sb3.transfer.onnx_check import largest_difference
+    from marl_sb3.transfer.onnx_graph import to_onnx
 
     algorithm, its = bundle.policies[policy_id], bundle.spaces[policy_id]
     metadata = {

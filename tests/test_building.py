@@ -9,9 +9,9 @@ import pytest
 from marl_sb3 import PolicySpec
 from marl_sb3.building import build, resolved
 from marl_sb3.config import TrainConfig, load_config, to_yaml
-from marl_sb3.learners import policy_spec
+from marl_sb3.learners import spec
 from marl_sb3.learners.algorithms import ALGORITHMS
-from marl_sb3.learners.hyperparameters import hyperparameter_defaults
+from marl_sb3.policies.hyperparameters import hyperparameter_defaults
 
 SETTINGS = {"agent2.algo": "a2c", "agent2.gamma": 0.5, "agent1.n_epochs": 2, "learning_rate": "lin_1e-3"}
 
@@ -41,8 +41,8 @@ def test_a_written_configuration_has_the_same_policies(mixed: TrainConfig, tmp_p
 
 def test_hyperparameters_are_checked_once_for_each_policy(mixed: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[type] = []
-    check = policy_spec.require_algorithm
-    monkeypatch.setattr(policy_spec, "require_algorithm", lambda algorithm: (made.append(algorithm), check(algorithm)))
+    check = spec.require_algorithm
+    monkeypatch.setattr(spec, "require_algorithm", lambda algorithm: (made.append(algorithm), check(algorithm)))
     build(mixed, None).env.close()
     assert made == [ALGORITHMS["ppo"], ALGORITHMS["a2c"]]
 

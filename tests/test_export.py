@@ -27,10 +27,10 @@ from marl_sb3.config import load_config
 from marl_sb3.errors import ConfigError, ExportError
 from marl_sb3.experiment import prepare
 from marl_sb3.export import export_policies, main
-from marl_sb3.learners import onnx_policy
-from marl_sb3.learners.onnx_check import largest_difference
-from marl_sb3.learners.onnx_policy import to_onnx
 from marl_sb3.run import Run
+from marl_sb3.transfer import onnx_graph
+from marl_sb3.transfer.onnx_check import largest_difference
+from marl_sb3.transfer.onnx_graph import to_onnx
 
 NUMBERS = spaces.Box(-1, 1, (2, 3))
 MOVES = spaces.Box(np.array([-0.1, -2.0], dtype=np.float32), np.array([0.1, 2.0], dtype=np.float32))
@@ -449,7 +449,7 @@ def test_a_failed_export_leaves_the_former_files(
     def fail(*arguments: Any) -> bytes:
         raise ExportError("no luck")
 
-    monkeypatch.setattr(onnx_policy, "to_onnx", fail)
+    monkeypatch.setattr(onnx_graph, "to_onnx", fail)
     assert export("run --format onnx --out out --force") == 1
     assert capsys.readouterr().err == "error: policy 'a': no luck\n"
     assert files_in(Path("out")) == ["a.onnx"]

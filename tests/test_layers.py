@@ -27,10 +27,12 @@ LAYERS = (
     ("vec_env",),
     ("metrics",),
     ("display",),
+    ("policies",),
     ("learners",),
     ("runners",),
     ("training",),
     ("evaluation",),
+    ("transfer",),
     ("callbacks",),
     ("runs",),
     ("run_folder", "building"),
@@ -89,8 +91,8 @@ def test_every_module_has_a_layer() -> None:
 
 
 def test_an_upward_import_is_found() -> None:
-    source = "def lazily():\n    from marl_sb3.learners.ppo import PPO\n"
-    assert upward_imports("marl_sb3.envs.arena", source) == ["marl_sb3.learners.ppo"]
+    source = "def lazily():\n    from marl_sb3.learners.ppo.ppo import PPO\n"
+    assert upward_imports("marl_sb3.envs.arena", source) == ["marl_sb3.learners.ppo.ppo"]
     assert upward_imports("marl_sb3.experiment", source) == []
 
 

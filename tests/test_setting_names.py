@@ -10,7 +10,7 @@ import pytest
 from marl_sb3 import ConfigError, PolicySpec
 from marl_sb3.config import TrainConfig, load_config
 from marl_sb3.config.names import ALIASES, INTEGER_HYPERPARAMETERS, canonical_name
-from marl_sb3.learners import hyperparameters
+from marl_sb3.policies import hyperparameters
 
 RLLIB: dict[str, Any] = {
     "lr": 1e-3, "minibatch_size": 64, "num_epochs": 2, "lambda": 0.9, "clip_param": 0.3, "entropy_coeff": 0.01,

@@ -11,7 +11,7 @@ import torch as th
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.distributions import StateDependentNoiseDistribution
 
-from marl_sb3.learners.policy_rows import PolicyRows
+from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.types import Array, BoolArray, Observations
 from marl_sb3.vec_env.observations import map_arrays
 

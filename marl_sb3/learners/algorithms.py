@@ -8,7 +8,7 @@ import stable_baselines3
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from marl_sb3.errors import ConfigError
-from marl_sb3.learners.ppo import PPO
+from marl_sb3.learners.ppo.ppo import PPO
 
 ALGORITHMS: Mapping[str, type[BaseAlgorithm]] = {"ppo": PPO, "a2c": stable_baselines3.A2C}
 _SUPPORTED = (stable_baselines3.PPO, stable_baselines3.A2C)

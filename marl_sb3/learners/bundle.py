@@ -14,12 +14,13 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.ids import file_names
-from marl_sb3.learners.algorithm_state import require_weights, set_weights
-from marl_sb3.learners.build import build_for_acting
-from marl_sb3.learners.policy_rows import PolicyRows, policy_of_agents, resolve_policies
 from marl_sb3.learners.policy_size import least_weights
-from marl_sb3.learners.policy_spec import PolicySpec
-from marl_sb3.learners.sb3_zip import write_zip
+from marl_sb3.learners.sb3.build import build_for_acting
+from marl_sb3.learners.sb3.tensors import require_weights, set_weights
+from marl_sb3.learners.sb3.zip_file import write_zip
+from marl_sb3.learners.spec import PolicySpec
+from marl_sb3.policies.mapping import policy_of_agents, resolve_policies
+from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.storage.checkpoint_folder import find_checkpoint
 from marl_sb3.storage.checkpoint_format import Checkpoint, optimizer_file, policy_file
 from marl_sb3.storage.process_rng import preserve_rng

@@ -9,7 +9,7 @@ import torch as th
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.utils import obs_as_tensor
 
-from marl_sb3.learners.ppo import PPO
+from marl_sb3.learners.ppo.ppo import PPO
 from marl_sb3.types import Array, FloatArray, Observations
 from marl_sb3.vec_env.observations import map_arrays
 

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 from stable_baselines3.common.base_class import BaseAlgorithm
 
-from marl_sb3.learners.policy_rows import PolicyRows
 from marl_sb3.metrics import Result
+from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import Array, BoolArray, Observations, PolicyID
 from marl_sb3.vec_env.base import VecStep

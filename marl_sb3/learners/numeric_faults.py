@@ -11,7 +11,7 @@ import numpy as np
 import torch as th
 
 from marl_sb3.errors import NumericError
-from marl_sb3.learners.policy_rows import PolicyRows
+from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.types import PolicyID
 
 _LOSSES = {

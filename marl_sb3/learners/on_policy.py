@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
-from marl_sb3.learners.algorithm_state import optimizer_settings
 from marl_sb3.learners.interface import UpdateJob
 from marl_sb3.learners.numeric_faults import check_update, check_weights, naming_faults
 from marl_sb3.learners.on_policy_collector import OnPolicyCollector
-from marl_sb3.learners.policy_rows import PolicyRows
+from marl_sb3.learners.sb3.tensors import optimizer_settings
 from marl_sb3.metrics import Result
+from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.storage.rng import set_space_state, space_state
 from marl_sb3.storage.state import State, StateReader
 

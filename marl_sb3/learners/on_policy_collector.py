@@ -17,16 +17,16 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecTransposeImage
 
 from marl_sb3.learners.actor import noise_matrices, of_acting_rows, set_noise_matrices
-from marl_sb3.learners.forward_pass import forward_pass
-from marl_sb3.learners.numeric_faults import naming_faults
-from marl_sb3.learners.policy_rows import PolicyRows
-from marl_sb3.learners.rollout_buffer import (
+from marl_sb3.learners.buffers.rollout import (
     MaskedDictRolloutBuffer,
     MaskedRolloutBuffer,
     OpenTransitions,
     open_state,
     read_open,
 )
+from marl_sb3.learners.forward_pass import forward_pass
+from marl_sb3.learners.numeric_faults import naming_faults
+from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import Array, BoolArray, Observations
 from marl_sb3.vec_env.base import VecStep

@@ -10,7 +10,7 @@ from typing import Any
 from gymnasium import spaces
 from stable_baselines3.common.preprocessing import is_image_space
 
-from marl_sb3.learners.policy_spec import PolicySpec
+from marl_sb3.learners.spec import PolicySpec
 
 _LAYERS = (64, 64)  # of `MlpPolicy` and `MultiInputPolicy` in SB3, where `net_arch` is not given
 _CNN_FEATURES, _COMBINED_FEATURES = 512, 256  # of `NatureCNN` alone, and for an image in a Dict

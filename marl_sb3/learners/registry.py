@@ -10,11 +10,11 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 
 from marl_sb3.config.values import integer
 from marl_sb3.learners.a2c import A2CLearner
-from marl_sb3.learners.build import build_algorithm
 from marl_sb3.learners.on_policy import OnPolicyLearner
-from marl_sb3.learners.policy_rows import PolicyRows
-from marl_sb3.learners.policy_spec import PolicySpec
-from marl_sb3.learners.ppo_learner import PPOLearner
+from marl_sb3.learners.ppo.learner import PPOLearner
+from marl_sb3.learners.sb3.build import build_algorithm
+from marl_sb3.learners.spec import PolicySpec
+from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.types import PolicyID
 
 # Subclasses are trained as their bases are.

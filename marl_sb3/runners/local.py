@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from marl_sb3.learners.interface import Collector
-from marl_sb3.learners.policy_rows import zero_actions
 from marl_sb3.metrics import EpisodeTracker
+from marl_sb3.policies.placement import zero_actions
 from marl_sb3.runners.interface import StepListener
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import Array, Observations, PolicyID

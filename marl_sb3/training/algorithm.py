@@ -15,14 +15,15 @@ from stable_baselines3.common.logger import KVWriter, Logger, TensorBoardOutputF
 from stable_baselines3.common.type_aliases import MaybeCallback
 
 from marl_sb3.errors import CheckpointError, ConfigError
-from marl_sb3.learners.algorithm_state import Arrays
 from marl_sb3.learners.bundle import PolicyBundle, PolicySpaces
 from marl_sb3.learners.interface import Learner
-from marl_sb3.learners.policy_rows import policies_that_train, policy_of_agents, resolve_policies, rows_of_policy
-from marl_sb3.learners.policy_spec import PolicySpec, policy_specs
 from marl_sb3.learners.registry import common_steps, iteration_steps, make_learner
+from marl_sb3.learners.sb3.tensors import Arrays
+from marl_sb3.learners.spec import PolicySpec, policy_specs
 from marl_sb3.learners.threads import blas_threads, parallel_updates
 from marl_sb3.metrics import Episode, EpisodeTracker, InfoMetric, Result, flatten
+from marl_sb3.policies.mapping import policies_that_train, policy_of_agents, resolve_policies
+from marl_sb3.policies.placement import rows_of_policy
 from marl_sb3.runners.local import LocalRunner
 from marl_sb3.storage.checkpoint_folder import find_checkpoint, require_replaceable, without_zip
 from marl_sb3.storage.checkpoint_format import Checkpoint, write_checkpoint

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from marl_sb3.errors import CheckpointError, ConfigError
-from marl_sb3.learners.algorithm_state import (
+from marl_sb3.learners.bundle import require_policy_files, specs_of_checkpoint
+from marl_sb3.learners.sb3.tensors import (
     Arrays,
     by_path,
     optimizer_arrays,
@@ -22,9 +23,8 @@ from marl_sb3.learners.algorithm_state import (
     weight_forms,
     weights,
 )
-from marl_sb3.learners.bundle import require_policy_files, specs_of_checkpoint
-from marl_sb3.learners.policy_spec import PolicySpec
-from marl_sb3.learners.sb3_zip import require_zippable
+from marl_sb3.learners.sb3.zip_file import require_zippable
+from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.storage.checkpoint_format import Checkpoint, fits_into_state, optimizer_file, policy_file
 from marl_sb3.storage.process_rng import random_state, set_random_state
 from marl_sb3.storage.state import State, StateReader, is_plain

@@ -20,7 +20,7 @@ from toy_envs import SampledEnv
 import marl_sb3
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentVecEnv, PolicySpec, make_vec_env
 from marl_sb3.envs.registry import EnvFactory
-from marl_sb3.learners.hyperparameters import resolve_hyperparameters
+from marl_sb3.policies.hyperparameters import resolve_hyperparameters
 
 SEED = 7
 N_ENVS = 2

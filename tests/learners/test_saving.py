@@ -21,8 +21,7 @@ from toy_envs import NoisyEnv, SampledEnv
 import marl_sb3
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, make_vec_env
 from marl_sb3.errors import CheckpointError, ConfigError
-from marl_sb3.learners.algorithm_state import set_optimizers
-from marl_sb3.learners.import_weights import InitFrom, init_from
+from marl_sb3.learners.sb3.tensors import set_optimizers
 from marl_sb3.metrics import flatten
 from marl_sb3.storage import checkpoint_format, process_rng
 from marl_sb3.storage.checkpoint_folder import CheckpointFolder
@@ -30,6 +29,7 @@ from marl_sb3.storage.checkpoint_format import read_checkpoint
 from marl_sb3.storage.state import StateReader
 from marl_sb3.storage.tensor_file import StoredTensors
 from marl_sb3.training import persistence
+from marl_sb3.transfer.init_from import InitFrom, init_from
 
 SMALL = {"n_steps": 24, "batch_size": 16, "n_epochs": 2, "device": "cpu"}
 PLANS = [

@@ -15,11 +15,11 @@ from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 
-from marl_sb3.learners.fused import FusedPolicy
+from marl_sb3.learners.ppo.fused.policy import FusedPolicy
 from marl_sb3.types import Array
 
 if TYPE_CHECKING:
-    from marl_sb3.learners.ppo import PPO
+    from marl_sb3.learners.ppo.ppo import PPO
 
 
 def collect_fused(

@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
-from marl_sb3.learners.fused_coverage import why_not_fused
-from marl_sb3.learners.fused_update import FusedUpdate
 from marl_sb3.learners.interface import UpdateJob
 from marl_sb3.learners.on_policy import OnPolicyLearner, TrainJob
-from marl_sb3.learners.policy_rows import PolicyRows
-from marl_sb3.learners.ppo import PPO
+from marl_sb3.learners.ppo.fused.coverage import why_not_fused
+from marl_sb3.learners.ppo.fused.update import FusedUpdate
+from marl_sb3.learners.ppo.ppo import PPO
 from marl_sb3.metrics import Result
+from marl_sb3.policies.placement import PolicyRows
 
 _log = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from marl_sb3.config.names import canonical_hyperparameters
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.learners.algorithms import algorithm_class, algorithm_name, require_algorithm
-from marl_sb3.learners.hyperparameters import resolve_hyperparameters
-from marl_sb3.learners.ppo import PPO
+from marl_sb3.learners.ppo.ppo import PPO
+from marl_sb3.policies.hyperparameters import resolve_hyperparameters
 from marl_sb3.storage.state import State, StateReader, is_plain
 from marl_sb3.types import PolicyID
 

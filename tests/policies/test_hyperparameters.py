@@ -10,7 +10,7 @@ import torch as th
 
 from marl_sb3 import PPO, ConfigError, PolicySpec
 from marl_sb3.learners.algorithms import algorithm_class
-from marl_sb3.learners.hyperparameters import hyperparameter_defaults, resolve_hyperparameters
+from marl_sb3.policies.hyperparameters import hyperparameter_defaults, resolve_hyperparameters
 
 ALGORITHMS = [PPO, stable_baselines3.PPO]
 

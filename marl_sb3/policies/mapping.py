@@ -1,89 +1,19 @@
-"""Which agents a policy acts for, and where they stand in the arrays of a `MultiAgentVecEnv`."""
+"""Which policies there are, which policy each agent has, and which of them are trained."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
-
-import numpy as np
 
 from marl_sb3.errors import ConfigError
 from marl_sb3.ids import require_ids, shown_id
-from marl_sb3.types import AgentID, Array, BoolArray, Observations, PolicyID, PolicyMappingFn
-from marl_sb3.vec_env.base import MultiAgentVecEnv
-from marl_sb3.vec_env.groups import AgentGroup
-from marl_sb3.vec_env.observations import map_arrays, to_rows
+from marl_sb3.types import AgentID, PolicyID, PolicyMappingFn
 
 SHARED = "shared"
 PER_AGENT = "per_agent"
 
 _NAME_POLICIES = ', such as "policy_1"'
-
-
-@dataclass(frozen=True)
-class PolicyRows:
-    """The rows of one policy: row `e * len(agents) + i` is its i-th agent in env e.
-
-    Attributes:
-        policy_id: whose rows.
-        num_envs: E.
-        num_agents: all agents of an env.
-        group_index: the group that its agents belong to; they all have the same spaces.
-        group: that group.
-        agents: its agents, in the env's order.
-        agent_columns: where they stand on the axis of all agents.
-        group_columns: where they stand on the axis of the group.
-    """
-
-    policy_id: PolicyID
-    num_envs: int
-    num_agents: int
-    group_index: int
-    group: AgentGroup
-    agents: tuple[AgentID, ...]
-    agent_columns: tuple[int, ...]
-    group_columns: tuple[int, ...]
-
-    @property
-    def num_rows(self) -> int:
-        """E times the number of agents."""
-        return self.num_envs * len(self.agents)
-
-    def observations(self, groups: Sequence[Observations]) -> Observations:
-        """(rows, ...) from the observations of all groups."""
-        columns = self._in_group
-        return to_rows(map_arrays(lambda array: array[:, columns], groups[self.group_index]))
-
-    def of_agents(self, per_agent: Array) -> Array:
-        """(rows,) from an array over (E, all agents)."""
-        return per_agent[:, self._among_all].reshape(-1)
-
-    def put_actions(self, actions: Array, groups: Sequence[Array]) -> None:
-        """Write the rows' actions, (rows, ...), into the arrays of all groups."""
-        by_env = actions.reshape(self.num_envs, len(self.agents), *actions.shape[1:])
-        groups[self.group_index][:, self._in_group] = by_env
-
-    @cached_property
-    def mine(self) -> BoolArray:
-        """(all agents,) bool: those of this policy."""
-        return np.isin(np.arange(self.num_agents), self.agent_columns)
-
-    @cached_property
-    def _in_group(self) -> Any:
-        return _column_index(self.group_columns)
-
-    @cached_property
-    def _among_all(self) -> Any:
-        return _column_index(self.agent_columns)
-
-
-def _column_index(columns: Sequence[int]) -> Any:
-    """An index of these columns: a slice where they adjoin, so that NumPy makes a view."""
-    first, last = columns[0], columns[-1]
-    return slice(first, last + 1) if list(columns) == list(range(first, last + 1)) else np.array(columns)
 
 
 def resolve_policies(policies: str | Mapping[PolicyID, Any], agents: Sequence[AgentID]) -> list[PolicyID]:
@@ -214,39 +144,3 @@ def policies_that_train(
             key="policies_to_train",
         )
     return set(policies_to_train)
-
-
-def rows_of_policy(env: MultiAgentVecEnv, policy_id: PolicyID, policy_of: Mapping[AgentID, PolicyID]) -> PolicyRows:
-    """Where the agents of a policy stand.
-
-    Raises:
-        ConfigError: they do not all have the same spaces.
-    """
-    agents = tuple(agent for agent in env.agents if policy_of[agent] == policy_id)
-    groups = [index for index, group in enumerate(env.groups) if set(agents) & set(group.agents)]
-    if len(groups) > 1:
-        spaces = "; ".join(
-            f"{', '.join(a for a in agents if a in env.groups[index].agents)}: "
-            f"{env.groups[index].observation_space}, {env.groups[index].action_space}"
-            for index in groups
-        )
-        raise ConfigError(f"the agents of policy {policy_id!r} have different spaces: {spaces}", key="policies")
-    group = env.groups[groups[0]]
-    return PolicyRows(
-        policy_id=policy_id,
-        num_envs=env.num_envs,
-        num_agents=len(env.agents),
-        group_index=groups[0],
-        group=group,
-        agents=agents,
-        agent_columns=tuple(env.agents.index(agent) for agent in agents),
-        group_columns=tuple(group.agents.index(agent) for agent in agents),
-    )
-
-
-def zero_actions(env: MultiAgentVecEnv) -> list[Array]:
-    """Per group, zeros of shape `(E, A_group, *action shape)`, for policies to put their actions in."""
-    return [
-        np.zeros((env.num_envs, len(group.agents), *(group.action_space.shape or ())), group.action_space.dtype)
-        for group in env.groups
-    ]

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices
 
-from marl_sb3.learners.policy_rows import PolicyRows
+from marl_sb3.policies.placement import PolicyRows
 
 
 class SpacesOnlyVecEnv(VecEnv):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch as th
 
 from marl_sb3.errors import ConfigError
-from marl_sb3.learners.sb3_zip import sb3_weights
+from marl_sb3.learners.sb3.zip_file import sb3_weights
 from marl_sb3.storage.checkpoint_folder import find_checkpoint
 from marl_sb3.storage.checkpoint_format import Checkpoint, policy_file
 from marl_sb3.storage.state import StateReader
@@ -88,7 +88,7 @@ def init_from(
         algorithm: whose policies they are.
         sources: what starts from what; no policy twice.
         layers: see `load_weights`.
-        trust_pickle: allow SB3 zips; see `sb3_zip.sb3_weights`.
+        trust_pickle: allow SB3 zips; see `learners.sb3.zip_file.sb3_weights`.
 
     Raises:
         ConfigError: a source cannot be read, lacks a policy, or does not fit.
@@ -191,7 +191,7 @@ def load_weights(
     Args:
         algorithm: whose policies get them.
         source: by policy id, tensors by the names of SB3's `policy.state_dict()`; `algorithm.policies[...]` of another
-            algorithm has them, and `checkpoint_weights` and `sb3_zip.sb3_weights` read them.
+            algorithm has them, and `checkpoint_weights` and `learners.sb3.zip_file.sb3_weights` read them.
         policies: the policies that get weights, by their own ids, or with the id of each in the source; None: all.
         layers: patterns as of file names, such as `mlp_extractor.policy_net.*`: only the tensors that fit one are
             taken; None: all, and the source must have no others.

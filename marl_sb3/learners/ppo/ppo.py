@@ -15,11 +15,11 @@ from stable_baselines3.common.vec_env import VecEnv
 from torch.nn import functional as F
 
 from marl_sb3.errors import ConfigError, NumericError
-from marl_sb3.learners.device_rollout import DeviceRollout
-from marl_sb3.learners.fused import FusedPolicy
-from marl_sb3.learners.fused_coverage import why_not_fused
-from marl_sb3.learners.fused_rollout import collect_fused
-from marl_sb3.learners.fused_update import FusedUpdate, TorchUpdate
+from marl_sb3.learners.ppo.device_rollout import DeviceRollout
+from marl_sb3.learners.ppo.fused.coverage import why_not_fused
+from marl_sb3.learners.ppo.fused.policy import FusedPolicy
+from marl_sb3.learners.ppo.fused.rollout import collect_fused
+from marl_sb3.learners.ppo.fused.update import FusedUpdate, TorchUpdate
 from marl_sb3.learners.threads import blas_threads
 
 UPDATE_PATHS = ("auto", "fused", "torch")

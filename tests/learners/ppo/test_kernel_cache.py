@@ -10,8 +10,8 @@ import numba
 import pytest
 from numba.core.dispatcher import Dispatcher
 
-from marl_sb3.learners import fused_kernel
-from marl_sb3.learners.kernel_cache import RebuildingCache, compiled
+from marl_sb3.learners.ppo.fused import kernel
+from marl_sb3.learners.ppo.fused.kernel_cache import RebuildingCache, compiled
 
 
 def one_more(number: int) -> int:
@@ -69,6 +69,6 @@ def test_a_damaged_cache_that_cannot_be_written_is_left_alone(
 
 
 def test_all_kernels_have_this_cache() -> None:
-    kernels = [value for value in vars(fused_kernel).values() if isinstance(value, Dispatcher)]
+    kernels = [value for value in vars(kernel).values() if isinstance(value, Dispatcher)]
     assert len(kernels) > 10
     assert all(type(kernel._cache) is RebuildingCache for kernel in kernels)

@@ -17,11 +17,11 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
 from marl_sb3.config.values import counted
 from marl_sb3.errors import ConfigError
-from marl_sb3.learners.hyperparameters import hyperparameter_defaults
-from marl_sb3.learners.policy_rows import PolicyRows
-from marl_sb3.learners.policy_spec import PolicySpec
-from marl_sb3.learners.rollout_buffer import MaskedDictRolloutBuffer, MaskedRolloutBuffer
-from marl_sb3.learners.spaces_only_vec_env import SpacesOnlyVecEnv
+from marl_sb3.learners.buffers.rollout import MaskedDictRolloutBuffer, MaskedRolloutBuffer
+from marl_sb3.learners.sb3.spaces_only_vec_env import SpacesOnlyVecEnv
+from marl_sb3.learners.spec import PolicySpec
+from marl_sb3.policies.hyperparameters import hyperparameter_defaults
+from marl_sb3.policies.placement import PolicyRows
 
 _log = logging.getLogger(__name__)
 

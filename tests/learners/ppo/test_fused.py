@@ -20,9 +20,9 @@ from torch import nn
 import marl_sb3
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
 from marl_sb3.errors import EnvError, NumericError
-from marl_sb3.learners import fused_kernel as kernel
-from marl_sb3.learners.fused import FusedPolicy
-from marl_sb3.learners.fused_coverage import why_not_fused
+from marl_sb3.learners.ppo.fused import kernel
+from marl_sb3.learners.ppo.fused.coverage import why_not_fused
+from marl_sb3.learners.ppo.fused.policy import FusedPolicy
 from marl_sb3.learners.threads import blas_threads
 from marl_sb3.vec_env import SyncVecEnv
 

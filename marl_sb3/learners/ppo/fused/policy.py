@@ -20,7 +20,7 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from torch import nn
 
 from marl_sb3.errors import EnvError
-from marl_sb3.learners.fused_coverage import ACTIVATIONS
+from marl_sb3.learners.ppo.fused.coverage import ACTIVATIONS
 from marl_sb3.types import Array, FloatArray
 
 _log = logging.getLogger(__name__)
@@ -224,13 +224,13 @@ class FusedPolicy:
 @lru_cache(maxsize=1)
 def _compiled_kernel() -> ModuleType:
     """The kernels, compiled or loaded from the cache of an earlier process."""
-    from marl_sb3.learners import fused_kernel
+    from marl_sb3.learners.ppo.fused import kernel
 
-    cache = fused_kernel.train.stats.cache_path  # type: ignore[attr-defined]
-    if cache is None or not any(Path(cache).glob("fused_kernel.train-*.nbi")):
+    cache = kernel.train.stats.cache_path  # type: ignore[attr-defined]
+    if cache is None or not any(Path(cache).glob("kernel.train-*.nbi")):
         _log.warning("compiling the fused update: takes some seconds, once per machine")
-    fused_kernel.warm_up()
-    return fused_kernel
+    kernel.warm_up()
+    return kernel
 
 
 def _linears_of(policy: ActorCriticPolicy) -> list[nn.Linear]:

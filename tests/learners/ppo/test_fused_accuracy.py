@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch as th
 
-from marl_sb3.learners import fused_kernel as kernel
+from marl_sb3.learners.ppo.fused import kernel
 
-BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"
+BENCHMARKS = Path(__file__).parents[2].parent / "benchmarks"
 MOST = 3.0  # times the distance that one ulp makes
 
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from stable_baselines3.common.utils import explained_variance
 
-from marl_sb3.learners.fused import FusedPolicy, require_in_range
-from marl_sb3.learners.rollout_buffer import flat_samples
+from marl_sb3.learners.buffers.rollout import flat_samples
+from marl_sb3.learners.ppo.fused.policy import FusedPolicy, require_in_range
 
 if TYPE_CHECKING:
-    from marl_sb3.learners.fused_kernel import Samples, Settings
-    from marl_sb3.learners.ppo import PPO
+    from marl_sb3.learners.ppo.fused.kernel import Samples, Settings
+    from marl_sb3.learners.ppo.ppo import PPO
 
 
 class TorchUpdate:
@@ -36,9 +36,9 @@ class FusedUpdate:
     """
 
     def __init__(self, algorithm: PPO, fused: FusedPolicy) -> None:
-        from marl_sb3.learners import fused_kernel
+        from marl_sb3.learners.ppo.fused import kernel
 
-        self._kernel = fused_kernel
+        self._kernel = kernel
         self._fused = fused
         self._samples = _rollout_samples(algorithm.rollout_buffer, fused)
         samples = len(self._samples.returns)
@@ -50,8 +50,8 @@ class FusedUpdate:
         self._settings = _settings(algorithm, samples)
         self.clip_range = self._settings.clip_range
         rows = self._settings.batch_size
-        self._batch = fused_kernel.Samples(*(np.empty_like(array[:rows]) for array in self._samples))
-        self._stats = np.zeros((algorithm.n_epochs * -(-samples // rows), fused_kernel.NUM_STATS))
+        self._batch = kernel.Samples(*(np.empty_like(array[:rows]) for array in self._samples))
+        self._stats = np.zeros((algorithm.n_epochs * -(-samples // rows), kernel.NUM_STATS))
         fused.read_parameters()
         self._m, self._v, self._steps_before = fused.read_adam()
         self.samples_drawn = samples * algorithm.n_epochs
@@ -107,7 +107,7 @@ class FusedUpdate:
 
 
 def _settings(algorithm: PPO, samples: int) -> Settings:
-    from marl_sb3.learners.fused_kernel import Settings
+    from marl_sb3.learners.ppo.fused.kernel import Settings
 
     progress = algorithm._current_progress_remaining
     optimizer: dict[str, Any] = algorithm.policy.optimizer.param_groups[0]
@@ -126,7 +126,7 @@ def _settings(algorithm: PPO, samples: int) -> Settings:
 
 
 def _rollout_samples(rollout: Any, fused: FusedPolicy) -> Samples:
-    from marl_sb3.learners.fused_kernel import Samples
+    from marl_sb3.learners.ppo.fused.kernel import Samples
 
     inputs = fused.inputs(flat_samples(rollout, "observations"))
     actions = flat_samples(rollout, "actions")

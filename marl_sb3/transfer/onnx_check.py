@@ -12,7 +12,7 @@ from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from marl_sb3.errors import ExportError
-from marl_sb3.learners.onnx_policy import arrays_by_input, copy_on_cpu, onnx_packages
+from marl_sb3.transfer.onnx_graph import arrays_by_input, copy_on_cpu, onnx_packages
 from marl_sb3.types import Array, Observations
 
 TOLERANCE = 1e-4

@@ -13,15 +13,15 @@ from toy_envs import SampledEnv
 
 from marl_sb3 import PPO, ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
 from marl_sb3.errors import CheckpointError
-from marl_sb3.learners.import_weights import (
+from marl_sb3.storage.checkpoint_folder import CheckpointFolder
+from marl_sb3.storage.checkpoint_format import read_checkpoint
+from marl_sb3.transfer.init_from import (
     InitFrom,
     checkpoint_weights,
     init_from,
     load_weights,
     parse_init_from,
 )
-from marl_sb3.storage.checkpoint_folder import CheckpointFolder
-from marl_sb3.storage.checkpoint_format import read_checkpoint
 
 PI, VF = "mlp_extractor.policy_net", "mlp_extractor.value_net"
 

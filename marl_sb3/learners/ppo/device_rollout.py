@@ -10,7 +10,7 @@ import torch as th
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.type_aliases import DictRolloutBufferSamples, RolloutBufferSamples
 
-from marl_sb3.learners.rollout_buffer import MaskedDictRolloutBuffer, MaskedRolloutBuffer, flat_samples
+from marl_sb3.learners.buffers.rollout import MaskedDictRolloutBuffer, MaskedRolloutBuffer, flat_samples
 from marl_sb3.types import Array
 
 _KNOWN_BUFFERS = (RolloutBuffer, DictRolloutBuffer, MaskedRolloutBuffer, MaskedDictRolloutBuffer)

@@ -13,7 +13,7 @@ from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.torch_layers import FlattenExtractor, MlpExtractor
 from torch import nn
 
-from marl_sb3.learners.rollout_buffer import MaskedRolloutBuffer
+from marl_sb3.learners.buffers.rollout import MaskedRolloutBuffer
 
 ACTIVATIONS = (nn.Tanh, nn.ReLU)  # in the order of the kernel's constants
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from toy_envs import ScriptedEnv
 
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, make_vec_env
-from marl_sb3.learners.policy_rows import policy_of_agents, resolve_policies, rows_of_policy
+from marl_sb3.policies.mapping import policy_of_agents, resolve_policies
+from marl_sb3.policies.placement import rows_of_policy
 from marl_sb3.vec_env import AgentGroup, MultiAgentVecEnv, VecStep
 from marl_sb3.vec_env.base import DictInfos, FinalObservations
 

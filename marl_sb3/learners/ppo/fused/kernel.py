@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import scipy.linalg.cython_blas  # noqa: F401 - whose BLAS numba calls: loaded now, so that its threads can be limited
 
-from marl_sb3.learners.kernel_cache import compiled
+from marl_sb3.learners.ppo.fused.kernel_cache import compiled
 from marl_sb3.types import Array, FloatArray
 
 TANH, RELU, LINEAR = range(3)  # activations

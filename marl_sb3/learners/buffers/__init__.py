@@ -1,0 +1,1 @@
+"""What learners keep of the agents' experience until they update."""
