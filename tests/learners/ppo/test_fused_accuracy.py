@@ -15,7 +15,7 @@ import torch as th
 
 from marl_sb3.learners.ppo.fused import kernel
 
-BENCHMARKS = Path(__file__).parents[2].parent / "benchmarks"
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 MOST = 3.0  # times the distance that one ulp makes
 
 
