@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from marl_sb3.learners.spec import PolicySpec as PolicySpec
     from marl_sb3.metrics import Episode as Episode
     from marl_sb3.metrics import InfoMetric as InfoMetric
-    from marl_sb3.run import Run as Run
+    from marl_sb3.runs.run import Run as Run
     from marl_sb3.training.algorithm import MultiAgentAlgorithm as MultiAgentAlgorithm
     from marl_sb3.training.callback import MultiAgentCallback as MultiAgentCallback
     from marl_sb3.tuning.api import tune as tune
@@ -49,7 +49,7 @@ _HOME = {
     "PPO": "marl_sb3.learners.ppo.ppo",
     "PolicyBundle": "marl_sb3.learners.bundle",
     "PolicySpec": "marl_sb3.learners.spec",
-    "Run": "marl_sb3.run",
+    "Run": "marl_sb3.runs.run",
     "evaluate_policies": "marl_sb3.evaluation",
     "load_policies": "marl_sb3.learners.bundle",
     "load_run": "marl_sb3.experiment",

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from marl_sb3.config import TrainConfig
     from marl_sb3.evaluation import Evaluation
-    from marl_sb3.run import Run
+    from marl_sb3.runs.run import Run
     from marl_sb3.vec_env import MultiAgentVecEnv
     from marl_sb3.video import VideoFile
 
@@ -169,7 +169,7 @@ def _video_file(path: Path) -> VideoFile:
 
 
 def _plan(arguments: argparse.Namespace) -> _Plan:
-    from marl_sb3.run_folder import find_run
+    from marl_sb3.runs.folder import find_run
 
     filmed = 0 if arguments.video is None else arguments.video_episodes or 1
     if filmed > arguments.episodes:

@@ -13,7 +13,6 @@ import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.utils import set_random_seed
 
-from marl_sb3.building import build, check_device, policy_spec, resolved, set_up_process
 from marl_sb3.callbacks import EvaluationCallback, RewardHistogramCallback, StopOnMetric, StopOnSignal
 from marl_sb3.callbacks.checkpoint import CheckpointCallback
 from marl_sb3.callbacks.stop import StopAfterSteps
@@ -25,13 +24,14 @@ from marl_sb3.ids import file_names
 from marl_sb3.learners.bundle import PolicyBundle, read_bundle
 from marl_sb3.learners.threads import start_without_dynamo
 from marl_sb3.metrics import Result, require_metric
-from marl_sb3.run import Run
-from marl_sb3.run_folder import RunFolder, find_run, write_traceback
+from marl_sb3.runs.build import build, check_device, policy_spec, resolved, set_up_process
+from marl_sb3.runs.folder import RunFolder, find_run, write_traceback
 from marl_sb3.runs.logs.events import EventsFormat, quiet_writers
 from marl_sb3.runs.logs.rows import PROGRESS_FILE, CsvFormat, JsonLinesFormat
 from marl_sb3.runs.logs.settings import write_settings
 from marl_sb3.runs.logs.truncate import truncate_logs
 from marl_sb3.runs.reader import RESULT_FILE
+from marl_sb3.runs.run import Run
 from marl_sb3.storage.atomic import replaced_folder
 from marl_sb3.storage.checkpoint_format import Checkpoint
 from marl_sb3.storage.state import StateReader
@@ -590,7 +590,7 @@ def train(
 
 
 def _execute_and_show(run: Run, callback: Sequence[BaseCallback], progress_bar: bool | None) -> Run:
-    from marl_sb3.run_view import wanted_progress
+    from marl_sb3.runs.view import wanted_progress
 
     progress = wanted_progress(run, progress_bar)
     try:

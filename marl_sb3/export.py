@@ -182,7 +182,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _export(arguments: argparse.Namespace) -> int:
     setup_logging(arguments.verbosity)
-    from marl_sb3.run_folder import find_run
+    from marl_sb3.runs.folder import find_run
 
     folder = find_run(arguments.run)
     tell_run(arguments.run, folder)

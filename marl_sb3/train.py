@@ -28,7 +28,7 @@ from marl_sb3.cli import (
 from marl_sb3.errors import ConfigError
 
 if TYPE_CHECKING:
-    from marl_sb3.run import Run
+    from marl_sb3.runs.run import Run
 
 _EPILOG = """\
 ENV is one of
@@ -217,7 +217,7 @@ def _resume(arguments: argparse.Namespace, stop: dict[str, Any]) -> Run:
                 "--stop, --checkpoint-every, --on-nan, --quiet, -v",
                 key=name,
             )
-    from marl_sb3.run_folder import find_run
+    from marl_sb3.runs.folder import find_run
 
     folder = find_run(arguments.resume)
     tell_run(arguments.resume, folder)
@@ -236,7 +236,7 @@ def _resume(arguments: argparse.Namespace, stop: dict[str, Any]) -> Run:
 def _execute_and_show(run: Run, most_agents: int | None) -> None:
     from marl_sb3.display.screen import standard_console
     from marl_sb3.experiment import execute
-    from marl_sb3.run_view import print_how_to_go_on, print_start, print_summary, progress_of
+    from marl_sb3.runs.view import print_how_to_go_on, print_start, print_summary, progress_of
 
     console = standard_console()
     print_start(console, run)

@@ -1,1 +1,1 @@
-"""The run folder: who writes its logs, and who reads it."""
+"""A run: what it is built from, its folder, its logs, and what it shows."""

@@ -12,12 +12,12 @@ import optuna
 from filelock import FileLock, Timeout
 from optuna.trial import FrozenTrial, TrialState
 
-from marl_sb3.building import resolved
 from marl_sb3.config import TrainConfig
 from marl_sb3.envs.registry import EnvFactory
 from marl_sb3.errors import ConfigError
 from marl_sb3.metrics import flatten
-from marl_sb3.run_folder import RunFolder
+from marl_sb3.runs.build import resolved
+from marl_sb3.runs.folder import RunFolder
 from marl_sb3.runs.reader import read_results
 from marl_sb3.tables import table
 from marl_sb3.tuning.search import Search

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from optuna.trial import FrozenTrial
 
-from marl_sb3.run_folder import TRACEBACK_FILE
+from marl_sb3.runs.folder import TRACEBACK_FILE
 from marl_sb3.tuning.search import Search
 from marl_sb3.tuning.trial_attributes import ERROR, FOLDER, RETRY_OF, SEED, WORKER
 

@@ -18,10 +18,10 @@ from optuna.trial import TrialState
 from plotly.offline import get_plotlyjs
 from rich.console import Console
 
-from marl_sb3.building import resolved
 from marl_sb3.config import load_config
 from marl_sb3.errors import ConfigError
-from marl_sb3.run_folder import RunFolder
+from marl_sb3.runs.build import resolved
+from marl_sb3.runs.folder import RunFolder
 from marl_sb3.tuning import report_page
 from marl_sb3.tuning.report import best_yml, html_report, trials_csv, trials_table
 from marl_sb3.tuning.search import Search

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from marl_sb3 import PolicySpec
-from marl_sb3.building import build, resolved
 from marl_sb3.config import TrainConfig, load_config, to_yaml
 from marl_sb3.learners import spec
 from marl_sb3.learners.algorithms import ALGORITHMS
 from marl_sb3.policies.hyperparameters import hyperparameter_defaults
+from marl_sb3.runs.build import build, resolved
 
 SETTINGS = {"agent2.algo": "a2c", "agent2.gamma": 0.5, "agent1.n_epochs": 2, "learning_rate": "lin_1e-3"}
 

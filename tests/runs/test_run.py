@@ -14,7 +14,7 @@ from toy_envs import ScriptedEnv
 import marl_sb3
 from marl_sb3.errors import ConfigError
 from marl_sb3.metrics import flatten
-from marl_sb3.run_folder import RunFolder
+from marl_sb3.runs.folder import RunFolder
 from marl_sb3.tables import table
 
 RETURN = "env_runners/episode_return_mean"

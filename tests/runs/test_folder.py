@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from marl_sb3.errors import ConfigError
-from marl_sb3.run_folder import RunFolder, find_run
+from marl_sb3.runs.folder import RunFolder, find_run
 
 
 def run(path: str, started_s: int = 0) -> Path:

@@ -22,7 +22,7 @@ from marl_sb3 import MultiAgentCallback
 from marl_sb3.errors import CheckpointError, ConfigError, NumericError
 from marl_sb3.experiment import restore, resume_run
 from marl_sb3.metrics import flatten
-from marl_sb3.run_folder import RunFolder
+from marl_sb3.runs.folder import RunFolder
 from marl_sb3.storage.checkpoint_folder import CheckpointFolder
 
 SMALL = {"n_steps": 20, "batch_size": 20, "n_epochs": 1, "env.max_timesteps": 15, "policy_kwargs.net_arch": [8]}

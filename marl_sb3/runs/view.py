@@ -16,7 +16,7 @@ from marl_sb3.training.show_progress import ShowProgress
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from marl_sb3.run import Run
+    from marl_sb3.runs.run import Run
 
 _MOST_POLICIES = 8  # of which each file is listed
 
