@@ -19,7 +19,7 @@ from measure import Report, Setting, parser
 
 from marl_sb3 import make_vec_env
 from marl_sb3.envs.arena import ArenaEnv
-from marl_sb3.envs.batched_arena import BatchedArena
+from marl_sb3.envs.arena.batched import BatchedArena
 from marl_sb3.types import Array
 from marl_sb3.vec_env.seeding import episode_seed
 

@@ -31,7 +31,7 @@ from ray.rllib.env.wrappers.pettingzoo_env import ParallelPettingZooEnv  # type:
 from ray.tune.registry import register_env  # type: ignore[import-not-found]
 
 from marl_sb3.envs.arena import ArenaEnv
-from marl_sb3.envs.arena_rules import AGENTS
+from marl_sb3.envs.arena.rules import AGENTS
 
 RUNNERS = 2  # processes that step envs
 PACKAGES = ("ray", "torch", "numpy", "gymnasium", "pettingzoo")

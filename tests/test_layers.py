@@ -53,6 +53,13 @@ def module_name(path: Path) -> str:
     return ".".join(part for part in relative.parts if part != "__init__")
 
 
+def _source_of(module: str, name: str) -> str:
+    """The module that `from module import name` needs: the submodule where `name` is one."""
+    path = PACKAGE.parent.joinpath(*module.split("."), name)
+    is_submodule = path.is_dir() or path.with_suffix(".py").exists()
+    return f"{module}.{name}" if is_submodule or module == "marl_sb3" else module
+
+
 def imported_modules(source: str) -> list[str]:
     """All modules of the package that a file imports, anywhere in it; those for type checkers alone are free."""
     tree = ast.parse(source)
@@ -64,9 +71,7 @@ def imported_modules(source: str) -> list[str]:
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found += [
-                f"{node.module}.{alias.name}" if node.module == "marl_sb3" else node.module for alias in node.names
-            ]
+            found += [_source_of(node.module, alias.name) for alias in node.names]
     return [name for name in found if name.startswith("marl_sb3.")]
 
 

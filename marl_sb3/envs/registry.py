@@ -20,7 +20,7 @@ from pettingzoo.env_registry.exceptions import FailedToImport, PettingZooRegistr
 from pettingzoo.utils.conversions import aec_to_parallel
 
 from marl_sb3.env_faults import raise_in_words
-from marl_sb3.envs.batched_env import BatchedEnv
+from marl_sb3.envs.batched import BatchedEnv
 from marl_sb3.errors import ConfigError
 
 EnvFactory = Callable[..., ParallelEnv]

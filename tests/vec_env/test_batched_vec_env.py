@@ -10,7 +10,7 @@ from gymnasium import spaces
 from toy_envs import ScriptedEnv
 
 from marl_sb3 import ConfigError, EnvError, make_vec_env
-from marl_sb3.envs.batched_env import BatchedEnv, BatchedStep
+from marl_sb3.envs.batched import BatchedEnv, BatchedStep
 from marl_sb3.errors import CheckpointError
 from marl_sb3.storage.state import StateReader
 from marl_sb3.vec_env import BatchedVecEnv, SyncVecEnv

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from marl_sb3.envs import arena_rules as rules
+from marl_sb3.envs.arena import rules
 
 UP, RIGHT, DOWN, LEFT = 0, 1, 2, 3
 AGENT1_FIRST, AGENT2_FIRST = True, False

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from marl_sb3.envs.arena import ArenaEnv
-from marl_sb3.envs.arena_render import ArenaWindow, fitting_cell_px, render_rgb, render_text
+from marl_sb3.envs.arena.render import ArenaWindow, fitting_cell_px, render_rgb, render_text
 from marl_sb3.errors import ConfigError
 
 UP, RIGHT, DOWN, LEFT = 0, 1, 2, 3

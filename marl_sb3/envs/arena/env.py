@@ -1,6 +1,6 @@
 """The arena as a PettingZoo `ParallelEnv`: agent1 discovers cells, agent2 hunts it.
 
-The rules themselves are in `arena_rules`; this file gives them agents, spaces, episodes and seeds.
+Its rules are in `marl_sb3.envs.arena.rules`; this file gives them agents, spaces, episodes and seeds.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from pettingzoo import ParallelEnv
 
-from marl_sb3.envs import arena_rules as rules
-from marl_sb3.envs.arena_render import (
+from marl_sb3.envs.arena import rules
+from marl_sb3.envs.arena.render import (
     LEGEND,
     ArenaWindow,
     fitting_cell_px,
@@ -22,7 +22,7 @@ from marl_sb3.envs.arena_render import (
     render_rgb,
     render_text,
 )
-from marl_sb3.envs.batched_env import BatchedEnv
+from marl_sb3.envs.batched import BatchedEnv
 from marl_sb3.errors import ConfigError, EnvError
 from marl_sb3.types import AgentID, Array, BoolArray
 
@@ -86,8 +86,8 @@ class ArenaEnv(ParallelEnv[AgentID, Array, int]):  # type: ignore[misc]  # Petti
 
     @classmethod
     def make_batched(cls, num_envs: int, **env_kwargs: Any) -> BatchedEnv:
-        """`num_envs` arenas as arrays; see `batched_env`."""
-        from marl_sb3.envs.batched_arena import BatchedArena
+        """`num_envs` arenas as arrays; see `marl_sb3.envs.batched`."""
+        from marl_sb3.envs.arena.batched import BatchedArena
 
         return BatchedArena(num_envs, cls(**env_kwargs))
 

@@ -9,8 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from marl_sb3.envs import arena_rules as rules
-from marl_sb3.envs.arena import ArenaEnv
+from marl_sb3.envs.arena import ArenaEnv, rules
 from marl_sb3.errors import ConfigError, EnvError
 
 UP, RIGHT, DOWN, LEFT = 0, 1, 2, 3

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from marl_sb3.envs import arena_rules as rules
-from marl_sb3.envs.batched_env import BatchedEnv, BatchedStep
+from marl_sb3.envs.arena import rules
+from marl_sb3.envs.batched import BatchedEnv, BatchedStep
 from marl_sb3.errors import EnvError
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import Array
 
 if TYPE_CHECKING:
-    from marl_sb3.envs.arena import ArenaEnv
+    from marl_sb3.envs.arena.env import ArenaEnv
 
 
 class BatchedArena(BatchedEnv):
