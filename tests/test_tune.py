@@ -17,6 +17,7 @@ from waiting import wait_for
 import marl_sb3
 from marl_sb3.tune import build_parser, main
 from marl_sb3.tuning.search import Search
+from marl_sb3.tuning.space import parse_space
 
 TINY = ["--timesteps", "80", "--evaluations", "2", "--evaluation-episodes", "1", "--trials", "2", "--pruner", "none"]
 TINY += ["--set", "n_envs=2", "--set", "n_steps=20", "--set", "batch_size=20", "--set", "n_epochs=1"]
@@ -63,7 +64,7 @@ def test_help_fits_a_terminal_and_names_every_default() -> None:
 
 
 def test_defaults_in_the_help_are_those_of_a_search() -> None:
-    search = Search("arena", {"gamma": {"uniform": [0.8, 0.9]}}, "s")
+    search = Search("arena", parse_space({"gamma": {"uniform": [0.8, 0.9]}}, "space"), "s")
     shown = " ".join(build_parser().format_help().split())
     for option in ("trials", "objective", "mode", "over", "evaluations", "evaluation-episodes", "seed"):
         default = getattr(search, option.replace("-", "_"))

@@ -215,7 +215,7 @@ def _new(
 ) -> Search:
     chosen = _space(env, given.get("algo"), space, grid, _set_in_every_trial(given))
     usual: dict[str, Any] = {"sampler": "grid"} if grid else {}
-    search = Search(env, chosen.to_plain(), name, **{**usual, **given})
+    search = Search(env, chosen, name, **{**usual, **given})
     if search.sampler == "grid":
         pruner = given.get("pruner", "none")  # who asks for exactly these wants to see them all to their end
         search = replace(search, trials=_all_of_grid(chosen.combinations(), given), pruner=pruner)
@@ -230,7 +230,7 @@ def _continued(
     if space is not None or grid:
         chosen = _space(search.env, search.algo, space, grid, _set_in_every_trial(search.to_plain()))
         sampler = given.get("sampler", "grid" if grid else before.sampler)
-        search = replace(search, space=chosen.to_plain(), sampler=sampler)
+        search = replace(search, space=chosen, sampler=sampler)
     return replace(search, trials=_all_of_grid(before.trials, given)) if search.sampler == "grid" else search
 
 

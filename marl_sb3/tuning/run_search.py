@@ -75,7 +75,7 @@ def open_study(
 
 def _check(search: Search, factory: EnvFactory | None, where: str) -> list[str]:
     """Build the trials at the ends of all ranges, without running them; returns what the user should know of them."""
-    space, objective = search.parsed_space, search.parsed_objective()
+    space, objective = search.space, search.parsed_objective()
     if search.sampler == "grid":
         space.combinations()
     objective.require_enough(search.evaluations)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ class Search:
 
     Attributes:
         env: env id.
-        space: what is chosen, as in a space file.
+        space: the parameters that are searched.
         name: of the study.
         trials: how many, without those that are repeated because they were killed.
         seed: from which the seed of every trial follows, and what the sampler draws.
@@ -57,7 +56,7 @@ class Search:
     """
 
     env: str
-    space: Mapping[str, Any]
+    space: Space
     name: str
     trials: int = 50
     seed: int = 0
@@ -93,19 +92,11 @@ class Search:
         for name in ("env", "name", "objective", "mode", "over"):
             if not isinstance(getattr(self, name), str):
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; accepted: a string", key=name)
-        for name in ("space", "settings"):
-            if not isinstance(getattr(self, name), Mapping):
-                raise ConfigError(f"{name} is {getattr(self, name)!r}; accepted: a mapping", key=name)
-            if "seed" in getattr(self, name):
-                # All trials would have it, and all trainings with fresh seeds.
-                raise ConfigError(
-                    "seed is not for trials to choose or share; accepted: --seed, of the search", key="seed"
-                )
-
-    @cached_property
-    def parsed_space(self) -> Space:
-        """The space, checked; it is parsed when it is first asked for."""
-        return parse_space(self.space, "the space")
+        if not isinstance(self.settings, Mapping):
+            raise ConfigError(f"settings is {self.settings!r}; accepted: a mapping", key="settings")
+        if "seed" in self.settings or "seed" in self.space.names:
+            # All trials would have it, and all trainings with fresh seeds.
+            raise ConfigError("seed is not for trials to choose or share; accepted: --seed, of the search", key="seed")
 
     def parsed_objective(self) -> Objective:
         """The objective, checked."""
@@ -189,7 +180,7 @@ class Search:
 
     def with_fitting_evaluations(self) -> Search:
         """The same, with fewer evaluations where the shortest of its trials has room for fewer, but at least one."""
-        configs = [self._config(settings, n_timesteps=self.timesteps) for settings in self.parsed_space.corners()]
+        configs = [self._config(settings, n_timesteps=self.timesteps) for settings in self.space.corners()]
         room = min(config.n_timesteps // _rollout_steps(config) for config in configs)
         return replace(self, evaluations=max(1, min(self.evaluations, room)))
 
@@ -201,7 +192,7 @@ class Search:
     def to_plain(self) -> dict[str, Any]:
         """As in the study's file: without the password of its database."""
         storage = None if self.storage is None else without_password(self.storage)
-        return {**asdict(self), "space": self.parsed_space.to_plain(), "storage": storage}
+        return {**asdict(self), "space": self.space.to_plain(), "storage": storage}
 
     def write(self, folder: Path) -> None:
         """Write `study.yaml`, whole or not at all."""
@@ -232,9 +223,15 @@ def read_search(folder: Path, env: str | None = None, storage: str | None = None
     settings = content["settings"]
     if isinstance(settings, Mapping):  # which may have names of an older version
         content = {**content, "settings": {canonical_name(str(name)): value for name, value in settings.items()}}
-    search = Search(**content)
+    search = Search(**{**content, "space": _space(content["space"], path)})
     require_named(search.env, [] if env is None else [env], path)
     return replace(search, storage=_storage(search.storage, storage, path))
+
+
+def _space(written: Any, path: Path) -> Space:
+    if not isinstance(written, Mapping):
+        raise ConfigError(f"{path}: space is {written!r}; accepted: a mapping of parameters to ranges", key="space")
+    return parse_space(written, f"{path}, space")
 
 
 def _storage(written: Any, named: str | None, path: Path) -> str | None:

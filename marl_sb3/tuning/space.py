@@ -89,6 +89,11 @@ class Space:
     parameters: tuple[Parameter, ...]
     constants: Mapping[str, Any]
 
+    @property
+    def names(self) -> set[str]:
+        """The keys of all parameters and constants."""
+        return {*self.constants, *(parameter.name for parameter in self.parameters)}
+
     def suggest(self, trial: optuna.trial.Trial) -> dict[str, Any]:
         """The settings of a trial, by their keys as after `--set`."""
         return {**self.constants, **{parameter.name: parameter.suggest(trial) for parameter in self.parameters}}

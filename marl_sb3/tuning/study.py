@@ -21,7 +21,6 @@ from marl_sb3.runs.folder import RunFolder
 from marl_sb3.runs.reader import read_results
 from marl_sb3.tables import table
 from marl_sb3.tuning.search import Search
-from marl_sb3.tuning.space import Space
 from marl_sb3.tuning.storage import damage_named, open_storage
 from marl_sb3.tuning.trial_attributes import DEATHS, ERROR, INDEX, KILLED, RETRY_OF, SEED, WORKER
 
@@ -49,7 +48,7 @@ class TuneStudy:
         self.folder = folder
         self.factory = factory
         self.continued = False
-        self.space: Space = search.parsed_space
+        self.space = search.space
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._storage = open_storage(folder, search.storage)
         with damage_named(folder, search.storage):

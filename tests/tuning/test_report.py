@@ -25,6 +25,7 @@ from marl_sb3.runs.folder import RunFolder
 from marl_sb3.tuning import report_page
 from marl_sb3.tuning.report import best_yml, html_report, trials_csv, trials_table
 from marl_sb3.tuning.search import Search
+from marl_sb3.tuning.space import parse_space
 from marl_sb3.tuning.study import TuneStudy
 from marl_sb3.tuning.trial import run_trial
 
@@ -47,8 +48,9 @@ def rows_of(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def new_study(folder: Path, **changes: Any) -> TuneStudy:
-    search = Search(**{"env": "arena", "space": SPACE, "name": "lr", "settings": TINY, "timesteps": 100, **changes})
+def new_study(folder: Path, space: Mapping[str, Any] = SPACE, **changes: Any) -> TuneStudy:
+    fields = {"env": "arena", "name": "lr", "settings": TINY, "timesteps": 100, **changes}
+    search = Search(space=parse_space(space, "space"), **fields)
     folder.mkdir(exist_ok=True)
     return TuneStudy(search, folder)
 

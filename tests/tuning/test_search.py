@@ -26,6 +26,7 @@ from marl_sb3.tuning.jobs import work
 from marl_sb3.tuning.objective import Objective
 from marl_sb3.tuning.run_search import run_search
 from marl_sb3.tuning.search import Search, read_search
+from marl_sb3.tuning.space import parse_space
 from marl_sb3.tuning.storage import SafeJournal
 from marl_sb3.tuning.study import TuneStudy
 from marl_sb3.tuning.trial import TrialQueue, run_trial
@@ -516,7 +517,7 @@ def test_trials_without_their_storage_are_not_written_over(in_tmp: Path) -> None
 
 
 def test_a_password_is_not_written_down(in_tmp: Path) -> None:
-    search = Search("arena", SPACE, "s", storage="postgresql://me:secret@nowhere.invalid/db")
+    search = Search("arena", parse_space(SPACE, "space"), "s", storage="postgresql://me:secret@nowhere.invalid/db")
     search.write(in_tmp)
     assert "secret" not in (in_tmp / "study.yaml").read_text()
     assert read_search(in_tmp, storage=search.storage) == search
