@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import sb3_contrib
+import stable_baselines3
 
 PACKAGE = Path(__file__).parent.parent / "marl_sb3"
 
@@ -136,3 +139,71 @@ def test_modules_do_not_import_each_other_in_circles() -> None:
 
 def test_a_circle_is_found() -> None:
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
+
+
+# --- SB3's private members --------------------------------------------------------------------------------------------
+
+ROOM = PACKAGE / "learners" / "sb3"
+OURS = {"_total_timesteps"}  # MultiAgentAlgorithm has one of its own
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def is_own(owner: ast.expr) -> bool:
+    """`self`, `cls` or `super()`: a subclass may use and override what its base protects."""
+    if isinstance(owner, ast.Call):
+        owner = owner.func
+    return isinstance(owner, ast.Name) and owner.id in ("self", "cls", "super")
+
+
+def private_members(*packages: Path) -> set[str]:
+    """The names of all private methods and attributes that the classes of these packages have."""
+    found: set[str] = set()
+    for path in (path for package in packages for path in package.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef):
+                found.add(node.name)
+            elif isinstance(node, ast.Attribute) and is_own(node.value):
+                found.add(node.attr)
+    return {name for name in found if is_private(name)}
+
+
+def accesses(source: str, names: set[str]) -> Iterator[str]:
+    """`owner.name` and `getattr(owner, "name")` for each of the names, whoever else than `self` the owner is."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and node.attr in names and not is_own(node.value):
+            yield f"line {node.lineno}: {ast.unparse(node)}"
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id.endswith("attr"):
+            owner, *rest = node.args
+            if not is_own(owner) and any(isinstance(arg, ast.Constant) and arg.value in names for arg in rest):
+                yield f"line {node.lineno}: {ast.unparse(node)}"
+
+
+@pytest.fixture(scope="module")
+def of_sb3() -> set[str]:
+    members = private_members(*(Path(str(package.__file__)).parent for package in (stable_baselines3, sb3_contrib)))
+    return members - OURS
+
+
+def test_private_members_of_sb3_are_used_in_one_folder(of_sb3: set[str]) -> None:
+    elsewhere = [path for path in MODULES if ROOM not in path.parents]
+    found = [f"{path}, {access}" for path in elsewhere for access in accesses(path.read_text(encoding="utf-8"), of_sb3)]
+    assert found == []
+
+
+def test_a_use_of_a_private_member_is_found(of_sb3: set[str]) -> None:
+    source = """
+algorithm._n_updates += 1
+self.algorithm._last_obs = None
+getattr(self.policy, "_squash_output")
+self._n_updates += 1
+super()._excluded_save_params()
+algorithm._not_of_sb3
+"""
+    assert list(accesses(source, of_sb3)) == [
+        "line 2: algorithm._n_updates",
+        "line 3: self.algorithm._last_obs",
+        "line 4: getattr(self.policy, '_squash_output')",
+    ]

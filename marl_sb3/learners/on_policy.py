@@ -11,6 +11,7 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from marl_sb3.learners.interface import UpdateJob
 from marl_sb3.learners.numeric_faults import check_update, check_weights, naming_faults
 from marl_sb3.learners.on_policy_collector import OnPolicyCollector
+from marl_sb3.learners.sb3.private import num_updates, progress_remaining, set_num_updates, set_progress_remaining
 from marl_sb3.learners.sb3.tensors import optimizer_settings
 from marl_sb3.metrics import Result
 from marl_sb3.policies.placement import PolicyRows
@@ -76,7 +77,7 @@ class OnPolicyLearner:
 
     def begin_update(self, progress_remaining: float) -> UpdateJob:
         """See `Learner.begin_update`."""
-        self.algorithm._current_progress_remaining = progress_remaining
+        set_progress_remaining(self.algorithm, progress_remaining)
         return TrainJob(self, self.algorithm.train)
 
     def finish_update(self) -> Result:
@@ -139,9 +140,9 @@ class OnPolicyLearner:
         return {
             "rollout": self.collector.get_state(),
             "num_timesteps": algorithm.num_timesteps,
-            "n_updates": algorithm._n_updates,
+            "n_updates": num_updates(algorithm),
             "grad_updates": self.num_grad_updates,
-            "progress_remaining": algorithm._current_progress_remaining,
+            "progress_remaining": progress_remaining(algorithm),
             "optimizers": optimizer_settings(algorithm),
             "observation_space": space_state(algorithm.observation_space),
             "action_space": space_state(algorithm.action_space),
@@ -154,8 +155,8 @@ class OnPolicyLearner:
         if same_envs:
             self.collector.set_state(state.fields("rollout"))
         algorithm.num_timesteps = state.integer("num_timesteps")
-        algorithm._n_updates = state.integer("n_updates")
-        algorithm._current_progress_remaining = state.number("progress_remaining")
+        set_num_updates(algorithm, state.integer("n_updates"))
+        set_progress_remaining(algorithm, state.number("progress_remaining"))
         self.num_grad_updates = state.integer("grad_updates")
         set_space_state(algorithm.observation_space, state, "observation_space")
         set_space_state(algorithm.action_space, state, "action_space")

@@ -15,6 +15,7 @@ import torch as th
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from marl_sb3.errors import CheckpointError
+from marl_sb3.learners.sb3.private import torch_members
 from marl_sb3.storage.state import State, is_plain
 from marl_sb3.storage.tensor_file import Form, copies, form_of
 from marl_sb3.types import Array
@@ -74,26 +75,14 @@ def _form(name: str, tensor: Any) -> Form:
 def _module_tensors(algorithm: BaseAlgorithm) -> dict[str, th.Tensor]:
     """The live tensors, not copies of them."""
     found: dict[str, th.Tensor] = {}
-    for name, owner in _torch_objects(algorithm).items():
+    for name, owner in torch_members(algorithm).items():
         if isinstance(owner, th.nn.Module):
             found.update({f"{name}.{key}": tensor for key, tensor in owner.state_dict().items()})
     return found
 
 
-def _torch_objects(algorithm: BaseAlgorithm) -> dict[str, Any]:
-    """Modules and optimizers by the names that SB3 saves them under."""
-    names, _ = algorithm._get_torch_save_params()
-    found = {}
-    for name in names:
-        owner: Any = algorithm
-        for part in name.split("."):
-            owner = getattr(owner, part)
-        found[name] = owner
-    return found
-
-
 def _optimizers(algorithm: BaseAlgorithm) -> dict[str, th.optim.Optimizer]:
-    return {name: owner for name, owner in _torch_objects(algorithm).items() if isinstance(owner, th.optim.Optimizer)}
+    return {name: owner for name, owner in torch_members(algorithm).items() if isinstance(owner, th.optim.Optimizer)}
 
 
 def _require_same_names(own: Mapping[str, Any], arrays: Mapping[str, Any], where: str) -> None:

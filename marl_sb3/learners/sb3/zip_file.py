@@ -15,6 +15,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.save_util import data_to_json
 
 from marl_sb3.errors import CheckpointError, ConfigError
+from marl_sb3.learners.sb3.private import pickled_members
 
 _SHOWN = 80  # characters of a name that the file brings along
 
@@ -33,10 +34,8 @@ def require_zippable(algorithm: BaseAlgorithm) -> None:
     Raises:
         CheckpointError: with the attribute of the algorithm that cannot be pickled.
     """
-    names, tensors = algorithm._get_torch_save_params()
-    apart = {name.partition(".")[0] for name in (*names, *tensors)} | {*algorithm._excluded_save_params(), *_OURS}
-    for name, value in vars(algorithm).items():
-        if name not in apart:
+    for name, value in pickled_members(algorithm).items():
+        if name not in _OURS:
             try:
                 data_to_json({name: value})
             except Exception as error:  # whatever the pickling of somebody's object raises

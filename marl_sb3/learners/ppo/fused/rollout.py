@@ -16,6 +16,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 
 from marl_sb3.learners.ppo.fused.policy import FusedPolicy
+from marl_sb3.learners.sb3.private import last_step, record_episodes, set_last_step
 from marl_sb3.types import Array
 
 if TYPE_CHECKING:
@@ -53,7 +54,8 @@ def collect_fused(
 
 def _step(algorithm: PPO, fused: FusedPolicy, known: dict[str, Any], step: int) -> bool:
     """One step of all envs; `known` becomes what SB3's callbacks find in their `locals`."""
-    observations: Any = algorithm._last_obs
+    observations, starts = last_step(algorithm)
+    assert isinstance(observations, np.ndarray), "the kernels take no Dict observations"
     actions, values, log_probs = fused.act(observations)
     in_bounds = actions
     if isinstance(algorithm.action_space, spaces.Box):
@@ -75,13 +77,12 @@ def _step(algorithm: PPO, fused: FusedPolicy, known: dict[str, Any], step: int) 
     known["callback"].update_locals(known)
     if not known["callback"].on_step():
         return False
-    algorithm._update_info_buffer(infos, dones)
+    record_episodes(algorithm, infos, dones)
     _add_values_at_time_limits(fused, rewards, dones, infos, algorithm.gamma)
     if isinstance(algorithm.action_space, spaces.Discrete):
         actions = actions.reshape(-1, 1)
-    starts: Any = algorithm._last_episode_starts
     known["rollout_buffer"].add(observations, actions, rewards, starts, known["values"], known["log_probs"])
-    algorithm._last_obs, algorithm._last_episode_starts = new_obs, dones
+    set_last_step(algorithm, new_obs, dones)
     return True
 
 

@@ -10,6 +10,7 @@ from stable_baselines3.common.utils import explained_variance
 
 from marl_sb3.learners.buffers.rollout import flat_samples
 from marl_sb3.learners.ppo.fused.policy import FusedPolicy, require_in_range
+from marl_sb3.learners.sb3.private import progress_remaining
 
 if TYPE_CHECKING:
     from marl_sb3.learners.ppo.fused.kernel import Samples, Settings
@@ -109,7 +110,7 @@ class FusedUpdate:
 def _settings(algorithm: PPO, samples: int) -> Settings:
     from marl_sb3.learners.ppo.fused.kernel import Settings
 
-    progress = algorithm._current_progress_remaining
+    progress = progress_remaining(algorithm)
     optimizer: dict[str, Any] = algorithm.policy.optimizer.param_groups[0]
     return Settings(
         batch_size=min(algorithm.batch_size, samples),

@@ -1,0 +1,76 @@
+"""The private members of SB3's algorithms that are read or set here: a new SB3 version means a look at this file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stable_baselines3.common.base_class import BaseAlgorithm
+
+from marl_sb3.types import Array, Observations
+
+# --- Schedules and counts --------------------------------------------------------------------------------------------
+
+
+def progress_remaining(algorithm: BaseAlgorithm) -> float:
+    """From 1 at the start of training to 0 at its end: the argument of its schedules."""
+    return algorithm._current_progress_remaining
+
+
+def set_progress_remaining(algorithm: BaseAlgorithm, progress: float) -> None:
+    """Set what `progress_remaining` returns."""
+    algorithm._current_progress_remaining = progress
+
+
+def num_updates(algorithm: BaseAlgorithm) -> int:
+    """Updates as SB3 counts them under `train/n_updates`: for PPO, epochs."""
+    return algorithm._n_updates
+
+
+def set_num_updates(algorithm: BaseAlgorithm, count: int) -> None:
+    """Set what `num_updates` returns."""
+    algorithm._n_updates = count
+
+
+# --- A rollout on an SB3 VecEnv --------------------------------------------------------------------------------------
+
+
+def last_step(algorithm: BaseAlgorithm) -> tuple[Observations, Array]:
+    """What its env showed last, (n_envs, ...), and whether an episode starts with it, (n_envs,) bool."""
+    observations: Any = algorithm._last_obs
+    starts: Any = algorithm._last_episode_starts
+    return observations, starts
+
+
+def set_last_step(algorithm: BaseAlgorithm, observations: Observations, starts: Array) -> None:
+    """Set what `last_step` returns."""
+    algorithm._last_obs = observations
+    algorithm._last_episode_starts = starts
+
+
+def record_episodes(algorithm: BaseAlgorithm, infos: Sequence[dict[str, Any]], dones: Array) -> None:
+    """Keep returns, lengths and successes of the episodes that ended in a step, for `rollout/` metrics."""
+    algorithm._update_info_buffer(list(infos), dones)
+
+
+# --- Saving ----------------------------------------------------------------------------------------------------------
+
+
+def torch_members(algorithm: BaseAlgorithm) -> Mapping[str, Any]:
+    """Modules and optimizers by the names that SB3 saves them under, such as `policy.optimizer`."""
+    names, _ = algorithm._get_torch_save_params()
+    return {name: _member(algorithm, name) for name in names}
+
+
+def _member(algorithm: BaseAlgorithm, path: str) -> Any:
+    owner: Any = algorithm
+    for part in path.split("."):
+        owner = getattr(owner, part)
+    return owner
+
+
+def pickled_members(algorithm: BaseAlgorithm) -> Mapping[str, Any]:
+    """The attributes that SB3's `save` pickles: all but tensors, modules and those that the algorithm excludes."""
+    names, tensors = algorithm._get_torch_save_params()
+    apart = {name.partition(".")[0] for name in (*names, *tensors)} | {*algorithm._excluded_save_params()}
+    return {name: value for name, value in vars(algorithm).items() if name not in apart}
