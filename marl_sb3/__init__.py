@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from marl_sb3.errors import EnvRaisedError as EnvRaisedError
     from marl_sb3.errors import MarlSb3Error as MarlSb3Error
     from marl_sb3.evaluation import evaluate_policies as evaluate_policies
-    from marl_sb3.experiment import load_run as load_run
-    from marl_sb3.experiment import train as train
     from marl_sb3.learners.bundle import PolicyBundle as PolicyBundle
     from marl_sb3.learners.bundle import load_policies as load_policies
     from marl_sb3.learners.ppo.ppo import PPO as PPO
     from marl_sb3.learners.spec import PolicySpec as PolicySpec
     from marl_sb3.metrics import Episode as Episode
     from marl_sb3.metrics import InfoMetric as InfoMetric
+    from marl_sb3.runs.restore import load_run as load_run
     from marl_sb3.runs.run import Run as Run
+    from marl_sb3.runs.train import train as train
     from marl_sb3.training.algorithm import MultiAgentAlgorithm as MultiAgentAlgorithm
     from marl_sb3.training.callback import MultiAgentCallback as MultiAgentCallback
     from marl_sb3.tuning.api import tune as tune
@@ -52,10 +52,10 @@ _HOME = {
     "Run": "marl_sb3.runs.run",
     "evaluate_policies": "marl_sb3.evaluation",
     "load_policies": "marl_sb3.learners.bundle",
-    "load_run": "marl_sb3.experiment",
+    "load_run": "marl_sb3.runs.restore",
     "make_vec_env": "marl_sb3.vec_env",
     "register_env": "marl_sb3.envs.registry",
-    "train": "marl_sb3.experiment",
+    "train": "marl_sb3.runs.train",
     "tune": "marl_sb3.tuning.api",
 }
 

@@ -177,7 +177,7 @@ def _plan(arguments: argparse.Namespace) -> _Plan:
     folder = find_run(arguments.run)
     tell_run(arguments.run, folder)
     from marl_sb3.evaluation import evaluation_seed
-    from marl_sb3.experiment import restore  # takes seconds: after what can be refused without it
+    from marl_sb3.runs.restore import restore  # takes seconds: after what can be refused without it
 
     run = restore(folder, arguments.checkpoint, named_env(arguments))
     assert run.config.seed is not None, "a run has drawn its seed when it begins"

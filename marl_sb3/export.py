@@ -187,7 +187,7 @@ def _export(arguments: argparse.Namespace) -> int:
     folder = find_run(arguments.run)
     tell_run(arguments.run, folder)
     out = Path(arguments.out) if arguments.out else folder / "export" / arguments.format
-    from marl_sb3.experiment import restore_policies  # takes seconds: after what can be refused without it
+    from marl_sb3.runs.restore import restore_policies  # takes seconds: after what can be refused without it
 
     config, bundle = restore_policies(folder, arguments.checkpoint, named_env(arguments))
     about = {"env": config.env, "run": folder.resolve().name}

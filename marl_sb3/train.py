@@ -1,6 +1,6 @@
-"""`python -m marl_sb3.train`: parse the command line, call `experiment`, print.
+"""`python -m marl_sb3.train`: parse the command line, call `runs`, print.
 
-The function `marl_sb3.train(...)` of the library is `marl_sb3.experiment.train`;
+The function `marl_sb3.train(...)` of the library is `marl_sb3.runs.train.train`;
 `from marl_sb3.train import main` gets the command.
 """
 
@@ -158,7 +158,7 @@ def _train(arguments: argparse.Namespace) -> int:
     setup_logging(arguments.verbosity)
     run = _prepare(arguments)
     if arguments.quiet:
-        from marl_sb3.experiment import execute
+        from marl_sb3.runs.execute import execute
 
         execute(run)
     else:
@@ -203,7 +203,7 @@ def _prepare(arguments: argparse.Namespace) -> Run:
         checkpoint_every=arguments.checkpoint_every,
         on_nan=arguments.on_nan,
     )
-    from marl_sb3.experiment import prepare  # takes seconds: after what can be refused without it
+    from marl_sb3.runs.prepare import prepare  # takes seconds: after what can be refused without it
 
     return prepare(config, arguments.run_dir, trust_pickle=arguments.trust_pickle)
 
@@ -221,7 +221,7 @@ def _resume(arguments: argparse.Namespace, stop: dict[str, Any]) -> Run:
 
     folder = find_run(arguments.resume)
     tell_run(arguments.resume, folder)
-    from marl_sb3.experiment import resume_run  # takes seconds: after what can be refused without it
+    from marl_sb3.runs.resume import resume_run  # takes seconds: after what can be refused without it
 
     return resume_run(
         folder,
@@ -235,7 +235,7 @@ def _resume(arguments: argparse.Namespace, stop: dict[str, Any]) -> Run:
 
 def _execute_and_show(run: Run, most_agents: int | None) -> None:
     from marl_sb3.display.screen import standard_console
-    from marl_sb3.experiment import execute
+    from marl_sb3.runs.execute import execute
     from marl_sb3.runs.view import print_how_to_go_on, print_start, print_summary, progress_of
 
     console = standard_console()

@@ -15,7 +15,7 @@ from test_layers import LAYERS
 
 import marl_sb3
 from marl_sb3.config import load_config
-from marl_sb3.experiment import prepare
+from marl_sb3.runs.prepare import prepare
 
 ALL_BLOCKS = [block for page in PAGES for block in blocks(page)]
 ENV_STEPS = 2_000  # of a training that would be longer than a trial

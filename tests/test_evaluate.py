@@ -21,8 +21,8 @@ from test_video import frames_of_gif, frames_of_mp4
 import marl_sb3
 from marl_sb3.evaluate import main
 from marl_sb3.evaluation import evaluate_policies, evaluation_seed
-from marl_sb3.experiment import restore
 from marl_sb3.metrics import flatten
+from marl_sb3.runs.restore import restore
 from marl_sb3.vec_env import SyncVecEnv
 
 MODULE = ["-m", "marl_sb3.evaluate"]

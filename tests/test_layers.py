@@ -38,7 +38,6 @@ LAYERS = (
     ("transfer",),
     ("callbacks",),
     ("runs",),
-    ("experiment",),
     ("tuning",),
     ("train", "evaluate", "export", "tune"),
     ("__main__",),
@@ -98,7 +97,7 @@ def test_every_module_has_a_layer() -> None:
 def test_an_upward_import_is_found() -> None:
     source = "def lazily():\n    from marl_sb3.learners.ppo.ppo import PPO\n"
     assert upward_imports("marl_sb3.envs.arena", source) == ["marl_sb3.learners.ppo.ppo"]
-    assert upward_imports("marl_sb3.experiment", source) == []
+    assert upward_imports("marl_sb3.runs.build", source) == []
 
 
 def test_imports_for_type_checkers_are_free() -> None:

@@ -16,7 +16,7 @@ import marl_sb3
 from marl_sb3.__main__ import COMMANDS, main
 from marl_sb3.learners.algorithms import ALGORITHMS
 
-FUNCTIONS = {"train": "marl_sb3.experiment", "tune": "marl_sb3.tuning.api"}
+FUNCTIONS = {"train": "marl_sb3.runs.train", "tune": "marl_sb3.tuning.api"}
 ORDERS = {
     "attribute": "import marl_sb3; found = marl_sb3.{}",
     "from": "from marl_sb3 import {} as found",

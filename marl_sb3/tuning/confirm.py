@@ -14,7 +14,8 @@ from filelock import BaseFileLock, FileLock, Timeout
 from optuna.trial import FrozenTrial
 
 from marl_sb3.errors import is_disk_full
-from marl_sb3.experiment import execute, prepare
+from marl_sb3.runs.execute import execute
+from marl_sb3.runs.prepare import prepare
 from marl_sb3.storage.atomic import write_whole
 from marl_sb3.tuning.jobs import Job
 from marl_sb3.tuning.run_jobs import run_jobs

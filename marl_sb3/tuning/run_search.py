@@ -10,8 +10,8 @@ from pathlib import Path
 
 from marl_sb3.envs.registry import EnvFactory
 from marl_sb3.errors import ConfigError
-from marl_sb3.experiment import Preview, preview
 from marl_sb3.runs.folder import TRACEBACK_FILE
+from marl_sb3.runs.preview import Preview, preview
 from marl_sb3.tuning.run_jobs import run_jobs, study_lock
 from marl_sb3.tuning.search import Search, read_search, require_integer
 from marl_sb3.tuning.study import TuneStudy

@@ -10,9 +10,10 @@ import optuna
 from optuna.trial import TrialState
 
 from marl_sb3.errors import is_disk_full
-from marl_sb3.experiment import execute, prepare
 from marl_sb3.metrics import Result
+from marl_sb3.runs.execute import execute
 from marl_sb3.runs.folder import write_traceback
+from marl_sb3.runs.prepare import prepare
 from marl_sb3.runs.run import Run
 from marl_sb3.training.callback import MultiAgentCallback
 from marl_sb3.tuning.jobs import Job

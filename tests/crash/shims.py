@@ -44,7 +44,7 @@ PLACES = {
     ),
     "cut": Place("marl_sb3.runs.logs.truncate", {ATOMIC: {"os": ("replace",)}}),
     "policies": Place(
-        "marl_sb3.experiment._save_policies", {ATOMIC: {"os": ("mkdir", "rename"), "shutil": ("rmtree",)}}
+        "marl_sb3.runs.rescue.save_policies", {ATOMIC: {"os": ("mkdir", "rename"), "shutil": ("rmtree",)}}
     ),
 }
 MOMENTS = ("before", "during", "after")

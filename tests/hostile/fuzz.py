@@ -3,7 +3,7 @@
     python tests/hostile/fuzz.py --mutants 10000 [--seed S] [--workers 2] [--json FILE]
 
 Each is loaded in one of five ways: by `MultiAgentAlgorithm.load`, by `set_state` of an algorithm that is built, by
-`--init-from`, by `experiment.restore` and by `resume_run`. What loads has to train for an iteration, or say why not
+`--init-from`, by `restore` and by `resume_run`. What loads has to train for an iteration, or say why not
 with an error of marl_sb3. Time, memory, crashes of the interpreter and what an audit hook sees are measured. Exits with
 1 on any finding.
 """
@@ -51,8 +51,9 @@ from mutate_config import CONFIG, make_config_mutant
 from stable_baselines3.common.utils import set_random_seed
 
 from marl_sb3.errors import CheckpointError, ConfigError, EnvRaisedError, MarlSb3Error
-from marl_sb3.experiment import restore, restore_policies, resume_run
 from marl_sb3.learners.bundle import PolicyBundle, load_policies
+from marl_sb3.runs.restore import restore, restore_policies
+from marl_sb3.runs.resume import resume_run
 from marl_sb3.runs.run import Run
 from marl_sb3.storage.checkpoint_format import read_checkpoint
 from marl_sb3.transfer.init_from import InitFrom, init_from

@@ -16,9 +16,9 @@ from toy_envs import ScriptedEnv
 import marl_sb3
 from marl_sb3.config import load_config
 from marl_sb3.errors import ConfigError, EnvError
-from marl_sb3.experiment import prepare
 from marl_sb3.export import main as export_command
 from marl_sb3.metrics import flatten
+from marl_sb3.runs.prepare import prepare
 from marl_sb3.runs.run import Run
 from marl_sb3.train import main as train_command
 

@@ -20,9 +20,10 @@ from toy_envs import ScriptedEnv
 import marl_sb3
 from marl_sb3 import MultiAgentCallback
 from marl_sb3.errors import CheckpointError, ConfigError, NumericError
-from marl_sb3.experiment import restore, resume_run
 from marl_sb3.metrics import flatten
 from marl_sb3.runs.folder import RunFolder
+from marl_sb3.runs.restore import restore
+from marl_sb3.runs.resume import resume_run
 from marl_sb3.storage.checkpoint_folder import CheckpointFolder
 
 SMALL = {"n_steps": 20, "batch_size": 20, "n_epochs": 1, "env.max_timesteps": 15, "policy_kwargs.net_arch": [8]}

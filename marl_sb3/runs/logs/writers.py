@@ -1,0 +1,35 @@
+"""Open the logs of a run while it trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from marl_sb3.runs.logs.events import EventsFormat, quiet_writers
+from marl_sb3.runs.logs.rows import PROGRESS_FILE, CsvFormat, JsonLinesFormat
+from marl_sb3.runs.logs.settings import write_settings
+from marl_sb3.runs.reader import RESULT_FILE
+from marl_sb3.runs.run import Run
+from marl_sb3.training.result_logger import ResultLogger, ResultWriter
+
+_LOGS: Sequence[Callable[[Path], ResultWriter]] = (
+    lambda folder: JsonLinesFormat(folder / RESULT_FILE),
+    lambda folder: CsvFormat(folder / PROGRESS_FILE),
+    EventsFormat,
+)
+
+
+@contextmanager
+def logs_of(run: Run) -> Iterator[None]:
+    """While it lasts, the metrics go into the run folder."""
+    folder = run.folder
+    write_settings(folder, run.config, list(run.algorithm.policies))
+    with ExitStack() as cleanup:
+        cleanup.enter_context(quiet_writers())
+        writers: list[ResultWriter] = []
+        for make in _LOGS:
+            writers.append(make(folder))
+            cleanup.callback(writers[-1].close)
+        run.algorithm.set_logger(ResultLogger(str(folder), writers))
+        yield

@@ -1,0 +1,90 @@
+"""Build a new run, check all of it, and make its folder."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from marl_sb3.config import TrainConfig, to_yaml
+from marl_sb3.envs.registry import EnvFactory
+from marl_sb3.errors import ConfigError
+from marl_sb3.runs.build import build, check_device, resolved, set_up_process
+from marl_sb3.runs.evaluations import require_metrics
+from marl_sb3.runs.folder import RunFolder, find_run
+from marl_sb3.runs.run import Run
+from marl_sb3.transfer.init_from import InitFrom, parse_init_from
+from marl_sb3.transfer.init_from import init_from as start_from
+
+_log = logging.getLogger(__name__)
+
+
+def prepare(
+    config: TrainConfig,
+    run_dir: str | Path | None = None,
+    factory: EnvFactory | None = None,
+    *,
+    trust_pickle: bool = False,
+) -> Run:
+    """Build everything, check everything, then make the run folder.
+
+    Args:
+        config: the configuration; a missing seed is drawn.
+        run_dir: the folder; it must be empty or not exist. None: `runs/<env>/<UTC time>-<4 hex>`.
+        factory: makes the env, where the id in the configuration is only its name.
+        trust_pickle: allow SB3 zips in `init_from`. It is no setting: no file may say so.
+
+    Raises:
+        ConfigError: a setting does not fit; nothing has been written then.
+        CheckpointError: a checkpoint in `init_from` is damaged, or there is none.
+    """
+    config = _with_found_sources(resolved(config))
+    for note in config.notes:
+        _log.warning("%s", note)
+    check_device(config)
+    set_up_process(config)
+    files = RunFolder.new(config.env, run_dir)
+    run = Run(files, config, build(config, factory), factory=factory)
+    try:
+        require_metrics(run)
+        _start_from(run, trust_pickle)
+        to_yaml(config)  # says what a file cannot hold
+        files.make(config)
+    except BaseException:
+        run.algorithm.env.close()
+        files.unlock()
+        raise
+    return run
+
+
+def _with_found_sources(config: TrainConfig) -> TrainConfig:
+    """With the run itself where `init_from` names a folder of runs: the newest is another one tomorrow."""
+    if config.init_from is None:
+        return config
+    with _source_named(config, "init_from"):
+        found = [str(_with_found_run(parse_init_from(text))) for text in config.init_from]
+    return replace(config, init_from=found)
+
+
+def _with_found_run(source: InitFrom) -> InitFrom:
+    is_checkpoint_or_run = any((source.path / name).exists() for name in ("manifest.json", "checkpoints"))
+    if is_checkpoint_or_run or not source.path.is_dir():
+        return source
+    return replace(source, path=find_run(source.path))
+
+
+def _start_from(run: Run, trust_pickle: bool) -> None:
+    with _source_named(run.config, "init_from"):
+        sources = [parse_init_from(text) for text in run.config.init_from or ()]
+        start_from(run.algorithm, sources, run.config.init_layers, trust_pickle=trust_pickle)
+
+
+@contextmanager
+def _source_named(config: TrainConfig, key: str) -> Iterator[None]:
+    """Say in errors where a setting came from."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{config.where(key)}{error}", key=error.key) from error

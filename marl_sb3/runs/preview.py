@@ -1,0 +1,51 @@
+"""What can be known of a run before it is started."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from marl_sb3.config import TrainConfig
+from marl_sb3.envs.registry import EnvFactory
+from marl_sb3.learners.threads import start_without_dynamo
+from marl_sb3.runs.build import build, check_device, resolved
+from marl_sb3.runs.evaluations import evaluation_metrics
+from marl_sb3.runs.folder import RunFolder
+from marl_sb3.runs.run import Run
+from marl_sb3.types import PolicyID
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What is known of a run before it is started.
+
+    Attributes:
+        metric_names: the flat names of all its metrics.
+        minibatches: by policy, the minibatch size and the agent steps of a rollout, where the algorithm has both.
+    """
+
+    metric_names: Sequence[str]
+    minibatches: Mapping[PolicyID, tuple[int, int]]
+
+
+def preview(config: TrainConfig, factory: EnvFactory | None = None) -> Preview:
+    """Build a run, so that it is known to be possible, and do not start it.
+
+    Raises:
+        ConfigError: a setting does not fit.
+    """
+    config = resolved(config)
+    check_device(config)
+    start_without_dynamo()
+    run = Run(RunFolder(Path()), config, build(config, factory), factory=factory)
+    try:
+        policies = run.algorithm.policies.items()
+        sizes = {
+            policy_id: (policy.batch_size, policy.n_steps * policy.n_envs)
+            for policy_id, policy in policies
+            if hasattr(policy, "batch_size") and hasattr(policy, "n_steps")
+        }
+        return Preview([*run.algorithm.metric_names(), *evaluation_metrics(run)], sizes)
+    finally:
+        run.algorithm.env.close()

@@ -1,0 +1,103 @@
+"""`marl_sb3.train(...)`: what the command does, as a function."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from stable_baselines3.common.callbacks import BaseCallback
+
+from marl_sb3.config import load_config
+from marl_sb3.envs.registry import EnvFactory, factory_id
+from marl_sb3.errors import ConfigError
+from marl_sb3.runs.execute import execute
+from marl_sb3.runs.prepare import prepare
+from marl_sb3.runs.resume import resume_run
+from marl_sb3.runs.run import Run
+from marl_sb3.types import PolicyID
+
+
+def train(
+    env: str | EnvFactory | None = None,
+    *,
+    policies: str | Mapping[PolicyID, Mapping[str, Any]] | None = None,
+    algo: str | None = None,
+    timesteps: int | None = None,
+    n_envs: int | None = None,
+    seed: int | None = None,
+    settings: Mapping[str, Any] | None = None,
+    hparams: str | Path | None = None,
+    stop: Mapping[str, float] | None = None,
+    vectorizer: str | None = None,
+    device: str | None = None,
+    init_from: Sequence[str] | None = None,
+    trust_pickle: bool = False,
+    run_dir: str | Path | None = None,
+    resume: str | Path | None = None,
+    callback: Sequence[BaseCallback] = (),
+    progress_bar: bool | None = None,
+) -> Run:
+    """What `python -m marl_sb3.train` does.
+
+    Like the command it sets PyTorch's number of threads in this process, to `n_threads` (1 unless set).
+
+    Args:
+        env: an env id, or a factory of a `ParallelEnv`; None takes the only env in `hparams`.
+        policies: `shared`, `per_agent`, or by policy id `{"agents": [...], ...settings}`.
+        algo: name of the algorithm.
+        timesteps: env steps to train for.
+        n_envs: envs that step together.
+        seed: run seed; None draws one, which `config.yaml` tells.
+        settings: single settings by key, as after `--set`: `{"learning_rate": 1e-4, "env.height": 6}`.
+        hparams: a file of settings, instead of the shipped preset.
+        stop: value by metric; training ends when one is reached.
+        vectorizer: see `make_vec_env`.
+        device: as in SB3.
+        init_from: what the weights start from, each as after `--init-from`.
+        trust_pickle: allow SB3 zips there.
+        run_dir: the run folder; None: a new one below `runs`.
+        resume: a run folder: go on with that run, `timesteps` env steps more or to its planned end. Of the other
+            arguments only `env`, `stop`, `callback` and `progress_bar` are accepted then.
+        callback: more callbacks.
+        progress_bar: show how the training goes: a live view on terminals and in notebooks, plain lines elsewhere.
+            None: in notebooks only.
+
+    Raises:
+        ConfigError: a setting is wrong; nothing has been written then.
+        EnvError: the env broke the `ParallelEnv` contract.
+    """
+    name, factory = (env, None) if env is None or isinstance(env, str) else (factory_id(env), env)
+    if resume is not None:
+        unfit = [policies, algo, n_envs, seed, settings, hparams, vectorizer, device, init_from, run_dir]
+        if any(value is not None for value in unfit):
+            raise ConfigError(
+                "with resume only env, timesteps, stop, callback and progress_bar are accepted", key="resume"
+            )
+        return _execute_and_show(resume_run(resume, timesteps, name, factory, stop=stop), callback, progress_bar)
+    config = load_config(
+        name,
+        algo,
+        hparams,
+        settings,
+        policies=policies,
+        n_timesteps=timesteps,
+        n_envs=n_envs,
+        seed=seed,
+        stop=stop,
+        vectorizer=vectorizer,
+        device=device,
+        init_from=init_from,
+    )
+    return _execute_and_show(prepare(config, run_dir, factory, trust_pickle=trust_pickle), callback, progress_bar)
+
+
+def _execute_and_show(run: Run, callback: Sequence[BaseCallback], progress_bar: bool | None) -> Run:
+    from marl_sb3.runs.view import wanted_progress
+
+    progress = wanted_progress(run, progress_bar)
+    try:
+        return execute(run, [*callback, *progress])
+    finally:
+        for each in progress:
+            each.close()
