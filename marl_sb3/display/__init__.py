@@ -1,1 +1,1 @@
-"""What people see of a training: numbers in words, tables, a live view on terminals and in notebooks, plain lines."""
+"""Output for people: formatted numbers, tables, and views of a training for terminals, notebooks and plain text."""

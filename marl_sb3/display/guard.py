@@ -1,4 +1,4 @@
-"""What only shows something never ends what it shows."""
+"""Errors of a view do not end the training or search that it shows."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _T = TypeVar("_T")
 
 
 class Guard(Generic[_T]):
-    """Calls functions of a view. The first one that fails is reported once, and ends the view alone.
+    """Call functions of a view; after the first one that fails, log a warning and call no more.
 
     Args:
-        close: gives back what the view holds.
+        close: closes the view after an error; its own errors are ignored.
     """
 
     def __init__(self, close: Callable[[], object]) -> None:
@@ -25,12 +25,12 @@ class Guard(Generic[_T]):
         self._has_failed = False
 
     def __call__(self, show: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T | None:
-        """What the function returns; None if it failed, or one before it did."""
+        """Call `show`; returns its result, or None if this call or an earlier one failed."""
         if self._has_failed:
             return None
         try:
             return show(*args, **kwargs)
-        except Exception as error:  # whatever it is: nobody should lose a training over it
+        except Exception as error:  # of any kind: a training must not end because of its display
             self._has_failed = True
             with suppress(Exception):
                 self._close()

@@ -1,4 +1,4 @@
-"""A training as a picture that is drawn over and over again."""
+"""A live view of a training, redrawn while it runs."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from marl_sb3.display.pace import Pace
+from marl_sb3.display.plain_lines import PlainLines
+from marl_sb3.display.progress import Pace, Series, progress_parts, speed_parts
 from marl_sb3.display.screen import Room, screen_for
-from marl_sb3.display.series import Series
 from marl_sb3.display.tables import SUM_ROW, MetricRow, evaluated, fitting_rows, metric_rows, metrics_table
 from marl_sb3.display.text import number, packed, sparkline
-from marl_sb3.display.training import Goals, first_values, metric_value, progress_parts, speed_parts
+from marl_sb3.display.training import Goals, TrainingView, first_values, metric_value
 from marl_sb3.metrics import Result
 
-_MOST_STOPS = 3  # conditions that are shown
+_MOST_STOPS = 3  # stop conditions that are shown
 
 
 class LiveView:
-    """A progress bar with the remaining time; below it speed, returns with their trends, and how the goals stand.
+    """A progress bar, times and speed; below it returns with their trends, and the goals.
 
     Args:
-        console: where it is shown.
-        title: what is trained.
-        goals: see there.
-        keep: leave the last picture where it is when the training ends.
-        clock: seconds.
+        console: where to draw.
+        title: the name of what is trained.
+        goals: of the training.
+        keep: leave the last picture on the screen when the training ends.
+        clock: returns the time in seconds.
 
     Attributes:
-        is_possible: whether the console can show pictures.
+        is_possible: whether the console supports a live view.
     """
 
     def __init__(
@@ -48,13 +48,13 @@ class LiveView:
     ) -> None:
         self._title = title
         self._goals = goals
-        self._lock = threading.Lock()  # the screen may draw in a thread of its own
+        self._lock = threading.Lock()  # the screen may call draw() in another thread
         self._pace = Pace(clock)
         self._done, self._total = 0, 0
         self._result: Result | None = None
         self._trends: dict[tuple[str, ...], Series] = {}
         self._best = Series(goals.higher_is_better)
-        self._evaluation: tuple[int, Mapping[str, Any]] | None = None  # of which iteration, and its metrics
+        self._evaluation: tuple[int, Mapping[str, Any]] | None = None  # iteration and metrics
         self._evaluations = Series()
         self._screen = screen_for(console, self.draw, keep=keep)
         self.is_possible = self._screen is not None
@@ -97,7 +97,7 @@ class LiveView:
     # --- Drawing ---
 
     def draw(self, room: Room) -> RenderableType:
-        """The picture of this moment; it fits the room if that has 10 lines at least."""
+        """Draw the present state; it fits into any room of at least 10 lines."""
         with self._lock:
             head = self._head(room)
             if self._result is None:
@@ -120,7 +120,7 @@ class LiveView:
         return [bar, *(Text(line, no_wrap=True, overflow="ellipsis") for line in lines)]
 
     def _goal_lines(self, result: Result) -> list[str]:
-        """The numbers stand before the names: what does not fit is cut off."""
+        """The state of each goal. Numbers come before names: the end of a line may be cut."""
         lines = []
         if self._best.best is not None:
             lines.append(f"best {_best(self._best)}, by {self._goals.metric}")
@@ -133,7 +133,7 @@ class LiveView:
         return lines
 
     def _evaluation_line(self, iteration: int, metrics: Mapping[str, Any]) -> str:
-        if self._evaluations.best is None:  # by a function of one's own
+        if self._evaluations.best is None:  # a custom evaluation function
             return f"evaluated in iteration {iteration}: {first_values(metrics)}"
         return f"evaluated in iteration {iteration}, best {_best(self._evaluations)}"
 
@@ -151,3 +151,16 @@ class LiveView:
 
 def _best(series: Series) -> str:
     return f"{number(series.best)} in iteration {series.best_iteration}"
+
+
+def training_view(console: Console, title: str, goals: Goals, *, keep: bool = False) -> TrainingView:
+    """Make a live view if the console supports one, otherwise plain lines.
+
+    Args:
+        console: where to show the training.
+        title: the name of what is trained.
+        goals: of the training.
+        keep: leave the last picture on the screen when the training ends.
+    """
+    live = LiveView(console, title, goals, keep=keep)
+    return live if live.is_possible else PlainLines(console, goals)

@@ -1,4 +1,4 @@
-"""A training as lines of text, where no picture can be drawn."""
+"""A training as lines of text, for output that is no terminal."""
 
 from __future__ import annotations
 
@@ -8,25 +8,23 @@ from typing import Any
 
 from rich.console import Console
 
-from marl_sb3.display.agents import shown_agents
-from marl_sb3.display.pace import Pace
-from marl_sb3.display.series import Series
-from marl_sb3.display.tables import AGENTS, SUM, SUM_ROW, evaluated
+from marl_sb3.display.progress import Pace, Series, progress_parts
+from marl_sb3.display.tables import AGENTS, SUM, SUM_ROW, evaluated, shown_agents
 from marl_sb3.display.text import number
-from marl_sb3.display.training import Goals, first_values, progress_parts
+from marl_sb3.display.training import Goals, first_values
 from marl_sb3.metrics import Result
 
-_LINE_S = 1.0  # between lines
+_LINE_S = 1.0  # least time between lines
 _MOST_AGENTS = 4  # in a line
 
 
 class PlainLines:
-    """A line of text at most once a second, and one at the end; another one for each evaluation that is shown.
+    """Print the progress at most once a second and at the end, and evaluations on lines of their own.
 
     Args:
         console: where to print.
-        goals: see there.
-        clock: seconds.
+        goals: of the training; of these, the number of agents is used.
+        clock: returns the time in seconds.
     """
 
     def __init__(self, console: Console, goals: Goals, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -60,7 +58,7 @@ class PlainLines:
             self._print()
 
     def close(self) -> None:
-        """Print the latest numbers, if they have not been."""
+        """Print the latest result if it has not been printed."""
         self._print()
 
     def _print(self) -> None:
@@ -76,7 +74,7 @@ class PlainLines:
 
 
 def plain_line(result: Result, total_timesteps: int, pace: Pace, most_agents: int | None) -> str:
-    """Progress, returns, speed and remaining time of a training, in a line."""
+    """Progress, returns, speed and remaining time on one line."""
     env_runners = result["env_runners"]
     steps, elapsed, left = progress_parts(pace, result["num_env_steps_sampled_lifetime"], total_timesteps)
     returns = _returns(env_runners, most_agents)
@@ -86,10 +84,10 @@ def plain_line(result: Result, total_timesteps: int, pace: Pace, most_agents: in
 
 
 def evaluation_line(result: Result, evaluations: Series, most_agents: int | None) -> str:
-    """The returns of an iteration's evaluation, and the best ones so far, in a line."""
+    """The returns of an evaluation and the best return so far, on one line."""
     metrics = evaluated(result)
     where = f"evaluation of iteration {result['iteration']}"
-    if SUM not in metrics:  # of a function of one's own
+    if SUM not in metrics:  # a custom evaluation function
         return f"{where}: {first_values(metrics)}"
     best = ""
     if evaluations.best is not None:

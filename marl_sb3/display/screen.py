@@ -1,4 +1,4 @@
-"""Where a picture is drawn over and over again: a terminal, or the output of a notebook's cell."""
+"""Screens for live views: a terminal, or the output of a notebook cell."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from rich.live import Live
 from marl_sb3.display.guard import Guard
 from marl_sb3.output import LenientStream
 
-_PER_SECOND = 2  # pictures on a terminal: one takes 5 ms, in which nothing is trained
-_NOTEBOOK_S = 0.5  # between pictures in a notebook
+_PER_SECOND = 2  # redraws of a terminal; each holds the training up for 5 ms
+_NOTEBOOK_S = 0.5  # least time between redraws in a notebook
 _NOTEBOOK_WIDTH, _NOTEBOOK_HEIGHT = 88, 40
 
 
 @dataclass(frozen=True)
 class Room:
-    """What a picture has to fit into: columns, lines, and whether only ASCII can be shown."""
+    """The size of a screen in characters and lines, and whether it is limited to ASCII."""
 
     width: int
     height: int
@@ -35,11 +35,11 @@ Draw = Callable[[Room], RenderableType]
 
 
 class Screen(ABC):
-    """Shows the latest picture of something.
+    """Shows a picture and redraws it.
 
     Args:
         draw: makes the picture; it may be called in another thread.
-        keep: leave the last picture when it is closed.
+        keep: leave the last picture on the screen when it is closed.
     """
 
     def __init__(self, draw: Draw, *, keep: bool) -> None:
@@ -48,19 +48,19 @@ class Screen(ABC):
 
     @abstractmethod
     def open(self) -> None:
-        """Begin to show."""
+        """Show the first picture."""
 
     @abstractmethod
     def refresh(self) -> None:
-        """Something has changed: show it when it is time."""
+        """The state has changed; redraw when the next redraw is due."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give the place back; doing it twice is fine."""
+        """Stop redrawing and release the screen; a second call has no effect."""
 
 
 class TerminalScreen(Screen):
-    """Draws a few times a second, in a thread of its own; what is printed meanwhile goes above the picture."""
+    """Redraws a few times a second in a background thread; text printed meanwhile appears above the picture."""
 
     def __init__(self, console: Console, draw: Draw, *, keep: bool) -> None:
         super().__init__(draw, keep=keep)
@@ -72,7 +72,7 @@ class TerminalScreen(Screen):
 
     def _latest(self) -> RenderableType:
         if self._is_last and not self._keep:
-            return ""  # Rich would print all of it, however high it is, before it takes it away
+            return ""  # Rich would print the whole picture, even one too high, before removing it
         picture = self._guard(self._draw, self._room())
         if picture is not None:
             self._picture = picture
@@ -80,11 +80,11 @@ class TerminalScreen(Screen):
 
     def _room(self) -> Room:
         size = self._console.size
-        # A line is left for what the terminal itself writes there: ^C, say.
+        # The last line is left free for what the terminal writes itself, such as ^C.
         return Room(size.width, size.height - 1, self._console.options.ascii_only)
 
     def open(self) -> None:
-        """Begin to show."""
+        """Show the first picture."""
         if self._live is None:
             self._is_last = False
             self._live = Live(
@@ -93,16 +93,16 @@ class TerminalScreen(Screen):
                 transient=not self._keep,
                 vertical_overflow="crop",
                 get_renderable=self._latest,
-                # A standard error that goes to a file is no business of the terminal's.
+                # Redirecting a standard error that is a file would print it on the terminal.
                 redirect_stderr=sys.stderr is not None and sys.stderr.isatty(),
             )
             self._live.start(refresh=True)
 
     def refresh(self) -> None:
-        """Nothing: the thread does."""
+        """Does nothing: the background thread redraws."""
 
     def close(self) -> None:
-        """Show the last picture, and take it away if it is not kept."""
+        """Draw the last picture; remove it unless it is kept."""
         if self._live is not None:
             self._live.refresh()
             self._is_last = True
@@ -111,7 +111,7 @@ class TerminalScreen(Screen):
 
 
 class NotebookScreen(Screen):
-    """Replaces the output of a cell, through IPython's own display: no widgets are needed."""
+    """Replaces the output of a cell by IPython's display function; it needs no widgets."""
 
     def __init__(self, draw: Draw, *, keep: bool) -> None:
         super().__init__(draw, keep=keep)
@@ -119,19 +119,19 @@ class NotebookScreen(Screen):
         self._next_s = 0.0
 
     def open(self) -> None:
-        """Begin to show."""
+        """Show the first picture."""
         if self._handle is None:
             display = importlib.import_module("IPython.display").display
             self._handle = display(self._bundle(), raw=True, display_id=True)
 
     def refresh(self) -> None:
-        """Show what has changed, unless it was done a moment ago."""
+        """Redraw, unless the last redraw was less than half a second ago."""
         if self._handle is not None and time.perf_counter() >= self._next_s:
             self._next_s = time.perf_counter() + _NOTEBOOK_S
             self._handle.update(self._bundle(), raw=True)
 
     def close(self) -> None:
-        """Show the last picture."""
+        """Draw the last picture; remove it unless it is kept."""
         if self._handle is not None:
             self._handle.update(self._bundle() if self._keep else {"text/plain": ""}, raw=True)
             self._handle = None
@@ -150,14 +150,14 @@ class NotebookScreen(Screen):
 
 
 def standard_console() -> Console:
-    """Standard output, which may go away without ending anything; a terminal only where there is one."""
+    """A console on standard output. Writing to a closed output is no error."""
     stream = LenientStream(sys.stdout)
-    # FORCE_COLOR, which many CI services set, makes no terminal of a file.
+    # FORCE_COLOR, which many CI services set, would make Rich treat a file as a terminal.
     return Console(file=cast("TextIO", stream), highlight=False, force_terminal=None if stream.isatty() else False)
 
 
 def screen_for(console: Console, draw: Draw, *, keep: bool) -> Screen | None:
-    """What a picture can be shown on; None where only lines can be printed."""
+    """The screen for live views of a console; None if it supports plain lines only."""
     if console.is_jupyter:
         return NotebookScreen(draw, keep=keep)
     if console.is_terminal and console.is_interactive and not console.is_dumb_terminal:
@@ -166,5 +166,5 @@ def screen_for(console: Console, draw: Draw, *, keep: bool) -> Screen | None:
 
 
 def in_notebook() -> bool:
-    """Whether this process is a notebook's kernel."""
+    """Whether this process is the kernel of a notebook."""
     return Console().is_jupyter

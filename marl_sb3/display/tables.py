@@ -1,18 +1,19 @@
-"""Tables of returns: the sum first, then the agents, then what else is known of the episodes."""
+"""Tables of returns: the sum, the agents, the episode length and custom metrics."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
-from marl_sb3.display.agents import shown_agents
 from marl_sb3.display.text import number
 from marl_sb3.metrics import Result
+from marl_sb3.types import AgentID
 
-MOST_AGENTS = 8  # in a table; more are the best and the worst of them
+MOST_AGENTS = 8  # in a table; of more agents, the best and the worst are shown
 _GAP = 2  # characters between columns
 _SHORTEST_LABEL = 8
 _SHORTEST_TREND, _LONGEST_TREND = 6, 32
@@ -24,12 +25,12 @@ CUSTOM = "custom_metrics"
 
 
 def returns_table(result: Result, evaluation: Result, width: int, most_agents: int | None = MOST_AGENTS) -> Table:
-    """Mean returns of all agents together and of each, and the custom metrics, over the latest episodes.
+    """The mean returns and custom metrics over the latest episodes.
 
     Args:
-        result: of an iteration.
-        evaluation: of the latest iteration that was evaluated, which has a column of its own; empty if none was.
-        width: columns of the terminal.
+        result: the result of the latest iteration.
+        evaluation: the result of the latest evaluated iteration, shown in a second column; empty if there is none.
+        width: of the terminal, in characters.
         most_agents: how many agents are shown; None: all.
     """
     columns = {"training": result["env_runners"]}
@@ -44,13 +45,14 @@ def metrics_table(
     width: int,
     trend: Callable[[MetricRow, int], str] | None = None,
 ) -> Table:
-    """A table that cuts labels rather than numbers where it does not fit.
+    """Make a table of at most `width` characters; labels are cut if it does not fit, numbers never.
 
     Args:
-        rows: what is shown.
-        columns: metrics by the name of their column.
+        rows: the metrics to show.
+        columns: the values of all metrics, by column name.
         width: of the whole table, in characters.
-        trend: gives a text of at most so many characters for a row: the last column, where there is room for it.
+        trend: draws a trend for a row in at most the given number of characters; None: no column for trends. The
+            column is left out if there is no room for it.
     """
     cells = [[row.value(metrics) for metrics in columns.values()] for row in rows]
     widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
@@ -72,17 +74,17 @@ def metrics_table(
 
 
 def evaluated(result: Result) -> Mapping[str, Any]:
-    """The metrics of the iteration's evaluation; empty if it was not evaluated."""
+    """The metrics of an iteration's evaluation; empty if there was none."""
     metrics = result.get("evaluation", {}).get("env_runners", {})
     return metrics if isinstance(metrics, Mapping) else {}
 
 
 class MetricRow:
-    """A row of a table: what it is called, and where its value is.
+    """A row of a table.
 
     Args:
-        label: for a person.
-        path: of the value below `env_runners`; empty where the row is a remark.
+        label: the text in the first column.
+        path: where the value is below `env_runners`; empty if the row is a remark without values.
         digits: after the decimal point.
     """
 
@@ -92,14 +94,14 @@ class MetricRow:
         self._digits = digits
 
     def number(self, metrics: Mapping[str, Any]) -> float | None:
-        """The value; None where there is none, as in what a function of one's own has evaluated."""
+        """The value; None if there is none, as with a custom evaluation function."""
         value: Any = metrics if self.path else None
         for name in self.path:
             value = value.get(name) if isinstance(value, Mapping) else None
         return value if isinstance(value, (int, float)) else None
 
     def value(self, metrics: Mapping[str, Any]) -> str:
-        """The value in words; empty for a remark."""
+        """The value as text; empty for a remark."""
         return number(self.number(metrics), self._digits) if self.path else ""
 
 
@@ -107,7 +109,7 @@ SUM_ROW = MetricRow("sum of returns", (SUM,))
 
 
 def metric_rows(metrics: Mapping[str, Any], most_agents: int | None) -> list[MetricRow]:
-    """The rows of a table of these metrics."""
+    """The rows for these metrics, with at most `most_agents` agents."""
     custom = [name.removesuffix("_mean") for name in metrics[CUSTOM] if name.endswith("_mean")]
     return [
         SUM_ROW,
@@ -118,7 +120,7 @@ def metric_rows(metrics: Mapping[str, Any], most_agents: int | None) -> list[Met
 
 
 def fitting_rows(metrics: Mapping[str, Any], most_agents: int | None, height: int) -> list[MetricRow]:
-    """The rows of a table of at most so many lines: it leaves out agents, then custom metrics."""
+    """At most `height` rows: agents are left out first, then custom metrics."""
     for most in (most_agents, 6, 4, 2, 0):
         rows = metric_rows(metrics, most if most_agents is None or most is None else min(most, most_agents))
         if len(rows) <= height:
@@ -134,3 +136,44 @@ def _agent_rows(returns: Mapping[str, float | None], most: int | None) -> Iterat
         yield MetricRow(f"{shown.others} other agents" if shown.first else f"{shown.others} agents", ())
     for agent in shown.last:
         yield MetricRow(f"return of {agent}", (AGENTS, agent))
+
+
+# --- Which agents are shown -------------------------------------------------------------------------------------------
+
+Returns = Mapping[AgentID, float | None]
+
+
+@dataclass(frozen=True)
+class ShownAgents:
+    """The agents to show, with their returns.
+
+    Attributes:
+        first: the best agents, best first; or all agents in the env's order.
+        others: the number of agents left out between `first` and `last`.
+        last: the worst agents, worst last.
+    """
+
+    first: Returns
+    others: int
+    last: Returns
+
+
+def shown_agents(returns: Returns, most: int | None) -> ShownAgents:
+    """Select all agents, or the best and the worst.
+
+    Args:
+        returns: the mean return of each agent; None before its first episode.
+        most: the greatest number of agents to show; None: all.
+    """
+    if most is None or len(returns) <= most + 1:  # a line for one omitted agent saves no room
+        return ShownAgents(returns, 0, {})
+    known = {agent: value for agent, value in returns.items() if value is not None}
+    ranked: list[AgentID] = sorted(known, key=lambda agent: -known[agent])
+    ranked += [agent for agent in returns if agent not in known]
+    best, worst = most - most // 2, most // 2
+    last = ranked[len(ranked) - worst :]
+    return ShownAgents(
+        {agent: returns[agent] for agent in ranked[:best]},
+        len(returns) - most,
+        {agent: returns[agent] for agent in last},
+    )

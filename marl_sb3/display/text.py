@@ -1,4 +1,4 @@
-"""Numbers, durations and trends as short texts."""
+"""Numbers, durations and trends as short text."""
 
 from __future__ import annotations
 
@@ -9,12 +9,17 @@ _BARS, _ASCII_BARS = "▁▂▃▄▅▆▇█", "_.-=+*%#"
 
 
 def number(value: Any, digits: int = 2) -> str:
-    """A number for people; a dash where there is none."""
+    """Format a number with thousands separators; None is a dash."""
     return "-" if value is None else f"{value:,.{digits}f}"
 
 
+def short(value: Any) -> str:
+    """Format a value of any kind; floats have four significant digits."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
 def duration(seconds: float | None) -> str:
-    """Hours, minutes and seconds, as `0:01:23`."""
+    """Format seconds as hours, minutes and seconds, such as `0:01:23`; None is a dash."""
     if seconds is None:
         return "-"
     minutes, s = divmod(round(seconds), 60)
@@ -23,7 +28,7 @@ def duration(seconds: float | None) -> str:
 
 
 def sparkline(values: Sequence[float], *, ascii_only: bool = False) -> str:
-    """A small bar for each value, from the lowest one to the highest one; empty for fewer than two values."""
+    """Draw a bar for each value, scaled from the lowest to the highest; empty for fewer than two values."""
     bars = _ASCII_BARS if ascii_only else _BARS
     if len(values) < 2:
         return ""
@@ -35,7 +40,7 @@ def sparkline(values: Sequence[float], *, ascii_only: bool = False) -> str:
 
 
 def packed(parts: Iterable[str], width: int, separator: str = "  ") -> list[str]:
-    """Parts joined to as few lines as they need, without breaking one; each line fits where each part does."""
+    """Join parts into as few lines of at most `width` characters as possible; a part is never broken."""
     lines: list[str] = []
     for part in parts:
         if lines and len(lines[-1]) + len(separator) + len(part) <= width:

@@ -1,4 +1,4 @@
-"""A training as it is shown: what it is after, who shows it, and how far it is in words."""
+"""The protocol of views of a training, and the goals that they show."""
 
 from __future__ import annotations
 
@@ -6,22 +6,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from marl_sb3.display.pace import Pace
 from marl_sb3.display.tables import MOST_AGENTS, SUM
-from marl_sb3.display.text import duration, number
+from marl_sb3.display.text import short
 from marl_sb3.metrics import Result, flatten
 
 
 @dataclass(frozen=True)
 class Goals:
-    """What a training is after.
+    """The goals of a training, as views show them.
 
     Attributes:
-        metric: flat name of the metric by which the best checkpoint is chosen.
-        higher_is_better: whether the best has the highest value.
-        stop: value by metric at which the training ends.
-        checkpoint: the name of the latest checkpoint, None before the first.
-        most_agents: how many agents are shown; None: all. By default as many as there is room for, at most 8.
+        metric: flat name of the metric that selects the best checkpoint.
+        higher_is_better: whether the highest value of that metric is the best.
+        stop: the value of each metric at which the training stops.
+        checkpoint: returns the name of the latest checkpoint; None before the first.
+        most_agents: show at most this many agents, fewer if there is no room; None: all.
     """
 
     metric: str = f"env_runners/{SUM}"
@@ -32,64 +31,32 @@ class Goals:
 
 
 class TrainingView(Protocol):
-    """Shows a training. Steps are env steps."""
+    """A view of a training; all steps are env steps."""
 
     def begin(self, done: int, total: int) -> None:
-        """The training begins, or has been rolled back, at `done` of `total` steps."""
+        """The training starts, or continues after a rollback, at `done` of `total` steps."""
 
     def advance(self, done: int) -> None:
-        """Called after every env step of all envs: it has to be quick."""
+        """All envs have taken a step. This is called in the hot loop and must be quick."""
 
     def add(self, result: Result) -> None:
-        """An iteration has ended with this result."""
+        """Show the result of an iteration."""
 
     def close(self) -> None:
-        """The training has ended, whatever ended it; called twice it does nothing."""
-
-
-def progress_parts(pace: Pace, done: int, total: int) -> list[str]:
-    """How far a training is, how long it has taken, and how long it will take."""
-    return [
-        f"{done:,} of {total:,} env steps",
-        f"{duration(pace.elapsed_s())} elapsed",
-        f"{duration(pace.left_s(done, total))} left",
-    ]
-
-
-def speed_parts(pace: Pace, result: Result | None) -> list[str]:
-    """Speed, and how the time is shared between rollout and update."""
-    if result is None:
-        return ["iteration 1"]
-    timers, throughput, rate = result["timers"], result["throughput"], pace.rate()
-    rollout_s, update_s = timers["env_runner_sampling_timer"], timers["learner_update_timer"]
-    total_s = (rollout_s + update_s) or 1.0
-    env_rate, agent_rate = throughput["env_steps_per_s"], throughput["agent_steps_per_s"]
-    agents_rate = rate * agent_rate / env_rate if rate and env_rate and agent_rate else None
-    return [
-        f"iteration {result['iteration']}",
-        f"{number(rate, 0)} env steps/s",
-        f"{number(agents_rate, 0)} agent steps/s",
-        f"rollout {rollout_s / total_s:.0%}",
-        f"update {update_s / total_s:.0%}",
-    ]
+        """Close the view; a second call has no effect."""
 
 
 def metric_value(result: Mapping[str, Any], name: str) -> float | None:
-    """The number of this flat name; None where there is none."""
+    """Look a number up by its flat name; None if there is none."""
     value: Any = result
     for key in name.split("/"):
         if not isinstance(value, Mapping) or key not in value:
-            value = flatten(result).get(name)  # an id may have a slash
+            value = flatten(result).get(name)  # an agent or policy id may contain a slash
             break
         value = value[key]
     return value if isinstance(value, (int, float)) else None
 
 
-def short(value: Any) -> str:
-    """A value of any kind: numbers with four digits."""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
 def first_values(metrics: Mapping[str, Any], most: int = 4) -> str:
-    """The first metrics that a function of one's own has returned, with their names."""
+    """The first metrics of a custom evaluation function, with their names."""
     return ", ".join(f"{name} {short(value)}" for name, value in list(flatten(metrics).items())[:most])

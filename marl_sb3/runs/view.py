@@ -6,11 +6,11 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from marl_sb3.config.values import counted
+from marl_sb3.display.live_view import training_view
 from marl_sb3.display.screen import in_notebook, standard_console
 from marl_sb3.display.tables import MOST_AGENTS, returns_table
 from marl_sb3.display.text import duration, number
 from marl_sb3.display.training import Goals
-from marl_sb3.display.views import training_view
 from marl_sb3.training.show_progress import ShowProgress
 
 if TYPE_CHECKING:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from marl_sb3.display.guard import Guard
+from marl_sb3.display.live_view import training_view
 from marl_sb3.display.screen import standard_console
 from marl_sb3.display.training import Goals, TrainingView
-from marl_sb3.display.views import training_view
 from marl_sb3.metrics import Result
 from marl_sb3.training.callback import MultiAgentCallback
 
@@ -14,7 +14,7 @@ class ShowProgress(MultiAgentCallback):
     """Tells a view how the training goes. An error of the view ends the view, never the training.
 
     Args:
-        view: see `marl_sb3.display.training.training_view`.
+        view: from `marl_sb3.display.live_view.training_view`.
     """
 
     def __init__(self, view: TrainingView) -> None:

@@ -15,9 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from marl_sb3.display.guard import Guard
-from marl_sb3.display.pace import Pace
+from marl_sb3.display.progress import Pace
 from marl_sb3.display.screen import Room, screen_for
-from marl_sb3.display.text import duration, number, packed
+from marl_sb3.display.text import duration, number, packed, short
 from marl_sb3.tuning.confirm import confirmed
 from marl_sb3.tuning.confirm_table import confirmed_table
 from marl_sb3.tuning.report import trials_table, write_files
@@ -147,17 +147,13 @@ def _bar(total: int | None, done: int) -> Table:
 
 def trial_line(trial: FrozenTrial) -> str:
     """A trial in a line."""
-    parameters = ", ".join(f"{name}={_short(value)}" for name, value in trial.params.items())
+    parameters = ", ".join(f"{name}={short(value)}" for name, value in trial.params.items())
     values = trial.intermediate_values
     latest = trial.value if trial.value is not None else (values[max(values)] if values else None)
     state = trial.state.name if trial.state.is_finished() else f"evaluation {len(values)}"
     error = error_text(trial)
     why = "" if error is None else f": {error}{see_traceback(trial)}"
     return f"trial {trial.number}: {state} {number(latest)} ({parameters}){why}"
-
-
-def _short(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 # --- Afterwards ------------------------------------------------------------------------------------------------------

@@ -1,13 +1,12 @@
-"""What views know of a training: its pace, its trends, which agents to show."""
+"""Progress as views know it: pace, trends, and which agents to show."""
 
 from __future__ import annotations
 
 import pytest
 from display_results import Clock
 
-from marl_sb3.display.agents import shown_agents
-from marl_sb3.display.pace import Pace
-from marl_sb3.display.series import Series
+from marl_sb3.display.progress import Pace, Series
+from marl_sb3.display.tables import shown_agents
 
 
 def test_before_the_first_iteration_nothing_is_known_of_the_pace() -> None:
