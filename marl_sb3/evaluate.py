@@ -24,6 +24,7 @@ from marl_sb3.cli import (
 )
 from marl_sb3.config.values import counted
 from marl_sb3.errors import ConfigError
+from marl_sb3.startup import without_collections
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -134,7 +135,8 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         if arguments.json:  # whatever envs and what they draw with print
             cleanup.enter_context(redirect_stdout(sys.stderr))
         video = None if arguments.video is None else cleanup.enter_context(_video_file(arguments.video))
-        plan = _plan(arguments)
+        with without_collections():
+            plan = _plan(arguments)
         cleanup.callback(plan.run.algorithm.env.close)
         env = cleanup.enter_context(closing(_make_env(plan, video)))
         evaluation = _play(plan, env, video, errors)

@@ -25,6 +25,7 @@ from marl_sb3.cli import (
 )
 from marl_sb3.errors import ConfigError, ExportError, path_is_usable
 from marl_sb3.ids import file_names
+from marl_sb3.startup import without_collections
 from marl_sb3.storage.atomic import UNFINISHED, temporary_folder
 from marl_sb3.types import PolicyID
 
@@ -187,9 +188,10 @@ def _export(arguments: argparse.Namespace) -> int:
     folder = find_run(arguments.run)
     tell_run(arguments.run, folder)
     out = Path(arguments.out) if arguments.out else folder / "export" / arguments.format
-    from marl_sb3.runs.restore import restore_policies  # takes seconds: after what can be refused without it
+    with without_collections():
+        from marl_sb3.runs.restore import restore_policies  # takes seconds: after what can be refused without it
 
-    config, bundle = restore_policies(folder, arguments.checkpoint, named_env(arguments))
+        config, bundle = restore_policies(folder, arguments.checkpoint, named_env(arguments))
     about = {"env": config.env, "run": folder.resolve().name}
     for file in export_policies(bundle, arguments.format, out, about, force=arguments.force):
         print(_line(bundle, file), flush=True)

@@ -26,6 +26,7 @@ from marl_sb3.cli import (
     tell_run,
 )
 from marl_sb3.errors import ConfigError
+from marl_sb3.startup import without_collections
 
 if TYPE_CHECKING:
     from marl_sb3.runs.run import Run
@@ -156,7 +157,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _train(arguments: argparse.Namespace) -> int:
     setup_logging(arguments.verbosity)
-    run = _prepare(arguments)
+    with without_collections():
+        run = _prepare(arguments)
     if arguments.quiet:
         from marl_sb3.runs.execute import execute
 

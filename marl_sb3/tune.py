@@ -24,6 +24,7 @@ from marl_sb3.cli import (
     run_command,
     setup_logging,
 )
+from marl_sb3.startup import without_collections
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -135,7 +136,8 @@ def _tune(arguments: argparse.Namespace) -> int:
     from marl_sb3.display.screen import standard_console
 
     console = standard_console()
-    from marl_sb3.tuning.run_search import require_trainable_preset
+    with without_collections():
+        from marl_sb3.tuning.run_search import require_trainable_preset
     from marl_sb3.tuning.search import require_integer
 
     for name, minimum in (("workers", 1), ("confirm_seeds", 0), ("confirm_best", 1)):

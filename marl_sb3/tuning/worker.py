@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from marl_sb3.cli import EXIT_DONE, EXIT_INTERRUPTED, run_command
 from marl_sb3.errors import ConfigError, is_disk_full
+from marl_sb3.startup import without_collections
 from marl_sb3.tuning.jobs import JobQueue, work
 
 if TYPE_CHECKING:
@@ -64,13 +65,13 @@ def _study(folder: Path, env: str) -> TuneStudy:
 
 
 def _queue(study: TuneStudy, job: str, options: Sequence[int]) -> JobQueue:
-    if job == "confirm":
+    with without_collections():
         from marl_sb3.tuning.confirm import ConfirmationQueue
+        from marl_sb3.tuning.trial import TrialQueue
 
+    if job == "confirm":
         seeds, *trials = options
         return ConfirmationQueue(study, trials, seeds)
-    from marl_sb3.tuning.trial import TrialQueue
-
     return TrialQueue(study)
 
 
