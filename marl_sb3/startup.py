@@ -11,9 +11,10 @@ from contextlib import contextmanager
 def without_collections() -> Iterator[None]:
     """Import modules and build a run inside without garbage collections, and keep what is there out of later ones.
 
-    PyTorch, SB3 and numba create hundreds of thousands of objects that live until the process ends. To look through them again
-    and again takes about a quarter of the CPU time of a start; `gc.freeze` also spares the collections of the training
-    and the one at exit. Later entries do nothing: a program that starts several commands does not keep their garbage.
+    PyTorch, SB3 and numba create hundreds of thousands of objects that live until the process ends. To look through
+    them again and again takes about a quarter of the CPU time of a start. `gc.freeze` also spares the collections of
+    the training and the one at exit. Only the first block freezes: what a program that runs several commands leaves
+    behind can be collected.
     """
     if gc.get_freeze_count() or not gc.isenabled():
         yield
