@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from marl_sb3.config import TrainConfig
+    from marl_sb3.display.video import VideoFile
     from marl_sb3.evaluation import Evaluation
     from marl_sb3.runs.run import Run
     from marl_sb3.vec_env import MultiAgentVecEnv
-    from marl_sb3.video import VideoFile
 
 _EPILOG = """\
 Without --stochastic or --deterministic, the run's setting
@@ -165,7 +165,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _video_file(path: Path) -> VideoFile:
-    from marl_sb3.video import VideoFile
+    from marl_sb3.display.video import VideoFile
 
     return VideoFile(path)
 
@@ -239,8 +239,9 @@ def _play(plan: _Plan, env: MultiAgentVecEnv, video: VideoFile | None, errors: C
             on_episode=lambda _: progress.advance(playing),
         )
         if video is not None:
-            writing = progress.add_task("video frames", total=video.num_frames)
-            video.finish(lambda written, _: progress.update(writing, completed=written))
+            writing = progress.add_task("video frames", total=None)  # imageio does not say how far it is
+            video.finish()
+            progress.update(writing, total=video.num_frames, completed=video.num_frames)
     return evaluation
 
 

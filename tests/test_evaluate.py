@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 import yaml
+from films import frames_of_gif, frames_of_mp4
 from forked import ForkServer
 from PIL import Image
 from test_train import read_all
-from test_video import frames_of_gif, frames_of_mp4
 
 import marl_sb3
 from marl_sb3.evaluate import main

@@ -20,7 +20,6 @@ LAYERS = (
     (
         "config",
         "cli",
-        "video",
         "ids",
         "env_faults",
         "tables",

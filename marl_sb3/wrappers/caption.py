@@ -57,6 +57,11 @@ def captioned(frame: Array, scene: Scene, legend: Mapping[str, Colour]) -> Array
     return np.concatenate([frame, _strip(cells, columns, (width, height), size_px)])
 
 
+def is_picture(frame: Any) -> bool:
+    """Whether a frame is an array (height, width, 3) of uint8."""
+    return isinstance(frame, np.ndarray) and frame.dtype == np.uint8 and frame.ndim == 3 and frame.shape[2] == 3
+
+
 def legend_of(metadata: Mapping[str, Any]) -> dict[str, Colour]:
     """The colours that an env announces: `metadata["legend"] = {"agent1": (29, 91, 214), ...}`, RGB from 0 to 255."""
     entries = metadata.get("legend")

@@ -13,8 +13,7 @@ from pettingzoo.utils import BaseParallelWrapper
 from marl_sb3.envs.registry import EnvFactory, env_factory, make_env
 from marl_sb3.errors import ConfigError, MarlSb3Error, is_disk_full
 from marl_sb3.types import AgentID
-from marl_sb3.video import is_picture
-from marl_sb3.wrappers.caption import Scene, captioned, legend_of
+from marl_sb3.wrappers.caption import Scene, captioned, is_picture, legend_of
 
 OnFrame = Callable[[Any], None]  # gets what `render()` returned
 
