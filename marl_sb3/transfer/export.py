@@ -1,0 +1,124 @@
+"""Write policies to files that can be opened without marl_sb3: SB3 zips and ONNX."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from marl_sb3.errors import ConfigError, ExportError, path_is_usable
+from marl_sb3.ids import file_names
+from marl_sb3.storage.atomic import UNFINISHED, temporary_folder
+from marl_sb3.types import PolicyID
+
+if TYPE_CHECKING:
+    from marl_sb3.learners.bundle import PolicyBundle
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A file that holds a policy.
+
+    Attributes:
+        path: the file.
+        policy_id: the policy.
+        difference: the largest difference between the outputs of the file and of the policy, see `onnx_check`; None
+            for a format whose outputs are not compared.
+    """
+
+    path: Path
+    policy_id: PolicyID
+    difference: float | None = None
+
+
+About = Mapping[str, str]  # the origin of the policies, which ONNX files hold as metadata
+
+
+def export_policies(
+    bundle: PolicyBundle, format_name: str, out: Path, about: About = MappingProxyType({}), *, force: bool = False
+) -> list[Exported]:
+    """Write a file for each policy.
+
+    The files are written to a temporary folder and checked there. Only then they are moved to `out`.
+
+    Args:
+        bundle: the policies, as `load_policies` returns them.
+        format_name: one of `FORMATS`.
+        out: folder; made if it does not exist.
+        about: metadata of ONNX files by name: where the policies come from.
+        force: replace files that exist.
+
+    Raises:
+        ConfigError: a file exists already, or a policy cannot be exported in that format.
+        ExportError: an ONNX file does not act as its policy.
+    """
+    chosen = FORMATS[format_name]
+    targets = {policy_id: out / name for policy_id, name in file_names(list(bundle.policies), chosen.suffix).items()}
+    with ExitStack() as cleanup:
+        with path_is_usable("--out: cannot write to", out, "out"):
+            _check_targets(out, list(targets.values()), force)
+            out.mkdir(parents=True, exist_ok=True)
+            unfinished = cleanup.enter_context(temporary_folder(out / f"{UNFINISHED}export"))
+        written = chosen.write(bundle, about, unfinished)
+        for file in written:
+            os.replace(file.path, targets[file.policy_id])
+    return [replace(file, path=targets[file.policy_id]) for file in written]
+
+
+def _check_targets(out: Path, targets: Sequence[Path], force: bool) -> None:
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"--out: {out} is not a folder", key="out")
+    for path in targets:
+        if os.path.lexists(path) and not force:
+            raise ConfigError(f"{path} is there already; --force replaces it", key="out")
+
+
+# --- Formats ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Format:
+    suffix: str
+    # Writes into an empty folder, with the file names of `ids.file_names`.
+    write: Callable[[PolicyBundle, About, Path], list[Exported]]
+
+
+def _write_sb3(bundle: PolicyBundle, _: About, folder: Path) -> list[Exported]:
+    return [Exported(path, policy_id) for policy_id, path in bundle.save_policies(folder).items()]
+
+
+def _write_onnx(bundle: PolicyBundle, about: About, folder: Path) -> list[Exported]:
+    return [
+        _write_onnx_of(bundle, about, policy_id, folder / name)
+        for policy_id, name in file_names(list(bundle.policies), ".onnx").items()
+    ]
+
+
+def _write_onnx_of(bundle: PolicyBundle, about: About, policy_id: PolicyID, path: Path) -> Exported:
+    from marl_sb3.transfer.onnx_check import largest_difference
+    from marl_sb3.transfer.onnx_graph import to_onnx
+
+    algorithm, its = bundle.policies[policy_id], bundle.spaces[policy_id]
+    metadata = {
+        "policy": policy_id,
+        "agents": json.dumps(bundle.agents_of(policy_id)),
+        "observation_space": str(its.observation),
+        "action_space": str(its.action),
+        **about,
+        "checkpoint": bundle.checkpoint or "",
+    }
+    try:
+        path.write_bytes(to_onnx(algorithm, its.observation, metadata))
+        # The file is read again: the check is of what has been written.
+        difference = largest_difference(path.read_bytes(), algorithm, its.observation)
+    except (ConfigError, ExportError) as error:
+        raise type(error)(f"policy {policy_id!r}: {error}") from error
+    return Exported(path, policy_id, difference)
+
+
+FORMATS: Mapping[str, _Format] = {"sb3": _Format(".zip", _write_sb3), "onnx": _Format(".onnx", _write_onnx)}
