@@ -6,55 +6,20 @@ The numbers are those of `metrics.EpisodeTracker`, under the names that a traini
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from copy import copy
-from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
 
-import numpy as np
-import torch as th
-
 from marl_sb3.config.values import integer
 from marl_sb3.errors import ConfigError
+from marl_sb3.evaluation.preserve import preserve_training_state
+from marl_sb3.evaluation.result import Evaluation
 from marl_sb3.learners.actor import PolicyActor
 from marl_sb3.metrics import Episode, EpisodeTracker, Result, finite_or_none, flatten
 from marl_sb3.policies.placement import rows_of_policy, zero_actions
-from marl_sb3.storage.process_rng import preserve_rng
 from marl_sb3.training.algorithm import MultiAgentAlgorithm
 from marl_sb3.types import AgentID
 from marl_sb3.vec_env.base import MultiAgentVecEnv
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """What came out.
-
-    Attributes:
-        metrics: nested, by the names of `env_runners/`; None where no episode has a value.
-        episodes: those that count, in the order in which they ended.
-    """
-
-    metrics: Result
-    episodes: tuple[Episode, ...]
-
-    def returns(self) -> list[float]:
-        """The sum of all agents' returns in each episode."""
-        return [sum(episode.agent_returns.values()) for episode in self.episodes]
-
-    def agent_returns(self, agent: AgentID) -> list[float]:
-        """The agent's return in each episode that it took part in."""
-        return [episode.agent_returns[agent] for episode in self.episodes if agent in episode.agent_returns]
-
-    def lengths(self) -> list[int]:
-        """The env steps of each episode."""
-        return [episode.length for episode in self.episodes]
-
-    def custom(self, name: str) -> list[float]:
-        """The custom metric in each episode that has it."""
-        return [episode.custom[name] for episode in self.episodes if name in episode.custom]
 
 
 def evaluate_policies(
@@ -136,11 +101,6 @@ def metric_names(algo: MultiAgentAlgorithm, env: MultiAgentVecEnv) -> list[str]:
     return list(flatten(_metrics(_tracker(algo, env, window=1), [])))
 
 
-def evaluation_seed(run_seed: int) -> int:
-    """A seed for evaluations of a run, in [0, 2**31): their episodes are others than those of its training."""
-    return int(np.random.SeedSequence(run_seed).generate_state(1)[0]) >> 1
-
-
 def require_same_agents(algo: MultiAgentAlgorithm, env: MultiAgentVecEnv) -> None:
     """Refuse envs that the policies cannot act in.
 
@@ -163,45 +123,6 @@ def require_same_agents(algo: MultiAgentAlgorithm, env: MultiAgentVecEnv) -> Non
 
 def _spaces(env: MultiAgentVecEnv) -> dict[AgentID, tuple[Any, Any]]:
     return {agent: (group.observation_space, group.action_space) for group in env.groups for agent in group.agents}
-
-
-# --- Without a trace -------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def preserve_training_state(algo: MultiAgentAlgorithm, seed: int | None = None) -> Iterator[None]:
-    """Put back, at the end, what acting changes: global random generators, and the modes and noise of policies.
-
-    Inside, the generators of PyTorch (CUDA's too, where it is in use), NumPy and Python are seeded.
-
-    Args:
-        algo: whose policies may act.
-        seed: for the generators; None takes the operating system's entropy.
-    """
-    modes = [(module, module.training) for a in algo.policies.values() for module in a.policy.modules()]
-    # gSDE's noise is kept by the distribution of the actions: a new one is drawn on a copy.
-    noisy = [(a.policy, a.policy.action_dist) for a in algo.policies.values() if getattr(a, "use_sde", False)]
-    with preserve_rng():
-        try:
-            for policy, distribution in noisy:
-                policy.action_dist = copy(distribution)
-            _seed_generators(seed)
-            yield
-        finally:
-            for module, training in modes:
-                module.training = training
-            for policy, distribution in noisy:
-                policy.action_dist = distribution
-
-
-def _seed_generators(seed: int | None) -> None:
-    of_torch, of_numpy, of_python = np.random.SeedSequence(seed).generate_state(3).tolist()
-    th.default_generator.manual_seed(of_torch)
-    if th.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        # Otherwise the seed would wait for the first use of CUDA, a training's perhaps.
-        th.cuda.manual_seed_all(of_torch)
-    np.random.seed(of_numpy)  # noqa: NPY002 - the global one is meant: SB3's
-    random.seed(of_python)
 
 
 # --- Playing ---------------------------------------------------------------------------------------------------------

@@ -1,0 +1,26 @@
+"""Evaluations: policies play complete episodes in envs of their own, and the training stays as it is."""
+
+from __future__ import annotations
+
+from marl_sb3.evaluation.plan import EvaluationPlan, evaluation_seed
+from marl_sb3.evaluation.play import (
+    episodes_of_env,
+    evaluate_policies,
+    metric_names,
+    play_episodes,
+    require_same_agents,
+)
+from marl_sb3.evaluation.preserve import preserve_training_state
+from marl_sb3.evaluation.result import Evaluation
+
+__all__ = [
+    "Evaluation",
+    "EvaluationPlan",
+    "episodes_of_env",
+    "evaluate_policies",
+    "evaluation_seed",
+    "metric_names",
+    "play_episodes",
+    "preserve_training_state",
+    "require_same_agents",
+]

@@ -1,0 +1,74 @@
+"""How the policies of a run are evaluated, with the run's settings for everything that the user leaves open."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from marl_sb3.config import TrainConfig
+from marl_sb3.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class EvaluationPlan:
+    """What is to be played.
+
+    Attributes:
+        n_episodes: complete episodes over all envs together.
+        deterministic: the most likely actions (True) or sampled ones (False).
+        seed: of the episodes and the actions.
+        n_envs: envs that step together.
+        film_episodes: how many episodes of env 0 are filmed.
+    """
+
+    n_episodes: int
+    deterministic: bool
+    seed: int
+    n_envs: int
+    film_episodes: int = 0
+
+    @classmethod
+    def of_run(
+        cls,
+        config: TrainConfig,
+        n_episodes: int = 20,
+        deterministic: bool | None = None,
+        seed: int | None = None,
+        n_envs: int | None = None,
+        film_episodes: int = 0,
+    ) -> EvaluationPlan:
+        """Fill in what is not given.
+
+        Args:
+            config: of the run, with its seed.
+            n_episodes: see the attributes.
+            deterministic: None: the run's `evaluation.deterministic`.
+            seed: None: follows from the run's, so that evaluations compare.
+            n_envs: None: as in the training, but no more than episodes, and few enough for env 0 to play the filmed ones.
+            film_episodes: see the attributes.
+
+        Raises:
+            ConfigError: env 0 does not play as many episodes as are to be filmed.
+        """
+        # Each env plays the same number of episodes, give or take one, and env 0 never more than the others.
+        most = max(1, n_episodes // film_episodes if film_episodes else n_episodes)
+        if n_envs is None:
+            n_envs = min(config.n_envs, most)
+        elif film_episodes and n_envs > most:
+            raise ConfigError(
+                f"--video-episodes is {film_episodes}, but in {n_envs} envs env 0 plays {n_episodes // n_envs} of the "
+                f"{n_episodes} episodes; accepted: --n-envs up to {most}",
+                key="--n-envs",
+            )
+        if deterministic is None:
+            deterministic = config.evaluation.deterministic
+        if seed is None:
+            assert config.seed is not None, "a run has drawn its seed when it begins"
+            seed = evaluation_seed(config.seed)
+        return cls(n_episodes, deterministic, seed, n_envs, film_episodes)
+
+
+def evaluation_seed(run_seed: int) -> int:
+    """A seed for evaluations of a run, in [0, 2**31): their episodes are others than those of its training."""
+    return int(np.random.SeedSequence(run_seed).generate_state(1)[0]) >> 1
