@@ -11,142 +11,12 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from marl_sb3.cli import (
-    EXIT_DONE,
-    EXIT_INTERRUPTED,
-    CommandParser,
-    add_env_option,
-    add_verbosity,
-    algorithm_name,
-    assignments,
-    integer,
-    named_env,
-    run_command,
-    setup_logging,
-    tell_run,
-)
-from marl_sb3.errors import ConfigError
+from marl_sb3.cli import EXIT_DONE, EXIT_INTERRUPTED, assignments, found_run, named_env, run_command, setup_logging
+from marl_sb3.cli.train import RESUME_SETTINGS, SETTINGS, build_parser, require_resumable, stop_conditions
 from marl_sb3.startup import without_collections
 
 if TYPE_CHECKING:
     from marl_sb3.runs.run import Run
-
-_EPILOG = """\
-ENV is one of
-  arena                     the built-in two-agent grid
-  sisl/pursuit-v5           an id of PettingZoo's registry
-  CartPole-v1               an id of Gymnasium's: one agent, called agent
-  package.module:factory    what returns a ParallelEnv or a gymnasium.Env
-  package:Env-v0            an id that the package registers
-
-KEY of --set is a setting of the preset file or one of SB3's arguments:
-  --set learning_rate=lin_3e-4        for every policy; lin_X: from X down to 0
-  --set agent1.learning_rate=4e-4     for one policy
-  --set env.height=6                  an argument of the env
-  --set policy_kwargs.net_arch=[32,32]
-
-examples
-  python -m marl_sb3.train arena
-  python -m marl_sb3.train arena --policies per_agent --seed 1
-  python -m marl_sb3.train arena --stop env_runners/episode_return_mean=15
-  python -m marl_sb3.train --hparams runs/arena/20260101-120000-abcd/config.yaml
-  python -m marl_sb3.train --resume runs/arena/20260101-120000-abcd
-
-exit codes: 0 done, 1 failed, 2 wrong command line or settings, 130 interrupted
-"""
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """The command line."""
-    parser = CommandParser(prog="python -m marl_sb3.train", description="Train the agents of an env.", epilog=_EPILOG)
-    parser.add_argument("env", metavar="ENV", nargs="?", help="the env to train in; default: the one in --hparams")
-    add_env_option(parser, also_positional=True)
-    parser.add_argument(
-        "--policies",
-        choices=["shared", "per_agent"],
-        help="one policy for all agents, or one for each; default: as in the preset, else shared",
-    )
-    parser.add_argument("--algo", metavar="NAME", type=algorithm_name, help="algorithm: ppo or a2c; default: ppo")
-    parser.add_argument(
-        "--timesteps", metavar="N", type=integer, help="env steps to train for; default: as in the preset, else 1000000"
-    )
-    parser.add_argument(
-        "--n-envs", metavar="E", type=integer, help="envs that step together; default: as in the preset, else 8"
-    )
-    parser.add_argument(
-        "--seed", metavar="S", type=integer, help="seed of the run; default: random, written to config.yaml"
-    )
-    parser.add_argument(
-        "--set",
-        metavar="KEY=VALUE",
-        dest="settings",
-        action="append",
-        default=[],
-        help="change one setting, see below; may be repeated; default: none",
-    )
-    parser.add_argument(
-        "--hparams",
-        metavar="FILE",
-        help="settings by env id, or a run's config.yaml; default: the preset shipped for the algorithm",
-    )
-    parser.add_argument(
-        "--stop",
-        metavar="METRIC=VALUE",
-        action="append",
-        default=[],
-        help="end when a metric is at least this; may be repeated; default: train for all env steps",
-    )
-    parser.add_argument("--vectorizer", metavar="NAME", help="auto, batched, sync or supersuit; default: auto")
-    parser.add_argument("--device", metavar="NAME", help="auto, cpu or cuda; default: auto")
-    parser.add_argument(
-        "--init-from",
-        metavar="SOURCE",
-        action="append",
-        help="start from the weights of [POLICY=]PATH[:SOURCE_POLICY], PATH a run folder (its best checkpoint), a "
-        "checkpoint or an SB3 zip; may be repeated; --set init_layers=[...] takes some layers; default: random weights",
-    )
-    parser.add_argument(
-        "--trust-pickle",
-        action="store_true",
-        help="read SB3 zips, which may run code: only files you trust; default: off",
-    )
-    parser.add_argument(
-        "--checkpoint-every",
-        metavar="K",
-        type=integer,
-        help="iterations from one checkpoint to the next; 0: only at the end; default: 10",
-    )
-    parser.add_argument(
-        "--on-nan",
-        metavar="WHAT",
-        help="on a NaN: stop, or rollback to the latest checkpoint, at most 3 times; default: stop",
-    )
-    parser.add_argument(
-        "--resume",
-        metavar="RUN",
-        help="continue a run from its newest checkpoint, in its folder; --timesteps N then trains N env steps more, "
-        "and schedules such as lin_X lead to the new end; default: none",
-    )
-    parser.add_argument("--run-dir", metavar="DIR", help="folder of the run, new or empty; default: runs/ENV/TIME-XXXX")
-    parser.add_argument(
-        "--agents",
-        metavar="N",
-        type=_most_agents,
-        default=8,
-        help="how many agents are shown, the best and the worst ones, or all; default: 8",
-    )
-    parser.add_argument("--quiet", action="store_true", help="print the run folder alone; default: off")
-    add_verbosity(parser)
-    return parser
-
-
-def _most_agents(text: str) -> int | None:
-    """For `--agents`: an integer of at least 1, or None for all."""
-    if text == "all":
-        return None
-    if text.isdecimal() and int(text) > 0:
-        return int(text)
-    raise argparse.ArgumentTypeError(f"received {text[:60]!r}; accepted: all, or an integer of at least 1")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -169,24 +39,10 @@ def _train(arguments: argparse.Namespace) -> int:
     return EXIT_INTERRUPTED if run.interrupted else EXIT_DONE
 
 
-_NOT_WITH_RESUME = (
-    "policies",
-    "algo",
-    "n_envs",
-    "seed",
-    "settings",
-    "hparams",
-    "vectorizer",
-    "device",
-    "init_from",
-    "run_dir",
-)
-
-
 def _prepare(arguments: argparse.Namespace) -> Run:
     from marl_sb3.config import load_config
 
-    stop = assignments("--stop", arguments.stop, "METRIC=NUMBER, such as env_runners/episode_return_mean=15")
+    stop = stop_conditions(arguments)
     if arguments.resume is not None:
         return _resume(arguments, stop)
     config = load_config(
@@ -194,45 +50,22 @@ def _prepare(arguments: argparse.Namespace) -> Run:
         arguments.algo,
         arguments.hparams,
         assignments("--set", arguments.settings),
-        policies=arguments.policies,
         n_timesteps=arguments.timesteps,
-        n_envs=arguments.n_envs,
-        seed=arguments.seed,
-        stop=stop or None,
-        vectorizer=arguments.vectorizer,
-        device=arguments.device,
-        init_from=arguments.init_from,
-        checkpoint_every=arguments.checkpoint_every,
-        on_nan=arguments.on_nan,
+        stop=stop,
+        **{name: getattr(arguments, name) for name in SETTINGS},
     )
     from marl_sb3.runs.prepare import prepare  # takes seconds: after what can be refused without it
 
     return prepare(config, arguments.run_dir, trust_pickle=arguments.trust_pickle)
 
 
-def _resume(arguments: argparse.Namespace, stop: dict[str, Any]) -> Run:
-    for name in _NOT_WITH_RESUME:
-        if getattr(arguments, name) not in (None, []):
-            option = "--set" if name == "settings" else f"--{name.replace('_', '-')}"
-            raise ConfigError(
-                f"{option} cannot change a resumed run; accepted with --resume: ENV or --env, --timesteps, "
-                "--stop, --checkpoint-every, --on-nan, --quiet, -v",
-                key=name,
-            )
-    from marl_sb3.runs.folder import find_run
-
-    folder = find_run(arguments.resume)
-    tell_run(arguments.resume, folder)
+def _resume(arguments: argparse.Namespace, stop: dict[str, Any] | None) -> Run:
+    require_resumable(arguments)
+    folder = found_run(arguments.resume)
     from marl_sb3.runs.resume import resume_run  # takes seconds: after what can be refused without it
 
-    return resume_run(
-        folder,
-        arguments.timesteps,
-        named_env(arguments),
-        stop=stop or None,
-        checkpoint_every=arguments.checkpoint_every,
-        on_nan=arguments.on_nan,
-    )
+    changes = {name: getattr(arguments, name) for name in RESUME_SETTINGS}
+    return resume_run(folder, arguments.timesteps, named_env(arguments), stop=stop, **changes)
 
 
 def _execute_and_show(run: Run, most_agents: int | None) -> None:

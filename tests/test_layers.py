@@ -19,7 +19,6 @@ LAYERS = (
     ("storage",),
     (
         "config",
-        "cli",
         "ids",
         "env_faults",
         "tables",
@@ -37,6 +36,7 @@ LAYERS = (
     ("transfer",),
     ("callbacks",),
     ("runs",),
+    ("cli",),
     ("tuning",),
     ("train", "evaluate", "export", "tune"),
     ("__main__",),

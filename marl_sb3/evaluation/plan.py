@@ -45,7 +45,7 @@ class EvaluationPlan:
             n_episodes: see the attributes.
             deterministic: None: the run's `evaluation.deterministic`.
             seed: None: follows from the run's, so that evaluations compare.
-            n_envs: None: as in the training, but no more than episodes, and few enough for env 0 to play the filmed ones.
+            n_envs: None: as in the training, but no more than episodes, and so few that env 0 plays all filmed ones.
             film_episodes: see the attributes.
 
         Raises:

@@ -1,0 +1,90 @@
+"""Run a command: its log, its error messages, its exit code."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from typing import TextIO
+
+from marl_sb3.errors import (
+    CheckpointError,
+    ConfigError,
+    EnvError,
+    EnvRaisedError,
+    MarlSb3Error,
+    remedy_of,
+    traceback_file,
+)
+from marl_sb3.output import lenient_output
+from marl_sb3.signals import interrupting
+
+EXIT_DONE = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+
+def run_command(command: Callable[[], int], verbosity: int) -> int:
+    """Run a command and turn what it raises into a message and an exit code; `-v` lets the traceback through.
+
+    Output that nobody reads any more ends no command and changes no exit code; output that could not be written, on a
+    full disk, say, makes it 1.
+    """
+    with lenient_output() as output, interrupting():
+        exit_code = _exit_code(command, verbosity)
+        output.flush()
+        if output.is_lost:
+            print(f"error: standard output could not be written: {output.error}", file=sys.stderr)
+            exit_code = exit_code or EXIT_FAILED
+    return exit_code
+
+
+def _exit_code(command: Callable[[], int], verbosity: int) -> int:
+    try:
+        return command()
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except MarlSb3Error as error:
+        is_users = isinstance(error, (ConfigError, EnvError, CheckpointError)) and not isinstance(error, EnvRaisedError)
+        return _failed(error, str(error), EXIT_USAGE if is_users else EXIT_FAILED, verbosity)
+    except Exception as error:
+        hint = "" if verbosity or traceback_file(error) else " (-v shows where)"
+        return _failed(error, f"{type(error).__name__}: {error}{hint}", EXIT_FAILED, verbosity)
+
+
+def _failed(error: Exception, message: str, exit_code: int, verbosity: int) -> int:
+    if verbosity:
+        import traceback
+
+        traceback.print_exception(error)
+    file, remedy = traceback_file(error), remedy_of(error)
+    more = f"{f'; traceback: {file}' if file else ''}{f'; {remedy}' if remedy else ''}"
+    print(f"error: {_printable(message)}{more}", file=sys.stderr)
+    return exit_code
+
+
+def _printable(message: str) -> str:
+    """A message may quote a file, and the file may hold characters that a terminal takes for commands."""
+    return "".join(char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in message)
+
+
+class _StderrHandler(logging.StreamHandler[TextIO]):
+    """Writes to what `sys.stderr` is at the moment: while a live view is shown, lines go above it."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> TextIO:  # type: ignore[override]
+        return sys.stderr
+
+
+def setup_logging(verbosity: int) -> None:
+    """Show the package's log: warnings, with -v also infos, with -vv everything."""
+    handler = _StderrHandler()
+    handler.setFormatter(logging.Formatter("%(levelname)-8s %(message)s"))
+    logger = logging.getLogger("marl_sb3")
+    logger.handlers = [handler]
+    logger.setLevel((logging.WARNING, logging.INFO, logging.DEBUG)[min(verbosity, 2)])

@@ -1,0 +1,90 @@
+"""The command line of `python -m marl_sb3.evaluate`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from marl_sb3.cli.parser import CommandParser, add_env_option, add_run, add_verbosity
+from marl_sb3.cli.values import integer
+from marl_sb3.config import values
+from marl_sb3.errors import ConfigError
+
+_EPILOG = """\
+Without --stochastic or --deterministic, the run's setting
+evaluation.deterministic decides; the first line of the output says which.
+
+The episodes are not those of the training. The same command plays the same
+episodes; another --seed plays others. How many episodes each env plays is fixed
+beforehand, so that short episodes are not favoured.
+
+examples
+  python -m marl_sb3.evaluate runs/arena/20260101-120000-abcd
+  python -m marl_sb3.evaluate RUN --episodes 100 --stochastic --seed 7
+  python -m marl_sb3.evaluate RUN --checkpoint 12 --video film.gif
+
+exit codes: 0 done, 1 failed, 2 wrong command line or run, 130 interrupted
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line of `evaluate`."""
+    parser = CommandParser(
+        prog="python -m marl_sb3.evaluate",
+        description="Let the policies of a run play episodes, and print their returns.",
+        epilog=_EPILOG,
+    )
+    add_run(parser)
+    parser.add_argument("--episodes", metavar="N", type=integer, default=20, help="complete episodes; default: 20")
+    actions = parser.add_mutually_exclusive_group()
+    actions.add_argument(
+        "--stochastic", action="store_true", help="sample the actions, as in training; default: as the run says"
+    )
+    actions.add_argument(
+        "--deterministic", action="store_true", help="take the most likely actions; default: as the run says"
+    )
+    parser.add_argument(
+        "--video", metavar="FILE", type=Path, help="film the first episode of env 0, as .gif or .mp4; default: no film"
+    )
+    parser.add_argument(
+        "--video-episodes", metavar="N", type=integer, help="how many episodes of env 0 are filmed; default: 1"
+    )
+    parser.add_argument(
+        "--seed",
+        metavar="S",
+        type=integer,
+        help="seed of the episodes and of sampled actions; default: derived from the run's seed",
+    )
+    parser.add_argument(
+        "--n-envs",
+        metavar="E",
+        type=integer,
+        help="envs that step together; default: as in the run, but no more than episodes",
+    )
+    add_env_option(parser, also_positional=False)
+    parser.add_argument("--json", action="store_true", help="print one JSON object alone; default: a table")
+    add_verbosity(parser)
+    return parser
+
+
+def require_accepted(arguments: argparse.Namespace) -> None:
+    """Refuse numbers that no run accepts.
+
+    Raises:
+        ConfigError: with the option, its value, and what is accepted.
+    """
+    at_least = {"episodes": 1, "n_envs": 1, "video_episodes": 1, "seed": 0}
+    for name, least in at_least.items():
+        value = getattr(arguments, name)
+        if value is not None:
+            values.integer(least).require(f"--{name.replace('_', '-')}", value)
+    if arguments.video is None and arguments.video_episodes is not None:
+        raise ConfigError("--video-episodes needs --video FILE", key="--video-episodes")
+    if film_episodes(arguments) > arguments.episodes:
+        words = f"--video-episodes is {arguments.video_episodes}; accepted: 1 to --episodes, {arguments.episodes}"
+        raise ConfigError(words, key="--video-episodes")
+
+
+def film_episodes(arguments: argparse.Namespace) -> int:
+    """How many episodes of env 0 are filmed."""
+    return 0 if arguments.video is None else arguments.video_episodes or 1

@@ -1,0 +1,107 @@
+"""The parser of all commands, and the options that several of them have."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+import marl_sb3
+from marl_sb3.cli.command import EXIT_USAGE
+from marl_sb3.errors import ConfigError
+
+_SIMILAR = 0.7  # how alike an unknown option and the one that may have been meant are, as `difflib` counts
+
+
+class CommandParser(argparse.ArgumentParser):
+    """An `ArgumentParser` with one-line errors and `--version`.
+
+    Long options may not be abbreviated, lest new ones break scripts.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **settings)
+        words = f"marl_sb3 {marl_sb3.__version__}"
+        self.add_argument("--version", action="version", version=words, help="print the version and exit")
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse a command line; for one with options that are not known, say which may have been meant."""
+        arguments, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            meant = self._meant(unknown[0], getattr(arguments, "settings", None))
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{f'; did you mean {meant}?' if meant else ''}")
+        return arguments
+
+    def _meant(self, unknown: str, settings: list[str] | None) -> str | None:
+        """What an argument that is not known may have been meant to be.
+
+        Args:
+            unknown: the argument.
+            settings: what was given after `--set`; None for a command that has no such option.
+        """
+        if unknown.startswith("-"):
+            known = [option for action in self._actions for option in action.option_strings]
+            close = difflib.get_close_matches(unknown.partition("=")[0], known, n=1, cutoff=_SIMILAR)
+            return close[0] if close else "--set KEY=VALUE" if settings is not None else None
+        if settings and "=" not in settings[-1]:  # --set lr 1e-4
+            return f"--set {settings[-1]}={unknown}"
+        return f"--set {unknown}" if settings is not None and "=" in unknown else None
+
+    def error(self, message: str) -> NoReturn:
+        """Print what is wrong and leave with exit code 2."""
+        print(f"error: {message} (see {self.prog} --help)", file=sys.stderr)
+        sys.exit(EXIT_USAGE)
+
+
+def add_verbosity(parser: argparse.ArgumentParser) -> None:
+    """Give a command `-v` and `-vv`, as `verbosity`."""
+    words = "say more, show tracebacks; -vv still more; default: off"
+    parser.add_argument("-v", dest="verbosity", action="count", default=0, help=words)
+
+
+def add_env_option(parser: argparse.ArgumentParser, *, also_positional: bool, makes_env: bool = True) -> None:
+    """Let the env be named by `--env ENV`, in every command alike; those that train take it as first word, too."""
+    if also_positional:
+        words = "another way to give ENV; default: ENV"
+    elif not makes_env:
+        words = "the env that the run has to be of; no env is made; default: any"
+    else:
+        words = "the run's env; required if it is your own code (package.module:factory); default: as in the run"
+    parser.add_argument("--env", metavar="ENV", dest="env_option", help=words)
+
+
+def named_env(arguments: argparse.Namespace) -> str | None:
+    """The env that the command line names, by `--env` or as first word.
+
+    Raises:
+        ConfigError: both are there, and differ.
+    """
+    option: str | None = arguments.env_option
+    positional: str | None = getattr(arguments, "env", None)
+    if option is not None and positional not in (None, option):
+        raise ConfigError(f"ENV is {positional!r} and --env is {option!r}; accepted: one of them", key="env")
+    return positional if option is None else option
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """Let a command be told of a run and one of its checkpoints."""
+    parser.add_argument("run", metavar="RUN", help="a run folder, or a folder of runs: the newest")
+    parser.add_argument(
+        "--checkpoint", metavar="WHICH", default="best", help="best, latest or an iteration; default: best"
+    )
+
+
+def found_run(path: str) -> Path:
+    """The run folder that a user's path names; prints which run it is if the path is a folder of runs.
+
+    Raises:
+        ConfigError: it is not a run folder, and no folder in it is one.
+    """
+    from marl_sb3.runs.folder import find_run
+
+    folder = find_run(path)
+    if Path(path) != folder:
+        print(f"newest run in {path}: {folder}", file=sys.stderr)
+    return folder

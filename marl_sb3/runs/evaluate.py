@@ -1,0 +1,131 @@
+"""Let the policies of a run play as a plan says, and film them: the work of `python -m marl_sb3.evaluate`."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from marl_sb3.config.values import counted
+from marl_sb3.display.episodes import Samples, progress_bars, samples_table
+from marl_sb3.evaluation import Evaluation, EvaluationPlan, play_episodes
+from marl_sb3.metrics.sample_stats import sample_stats
+from marl_sb3.runs.run import Run
+from marl_sb3.vec_env import MultiAgentVecEnv, make_vec_env
+
+if TYPE_CHECKING:
+    from marl_sb3.display.video import VideoFile
+
+_SUM = "sum of returns"
+
+
+@dataclass(frozen=True)
+class EvaluatedRun:
+    """A run, and what its evaluation resulted in.
+
+    Attributes:
+        run: with the weights that were evaluated.
+        plan: what was played.
+        evaluation: what came out.
+        video: the film; None if there is none.
+    """
+
+    run: Run
+    plan: EvaluationPlan
+    evaluation: Evaluation
+    video: VideoFile | None
+
+    def to_plain(self, actions: str) -> dict[str, Any]:
+        """All of it as JSON has it.
+
+        Args:
+            actions: which actions were taken, in words.
+        """
+        plan, evaluation = self.plan, self.evaluation
+        agents = evaluation.metrics["agent_episode_returns_mean"]
+        plain = {
+            "run": str(self.run.folder),
+            "checkpoint": self.run.checkpoint,
+            "n_episodes": plan.n_episodes,
+            "n_envs": plan.n_envs,
+            "deterministic": plan.deterministic,
+            "actions": actions,
+            "seed": plan.seed,
+            "env_runners": evaluation.metrics,
+            "episode_return": asdict(sample_stats(evaluation.returns())),
+            "agent_episode_returns": {agent: asdict(sample_stats(evaluation.agent_returns(agent))) for agent in agents},
+        }
+        if self.video is not None:
+            film = {"file": str(self.video.path), "episodes": plan.film_episodes, "frames": self.video.num_frames}
+            plain["video"] = film
+        return plain
+
+    def headline(self, actions: str) -> str:
+        """What was played, in a line."""
+        plan = self.plan
+        how = f"{counted(plan.n_episodes, 'episode')} in {counted(plan.n_envs, 'env')}, {actions}, seed {plan.seed}"
+        return f"{self.run.folder}, {self.run.checkpoint}: {how}"
+
+    def table(self, width: int) -> Table:
+        """The values of all episodes in at most `width` characters."""
+        return samples_table(_samples(self.evaluation), width, bold=_SUM)
+
+    def video_line(self) -> str:
+        """Where the film is, and what it shows."""
+        assert self.video is not None
+        several = self.plan.film_episodes > 1
+        what = f"{self.plan.film_episodes} of the episodes of env 0" if several else "an episode of env 0"
+        return f"video: {self.video.path}, {what}, {counted(self.video.num_frames, 'frame')}"
+
+
+def evaluate_run(run: Run, plan: EvaluationPlan, video: VideoFile | None = None) -> EvaluatedRun:
+    """Play, and write the film; a progress bar is shown on standard error if that is a terminal.
+
+    Args:
+        run: with the weights to evaluate.
+        plan: what to play.
+        video: the film of the first episodes of env 0; None: no film.
+
+    Raises:
+        ConfigError: the env cannot be filmed.
+        EnvError: the env broke the `ParallelEnv` contract.
+    """
+    with closing(_make_env(run, plan, video)) as env, progress_bars() as bars:
+        playing = bars.add_task("episodes", total=plan.n_episodes)
+        evaluation = play_episodes(
+            run.algorithm,
+            env,
+            plan.n_episodes,
+            plan.deterministic,
+            plan.seed,
+            on_episode=lambda _: bars.advance(playing),
+        )
+        if video is not None:
+            writing = bars.add_task("video frames", total=None)  # imageio does not say how far it is
+            video.finish()
+            bars.update(writing, total=video.num_frames, completed=video.num_frames)
+    return EvaluatedRun(run, plan, evaluation, video)
+
+
+def _make_env(run: Run, plan: EvaluationPlan, video: VideoFile | None) -> MultiAgentVecEnv:
+    if video is None:
+        return run.make_env(plan.n_envs, plan.seed)
+    from marl_sb3.wrappers.filmed_env import filming_factory
+
+    factory = filming_factory(run.config.env, video.add, plan.film_episodes)
+    env = make_vec_env(factory, plan.n_envs, plan.seed, **run.config.env_kwargs)
+    video.fps = env.metadata.get("render_fps") or video.fps
+    return env
+
+
+def _samples(evaluation: Evaluation) -> Samples:
+    agents = evaluation.metrics["agent_episode_returns_mean"]
+    custom = [name.removesuffix("_mean") for name in evaluation.metrics["custom_metrics"] if name.endswith("_mean")]
+    return [
+        *((f"return of {agent}", evaluation.agent_returns(agent)) for agent in agents),
+        (_SUM, evaluation.returns()),
+        ("episode length", evaluation.lengths()),
+        *((name, evaluation.custom(name)) for name in custom),
+    ]
