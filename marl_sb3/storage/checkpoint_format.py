@@ -9,8 +9,8 @@ A checkpoint is a folder `ckpt-<iteration>` with fixed names in it:
     manifest.json                  size and SHA-256 of each of the others; what the checkpoint is of
 
 It is written into a temporary folder beside it, every file synced to the disk, the manifest last; then the folder gets
-its name. Reading follows no links, unpickles nothing, imports nothing, and hashes the very bytes that it parses.
-Weights and optimizers are verified in pieces, and taken into memory only when they are asked for: see `StoredTensors`.
+its name. Reading follows no links, unpickles nothing, imports nothing, and verifies the hash of each file.
+Weights and optimizers are verified in pieces, and read into memory only when they are asked for: see `StoredTensors`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,6 @@ from marl_sb3.storage.state import State, StateReader
 from marl_sb3.storage.tensor_file import (
     SUFFIX,
     StoredTensors,
-    file_size,
     form_of,
     require_finite,
     require_storable,
@@ -67,10 +66,9 @@ def optimizer_file(number: int) -> str:
     return f"optimizer-{number:03d}"
 
 
-# Larger files are refused before they are read: a stranger's checkpoint is not to fill the memory. Files of weights and
-# optimizers have no limit of this kind: those who read them know what the policies, as they are built, have room for.
-_MAX_BYTES = {MANIFEST: 2**22, _STATE: 2**23}
-_MAX_ARRAY_BYTES = 384 * 2**20  # of the state: running episodes, above all
+# Larger files are not read: a stranger's checkpoint must not fill the memory. Files of weights and optimizers have no
+# limit here: their readers compare the shapes with the policies, as they are built, before they read any numbers.
+_MAX_BYTES = {MANIFEST: 2**22, _STATE: 2**23, f"{_ARRAYS}{SUFFIX}": 384 * 2**20}
 
 
 @dataclass(frozen=True)
@@ -116,49 +114,42 @@ def write_checkpoint(folder: Path, state: State, tensors: Tensors, about: Mappin
     for name, group in groups.items():
         require_storable(name, {key: form_of(group, key) for key in group})
         require_finite(name, group)
-    contents = {_STATE: _json(plain)}
-    _require_readable(folder, contents, arrays)
+    contents = {_STATE: _json(plain), _file_of(_ARRAYS): tensor_bytes(arrays)}
+    _require_readable(folder, contents)
     with replaced_folder(folder, sync=True) as fresh:
-        files = {name: _write_file(fresh / name, [data]) for name, data in contents.items()}
-        for name, group in groups.items():
-            files[_file_of(name)] = _write_file(fresh / _file_of(name), tensor_bytes(group))
+        files = {name: _write_file(fresh / name, data) for name, data in contents.items()}
+        for name, weights in tensors.items():
+            files[_file_of(name)] = _write_file(fresh / _file_of(name), tensor_bytes(weights))
         manifest = _json({"format": FORMAT, "about": about, "files": files})
-        _require_readable(folder, {**contents, MANIFEST: manifest}, arrays)
-        _write_file(fresh / MANIFEST, [manifest])
+        _require_readable(folder, {MANIFEST: manifest})
+        _write_file(fresh / MANIFEST, manifest)
     return len(manifest) + sum(int(entry["size"]) for entry in files.values())
 
 
-def _require_readable(folder: Path, contents: Mapping[str, bytes], arrays: Mapping[str, Array]) -> None:
-    """Refuse to write what would be refused when it is read."""
-    too_large = [name for name, data in contents.items() if len(data) > _MAX_BYTES[name]]
-    if opening_brackets(contents[_STATE]) > MAX_BRACKETS:
-        too_large.append(_STATE)
-    if file_size(arrays) > _MAX_ARRAY_BYTES:
-        too_large.append(_file_of(_ARRAYS))
-    if too_large:
-        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(folder / too_large[0]))
+def _require_readable(folder: Path, contents: Mapping[str, bytes]) -> None:
+    """Refuse to write files that would be refused when they are read."""
+    for name, data in contents.items():
+        brackets = opening_brackets(data) if name == _STATE else 0
+        if len(data) > _MAX_BYTES[name] or brackets > MAX_BRACKETS:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(folder / name))
 
 
 def _file_of(name: str) -> str:
     return f"{name}{SUFFIX}"
 
 
-def _write_file(path: Path, pieces: Iterable[bytes]) -> dict[str, Any]:
-    """Write a file, and return its entry in the manifest."""
-    digest, size = hashlib.sha256(), 0
+def _write_file(path: Path, data: bytes) -> dict[str, Any]:
+    """Write a file to the disk; returns its entry in the manifest."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         with with_filename(path):
-            for piece in pieces:
-                digest.update(piece)
-                size += len(piece)
-                rest = memoryview(piece)
-                while rest:
-                    rest = rest[os.write(descriptor, rest) :]
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    return {"size": size, "sha256": digest.hexdigest()}
+    return {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
 def _json(tree: Any) -> bytes:
@@ -241,8 +232,7 @@ def read_manifest(folder: Path) -> StateReader:
 
 def _stored(path: Path, entry: StateReader) -> StoredTensors:
     """The tensors of a file, none of them read yet."""
-    limit = _MAX_ARRAY_BYTES if path.name == _file_of(_ARRAYS) else None
-    return StoredTensors(path, entry.integer("size"), entry.string("sha256"), limit)
+    return StoredTensors(path, entry.integer("size"), entry.string("sha256"), _MAX_BYTES.get(path.name))
 
 
 def _read_state(folder: Path, entry: StateReader, arrays: Mapping[str, Array]) -> State:
@@ -282,8 +272,8 @@ def _array_or_mapping(mapping: dict[str, Any], arrays: Mapping[str, Array]) -> A
 
 
 def fits_into_state(tree: Any) -> bool:
-    """Whether a part of a state leaves room for the rest of it: at most half of what a checkpoint may hold."""
+    """Whether a part of a state is at most half as large as a state may be, so that the rest has room."""
     plain, arrays = _without_arrays({"part": tree})
     text = _json(plain)
     small = len(text) <= _MAX_BYTES[_STATE] // 2 and opening_brackets(text) <= MAX_BRACKETS // 2
-    return small and file_size(arrays) <= _MAX_ARRAY_BYTES // 2
+    return small and sum(array.nbytes for array in arrays.values()) <= _MAX_BYTES[_file_of(_ARRAYS)] // 2

@@ -167,6 +167,25 @@ def test_tensors_that_are_not_finite_are_refused(tmp_path):
         read_checkpoint(folder)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "shape", "data", "message"),
+    [
+        ("BOOL", [2], b"\x01\x02", "'w' holds bytes that are neither true nor false"),
+        ("BF16", [1], b"\x00\x00", "'w' has dtype BF16; accepted: I8, "),
+        ("F32", [1] * 33, b"\x00" * 4, "'w' has 33 dimensions; accepted: up to 32"),
+        ("F32", [0, 2**62, 2**62], b"", "'w' has a shape that no array has"),
+        ("F32", [2], b"\x00" * 4, "is not a valid safetensors file"),
+        ("F32", [2**62], b"\x00" * 4, "is not a valid safetensors file"),
+    ],
+)
+def test_tensors_that_no_array_can_be_are_refused(dtype, shape, data, message, tmp_path):
+    header = json.dumps({"w": {"dtype": dtype, "shape": shape, "data_offsets": [0, len(data)]}}).encode()
+    folder = written(tmp_path)
+    rewrite(folder, "policy-000.safetensors", len(header).to_bytes(8, "little") + header + data)
+    with pytest.raises(CheckpointError, match=f"policy-000.safetensors:? {message}"):
+        read_checkpoint(folder)
+
+
 def test_a_folder_that_is_a_link_is_not_followed(tmp_path):
     written(tmp_path)
     (tmp_path / "link").symlink_to(tmp_path / "ckpt-000001")
@@ -176,7 +195,7 @@ def test_a_folder_that_is_a_link_is_not_followed(tmp_path):
 
 def test_a_state_that_is_too_large_is_not_read(tmp_path, monkeypatch):
     folder = written(tmp_path)
-    monkeypatch.setattr(checkpoint_format, "_MAX_ARRAY_BYTES", 10)
+    monkeypatch.setitem(checkpoint_format._MAX_BYTES, "arrays.safetensors", 10)
     with pytest.raises(CheckpointError, match="is not a file of at most 10 bytes"):
         read_checkpoint(folder)
 
@@ -185,7 +204,7 @@ def test_a_state_that_is_too_large_is_not_read(tmp_path, monkeypatch):
 
 
 def test_weights_may_be_larger_than_the_state(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint_format, "_MAX_ARRAY_BYTES", 200)
+    monkeypatch.setitem(checkpoint_format._MAX_BYTES, "arrays.safetensors", 200)
     large = {"policy-1000": {"w": np.arange(99.0), "b": np.ones(2, np.float32)}}
     read = read_checkpoint(written(tmp_path, {"a": np.arange(8)}, large))
     assert same(dict(read.tensors["policy-1000"]), large["policy-1000"])
@@ -195,7 +214,7 @@ def test_weights_may_be_larger_than_the_state(tmp_path, monkeypatch):
 
 def test_weights_are_verified_in_pieces_and_read_when_they_are_asked_for(tmp_path, monkeypatch):
     monkeypatch.setattr(tensor_file, "_PIECE_BYTES", 2**12)
-    weights = {"w": np.arange(2**18, dtype=np.float32), "empty": np.zeros((0, 3)), "b": np.array([True])}
+    weights = {"w": np.arange(2**20, dtype=np.float32), "empty": np.zeros((0, 3)), "b": np.array([True])}
     folder = written(tmp_path, {}, {"policy-000": weights})
     read_checkpoint(folder)  # what is imported or cached takes memory, too
     tracemalloc.start()
@@ -203,7 +222,7 @@ def test_weights_are_verified_in_pieces_and_read_when_they_are_asked_for(tmp_pat
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < weights["w"].nbytes / 4
-    assert read.forms["w"] == (np.dtype("<f4"), (2**18,))
+    assert read.forms["w"] == (np.dtype("<f4"), (2**20,))
     assert same(read.load(["b", "w"]), {"b": weights["b"], "w": weights["w"]})
     (folder / "policy-000.safetensors").write_bytes(bytes(read._size))
     with pytest.raises(CheckpointError, match=r"policy-000.safetensors is damaged: its SHA-256"):
