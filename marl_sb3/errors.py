@@ -44,6 +44,10 @@ class EnvRaisedError(EnvError):
     """
 
 
+class VecEnvOrderError(MarlSb3Error, RuntimeError):
+    """The methods of a vec env were called in a wrong order, such as `recv()` without `send()`."""
+
+
 class NumericError(MarlSb3Error, ArithmeticError):
     """A loss, a gradient or what they are made of is NaN or infinite; the message names it and where it began."""
 

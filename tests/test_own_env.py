@@ -124,7 +124,7 @@ def play(env: MultiAgentVecEnv, steps: int) -> None:
     env.reset()
     for _ in range(steps):
         env.step([np.zeros((env.num_envs, len(env.agents)), dtype=np.int64)])
-    env.env_method("render", [0, env.num_envs - 1])
+    env.call("render", [0, env.num_envs - 1])
 
 
 @pytest.mark.parametrize("vectorizer", ["sync", "supersuit"])
@@ -146,7 +146,7 @@ def test_an_env_that_cannot_be_closed_keeps_no_other_from_being_closed(
     env = make_vec_env(Broken, 3, seed=5, vectorizer=vectorizer, call="close")
     play(env, 4)
     env.close()
-    assert env.get_attr("closed", [0, 1, 2]) == [1, 1, 1]
+    assert env.call("closed", [0, 1, 2]) == [1, 1, 1]
     assert re.match(r"env 1, episode 1, step 1, seed \d+: close\(\) raised KeyError: 'goal' \(", caplog.messages[0])
 
 

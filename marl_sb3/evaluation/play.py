@@ -19,7 +19,7 @@ from marl_sb3.metrics import Episode, EpisodeTracker, Result, finite_or_none, fl
 from marl_sb3.policies.placement import rows_of_policy, zero_actions
 from marl_sb3.training.algorithm import MultiAgentAlgorithm
 from marl_sb3.types import AgentID
-from marl_sb3.vec_env.base import MultiAgentVecEnv
+from marl_sb3.vec_env.interface import MultiAgentVecEnv
 
 
 def evaluate_policies(
@@ -155,14 +155,13 @@ def _finished_by_step(
         PolicyActor(rows_of_policy(env, policy_id, algo.policy_of), policy, deterministic)
         for policy_id, policy in algo.policies.items()
     ]
-    observations = env.reset()
+    step = env.reset()
     tracker.begin()
     while True:
         actions = zero_actions(env)
         for actor in actors:
-            actor.rows.put_actions(actor.act(observations, env.to_act), actions)
+            actor.rows.put_actions(actor.act(step.observations, step.to_act), actions)
         step = env.step(actions)
-        observations = step.observations
         yield tracker.record(step)
 
 

@@ -14,7 +14,7 @@ from marl_sb3.metrics import Result
 from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import Array, BoolArray, Observations, PolicyID
-from marl_sb3.vec_env.base import VecStep
+from marl_sb3.vec_env.step import VecStep
 
 
 class Collector(Protocol):

@@ -29,7 +29,7 @@ from marl_sb3.learners.numeric_faults import naming_faults
 from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import Array, BoolArray, Observations
-from marl_sb3.vec_env.base import VecStep
+from marl_sb3.vec_env.step import VecStep
 
 
 @dataclass

@@ -18,7 +18,8 @@ from marl_sb3.metrics.infos import InfoAccumulator, InfoMetric, announced_metric
 from marl_sb3.metrics.names import Result
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import AgentID, Array, PolicyID
-from marl_sb3.vec_env.base import MultiAgentVecEnv, VecStep
+from marl_sb3.vec_env.interface import MultiAgentVecEnv
+from marl_sb3.vec_env.step import VecStep
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ import numpy as np
 from marl_sb3.errors import ConfigError, EnvError
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import AgentID, Array
-from marl_sb3.vec_env.base import MultiAgentVecEnv, VecStep
+from marl_sb3.vec_env.interface import MultiAgentVecEnv
+from marl_sb3.vec_env.step import VecStep
 
 _REDUCTIONS: Mapping[str, Callable[[Array, Array], Array]] = {
     "sum": np.add,

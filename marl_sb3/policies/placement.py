@@ -11,8 +11,8 @@ import numpy as np
 
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import AgentID, Array, BoolArray, Observations, PolicyID
-from marl_sb3.vec_env.base import MultiAgentVecEnv
 from marl_sb3.vec_env.groups import AgentGroup
+from marl_sb3.vec_env.interface import MultiAgentVecEnv
 from marl_sb3.vec_env.observations import map_arrays, to_rows
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from marl_sb3.metrics import Episode
-from marl_sb3.vec_env.base import VecStep
+from marl_sb3.vec_env.step import VecStep
 
 
 class StepListener(Protocol):

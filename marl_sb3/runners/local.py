@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from marl_sb3.learners.interface import Collector
 from marl_sb3.metrics import EpisodeTracker
 from marl_sb3.policies.placement import zero_actions
 from marl_sb3.runners.interface import StepListener
 from marl_sb3.storage.state import State, StateReader
-from marl_sb3.types import Array, Observations, PolicyID
-from marl_sb3.vec_env.base import MultiAgentVecEnv
+from marl_sb3.types import Array, PolicyID
+from marl_sb3.vec_env.interface import MultiAgentVecEnv
+from marl_sb3.vec_env.step import VecStep
 
 
 class LocalRunner:
@@ -28,11 +29,11 @@ class LocalRunner:
         self.env = env
         self.tracker = tracker
         self._collectors = list(collectors.values())
-        self._observations: Sequence[Observations] | None = None  # None: new episodes are to begin
+        self._latest: VecStep | None = None  # None: new episodes are to begin
 
     def begin_rollouts(self, *, anew: bool) -> bool:
         """See `Runner.begin_rollouts`; with new episodes all of them begin."""
-        if self._observations is None:
+        if self._latest is None:
             self._begin_episodes()
             anew = True
         due = [collector for collector in self._collectors if anew or collector.steps_left == 0]
@@ -42,42 +43,42 @@ class LocalRunner:
 
     def collect(self, env_steps: int, listener: StepListener) -> bool:
         """See `Runner.collect`."""
-        assert self._observations is not None, "begin_rollouts() comes first"
+        assert self._latest is not None, "begin_rollouts() comes first"
+        step = self._latest
         for collector in self._collectors:  # not before: callbacks may set weights when a rollout starts
             collector.read_weights()
         for _ in range(env_steps):
-            step = self.env.step(self._act(self._observations))
-            self._observations = step.observations
+            self._latest = step = self.env.step(self._act(step))
             if not listener.on_step(step, self.tracker.record(step)):
                 return False
             for collector in self._collectors:
                 collector.observe(step)
         for collector in self._collectors:
             if collector.records and collector.steps_left == 0:
-                collector.finish_rollout(self._observations, self.env.to_act)
+                collector.finish_rollout(step.observations, step.to_act)
         return True
 
     def forget_episodes(self) -> None:
         """See `Runner.forget_episodes`."""
-        self._observations = None
+        self._latest = None
 
     def _begin_episodes(self) -> None:
-        self._observations = self.env.reset()
+        self._latest = self.env.reset()
         self.tracker.begin()
         for collector in self._collectors:
             collector.begin_episodes()
 
-    def _act(self, observations: Sequence[Observations]) -> list[Array]:
+    def _act(self, step: VecStep) -> list[Array]:
         groups = zero_actions(self.env)
         for collector in self._collectors:
-            collector.rows.put_actions(collector.act(observations, self.env.to_act), groups)
+            collector.rows.put_actions(collector.act(step.observations, step.to_act), groups)
         return groups
 
     # --- State -------------------------------------------------------------------------------------------------------
 
     def get_env_state(self) -> State | None:
         """The envs in the middle of their episodes; None if new ones are to begin."""
-        return None if self._observations is None else self.env.get_state()
+        return None if self._latest is None else self.env.get_state()
 
     def set_env_state(self, state: StateReader) -> dict[int, str]:
         """Go on from where `get_env_state` was called; trackers and collectors have been set before.
@@ -89,7 +90,7 @@ class LocalRunner:
             CheckpointError: it is not the state of such envs.
         """
         inexact = dict(self.env.set_state(state))
-        self._observations = self.env.observations
+        self._latest = self.env.latest
         self.tracker.restart(inexact)
         for collector in self._collectors:
             collector.restart_envs(list(inexact))

@@ -44,7 +44,8 @@ from marl_sb3.training.result_logger import log_result
 from marl_sb3.training.stock_callbacks import as_one_callback
 from marl_sb3.types import AgentID, PolicyID, PolicyMappingFn
 from marl_sb3.vec_env import EnvFactory, as_vec_env
-from marl_sb3.vec_env.base import MultiAgentVecEnv, VecStep
+from marl_sb3.vec_env.interface import MultiAgentVecEnv
+from marl_sb3.vec_env.step import VecStep
 
 if TYPE_CHECKING:
     from marl_sb3.training.show_progress import ShowProgress

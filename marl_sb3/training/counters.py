@@ -8,7 +8,7 @@ import numpy as np
 
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import Array
-from marl_sb3.vec_env.base import VecStep
+from marl_sb3.vec_env.step import VecStep
 
 
 @dataclass

@@ -13,10 +13,11 @@ from stable_baselines3.common.vec_env import VecEnv
 from marl_sb3.config.values import integer
 from marl_sb3.envs.registry import EnvFactory, batched_factory, env_factory, make_env
 from marl_sb3.errors import ConfigError
-from marl_sb3.vec_env.base import MultiAgentVecEnv, VecStep
 from marl_sb3.vec_env.batched_vec_env import BatchedVecEnv
 from marl_sb3.vec_env.groups import AgentGroup
+from marl_sb3.vec_env.interface import MultiAgentVecEnv
 from marl_sb3.vec_env.separate_envs import EnvFactory as IndexedFactory
+from marl_sb3.vec_env.step import VecStep
 from marl_sb3.vec_env.supersuit_vec_env import SuperSuitVecEnv
 from marl_sb3.vec_env.sync_vec_env import SyncVecEnv
 

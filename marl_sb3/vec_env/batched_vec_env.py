@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,19 +14,20 @@ from marl_sb3.envs.batched import BatchedEnv
 from marl_sb3.errors import ConfigError, EnvError, EnvNumericError
 from marl_sb3.storage.state import MAX_SEED, State, StateReader
 from marl_sb3.types import AgentID, Array, BoolArray, Observations
-from marl_sb3.vec_env.base import (
-    FinalObservations,
-    MultiAgentVecEnv,
-    StackedFinalObservations,
-    VecStep,
-)
 from marl_sb3.vec_env.groups import AgentGroup
+from marl_sb3.vec_env.interface import InProcessVecEnv, Options
 from marl_sb3.vec_env.observations import map_arrays, read_observations, same_in_env, zero_observations
 from marl_sb3.vec_env.seeding import episode_seed, fresh_seed
+from marl_sb3.vec_env.step import (
+    NO_FINAL_OBSERVATIONS,
+    ActionMasks,
+    FinalObservations,
+    StackedFinalObservations,
+    VecStep,
+    first_step,
+)
 from marl_sb3.wrappers.env_interface import require_agents
 from marl_sb3.wrappers.faults import unfit_numbers, unfit_words
-
-_NO_FINAL_OBSERVATIONS = FinalObservations({})
 
 
 class ArrayInfos:
@@ -44,7 +46,7 @@ class ArrayInfos:
         return np.full(self._num_envs, np.nan) if found is None else found.astype(np.float64)
 
 
-class BatchedVecEnv(MultiAgentVecEnv):
+class BatchedVecEnv(InProcessVecEnv):
     """A `MultiAgentVecEnv` on a `BatchedEnv`.
 
     Args:
@@ -64,31 +66,27 @@ class BatchedVecEnv(MultiAgentVecEnv):
         self.groups = (AgentGroup(self.agents, columns, env.observation_space, env.action_space),)
         self.metadata = env.metadata
         self.render_mode = env.render_mode
-        self.to_act = np.zeros((self.num_envs, len(self.agents)), dtype=np.bool_)
         self._episodes = np.full(self.num_envs, -1)
         self._episode_steps = np.zeros(self.num_envs, dtype=np.int64)
         self._run_seed = fresh_seed() if seed is None else seed
         self._all_envs = list(range(self.num_envs))
         self._closed = False
+        self._masks: ActionMasks = (None,)
 
-    def seed(self, seed: int) -> None:
-        """See `MultiAgentVecEnv.seed`."""
+    def _seed(self, seed: int) -> None:
         self._run_seed = seed
         self._episodes[:] = -1
 
-    def reset(self, options: Sequence[Mapping[str, Any]] | None = None) -> tuple[Observations, ...]:
-        """See `MultiAgentVecEnv.reset`.
-
-        Raises:
-            ConfigError: there are options, which batched envs do not take.
-        """
+    def _reset(self, options: Sequence[Options] | None) -> VecStep:
         if options is not None and any(options):
             raise ConfigError(f"reset options {list(options)}: a batched env takes none; use vectorizer='sync'")
         self._begin_episodes(self._all_envs)
-        self.to_act = np.ones_like(self.to_act)
-        observations = self._shown()
-        self.observations = (observations,)
-        return self.observations
+        return self._first_step(self._shown(), self._all_envs)
+
+    def _first_step(self, observations: Observations, reset: Sequence[int]) -> VecStep:
+        """The step after a reset of these envs; all agents of all envs act next."""
+        to_act = np.ones((self.num_envs, len(self.agents)), dtype=np.bool_)
+        return first_step((observations,), self._masks, to_act, {index: self._reset_info() for index in reset})
 
     def _begin_episodes(self, env_indices: Sequence[int]) -> None:
         self._episodes[env_indices] += 1
@@ -101,9 +99,8 @@ class BatchedVecEnv(MultiAgentVecEnv):
             self._blame(error, "reset()", env_indices)
             raise
 
-    def step(self, actions: Sequence[Array]) -> VecStep:
-        """See `MultiAgentVecEnv.step`."""
-        acted = self.to_act
+    def _step(self, actions: Sequence[Array]) -> VecStep:
+        acted = self.latest.to_act
         self._episode_steps += 1
         try:
             step = self._env.step(actions[0])
@@ -120,16 +117,16 @@ class BatchedVecEnv(MultiAgentVecEnv):
         observations = self._shown()
         ended = terminated | truncated
         if not ended.any():
-            return self._result(observations, rewards, terminated, truncated, acted, step.infos)
+            return self._result(observations, rewards, terminated, truncated, acted, acted, step.infos)
         final_observations = StackedFinalObservations(ended, observations)
-        self.to_act = acted & ~ended
-        episode_done: BoolArray = ~np.any(self.to_act, axis=1)
+        to_act = acted & ~ended
+        episode_done: BoolArray = ~np.any(to_act, axis=1)
         if episode_done.any():
             self._begin_episodes(np.flatnonzero(episode_done).tolist())
-            self.to_act[episode_done] = True
+            to_act[episode_done] = True
             observations = self._shown()
         return self._result(
-            observations, rewards, terminated, truncated, acted, step.infos, episode_done, final_observations
+            observations, rewards, terminated, truncated, acted, to_act, step.infos, episode_done, final_observations
         )
 
     def _result(
@@ -139,35 +136,31 @@ class BatchedVecEnv(MultiAgentVecEnv):
         terminated: BoolArray,
         truncated: BoolArray,
         acted: BoolArray,
+        to_act: BoolArray,
         infos: Mapping[AgentID, Mapping[str, Array]],
         episode_done: BoolArray | None = None,
-        final_observations: FinalObservations = _NO_FINAL_OBSERVATIONS,
+        final_observations: FinalObservations = NO_FINAL_OBSERVATIONS,
     ) -> VecStep:
-        if not self.to_act.all():
-            observations = map_arrays(self._zeros_where_idle, observations)
-        self.observations = (observations,)
+        if not to_act.all():
+            observations = _zeros_where_idle(observations, to_act)
         reset_infos: dict[int, dict[str, Any]] = {}
         if episode_done is None:
             episode_done = np.zeros(self.num_envs, dtype=np.bool_)
         else:
             reset_infos = {index: self._reset_info() for index in np.flatnonzero(episode_done).tolist()}
         return VecStep(
-            observations=self.observations,
+            observations=(observations,),
+            action_masks=self._masks,
             rewards=rewards,
             terminated=terminated,
             truncated=truncated,
             acted=acted,
-            to_act=self.to_act,
+            to_act=to_act,
             episode_done=episode_done,
             final_observations=final_observations,
             infos=ArrayInfos(infos, self.num_envs),
             reset_infos=reset_infos,
         )
-
-    def _zeros_where_idle(self, array: Array) -> Array:
-        filled = array.copy()  # the original may hold final observations
-        filled[~self.to_act] = 0
-        return filled
 
     def _reset_info(self) -> dict[str, Any]:
         return {agent: {} for agent in self.agents}
@@ -222,23 +215,9 @@ class BatchedVecEnv(MultiAgentVecEnv):
     def _error(self, env_index: int, column: int, problem: str) -> EnvNumericError:
         return EnvNumericError(f"{self._where(env_index)}, agent {self.agents[column]!r}: {problem}")
 
-    def reset_infos(self) -> Sequence[Mapping[str, Any]]:
-        """See `MultiAgentVecEnv.reset_infos`."""
-        return [self._reset_info() for _ in self._all_envs]
-
-    def get_attr(self, name: str, env_indices: Sequence[int]) -> list[Any]:
-        """See `MultiAgentVecEnv.get_attr`; all envs share the attributes of the batched env."""
-        return [getattr(self._env, name) for _ in env_indices]
-
-    def set_attr(self, name: str, value: Any, env_indices: Sequence[int]) -> None:
-        """See `MultiAgentVecEnv.set_attr`; it is set for all envs at once."""
-        setattr(self._env, name, value)
-
-    def env_method(self, name: str, env_indices: Sequence[int], *args: Any, **kwargs: Any) -> list[Any]:
-        """See `MultiAgentVecEnv.env_method`; a batched env has `render` for single envs."""
-        if name != "render":
-            raise AttributeError(f"a batched env has no method {name!r} for single envs; use vectorizer='sync'")
-        return [self._render(index) for index in env_indices]
+    def _call(self, name: str, env_indices: Sequence[int], /, *args: Any, **kwargs: Any) -> list[Any]:
+        """A batched env is asked for one env with `render`; its attributes belong to all envs."""
+        return [_OneOfBatch(self, index).call(name, *args, **kwargs) for index in env_indices]
 
     def _render(self, index: int) -> Any:
         try:
@@ -247,45 +226,40 @@ class BatchedVecEnv(MultiAgentVecEnv):
             self._blame(error, "render()", [index])
             raise
 
-    def env_is_wrapped(self, wrapper_class: type, env_indices: Sequence[int]) -> list[bool]:
-        """See `MultiAgentVecEnv.env_is_wrapped`; batched envs wear no wrappers."""
-        return [isinstance(self._env, wrapper_class) for _ in env_indices]
-
-    def get_state(self) -> State:
-        """See `MultiAgentVecEnv.get_state`."""
+    def _get_state(self) -> State:
         return {
             "run_seed": self._run_seed,
             "episodes": self._episodes,
             "episode_steps": self._episode_steps,
-            "to_act": self.to_act,
-            "observations": list(self.observations),
+            "to_act": self.latest.to_act,
+            "observations": list(self.latest.observations),
             "own": ask_for_state(self._env.get_state, self._where_and_seed(self._all_envs)),
         }
 
-    def set_state(self, state: StateReader) -> Mapping[int, str]:
+    def _set_state(self, state: StateReader) -> Mapping[int, str]:
         """See `MultiAgentVecEnv.set_state`; all envs are brought back exactly, or none is."""
         run_seed = state.integer("run_seed", 0, MAX_SEED)
         counts = {name: state.counts(name, (self.num_envs,)) for name in ("episodes", "episode_steps")}
-        to_act = state.array("to_act", np.bool_, self.to_act.shape)
+        to_act = state.array("to_act", np.bool_, (self.num_envs, len(self.agents)))
         if not to_act.any(axis=1).all():
             raise state.error("to_act", to_act, "an agent that acts in every env")
         observations = read_observations(state, zero_observations(self.groups, self.num_envs))
-        self._run_seed, self.to_act, self.observations = run_seed, to_act, observations
+        self._run_seed = run_seed
         self._episodes, self._episode_steps = counts["episodes"], counts["episode_steps"]
-        why = self._set_own(state)
+        why = self._set_own(state, to_act, observations)
         if why is None:
+            self._latest = first_step(observations, self._masks, to_act, {})
             return {}
         self._begin_episodes(self._all_envs)
-        self.to_act = np.ones_like(self.to_act)
-        self.observations = (self._env.observations(),)
+        self._latest = self._first_step(self._shown(), self._all_envs)
         return dict.fromkeys(self._all_envs, why)
 
-    def _set_own(self, state: StateReader) -> str | None:
+    def _set_own(self, state: StateReader, to_act: BoolArray, seen: tuple[Observations, ...]) -> str | None:
         if state.value("own") is None:
             return f"{type(self._env).__name__} has no get_state() that a checkpoint can hold"
         self._env.set_state(state.fields("own"))
-        shown = (map_arrays(self._zeros_where_idle, self._env.observations()),)
-        same = all(same_in_env(shown, self.observations, index) for index in self._all_envs)
+        shown = (_zeros_where_idle(self._env.observations(), to_act),)
+        same = all(same_in_env(shown, seen, index) for index in self._all_envs)
         return None if same else "its set_state() led to other observations"
 
     def close(self) -> None:
@@ -293,3 +267,50 @@ class BatchedVecEnv(MultiAgentVecEnv):
         if not self._closed:
             self._closed = True
             close_in_words(self._env.close, self._where_and_seed(self._all_envs))
+
+
+def _zeros_where_idle(observations: Observations, to_act: BoolArray) -> Observations:
+    """A copy: the original may hold final observations."""
+
+    def filled(array: Array) -> Array:
+        array = array.copy()
+        array[~to_act] = 0
+        return array
+
+    return map_arrays(filled, observations)
+
+
+@dataclass(frozen=True)
+class _OneOfBatch:
+    """What one env of a batch can be asked for: its picture, and what all envs of the batch share."""
+
+    vec_env: BatchedVecEnv
+    index: int
+
+    def call(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
+        """See `MultiAgentVecEnv.call`."""
+        if name in _OF_ONE_ENV:
+            return getattr(self, name)(*args, **kwargs)
+        shared = getattr(self.vec_env._env, name, _no_attribute)
+        if callable(shared) or args or kwargs:
+            raise AttributeError(f"a batched env has no method {name!r} for single envs; use vectorizer='sync'")
+        return shared
+
+    def render(self) -> Any:
+        return self.vec_env._render(self.index)
+
+    def get_wrapper_attr(self, name: str) -> Any:
+        return getattr(self.vec_env._env, name)
+
+    def set_wrapper_attr(self, name: str, value: Any) -> None:
+        setattr(self.vec_env._env, name, value)
+
+    def has_wrapper(self, wrapper_class: type) -> bool:
+        return isinstance(self.vec_env._env, wrapper_class)
+
+
+def _no_attribute() -> None:
+    """Stands for an attribute that is absent, as None may be its value."""
+
+
+_OF_ONE_ENV = ("render", "get_wrapper_attr", "set_wrapper_attr", "has_wrapper")

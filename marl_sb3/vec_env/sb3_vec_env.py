@@ -15,7 +15,8 @@ from marl_sb3.vec_env.observations import to_rows
 from marl_sb3.vec_env.seeding import fresh_seed
 
 if TYPE_CHECKING:
-    from marl_sb3.vec_env.base import MultiAgentVecEnv, VecStep
+    from marl_sb3.vec_env.interface import MultiAgentVecEnv
+    from marl_sb3.vec_env.step import VecStep
 
 
 class FlatVecEnv(VecEnv):
@@ -51,12 +52,12 @@ class FlatVecEnv(VecEnv):
     def reset(self) -> VecEnvObs:
         """Begin a new episode in every env; seeds and options set before are used once."""
         options = self._options[:: self._agents_per_env]
-        (observations,) = self.env.reset(options if any(options) else None)
+        step = self.env.reset(options if any(options) else None)
         self._reset_seeds()
         self._reset_options()
-        for env_index, infos in enumerate(self.env.reset_infos()):
+        for env_index, infos in step.reset_infos.items():
             self._keep_reset_infos(env_index, infos)
-        return to_rows(observations)
+        return to_rows(step.observations[0])
 
     def step_async(self, actions: Array) -> None:
         """Keep the actions, shape (E * A, ...), for `step_wait`."""
@@ -105,28 +106,28 @@ class FlatVecEnv(VecEnv):
 
     def get_images(self) -> Sequence[Array | None]:
         """One image per env (not per row: the agents of an env share a picture)."""
-        return self.env.env_method("render", range(self.env.num_envs))
+        return self.env.call("render", range(self.env.num_envs))
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
         """The attribute of each row's env."""
-        return self.env.get_attr(attr_name, self._env_indices(indices))
+        return self.env.call("get_wrapper_attr", self._env_indices(indices), attr_name)
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
         """Set an attribute of each row's env."""
-        self.env.set_attr(attr_name, value, sorted(set(self._env_indices(indices))))
+        self.env.call("set_wrapper_attr", sorted(set(self._env_indices(indices))), attr_name, value)
 
     def env_method(
         self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
     ) -> list[Any]:
         """Call a method of each named row's env; of each env once if no rows are named."""
         if indices is None:
-            by_env = self.env.env_method(method_name, range(self.env.num_envs), *method_args, **method_kwargs)
+            by_env = self.env.call(method_name, range(self.env.num_envs), *method_args, **method_kwargs)
             return [result for result in by_env for _ in range(self._agents_per_env)]
-        return self.env.env_method(method_name, self._env_indices(indices), *method_args, **method_kwargs)
+        return self.env.call(method_name, self._env_indices(indices), *method_args, **method_kwargs)
 
     def env_is_wrapped(self, wrapper_class: type, indices: VecEnvIndices = None) -> list[bool]:
         """Whether each row's env wears this wrapper."""
-        return self.env.env_is_wrapped(wrapper_class, self._env_indices(indices))
+        return self.env.call("has_wrapper", self._env_indices(indices), wrapper_class)
 
     def _env_indices(self, indices: VecEnvIndices) -> list[int]:
         rows: Iterable[int] = self._get_indices(indices)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +15,12 @@ from marl_sb3.errors import CheckpointError, EnvRaisedError
 from marl_sb3.storage.state import MAX_SEED, State, StateReader
 from marl_sb3.types import AgentID, Array, BoolArray, Observations
 from marl_sb3.vec_env.action_log import ActionLog, require_possible
-from marl_sb3.vec_env.base import MultiAgentVecEnv
 from marl_sb3.vec_env.groups import agent_groups, require_same_agents, require_separate
-from marl_sb3.vec_env.layers import attribute, layers, owner
+from marl_sb3.vec_env.interface import InProcessVecEnv
 from marl_sb3.vec_env.observations import copy_env, put, read_observations, same_in_env, zero_observations
 from marl_sb3.vec_env.slot import EnvSlot
+from marl_sb3.vec_env.step import ActionMasks, first_step
+from marl_sb3.wrappers.layers import call_or_read
 
 EnvFactory = Callable[[int], ParallelEnv]  # env index -> a new env
 
@@ -47,7 +48,7 @@ class _Place:
     group_column: int  # on the agent axis of its group
 
 
-class SeparateEnvs(MultiAgentVecEnv):
+class SeparateEnvs(InProcessVecEnv):
     """A `MultiAgentVecEnv` of E `EnvSlot`s.
 
     In a checkpoint an env is the seed of its running episode and the actions since; it is brought back by playing them
@@ -74,13 +75,13 @@ class SeparateEnvs(MultiAgentVecEnv):
         self.groups = agent_groups(first)
         self.metadata = dict(first.metadata)
         self.render_mode = getattr(first.unwrapped, "render_mode", None)
-        self.to_act = np.zeros((self.num_envs, len(self.agents)), dtype=np.bool_)
         self._places = {
             agent: _Place(column, number, place)
             for number, group in enumerate(self.groups)
             for place, (agent, column) in enumerate(zip(group.agents, group.columns, strict=True))
         }
         self._log = ActionLog(self.num_envs, self.groups)
+        self._masks: ActionMasks = (None,) * len(self.groups)
         zero_observations(self.groups, self.num_envs)  # refuses what no array can hold
 
     @property
@@ -88,22 +89,20 @@ class SeparateEnvs(MultiAgentVecEnv):
         """The E envs, wrappers included."""
         return [slot.env for slot in self._slots]
 
-    def seed(self, seed: int) -> None:
-        """See `MultiAgentVecEnv.seed`."""
+    def _seed(self, seed: int) -> None:
         for slot in self._slots:
             slot.seed(seed)
 
-    def reset_infos(self) -> Sequence[Mapping[str, Any]]:
-        """See `MultiAgentVecEnv.reset_infos`."""
-        return [slot.reset_infos for slot in self._slots]
+    def _reset_infos(self, env_indices: Iterable[int]) -> dict[int, Mapping[str, Any]]:
+        return {index: self._slots[index].reset_infos for index in env_indices}
 
     def _flags(self, agents_of: Callable[[EnvSlot], Collection[AgentID]]) -> BoolArray:
         """(E, A); a new array."""
         return np.array([[agent in members for agent in self.agents] for members in map(agents_of, self._slots)])
 
-    def _find_turns(self) -> None:
-        """Bring `to_act` up to date, in a new array: `VecStep.acted` keeps the old one."""
-        self.to_act = self._flags(lambda slot: slot.to_act)
+    def _turns(self) -> BoolArray:
+        """(E, A); the agents that act next, in a new array: `VecStep.acted` keeps the old one."""
+        return self._flags(lambda slot: slot.to_act)
 
     def _show(self, slot: EnvSlot, shown: Mapping[AgentID, Any], observations: tuple[Observations, ...]) -> None:
         """Write what the agents see that act next into their places."""
@@ -116,41 +115,25 @@ class SeparateEnvs(MultiAgentVecEnv):
         places = self._places
         return {agent: actions[places[agent].group][places[agent].group_column] for agent in slot.to_act}
 
-    def get_attr(self, name: str, env_indices: Sequence[int]) -> list[Any]:
-        """See `MultiAgentVecEnv.get_attr`."""
-        return [attribute(self.envs[index], name) for index in env_indices]
-
-    def set_attr(self, name: str, value: Any, env_indices: Sequence[int]) -> None:
-        """See `MultiAgentVecEnv.set_attr`."""
-        for index in env_indices:
-            setattr(owner(self.envs[index], name), name, value)
-
-    def env_method(self, name: str, env_indices: Sequence[int], *args: Any, **kwargs: Any) -> list[Any]:
-        """See `MultiAgentVecEnv.env_method`."""
-        return [attribute(self.envs[index], name)(*args, **kwargs) for index in env_indices]
-
-    def env_is_wrapped(self, wrapper_class: type, env_indices: Sequence[int]) -> list[bool]:
-        """See `MultiAgentVecEnv.env_is_wrapped`."""
-        return [any(isinstance(layer, wrapper_class) for layer in layers(self.envs[index])) for index in env_indices]
+    def _call(self, name: str, env_indices: Sequence[int], /, *args: Any, **kwargs: Any) -> list[Any]:
+        return [call_or_read(self.envs[index], name, *args, **kwargs) for index in env_indices]
 
     # --- State -------------------------------------------------------------------------------------------------------
 
-    def get_state(self) -> State:
-        """See `MultiAgentVecEnv.get_state`."""
+    def _get_state(self) -> State:
         own = [_own_state(env) for env in self.envs]
         return {
             "run_seed": self._slots[0].run_seed,
             "episodes": np.array([slot.episode for slot in self._slots], dtype=np.int64),
-            "to_act": self.to_act,
+            "to_act": self.latest.to_act,
             "in_play": self._flags(lambda slot: slot.in_play),
             "ended": self._flags(lambda slot: slot.ended),
-            "observations": list(self.observations),
+            "observations": list(self.latest.observations),
             "own": own,
             "log": self._log.get_state() if None in own else None,
         }
 
-    def set_state(self, state: StateReader) -> Mapping[int, str]:
-        """See `MultiAgentVecEnv.set_state`."""
+    def _set_state(self, state: StateReader) -> Mapping[int, str]:
         saved = self._read(state)
         inexact: dict[int, str] = {}
         for index in range(self.num_envs):
@@ -160,8 +143,7 @@ class SeparateEnvs(MultiAgentVecEnv):
                 self._slots[index].continue_at(saved.run_seed, saved.episodes[index] + 1)
                 copy_env(self._restart(index), saved.observations, index)
         self._log.begin(inexact)
-        self.observations = saved.observations
-        self._find_turns()
+        self._latest = first_step(saved.observations, self._masks, self._turns(), self._reset_infos(inexact))
         return inexact
 
     def _read(self, state: StateReader) -> _Saved:

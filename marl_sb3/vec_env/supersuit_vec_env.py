@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import supersuit
 
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import Array, Observations
-from marl_sb3.vec_env.base import DictInfos, FinalObservations, VecStep
 from marl_sb3.vec_env.groups import AgentGroup
+from marl_sb3.vec_env.interface import Options
 from marl_sb3.vec_env.observations import map_arrays
 from marl_sb3.vec_env.seeding import fresh_seed
 from marl_sb3.vec_env.separate_envs import EnvFactory, SeparateEnvs
 from marl_sb3.vec_env.slot import EnvSlot, SlotStep
+from marl_sb3.vec_env.step import DictInfos, FinalObservations, VecStep, first_step
 from marl_sb3.vec_env.supersuit_adapter import SuperSuitAdapter
 from marl_sb3.wrappers import wrap
 
@@ -43,36 +43,32 @@ class SuperSuitVecEnv(SeparateEnvs):
         for adapter, slot in zip(self._adapters, self._slots, strict=True):
             adapter.slot = slot
 
-    def reset(self, options: Sequence[Mapping[str, Any]] | None = None) -> tuple[Observations, ...]:
-        """See `MultiAgentVecEnv.reset`."""
+    def _reset(self, options: Sequence[Options] | None) -> VecStep:
         if options is not None:
             for adapter, env_options in zip(self._adapters, options, strict=True):
                 adapter.options = env_options
         observations, _ = self._concat.reset()
         self._log.begin(range(self.num_envs))
-        self._find_turns()
-        self.observations = (self._by_env(observations),)
-        return self.observations
+        infos = self._reset_infos(range(self.num_envs))
+        return first_step((self._by_env(observations),), self._masks, self._turns(), infos)
 
-    def step(self, actions: Sequence[Array]) -> VecStep:
-        """See `MultiAgentVecEnv.step`."""
+    def _step(self, actions: Sequence[Array]) -> VecStep:
         (group_actions,) = actions
-        acted = self.to_act
+        acted = self.latest.to_act
         self._log.record(actions)
         observations, rewards, _, _, _ = self._concat.step(group_actions.reshape(-1, *group_actions.shape[2:]))
-        self._find_turns()
         steps = [_last_step(adapter) for adapter in self._adapters]
         reset_infos = {index: step.reset_infos for index, step in enumerate(steps) if step.reset_infos is not None}
         if reset_infos:
             self._log.begin(reset_infos)
-        self.observations = (self._by_env(observations),)
         return VecStep(
-            observations=self.observations,
+            observations=(self._by_env(observations),),
+            action_masks=self._masks,
             rewards=rewards.reshape(acted.shape),
             terminated=self._ends(steps, 0),
             truncated=self._ends(steps, 1),
             acted=acted,
-            to_act=self.to_act,
+            to_act=self._turns(),
             episode_done=np.array([step.reset_infos is not None for step in steps]),
             final_observations=FinalObservations(
                 {

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from marl_sb3.types import Array, BoolArray, Observations
-from marl_sb3.vec_env.base import DictInfos, FinalObservations, VecStep
+from marl_sb3.vec_env.interface import Options
 from marl_sb3.vec_env.observations import zero_observations
 from marl_sb3.vec_env.seeding import fresh_seed
 from marl_sb3.vec_env.separate_envs import EnvFactory, SeparateEnvs
 from marl_sb3.vec_env.slot import EnvSlot, SlotStep
+from marl_sb3.vec_env.step import DictInfos, FinalObservations, VecStep, first_step
 from marl_sb3.wrappers import wrap
 
 
@@ -46,41 +47,39 @@ class SyncVecEnv(SeparateEnvs):
     def __init__(self, make_env: EnvFactory, num_envs: int, seed: int | None = None) -> None:
         run_seed = fresh_seed() if seed is None else seed
         super().__init__([EnvSlot(wrap(make_env(index), index), index, run_seed) for index in range(num_envs)])
-        self._turns = [slot.to_act for slot in self._slots]  # as `to_act` shows them
+        self._known_turns = [slot.to_act for slot in self._slots]  # as the latest `to_act` shows them
 
-    def reset(self, options: Sequence[Mapping[str, Any]] | None = None) -> tuple[Observations, ...]:
-        """See `MultiAgentVecEnv.reset`."""
-        self.observations = zero_observations(self.groups, self.num_envs)
+    def _reset(self, options: Sequence[Options] | None) -> VecStep:
+        observations = zero_observations(self.groups, self.num_envs)
         for slot in self._slots:
-            self._show(slot, slot.reset(None if options is None else options[slot.index]), self.observations)
+            self._show(slot, slot.reset(None if options is None else options[slot.index]), observations)
         self._log.begin(range(self.num_envs))
-        self._find_turns()
-        return self.observations
+        self._known_turns = [slot.to_act for slot in self._slots]
+        return first_step(observations, self._masks, self._turns(), self._reset_infos(range(self.num_envs)))
 
-    def step(self, actions: Sequence[Array]) -> VecStep:
-        """See `MultiAgentVecEnv.step`."""
-        acted = self.to_act
+    def _step(self, actions: Sequence[Array]) -> VecStep:
+        acted = to_act = self.latest.to_act
         self._log.record(actions)
         arrays = self._blank_arrays()
         for slot in self._slots:
             given = self._given(slot, [group[slot.index] for group in actions])
             self._write(slot, slot.step(given), arrays)
         turns = [slot.to_act for slot in self._slots]
-        if any(new is not old for new, old in zip(turns, self._turns, strict=True)):
-            self._turns = turns
-            self._find_turns()
+        if any(new is not old for new, old in zip(turns, self._known_turns, strict=True)):
+            self._known_turns = turns
+            to_act = self._turns()
         if arrays.reset_infos:
             self._log.begin(arrays.reset_infos)
-        self.observations = arrays.observations
         episode_done = np.zeros(self.num_envs, dtype=np.bool_)
         episode_done[list(arrays.reset_infos)] = True
         return VecStep(
             observations=arrays.observations,
+            action_masks=self._masks,
             rewards=arrays.rewards,
             terminated=arrays.terminated,
             truncated=arrays.truncated,
             acted=acted,
-            to_act=self.to_act,
+            to_act=to_act,
             episode_done=episode_done,
             final_observations=FinalObservations(arrays.final_observations),
             infos=DictInfos(arrays.infos),

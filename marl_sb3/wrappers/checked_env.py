@@ -14,6 +14,7 @@ from marl_sb3.env_faults import close_in_words, raise_in_words
 from marl_sb3.errors import EnvError, EnvNumericError
 from marl_sb3.types import AgentID
 from marl_sb3.wrappers.faults import observation_fault, reward_fault
+from marl_sb3.wrappers.layers import attribute, layers, owner
 
 _log = logging.getLogger(__name__)
 
@@ -126,6 +127,22 @@ class CheckedEnv(BaseParallelWrapper):  # type: ignore[misc]
         except Exception as error:
             self._blame(error, "render()")
             raise
+
+    def get_wrapper_attr(self, name: str) -> Any:
+        """The attribute of the outermost wrapper that has it, or of the env; never called if it is a method.
+
+        Raises:
+            AttributeError: neither has it.
+        """
+        return attribute(self, name)
+
+    def set_wrapper_attr(self, name: str, value: Any) -> None:
+        """Set an attribute of the outermost wrapper that defines it; of the env where none does."""
+        setattr(owner(self, name), name, value)
+
+    def has_wrapper(self, wrapper_class: type) -> bool:
+        """Whether the env or one of its wrappers is an instance of `wrapper_class`."""
+        return any(isinstance(layer, wrapper_class) for layer in layers(self))
 
     def close(self) -> None:
         """Close the env; see `close_in_words`."""

@@ -86,14 +86,14 @@ def test_duration_is_in_episodes_or_env_steps(options: dict[str, Any], episodes:
 def test_every_evaluation_plays_the_same_episodes(seed: int | None, used: int) -> None:
     env = two_envs()
     learn(EvaluationCallback(env, 1, duration=2, seed=seed), iterations=3)
-    for index, seeds in enumerate(env.get_attr("seeds", [0, 1])):
+    for index, seeds in enumerate(env.call("seeds", [0, 1])):
         assert seeds == [episode_seed(used, index, 0), episode_seed(used, index, 1)] * 3
 
 
 def test_a_training_without_a_seed_has_equal_evaluations_too() -> None:
     env = two_envs()
     learn(EvaluationCallback(env, 1, duration=2), iterations=2, seed=None)
-    (first, second, third, fourth), _ = env.get_attr("seeds", [0, 1])
+    (first, second, third, fourth), _ = env.call("seeds", [0, 1])
     assert (first, second) == (third, fourth)
 
 
@@ -193,7 +193,7 @@ def test_a_function_of_ones_own_evaluates_instead() -> None:
 
     def own(algo: MultiAgentAlgorithm, env: MultiAgentVecEnv) -> dict[str, Any]:
         env.reset()
-        heard.append((algo, env, env.get_attr("seeds", [0])[0][-1]))
+        heard.append((algo, env, env.call("seeds", [0])[0][-1]))
         random.random(), np.random.random(), th.rand(1)  # noqa: NPY002
         return {"luck": np.float64(0.25), "deep": {"nan": float("nan")}}
 
@@ -222,13 +222,13 @@ def test_envs_that_it_makes_are_closed_with_the_training_and_made_again() -> Non
     callback = EvaluationCallback(factory, interval=1)
     for _ in range(2):
         learn(callback, iterations=2)
-    assert [env.get_attr("closed", [0, 1]) for env in made] == [[1, 1], [1, 1]]
+    assert [env.call("closed", [0, 1]) for env in made] == [[1, 1], [1, 1]]
 
 
 def test_envs_that_it_is_given_stay_open() -> None:
     env = two_envs()
     learn(EvaluationCallback(env, interval=1), iterations=1)
-    assert env.get_attr("closed", [0, 1]) == [0, 0]
+    assert env.call("closed", [0, 1]) == [0, 0]
 
 
 def test_the_envs_of_the_training_and_others_that_do_not_fit_are_refused() -> None:

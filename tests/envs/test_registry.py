@@ -219,9 +219,9 @@ def test_factory_that_asks_for_the_env_index_is_told_it_and_no_other_is():
     def plain(infos=True):
         return ScriptedEnv(infos=infos)
 
-    told = make_vec_env(ScriptedEnv, n_envs=2).get_attr("env_index", [0, 1])
-    assert (told, make_vec_env(plain, n_envs=2).get_attr("env_index", [0, 1])) == ([0, 1], [0, 0])
-    assert make_vec_env(ScriptedEnv, n_envs=2, env_index=5).get_attr("env_index", [0, 1]) == [5, 5]
+    told = make_vec_env(ScriptedEnv, n_envs=2).call("env_index", [0, 1])
+    assert (told, make_vec_env(plain, n_envs=2).call("env_index", [0, 1])) == ([0, 1], [0, 0])
+    assert make_vec_env(ScriptedEnv, n_envs=2, env_index=5).call("env_index", [0, 1]) == [5, 5]
 
 
 def needs_height(height):
@@ -291,7 +291,7 @@ class Corridor(gymnasium.Env):
 def test_factory_of_a_gymnasium_env_makes_an_env_with_one_agent():
     vec = make_vec_env(Corridor, n_envs=2, seed=0, slow=True)
     assert vec.agents == ("agent",)
-    assert vec.get_attr("slow", [1]) == [True]
+    assert vec.call("slow", [1]) == [True]
     vec.reset()
     steps = [vec.step((np.ones((2, 1), int),)) for _ in range(3)]
     assert [taken.observations[0].tolist() for taken in steps] == [[[1], [1]], [[2], [2]], [[0], [0]]]
@@ -310,7 +310,7 @@ def test_id_that_a_module_registers_when_it_is_imported_is_found(in_tmp: Path):
         "pettingzoo.register('parallel', 'corridors/two-v0', entry_point='toy_envs:ScriptedEnv')\n"
     )
     vec = make_vec_env("corridors:Corridor-v3", slow=True)
-    assert (vec.agents, vec.get_attr("slow", [0])) == (("agent",), [True])
+    assert (vec.agents, vec.call("slow", [0])) == (("agent",), [True])
     vec.reset()
     assert [vec.step((np.zeros((1, 1), int),)).truncated.item() for _ in range(2)] == [False, True]
     assert make_vec_env("corridors:corridors/two-v0").agents == ("a", "b")

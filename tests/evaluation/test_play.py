@@ -211,7 +211,7 @@ def test_a_policy_acts_once_per_step_for_all_its_active_rows(deterministic: bool
         [[2, 1, 2], [2, 1, 2]],
     ]
     assert recorder.deterministic == {deterministic}
-    assert env.get_attr("received", [0, 1]) == [[{"a": 0, "b": 1}, {"a": 0, "b": 1}, {"b": 1}]] * 2
+    assert env.call("received", [0, 1]) == [[{"a": 0, "b": 1}, {"a": 0, "b": 1}, {"b": 1}]] * 2
 
 
 def test_agents_that_join_late_act_from_then_on() -> None:
@@ -249,7 +249,7 @@ def test_agents_with_unequal_spaces_act_by_their_own_policies(policies: Any, map
     env = make_vec_env(TwoKinds, n_envs=2)
     metrics = evaluate_policies(algorithm, env, n_episodes=2, deterministic=True)
     assert metrics["agent_episode_returns_mean"] == {"a": 2.0, "b": 6.0, "c": 3.0}
-    for received in env.get_attr("received", [0, 1]):
+    for received in env.call("received", [0, 1]):
         for step, actions in enumerate(received):
             observed = {"a": [1, 1, step], "b": [2, 1], "c": [3, 1, step]}
             expected = algorithm.predict(
@@ -263,7 +263,7 @@ def test_sampled_actions_stay_within_the_bounds_of_the_env() -> None:
     options = {"observation_space": spaces.Box(-1, 1, (3,), np.float32), "action_space": narrow}
     env = make_vec_env(SampledEnv, **options)
     evaluate_policies(make(SampledEnv, env_kwargs=options), env, n_episodes=3, deterministic=False)
-    (received,) = env.get_attr("received", [0])
+    (received,) = env.call("received", [0])
     actions = np.array([list(step.values()) for step in received])
     assert np.abs(actions).max() == np.float32(0.01)
 
@@ -383,7 +383,7 @@ def test_episodes_have_the_seeds_of_the_evaluation() -> None:
     for _ in range(2):
         evaluate_policies(algorithm, env, n_episodes=2, seed=5)
     first = [[episode_seed(5, index, episode) for episode in (0, 1)] for index in range(2)]
-    assert env.get_attr("seeds", [0, 1]) == [seeds * 2 for seeds in first]
+    assert env.call("seeds", [0, 1]) == [seeds * 2 for seeds in first]
 
 
 def test_seeds_of_evaluations_differ_from_those_of_their_runs() -> None:
@@ -477,7 +477,7 @@ def test_noise_of_gsde_is_the_evaluations_own() -> None:
     for seed in (1, 1, 2):
         env = make_vec_env(Steering, n_envs=2)
         evaluate_policies(algorithm, env, n_episodes=2, deterministic=False, seed=seed)
-        played.append([received[0]["a"].tolist() for received in env.get_attr("received", [0, 1])])
+        played.append([received[0]["a"].tolist() for received in env.call("received", [0, 1])])
     assert algorithm.policies["shared"].policy.action_dist is distribution
     assert distribution.exploration_mat is noise
     assert played[0] == played[1] != played[2]

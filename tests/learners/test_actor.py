@@ -36,7 +36,7 @@ def envs(n_envs: int) -> MultiAgentVecEnv:
 
 def actions_by_row(env: Any) -> dict[tuple[int, str], np.ndarray]:
     """(steps, action size) of each (env, agent), in the first episode."""
-    received = env.get_attr("received", range(env.num_envs))
+    received = env.call("received", range(env.num_envs))
     return {
         (index, agent): np.stack([actions[agent] for actions in steps[:STEPS] if agent in actions])
         for index, steps in enumerate(received)

@@ -80,7 +80,7 @@ class AlwaysTwo(MultiAgentCallback):
 def test_weights_that_a_callback_sets_act_from_the_next_step_on(moment: str, before: int) -> None:
     algorithm = make()
     algorithm.learn(ITERATION, callback=AlwaysTwo(moment))
-    received = [step for steps in algorithm.env.get_attr("received", [0, 1]) for step in steps[before:]]
+    received = [step for steps in algorithm.env.call("received", [0, 1]) for step in steps[before:]]
     assert len(received) == ITERATION - before * N_ENVS
     assert {int(action) for step in received for action in step.values()} == {2}
 

@@ -180,7 +180,7 @@ def test_a_policy_that_is_not_trained_acts_by_the_weights_that_it_is_given(kind:
         with th.no_grad():
             algorithm.policies["a"].policy.action_net.bias.copy_(th.tensor([-99.0, -99.0, 99.0]))
         algorithm.train_iteration()
-        for received in env.get_attr("received", range(2)):
+        for received in env.call("received", range(2)):
             taken = [int(actions["a"]) for actions in received if "a" in actions]
             assert set(taken[-6:]) == {2}
             assert set(taken[:6]) != {2}

@@ -82,7 +82,7 @@ def test_a_policy_that_is_not_trained_acts_and_keeps_its_weights(to_train: Any, 
     assert {policy_id for policy_id in "ab" if not same(before[policy_id], weights(algorithm, policy_id))} == trained
     assert set(result["learners"]) == trained
     assert result["env_runners"]["agent_episode_returns_mean"] == {"a": 3.0, "b": 6.0}
-    (received,) = algorithm.env.get_attr("received", [0])
+    (received,) = algorithm.env.call("received", [0])
     for agent in "ab":
         assert {int(step[agent]) for step in received} == {0, 1, 2}
     assert list(flatten(result)) == algorithm.metric_names()
@@ -169,7 +169,7 @@ def test_learning_again_begins_anew_or_goes_on() -> None:
     assert rates == pytest.approx([0.5, 0, 0.25, 0, 0.5, 0])
     assert [result["num_episodes_lifetime"] for result in results.kept] == [2, 6, 8, 12, 2, 6]
     assert len(algorithm.tracker.episodes) == 6
-    (episodes,) = algorithm.env.get_attr("episode", [0])
+    (episodes,) = algorithm.env.call("episode", [0])
     assert episodes == 7 + 4  # six and the next one, then three and the next one
 
 

@@ -44,11 +44,11 @@ class PlainTrace(MultiAgentCallback):
         self.compared = 0
 
     def _on_training_start(self) -> None:
-        self.seen = self.algorithm.env.observations
+        self.seen: Any = None
 
     def _on_rollout_start(self) -> None:
-        if not self.seen:
-            self.seen = self.algorithm.env.observations
+        if self.seen is None:
+            self.seen = self.algorithm.env.latest.observations
 
     def _on_step(self) -> bool:
         step, agents = self.locals["step"], self.algorithm.env.agents
@@ -92,7 +92,7 @@ class PlainTrace(MultiAgentCallback):
         expected, after = self.done.pop(who, []), None
         if who in self.open:  # it goes on: with a turn right now, or after the next rollout has begun
             after = self.open[who]
-            if self.algorithm.env.to_act[who[0], column]:
+            if self.algorithm.env.latest.to_act[who[0], column]:
                 after.next_value = value_of(self.seen[0][who[0], column])
                 expected.append(self.open.pop(who))
         where = np.flatnonzero(buffer.acted[:, row])

@@ -16,8 +16,9 @@ from toy_envs import ScriptedEnv
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, make_vec_env
 from marl_sb3.policies.mapping import policy_of_agents, resolve_policies
 from marl_sb3.policies.placement import rows_of_policy
-from marl_sb3.vec_env import AgentGroup, MultiAgentVecEnv, VecStep
-from marl_sb3.vec_env.base import DictInfos, FinalObservations
+from marl_sb3.vec_env import AgentGroup, VecStep
+from marl_sb3.vec_env.interface import InProcessVecEnv
+from marl_sb3.vec_env.step import DictInfos, FinalObservations, first_step
 
 TINY = {"batch_size": 2, "n_epochs": 1, "policy_kwargs": {"net_arch": [2]}}
 
@@ -147,7 +148,7 @@ def test_each_policy_gets_the_steps_of_its_agents_and_they_its_actions(mapping: 
     keep = Keep()
     algorithm = MultiAgentAlgorithm(env, specs, mapping, n_steps=n_steps, seed=0, device="cpu")
     algorithm.learn(n_steps * n_envs, callback=keep)
-    received = env.get_attr("received", range(n_envs))
+    received = env.call("received", range(n_envs))
     for policy_id, kept in keep.kept.items():
         mine = [agent for agent in env.agents if mapping[agent] == policy_id]
         for step in range(n_steps):
@@ -167,7 +168,7 @@ def test_each_policy_gets_the_steps_of_its_agents_and_they_its_actions(mapping: 
 # Agents with different spaces
 
 
-class TwoGroups(MultiAgentVecEnv):
+class TwoGroups(InProcessVecEnv):
     """Agents a and c see [number, episode, step] and choose one of 3; b, from another group, sees [number, step].
 
     b is terminated after 2 steps, the others are truncated after 4. Every reward is the agent's number.
@@ -198,12 +199,15 @@ class TwoGroups(MultiAgentVecEnv):
         active = [self.to_act[:, group.columns, None] for group in self.groups]
         return tuple(array * live for array, live in zip(one_env, active, strict=True))
 
-    def reset(self, options: Any = None) -> tuple[np.ndarray, ...]:
+    def _begin(self) -> tuple[np.ndarray, ...]:
         self.episode, self.taken = self.episode + 1, 0
         self.to_act = np.ones((self.num_envs, 3), dtype=bool)
         return self._observations()
 
-    def step(self, actions: Sequence[np.ndarray]) -> VecStep:
+    def _reset(self, options: Any = None) -> VecStep:
+        return first_step(self._begin(), (None, None), self.to_act, {})
+
+    def _step(self, actions: Sequence[np.ndarray]) -> VecStep:
         self.received.append([array.copy() for array in actions])
         self.taken += 1
         acted, ends_now = self.to_act, self.to_act & (self.ends == self.taken)
@@ -211,7 +215,8 @@ class TwoGroups(MultiAgentVecEnv):
         self.to_act = acted & ~ends_now
         over = not self.to_act.any()
         return VecStep(
-            observations=self.reset() if over else self._observations(),
+            observations=self._begin() if over else self._observations(),
+            action_masks=(None, None),
             rewards=np.where(acted, [1, 2, 3], 0).astype(np.float32),
             terminated=ends_now & (self.ends == 2),
             truncated=ends_now & (self.ends == 4),
@@ -226,16 +231,10 @@ class TwoGroups(MultiAgentVecEnv):
     def _not_here(self, *_: Any, **__: Any) -> Any:
         raise NotImplementedError
 
-    reset_infos = get_attr = set_attr = env_method = env_is_wrapped = _not_here
+    _call = _get_state = _set_state = _not_here
 
-    def seed(self, seed: int) -> None:
+    def _seed(self, seed: int) -> None:
         pass
-
-    def get_state(self) -> dict[str, Any]:
-        raise NotImplementedError
-
-    def set_state(self, state: Any) -> dict[int, str]:
-        raise NotImplementedError
 
     def close(self) -> None:
         pass

@@ -222,7 +222,7 @@ def test_an_env_that_breaks_later_ends_the_run_with_whole_files(in_tmp: Path) ->
 
 def test_a_closed_run_closes_its_envs(in_tmp: Path) -> None:
     run = marl_sb3.train(ScriptedEnv, timesteps=6, n_envs=2, settings={"n_steps": 3, "batch_size": 6}, seed=1)
-    assert run.algorithm.env.get_attr("closed", [0, 1]) == [1, 1]
+    assert run.algorithm.env.call("closed", [0, 1]) == [1, 1]
 
 
 # What is lost when the end goes wrong

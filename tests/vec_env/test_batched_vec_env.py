@@ -46,14 +46,14 @@ def test_an_action_out_of_range_names_env_step_and_agent(action: int) -> None:
 def test_single_envs_render_and_share_attributes() -> None:
     env = make_vec_env("arena", n_envs=2, render_mode="rgb_array", height=3, width=4)
     env.reset()
-    images = env.env_method("render", [0, 1])
+    images = env.call("render", [0, 1])
     np.testing.assert_array_equal(images[0], images[1])
     env.step([np.array([[1, 0], [2, 0]])])
-    images = env.env_method("render", [0, 1])
+    images = env.call("render", [0, 1])
     assert (images[0] != images[1]).any()
-    assert env.get_attr("height", [0, 1]) == [3, 3]
+    assert env.call("height", [0, 1]) == [3, 3]
     with pytest.raises(AttributeError, match="no method 'state' for single envs; use vectorizer='sync'"):
-        env.env_method("state", [0])
+        env.call("state", [0])
     env.close()
 
 
@@ -101,7 +101,7 @@ class Staggered(BatchedEnv):
 def test_an_agent_that_ended_is_inactive_until_its_env_resets() -> None:
     batched = Staggered(2)
     env = BatchedVecEnv(batched, seed=3)
-    assert env.reset()[0].tolist() == [[[1], [1]]] * 2
+    assert env.reset().observations[0].tolist() == [[[1], [1]]] * 2
     steps = [env.step([np.zeros((2, 2), dtype=np.int64)]) for _ in range(4)]
     assert [s.acted[0].tolist() for s in steps] == [[True, True], [True, True], [False, True], [True, True]]
     assert [s.rewards[0].tolist() for s in steps] == [[1, 1], [1, 1], [0, 1], [1, 1]]
@@ -152,7 +152,7 @@ def test_batched_envs_without_a_state_begin_anew_and_say_so() -> None:
     assert again.set_state(StateReader(env.get_state())) == dict.fromkeys(
         (0, 1), "Staggered has no get_state() that a checkpoint can hold"
     )
-    assert again.observations[0].tolist() == [[[1], [1]]] * 2
+    assert again.latest.observations[0].tolist() == [[[1], [1]]] * 2
     assert again.get_state()["episodes"].tolist() == [1, 1]
 
 

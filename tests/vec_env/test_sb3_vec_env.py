@@ -252,7 +252,7 @@ def test_rows_of_a_dict_space_are_dictionaries_of_rows():
     rows = vec.as_sb3_vec_env()
     rows.reset()
     observations = step(rows)[0]
-    shown = [env_shown[1][agent] for env_shown in vec.get_attr("shown", [0, 1]) for agent in "ab"]
+    shown = [env_shown[1][agent] for env_shown in vec.call("shown", [0, 1]) for agent in "ab"]
     for key, part in space.items():
         assert observations[key].dtype == part.dtype
         np.testing.assert_array_equal(observations[key], [seen[key] for seen in shown])

@@ -19,7 +19,7 @@ def played_seeds(n_envs: int, seed: int | None, steps: int, action: int = 0) -> 
     vec.reset()
     for _ in range(steps):
         vec.step((np.full((n_envs, 1), action),))
-    return vec.get_attr("seeds", range(n_envs))
+    return vec.call("seeds", range(n_envs))
 
 
 @pytest.mark.parametrize(

@@ -42,13 +42,12 @@ def test_arrays_have_both_axes_in_front():
     assert vec.groups[0].agents == vec.agents
     assert vec.groups[0].columns == (0, 1, 2)
     assert vec.metadata["name"] == "scripted_v0"
-    assert not vec.to_act.any()
-    (observations,) = vec.reset()
+    (observations,) = vec.reset().observations
     taken = step(vec)
     assert observations.shape == taken.observations[0].shape == (4, 3, 3)
     assert observations.dtype == taken.observations[0].dtype == np.float32
     assert (taken.rewards.shape, taken.rewards.dtype) == ((4, 3), np.float32)
-    for flags in (taken.terminated, taken.truncated, taken.acted, vec.to_act):
+    for flags in (taken.terminated, taken.truncated, taken.acted, vec.latest.to_act):
         assert (flags.shape, flags.dtype) == ((4, 3), np.bool_)
     assert (taken.episode_done.shape, taken.episode_done.dtype) == ((4,), np.bool_)
 
@@ -76,7 +75,7 @@ def test_ended_agents_get_no_action():
     vec = started(script=STAGGERED)
     for _ in range(4):
         step(vec, [[0, 1, 2]])
-    (received,) = vec.get_attr("received", [0])
+    (received,) = vec.call("received", [0])
     assert received == [{"a": 0, "b": 1, "c": 2}, {"b": 1, "c": 2}, {"b": 1}, {"a": 0, "b": 1, "c": 2}]
 
 
@@ -90,7 +89,7 @@ def test_env_resets_exactly_when_its_last_agent_ends_in_whatever_way(kind_a, kin
         taken = step(vec)
         in_episode = (index - 1) % last + 1
         assert taken.episode_done.tolist() == [in_episode == last]
-        assert vec.get_attr("episode", [0]) == [1 + index // last]
+        assert vec.call("episode", [0]) == [1 + index // last]
         assert taken.terminated[0].tolist() == [
             in_episode == 2 and kind_a != "truncated",
             in_episode == step_of_b and kind_b != "truncated",
@@ -100,7 +99,7 @@ def test_env_resets_exactly_when_its_last_agent_ends_in_whatever_way(kind_a, kin
             in_episode == step_of_b and kind_b != "terminated",
         ]
         if in_episode == last:
-            assert vec.to_act.all()
+            assert vec.latest.to_act.all()
             assert taken.observations[0][0].tolist() == [[1, 1 + index // last, 0], [2, 1 + index // last, 0]]
 
 
@@ -123,7 +122,7 @@ def test_an_array_that_the_env_reuses_does_not_change_what_a_step_returned():
             return *returned, self.info
 
     vec = make_vec_env(OneArray, script={"a": (2, "truncated")})
-    (first,) = vec.reset()
+    (first,) = vec.reset().observations
     taken = [step(vec), step(vec)]
     step(vec)
     assert first.tolist() == [[[1, 1, 0]]]
@@ -138,7 +137,7 @@ def test_an_array_that_the_env_reuses_does_not_change_what_a_step_returned():
 
 def test_infos_are_the_envs_own_with_every_key_and_apart_from_those_of_the_reset():
     vec = started(n_envs=2, script={"a": (2, "terminated"), "b": (1, "truncated")})
-    assert list(vec.reset_infos()) == [{"a": {"reset": 1}, "b": {"reset": 1}}] * 2
+    assert vec.latest.reset_infos == {env: {"a": {"reset": 1}, "b": {"reset": 1}} for env in (0, 1)}
     taken = step(vec)
     assert taken.infos[1] == {"a": {"step": 1}, "b": {"step": 1}, "common": {"episode": 1}}
     assert taken.reset_infos == {}
@@ -167,9 +166,9 @@ def test_each_env_is_made_by_the_factory_and_owns_what_it_owns():
         return made[-1]
 
     vec = make_vec_env(factory, n_envs=3, seed=0)
-    (observations,) = vec.reset()
+    (observations,) = vec.reset().observations
     assert [env.env_index for env in made] == [0, 1, 2]
-    assert vec.get_attr("unpicklable", range(3)) == [env.unpicklable for env in made]
+    assert vec.call("unpicklable", range(3)) == [env.unpicklable for env in made]
     assert len({noise for env in observations[:, :, 1].tolist() for noise in env}) == 6
 
 
@@ -182,7 +181,7 @@ def test_the_same_env_twice_is_refused():
 def rollout(vec: MultiAgentVecEnv, steps: int = 10) -> list:
     """Observations and rewards from a reset on, always with the same actions."""
     actions = np.random.default_rng(0).integers(0, 3, (steps, vec.num_envs, len(vec.agents)))
-    played = [vec.reset()[0].tolist()]
+    played = [vec.reset().observations[0].tolist()]
     for action in actions:
         taken = step(vec, action)
         played.append((taken.observations[0].tolist(), taken.rewards.tolist()))
@@ -206,33 +205,34 @@ def test_options_reach_each_env_in_that_reset_alone():
     vec.reset(options=[{"level": 1}, {"level": 2}])
     step(vec)
     vec.reset()
-    assert vec.get_attr("options", [0, 1]) == [[{"level": 1}, None, None], [{"level": 2}, None, None]]
+    assert vec.call("options", [0, 1]) == [[{"level": 1}, None, None], [{"level": 2}, None, None]]
 
 
 def test_attributes_methods_and_wrappers_are_those_of_the_env_asked_for():
     vec = started(n_envs=3)
-    assert vec.get_attr("env_index", [2, 0, 2]) == [2, 0, 2]
-    vec.set_attr("step_count", 9, [1])
-    assert vec.get_attr("step_count", range(3)) == [0, 9, 0]
-    assert [seen.tolist() for seen in vec.env_method("observation", [1, 2], agent="b")] == [[2, 1, 9], [2, 1, 0]]
-    assert vec.env_is_wrapped(CheckedEnv, [0, 1]) == [True, True]
-    assert vec.env_is_wrapped(SampledEnv, [0]) == [False]
+    assert vec.call("env_index", [2, 0, 2]) == [2, 0, 2]
+    vec.call("set_wrapper_attr", [1], "step_count", 9)
+    assert vec.call("step_count", range(3)) == [0, 9, 0]
+    assert [seen.tolist() for seen in vec.call("observation", [1, 2], agent="b")] == [[2, 1, 9], [2, 1, 0]]
+    assert vec.call("get_wrapper_attr", [0], "observation") == [vec.envs[0].unwrapped.observation]
+    assert vec.call("has_wrapper", [0, 1], CheckedEnv) == [True, True]
+    assert vec.call("has_wrapper", [0], SampledEnv) == [False]
     with pytest.raises(AttributeError, match="no_such_name"):
-        vec.get_attr("no_such_name", [0])
+        vec.call("no_such_name", [0])
 
 
 def test_attributes_of_a_wrapped_gymnasium_env_are_found_and_set_where_they_are():
     vec = make_vec_env("CartPole-v1", n_envs=2)
-    assert vec.get_attr("gravity", [0, 1]) == [9.8, 9.8]
-    vec.set_attr("gravity", 1.5, [1])
-    assert [env.gravity for env in vec.env_method("get_wrapper_attr", [0, 1], "unwrapped")] == [9.8, 1.5]
+    assert vec.call("gravity", [0, 1]) == [9.8, 9.8]
+    vec.call("set_wrapper_attr", [1], "gravity", 1.5)
+    assert [env.env.unwrapped.gravity for env in vec.call("unwrapped", [0, 1])] == [9.8, 1.5]
 
 
 def test_close_closes_each_env_once():
     vec = started(n_envs=3)
     vec.close()
     vec.close()
-    assert vec.get_attr("closed", range(3)) == [1, 1, 1]
+    assert vec.call("closed", range(3)) == [1, 1, 1]
 
 
 # Agents that come and go
@@ -241,16 +241,16 @@ def test_close_closes_each_env_once():
 def test_an_agent_that_joins_late_is_filler_until_it_is_there():
     script = {"late": (3, "truncated"), "early": (2, "terminated")}
     vec = make_vec_env(ScriptedEnv, script=script, joins={"late": 1})
-    (observations,) = vec.reset()
+    (observations,) = vec.reset().observations
     assert observations.tolist() == [[[0, 0, 0], [2, 1, 0]]]
-    assert vec.to_act.tolist() == [[False, True]]
+    assert vec.latest.to_act.tolist() == [[False, True]]
     steps = [step(vec, [[1, 2]]) for _ in range(3)]
     assert [taken.acted[0].tolist() for taken in steps] == [[0, 1], [1, 1], [1, 0]]
     assert [taken.rewards[0].tolist() for taken in steps] == [[0, 2], [1, 2], [1, 0]]
     assert steps[0].observations[0].tolist() == [[[1, 1, 1], [2, 1, 1]]]
     assert [taken.episode_done.tolist() for taken in steps] == [[False], [False], [True]]
-    assert vec.to_act.tolist() == [[False, True]]
-    assert vec.get_attr("received", [0]) == [[{"early": 2}, {"late": 1, "early": 2}, {"late": 1}]]
+    assert vec.latest.to_act.tolist() == [[False, True]]
+    assert vec.call("received", [0]) == [[{"early": 2}, {"late": 1, "early": 2}, {"late": 1}]]
 
 
 def test_an_agent_that_vanishes_without_a_flag_is_refused_when_the_others_have_ended():

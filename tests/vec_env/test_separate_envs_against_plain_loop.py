@@ -62,7 +62,7 @@ def step_of_env(vec: MultiAgentVecEnv, taken: VecStep, env_index: int, there: On
     """Read one env's part of a step; check on the way that there is nothing but zeros where it says nothing."""
     acted = {agent for agent, flag in zip(vec.agents, taken.acted[env_index], strict=True) if flag}
     live = {agent for agent, flag in zip(vec.agents, taken.to_act[env_index], strict=True) if flag}
-    assert np.array_equal(taken.to_act, vec.to_act)
+    assert np.array_equal(taken.to_act, vec.latest.to_act)
 
     def by_agent(values: Any, present: set[str]) -> dict[str, Any]:
         assert not any(np.any(value) for agent, value in zip(vec.agents, values, strict=True) if agent not in present)

@@ -70,12 +70,12 @@ def test_observations_of_every_space_pass_exactly(name):
     vec = make_vec_env(
         SampledEnv, n_envs=2, observation_space=space, action_space=spaces.Discrete(2), script=script, seed=0
     )
-    returned, finals = [vec.reset()[0]], []
+    returned, finals = [vec.reset().observations[0]], []
     for _ in range(3):
         taken = vec.step((np.zeros((2, 2), int),))
         returned.append(taken.observations[0])
         finals.append(taken.final_observations)
-    for env_index, shown in enumerate(vec.get_attr("shown", [0, 1])):
+    for env_index, shown in enumerate(vec.call("shown", [0, 1])):
         afterwards = [*shown[:2], {"b": shown[2]["b"]}, shown[4]]  # shown[3] was the episode's end
         for observations, expected in zip(returned, afterwards, strict=True):
             for column, agent in enumerate("ab"):
@@ -104,7 +104,7 @@ def test_actions_of_every_space_reach_the_env_exactly(space):
     vec.reset()
     actions = np.array([[space.sample() for _ in "ab"] for _ in range(2)])
     vec.step((actions,))
-    for env_index, received in enumerate(vec.get_attr("received", [0, 1])):
+    for env_index, received in enumerate(vec.call("received", [0, 1])):
         for column, agent in enumerate("ab"):
             assert space.contains(received[0][agent])
             np.testing.assert_array_equal(received[0][agent], actions[env_index, column])

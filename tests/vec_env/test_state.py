@@ -36,11 +36,13 @@ def trace(vec: MultiAgentVecEnv, rng: np.random.Generator, steps: int) -> list[A
     seen = []
     for _ in range(steps):
         step = vec.step(actions_for(vec, rng))
-        arrays = [*step.observations, step.rewards, step.terminated, step.truncated, step.acted, step.episode_done]
+        arrays = [*step.observations, step.rewards, step.terminated, step.truncated, step.acted, step.to_act]
+        arrays.append(step.episode_done)
         final = {place: np.asarray(value).tolist() for place, value in step.final_observations.items()}
         # Not the number of the episode: the toy envs count those that they have played in this process.
         infos = [{agent: step.infos[index].get(agent) for agent in vec.agents} for index in range(vec.num_envs)]
-        seen.append(([array.tolist() for array in arrays], final, infos, sorted(step.reset_infos), vec.to_act.tolist()))
+        assert vec.latest is step
+        seen.append(([array.tolist() for array in arrays], final, infos, sorted(step.reset_infos)))
     return seen
 
 
@@ -53,8 +55,8 @@ def test_any_script_goes_on_as_without_the_break(plans, seed, before, tmp_path_f
     state = through_a_file(vec.get_state(), tmp_path_factory.mktemp("state"))
     again = make_vec_env(NoisyEnv, n_envs=len(plans), plans=plans)
     assert again.set_state(state) == {}
-    assert np.array_equal(again.to_act, vec.to_act)
-    assert np.array_equal(again.observations[0], vec.observations[0])
+    assert np.array_equal(again.latest.to_act, vec.latest.to_act)
+    assert np.array_equal(again.latest.observations[0], vec.latest.observations[0])
     following = trace(vec, np.random.default_rng(2), 12)
     state = through_a_file(again.get_state(), tmp_path_factory.mktemp("state"))  # a second break at the same place
     third = make_vec_env(NoisyEnv, n_envs=len(plans), plans=plans)
@@ -116,7 +118,7 @@ def test_an_env_whose_get_state_raises_is_played_again(tmp_path, caplog):
     vec.reset()
     trace(vec, np.random.default_rng(0), 2)
     assert again.set_state(through_a_file(vec.get_state(), tmp_path)) == {}
-    assert again.observations[0].tolist() == vec.observations[0].tolist()
+    assert again.latest.observations[0].tolist() == vec.latest.observations[0].tolist()
     assert re.match(r"env 0, episode 0, step 2, seed \d+: get_state\(\) raised KeyError: 'goal' \(", caplog.messages[0])
 
 
@@ -144,7 +146,7 @@ def test_an_env_that_fails_in_the_replay_begins_anew(tmp_path):
         r"\(.*test_state\.py, line \d+, in reset\)",
         inexact[0],
     )
-    assert again.to_act.all()
+    assert again.latest.to_act.all()
 
 
 class Stateful(ScriptedEnv):

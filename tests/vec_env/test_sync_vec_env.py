@@ -73,7 +73,7 @@ def test_every_agent_shows_and_is_told_what_is_its_own() -> None:
         actions = [
             rng.integers(0, 2, (2, len(group.agents), *(group.action_space.shape or ()))) for group in vec.groups
         ]
-        acted = vec.to_act
+        acted = vec.latest.to_act
         step = vec.step(actions)
         for index, env in enumerate(envs):
             for number, group in enumerate(vec.groups):
@@ -81,7 +81,7 @@ def test_every_agent_shows_and_is_told_what_is_its_own() -> None:
                     assert (agent in env.told[-1]) == acted[index, column]
                     if acted[index, column]:
                         np.testing.assert_array_equal(env.told[-1][agent], actions[number][index, place])
-                    shown = env.shown[-1].get(agent) if vec.to_act[index, column] else None
+                    shown = env.shown[-1].get(agent) if vec.latest.to_act[index, column] else None
                     _require_shown(step.observations[number], (index, place), shown, group.observation_space)
         assert bool(step.episode_done[0]) == (clock % 4 == 0)
 

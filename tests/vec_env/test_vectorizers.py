@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marl_sb3 import MultiAgentAlgorithm, make_vec_env
+from marl_sb3.errors import ConfigError, VecEnvOrderError
 from marl_sb3.metrics import flatten
 from marl_sb3.storage.checkpoint_format import read_checkpoint, write_checkpoint
 from marl_sb3.storage.state import StateReader
 from marl_sb3.vec_env import VECTORIZERS, VecStep
 
+AGENTS = ("agent1", "agent2")
 REFERENCE = "sync"  # a plain loop over the envs
 ALL = [name for name in VECTORIZERS if name != "auto"]
 OTHERS = [name for name in ALL if name != REFERENCE]
@@ -30,10 +33,12 @@ def plain(step: VecStep, num_envs: int) -> dict[str, Any]:
         "observation dtype": step.observations[0].dtype,
         "rewards": step.rewards.tolist(),
         "reward dtype": step.rewards.dtype,
-        "flags": [step.terminated.tolist(), step.truncated.tolist(), step.acted.tolist(), step.episode_done.tolist()],
+        "flags": [
+            flag.tolist() for flag in (step.terminated, step.truncated, step.acted, step.to_act, step.episode_done)
+        ],
         "final": {place: obs.tolist() for place, obs in step.final_observations.items()},
         "infos": [step.infos[index] for index in range(num_envs)],
-        "values": [step.infos.values(agent, "collision").tolist() for agent in ("agent1", "agent2")],
+        "values": [np.nan_to_num(step.infos.values(agent, "collision"), nan=-1).tolist() for agent in AGENTS],
         "reset infos": dict(step.reset_infos),
     }
 
@@ -41,15 +46,16 @@ def plain(step: VecStep, num_envs: int) -> dict[str, Any]:
 @pytest.mark.parametrize("vectorizer", ALL)
 def test_arrays_have_their_shapes_and_types(vectorizer: str) -> None:
     env = make_vec_env("arena", n_envs=3, seed=0, vectorizer=vectorizer)
-    env.reset()
-    assert (env.to_act.shape, env.to_act.dtype) == ((3, 2), bool)
-    step = env.step([np.zeros((3, 2), dtype=np.int64)])
-    assert step.observations[0].shape == (3, 2, *env.groups[0].observation_space.shape)
-    assert step.observations[0].dtype == env.groups[0].observation_space.dtype
-    assert (step.rewards.shape, step.rewards.dtype) == ((3, 2), np.float32)
-    flags = [step.terminated, step.truncated, step.acted]
-    assert [(flag.shape, flag.dtype) for flag in flags] == [((3, 2), bool)] * 3
-    assert (step.episode_done.shape, step.episode_done.dtype) == ((3,), bool)
+    for take in (env.reset, lambda: env.step([np.zeros((3, 2), dtype=np.int64)])):
+        step = take()
+        assert step.observations[0].shape == (3, 2, *env.groups[0].observation_space.shape)
+        assert step.observations[0].dtype == env.groups[0].observation_space.dtype
+        assert (step.rewards.shape, step.rewards.dtype) == ((3, 2), np.float32)
+        flags = [step.terminated, step.truncated, step.acted, step.to_act]
+        assert [(flag.shape, flag.dtype) for flag in flags] == [((3, 2), bool)] * 4
+        assert (step.episode_done.shape, step.episode_done.dtype) == ((3,), bool)
+        assert step.action_masks == (None,)
+        assert env.latest is step
     env.close()
     env.close()
 
@@ -70,11 +76,84 @@ def test_whole_rollouts_are_those_of_the_reference(
     )
     rng = np.random.default_rng(seed)
     for _ in range(2):  # the second reset goes on to the next episodes
-        np.testing.assert_array_equal(tested.reset()[0], reference.reset()[0])
+        assert plain(tested.reset(), num_envs) == plain(reference.reset(), num_envs)
         for _ in range(2 * limit + 3):
             actions = rng.integers(0, 4, (num_envs, 2))
             assert plain(tested.step([actions]), num_envs) == plain(reference.step([actions]), num_envs)
-            np.testing.assert_array_equal(tested.to_act, reference.to_act)
+
+
+@pytest.mark.parametrize("vectorizer", ALL)
+def test_a_reset_is_a_step_in_which_nobody_acted(vectorizer: str) -> None:
+    env = make_vec_env("arena", n_envs=2, seed=0, vectorizer=vectorizer)
+    env.reset()
+    env.step([np.zeros((2, 2), dtype=np.int64)])
+    step = env.reset()
+    nothing = (step.rewards, step.terminated, step.truncated, step.acted, step.episode_done)
+    assert not any(array.any() for array in nothing)
+    assert step.to_act.all()
+    assert step.reset_infos == {index: {"agent1": {}, "agent2": {}} for index in range(2)}
+    assert (dict(step.final_observations), step.infos[1]) == ({}, {})
+
+
+@pytest.mark.parametrize("vectorizer", ALL)
+def test_a_copy_of_a_step_does_not_change(vectorizer: str) -> None:
+    env = make_vec_env("arena", n_envs=2, seed=0, vectorizer=vectorizer, max_timesteps=2)
+    env.reset()
+    steps = [env.step([np.full((2, 2), k)]) for k in range(2)]
+    kept = steps[1].copy()
+    expected = plain(kept, 2)
+    assert expected["final"]
+    assert plain(steps[1], 2) == expected
+    for array in (steps[1].observations[0], steps[1].rewards, steps[1].acted):
+        array[:] = 1
+    assert plain(kept, 2) == expected
+
+
+@pytest.mark.parametrize("vectorizer", ALL)
+def test_send_and_recv_are_a_step(vectorizer: str) -> None:
+    one, other = (make_vec_env("arena", n_envs=2, seed=0, vectorizer=vectorizer) for _ in range(2))
+    for env in (one, other):
+        env.reset()
+    actions = [np.array([[0, 1], [2, 3]])]
+    one.send(actions)
+    assert plain(one.recv(), 2) == plain(other.step(actions), 2)
+
+
+@pytest.mark.parametrize("vectorizer", ALL)
+def test_calls_in_a_wrong_order_are_refused(vectorizer: str) -> None:
+    env = make_vec_env("arena", n_envs=2, vectorizer=vectorizer)
+    actions = [np.zeros((2, 2), dtype=np.int64)]
+    for early in (lambda: env.send(actions), lambda: env.step(actions), lambda: env.latest, env.get_state):
+        with pytest.raises(VecEnvOrderError, match=r"call reset\(\) first"):
+            early()
+    env.reset()
+    state = StateReader(env.get_state())
+    with pytest.raises(VecEnvOrderError, match=r"recv\(\) without send\(\)"):
+        env.recv()
+    env.send(actions)
+    with pytest.raises(VecEnvOrderError, match=r"send\(\) twice without recv\(\)"):
+        env.send(actions)
+    between: list[tuple[str, Callable[[], Any]]] = [
+        ("reset", env.reset), ("seed", lambda: env.seed(1)), ("call", lambda: env.call("height", [0])),
+        ("get_state", env.get_state), ("set_state", lambda: env.set_state(state)),
+    ]  # fmt: skip
+    for name, call in between:
+        with pytest.raises(VecEnvOrderError, match=rf"^{name}\(.*\) between send\(\) and recv\(\); call recv"):
+            call()
+    assert env.recv().acted.all()
+    env.send(actions)
+    env.close()
+
+
+@pytest.mark.parametrize("vectorizer", ALL)
+def test_attributes_are_read_by_name_and_options_are_counted(vectorizer: str) -> None:
+    env = make_vec_env("arena", n_envs=2, vectorizer=vectorizer, height=3)
+    assert env.call("height", [1, 0]) == [3, 3]
+    assert env.call("get_wrapper_attr", [1], "max_timesteps") == [100]
+    with pytest.raises(AttributeError, match="no_such_name"):
+        env.call("no_such_name", [0])
+    with pytest.raises(ConfigError, match="reset options for 1 envs; accepted: one for each of 2"):
+        env.reset([{}])
 
 
 @cache
@@ -118,7 +197,9 @@ def test_envs_that_are_brought_back_go_on(vectorizer: str, tmp_path: Path) -> No
         one.step([rng.integers(0, 4, (3, 2))])
     write_checkpoint(tmp_path / "c", one.get_state(), {}, {})
     assert other.set_state(StateReader(read_checkpoint(tmp_path / "c").state)) == {}
-    assert np.array_equal(other.observations[0], one.observations[0])
+    assert plain(other.latest, 3)["observations"] == plain(one.latest, 3)["observations"]
+    assert other.latest.to_act.all()
+    assert not other.latest.acted.any()
     for _ in range(20):
         actions = [rng.integers(0, 4, (3, 2))]
         assert plain(one.step(actions), 3) == plain(other.step(actions), 3)

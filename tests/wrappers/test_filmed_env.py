@@ -24,8 +24,8 @@ def filmed(env: Any, n_episodes: int = 1, n_envs: int = 2, **env_kwargs: Any) ->
 
 def play(env: MultiAgentVecEnv, steps: int) -> list[Any]:
     """The rewards and observations of some steps, all agents taking the first action."""
-    shown = [env.reset()[0]]
-    actions = (np.zeros(env.to_act.shape, dtype=np.int64),)
+    shown = [env.reset().observations[0]]
+    actions = (np.zeros(env.latest.to_act.shape, dtype=np.int64),)
     for _ in range(steps):
         step = env.step(actions)
         shown += [step.rewards, step.observations[0]]
@@ -41,8 +41,8 @@ def test_film_goes_from_the_first_frame_of_an_episode_to_its_last(n_episodes: in
 
 def test_only_env_0_renders() -> None:
     env, _ = filmed(ScriptedEnv, n_envs=3)
-    assert env.get_attr("render_mode", [0, 1, 2]) == ["rgb_array", None, None]
-    assert env.get_attr("env_index", [0, 1, 2]) == [0, 1, 2]
+    assert env.call("render_mode", [0, 1, 2]) == ["rgb_array", None, None]
+    assert env.call("env_index", [0, 1, 2]) == [0, 1, 2]
 
 
 class Drawn(NoisyEnv):

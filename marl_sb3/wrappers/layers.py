@@ -1,4 +1,4 @@
-"""The wrappers of an env, and which of them knows a name."""
+"""The wrappers of an env, and which of them defines a name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ def layers(env: Any) -> Iterator[Any]:
 
 
 def attribute(env: Any, name: str) -> Any:
-    """The attribute of the outermost layer that has it."""
+    """The attribute of the outermost layer that has it.
+
+    Raises:
+        AttributeError: no layer has it.
+    """
     return getattr(owner(env, name), name)
 
 
@@ -22,3 +26,13 @@ def owner(env: Any, name: str) -> Any:
     """The outermost layer that defines `name`; the innermost where none does."""
     found = list(layers(env))
     return next((layer for layer in found if name in layer.__dict__ or hasattr(type(layer), name)), found[-1])
+
+
+def call_or_read(env: Any, name: str, /, *args: Any, **kwargs: Any) -> Any:
+    """What the method `name` of the outermost layer that has it returns; an attribute that is no method is read.
+
+    Raises:
+        AttributeError: no layer has it.
+    """
+    found = attribute(env, name)
+    return found(*args, **kwargs) if callable(found) or args or kwargs else found

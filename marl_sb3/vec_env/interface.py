@@ -1,0 +1,218 @@
+"""What a vectorised multi-agent env is: E envs, A agents, arrays with both axes in front.
+
+Every vectorizer (batched, sync, SuperSuit's) fulfils `MultiAgentVecEnv`;
+nothing above this layer sees a single env or an agent dictionary.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from marl_sb3.errors import ConfigError, VecEnvOrderError
+from marl_sb3.storage.state import State, StateReader
+from marl_sb3.types import AgentID, Array
+from marl_sb3.vec_env.groups import AgentGroup
+from marl_sb3.vec_env.step import VecStep
+
+if TYPE_CHECKING:
+    from marl_sb3.vec_env.sb3_vec_env import FlatVecEnv
+
+Options = Mapping[str, Any] | None  # of one env's reset
+
+
+class MultiAgentVecEnv(ABC):
+    """E envs stepped together. An env resets itself in the step in which the last of its agents ends.
+
+    `reset` begins episodes. `send` gives the envs their actions and `recv` returns what came of them; `step` is both.
+    Between `send` and `recv` the envs may be running elsewhere, so nothing else may be asked of them: every other
+    method but `close` raises `VecEnvOrderError`, and the actions must not be changed.
+
+    A vectorizer implements `_reset`, `_send` and `_recv`, and sets `_latest` where `set_state` changes what is to see.
+
+    Attributes:
+        num_envs: E.
+        agents: all agent ids, in the order of the agent axis.
+        groups: the agents by their spaces, in order of first appearance.
+        metadata: the env's own metadata.
+        render_mode: the env's render mode, or None.
+    """
+
+    num_envs: int
+    agents: tuple[AgentID, ...]
+    groups: tuple[AgentGroup, ...]
+    metadata: Mapping[str, Any]
+    render_mode: str | None
+    _latest: VecStep | None = None
+    _sent = False
+
+    @property
+    def latest(self) -> VecStep:
+        """The latest step: of `reset`, `recv`, or `set_state`, after which nobody has acted yet.
+
+        Raises:
+            VecEnvOrderError: there is none before the first reset.
+        """
+        if self._latest is None:
+            raise VecEnvOrderError("the envs have no step yet; call reset() first")
+        return self._latest
+
+    def seed(self, seed: int) -> None:
+        """Start the seeds of all episodes anew at the next `reset`; see `seeding.episode_seed`."""
+        self._require_idle("seed()")
+        self._seed(seed)
+
+    def reset(self, options: Sequence[Options] | None = None) -> VecStep:
+        """Begin a new episode in every env.
+
+        Args:
+            options: for each env, what its `reset` gets as its options; None for none.
+
+        Returns:
+            The first step: `to_act`, observations, masks, and `reset_infos` of every env; see `VecStep`.
+
+        Raises:
+            ConfigError: there are options, but not one for each env, or the envs take none.
+            EnvError: an env broke the `ParallelEnv` contract.
+        """
+        self._require_idle("reset()")
+        if options is not None and len(options) != self.num_envs:
+            raise ConfigError(f"reset options for {len(options)} envs; accepted: one for each of {self.num_envs}")
+        self._latest = step = self._reset(options)
+        return step
+
+    def step(self, actions: Sequence[Array]) -> VecStep:
+        """Take one step in every env: `send` and `recv`."""
+        self.send(actions)
+        return self.recv()
+
+    def send(self, actions: Sequence[Array]) -> None:
+        """Begin a step of every env; `recv` completes it.
+
+        Args:
+            actions: per group, `(E, A_group, *action_space.shape)`. Places of agents that do not act are not read.
+                They must not change before `recv`.
+
+        Raises:
+            VecEnvOrderError: a step is under way already, or there has been no reset.
+        """
+        if self._sent or self._latest is None:
+            raise VecEnvOrderError(_TWICE if self._sent else "send() before the first reset(); call reset() first")
+        self._send(actions)
+        self._sent = True
+
+    def recv(self) -> VecStep:
+        """Complete the step that `send` began.
+
+        Raises:
+            VecEnvOrderError: `send` has not been called.
+            EnvError: an env broke the `ParallelEnv` contract.
+        """
+        if not self._sent:
+            raise VecEnvOrderError("recv() without send(); send() gives the envs the actions of a step")
+        self._sent = False
+        self._latest = step = self._recv()
+        return step
+
+    def call(self, name: str, env_indices: Sequence[int], /, *args: Any, **kwargs: Any) -> list[Any]:
+        """What the method `name` of each of these envs returns; an attribute that is no method is read.
+
+        A name is looked up in the env's wrappers from the outermost inwards, then in the env. Every env also has
+        `get_wrapper_attr(name)`, `set_wrapper_attr(name, value)` and `has_wrapper(wrapper_class)`. The envs of a
+        batched env share its attributes; of its methods, only `render` is for single envs.
+
+        Raises:
+            AttributeError: the envs do not have it.
+        """
+        self._require_idle(f"call({name!r})")
+        return self._call(name, env_indices, *args, **kwargs)
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close every env, even while a step is under way. A second call does nothing."""
+
+    def get_state(self) -> State:
+        """All that `set_state` needs to go on from here, in the middle of episodes."""
+        self._require_idle("get_state()")
+        return self._get_state()
+
+    def set_state(self, state: StateReader) -> Mapping[int, str]:
+        """Go on from where `get_state` was called, on envs made in the same way; `latest` then shows where they are.
+
+        Returns:
+            For every env that could not be brought back exactly, why; it has begun its next episode.
+
+        Raises:
+            CheckpointError: it is not the state of such envs.
+        """
+        self._require_idle("set_state()")
+        return self._set_state(state)
+
+    def as_sb3_vec_env(self) -> FlatVecEnv:
+        """A plain SB3 `VecEnv`, one row per agent: row `e * A + a` is agent `a` of env `e`.
+
+        Stock SB3's PPO on it trains as `MultiAgentAlgorithm` with one shared policy does, to the same weights, if every
+        agent acts in every step of an episode: bit for bit on PyTorch's path, to floating-point tolerance on the fused
+        one. Where agents end at different steps, join late or take turns, the two differ: a `VecEnv` has no idle rows,
+        so SB3 also trains on the steps in which an agent does not act.
+
+        Raises:
+            ConfigError: the agents' spaces differ.
+        """
+        from marl_sb3.vec_env.sb3_vec_env import FlatVecEnv
+
+        return FlatVecEnv(self)
+
+    def _require_idle(self, call: str) -> None:
+        if self._sent:
+            raise VecEnvOrderError(f"{call} between send() and recv(); call recv() first")
+
+    # --- What a vectorizer implements --------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _seed(self, seed: int) -> None:
+        """See `seed`."""
+
+    @abstractmethod
+    def _reset(self, options: Sequence[Options] | None) -> VecStep:
+        """See `reset`; options, if any, are as many as envs."""
+
+    @abstractmethod
+    def _send(self, actions: Sequence[Array]) -> None:
+        """See `send`; there has been a reset and no other step is under way."""
+
+    @abstractmethod
+    def _recv(self) -> VecStep:
+        """See `recv`; a step is under way."""
+
+    @abstractmethod
+    def _call(self, name: str, env_indices: Sequence[int], /, *args: Any, **kwargs: Any) -> list[Any]:
+        """See `call`."""
+
+    @abstractmethod
+    def _get_state(self) -> State:
+        """See `get_state`."""
+
+    @abstractmethod
+    def _set_state(self, state: StateReader) -> Mapping[int, str]:
+        """See `set_state`; sets `_latest`."""
+
+
+_TWICE = "send() twice without recv(); call recv() for the step under way first"
+
+
+class InProcessVecEnv(MultiAgentVecEnv):
+    """A vec env that steps its envs in this process: `recv` does the work."""
+
+    _actions: Sequence[Array]
+
+    def _send(self, actions: Sequence[Array]) -> None:
+        self._actions = actions
+
+    def _recv(self) -> VecStep:
+        return self._step(self._actions)
+
+    @abstractmethod
+    def _step(self, actions: Sequence[Array]) -> VecStep:
+        """Take one step in every env."""

@@ -1,0 +1,162 @@
+"""What one step of E envs brings: `VecStep` and the containers in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from marl_sb3.types import AgentID, Array, BoolArray, FloatArray, Observations
+from marl_sb3.vec_env.observations import map_arrays
+
+ActionMasks = tuple[BoolArray | None, ...]  # per group
+
+
+class StepInfos(Protocol):
+    """The infos of one step of E envs, as the envs gave them."""
+
+    def __getitem__(self, env_index: int) -> Mapping[str, Any]:
+        """The info dictionary of one env: by agent id, plus any other key that the env put in."""
+
+    def values(self, agent: AgentID, key: str) -> Array:
+        """(E,) float64: `infos[agent][key]` of each env, NaN where it is absent."""
+
+
+class DictInfos:
+    """`StepInfos` over one dictionary per env."""
+
+    def __init__(self, infos: Sequence[Mapping[str, Any]]) -> None:
+        self._infos = infos
+
+    def __getitem__(self, env_index: int) -> Mapping[str, Any]:
+        return self._infos[env_index]
+
+    def values(self, agent: AgentID, key: str) -> Array:
+        """See `StepInfos.values`."""
+        return np.array([infos.get(agent, {}).get(key, np.nan) for infos in self._infos], dtype=np.float64)
+
+
+class FinalObservations(Mapping[tuple[int, int], Any]):
+    """{(env index, agent column): the observation that the agent ended on}."""
+
+    def __init__(self, by_place: Mapping[tuple[int, int], Any]) -> None:
+        self._by_place = by_place
+
+    def __getitem__(self, place: tuple[int, int]) -> Any:
+        return self._by_place[place]
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return iter(self._by_place)
+
+    def __len__(self) -> int:
+        return len(self._by_place)
+
+    def stacked(self, wanted: BoolArray) -> Observations:
+        """The observations at the places marked in `wanted`, (E, A), as one batch in the order of `np.argwhere`."""
+        chosen = [self[env_index, column] for env_index, column in np.argwhere(wanted).tolist()]
+        if isinstance(chosen[0], Mapping):
+            return {key: np.stack([observation[key] for observation in chosen]) for key in chosen[0]}
+        return np.stack(chosen)
+
+
+class StackedFinalObservations(FinalObservations):
+    """Final observations in one batch, for envs that are stepped as arrays.
+
+    Args:
+        ended: (E, A) bool; the agents that ended.
+        observations: (E, A, ...); the latest observation of every agent.
+    """
+
+    def __init__(self, ended: BoolArray, observations: Observations) -> None:
+        self._observations = observations
+        env_indices, columns = np.nonzero(ended)
+        super().__init__(dict.fromkeys(zip(env_indices.tolist(), columns.tolist(), strict=True)))
+
+    def __getitem__(self, place: tuple[int, int]) -> Any:
+        if place not in self._by_place:
+            raise KeyError(place)
+        return map_arrays(lambda array: array[place], self._observations)
+
+    def stacked(self, wanted: BoolArray) -> Observations:
+        """See `FinalObservations.stacked`."""
+        return map_arrays(lambda array: array[wanted], self._observations)
+
+
+NO_FINAL_OBSERVATIONS = FinalObservations({})
+
+
+@dataclass(frozen=True)
+class VecStep:
+    """One step of E envs with A agents, or their reset: a first step, in which nobody acted and nothing was paid.
+
+    Rewards and ends belong to an agent whether or not it acted: one that waits for its turn may be paid, and may end,
+    on another agent's move. What an agent is paid before its first action or after its end belongs to nothing and is 0.
+
+    The vec env owns the arrays and may write the next step into them: they are valid until the next `send`, `step` or
+    `reset`. `copy` makes a step to keep.
+
+    Attributes:
+        observations: per group, (E, A_group, ...). Where an episode is over, the first observation of the next one;
+            zeros where the agent does not act next.
+        action_masks: per group, (E, A_group, n) bool, True where the agent's next action is allowed; all True where the
+            agent does not act next. None for a group whose envs give no masks. n is laid out as sb3-contrib does it:
+            Discrete(n) has n, MultiDiscrete the sum of its `nvec`, MultiBinary(k) 2 k.
+        rewards: (E, A) float32.
+        terminated: (E, A) bool; True in the one step in which the agent was terminated.
+        truncated: (E, A) bool; True in the one step in which the agent was truncated.
+        acted: (E, A) bool; the agents that acted in this step.
+        to_act: (E, A) bool; the agents that act in the next step.
+        episode_done: (E,) bool; the envs whose last agents ended here, and which have been reset.
+        final_observations: {(env index, agent column): the observation that the agent ended on}.
+        infos: the infos that the envs returned from this step.
+        reset_infos: {env index: the infos of its reset}, for the envs that were reset.
+    """
+
+    observations: tuple[Observations, ...]
+    action_masks: ActionMasks
+    rewards: FloatArray
+    terminated: BoolArray
+    truncated: BoolArray
+    acted: BoolArray
+    to_act: BoolArray
+    episode_done: BoolArray
+    final_observations: FinalObservations
+    infos: StepInfos
+    reset_infos: Mapping[int, Mapping[str, Any]]
+
+    def copy(self) -> VecStep:
+        """A step of its own, infos included, that later steps do not change."""
+        return deepcopy(self)
+
+
+def first_step(
+    observations: tuple[Observations, ...],
+    action_masks: ActionMasks,
+    to_act: BoolArray,
+    reset_infos: Mapping[int, Mapping[str, Any]],
+) -> VecStep:
+    """The step that a reset returns: nobody has acted, no reward, no end, empty infos.
+
+    Args:
+        observations: per group, (E, A_group, ...).
+        action_masks: per group, (E, A_group, n) bool, or None.
+        to_act: (E, A) bool.
+        reset_infos: {env index: the infos of its reset}.
+    """
+    nowhere = np.zeros(to_act.shape, dtype=np.bool_)
+    return VecStep(
+        observations=observations,
+        action_masks=action_masks,
+        rewards=np.zeros(to_act.shape, dtype=np.float32),
+        terminated=nowhere,
+        truncated=nowhere.copy(),
+        acted=nowhere.copy(),
+        to_act=to_act,
+        episode_done=np.zeros(len(to_act), dtype=np.bool_),
+        final_observations=NO_FINAL_OBSERVATIONS,
+        infos=DictInfos([{} for _ in to_act]),
+        reset_infos=reset_infos,
+    )
