@@ -17,12 +17,7 @@ LAYERS = (
     ("types", "errors"),
     ("output", "signals", "startup"),
     ("storage",),
-    (
-        "config",
-        "ids",
-        "env_faults",
-        "tables",
-    ),
+    ("config",),
     ("envs",),
     ("wrappers",),
     ("vec_env",),

@@ -8,9 +8,9 @@ from itertools import pairwise
 from operator import attrgetter
 from typing import Annotated, Any, cast, get_type_hints
 
+from marl_sb3.config.ids import require_ids
 from marl_sb3.config.values import BOOLEAN, MAPPING, STRING, STRINGS, Accepted, integer, one_of, shown
 from marl_sb3.errors import ConfigError
-from marl_sb3.ids import require_ids
 from marl_sb3.types import AgentID, PolicyID
 
 

@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from marl_sb3.config.files import Hparams, entry_of, entry_of_preset, name_of, preset_path, require_named
+from marl_sb3.config.ids import with_text_ids
 from marl_sb3.config.names import HYPERPARAMETERS, as_integer, canonical_hyperparameters, canonical_settings
 from marl_sb3.config.schema import ACCEPTED, SECTIONS, TrainConfig, names_in, nested
 from marl_sb3.config.values import MAPPING, shown
 from marl_sb3.config.zoo_format import KEYS, refuse_unsupported
 from marl_sb3.errors import ConfigError
-from marl_sb3.ids import with_text_ids
 
 
 def load_config(

@@ -19,8 +19,8 @@ from pettingzoo import AECEnv, ParallelEnv
 from pettingzoo.env_registry.exceptions import FailedToImport, PettingZooRegistryError
 from pettingzoo.utils.conversions import aec_to_parallel
 
-from marl_sb3.env_faults import raise_in_words
 from marl_sb3.envs.batched import BatchedEnv
+from marl_sb3.envs.faults import raise_in_words
 from marl_sb3.errors import ConfigError
 
 EnvFactory = Callable[..., ParallelEnv]

@@ -12,8 +12,8 @@ import psutil
 from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
 
+from marl_sb3.config.ids import file_names
 from marl_sb3.errors import CheckpointError, ConfigError
-from marl_sb3.ids import file_names
 from marl_sb3.learners.policy_size import least_weights
 from marl_sb3.learners.sb3.build import build_for_acting
 from marl_sb3.learners.sb3.tensors import require_weights, set_weights

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from marl_sb3.config.ids import require_ids
 from marl_sb3.config.values import integer
 from marl_sb3.errors import ConfigError
-from marl_sb3.ids import require_ids
 from marl_sb3.metrics.infos import InfoAccumulator, InfoMetric, announced_metrics
 from marl_sb3.metrics.names import Result
 from marl_sb3.storage.state import State, StateReader

@@ -6,8 +6,8 @@ import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from marl_sb3.config.ids import require_ids, shown_id
 from marl_sb3.errors import ConfigError
-from marl_sb3.ids import require_ids, shown_id
 from marl_sb3.types import AgentID, PolicyID, PolicyMappingFn
 
 SHARED = "shared"

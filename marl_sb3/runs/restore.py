@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from marl_sb3.config import TrainConfig
+from marl_sb3.config.ids import file_names
 from marl_sb3.envs.registry import EnvFactory, factory_id
-from marl_sb3.ids import file_names
 from marl_sb3.learners.bundle import PolicyBundle, read_bundle
 from marl_sb3.runs.build import build, check_device, policy_spec, set_up_process
 from marl_sb3.runs.folder import RunFolder

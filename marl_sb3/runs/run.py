@@ -14,8 +14,8 @@ from marl_sb3.envs.registry import EnvFactory
 from marl_sb3.evaluation import evaluate_policies, evaluation_seed
 from marl_sb3.learners.bundle import PolicyBundle
 from marl_sb3.metrics import Result, flatten
+from marl_sb3.metrics.table import table
 from marl_sb3.runs.folder import RunFolder
-from marl_sb3.tables import table
 from marl_sb3.training.algorithm import MultiAgentAlgorithm
 from marl_sb3.types import PolicyID
 from marl_sb3.vec_env import MultiAgentVecEnv, make_vec_env

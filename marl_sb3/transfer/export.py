@@ -11,8 +11,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from marl_sb3.config.ids import file_names
 from marl_sb3.errors import ConfigError, ExportError, path_is_usable
-from marl_sb3.ids import file_names
 from marl_sb3.storage.atomic import UNFINISHED, temporary_folder
 from marl_sb3.types import PolicyID
 

@@ -16,10 +16,10 @@ from marl_sb3.config import TrainConfig
 from marl_sb3.envs.registry import EnvFactory
 from marl_sb3.errors import ConfigError
 from marl_sb3.metrics import flatten
+from marl_sb3.metrics.table import table
 from marl_sb3.runs.build import resolved
 from marl_sb3.runs.folder import RunFolder
 from marl_sb3.runs.reader import read_results
-from marl_sb3.tables import table
 from marl_sb3.tuning.search import Search
 from marl_sb3.tuning.storage import damage_named, open_storage
 from marl_sb3.tuning.trial_attributes import DEATHS, ERROR, INDEX, KILLED, RETRY_OF, SEED, WORKER

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from marl_sb3.env_faults import ask_for_state, close_in_words, raise_in_words
 from marl_sb3.envs.batched import BatchedEnv
+from marl_sb3.envs.faults import ask_for_state, close_in_words, raise_in_words
 from marl_sb3.errors import ConfigError, EnvError, EnvNumericError
 from marl_sb3.storage.state import MAX_SEED, State, StateReader
 from marl_sb3.types import AgentID, Array, BoolArray, Observations

@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
-from marl_sb3.env_faults import ask_for_state
+from marl_sb3.envs.faults import ask_for_state
 from marl_sb3.errors import CheckpointError, EnvRaisedError
 from marl_sb3.storage.state import MAX_SEED, State, StateReader
 from marl_sb3.types import AgentID, Array, BoolArray, Observations

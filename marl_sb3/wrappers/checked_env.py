@@ -10,7 +10,7 @@ import numpy as np
 from pettingzoo import ParallelEnv
 from pettingzoo.utils import BaseParallelWrapper
 
-from marl_sb3.env_faults import close_in_words, raise_in_words
+from marl_sb3.envs.faults import close_in_words, raise_in_words
 from marl_sb3.errors import EnvError, EnvNumericError
 from marl_sb3.types import AgentID
 from marl_sb3.wrappers.faults import observation_fault, reward_fault

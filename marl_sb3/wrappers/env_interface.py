@@ -10,10 +10,10 @@ from typing import Any
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
-from marl_sb3.env_faults import raise_in_words
+from marl_sb3.config.ids import require_ids
+from marl_sb3.envs.faults import raise_in_words
 from marl_sb3.envs.single_agent import SingleAgentEnv
 from marl_sb3.errors import ConfigError
-from marl_sb3.ids import require_ids
 
 _RENAME = '; name the agents in the env, e.g. possible_agents = [f"agent_{i}" for i in range(n)]'
 

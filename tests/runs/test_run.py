@@ -14,8 +14,8 @@ from toy_envs import ScriptedEnv
 import marl_sb3
 from marl_sb3.errors import ConfigError
 from marl_sb3.metrics import flatten
+from marl_sb3.metrics.table import table
 from marl_sb3.runs.folder import RunFolder
-from marl_sb3.tables import table
 
 RETURN = "env_runners/episode_return_mean"
 SMALL = {"n_steps": 10, "batch_size": 20, "n_epochs": 1, "env.max_timesteps": 7}

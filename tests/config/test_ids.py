@@ -12,8 +12,8 @@ from toy_envs import ScriptedEnv
 
 import marl_sb3
 from marl_sb3 import PPO, MultiAgentAlgorithm, PolicySpec, make_vec_env
+from marl_sb3.config.ids import MAX_ID_BYTES, file_names, id_fault
 from marl_sb3.errors import ConfigError
-from marl_sb3.ids import MAX_ID_BYTES, file_names, id_fault
 from marl_sb3.policies.mapping import policies_that_train, policy_of_agents, resolve_policies
 from marl_sb3.runs.restore import restore
 

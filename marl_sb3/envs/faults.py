@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 _INSTALLED = tuple(
     os.path.join(folder, "")
     for folder in (
-        str(Path(__file__).parent),
+        str(Path(__file__).parents[1]),  # of this package
         *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
     )
 )
