@@ -12,6 +12,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.distributions import StateDependentNoiseDistribution
 
 from marl_sb3.policies.placement import PolicyRows
+from marl_sb3.storage.state import StateReader
 from marl_sb3.types import Array, BoolArray, Observations
 from marl_sb3.vec_env.observations import map_arrays
 
@@ -119,6 +120,16 @@ def _noise_of_rows(policy: Any, acting: BoolArray) -> Iterator[None]:
 def _has_noise_for(distribution: Any, rows: int) -> bool:
     """Whether there is a matrix per row; if a callback drew another number of them, all rows share one, as in SB3."""
     return isinstance(distribution, StateDependentNoiseDistribution) and len(distribution.exploration_matrices) == rows
+
+
+def read_noise_matrices(policy: Any, rows: int, state: StateReader, name: str) -> Array:
+    """What `noise_matrices` returned for so many rows.
+
+    Raises:
+        CheckpointError: it does not fit the policy.
+    """
+    drawn = policy.action_dist.exploration_mat
+    return state.array(name, drawn.detach().cpu().numpy().dtype, (rows + 1, *drawn.shape))
 
 
 def noise_matrices(policy: Any) -> Array:

@@ -16,13 +16,14 @@ from marl_sb3.config.ids import file_names
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.learners.policy_size import least_weights
 from marl_sb3.learners.sb3.build import build_for_acting
-from marl_sb3.learners.sb3.tensors import require_weights, set_weights
+from marl_sb3.learners.sb3.tensors import read_weights
 from marl_sb3.learners.sb3.zip_file import write_zip
 from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.policies.mapping import policy_of_agents, resolve_policies
 from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.storage.checkpoint_folder import find_checkpoint
-from marl_sb3.storage.checkpoint_format import Checkpoint, optimizer_file, policy_file
+from marl_sb3.storage.checkpoint_format import Checkpoint
+from marl_sb3.storage.policy_files import find_file, find_files
 from marl_sb3.storage.process_rng import preserve_rng
 from marl_sb3.storage.space_data import space_from_plain, space_to_plain
 from marl_sb3.storage.state import State, StateReader
@@ -131,7 +132,7 @@ def read_bundle(
 ) -> PolicyBundle:
     """The policies in a checkpoint; it may come from a stranger. See `load_policies`."""
     state = StateReader(checkpoint.state)
-    require_policy_files(checkpoint, len(list(state.fields("policies"))))
+    find_files(checkpoint.tensors, checkpoint.name, len(list(state.fields("policies"))))  # these and no others
     specs = specs or specs_of_checkpoint(checkpoint)
     policy_of = _policy_of(state, specs)
     found = {
@@ -183,7 +184,6 @@ def _rows(policy_id: PolicyID, policy_of: Mapping[AgentID, PolicyID], its: Polic
 
 
 def _algorithm(checkpoint: Checkpoint, rows: PolicyRows, spec: PolicySpec, number: int, device: str) -> BaseAlgorithm:
-    file = policy_file(number)
     there = _num_weights(checkpoint, number)
     needed = least_weights(spec, rows.group.observation_space, rows.group.action_space)
     if needed > there:
@@ -194,22 +194,11 @@ def _algorithm(checkpoint: Checkpoint, rows: PolicyRows, spec: PolicySpec, numbe
         algorithm = build_for_acting(rows, spec, device)
     except (ConfigError, TypeError, ValueError, OverflowError, MemoryError, RuntimeError) as error:
         raise CheckpointError(f"{checkpoint.name}: {error}") from error
-    require_weights(algorithm, checkpoint.tensors[file], file)
-    set_weights(algorithm, checkpoint.tensors[file], file)
+    read_weights(algorithm, find_file(checkpoint.tensors, checkpoint.name, number, "policy"))()
     return algorithm
 
 
 # --- What a checkpoint says of its policies --------------------------------------------------------------------------
-
-
-def require_policy_files(checkpoint: Checkpoint, number: int) -> None:
-    """Refuse a checkpoint that has not the files of so many policies.
-
-    Raises:
-        CheckpointError: a file is missing, or is there besides.
-    """
-    files = sorted(name(each) for name in (policy_file, optimizer_file) for each in range(number))
-    StateReader(checkpoint.tensors, checkpoint.name).require_names(files)
 
 
 def specs_of_checkpoint(checkpoint: Checkpoint) -> dict[PolicyID, PolicySpec]:
@@ -237,5 +226,5 @@ def specs_of_checkpoint(checkpoint: Checkpoint) -> dict[PolicyID, PolicySpec]:
 
 
 def _num_weights(checkpoint: Checkpoint, number: int) -> int:
-    tensors = checkpoint.tensors.get(policy_file(number), {})
+    tensors = find_file(checkpoint.tensors, checkpoint.name, number, "policy").arrays
     return sum(math.prod(form_of(tensors, name).shape) for name in tensors)

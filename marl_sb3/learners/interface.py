@@ -5,14 +5,14 @@ A new algorithm implements `Collector` and `Learner` in a file of its own and ge
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from marl_sb3.metrics import Result
 from marl_sb3.policies.placement import PolicyRows
-from marl_sb3.storage.state import State, StateReader
+from marl_sb3.storage.parts import TensorFile, TensorPart
 from marl_sb3.types import Array, BoolArray, Observations, PolicyID
 from marl_sb3.vec_env.step import VecStep
 
@@ -76,8 +76,8 @@ class UpdateJob(Protocol):
         """
 
 
-class Learner(Protocol):
-    """Trains one policy.
+class Learner(TensorPart, Protocol):
+    """Trains one policy; a part of a checkpoint, between any two env steps.
 
     Attributes:
         policy_id: which one.
@@ -112,18 +112,11 @@ class Learner(Protocol):
     def metrics_before_training(self) -> Result:
         """The same names as an update has, nothing measured yet."""
 
-    def get_state(self) -> State:
-        """Everything but the tensors, between two env steps."""
-
-    def set_state(self, state: StateReader, *, same_envs: bool = True) -> None:
-        """Go on from where `get_state` was called; the tensors have been set before.
+    def read_weights(self, files: Mapping[str, TensorFile]) -> Callable[[], object]:
+        """As `read_state`, for the weights alone.
 
         Args:
-            state: what it returned.
-            same_envs: False if it was called with another number of envs: then episodes begin.
-
-        Raises:
-            CheckpointError: it is not the state of such a learner.
+            files: as in `SavedPart`.
         """
 
 

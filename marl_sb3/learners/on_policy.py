@@ -12,10 +12,18 @@ from marl_sb3.learners.interface import UpdateJob
 from marl_sb3.learners.numeric_faults import check_update, check_weights, naming_faults
 from marl_sb3.learners.on_policy_collector import OnPolicyCollector
 from marl_sb3.learners.sb3.private import num_updates, progress_remaining, set_num_updates, set_progress_remaining
-from marl_sb3.learners.sb3.tensors import optimizer_settings
+from marl_sb3.learners.sb3.tensors import (
+    Arrays,
+    optimizer_arrays,
+    optimizer_settings,
+    read_optimizers,
+    read_weights,
+    weights,
+)
 from marl_sb3.metrics import Result
 from marl_sb3.policies.placement import PolicyRows
-from marl_sb3.storage.rng import set_space_state, space_state
+from marl_sb3.storage.parts import SavedPart, TensorFile
+from marl_sb3.storage.rng import read_space_state, space_state
 from marl_sb3.storage.state import State, StateReader
 
 
@@ -135,7 +143,7 @@ class OnPolicyLearner:
     # --- State -------------------------------------------------------------------------------------------------------
 
     def get_state(self) -> State:
-        """See `Learner.get_state`."""
+        """See `Part.get_state`."""
         algorithm = self.algorithm
         return {
             "rollout": self.collector.get_state(),
@@ -148,18 +156,47 @@ class OnPolicyLearner:
             "action_space": space_state(algorithm.action_space),
         }
 
-    def set_state(self, state: StateReader, *, same_envs: bool = True) -> None:
-        """See `Learner.set_state`."""
-        algorithm = self.algorithm
-        self.collector.begin_episodes()
-        if same_envs:
-            self.collector.set_state(state.fields("rollout"))
-        algorithm.num_timesteps = state.integer("num_timesteps")
-        set_num_updates(algorithm, state.integer("n_updates"))
-        set_progress_remaining(algorithm, state.number("progress_remaining"))
-        self.num_grad_updates = state.integer("grad_updates")
-        set_space_state(algorithm.observation_space, state, "observation_space")
-        set_space_state(algorithm.action_space, state, "action_space")
+    def get_tensors(self) -> Mapping[str, Arrays]:
+        """See `TensorPart.get_tensors`: the weights, and what the optimizers keep."""
+        return {"policy": weights(self.algorithm), "optimizer": optimizer_arrays(self.algorithm)}
+
+    def read_state(self, saved: SavedPart) -> Callable[[], None]:
+        """See `Part.read_state`; of another number of envs no rollout is taken."""
+        algorithm, state = self.algorithm, saved.state
+        setters = [
+            self.read_weights(saved.files),
+            read_optimizers(algorithm, saved.files["optimizer"], state.value("optimizers")),
+            self._read_rollout(saved),
+            read_space_state(algorithm.observation_space, state, "observation_space"),
+            read_space_state(algorithm.action_space, state, "action_space"),
+            self._read_counts(state),
+        ]
+
+        def put_back() -> None:
+            for put in setters:
+                put()
+
+        return put_back
+
+    def _read_rollout(self, saved: SavedPart) -> Callable[[], None]:
+        if saved.num_envs != self.rows.num_envs:
+            return self.collector.begin_episodes
+        return self.collector.read_state(saved.state.fields("rollout"))
+
+    def _read_counts(self, state: StateReader) -> Callable[[], None]:
+        num_timesteps, grad_updates = state.integer("num_timesteps"), state.integer("grad_updates")
+        n_updates, progress = state.integer("n_updates"), state.number("progress_remaining")
+
+        def put_back() -> None:
+            self.algorithm.num_timesteps, self.num_grad_updates = num_timesteps, grad_updates
+            set_num_updates(self.algorithm, n_updates)
+            set_progress_remaining(self.algorithm, progress)
+
+        return put_back
+
+    def read_weights(self, files: Mapping[str, TensorFile]) -> Callable[[], None]:
+        """See `Learner.read_weights`."""
+        return read_weights(self.algorithm, files["policy"])
 
 
 class TrainJob:

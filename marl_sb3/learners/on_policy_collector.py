@@ -6,7 +6,7 @@ policy trains bit for bit as SB3 does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from gymnasium import spaces
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecTransposeImage
 
-from marl_sb3.learners.actor import noise_matrices, of_acting_rows, set_noise_matrices
+from marl_sb3.learners.actor import noise_matrices, of_acting_rows, read_noise_matrices, set_noise_matrices
 from marl_sb3.learners.buffers.rollout import (
     MaskedDictRolloutBuffer,
     MaskedRolloutBuffer,
@@ -215,21 +215,35 @@ class OnPolicyCollector:
     def _under_way(self) -> bool:
         return self.records and 0 < self._step < self.algorithm.n_steps
 
-    def set_state(self, state: StateReader) -> None:
-        """Go on from where `get_state` was called.
+    def read_state(self, state: StateReader) -> Callable[[], None]:
+        """Check what `get_state` returned; see `Part.read_state`.
 
         Raises:
             CheckpointError: it is not the state of such a rollout.
         """
-        self._policy.set_training_mode(False)
-        self._step = state.integer("step", 0, self.algorithm.n_steps) if self.records else 0
-        self._starts = state.array("starts", np.bool_, (self.rows.num_rows,))
-        self._open = None if state.value("open") is None else read_open(state.fields("open"), self.buffer)
-        self.buffer.reset()
-        if not self._under_way:
-            return
-        self.buffer.set_begun(state.fields("begun"), self._step)
-        if self.algorithm.use_sde:
-            self._policy.reset_noise(self.rows.num_rows)  # of the right shape; generators are set after it
-            like = noise_matrices(self._policy)
-            set_noise_matrices(self._policy, state.array("noise", like.dtype, like.shape))
+        step = state.integer("step", 0, self.algorithm.n_steps) if self.records else 0
+        starts = state.array("starts", np.bool_, (self.rows.num_rows,))
+        waiting = None if state.value("open") is None else read_open(state.fields("open"), self.buffer)
+        set_begun = self._read_begun(state, step) if 0 < step < self.algorithm.n_steps else None
+
+        def put_back() -> None:
+            self._policy.set_training_mode(False)
+            self._step, self._starts, self._open = step, starts, waiting
+            self.buffer.reset()
+            if set_begun is not None:
+                set_begun()
+
+        return put_back
+
+    def _read_begun(self, state: StateReader, steps: int) -> Callable[[], None]:
+        """The rollout that is under way, and the noise of gSDE that was drawn for it."""
+        set_begun = self.buffer.read_begun(state.fields("begun"), steps)
+        use_sde, policy = self.algorithm.use_sde, self._policy
+        noise = read_noise_matrices(policy, self.rows.num_rows, state, "noise") if use_sde else None
+
+        def put_back() -> None:
+            set_begun()
+            if noise is not None:
+                set_noise_matrices(policy, noise)
+
+        return put_back

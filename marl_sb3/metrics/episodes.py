@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from marl_sb3.config.values import integer
 from marl_sb3.errors import ConfigError
 from marl_sb3.metrics.infos import InfoAccumulator, InfoMetric, announced_metrics
 from marl_sb3.metrics.names import Result
+from marl_sb3.storage.parts import SavedPart
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import AgentID, Array, PolicyID
 from marl_sb3.vec_env.interface import MultiAgentVecEnv
@@ -179,34 +180,36 @@ class EpisodeTracker:
             },
         }
 
-    def set_state(self, state: StateReader, *, same_envs: bool = True) -> None:
-        """Go on from where `get_state` was called.
+    def read_state(self, saved: SavedPart) -> Callable[[], None]:
+        """See `Part.read_state`; of another number of envs the finished episodes alone are taken."""
+        set_running = self._read_running(saved.state) if saved.num_envs == self._num_envs else self.begin
+        finished = self._read_finished(saved.state.fields("finished"))
 
-        Args:
-            state: what it returned.
-            same_envs: False if it was called with another number of envs: the finished episodes alone are taken.
+        def put_back() -> None:
+            set_running()
+            self.episodes.clear()
+            self.episodes.extend(finished)
 
-        Raises:
-            CheckpointError: it is not the state of a tracker of such envs.
-        """
-        if same_envs:
-            self._set_running(state)
-        else:
-            self.begin()
-        self._set_finished(state.fields("finished"))
+        return put_back
 
-    def _set_running(self, state: StateReader) -> None:
+    def _read_running(self, state: StateReader) -> Callable[[], None]:
         shape = self._returns.shape
-        self._returns = state.sums("returns", shape)
-        self._agent_steps = state.counts("agent_steps", shape)
-        self._lengths = state.counts("lengths", shape[:1])
-        self._started_s = time.perf_counter() - state.sums("running_s", shape[:1])
+        returns, agent_steps = state.sums("returns", shape), state.counts("agent_steps", shape)
+        lengths, running_s = state.counts("lengths", shape[:1]), state.sums("running_s", shape[:1])
         custom = state.fields("custom")
         custom.require_names(list(self._custom))
-        for name, accumulator in self._custom.items():
-            accumulator.set_state(custom.fields(name))
+        setters = [accumulator.read_state(custom.fields(name)) for name, accumulator in self._custom.items()]
 
-    def _set_finished(self, state: StateReader) -> None:
+        def put_back() -> None:
+            self._returns, self._agent_steps, self._lengths = returns, agent_steps, lengths
+            self._started_s = time.perf_counter() - running_s
+            for put in setters:
+                put()
+
+        return put_back
+
+    def _read_finished(self, state: StateReader) -> list[Episode]:
+        """The latest ones: as many as the window has room for."""
         names = list(self.custom_metrics)
         env_index = state.counts("env_index", (None,))
         n, agents = len(env_index), len(self._agents)
@@ -216,18 +219,17 @@ class EpisodeTracker:
         took_part = state.array("took_part", np.bool_, (n, agents))
         custom = state.sums("custom", (n, len(names))).tolist()
         has_custom = state.array("has_custom", np.bool_, (n, len(names)))
-        self.episodes.clear()
-        for i in range(max(0, n - (self.episodes.maxlen or n)), n):  # the others would be pushed out again
-            self.episodes.append(
-                Episode(
-                    env_index=int(env_index[i]),
-                    length=int(length[i]),
-                    agent_returns={a: returns[i][j] for j, a in enumerate(self._agents) if took_part[i, j]},
-                    agent_steps=dict(zip(self._agents, agent_steps[i], strict=True)),
-                    custom={name: custom[i][j] for j, name in enumerate(names) if has_custom[i, j]},
-                    duration_s=float(duration_s[i]),
-                )
+        return [
+            Episode(
+                env_index=int(env_index[i]),
+                length=int(length[i]),
+                agent_returns={a: returns[i][j] for j, a in enumerate(self._agents) if took_part[i, j]},
+                agent_steps=dict(zip(self._agents, agent_steps[i], strict=True)),
+                custom={name: custom[i][j] for j, name in enumerate(names) if has_custom[i, j]},
+                duration_s=float(duration_s[i]),
             )
+            for i in range(max(0, n - (self.episodes.maxlen or n)), n)
+        ]
 
     def _returns_of(self, agents: Iterable[AgentID]) -> list[float]:
         return [e.agent_returns[agent] for agent in agents for e in self.episodes if agent in e.agent_returns]

@@ -96,16 +96,20 @@ class InfoAccumulator:
         known = ~np.isnan(self._value)
         return {"value": np.where(known, self._value, 0.0), "known": known, "count": self._count}
 
-    def set_state(self, state: StateReader) -> None:
-        """Go on from where `get_state` was called.
+    def read_state(self, state: StateReader) -> Callable[[], None]:
+        """Check what `get_state` returned; see `Part.read_state`.
 
         Raises:
             CheckpointError: it is not the state of such values.
         """
-        shape = self._value.shape
-        known = state.array("known", np.bool_, shape)
-        self._value = np.where(known, state.sums("value", shape), np.nan)
-        self._count = state.sums("count", shape)
+        known = state.array("known", np.bool_, self._value.shape)
+        value = np.where(known, state.sums("value", known.shape), np.nan)
+        count = state.sums("count", known.shape)
+
+        def put_back() -> None:
+            self._value, self._count = value, count
+
+        return put_back
 
     def value(self, env_index: int) -> float:
         """The episode's value so far; NaN where there is none."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from marl_sb3.metrics import Episode
+from marl_sb3.storage.parts import Part, SavedPart
 from marl_sb3.vec_env.step import VecStep
 
 
@@ -16,7 +17,7 @@ class StepListener(Protocol):
         """All envs have taken a step, which ended these episodes; False stops the rollout."""
 
 
-class Runner(Protocol):
+class Runner(Part, Protocol):
     """Collects experience: lets the policies act in the envs, and their collectors keep what comes of it."""
 
     def begin_rollouts(self, *, anew: bool) -> bool:
@@ -38,3 +39,20 @@ class Runner(Protocol):
 
     def forget_episodes(self) -> None:
         """The next rollout begins new episodes in all envs."""
+
+    def read_state(self, saved: SavedPart) -> Callable[[], Mapping[int, str]]:
+        """See `Part.read_state`.
+
+        Returns:
+            A function that puts the envs back into the middle of their episodes. It raises `CheckpointError` if an env
+            refuses its own state, `EnvError` if one fails; it returns, for every env that could not be put back
+            exactly, why.
+        """
+
+    def restart_lost(self, lost: Mapping[int, str], seed: int | None) -> None:
+        """The last step of loading, when all parts have been set: new episodes begin in these envs.
+
+        Args:
+            lost: what the function of `read_state` returned.
+            seed: of the envs, if none of them was put back; None: they keep theirs.
+        """

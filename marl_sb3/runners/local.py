@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 
 from marl_sb3.learners.interface import Collector
 from marl_sb3.metrics import EpisodeTracker
 from marl_sb3.policies.placement import zero_actions
 from marl_sb3.runners.interface import StepListener
-from marl_sb3.storage.state import State, StateReader
+from marl_sb3.storage.checkpoint_format import fits_into_state
+from marl_sb3.storage.parts import SavedPart
+from marl_sb3.storage.state import State, StateReader, is_plain
 from marl_sb3.types import Array, PolicyID
 from marl_sb3.vec_env.interface import MultiAgentVecEnv
 from marl_sb3.vec_env.step import VecStep
+
+_log = logging.getLogger(__name__)
 
 
 class LocalRunner:
@@ -21,6 +26,9 @@ class LocalRunner:
         env: the envs.
         collectors: what acts for each policy.
         tracker: follows the episodes.
+
+    Attributes:
+        episodes_left_out: whether a checkpoint could not hold the running episodes; a warning has then been logged.
     """
 
     def __init__(
@@ -28,6 +36,7 @@ class LocalRunner:
     ) -> None:
         self.env = env
         self.tracker = tracker
+        self.episodes_left_out = False
         self._collectors = list(collectors.values())
         self._latest: VecStep | None = None  # None: new episodes are to begin
 
@@ -76,22 +85,56 @@ class LocalRunner:
 
     # --- State -------------------------------------------------------------------------------------------------------
 
-    def get_env_state(self) -> State | None:
-        """The envs in the middle of their episodes; None if new ones are to begin."""
-        return None if self._latest is None else self.env.get_state()
+    def get_state(self) -> State:
+        """See `Part.get_state`: the envs in the middle of their episodes, or why they are left out."""
+        if self._latest is None:
+            return {"running": None, "left_out": None}
+        running = self.env.get_state()
+        why = _why_left_out(running)
+        if why is None:
+            return {"running": running, "left_out": None}
+        if not self.episodes_left_out:
+            self.episodes_left_out = True
+            _log.warning("inexact: %s: a training that is resumed from one begins new episodes", why)
+        return {"running": None, "left_out": why}
 
-    def set_env_state(self, state: StateReader) -> dict[int, str]:
-        """Go on from where `get_env_state` was called; trackers and collectors have been set before.
+    def read_state(self, saved: SavedPart) -> Callable[[], dict[int, str]]:
+        """See `Runner.read_state`. If an env refuses its own state, new episodes are to begin in all envs."""
+        state = saved.state
+        if saved.num_envs != self.env.num_envs:
+            return lambda: self._begin_anew(f"the checkpoint is of {saved.num_envs} envs, here are {self.env.num_envs}")
+        if state.value("left_out") is not None:
+            why = state.string("left_out")
+            return lambda: self._begin_anew(why)
+        running = None if state.value("running") is None else state.fields("running")
+        return lambda: self._set_running(running)
 
-        Returns:
-            For every env that could not be brought back exactly, why; it has begun its next episode.
+    def restart_lost(self, lost: Mapping[int, str], seed: int | None) -> None:
+        """See `Runner.restart_lost`."""
+        if self._latest is not None:
+            self.tracker.restart(lost)
+            for collector in self._collectors:
+                collector.restart_envs(list(lost))
+        elif lost and seed is not None:
+            self.env.seed(seed)
 
-        Raises:
-            CheckpointError: it is not the state of such envs.
-        """
-        inexact = dict(self.env.set_state(state))
+    def _begin_anew(self, why: str) -> dict[int, str]:
+        self.forget_episodes()
+        return dict.fromkeys(range(self.env.num_envs), why)
+
+    def _set_running(self, running: StateReader | None) -> dict[int, str]:
+        self.forget_episodes()
+        if running is None:
+            return {}
+        inexact = dict(self.env.set_state(running))
         self._latest = self.env.latest
-        self.tracker.restart(inexact)
-        for collector in self._collectors:
-            collector.restart_envs(list(inexact))
         return inexact
+
+
+def _why_left_out(running: State) -> str | None:
+    """Why a checkpoint cannot hold the running episodes; None if it can."""
+    if not is_plain(running):
+        return "the get_state() of the env returned something else than plain data"
+    if not fits_into_state(running):
+        return "the running episodes are too large for a checkpoint"
+    return None

@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 
 from marl_sb3.errors import CheckpointError
+from marl_sb3.storage import policy_files
 from marl_sb3.storage.atomic import replaced_folder, with_filename
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.storage.tensor_file import (
@@ -44,27 +45,12 @@ from marl_sb3.types import Array
 
 Tensors = Mapping[str, Mapping[str, Array]]  # file name without suffix -> tensor name -> array
 
-FORMAT = "marl_sb3 checkpoint 2"
+FORMAT = "marl_sb3 checkpoint 4"
 _ANY_FORMAT = "marl_sb3 checkpoint "
 
 MANIFEST, _STATE, _ARRAYS = "manifest.json", "state.json", "arrays"
-_TENSOR_FILE = re.compile(r"(arrays|policy-[0-9]{3,6}|optimizer-[0-9]{3,6})\.safetensors")
+_TENSOR_FILE = re.compile(rf"({_ARRAYS}|{policy_files.PATTERN})\.safetensors")
 _ARRAY_KEY = "$array"
-
-
-def policy_file(number: int) -> str:
-    """What the file of the weights of a policy is called, without its suffix.
-
-    Args:
-        number: of the policy, from 0, in the order of the mapping `policies` of the state.
-    """
-    return f"policy-{number:03d}"
-
-
-def optimizer_file(number: int) -> str:
-    """What the file of what its optimizers keep is called, without its suffix."""
-    return f"optimizer-{number:03d}"
-
 
 # Larger files are not read: a stranger's checkpoint must not fill the memory. Files of weights and optimizers have no
 # limit here: their readers compare the shapes with the policies, as they are built, before they read any numbers.

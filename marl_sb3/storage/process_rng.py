@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 import torch as th
 
 from marl_sb3.errors import CheckpointError
+from marl_sb3.storage.parts import SavedPart
 from marl_sb3.storage.state import State, StateReader
 
 _PYTHON_WORDS = 625  # of Python's Mersenne twister: 624 and the position in them
@@ -32,6 +33,18 @@ _TORCH = np.dtype(
         ("end", "V3"),
     ]
 )
+
+
+class ProcessRandomness:
+    """The generators as a `Part` of a training."""
+
+    def get_state(self) -> State:
+        """See `Part.get_state`."""
+        return random_state()
+
+    def read_state(self, saved: SavedPart) -> Callable[[], None]:
+        """See `Part.read_state`."""
+        return read_random_state(saved.state)
 
 
 def random_state() -> State:
@@ -56,29 +69,44 @@ def _cuda_states() -> list[th.Tensor]:
     return th.cuda.get_rng_state_all() if th.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
 
 
-def set_random_state(state: StateReader) -> None:
-    """Put the generators where they stood.
+def read_random_state(state: StateReader) -> Callable[[], None]:
+    """Read where the generators stood.
+
+    Returns:
+        A function that puts them there.
 
     Raises:
         CheckpointError: it is not such a state.
     """
-    torch = _read_torch(state)  # PyTorch is the last to be asked: what it refuses leaves the others as they are
-    _set_python(state.fields("python"))
-    _set_numpy(state.fields("numpy"))
-    try:
+    torch, cuda = _read_torch(state), _read_cuda(state)
+    python, numpy_state = _read_python(state.fields("python")), _read_numpy(state.fields("numpy"))
+
+    def put_back() -> None:
+        random.setstate(python)
+        np.random.set_state(numpy_state)  # noqa: NPY002 - SB3's stream of random numbers
         th.set_rng_state(torch)
-        if state.items("cuda") and th.cuda.is_available():
-            devices = StateReader({str(i): array for i, array in enumerate(state.items("cuda"))}, f"{state.where}/cuda")
-            th.cuda.set_rng_state_all([th.from_numpy(devices.array(name, np.uint8, (None,))) for name in devices])
-    except (RuntimeError, IndexError) as error:
-        if isinstance(error, CheckpointError):
-            raise
-        raise CheckpointError(f"{state.where}/torch is not a state of PyTorch's generator: {error}") from error
+        if cuda:
+            th.cuda.set_rng_state_all(cuda)
+
+    return put_back
+
+
+def _read_cuda(state: StateReader) -> list[th.Tensor]:
+    """The states of the devices; none where no device is."""
+    where = f"{state.where}/cuda"
+    devices = StateReader({str(number): array for number, array in enumerate(state.items("cuda"))}, where)
+    read = [th.from_numpy(devices.array(name, np.uint8, (None,))) for name in devices]
+    if not th.cuda.is_available():
+        return []
+    for number, device in enumerate(read):
+        _require_torch_state(device, f"cuda:{number}", f"{where}/{number}")
+    return read
 
 
 def _read_torch(state: StateReader) -> th.Tensor:
     """The state of PyTorch's generator; PyTorch itself would read beyond its words if the state says so."""
     raw = state.array("torch", np.uint8, (th.get_rng_state().numel(),))
+    where = f"{state.where}/torch"
     if raw.nbytes == _TORCH.itemsize:
         fields = raw.view(_TORCH)[0]
         left, following = int(fields["left"]), int(fields["next"])
@@ -90,33 +118,37 @@ def _read_torch(state: StateReader) -> th.Tensor:
             or not all(switch in (0, 1) for switch in switches)
             or not np.isfinite(normals).all()
         ):
-            raise CheckpointError(f"{state.where}/torch is not a state of PyTorch's generator")
-    return th.from_numpy(raw)
+            raise CheckpointError(f"{where} is not a state of PyTorch's generator")
+    read = th.from_numpy(raw)
+    _require_torch_state(read, "cpu", where)
+    return read
 
 
-def _set_python(state: StateReader) -> None:
+def _require_torch_state(state: th.Tensor, device: str, where: str) -> None:
+    """Let a generator that nobody uses take the state."""
+    try:
+        th.Generator(device).set_state(state)
+    except (RuntimeError, IndexError) as error:
+        raise CheckpointError(f"{where} is not a state of PyTorch's generator: {error}") from error
+
+
+def _read_python(state: StateReader) -> tuple[int, tuple[int, ...], float | None]:
     words = state.array("words", np.uint32, (_PYTHON_WORDS,)).tolist()
     gauss = None if state.value("gauss") is None else state.number("gauss")
     if words[-1] > _NUMPY_WORDS:
         raise state.error("words", words[-1], f"a last word from 0 to {_NUMPY_WORDS}")
-    random.setstate((3, tuple(words), gauss))
+    return 3, tuple(words), gauss
 
 
-def _set_numpy(state: StateReader) -> None:
+def _read_numpy(state: StateReader) -> dict[str, Any]:
     inner = {"key": state.array("key", np.uint32, (_NUMPY_WORDS,)), "pos": state.integer("position", 0, _NUMPY_WORDS)}
-    np.random.set_state(  # noqa: NPY002 - SB3's stream of random numbers
-        {
-            "bit_generator": "MT19937",
-            "state": inner,
-            "has_gauss": state.integer("has_gauss", 0, 1),
-            "gauss": state.number("gauss"),
-        }
-    )
+    has_gauss, gauss = state.integer("has_gauss", 0, 1), state.number("gauss")
+    return {"bit_generator": "MT19937", "state": inner, "has_gauss": has_gauss, "gauss": gauss}
 
 
 @contextmanager
 def preserve_rng() -> Iterator[None]:
-    """Whatever is drawn within, the generators stand afterwards where they stood before."""
+    """Restore all of these generators on exit."""
     python, numpy_state, torch = random.getstate(), np.random.get_state(), th.get_rng_state()  # noqa: NPY002
     cuda = _cuda_states()
     try:

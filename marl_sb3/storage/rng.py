@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -26,15 +26,20 @@ def set_generator_state(generator: np.random.Generator, state: StateReader) -> N
     """Put a generator where it was.
 
     Raises:
-        CheckpointError: it is not the state of such a generator.
+        CheckpointError: it is not the state of such a generator; the generator has not changed.
     """
+    generator.bit_generator.state = _read_generator(generator, state)
+
+
+def _read_generator(generator: np.random.Generator, state: StateReader) -> State:
+    """The state of such a generator, as its bit generator takes it."""
     wanted = generator_state(generator)
     read = _read_like(wanted, state)
-    kind = wanted["bit_generator"]
     try:
-        generator.bit_generator.state = read
+        type(generator.bit_generator)().state = read
     except (ValueError, TypeError, KeyError, OverflowError, AttributeError) as error:
-        raise CheckpointError(f"{state.where} is not the state of a {kind}: {error}") from error
+        raise CheckpointError(f"{state.where} is not the state of a {wanted['bit_generator']}: {error}") from error
+    return read
 
 
 def _read_like(wanted: Mapping[str, Any], state: StateReader) -> State:
@@ -60,18 +65,37 @@ def space_state(space: spaces.Space[Any]) -> list[State | None]:
     return [None if part._np_random is None else generator_state(part._np_random) for part in _parts(space)]
 
 
-def set_space_state(space: spaces.Space[Any], state: StateReader, name: str) -> None:
-    """Put the generators of a space and its parts where they stood.
+def read_space_state(space: spaces.Space[Any], state: StateReader, name: str) -> Callable[[], None]:
+    """Read where the generators of a space and its parts stood.
+
+    Returns:
+        A function that puts them there.
 
     Raises:
         CheckpointError: it is not the state of such a space.
     """
     parts = _parts(space)
-    for number, (part, values) in enumerate(zip(parts, state.items(name, len(parts)), strict=True)):
-        if values is None:
-            part._np_random = None  # type: ignore[assignment]
-        else:
-            set_generator_state(part.np_random, StateReader(values, f"{state.where}/{name}/{number}"))
+    setters = [
+        _read_part(part, values, f"{state.where}/{name}/{number}")
+        for number, (part, values) in enumerate(zip(parts, state.items(name, len(parts)), strict=True))
+    ]
+
+    def put_back() -> None:
+        for put in setters:
+            put()
+
+    return put_back
+
+
+def _read_part(part: spaces.Space[Any], values: Any, where: str) -> Callable[[], None]:
+    read = None if values is None else _read_generator(np.random.default_rng(0), StateReader(values, where))
+
+    def put_back() -> None:
+        part._np_random = None  # type: ignore[assignment]
+        if read is not None:
+            part.np_random.bit_generator.state = read
+
+    return put_back
 
 
 def _parts(space: spaces.Space[Any]) -> list[spaces.Space[Any]]:

@@ -3,49 +3,40 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch as th
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList
-from stable_baselines3.common.logger import KVWriter, Logger, TensorBoardOutputFormat
+from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.type_aliases import MaybeCallback
 
 from marl_sb3.errors import CheckpointError, ConfigError
-from marl_sb3.learners.bundle import PolicyBundle, PolicySpaces
-from marl_sb3.learners.interface import Learner
-from marl_sb3.learners.registry import common_steps, iteration_steps, make_learner
-from marl_sb3.learners.sb3.tensors import Arrays
-from marl_sb3.learners.spec import PolicySpec, policy_specs
+from marl_sb3.learners.bundle import PolicyBundle
+from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.learners.threads import blas_threads, parallel_updates
-from marl_sb3.metrics import Episode, EpisodeTracker, InfoMetric, Result, flatten
-from marl_sb3.policies.mapping import policies_that_train, policy_of_agents, resolve_policies
-from marl_sb3.policies.placement import rows_of_policy
+from marl_sb3.metrics import EpisodeTracker, InfoMetric, Result, flatten
 from marl_sb3.runners.local import LocalRunner
 from marl_sb3.storage.checkpoint_folder import find_checkpoint, require_replaceable, without_zip
 from marl_sb3.storage.checkpoint_format import Checkpoint, write_checkpoint
-from marl_sb3.storage.state import State, StateReader
+from marl_sb3.storage.parts import Arrays
+from marl_sb3.storage.state import State
 from marl_sb3.training import persistence
-from marl_sb3.training.callback import (
-    callback_states,
-    multi_agent_callbacks,
-    require_plain_states,
-    set_callback_states,
-)
 from marl_sb3.training.counters import Counters
+from marl_sb3.training.listener import CallbackListener
 from marl_sb3.training.loop import IterationReport, TrainingLoop
 from marl_sb3.training.machine_load import machine_load
-from marl_sb3.training.printed_metrics import PrintedMetrics
+from marl_sb3.training.reporter import Reporter, default_logger
 from marl_sb3.training.result import iteration_result
-from marl_sb3.training.result_logger import log_result
+from marl_sb3.training.sb3_hints import missing_attribute, require_observations_by_agent
+from marl_sb3.training.setup import constructor_arguments, set_up
 from marl_sb3.training.stock_callbacks import as_one_callback
 from marl_sb3.types import AgentID, PolicyID, PolicyMappingFn
 from marl_sb3.vec_env import EnvFactory, as_vec_env
 from marl_sb3.vec_env.interface import MultiAgentVecEnv
-from marl_sb3.vec_env.step import VecStep
 
 if TYPE_CHECKING:
     from marl_sb3.training.show_progress import ShowProgress
@@ -87,7 +78,7 @@ class MultiAgentAlgorithm:
         iteration: iterations done.
         between_iterations: whether the latest iteration is over: only then the state is that of a whole number of them.
         tracker: the finished episodes that the metrics run over.
-        episodes_left_out: whether a checkpoint could not hold the running episodes, which has been said then.
+        parts: what a checkpoint holds: the learner of each policy, the runner, counters and the like.
 
     Raises:
         ConfigError: an argument is wrong; the message says what is accepted.
@@ -116,50 +107,33 @@ class MultiAgentAlgorithm:
         self.verbose = verbose
         self.seed = seed
         self.n_threads = n_threads
-        self.evaluation_deterministic = evaluation_deterministic
         self.n_parallel_updates = n_parallel_updates or parallel_updates(n_threads)
-        policy_ids = resolve_policies(policies, env.agents)
-        self.policy_of = policy_of_agents(policy_ids, env.agents, policy_mapping_fn)
-        specs = policy_specs(policies, policy_ids, hyperparameters)
-        rollout_steps = common_steps(n_steps, specs)
-        trained = policies_that_train(policies_to_train, policy_ids)
-        rows = {policy_id: rows_of_policy(env, policy_id, self.policy_of) for policy_id in policy_ids}
-        learners = {
-            policy_id: make_learner(
-                rows[policy_id],
-                specs[policy_id],
-                policy_id in trained,
-                _policy_seed(seed, index),
-                device,
-                rollout_steps,
-                update_path,
-            )
-            for index, policy_id in enumerate(policy_ids)
-        }
-        self._learners: Mapping[PolicyID, Learner] = learners
-        self._spaces = {
-            policy_id: PolicySpaces(its.group.observation_space, its.group.action_space)
-            for policy_id, its in rows.items()
-        }
-        self.n_steps = iteration_steps(list(learners.values()), n_steps)
+        self._setup = set_up(
+            env,
+            policies,
+            policy_mapping_fn,
+            policies_to_train,
+            hyperparameters,
+            n_steps=n_steps,
+            seed=seed,
+            device=device,
+            update_path=update_path,
+            evaluation_deterministic=evaluation_deterministic,
+        )
+        self.policies: Mapping[PolicyID, BaseAlgorithm] = self._setup.bundle.policies
+        self.policy_of = self._setup.bundle.policy_of
+        self.n_steps = self._setup.n_steps
+        self.evaluation_deterministic = evaluation_deterministic
         if seed is not None:
             env.seed(seed)
-        self.policies: dict[PolicyID, BaseAlgorithm] = {
-            policy_id: learner.algorithm for policy_id, learner in self._learners.items()
-        }
+        learners = self._setup.learners
         self.tracker = EpisodeTracker(env, self.policy_of, stats_window_size, custom_metrics)
-        collectors = {policy_id: learner.collector for policy_id, learner in self._learners.items()}
-        self._runner = LocalRunner(env, collectors, self.tracker)
-        self._loop = TrainingLoop(self._runner, self._learners, self.n_steps, self.n_parallel_updates)
-        self._logger = _default_logger(verbose, tensorboard_log)
-        self._unwritten: Result = {}  # what callbacks have added to results since one was written
-        self._specs = specs
-        persistence.require_savable(self)
-        self.episodes_left_out = False
-        self._callback: BaseCallback | None = None
-        self._callback_states: StateReader | None = None  # of a checkpoint, until the callbacks are there
-        self._total_timesteps: int | None = None
-        self._restart_counters()
+        self._runner = LocalRunner(env, {name: each.collector for name, each in learners.items()}, self.tracker)
+        self._loop = TrainingLoop(self._runner, learners, self.n_steps, self.n_parallel_updates)
+        self._counters = Counters.of_agents(len(env.agents))
+        self.parts = persistence.TrainingParts(learners, self._runner, self.tracker, self._counters)
+        self._reporter = Reporter(default_logger(verbose, tensorboard_log))
+        self.between_iterations = True
         machine_load()  # the first call has nothing to compare with
 
     def __repr__(self) -> str:
@@ -171,28 +145,21 @@ class MultiAgentAlgorithm:
 
     def __getattr__(self, name: str) -> Any:
         """Say where what SB3's algorithms have is to be found: each policy has its own."""
-        of_one = next(iter(self.__dict__.get("policies", {}).values()), None)
-        if name.startswith("_") or of_one is None or not hasattr(of_one, name):
-            raise AttributeError(f"MultiAgentAlgorithm has no attribute {name!r}")
-        raise AttributeError(f"MultiAgentAlgorithm has no {name!r}: each policy has its own, {self._example(name)}")
-
-    def _example(self, name: str) -> str:
-        policy_id = next(iter(self.policies))
-        return f"algo.policies[{policy_id!r}]{name and f'.{name}'}"
+        raise missing_attribute(self.__dict__.get("policies", {}), name)
 
     # --- SB3's interface -------------------------------------------------------------------------------------------
 
     @property
     def logger(self) -> Logger:
         """SB3's logger: what callbacks record is written along with the metrics of the iteration."""
-        return self._logger
+        return self._reporter.logger
 
     def set_logger(self, logger: Logger) -> None:
         """Replace the logger; it gets the metrics after each iteration, with env steps as the step.
 
         A `ResultLogger` gets the result as it is; any other gets it flat.
         """
-        self._logger = logger
+        self._reporter.logger = logger
 
     def get_env(self) -> MultiAgentVecEnv:
         """The envs."""
@@ -228,11 +195,13 @@ class MultiAgentAlgorithm:
             words = f"total_timesteps is {total_timesteps!r}; accepted: a number of at least 1"
             raise ConfigError(words, key="n_timesteps")
         if reset_num_timesteps:
-            self._restart_counters()
+            self._counters.restart()
+            self.between_iterations = True
+            self.tracker.episodes.clear()
             self.forget_episodes()
-        self._total_timesteps = self.num_timesteps + total_timesteps
+        self._counters.planned_env_steps = math.ceil(self.num_timesteps + total_timesteps)
         try:
-            self._learn(joined, self._total_timesteps, log_interval, tb_log_name)
+            self._learn(joined, self._counters.planned_env_steps, log_interval, tb_log_name)
         finally:
             for each in progress:
                 each.close()
@@ -241,33 +210,15 @@ class MultiAgentAlgorithm:
     def _learn(self, joined: BaseCallback, total_timesteps: int, log_interval: int, tb_log_name: str) -> None:
         joined.init_callback(self)  # type: ignore[arg-type]
         joined.on_training_start({"self": self, "total_timesteps": total_timesteps, "tb_log_name": tb_log_name}, {})
-        require_plain_states(joined)
-        self._callback = joined
-        if self._callback_states is not None:
-            set_callback_states(joined, self._callback_states)
-            self._callback_states = None
+        self.parts.callbacks.begin(joined)
         while self.num_timesteps < total_timesteps:
             result = self._iterate(joined)
             if result is None:
                 break
-            if not self._report(result, joined, log_interval):
+            write = self.iteration % log_interval == 0
+            if not self._reporter.report(result, joined, self.num_timesteps, write=write):
                 break
         joined.on_training_end()
-
-    def _report(self, result: Result, joined: BaseCallback, log_interval: int) -> bool:
-        """Let callbacks complete a result, then hear of it, and write it; False if one ends the training."""
-        callbacks, measured = list(multi_agent_callbacks(joined)), set(result)
-        for callback in callbacks:
-            callback.complete_result(result)
-        # Every callback hears of the iteration, even if an earlier one wants to end the training.
-        answers = [callback.on_iteration_end(result) for callback in callbacks]
-        if self.iteration % log_interval == 0:
-            self._write(result)
-        else:
-            self._unwritten.update({name: result[name] for name in result if name not in measured})
-        for callback in callbacks:
-            callback.on_iteration_logged(result)
-        return all(answers)
 
     def train_iteration(self) -> Result:
         """One rollout and one update of every policy that is trained.
@@ -282,7 +233,7 @@ class MultiAgentAlgorithm:
         silent.init_callback(self)  # type: ignore[arg-type]
         result = self._iterate(silent)
         assert result is not None, "no callback, nobody to stop the rollout"
-        self._write(result)
+        self._reporter.write(result, self.num_timesteps)
         return result
 
     def predict(
@@ -298,13 +249,7 @@ class MultiAgentAlgorithm:
         Raises:
             ConfigError: an agent that the env does not have, or observations that are not by agent.
         """
-        if of_sb3 or not isinstance(observations, Mapping):
-            raise ConfigError(
-                "MultiAgentAlgorithm.predict takes {agent: observation} and deterministic; SB3's functions for one "
-                f"policy, such as evaluate_policy, take {self._example('')} and env.as_sb3_vec_env(); "
-                "marl_sb3.evaluate_policies evaluates all policies together",
-                key="observations",
-            )
+        require_observations_by_agent(self.policies, observations, of_sb3)
         return self.bundle().predict(observations, deterministic)
 
     def get_parameters(self) -> dict[PolicyID, dict[str, Any]]:
@@ -341,17 +286,17 @@ class MultiAgentAlgorithm:
 
     def bundle(self) -> PolicyBundle:
         """The policies with what is needed to act by them where there is no env."""
-        return PolicyBundle(self.policies, self.policy_of, self._spaces)
+        return self._setup.bundle
 
     # --- State -------------------------------------------------------------------------------------------------------
 
-    def get_state(self) -> tuple[State, dict[str, Arrays]]:
+    def get_state(self) -> tuple[State, Mapping[str, Arrays]]:
         """Everything that goes on after this iteration, random generators included.
 
         Returns:
             A tree of plain data and arrays; and the tensors of each policy and of its optimizers, by file name.
         """
-        return persistence.state_of(self), persistence.tensors_of(self)
+        return persistence.state_of(self._setup, self.parts), persistence.tensors_of(self.parts)
 
     def set_state(self, checkpoint: Checkpoint) -> dict[int, str]:
         """Go on from where a checkpoint was taken, in `learn(..., reset_num_timesteps=False)`.
@@ -362,7 +307,9 @@ class MultiAgentAlgorithm:
         Raises:
             CheckpointError: the checkpoint is of something else: other policies, envs, shapes.
         """
-        return persistence.restore(self, checkpoint)
+        lost = persistence.restore(self._setup, self.parts, checkpoint, self.seed)
+        self.between_iterations = True
+        return lost
 
     def set_weights(self, checkpoint: Checkpoint) -> None:
         """Take the weights alone.
@@ -370,7 +317,7 @@ class MultiAgentAlgorithm:
         Raises:
             CheckpointError: the policies are others, or differ in their layers.
         """
-        persistence.restore_weights(self, checkpoint)
+        persistence.restore_weights(self.parts, checkpoint)
 
     def about(self) -> State:
         """What a checkpoint of this moment is of, for its manifest."""
@@ -422,19 +369,18 @@ class MultiAgentAlgorithm:
             ConfigError: the checkpoint does not hold the specs of its policies: `policies` is needed.
         """
         found = find_checkpoint(path, checkpoint)
-        arguments = persistence.constructor_arguments(found, policies, settings.get("n_steps"))
+        arguments = constructor_arguments(found, policies, settings.get("n_steps"))
         env = as_vec_env(env)
         try:
             algorithm = cls(env, **{**arguments, **settings})
         except (ConfigError, TypeError, ValueError, OverflowError, MemoryError, RuntimeError) as error:
             raise CheckpointError(f"{path} does not fit the env or the settings: {error}") from error
-        _warn_of_inexact(algorithm.set_state(found), env.num_envs)
+        persistence.warn_of_inexact(algorithm.set_state(found), env.num_envs)
         return algorithm
 
     def keep_callback_states(self) -> None:
         """Let the callbacks of the next `learn` go on from where those of the latest one are."""
-        if self._callback is not None:
-            self._callback_states = StateReader(callback_states(self._callback))
+        self.parts.callbacks.keep()
 
     def forget_episodes(self) -> None:
         """Someone else has stepped the envs: the next rollout begins new episodes."""
@@ -447,6 +393,11 @@ class MultiAgentAlgorithm:
         return list(flatten(self._result(IterationReport())))
 
     @property
+    def episodes_left_out(self) -> bool:
+        """Whether a checkpoint could not hold the running episodes; a warning has then been logged."""
+        return self._runner.episodes_left_out
+
+    @property
     def num_timesteps(self) -> int:
         """Env steps taken, over all envs."""
         return self._counters.env_steps
@@ -456,17 +407,13 @@ class MultiAgentAlgorithm:
         """Iterations done."""
         return self._counters.iteration
 
-    def _restart_counters(self) -> None:
-        self._counters = Counters.of_agents(len(self.env.agents))
-        self.between_iterations = True
-        self.tracker.episodes.clear()
-
     def _iterate(self, callback: BaseCallback) -> Result | None:
         """One iteration; None if a callback stopped it."""
         self.between_iterations = False
         self._counters.begin_iteration()
+        listener = CallbackListener(self, self._counters, callback)
         with blas_threads(self.n_threads):
-            report = self._loop.iterate(callback, _Listener(self, callback), self._progress_remaining)
+            report = self._loop.iterate(callback, listener, lambda: self._counters.progress_remaining)
         if report is None:
             return None
         self._counters.iteration += 1
@@ -475,64 +422,7 @@ class MultiAgentAlgorithm:
         return self._result(report)
 
     def _result(self, report: IterationReport) -> Result:
-        return iteration_result(report, self._counters, self.tracker, self._learners, self.env.agents)
-
-    def _progress_remaining(self) -> float:
-        if self._total_timesteps is None:
-            return 1.0
-        return max(0.0, 1.0 - self.num_timesteps / self._total_timesteps)
-
-    def _write(self, result: Result) -> None:
-        log_result(self.logger, {**self._unwritten, **result}, self.num_timesteps)
-        self._unwritten = {}
-
-
-class _Listener:
-    """Counts steps and episodes, and tells the callbacks of them."""
-
-    def __init__(self, algorithm: MultiAgentAlgorithm, callback: BaseCallback) -> None:
-        self._algorithm = algorithm
-        self._counters = algorithm._counters
-        self._callback = callback
-
-    def on_step(self, step: VecStep, episodes: Sequence[Episode]) -> bool:
-        """See `StepListener.on_step`."""
-        self._counters.count_step(step, len(episodes))
-        for episode in episodes:
-            for hearing in multi_agent_callbacks(self._callback):
-                hearing.on_episode_end(episode)
-        self._callback.update_locals(
-            {
-                "self": self._algorithm,
-                "step": step,
-                "rewards": step.rewards,
-                "dones": step.episode_done,
-                "infos": step.infos,
-            }
-        )
-        return self._callback.on_step()
-
-
-def _warn_of_inexact(envs: Mapping[int, str], num_envs: int) -> None:
-    """One line for each reason."""
-    for why in dict.fromkeys(envs.values()):
-        those = [str(index) for index, reason in envs.items() if reason == why]
-        which = "all envs" if len(those) == num_envs else f"envs {', '.join(those)}" if those[1:] else f"env {those[0]}"
-        _log.warning("inexact: new episodes begin in %s: %s", which, why)
-
-
-def _policy_seed(seed: int | None, index: int) -> int | None:
-    """The first policy gets the run's seed, as SB3 would; the others one of their own, lest they start alike."""
-    if seed is None or index == 0:
-        return seed
-    return int(np.random.SeedSequence(seed, spawn_key=(index,)).generate_state(1)[0])
-
-
-def _default_logger(verbose: int, tensorboard_log: str | None) -> Logger:
-    formats: list[KVWriter] = [PrintedMetrics()] if verbose else []
-    if tensorboard_log is not None:
-        formats.append(TensorBoardOutputFormat(tensorboard_log))
-    return Logger(tensorboard_log, formats)
+        return iteration_result(report, self._counters, self.tracker, self._setup.learners, self.env.agents)
 
 
 def _progress_bar() -> list[ShowProgress]:

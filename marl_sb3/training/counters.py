@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from marl_sb3.storage.state import State, StateReader
+from marl_sb3.storage.parts import SavedPart
+from marl_sb3.storage.state import State
 from marl_sb3.types import Array
 from marl_sb3.vec_env.step import VecStep
 
@@ -21,6 +23,7 @@ class Counters:
         iteration: iterations done.
         episodes: finished episodes.
         time_s: seconds of rollouts and updates.
+        planned_env_steps: at which the training is to end; None before `learn` has been called.
     """
 
     agent_steps: Array
@@ -28,6 +31,7 @@ class Counters:
     iteration: int = 0
     episodes: int = 0
     time_s: float = 0.0
+    planned_env_steps: int | None = None
     _before: tuple[int, Array, int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -37,6 +41,17 @@ class Counters:
     def of_agents(cls, number: int) -> Counters:
         """Nothing counted yet."""
         return cls(np.zeros(number, dtype=np.int64))
+
+    def restart(self) -> None:
+        """Count from 0 again; nothing is planned."""
+        self.__dict__.update(Counters.of_agents(len(self.agent_steps)).__dict__)
+
+    @property
+    def progress_remaining(self) -> float:
+        """From 1 at the start of training to 0 at its planned end, for schedules; 1 where no end is planned."""
+        if self.planned_env_steps is None:
+            return 1.0
+        return max(0.0, 1.0 - self.env_steps / self.planned_env_steps)
 
     def begin_iteration(self) -> None:
         """What is counted from here on belongs to the next iteration."""
@@ -61,17 +76,19 @@ class Counters:
             "num_episodes": self.episodes,
             "agent_steps": self.agent_steps,
             "time_total_s": self.time_s,
+            "total_timesteps": self.planned_env_steps,
         }
 
-    def set_state(self, state: StateReader) -> None:
-        """Go on from where `get_state` was called.
-
-        Raises:
-            CheckpointError: it is not the state of such counters.
-        """
-        self.env_steps = state.integer("num_timesteps")
-        self.iteration = state.integer("iteration")
-        self.episodes = state.integer("num_episodes")
-        self.agent_steps = state.counts("agent_steps", self.agent_steps.shape)
-        self.time_s = state.number("time_total_s", 0.0)
-        self.begin_iteration()
+    def read_state(self, saved: SavedPart) -> Callable[[], None]:
+        """See `Part.read_state`."""
+        state = saved.state
+        planned = None if state.value("total_timesteps") is None else state.integer("total_timesteps", 1)
+        read = Counters(
+            state.counts("agent_steps", self.agent_steps.shape),
+            state.integer("num_timesteps"),
+            state.integer("iteration"),
+            state.integer("num_episodes"),
+            state.number("time_total_s", 0.0),
+            planned,
+        )
+        return lambda: self.__dict__.update(read.__dict__)

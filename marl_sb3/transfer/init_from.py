@@ -18,7 +18,8 @@ import torch as th
 from marl_sb3.errors import ConfigError
 from marl_sb3.learners.sb3.zip_file import sb3_weights
 from marl_sb3.storage.checkpoint_folder import find_checkpoint
-from marl_sb3.storage.checkpoint_format import Checkpoint, policy_file
+from marl_sb3.storage.checkpoint_format import Checkpoint
+from marl_sb3.storage.policy_files import find_file
 from marl_sb3.storage.state import StateReader
 from marl_sb3.storage.tensor_file import Form, StoredTensors, form_of
 from marl_sb3.types import Array, PolicyID
@@ -170,9 +171,11 @@ def checkpoint_weights(checkpoint: Checkpoint) -> dict[PolicyID, StoredWeights]:
     Raises:
         CheckpointError: a policy's file is not there.
     """
-    files = StateReader(checkpoint.tensors, checkpoint.name)
     policy_ids = StateReader(checkpoint.state).fields("policies")
-    return {policy_id: StoredWeights(files.value(policy_file(number))) for number, policy_id in enumerate(policy_ids)}
+    return {
+        policy_id: StoredWeights(find_file(checkpoint.tensors, checkpoint.name, number, "policy").arrays)
+        for number, policy_id in enumerate(policy_ids)
+    }
 
 
 # --- Into the policies -----------------------------------------------------------------------------------------------

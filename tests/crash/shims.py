@@ -152,42 +152,49 @@ def _half(name: str, original: Any, *args: Any) -> None:
 def _keep_torch() -> None:
     import torch
 
-    _around_set_random_state(torch.get_rng_state, torch.set_rng_state)
+    _leave_alone(torch.get_rng_state, torch.set_rng_state)
 
 
 def _keep_numpy() -> None:
     import numpy as np
 
-    _around_set_random_state(np.random.get_state, np.random.set_state)
+    _leave_alone(np.random.get_state, np.random.set_state)
 
 
-def _around_set_random_state(get: Callable[[], Any], put: Callable[[Any], Any]) -> None:
+def _leave_alone(get: Callable[[], Any], put: Callable[[Any], Any]) -> None:
     """One generator stays where it stands in the resumed process."""
-    from marl_sb3.training import persistence
+    from marl_sb3.storage.process_rng import ProcessRandomness
 
-    original = persistence.set_random_state
+    original = ProcessRandomness.read_state
 
-    def all_but_one(state: Any) -> None:
-        kept = get()
-        original(state)
-        put(kept)
+    def all_but_one(self: ProcessRandomness, saved: Any) -> Callable[[], None]:
+        put_back = original(self, saved)
 
-    persistence.set_random_state = all_but_one
+        def put_back_all_but_one() -> None:
+            kept = get()
+            put_back()
+            put(kept)
+
+        return put_back_all_but_one
+
+    ProcessRandomness.read_state = all_but_one  # type: ignore[method-assign]
 
 
 def _other_env_seed() -> None:
     """The envs' episodes to come get seeds of another run."""
+    from dataclasses import replace
+
+    from marl_sb3.runners.local import LocalRunner
     from marl_sb3.storage.state import StateReader
-    from marl_sb3.training import persistence
 
-    original = persistence._set_env
+    original = LocalRunner.read_state
 
-    def with_other_seed(algorithm: Any, state: StateReader) -> Any:
-        everything = {name: state.value(name) for name in state}
-        env = {**everything["env"], "run_seed": everything["env"]["run_seed"] + 1}
-        return original(algorithm, StateReader({**everything, "env": env}))
+    def with_other_seed(self: LocalRunner, saved: Any) -> Any:
+        running = saved.state.value("running")
+        changed = {"running": {**running, "run_seed": running["run_seed"] + 1}, "left_out": None}
+        return original(self, replace(saved, state=StateReader(changed, saved.state.where)))
 
-    persistence._set_env = with_other_seed
+    LocalRunner.read_state = with_other_seed  # type: ignore[method-assign]
 
 
 _BREAKS = {"torch": _keep_torch, "numpy": _keep_numpy, "env": _other_env_seed}

@@ -96,7 +96,7 @@ def test_one_policy_equals_stock_sb3_bit_for_bit(kind: Kind) -> None:
 @each_learner
 def test_metrics_have_the_names_that_were_announced_and_numbers_once_it_has_trained(kind: Kind) -> None:
     algorithm = make(kind)
-    learner = algorithm._learners["a"]
+    learner = algorithm.parts.learners["a"]
     announced = {name for name in algorithm.metric_names() if name.startswith("learners/a/")}
     assert announced == {f"learners/a/{name}" for name in learner.metric_names}
     assert list(learner.metrics_before_training()) == list(learner.metric_names)
@@ -115,7 +115,7 @@ def test_it_counts_down_to_its_update(kind: Kind) -> None:
             self.due: list[int] = []
 
         def _on_step(self) -> bool:
-            self.due.append(self.algorithm._learners["a"].due_in())
+            self.due.append(self.algorithm.parts.learners["a"].due_in())
             return True
 
     watch, algorithm = Watch(), make(kind)

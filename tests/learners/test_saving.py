@@ -21,14 +21,17 @@ from toy_envs import NoisyEnv, SampledEnv
 import marl_sb3
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, make_vec_env
 from marl_sb3.errors import CheckpointError, ConfigError
-from marl_sb3.learners.sb3.tensors import set_optimizers
+from marl_sb3.learners.sb3.tensors import read_optimizers
 from marl_sb3.metrics import flatten
+from marl_sb3.runners import local
 from marl_sb3.storage import checkpoint_format, process_rng
 from marl_sb3.storage.checkpoint_folder import CheckpointFolder
 from marl_sb3.storage.checkpoint_format import read_checkpoint
+from marl_sb3.storage.parts import SavedPart, TensorFile
+from marl_sb3.storage.process_rng import ProcessRandomness
 from marl_sb3.storage.state import StateReader
 from marl_sb3.storage.tensor_file import StoredTensors
-from marl_sb3.training import persistence
+from marl_sb3.training import setup
 from marl_sb3.transfer.init_from import InitFrom, init_from
 
 SMALL = {"n_steps": 24, "batch_size": 16, "n_epochs": 2, "device": "cpu"}
@@ -83,8 +86,12 @@ def build(case: str, **settings: Any) -> MultiAgentAlgorithm:
     return MultiAgentAlgorithm(make(), **{**SMALL, **options, **settings})
 
 
+def tensors_of(algorithm: MultiAgentAlgorithm) -> list[Any]:
+    return list(algorithm.get_state()[1].values())
+
+
 def assert_same(one: MultiAgentAlgorithm, other: MultiAgentAlgorithm) -> None:
-    for a, b in zip(persistence.tensors_of(one).values(), persistence.tensors_of(other).values(), strict=True):
+    for a, b in zip(tensors_of(one), tensors_of(other), strict=True):
         assert set(a) == set(b)
         for name in a:
             np.testing.assert_array_equal(a[name], b[name], err_msg=name)
@@ -134,11 +141,11 @@ def test_a_generator_that_is_not_brought_back_is_found(left_out: str, tmp_path: 
     whole.train_iteration()
     scramble()
 
-    def skip(state: StateReader) -> None:
-        brought = {name: state.value(name) for name in state}
-        process_rng.set_random_state(StateReader({**brought, left_out: process_rng.random_state().get(left_out)}))
+    def skip(self: ProcessRandomness, saved: SavedPart) -> Any:
+        brought = {name: saved.state.value(name) for name in saved.state}
+        return process_rng.read_random_state(StateReader({**brought, left_out: self.get_state().get(left_out)}))
 
-    monkeypatch.setattr(persistence, "set_random_state", skip)
+    monkeypatch.setattr(ProcessRandomness, "read_state", skip)
     again = build("shared, batched")
     again.set_state(read_checkpoint(tmp_path / "saved"))
     again.train_iteration()
@@ -165,11 +172,11 @@ def test_load_makes_the_algorithm_anew(case: str, tmp_path: Path) -> None:
     assert again.policy_of == whole.policy_of
     assert (again.num_timesteps, again.iteration) == (whole.num_timesteps, 2)
     expected = [flatten(whole.train_iteration())]
-    whole_tensors = persistence.tensors_of(whole)
+    whole_tensors = tensors_of(whole)
     again = MultiAgentAlgorithm.load(tmp_path / "saved", CASES[case][0](), device="cpu")
     result = flatten(again.train_iteration())
     assert result["env_runners/episode_return_mean"] == expected[0]["env_runners/episode_return_mean"]
-    for a, b in zip(whole_tensors.values(), persistence.tensors_of(again).values(), strict=True):
+    for a, b in zip(whole_tensors, tensors_of(again), strict=True):
         assert all(np.array_equal(a[name], b[name]) for name in a)
 
 
@@ -206,6 +213,24 @@ def test_callbacks_remember(tmp_path: Path) -> None:
     again.learn(2 * 72, callback=[*later, Results()], reset_num_timesteps=False)
     assert [callback.sum for callback in later] == [callback.sum for callback in first]
     assert [callback.n_calls for callback in later] == [callback.n_calls for callback in first]
+
+
+def test_callbacks_remember_what_was_loaded_and_saved_again_before_they_were_there(tmp_path: Path) -> None:
+    algorithm = build("shared, batched", seed=5)
+    algorithm.learn(72, callback=Remembers(1.5))
+    algorithm.save(tmp_path / "first")
+    MultiAgentAlgorithm.load(tmp_path / "first", arena(), device="cpu").save(tmp_path / "second")
+    again, fresh = MultiAgentAlgorithm.load(tmp_path / "second", arena(), device="cpu"), Remembers(2.5)
+    again.learn(72, callback=fresh, reset_num_timesteps=False)
+    assert fresh.memory == 1.5
+
+
+def test_a_training_of_so_many_steps_as_a_float_says_goes_on(tmp_path: Path) -> None:
+    algorithm = build("shared, batched", seed=5)
+    algorithm.learn(7.2e1)  # type: ignore[arg-type]
+    algorithm.save(tmp_path / "saved")
+    again = MultiAgentAlgorithm.load(tmp_path / "saved", arena(), device="cpu")
+    assert again.num_timesteps == 72
 
 
 @pytest.mark.parametrize(
@@ -403,7 +428,7 @@ def test_episodes_that_no_checkpoint_holds_are_left_out(
     algorithm.train_iteration()
     with monkeypatch.context() as patch:
         if "large" in reason:
-            patch.setattr(persistence, "fits_into_state", lambda _: False)
+            patch.setattr(local, "fits_into_state", lambda _: False)
         else:
             patch.setattr(algorithm.env, "get_state", lambda: {"numbers": {1, 2}})
         for _ in range(2):
@@ -440,7 +465,7 @@ def test_weights_of_another_shape_are_refused_before_any_are_read(
         init_from(narrow, [InitFrom(tmp_path / "saved")])
     own, saved = narrow.policies["shared"], checkpoint.state["policies"]["shared"]["optimizers"]
     with pytest.raises(CheckpointError, match=r"optimizer-000: policy.optimizer/0/.* is not float32 of shape"):
-        set_optimizers(own, checkpoint.tensors["optimizer-000"], saved, "optimizer-000")
+        read_optimizers(own, TensorFile("optimizer-000", checkpoint.tensors["optimizer-000"]), saved)
 
 
 def test_a_description_of_networks_beyond_the_memory_is_refused(
@@ -456,7 +481,7 @@ def test_a_description_of_networks_beyond_the_memory_is_refused(
 def test_a_long_rollout_has_to_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     algorithm = build("shared, batched")
     algorithm.save(tmp_path / "saved")
-    monkeypatch.setattr(persistence, "_LONGEST_ROLLOUT", 10)
+    monkeypatch.setattr(setup, "_LONGEST_ROLLOUT", 10)
     with pytest.raises(CheckpointError, match=r"n_steps is 24; accepted: at most 10; .* pass n_steps=24"):
         MultiAgentAlgorithm.load(tmp_path / "saved", arena())
     assert MultiAgentAlgorithm.load(tmp_path / "saved", arena(), n_steps=24, device="cpu").n_steps == 24

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -147,8 +147,11 @@ class _TransitionsOnly(_Base):
             "open_at": self._open_at,
         }
 
-    def set_begun(self, state: StateReader, steps: int) -> None:
-        """Take over what `begun_state` returned after so many steps.
+    def read_begun(self, state: StateReader, steps: int) -> Callable[[], None]:
+        """Read what `begun_state` returned after so many steps.
+
+        Returns:
+            A function that puts it into the empty buffer.
 
         Raises:
             CheckpointError: it does not fit this buffer.
@@ -157,12 +160,16 @@ class _TransitionsOnly(_Base):
         open_at = state.array("open_at", np.int64, (self.n_envs,))
         if (open_at < -1).any() or (open_at >= steps).any():
             raise state.error("open_at", open_at, f"steps from 0 to {steps - 1}, or -1")
-        self.acted[:steps] = state.array("acted", np.bool_, (steps, self.n_envs))
-        for own, given in _pairs(self.observations, seen):
-            own[:steps] = given
-        for name, array in columns.items():
-            getattr(self, name)[:steps] = array
-        self._open_at, self.pos = open_at, steps
+        columns["acted"] = state.array("acted", np.bool_, (steps, self.n_envs))
+
+        def put_back() -> None:
+            for own, given in _pairs(self.observations, seen):
+                own[:steps] = given
+            for name, array in columns.items():
+                getattr(self, name)[:steps] = array
+            self._open_at, self.pos = open_at, steps
+
+        return put_back
 
     def compute_returns_and_advantage(self, last_values: th.Tensor, dones: Array) -> None:
         """GAE (Schulman et al. 2016, eq. 16) over the transitions of each row.

@@ -7,7 +7,7 @@ Names are those of SB3's `get_parameters`: `policy.mlp_extractor.policy_net.0.we
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 
 from marl_sb3.errors import CheckpointError
 from marl_sb3.learners.sb3.private import torch_members
+from marl_sb3.storage.parts import TensorFile
 from marl_sb3.storage.state import State, is_plain
 from marl_sb3.storage.tensor_file import Form, copies, form_of
 from marl_sb3.types import Array
@@ -28,31 +29,30 @@ def weights(algorithm: BaseAlgorithm) -> Arrays:
     return {name: tensor.detach().cpu().numpy().copy() for name, tensor in _module_tensors(algorithm).items()}
 
 
-def require_weights(algorithm: BaseAlgorithm, arrays: Mapping[str, Array], where: str) -> None:
-    """Refuse weights of other names, dtypes or shapes than its modules have, before any are read.
+def read_weights(algorithm: BaseAlgorithm, file: TensorFile) -> Callable[[], None]:
+    """Check weights without reading them into memory.
+
+    Returns:
+        A function that reads them and writes them into the modules, in place. It raises `CheckpointError`, and changes
+        nothing, if they are not what the checkpoint's manifest says.
 
     Raises:
-        CheckpointError: `where` is the file they came from.
+        CheckpointError: names, dtypes or shapes are others than the modules have.
     """
     own = weight_forms(algorithm)
-    _require_same_names(own, arrays, where)
+    _require_same_names(own, file.arrays, file.name)
     for name, form in own.items():
-        found = form_of(arrays, name)
+        found = form_of(file.arrays, name)
         if found != form:
-            raise CheckpointError(f"{where}: {name} is {found}; accepted: {form}, as the policy is built")
+            raise CheckpointError(f"{file.name}: {name} is {found}; accepted: {form}, as the policy is built")
 
+    def put_back() -> None:
+        read = copies(file.arrays)
+        with th.no_grad():
+            for name, tensor in _module_tensors(algorithm).items():
+                tensor.copy_(th.from_numpy(read[name]))
 
-def set_weights(algorithm: BaseAlgorithm, arrays: Mapping[str, Array], where: str) -> None:
-    """Write them into the modules, in place; nothing is changed unless all of them fit.
-
-    Raises:
-        CheckpointError: as `require_weights`, or they are not what the checkpoint's manifest says.
-    """
-    require_weights(algorithm, arrays, where)
-    read = copies(arrays)
-    with th.no_grad():
-        for name, tensor in _module_tensors(algorithm).items():
-            tensor.copy_(th.from_numpy(read[name]))
+    return put_back
 
 
 def weight_forms(algorithm: BaseAlgorithm) -> dict[str, Form]:
@@ -115,29 +115,48 @@ def optimizer_settings(algorithm: BaseAlgorithm) -> State:
     }
 
 
-def set_optimizers(algorithm: BaseAlgorithm, arrays: Mapping[str, Array], settings: Any, where: str) -> None:
-    """Put the optimizers where they stood; nothing is changed unless everything fits.
+def read_optimizers(algorithm: BaseAlgorithm, file: TensorFile, settings: Any) -> Callable[[], None]:
+    """Read where the optimizers stood.
+
+    Args:
+        algorithm: whose optimizers.
+        file: what `optimizer_arrays` returned.
+        settings: what `optimizer_settings` returned.
+
+    Returns:
+        A function that puts them there.
 
     Raises:
         CheckpointError: a name, dtype, shape or setting is not that of such an optimizer.
     """
-    optimizers = _optimizers(algorithm)
+    optimizers, where = _optimizers(algorithm), file.name
     if not isinstance(settings, Mapping):
         raise CheckpointError(f"the settings of the optimizers of {where} are not a mapping")
     _require_same_names(optimizers, settings, where)
     groups = {name: _read_groups(name, optimizer, settings[name], where) for name, optimizer in optimizers.items()}
-    present = _present(optimizer_forms(algorithm), arrays, where)
-    read = copies(arrays)
+    present = _present(optimizer_forms(algorithm), file.arrays, where)
+    read = copies(file.arrays)
+    _require_limits(read, where)
+    states = {
+        name: {
+            index: {key: th.from_numpy(read[f"{name}/{index}/{key}"]) for key in forms}
+            for index, forms in present[name].items()
+        }
+        for name in optimizers
+    }
+
+    def put_back() -> None:
+        for name, optimizer in optimizers.items():
+            optimizer.load_state_dict({"state": states[name], "param_groups": groups[name]})
+
+    return put_back
+
+
+def _require_limits(read: Mapping[str, Array], where: str) -> None:
     for path, array in read.items():
         lowest, highest = _LIMITS.get(path.rpartition("/")[2], (-np.inf, np.inf))
         if (array < lowest).any() or (array > highest).any():
             raise CheckpointError(f"{where}: {path} is not within {lowest} and {highest}")
-    for name, optimizer in optimizers.items():
-        state = {
-            index: {key: th.from_numpy(read[f"{name}/{index}/{key}"]) for key in forms}
-            for index, forms in present[name].items()
-        }
-        optimizer.load_state_dict({"state": state, "param_groups": groups[name]})
 
 
 def _parameters(optimizer: th.optim.Optimizer) -> list[th.nn.Parameter]:

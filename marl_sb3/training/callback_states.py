@@ -1,0 +1,114 @@
+"""What callbacks remember from one training to the next, and in checkpoints."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from stable_baselines3.common.callbacks import BaseCallback
+
+from marl_sb3.errors import ConfigError
+from marl_sb3.storage.parts import SavedPart
+from marl_sb3.storage.state import State, StateReader, is_plain
+from marl_sb3.training.callback import MultiAgentCallback, all_callbacks, multi_agent_callbacks
+
+_log = logging.getLogger(__name__)
+
+_PLAIN = "plain data: finite numbers, strings, booleans, None, NumPy arrays, and lists and mappings of these"
+
+
+class CallbackStates:
+    """The part of a checkpoint that belongs to the callbacks of `learn`.
+
+    Callbacks are there from the start of a training on. A state that is loaded before waits for them.
+    """
+
+    def __init__(self) -> None:
+        self._callback: BaseCallback | None = None
+        self._waiting: State | None = None
+
+    def begin(self, callback: BaseCallback) -> None:
+        """A training starts with this callback: give it the state that waits for it.
+
+        Raises:
+            ConfigError: a callback's state is something that no checkpoint holds.
+            CheckpointError: the state that waits is not that of the callback of its name.
+        """
+        _require_plain_states(callback)
+        self._callback = callback
+        if self._waiting is not None:
+            _set_states(callback, StateReader(self._waiting, "state/callbacks"))
+            self._waiting = None
+
+    def keep(self) -> None:
+        """Let the callbacks of the next training go on from where those of the latest one are."""
+        if self._callback is not None:
+            self._waiting = _states(self._callback)
+
+    def get_state(self) -> State:
+        """See `Part.get_state`: of each callback its calls, and its own state; None where no checkpoint can hold it."""
+        if self._waiting is not None:
+            return self._waiting
+        return {} if self._callback is None else _states(self._callback)
+
+    def read_state(self, saved: SavedPart) -> Callable[[], None]:
+        """See `Part.read_state`; callbacks check their own states when the next training starts."""
+        waiting = {name: _entry(saved.state, name) for name in saved.state.names()}
+
+        def put_back() -> None:
+            self._waiting = waiting
+
+        return put_back
+
+
+def _require_plain_states(callback: BaseCallback) -> None:
+    """Refuse callbacks that remember what no checkpoint holds, while nothing is lost yet."""
+    for each in multi_agent_callbacks(callback):
+        if not is_plain(each.get_state()):
+            raise ConfigError(f"{type(each).__name__}.get_state() does not return {_PLAIN}", key="callback")
+
+
+def _states(callback: BaseCallback) -> State:
+    return {name: {"n_calls": each.n_calls, "own": _own_state(each)} for name, each in _by_name(callback).items()}
+
+
+def _by_name(callback: BaseCallback) -> dict[str, BaseCallback]:
+    """Each callback by its class, and a number where there are several of it: views come and go between runs."""
+    named: dict[str, BaseCallback] = {}
+    for each in all_callbacks(callback):
+        alike = sum(type(other) is type(each) for other in named.values())
+        named[f"{type(each).__name__}-{alike}"] = each
+    return named
+
+
+def _own_state(callback: BaseCallback) -> State | None:
+    state = callback.get_state() if isinstance(callback, MultiAgentCallback) else {}
+    if is_plain(state):
+        return state
+    name = type(callback).__name__
+    _log.warning("inexact: the checkpoint is without the state of %s: get_state() does not return %s", name, _PLAIN)
+    return None
+
+
+def _entry(states: StateReader, name: str) -> State:
+    entry = states.fields(name)
+    if entry.value("own") is not None:
+        entry.fields("own")
+    return {"n_calls": entry.integer("n_calls"), "own": entry.value("own")}
+
+
+def _set_states(callback: BaseCallback, states: StateReader) -> None:
+    named = _by_name(callback)
+    for name in states:
+        n_calls, own = states.fields(name).integer("n_calls"), states.fields(name).value("own")
+        if name in named:
+            _set_state(named[name], n_calls, None if own is None else states.fields(name).fields("own"))
+        elif own:
+            _log.warning("there is no callback %s in this run, as there was in the checkpoint", name)
+
+
+def _set_state(callback: Any, n_calls: int, own: StateReader | None) -> None:
+    callback.n_calls = n_calls
+    if isinstance(callback, MultiAgentCallback) and own is not None:
+        callback.set_state(own)

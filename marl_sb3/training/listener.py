@@ -1,0 +1,45 @@
+"""What hears of a rollout while it is under way: the counters, then the callbacks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from stable_baselines3.common.callbacks import BaseCallback
+
+from marl_sb3.metrics import Episode
+from marl_sb3.training.callback import multi_agent_callbacks
+from marl_sb3.training.counters import Counters
+from marl_sb3.vec_env.step import VecStep
+
+
+class CallbackListener:
+    """A `StepListener` that counts steps and episodes, and tells the callbacks of them.
+
+    Args:
+        model: `self` in the callbacks' `locals`.
+        counters: of the training.
+        callback: all callbacks in one.
+    """
+
+    def __init__(self, model: Any, counters: Counters, callback: BaseCallback) -> None:
+        self._model = model
+        self._counters = counters
+        self._callback = callback
+
+    def on_step(self, step: VecStep, episodes: Sequence[Episode]) -> bool:
+        """See `StepListener.on_step`."""
+        self._counters.count_step(step, len(episodes))
+        for episode in episodes:
+            for hearing in multi_agent_callbacks(self._callback):
+                hearing.on_episode_end(episode)
+        self._callback.update_locals(
+            {
+                "self": self._model,
+                "step": step,
+                "rewards": step.rewards,
+                "dones": step.episode_done,
+                "infos": step.infos,
+            }
+        )
+        return self._callback.on_step()

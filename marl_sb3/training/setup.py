@@ -1,0 +1,179 @@
+"""What a training is set up with: policies, who they act for, and their learners; and all this in a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from marl_sb3.errors import CheckpointError, ConfigError
+from marl_sb3.learners.bundle import PolicyBundle, PolicySpaces, specs_of_checkpoint
+from marl_sb3.learners.interface import Learner
+from marl_sb3.learners.registry import common_steps, iteration_steps, make_learner
+from marl_sb3.learners.sb3.tensors import by_path, optimizer_forms, weight_forms
+from marl_sb3.learners.sb3.zip_file import require_zippable
+from marl_sb3.learners.spec import PolicySpec, policy_specs
+from marl_sb3.policies.mapping import policies_that_train, policy_of_agents, resolve_policies
+from marl_sb3.policies.placement import rows_of_policy
+from marl_sb3.storage.checkpoint_format import Checkpoint, fits_into_state
+from marl_sb3.storage.state import State, StateReader
+from marl_sb3.storage.tensor_file import require_storable
+from marl_sb3.types import AgentID, PolicyID, PolicyMappingFn
+from marl_sb3.vec_env.interface import MultiAgentVecEnv
+
+_LONGEST_ROLLOUT = 2**16  # steps; a checkpoint may come from a stranger, and buffers are made for as many
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a training is set up with.
+
+    Attributes:
+        num_envs: E.
+        n_steps: env steps, of each env, in an iteration.
+        evaluation_deterministic: what evaluations do unless they are told.
+        specs: of each policy.
+        learners: of each policy.
+        bundle: the policies with what is needed to act by them.
+    """
+
+    num_envs: int
+    n_steps: int
+    evaluation_deterministic: bool
+    specs: Mapping[PolicyID, PolicySpec]
+    learners: Mapping[PolicyID, Learner]
+    bundle: PolicyBundle
+
+    def to_plain(self) -> State:
+        """As a checkpoint holds it."""
+        return {
+            "num_envs": self.num_envs,
+            "n_steps": self.n_steps,
+            "evaluation_deterministic": self.evaluation_deterministic,
+            "policy_of": dict(self.bundle.policy_of),
+            "trained": [policy_id for policy_id, learner in self.learners.items() if learner.trained],
+            "spaces": self.bundle.spaces_to_plain(),
+            "specs": {policy_id: spec.to_plain() for policy_id, spec in self.specs.items()},
+        }
+
+    def require_savable(self) -> None:
+        """Refuse what could be trained and then not be saved.
+
+        Raises:
+            ConfigError: of which policy, and why.
+        """
+        for policy_id, policy in self.bundle.policies.items():
+            try:
+                require_storable("its weights", weight_forms(policy))
+                require_storable("its optimizer", by_path(optimizer_forms(policy)))
+                require_zippable(policy)
+            except CheckpointError as error:
+                raise ConfigError(f"policy {policy_id!r} could not be saved: {error}", key="policies") from error
+        of_learners = {policy_id: learner.get_state() for policy_id, learner in self.learners.items()}
+        if not fits_into_state([self.to_plain(), of_learners]):
+            raise ConfigError(f"{len(self.learners)} policies are more than a checkpoint can hold", key="policies")
+
+    def require_same(self, state: StateReader) -> None:
+        """Refuse a checkpoint of other agents or policies, or of other iterations.
+
+        Raises:
+            CheckpointError: with what differs.
+        """
+        policy_of = state.fields("policy_of")
+        policy_of.require_names(list(self.bundle.policy_of))
+        for agent, policy_id in self.bundle.policy_of.items():
+            if policy_of.string(agent) != policy_id:
+                raise policy_of.error(agent, policy_of.string(agent), policy_id)
+        if state.integer("n_steps") != self.n_steps:
+            raise state.error("n_steps", state.integer("n_steps"), str(self.n_steps))
+
+
+def set_up(
+    env: MultiAgentVecEnv,
+    policies: str | Mapping[PolicyID, PolicySpec],
+    policy_mapping_fn: PolicyMappingFn | Mapping[AgentID, PolicyID] | None,
+    policies_to_train: Sequence[PolicyID] | Callable[[PolicyID], bool] | None,
+    hyperparameters: Mapping[str, Any],
+    *,
+    n_steps: int | None,
+    seed: int | None,
+    device: str,
+    update_path: str,
+    evaluation_deterministic: bool,
+) -> Setup:
+    """Make the policies and their learners; the arguments are those of `MultiAgentAlgorithm`.
+
+    Raises:
+        ConfigError: an argument is wrong, or a policy could not be saved.
+    """
+    policy_ids = resolve_policies(policies, env.agents)
+    policy_of = policy_of_agents(policy_ids, env.agents, policy_mapping_fn)
+    specs = policy_specs(policies, policy_ids, dict(hyperparameters))
+    rollout_steps = common_steps(n_steps, specs)
+    trained = policies_that_train(policies_to_train, policy_ids)
+    rows = {policy_id: rows_of_policy(env, policy_id, policy_of) for policy_id in policy_ids}
+    learners = {
+        policy_id: make_learner(
+            rows[policy_id],
+            specs[policy_id],
+            policy_id in trained,
+            _policy_seed(seed, index),
+            device,
+            rollout_steps,
+            update_path,
+        )
+        for index, policy_id in enumerate(policy_ids)
+    }
+    spaces = {
+        policy_id: PolicySpaces(its.group.observation_space, its.group.action_space) for policy_id, its in rows.items()
+    }
+    algorithms = {policy_id: learner.algorithm for policy_id, learner in learners.items()}
+    n_steps = iteration_steps(list(learners.values()), n_steps)
+    bundle = PolicyBundle(algorithms, policy_of, spaces)
+    made = Setup(env.num_envs, n_steps, evaluation_deterministic, specs, learners, bundle)
+    made.require_savable()
+    return made
+
+
+def _policy_seed(seed: int | None, index: int) -> int | None:
+    """The first policy gets the run's seed, as SB3 would; the others one of their own, lest they start alike."""
+    if seed is None or index == 0:
+        return seed
+    return int(np.random.SeedSequence(seed, spawn_key=(index,)).generate_state(1)[0])
+
+
+def constructor_arguments(
+    checkpoint: Checkpoint, policies: Mapping[PolicyID, PolicySpec] | None, n_steps: int | None
+) -> dict[str, Any]:
+    """What the constructor of the algorithm in a checkpoint has to be given.
+
+    Args:
+        checkpoint: the checkpoint; it may come from a stranger.
+        policies: what the caller says that they are.
+        n_steps: what the caller says that it is.
+
+    Raises:
+        CheckpointError: the checkpoint does not say, or what it says makes no policy.
+        ConfigError: policies were made of classes or functions, and `policies` is None.
+    """
+    state = StateReader(checkpoint.state)
+    policy_of = state.fields("policy_of")
+    trained = StateReader(dict(enumerate(state.items("trained"))), f"{state.where}/trained")
+    return {
+        "policies": policies or specs_of_checkpoint(checkpoint),
+        "policy_mapping_fn": {agent: policy_of.string(agent) for agent in policy_of.names()},
+        "policies_to_train": [trained.string(number) for number in trained],
+        "n_steps": n_steps or _rollout_length(state),
+        "evaluation_deterministic": state.boolean("evaluation_deterministic"),
+    }
+
+
+def _rollout_length(state: StateReader) -> int:
+    n_steps = state.integer("n_steps", 1)
+    if n_steps > _LONGEST_ROLLOUT:
+        raise state.error(
+            "n_steps", n_steps, f"at most {_LONGEST_ROLLOUT}; if you trust the file, pass n_steps={n_steps}"
+        )
+    return n_steps
