@@ -10,6 +10,7 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 
 class MarlSb3Error(Exception):
@@ -93,6 +94,21 @@ def path_is_usable(what: str, path: str | Path, key: str) -> Iterator[None]:
         inner = error.filename if isinstance(error.filename, str) and error.filename != str(path) else None
         where = "" if inner is None else f" ({inner})"
         raise ConfigError(f"{what} {path}: {error.strerror}{where}", key=key) from error
+
+
+def as_path(name: str, value: Any) -> Path:
+    """A path that a user gives to a function.
+
+    Args:
+        name: of the argument, for the message.
+        value: anything.
+
+    Raises:
+        ConfigError: it is neither a string nor a `pathlib.Path`.
+    """
+    if not isinstance(value, (str, Path)):
+        raise ConfigError(f"{name} is {value!r:.200}; accepted: a path, as a string or a pathlib.Path", key=name)
+    return Path(value)
 
 
 def is_disk_full(error: BaseException) -> bool:

@@ -6,6 +6,7 @@ What is not a field of `TrainConfig` is a hyperparameter by SB3's name or RLlib'
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from marl_sb3.config.files import Hparams, entry_of, entry_of_preset, name_of, preset_path, require_named
@@ -45,6 +46,7 @@ def load_config(
     Raises:
         ConfigError: with the file or option and the key that is wrong.
     """
+    _require_kinds(hparams, settings)
     named = [name for name in (env, trusted_env) if name is not None]
     notes: list[str] = []
     if hparams is not None:
@@ -68,6 +70,23 @@ def load_config(
     except ConfigError as error:
         where = values.sources.get(error.key or "", "")
         raise ConfigError(f"{where}: {error}" if where else str(error), key=error.key) from error
+
+
+def _require_kinds(hparams: Any, settings: Any) -> None:
+    """Refuse arguments of wrong types, which only Python can give.
+
+    Raises:
+        ConfigError: with what is accepted.
+    """
+    if not isinstance(hparams, (str, Path, Mapping, type(None))):
+        accepted = "the path of a settings file, or a mapping from env ids to their settings"
+        raise ConfigError(f"hparams is {shown(hparams)}; accepted: {accepted}", key="hparams")
+    if not isinstance(settings, (Mapping, type(None))):
+        accepted = "a mapping of settings to values, such as {'learning_rate': 1e-4}"
+        raise ConfigError(f"settings is {shown(settings)}; accepted: {accepted}", key="settings")
+    for key in settings or ():
+        if not isinstance(key, str):
+            raise ConfigError(f"settings has the key {shown(key)}; accepted: strings", key="settings")
 
 
 _OPTION_NAMES = {"n_timesteps": "timesteps"}

@@ -11,6 +11,8 @@ from marl_sb3.errors import ConfigError
 
 Result = dict[str, Any]  # nested; leaves are numbers, or None where there is no value yet
 
+_EVALUATION = "evaluation/"
+
 
 def flatten(result: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """A nested result with its paths joined by `/`."""
@@ -39,10 +41,20 @@ def _finite_number(value: Any) -> Any:
 def require_metric(name: str, known: Iterable[str], key: str = "stop") -> None:
     """Refuse a metric name that no result has.
 
+    Args:
+        name: a flat name.
+        known: the flat names of a result.
+        key: the setting that names the metric.
+
     Raises:
-        ConfigError: with the names that come close.
+        ConfigError: with the names that come close; or that evaluation is off, if the metric is one of an evaluation.
     """
+    if not isinstance(name, str):
+        raise ConfigError(f"the name of a metric is {name!r}; accepted: a string", key=key)
     known = list(known)
+    if name.startswith(_EVALUATION) and not any(each.startswith(_EVALUATION) for each in known):
+        hint = "evaluation is off; --set evaluation.interval=10 evaluates the policies every 10 iterations"
+        raise ConfigError(f"unknown metric {name!r}; {hint}", key=key)
     if name not in known:
         close = difflib.get_close_matches(name, known, n=4, cutoff=0.5)
         close = close or [each for each in known if name.lower() in each][:4]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -40,18 +42,38 @@ def build(config: TrainConfig, factory: EnvFactory | None) -> MultiAgentAlgorith
     Raises:
         ConfigError: a setting does not fit.
     """
-    try:
+    with source_named(config), _too_large_refused(config):
         env = make_vec_env(factory or config.env, config.n_envs, config.seed, config.vectorizer, **config.env_kwargs)
         try:
             return _build_algorithm(config, env)
         except BaseException:
             env.close()
             raise
+
+
+@contextmanager
+def _too_large_refused(config: TrainConfig) -> Iterator[None]:
+    try:
+        yield
     except MemoryError as error:
         words = f"{counted(config.n_envs, 'env')} and these settings need more memory than there is: {error}"
         raise ConfigError(words, key="n_envs") from error
     except OverflowError as error:
         raise ConfigError(f"a setting is too large: {error}") from error
+
+
+@contextmanager
+def source_named(config: TrainConfig, key: str | None = None) -> Iterator[None]:
+    """Begin the message of a `ConfigError` with the file or option that the wrong setting came from.
+
+    Args:
+        config: knows where its settings came from.
+        key: the setting; None: the key of the error.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{_source(config, key or error.key)}{error}", key=error.key) from error
 
 
 def resolved(config: TrainConfig) -> TrainConfig:
@@ -85,43 +107,41 @@ def _own_settings(config: TrainConfig) -> dict[PolicyID, dict[str, Any]]:
 
 
 def _defaults(config: TrainConfig, algo: str, key: str) -> dict[str, Any]:
-    try:
+    with source_named(config, key):
         return hyperparameter_defaults(algorithm_class(algo))
-    except ConfigError as error:
-        raise ConfigError(f"{config.where(key)}{error}", key=key) from error
 
 
 def check_device(config: TrainConfig) -> None:
-    """SB3 would quietly take the CPU where there is no CUDA."""
-    kind = config.device.partition(":")[0]
-    if kind not in ("auto", "cpu", "cuda"):
+    """Refuse devices that PyTorch does not have: SB3 would silently take the CPU instead of CUDA.
+
+    Raises:
+        ConfigError: with the device, and what is accepted.
+    """
+    if not re.fullmatch(r"auto|cpu(:0)?|cuda(:[0-9]+)?", config.device):
         accepted = "auto, cpu, cuda or cuda:N"
         raise ConfigError(f"{config.where('device')}device is {config.device!r}; accepted: {accepted}", key="device")
-    if kind == "cuda" and not torch.cuda.is_available():
+    if config.device.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError(f"{config.where('device')}device is {config.device!r}, but torch finds no CUDA", key="device")
 
 
 def _build_algorithm(config: TrainConfig, env: MultiAgentVecEnv) -> MultiAgentAlgorithm:
-    try:
-        policy_ids = resolve_policies(config.policies, env.agents)
-        _require_known(config, policy_ids, env)
-        _require_unambiguous(config, policy_ids)
-        return MultiAgentAlgorithm(
-            env,
-            policies={policy_id: policy_spec(config, policy_id) for policy_id in policy_ids},
-            policy_mapping_fn=_mapping(config),
-            policies_to_train=config.policies_to_train,
-            seed=config.seed,
-            device=config.device,
-            update_path=config.update_path,
-            n_threads=config.n_threads,
-            n_parallel_updates=config.n_parallel_updates,
-            stats_window_size=config.stats_window_size,
-            evaluation_deterministic=config.evaluation.deterministic,
-            custom_metrics=info_metrics(config.custom_metrics, "custom_metrics"),
-        )
-    except ConfigError as error:
-        raise ConfigError(f"{_source(config, error.key)}{error}", key=error.key) from error
+    policy_ids = resolve_policies(config.policies, env.agents)
+    _require_known(config, policy_ids, env)
+    _require_unambiguous(config, policy_ids)
+    return MultiAgentAlgorithm(
+        env,
+        policies={policy_id: policy_spec(config, policy_id) for policy_id in policy_ids},
+        policy_mapping_fn=_mapping(config),
+        policies_to_train=config.policies_to_train,
+        seed=config.seed,
+        device=config.device,
+        update_path=config.update_path,
+        n_threads=config.n_threads,
+        n_parallel_updates=config.n_parallel_updates,
+        stats_window_size=config.stats_window_size,
+        evaluation_deterministic=config.evaluation.deterministic,
+        custom_metrics=info_metrics(config.custom_metrics, "custom_metrics"),
+    )
 
 
 def _require_known(config: TrainConfig, policy_ids: Sequence[PolicyID], env: MultiAgentVecEnv) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from marl_sb3.callbacks import EvaluationCallback
 from marl_sb3.metrics import require_metric
+from marl_sb3.runs.build import source_named
 from marl_sb3.runs.run import Run
 from marl_sb3.vec_env import make_vec_env
 
@@ -15,9 +16,10 @@ def require_metrics(run: Run) -> None:
         ConfigError: with the names that come close.
     """
     known = [*run.algorithm.metric_names(), *evaluation_metrics(run)]
-    for metric in run.config.stop:
-        require_metric(metric, known)
-    require_metric(run.config.checkpoints.metric, known, "checkpoints.metric")
+    with source_named(run.config):
+        for metric in run.config.stop:
+            require_metric(metric, known)
+        require_metric(run.config.checkpoints.metric, known, "checkpoints.metric")
 
 
 def evaluations_of(run: Run) -> list[EvaluationCallback]:

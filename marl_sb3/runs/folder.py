@@ -19,7 +19,7 @@ from filelock import FileLock, Timeout
 
 from marl_sb3.config import TrainConfig, load_config, to_yaml
 from marl_sb3.config.files import entry_of
-from marl_sb3.errors import ConfigError, path_is_usable
+from marl_sb3.errors import ConfigError, as_path, path_is_usable
 from marl_sb3.runs.reader import read_results
 from marl_sb3.storage.atomic import unfinished_path, with_filename, write_whole
 from marl_sb3.storage.checkpoint_folder import RUN_CONFIG, CheckpointFolder, newest_run
@@ -43,8 +43,9 @@ def find_run(path: str | Path) -> Path:
     Raises:
         ConfigError: it is not a run folder, and no folder in it is one.
     """
-    with path_is_usable("cannot read", path, "run"):
-        return _find_run(Path(path))
+    folder = as_path("run", path)
+    with path_is_usable("cannot read", folder, "run"):
+        return _find_run(folder)
 
 
 def _find_run(folder: Path) -> Path:
@@ -111,7 +112,7 @@ class RunFolder:
         if run_dir is None:
             now = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
             return cls(_RUNS / re.sub(r"[^\w.-]+", "_", env) / f"{now}-{secrets.token_hex(2)}")
-        folder = Path(run_dir)
+        folder = as_path("run_dir", run_dir)
         with path_is_usable("--run-dir: cannot use", folder, "run_dir"):
             in_use = folder.exists() and (
                 not folder.is_dir() or any(p.name not in _OF_A_START for p in folder.iterdir())

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from marl_sb3.config import TrainConfig, to_yaml
 from marl_sb3.envs.registry import EnvFactory
-from marl_sb3.errors import ConfigError
-from marl_sb3.runs.build import build, check_device, resolved, set_up_process
+from marl_sb3.runs.build import build, check_device, resolved, set_up_process, source_named
 from marl_sb3.runs.evaluations import require_metrics
 from marl_sb3.runs.folder import RunFolder, find_run
 from marl_sb3.runs.run import Run
@@ -63,7 +60,7 @@ def _with_found_sources(config: TrainConfig) -> TrainConfig:
     """With the run itself where `init_from` names a folder of runs: the newest is another one tomorrow."""
     if config.init_from is None:
         return config
-    with _source_named(config, "init_from"):
+    with source_named(config, "init_from"):
         found = [str(_with_found_run(parse_init_from(text))) for text in config.init_from]
     return replace(config, init_from=found)
 
@@ -76,15 +73,6 @@ def _with_found_run(source: InitFrom) -> InitFrom:
 
 
 def _start_from(run: Run, trust_pickle: bool) -> None:
-    with _source_named(run.config, "init_from"):
+    with source_named(run.config, "init_from"):
         sources = [parse_init_from(text) for text in run.config.init_from or ()]
         start_from(run.algorithm, sources, run.config.init_layers, trust_pickle=trust_pickle)
-
-
-@contextmanager
-def _source_named(config: TrainConfig, key: str) -> Iterator[None]:
-    """Say in errors where a setting came from."""
-    try:
-        yield
-    except ConfigError as error:
-        raise ConfigError(f"{config.where(key)}{error}", key=error.key) from error

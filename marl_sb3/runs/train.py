@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.type_aliases import MaybeCallback
 
 from marl_sb3.config import load_config
 from marl_sb3.envs.registry import EnvFactory, factory_id
@@ -15,6 +16,7 @@ from marl_sb3.runs.execute import execute
 from marl_sb3.runs.prepare import prepare
 from marl_sb3.runs.resume import resume_run
 from marl_sb3.runs.run import Run
+from marl_sb3.training.stock_callbacks import accepted_callbacks
 from marl_sb3.types import PolicyID
 
 
@@ -35,7 +37,7 @@ def train(
     trust_pickle: bool = False,
     run_dir: str | Path | None = None,
     resume: str | Path | None = None,
-    callback: Sequence[BaseCallback] = (),
+    callback: MaybeCallback = None,
     progress_bar: bool | None = None,
 ) -> Run:
     """What `python -m marl_sb3.train` does.
@@ -59,7 +61,7 @@ def train(
         run_dir: the run folder; None: a new one below `runs`.
         resume: a run folder: go on with that run, `timesteps` env steps more or to its planned end. Of the other
             arguments only `env`, `stop`, `callback` and `progress_bar` are accepted then.
-        callback: more callbacks.
+        callback: more callbacks, as `MultiAgentAlgorithm.learn` takes them: one, a list, or a function.
         progress_bar: show how the training goes: a live view on terminals and in notebooks, plain lines elsewhere.
             None: in notebooks only.
 
@@ -67,6 +69,7 @@ def train(
         ConfigError: a setting is wrong; nothing has been written then.
         EnvError: the env broke the `ParallelEnv` contract.
     """
+    callbacks = accepted_callbacks(callback)
     name, factory = (env, None) if env is None or isinstance(env, str) else (factory_id(env), env)
     if resume is not None:
         unfit = [policies, algo, n_envs, seed, settings, hparams, vectorizer, device, init_from, run_dir]
@@ -74,7 +77,7 @@ def train(
             raise ConfigError(
                 "with resume only env, timesteps, stop, callback and progress_bar are accepted", key="resume"
             )
-        return _execute_and_show(resume_run(resume, timesteps, name, factory, stop=stop), callback, progress_bar)
+        return _execute_and_show(resume_run(resume, timesteps, name, factory, stop=stop), callbacks, progress_bar)
     config = load_config(
         name,
         algo,
@@ -89,15 +92,15 @@ def train(
         device=device,
         init_from=init_from,
     )
-    return _execute_and_show(prepare(config, run_dir, factory, trust_pickle=trust_pickle), callback, progress_bar)
+    return _execute_and_show(prepare(config, run_dir, factory, trust_pickle=trust_pickle), callbacks, progress_bar)
 
 
-def _execute_and_show(run: Run, callback: Sequence[BaseCallback], progress_bar: bool | None) -> Run:
+def _execute_and_show(run: Run, callbacks: Sequence[BaseCallback], progress_bar: bool | None) -> Run:
     from marl_sb3.runs.view import wanted_progress
 
     progress = wanted_progress(run, progress_bar)
     try:
-        return execute(run, [*callback, *progress])
+        return execute(run, [*callbacks, *progress])
     finally:
         for each in progress:
             each.close()

@@ -42,8 +42,20 @@ def as_one_callback(callback: MaybeCallback, more: Sequence[BaseCallback] = ()) 
     """What `learn` was given as one callback.
 
     Args:
-        callback: SB3 callbacks, one or a list, or a function.
+        callback: see `accepted_callbacks`.
         more: callbacks that come after them.
+
+    Raises:
+        ConfigError: see `accepted_callbacks`.
+    """
+    return CallbackList([*accepted_callbacks(callback), *more])
+
+
+def accepted_callbacks(callback: MaybeCallback) -> list[BaseCallback]:
+    """What a user gives as callbacks, as a list.
+
+    Args:
+        callback: SB3 callbacks, one or a list; a function of (locals, globals); or None.
 
     Raises:
         ConfigError: something else is among them, or a callback of SB3's that cannot work here; with what can.
@@ -58,7 +70,7 @@ def as_one_callback(callback: MaybeCallback, more: Sequence[BaseCallback] = ()) 
         callbacks = [] if callback is None else [callback]
     for each in _all(callbacks):
         _require_usable(each)
-    return CallbackList([*callbacks, *more])
+    return callbacks
 
 
 def _all(callbacks: list[Any]) -> Iterator[Any]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import stable_baselines3
 import torch as th
+from stable_baselines3.common.callbacks import BaseCallback
 from toy_envs import ScriptedEnv
 
 import marl_sb3
@@ -154,6 +155,28 @@ def test_what_a_callback_records_is_in_every_log(in_tmp: Path) -> None:
     assert "mine/number" in (run.folder / "progress.csv").read_text().splitlines()[0]
 
 
+class StepCounter(BaseCallback):
+    steps = 0
+
+    def _on_step(self) -> bool:
+        self.steps += 1
+        return True
+
+
+AS_CALLBACK = {
+    "one": lambda each: each,
+    "list": lambda each: [each],
+    "function": lambda each: lambda *_: each._on_step(),
+}
+
+
+@pytest.mark.parametrize("kind", AS_CALLBACK)
+def test_callbacks_are_one_or_a_list_or_a_function(in_tmp: Path, kind: str) -> None:
+    counter = StepCounter()
+    tiny(timesteps=20, callback=AS_CALLBACK[kind](counter))
+    assert counter.steps == 10
+
+
 REFUSED = [
     ({"env": "arenaa"}, "unknown env 'arenaa'; did you mean arena?"),
     ({"algo": "poo"}, "--algo: unknown algorithm 'poo'; accepted: ppo"),
@@ -178,8 +201,26 @@ REFUSED = [
     ({"settings": {"policy_kwargs.net_arc": [8]}}, "net_arc"),
     ({"settings": {"custom_metrics": {"x": {"kye": 1}}}}, "custom_metrics"),
     ({"settings": {"custom_metrics": {"x": {"key": "k", "agent": "agnt1"}}}}, "agent is 'agnt1'; the env has agent1"),
+    ({"stop": {"evaluation/env_runners/episode_return_mean": 1}}, "; evaluation is off; --set evaluation.interval=10"),
+    (
+        {"settings": {"checkpoint_metric": "evaluation/x"}},
+        "--set checkpoint_metric: unknown metric 'evaluation/x'; e",
+    ),
+    ({"stop": {1: 2}}, "--stop: the name of a metric is 1; accepted: a string"),
+    ({"settings": "lr=1"}, "settings is 'lr=1'; accepted: a mapping of settings to values"),
+    ({"settings": {1: 2}}, "settings has the key 1; accepted: strings"),
+    ({"hparams": 3}, "hparams is 3; accepted: the path of a settings file, or a mapping"),
+    ({"hparams": b"x.yml"}, "hparams is b'x.yml'; accepted: the path of a settings file, or a mapping"),
+    ({"run_dir": 3}, "run_dir is 3; accepted: a path, as a string or a pathlib.Path"),
+    ({"resume": 3, "env": None, "n_envs": None}, "run is 3; accepted: a path, as a string or a pathlib.Path"),
+    ({"seed": "a"}, "--seed: seed is 'a'; accepted: an integer from 0 to 4294967295"),
+    ({"callback": 3}, "callback is or contains 3; accepted: SB3 callbacks, a list of them, or a function"),
+    ({"callback": [marl_sb3.MultiAgentCallback]}, "did you mean MultiAgentCallback(...)?"),
     ({"device": "gpu"}, "--device: device is 'gpu'; accepted: auto, cpu, cuda"),
-    ({"vectorizer": "fast"}, "unknown vectorizer 'fast'; accepted: auto, batched, sync, supersuit"),
+    ({"device": "cpu:1x"}, "--device: device is 'cpu:1x'; accepted: auto, cpu, cuda"),
+    ({"device": "auto:1"}, "--device: device is 'auto:1'; accepted: auto, cpu, cuda"),
+    ({"device": "cuda:x"}, "--device: device is 'cuda:x'; accepted: auto, cpu, cuda"),
+    ({"vectorizer": "fast"}, "--vectorizer: unknown vectorizer 'fast'; accepted: auto, batched, sync, supersuit"),
     ({"env": "toy_envs:np"}, "'np' cannot be called"),
     ({"env": "builtins:dict"}, "returned dict; accepted: a pettingzoo.ParallelEnv"),
 ]
