@@ -72,6 +72,13 @@ class BatchedEnv(ABC):
     def observations(self) -> Observations:
         """(E, A, ...): what every agent sees now. New arrays: the caller keeps them."""
 
+    def action_masks(self) -> BoolArray | None:
+        """(E, A, n) bool: the actions that every agent may take now, laid out as in `VecStep.action_masks`.
+
+        None at the first reset: the envs have no masks, and are not asked again.
+        """
+        return None
+
     def get_state(self) -> State | None:
         """All that `set_state` needs to go on from here: a tree of plain data and arrays.
 

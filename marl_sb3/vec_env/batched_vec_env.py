@@ -16,6 +16,7 @@ from marl_sb3.storage.state import MAX_SEED, State, StateReader
 from marl_sb3.types import AgentID, Array, BoolArray, Observations
 from marl_sb3.vec_env.groups import AgentGroup
 from marl_sb3.vec_env.interface import InProcessVecEnv, Options
+from marl_sb3.vec_env.masks import choices_of, forbidden_place, forbidden_words, read_masks
 from marl_sb3.vec_env.observations import map_arrays, read_observations, same_in_env, zero_observations
 from marl_sb3.vec_env.seeding import episode_seed, fresh_seed
 from marl_sb3.vec_env.step import (
@@ -28,6 +29,8 @@ from marl_sb3.vec_env.step import (
 )
 from marl_sb3.wrappers.env_interface import require_agents
 from marl_sb3.wrappers.faults import unfit_numbers, unfit_words
+
+_NO_MASKS: ActionMasks = (None,)
 
 
 class ArrayInfos:
@@ -71,7 +74,8 @@ class BatchedVecEnv(InProcessVecEnv):
         self._run_seed = fresh_seed() if seed is None else seed
         self._all_envs = list(range(self.num_envs))
         self._closed = False
-        self._masks: ActionMasks = (None,)
+        self._choices = choices_of(env.action_space)
+        self._masked: bool | None = None  # None: not known before the first reset
 
     def _seed(self, seed: int) -> None:
         self._run_seed = seed
@@ -86,7 +90,7 @@ class BatchedVecEnv(InProcessVecEnv):
     def _first_step(self, observations: Observations, reset: Sequence[int]) -> VecStep:
         """The step after a reset of these envs; all agents of all envs act next."""
         to_act = np.ones((self.num_envs, len(self.agents)), dtype=np.bool_)
-        return first_step((observations,), self._masks, to_act, {index: self._reset_info() for index in reset})
+        return first_step((observations,), self._masks(to_act), to_act, {index: self._reset_info() for index in reset})
 
     def _begin_episodes(self, env_indices: Sequence[int]) -> None:
         self._episodes[env_indices] += 1
@@ -150,7 +154,7 @@ class BatchedVecEnv(InProcessVecEnv):
             reset_infos = {index: self._reset_info() for index in np.flatnonzero(episode_done).tolist()}
         return VecStep(
             observations=(observations,),
-            action_masks=self._masks,
+            action_masks=self._masks(to_act) if self._masked else _NO_MASKS,
             rewards=rewards,
             terminated=terminated,
             truncated=truncated,
@@ -161,6 +165,33 @@ class BatchedVecEnv(InProcessVecEnv):
             infos=ArrayInfos(infos, self.num_envs),
             reset_infos=reset_infos,
         )
+
+    def _masks(self, to_act: BoolArray) -> ActionMasks:
+        """The masks of the agents that act next; asking for the first time tells whether there are any."""
+        masks = self._asked_for_masks()
+        if self._masked is None:
+            self._masked = masks is not None and self._choices is not None
+        if not self._masked:
+            return _NO_MASKS
+        assert self._choices is not None
+        shape = (*to_act.shape, sum(self._choices))
+        if masks is None or masks.shape != shape or masks.dtype != np.bool_:
+            received = None if masks is None else f"an array of {masks.dtype} {masks.shape}"
+            raise EnvError(f"{self._where(0)}: action_masks() is {received}; accepted: an array of bool {shape}")
+        masks = masks | ~to_act[:, :, None]
+        place = forbidden_place(masks, self._choices)
+        if place is not None:
+            index, column, choice = place
+            problem = forbidden_words(choice, self._choices)
+            raise EnvError(f"{self._where(index)}, agent {self.agents[column]!r}: {problem}")
+        return (masks,)
+
+    def _asked_for_masks(self) -> BoolArray | None:
+        try:
+            return self._env.action_masks()
+        except Exception as error:
+            self._blame(error, "action_masks()", self._all_envs)
+            raise
 
     def _reset_info(self) -> dict[str, Any]:
         return {agent: {} for agent in self.agents}
@@ -233,6 +264,7 @@ class BatchedVecEnv(InProcessVecEnv):
             "episode_steps": self._episode_steps,
             "to_act": self.latest.to_act,
             "observations": list(self.latest.observations),
+            "action_masks": list(self.latest.action_masks),
             "own": ask_for_state(self._env.get_state, self._where_and_seed(self._all_envs)),
         }
 
@@ -244,11 +276,13 @@ class BatchedVecEnv(InProcessVecEnv):
         if not to_act.any(axis=1).all():
             raise state.error("to_act", to_act, "an agent that acts in every env")
         observations = read_observations(state, zero_observations(self.groups, self.num_envs))
+        masks = read_masks(state, self.groups, to_act)
         self._run_seed = run_seed
         self._episodes, self._episode_steps = counts["episodes"], counts["episode_steps"]
         why = self._set_own(state, to_act, observations)
         if why is None:
-            self._latest = first_step(observations, self._masks, to_act, {})
+            self._masked = masks[0] is not None
+            self._latest = first_step(observations, masks, to_act, {})
             return {}
         self._begin_episodes(self._all_envs)
         self._latest = self._first_step(self._shown(), self._all_envs)

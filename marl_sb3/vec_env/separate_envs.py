@@ -17,9 +17,10 @@ from marl_sb3.types import AgentID, Array, BoolArray, Observations
 from marl_sb3.vec_env.action_log import ActionLog, require_possible
 from marl_sb3.vec_env.groups import agent_groups, require_same_agents, require_separate
 from marl_sb3.vec_env.interface import InProcessVecEnv
+from marl_sb3.vec_env.masks import MaskReader, read_masks
 from marl_sb3.vec_env.observations import copy_env, put, read_observations, same_in_env, zero_observations
 from marl_sb3.vec_env.slot import EnvSlot
-from marl_sb3.vec_env.step import ActionMasks, first_step
+from marl_sb3.vec_env.step import ActionMasks, VecStep, first_step
 from marl_sb3.wrappers.layers import call_or_read
 
 EnvFactory = Callable[[int], ParallelEnv]  # env index -> a new env
@@ -35,6 +36,7 @@ class _Saved:
     in_play: BoolArray
     ended: BoolArray
     observations: tuple[Observations, ...]
+    action_masks: ActionMasks
     own: list[Any]
     has_log: bool
 
@@ -81,7 +83,7 @@ class SeparateEnvs(InProcessVecEnv):
             for place, (agent, column) in enumerate(zip(group.agents, group.columns, strict=True))
         }
         self._log = ActionLog(self.num_envs, self.groups)
-        self._masks: ActionMasks = (None,) * len(self.groups)
+        self._masks = MaskReader(self.groups, self.num_envs)
         zero_observations(self.groups, self.num_envs)  # refuses what no array can hold
 
     @property
@@ -95,6 +97,19 @@ class SeparateEnvs(InProcessVecEnv):
 
     def _reset_infos(self, env_indices: Iterable[int]) -> dict[int, Mapping[str, Any]]:
         return {index: self._slots[index].reset_infos for index in env_indices}
+
+    def _first_step(self, observations: tuple[Observations, ...]) -> VecStep:
+        """The step after a reset of all envs."""
+        infos = self._reset_infos(range(self.num_envs))
+        return first_step(observations, self._masks.read(self._slots, infos), self._turns(), infos)
+
+    def _masks_after(
+        self, infos: Sequence[Mapping[str, Any]], reset_infos: Mapping[int, Mapping[str, Any]]
+    ) -> ActionMasks:
+        """The masks after a step, from its infos, and from those of the resets that it brought."""
+        if self._masks.idle:
+            return self._masks.none
+        return self._masks.read(self._slots, {**dict(enumerate(infos)), **reset_infos})
 
     def _flags(self, agents_of: Callable[[EnvSlot], Collection[AgentID]]) -> BoolArray:
         """(E, A); a new array."""
@@ -129,6 +144,7 @@ class SeparateEnvs(InProcessVecEnv):
             "in_play": self._flags(lambda slot: slot.in_play),
             "ended": self._flags(lambda slot: slot.ended),
             "observations": list(self.latest.observations),
+            "action_masks": list(self.latest.action_masks),
             "own": own,
             "log": self._log.get_state() if None in own else None,
         }
@@ -143,8 +159,19 @@ class SeparateEnvs(InProcessVecEnv):
                 self._slots[index].continue_at(saved.run_seed, saved.episodes[index] + 1)
                 copy_env(self._restart(index), saved.observations, index)
         self._log.begin(inexact)
-        self._latest = first_step(saved.observations, self._masks, self._turns(), self._reset_infos(inexact))
+        reset_infos = self._reset_infos(inexact)
+        masks = self._restored_masks(saved.action_masks, reset_infos)
+        self._latest = first_step(saved.observations, masks, self._turns(), reset_infos)
         return inexact
+
+    def _restored_masks(self, masks: ActionMasks, reset_infos: Mapping[int, Mapping[str, Any]]) -> ActionMasks:
+        """The masks of a state; those of the envs that have begun an episode instead are read from its start."""
+        self._masks.adopt(masks)
+        begun = self._masks.read([self._slots[index] for index in reset_infos], reset_infos)
+        for ours, new in zip(masks, begun, strict=True):
+            if ours is not None and new is not None:
+                ours[list(reset_infos)] = new[list(reset_infos)]
+        return masks
 
     def _read(self, state: StateReader) -> _Saved:
         shape = (self.num_envs, len(self.agents))
@@ -160,6 +187,7 @@ class SeparateEnvs(InProcessVecEnv):
             in_play,
             ended,
             read_observations(state, zero_observations(self.groups, self.num_envs)),
+            read_masks(state, self.groups, to_act),
             state.items("own", self.num_envs),
             state.value("log") is not None,
         )

@@ -15,7 +15,7 @@ from marl_sb3.vec_env.observations import map_arrays
 from marl_sb3.vec_env.seeding import fresh_seed
 from marl_sb3.vec_env.separate_envs import EnvFactory, SeparateEnvs
 from marl_sb3.vec_env.slot import EnvSlot, SlotStep
-from marl_sb3.vec_env.step import DictInfos, FinalObservations, VecStep, first_step
+from marl_sb3.vec_env.step import DictInfos, FinalObservations, VecStep
 from marl_sb3.vec_env.supersuit_adapter import SuperSuitAdapter
 from marl_sb3.wrappers import wrap
 
@@ -49,8 +49,7 @@ class SuperSuitVecEnv(SeparateEnvs):
                 adapter.options = env_options
         observations, _ = self._concat.reset()
         self._log.begin(range(self.num_envs))
-        infos = self._reset_infos(range(self.num_envs))
-        return first_step((self._by_env(observations),), self._masks, self._turns(), infos)
+        return self._first_step((self._by_env(observations),))
 
     def _step(self, actions: Sequence[Array]) -> VecStep:
         (group_actions,) = actions
@@ -58,12 +57,13 @@ class SuperSuitVecEnv(SeparateEnvs):
         self._log.record(actions)
         observations, rewards, _, _, _ = self._concat.step(group_actions.reshape(-1, *group_actions.shape[2:]))
         steps = [_last_step(adapter) for adapter in self._adapters]
+        infos = [step.infos for step in steps]
         reset_infos = {index: step.reset_infos for index, step in enumerate(steps) if step.reset_infos is not None}
         if reset_infos:
             self._log.begin(reset_infos)
         return VecStep(
             observations=(self._by_env(observations),),
-            action_masks=self._masks,
+            action_masks=self._masks_after(infos, reset_infos),
             rewards=rewards.reshape(acted.shape),
             terminated=self._ends(steps, 0),
             truncated=self._ends(steps, 1),
@@ -77,7 +77,7 @@ class SuperSuitVecEnv(SeparateEnvs):
                     for agent, seen in step.final_observations.items()
                 }
             ),
-            infos=DictInfos([step.infos for step in steps]),
+            infos=DictInfos(infos),
             reset_infos=reset_infos,
         )
 

@@ -14,7 +14,7 @@ from marl_sb3.vec_env.observations import zero_observations
 from marl_sb3.vec_env.seeding import fresh_seed
 from marl_sb3.vec_env.separate_envs import EnvFactory, SeparateEnvs
 from marl_sb3.vec_env.slot import EnvSlot, SlotStep
-from marl_sb3.vec_env.step import DictInfos, FinalObservations, VecStep, first_step
+from marl_sb3.vec_env.step import DictInfos, FinalObservations, VecStep
 from marl_sb3.wrappers import wrap
 
 
@@ -55,7 +55,7 @@ class SyncVecEnv(SeparateEnvs):
             self._show(slot, slot.reset(None if options is None else options[slot.index]), observations)
         self._log.begin(range(self.num_envs))
         self._known_turns = [slot.to_act for slot in self._slots]
-        return first_step(observations, self._masks, self._turns(), self._reset_infos(range(self.num_envs)))
+        return self._first_step(observations)
 
     def _step(self, actions: Sequence[Array]) -> VecStep:
         acted = to_act = self.latest.to_act
@@ -74,7 +74,7 @@ class SyncVecEnv(SeparateEnvs):
         episode_done[list(arrays.reset_infos)] = True
         return VecStep(
             observations=arrays.observations,
-            action_masks=self._masks,
+            action_masks=self._masks_after(arrays.infos, arrays.reset_infos),
             rewards=arrays.rewards,
             terminated=arrays.terminated,
             truncated=arrays.truncated,

@@ -78,10 +78,10 @@ class CheckedEnv(BaseParallelWrapper):  # type: ignore[misc]
             self._blame(error, "reset()")
             raise
         if not (isinstance(returned, tuple) and len(returned) == 2):
-            raise self._error(f"reset() returned {_outline(returned)}, not (observations, infos)")
+            raise self.error(f"reset() returned {_outline(returned)}, not (observations, infos)")
         observations, infos = returned
         if not getattr(self.env, "agents", None):
-            raise self._error("no agent is live after reset()")
+            raise self.error("no agent is live after reset()")
         for agent in self.env.agents:
             self._check_known(agent)
             self._check_observation(agent, observations)
@@ -97,7 +97,7 @@ class CheckedEnv(BaseParallelWrapper):  # type: ignore[misc]
             self._blame(error, "step()")
             raise
         if not (isinstance(returned, tuple) and len(returned) == 5):
-            raise self._error(f"step() returned {_outline(returned)}, not a tuple of 5 dictionaries")
+            raise self.error(f"step() returned {_outline(returned)}, not a tuple of 5 dictionaries")
         observations, rewards, terminated, truncated, infos = returned
         for agent in actions:
             self._check_observation(agent, observations)
@@ -117,7 +117,7 @@ class CheckedEnv(BaseParallelWrapper):  # type: ignore[misc]
             self._in_play -= self._ended
         if self._in_play and self._ended.issuperset(self.env.agents):
             agent = min(self._in_play)
-            raise self._error("is neither terminated nor truncated, but no agent is left to act", agent)
+            raise self.error("is neither terminated nor truncated, but no agent is left to act", agent)
         return observations, rewards, terminated, truncated, infos
 
     def render(self) -> Any:
@@ -177,7 +177,7 @@ class CheckedEnv(BaseParallelWrapper):  # type: ignore[misc]
     def _check_reward(self, agent: AgentID, reward: Any) -> None:
         fault = reward_fault(reward)
         if fault:
-            raise self._error(f"reward {fault}", agent, reward)
+            raise self.error(f"reward {fault}", agent, reward)
 
     def _mention_unearned(self, rewards: Mapping[AgentID, Any]) -> None:
         """An agent that has not acted, or has ended, has no action that a reward could belong to; said once per env."""
@@ -186,33 +186,34 @@ class CheckedEnv(BaseParallelWrapper):  # type: ignore[misc]
             self._mentioned_unearned = True
             _log.warning(
                 "%s",
-                self._error(f"reward {rewards[unearned[0]]} is not counted: the agent is not in play", unearned[0]),
+                self.error(f"reward {rewards[unearned[0]]} is not counted: the agent is not in play", unearned[0]),
             )
 
     def _check_known(self, agent: AgentID) -> None:
         if agent not in self.env.possible_agents:
-            raise self._error(f"is live but not in possible_agents {self.env.possible_agents}", agent)
+            raise self.error(f"is live but not in possible_agents {self.env.possible_agents}", agent)
 
     def _check_infos(self, agents: Iterable[AgentID], infos: Any) -> None:
         if not _is_mapping(infos):
-            raise self._error(f"infos are {type(infos).__name__}, not a dictionary by agent")
+            raise self.error(f"infos are {type(infos).__name__}, not a dictionary by agent")
         for agent in agents:
             if not _is_mapping(infos.get(agent, _NO_INFO)):
-                raise self._error(f"info is {infos[agent]!r}, not a dictionary", agent)
+                raise self.error(f"info is {infos[agent]!r}, not a dictionary", agent)
 
     def _check_observation(self, agent: AgentID, observations: Mapping[AgentID, Any]) -> None:
         fault = observation_fault(self._spaces[agent], self._of(agent, observations, "observation"))
         if fault:
-            raise self._error(f"observation {fault}", agent, observations[agent])
+            raise self.error(f"observation {fault}", agent, observations[agent])
 
     def _of(self, agent: AgentID, values: Any, what: str) -> Any:
         try:
             return values[agent]
         except (KeyError, IndexError, TypeError):  # it may be anything but a dictionary
             known = list(values) if isinstance(values, Mapping) else type(values).__name__
-            raise self._error(f"{what} is missing (there is one for {known})", agent) from None
+            raise self.error(f"{what} is missing (there is one for {known})", agent) from None
 
-    def _error(self, problem: str, agent: AgentID | None = None, value: Any = None) -> EnvError:
+    def error(self, problem: str, agent: AgentID | None = None, value: Any = None) -> EnvError:
+        """What to raise for something that the env returned; names env, episode, step and agent."""
         where = self._where()
         kind = EnvNumericError if _holds_non_finite(value) else EnvError
         return kind(f"{where}, agent {agent!r}: {problem}" if agent is not None else f"{where}: {problem}")

@@ -1,0 +1,170 @@
+"""Which actions agents may take next: the masks that envs give, found, checked and laid out as arrays.
+
+An env gives a mask as `infos[agent]["action_mask"]`, from `reset` and `step`, for each agent that acts next. A group of
+agents has masks if one of them has one when the first of the group acts for the first time; masks are then required of
+all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from marl_sb3.storage.state import StateReader
+from marl_sb3.types import AgentID, Array, BoolArray
+from marl_sb3.vec_env.groups import AgentGroup
+from marl_sb3.vec_env.slot import EnvSlot
+from marl_sb3.vec_env.step import ActionMasks
+
+KEY = "action_mask"
+_NO_INFO: Mapping[str, Any] = {}
+
+
+def choices_of(space: spaces.Space[Any]) -> tuple[int, ...] | None:
+    """How many actions each choice has, in the order of a mask; None for spaces that have no masks.
+
+    Discrete(n) is one choice of n, MultiDiscrete one of each number in `nvec`, MultiBinary(k) k choices of 2. A mask
+    has an entry for each action of each choice, as for sb3-contrib's MaskablePPO.
+    """
+    if isinstance(space, spaces.Discrete):
+        return (int(space.n),)
+    if isinstance(space, spaces.MultiDiscrete):
+        return tuple(space.nvec.reshape(-1).tolist())
+    if isinstance(space, spaces.MultiBinary):
+        return (2,) * int(np.prod(space.shape))
+    return None
+
+
+def forbidden_place(masks: BoolArray, choices: Sequence[int]) -> tuple[int, ...] | None:
+    """The first [env, column, choice] of which every action is forbidden, if there is one.
+
+    Args:
+        masks: (E, A, sum of choices).
+        choices: see `choices_of`.
+    """
+    starts = np.cumsum([0, *choices[:-1]])
+    allowed = np.logical_or.reduceat(masks, starts, axis=2)
+    return None if allowed.all() else tuple(np.argwhere(~allowed)[0].tolist())
+
+
+def forbidden_words(choice: int, choices: Sequence[int]) -> str:
+    """What is wrong with a mask that forbids every action of a choice."""
+    which = "" if len(choices) == 1 else f" of choice {choice} (counted from 0)"
+    return f"{KEY} forbids every action{which}; an agent that acts needs one"
+
+
+def mask_fault(mask: Array, size: int, space: spaces.Space[Any]) -> str | None:
+    """What is wrong with the form of one agent's mask, if anything is."""
+    if mask.shape != (size,):
+        return f"{KEY} has shape {mask.shape}; accepted: ({size},), for {space}"
+    if mask.dtype != np.bool_ and not (mask.dtype.kind in "iuf" and np.isin(mask, (0, 1)).all()):
+        return f"{KEY} is {mask.tolist()}; accepted: booleans, or 0 and 1"
+    return None
+
+
+class MaskReader:
+    """Finds the groups that have masks, and reads these out of the infos of separate envs.
+
+    Args:
+        groups: the agents by their spaces.
+        num_envs: E.
+
+    Attributes:
+        none: the masks of envs that give none.
+    """
+
+    def __init__(self, groups: Sequence[AgentGroup], num_envs: int) -> None:
+        self._groups = groups
+        self._num_envs = num_envs
+        self._choices = [choices_of(group.action_space) for group in groups]
+        self._places = [{agent: place for place, agent in enumerate(group.agents)} for group in groups]
+        self.none: ActionMasks = (None,) * len(groups)
+        self.adopt(self.none)
+
+    def adopt(self, masks: ActionMasks) -> None:
+        """Go on with the groups that have masks here; the others are looked at again when one of their agents acts."""
+        self._masked = [mask is not None for mask in masks]
+        self._undecided = {
+            number for number, found in enumerate(self._masked) if not found and self._choices[number] is not None
+        }
+
+    @property
+    def idle(self) -> bool:
+        """Whether no group has masks, so that there is nothing to read."""
+        return not self._undecided and True not in self._masked
+
+    def read(self, slots: Sequence[EnvSlot], infos: Mapping[int, Mapping[str, Any]]) -> ActionMasks:
+        """The masks of the agents that act next.
+
+        Args:
+            slots: the envs.
+            infos: what each of them said when it showed what its agents see now, by index.
+
+        Raises:
+            EnvError: a mask is missing, has another shape, or forbids everything; names env, episode, step and agent.
+        """
+        for number in list(self._undecided):
+            self._decide(number, slots, infos)
+        if self.idle:
+            return self.none
+        return tuple(
+            self._of_group(number, slots, infos) if masked else None for number, masked in enumerate(self._masked)
+        )
+
+    def _decide(self, number: int, slots: Sequence[EnvSlot], infos: Mapping[int, Mapping[str, Any]]) -> None:
+        acting = [(slot.index, agent) for slot in slots for agent in slot.to_act if agent in self._places[number]]
+        if acting:
+            self._undecided.discard(number)
+            self._masked[number] = any(KEY in infos[index].get(agent, _NO_INFO) for index, agent in acting)
+
+    def _of_group(self, number: int, slots: Sequence[EnvSlot], infos: Mapping[int, Mapping[str, Any]]) -> BoolArray:
+        places, choices = self._places[number], self._choices[number]
+        assert choices is not None
+        masks = np.ones((self._num_envs, len(places), sum(choices)), dtype=np.bool_)
+        for slot in slots:
+            for agent in slot.to_act:
+                if agent in places:
+                    masks[slot.index, places[agent]] = self._mask(slot, agent, infos[slot.index], number)
+        place = forbidden_place(masks, choices)
+        if place is not None:
+            index, column, choice = place
+            slot = next(slot for slot in slots if slot.index == index)
+            raise slot.env.error(forbidden_words(choice, choices), self._groups[number].agents[column])
+        return masks
+
+    def _mask(self, slot: EnvSlot, agent: AgentID, infos: Mapping[str, Any], number: int) -> Array:
+        info, choices = infos.get(agent, _NO_INFO), self._choices[number]
+        assert choices is not None
+        if KEY not in info:
+            raise slot.env.error(f"its infos have no {KEY}; agents with these spaces had one at the start", agent)
+        mask = np.asarray(info[KEY])
+        fault = mask_fault(mask, sum(choices), self._groups[number].action_space)
+        if fault:
+            raise slot.env.error(fault, agent)
+        return mask
+
+
+def read_masks(state: StateReader, groups: Sequence[AgentGroup], to_act: BoolArray) -> ActionMasks:
+    """The field `action_masks` of a state: per group, an array of (E, A_group, n) bool, or null.
+
+    Raises:
+        CheckpointError: it is something else, or an agent of `to_act` may do nothing.
+    """
+    listed = state.items("action_masks", len(groups))
+    by_group = StateReader({str(n): masks for n, masks in enumerate(listed)}, f"{state.where}/action_masks")
+    return tuple(_read_group(by_group, str(number), group, len(to_act)) for number, group in enumerate(groups))
+
+
+def _read_group(masks: StateReader, name: str, group: AgentGroup, num_envs: int) -> BoolArray | None:
+    if masks.value(name) is None:
+        return None
+    choices = choices_of(group.action_space)
+    if choices is None:
+        raise masks.error(name, masks.value(name), f"null, as {group.action_space} has no masks")
+    array = masks.array(name, np.bool_, (num_envs, len(group.agents), sum(choices)))
+    if forbidden_place(array, choices) is not None:
+        raise masks.error(name, array, "an allowed action for every agent")
+    return array
