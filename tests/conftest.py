@@ -35,7 +35,7 @@ def server(_signals_are_not_ignored: None) -> Iterator[ForkServer]:
 @pytest.fixture
 def forked_workers(server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> ForkServer:
     """The workers of searches are forked from the server, too."""
-    from marl_sb3.tuning import workers
+    from marl_sb3.tuning.jobs import workers
 
     monkeypatch.setattr(workers, "subprocess", forked_subprocess(server))
     monkeypatch.setattr(workers, "POLL_S", 0.05)

@@ -23,13 +23,13 @@ SHORT_SEARCH = {"timesteps": 6_000, "evaluations": 3, "evaluation_episodes": 2}
 
 
 class WorkHere:
-    """Takes the place of `tuning.workers.Workers`: does their work in this process."""
+    """Takes the place of `tuning.jobs.workers.Workers`: does their work in this process."""
 
     def __init__(self, study: Any, count: int, queue: Any) -> None:
         self.study, self.queue = study, queue
 
     def run(self, look: Callable[[], None]) -> None:
-        from marl_sb3.tuning.run_jobs import work_here
+        from marl_sb3.tuning.jobs.run import work_here
 
         work_here(self.study, self.queue, look)
 
@@ -40,7 +40,8 @@ def short_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
     from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
     from marl_sb3 import MultiAgentAlgorithm
-    from marl_sb3.tuning import api, confirm, run_jobs
+    from marl_sb3.tuning import api
+    from marl_sb3.tuning.jobs import confirmations, run
 
     def capped(learn: Callable[..., Any]) -> Callable[..., Any]:
         def learn_briefly(self: Any, total_timesteps: int, *args: Any, **kwargs: Any) -> Any:
@@ -59,9 +60,11 @@ def short_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
         return prepare(*args, **{**options, **SHORT_SEARCH, **trials})
 
     monkeypatch.setattr(api, "prepare_study", prepare_short)
-    trainings = confirm._trainings
-    monkeypatch.setattr(confirm, "_trainings", lambda study, trials, seeds: trainings(study, trials, min(seeds, 2)))
-    monkeypatch.setattr(run_jobs, "Workers", WorkHere)
+    trainings = confirmations._trainings
+    monkeypatch.setattr(
+        confirmations, "_trainings", lambda study, trials, seeds: trainings(study, trials, min(seeds, 2))
+    )
+    monkeypatch.setattr(run, "Workers", WorkHere)
 
 
 @pytest.fixture(scope="session")

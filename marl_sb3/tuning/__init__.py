@@ -1,1 +1,1 @@
-"""The search for better settings: spaces, trials, worker processes, and what came out."""
+"""Hyperparameter search: spaces, studies, trials in worker processes, confirmation with fresh seeds, reports."""

@@ -1,4 +1,4 @@
-"""What a search makes as large, or as small, as it can: a number from the evaluations of a trial."""
+"""The objective of a search: a number computed from the evaluations of a trial."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _AGENTS = f"{_EVALUATED}agent_episode_returns_mean/"
 
 @dataclass(frozen=True)
 class Objective:
-    """A number per evaluation, and a number per trial.
+    """What a search maximizes or minimizes.
 
     Attributes:
-        of: `sum` (over agents, the default), `min` (of the agents' returns), an agent's id, the name of a custom
-            metric, or the flat name of any metric.
+        of: `sum` or `min` of the agents' returns, an agent's id, the name of a custom metric, or the flat name of any
+            metric.
         mode: `max` or `min`.
-        over: of a trial's evaluations the `last`, the `best`, or the mean of the last k: `mean_of_last_3`.
+        over: which evaluations of a trial count: `last`, `best`, or the mean of the last k, as `mean_of_last_3`.
     """
 
     of: str = "sum"
@@ -36,10 +36,10 @@ class Objective:
             raise ConfigError(f"--over is {self.over!r}; accepted: last, best or mean_of_last_K", key="over")
 
     def require_enough(self, evaluations: int) -> None:
-        """Refuse a mean over more evaluations than there are.
+        """Refuse a mean over more evaluations than a trial has.
 
         Raises:
-            ConfigError: with how many there are.
+            ConfigError: with the number of evaluations.
         """
         if (self._k() or 1) > evaluations:
             raise ConfigError(f"--over is {self.over!r}, but a trial has {evaluations} evaluations", key="over")
@@ -49,7 +49,7 @@ class Objective:
         return int(k) if head == "mean_of_last" and k.isdecimal() and int(k) > 0 else None
 
     def require_known(self, names: Sequence[str]) -> None:
-        """Refuse what no evaluation will tell.
+        """Refuse an objective that is not among the names of metrics.
 
         Raises:
             ConfigError: with what is accepted.
@@ -63,7 +63,7 @@ class Objective:
             )
 
     def metric(self, names: Sequence[str]) -> str:
-        """The flat name behind a short one."""
+        """The flat name of the objective's metric; `names` are those of all metrics."""
         candidates = {
             "sum": f"{_EVALUATED}episode_return_mean",
             f"{_AGENTS}{self.of}": f"{_AGENTS}{self.of}",
@@ -74,7 +74,7 @@ class Objective:
         return next((name for name in candidates if name in names), self.of)
 
     def value(self, result: Mapping[str, Any]) -> float | None:
-        """The number of an iteration; None if it was not evaluated."""
+        """The objective of an iteration; None if it was not evaluated."""
         flat = flatten(result)
         if self.of == "min":
             found = [value for name, value in flat.items() if name.startswith(_AGENTS)]
@@ -86,10 +86,10 @@ class Objective:
         return None if value is None else float(value)
 
     def final(self, values: Sequence[float]) -> float:
-        """The number of a trial, from those of its evaluations.
+        """The objective of a trial, from the values of its evaluations.
 
         Raises:
-            ConfigError: there was none.
+            ConfigError: there are no values.
         """
         if not values:
             raise ConfigError(f"no evaluation of the trial told its {self.of!r}", key="objective")

@@ -1,4 +1,4 @@
-"""A search: what is tried, by which rules, and where it is kept."""
+"""The settings of a search, and the file `study.yaml` that holds them."""
 
 from __future__ import annotations
 
@@ -21,38 +21,38 @@ from marl_sb3.tuning.storage import without_password
 
 SAMPLERS = ("tpe", "random", "grid", "gp")
 PRUNERS = ("median", "asha", "none")
-STORAGE_VARIABLE = "MARL_SB3_STORAGE"  # tells workers the storage's URL: command lines can be read by all users
-THE_SEARCH = "the search"  # the source of what a trial has because it is one
+STORAGE_VARIABLE = "MARL_SB3_STORAGE"  # passes the storage's URL to workers: command lines are public
+THE_SEARCH = "the search"  # the source of settings that a configuration has only because it is a trial
 _FILE = "study.yaml"
-_NEWER = frozenset({"hparams", "n_envs", "vectorizer", "device"})  # files of older versions lack them
+_NEWER = frozenset({"hparams", "n_envs", "vectorizer", "device"})  # fields that older versions did not write
 
 
 @dataclass(frozen=True)
 class Search:
-    """Everything that decides what a search does.
+    """All settings of a search.
 
     Attributes:
         env: env id.
         space: the parameters that are searched.
-        name: of the study.
-        trials: how many, without those that are repeated because they were killed.
-        seed: from which the seed of every trial follows, and what the sampler draws.
-        algo: algorithm; None: the default one.
+        name: the study's name.
+        trials: the number of trials, without retries of killed ones.
+        seed: determines the seed of every trial and the draws of the sampler.
+        algo: the algorithm's name; None: the default.
         policies: as in `TrainConfig`; None: as in the preset.
         timesteps: env steps of a trial; None: as in the preset.
-        hparams: the settings of the env, by its id, instead of the shipped preset; None: the preset.
-        n_envs: envs that step together; None: as in the preset.
+        hparams: settings by env id, instead of the shipped preset; None: the preset.
+        n_envs: the number of envs of a trial; None: as in the preset.
         vectorizer: as in `TrainConfig`; None: as in the preset.
         device: as in `TrainConfig`; None: as in the preset.
-        settings: what is set in every trial, by keys as after `--set`.
+        settings: set in every trial, by keys as after `--set`.
         sampler: one of `SAMPLERS`.
         pruner: one of `PRUNERS`.
         objective: see `Objective`.
         mode: see `Objective`.
         over: see `Objective`.
-        evaluations: how many a trial has, in equal distances.
-        evaluation_episodes: complete episodes in each of them.
-        storage: URL of a database; None: a journal in the study's folder.
+        evaluations: the number of evaluations of a trial, equally spaced.
+        evaluation_episodes: the number of complete episodes of an evaluation.
+        storage: the URL of a database; None: a journal in the study's folder.
     """
 
     env: str
@@ -95,7 +95,7 @@ class Search:
         if not isinstance(self.settings, Mapping):
             raise ConfigError(f"settings is {self.settings!r}; accepted: a mapping", key="settings")
         if "seed" in self.settings or "seed" in self.space.names:
-            # All trials would have it, and all trainings with fresh seeds.
+            # All trials and all confirmations would have the same seed.
             raise ConfigError("seed is not for trials to choose or share; accepted: --seed, of the search", key="seed")
 
     def parsed_objective(self) -> Objective:
@@ -103,32 +103,32 @@ class Search:
         return Objective(self.objective, self.mode, self.over)
 
     def trial_seed(self, index: int) -> int:
-        """The run seed of a trial, in [0, 2**31), by its place in the order of trials, those tried again left out."""
+        """The run seed of the trial with this index, in [0, 2**31); retries have the index of the first attempt."""
         return self._derived_seed(index)
 
     def evaluation_seed(self) -> int:
-        """Of the episodes of all evaluations, in [0, 2**31): the same in every trial, so that figures compare."""
+        """The seed of all evaluations, in [0, 2**31); all trials have the same, so that their values compare."""
         return self._derived_seed(2**31)
 
     def fresh_seed(self, index: int) -> int:
-        """A run seed that no trial has had, in [0, 2**31)."""
+        """A run seed for a confirmation, in [0, 2**31); no trial has it."""
         return self._derived_seed(index, 2)
 
     def fresh_evaluation_seed(self, index: int) -> int:
-        """Of episodes by which no trial was judged, in [0, 2**31)."""
+        """The seed of the evaluations of a confirmation, in [0, 2**31); no trial was evaluated with it."""
         return self._derived_seed(index, 3)
 
     def _derived_seed(self, *key: int) -> int:
-        """Keys (index, 1) are those of samplers."""
+        """Keys (index, 1) belong to samplers."""
         return int(np.random.SeedSequence(self.seed, spawn_key=key).generate_state(1)[0]) >> 1
 
     def trial_config(self, settings: Mapping[str, Any], seed: int, where: str = "the space, ") -> TrainConfig:
         """The configuration of a trial.
 
         Args:
-            settings: what was chosen.
-            seed: run seed.
-            where: what the choice was made from, for messages.
+            settings: the searched settings.
+            seed: the run seed.
+            where: the origin of the space, put before the names of parameters in messages.
 
         Raises:
             ConfigError: a setting is wrong, or the budget is too small for the evaluations.
@@ -146,7 +146,7 @@ class Search:
             "seed": seed,
             "n_timesteps": config.n_timesteps,
             "extensions": None,
-            "n_parallel_updates": config.n_parallel_updates,  # each worker has its share of the cores
+            "n_parallel_updates": config.n_parallel_updates,  # workers divide the cores among them
             "checkpoints.every": 0,
             "evaluation.interval": between,
             "evaluation.interval_unit": "timesteps",
@@ -154,10 +154,10 @@ class Search:
             "evaluation.duration_unit": "episodes",
             "evaluation.seed": self.evaluation_seed(),
         }
-        return replace(config.changed(own, THE_SEARCH), notes=())  # they are told once, when the search begins
+        return replace(config.changed(own, THE_SEARCH), notes=())  # shown once, when the search starts
 
     def usual_config(self, settings: Mapping[str, Any]) -> TrainConfig:
-        """The configuration of a training with these settings that is no trial: of full length, for one.
+        """The configuration of a full training, outside the search, with these settings.
 
         Raises:
             ConfigError: a setting is wrong.
@@ -179,36 +179,36 @@ class Search:
         )
 
     def with_fitting_evaluations(self) -> Search:
-        """The same, with fewer evaluations where the shortest of its trials has room for fewer, but at least one."""
+        """The search with at most as many evaluations as its shortest trial has rollouts, and at least one."""
         configs = [self._config(settings, n_timesteps=self.timesteps) for settings in self.space.corners()]
-        room = min(config.n_timesteps // _rollout_steps(config) for config in configs)
-        return replace(self, evaluations=max(1, min(self.evaluations, room)))
+        fitting = min(config.n_timesteps // _rollout_steps(config) for config in configs)
+        return replace(self, evaluations=max(1, min(self.evaluations, fitting)))
 
-    def same_as(self, other: Search) -> list[str]:
-        """The names of what would make the trials of one meaningless in the other."""
+    def differences(self, other: Search) -> list[str]:
+        """The names of fields that differ and make trials incomparable."""
         own, theirs = self.to_plain(), other.to_plain()
         return [name for name in own if name != "trials" and own[name] != theirs[name]]
 
     def to_plain(self) -> dict[str, Any]:
-        """As in the study's file: without the password of its database."""
+        """The search as plain data for `study.yaml`, without the password of its database."""
         storage = None if self.storage is None else without_password(self.storage)
         return {**asdict(self), "space": self.space.to_plain(), "storage": storage}
 
     def write(self, folder: Path) -> None:
-        """Write `study.yaml`, whole or not at all."""
+        """Write `study.yaml` atomically."""
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / _FILE, yaml.safe_dump(self.to_plain(), sort_keys=False))
 
 
 def read_search(folder: Path, env: str | None = None, storage: str | None = None) -> Search | None:
-    """The search that a study's folder holds; None if it holds none.
+    """Read the search from a study's folder; None if the folder has no study.
 
-    Nothing is imported, and no other machine is connected to, because a file says so.
+    The file cannot make this process import code or connect to a server that the user has not named.
 
     Args:
-        folder: the study's.
-        env: the env as the user names it.
-        storage: URL of its database as the user names it.
+        folder: the study's folder.
+        env: the env that the user has named.
+        storage: the URL of a database that the user has named.
 
     Raises:
         ConfigError: the file is damaged, or names code or a server that the user has not named.
@@ -221,7 +221,7 @@ def read_search(folder: Path, env: str | None = None, storage: str | None = None
     if not isinstance(content, Mapping) or not known - _NEWER <= set(content) <= known:
         raise ConfigError(f"{path} is not that of a study", key="study")
     settings = content["settings"]
-    if isinstance(settings, Mapping):  # which may have names of an older version
+    if isinstance(settings, Mapping):  # an older version may have written other names
         content = {**content, "settings": {canonical_name(str(name)): value for name, value in settings.items()}}
     search = Search(**{**content, "space": _space(content["space"], path)})
     require_named(search.env, [] if env is None else [env], path)
@@ -235,11 +235,11 @@ def _space(written: Any, path: Path) -> Space:
 
 
 def _storage(written: Any, named: str | None, path: Path) -> str | None:
-    """Where the study is kept, from what its file says and what the user says."""
+    """The storage to use, from the URLs in the file and from the user; they must agree."""
     if written is None and named is None:
         return None
     if named is None:
-        if str(written).startswith("sqlite:///") and "?" not in str(written):  # options may name code
+        if str(written).startswith("sqlite:///") and "?" not in str(written):  # options in a URL may name code
             return str(written)
         raise ConfigError(f"{path}: the study is kept in {written}; accepted: --storage with this URL", key="storage")
     if written != without_password(named):
@@ -250,7 +250,7 @@ def _storage(written: Any, named: str | None, path: Path) -> str | None:
 
 
 def require_integer(name: str, value: Any, minimum: int) -> None:
-    """Refuse what is no integer, or too small.
+    """Refuse a value that is no integer or too small.
 
     Raises:
         ConfigError: with the option and what is accepted.
@@ -265,4 +265,4 @@ def _rollout_steps(config: TrainConfig) -> int:
 
     default = hyperparameter_defaults(algorithm_class(config.algo)).get("n_steps", 1)
     n_steps = config.hyperparameters.get("n_steps", default)
-    return config.n_envs * (n_steps if isinstance(n_steps, int) and n_steps > 0 else 1)  # policies refuse all others
+    return config.n_envs * (n_steps if isinstance(n_steps, int) and n_steps > 0 else 1)  # else: refused by policies

@@ -1,4 +1,4 @@
-"""What a search may choose from: a file of parameters with their ranges, or a grid."""
+"""Search spaces: parameters with their ranges, read from a file, a mapping or a grid."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Parameter:
-    """A setting that a search chooses.
+    """A setting that is searched.
 
     Attributes:
-        name: its key as after `--set`.
+        name: the setting's key, as after `--set`.
         kind: `choices`, `uniform`, `log_uniform` or `int`.
-        bounds: the choices; or the lowest and the highest value.
-        linear: the value is where a line down to 0 begins: `lin_X`.
+        bounds: the choices, or the lowest and the highest value.
+        linear: whether a value X becomes the linear schedule `lin_X`.
     """
 
     name: str
@@ -35,17 +35,17 @@ class Parameter:
     linear: bool = False
 
     def suggest(self, trial: optuna.trial.Trial) -> Any:
-        """Let Optuna choose; returns the value for `--set`."""
+        """Let Optuna choose a value; returns it as a setting."""
         value = _SUGGEST[self.kind](trial, self.name, self.bounds)
         return self.setting(value)
 
     def setting(self, value: Any) -> Any:
-        """What is set for a value that Optuna knows: lists are kept as text by it."""
+        """The setting for a value as Optuna stores it: lists are stored as JSON."""
         value = _unlisted(value)
         return f"lin_{value!r}" if self.linear else value
 
     def extremes(self) -> tuple[Any, ...]:
-        """The values between which all others lie; all choices."""
+        """All choices, or the ends of the range, as settings."""
         return tuple(self.setting(value) for value in self.bounds)
 
 
@@ -55,16 +55,16 @@ def _choice(value: Any) -> Any:
 
 
 def _unlisted(value: Any) -> Any:
-    """A choice as it was given: Optuna stores words and numbers, so that lists and mappings are kept as JSON."""
+    """Reverse `_choice`: Optuna stores strings and numbers only, so that lists and mappings become JSON."""
     if isinstance(value, str) and value[:1] in ("[", "{"):
         try:
             return json.loads(value)
         except ValueError:
-            return value  # a word that begins like a list
+            return value  # a string that starts like a list
     return value
 
 
-# Ends of ranges to try: a minibatch is not to be larger than its rollout, nor a trial shorter than its evaluations.
+# Which ends of ranges give the largest minibatch in the smallest rollout, and the fewest rollouts in a trial.
 _LARGEST_MINIBATCH: Mapping[str, Callable[[Any], Any]] = {"batch_size": max, "n_steps": min, "n_envs": min}
 _FEWEST_ROLLOUTS: Mapping[str, Callable[[Any], Any]] = {"n_timesteps": min, "n_steps": max, "n_envs": max}
 
@@ -79,11 +79,11 @@ _SUGGEST: Mapping[str, Callable[[Any, str, tuple[Any, ...]], Any]] = {
 
 @dataclass(frozen=True)
 class Space:
-    """All that a search chooses, and what it sets in every trial.
+    """Parameters to search, and constants that are set in every trial.
 
     Attributes:
-        parameters: what is chosen.
-        constants: what is set in every trial.
+        parameters: the settings that are searched.
+        constants: values by key, as after `--set`.
     """
 
     parameters: tuple[Parameter, ...]
@@ -95,19 +95,19 @@ class Space:
         return {*self.constants, *(parameter.name for parameter in self.parameters)}
 
     def suggest(self, trial: optuna.trial.Trial) -> dict[str, Any]:
-        """The settings of a trial, by their keys as after `--set`."""
+        """Let Optuna choose the settings of a trial; returns them by key, as after `--set`."""
         return {**self.constants, **{parameter.name: parameter.suggest(trial) for parameter in self.parameters}}
 
     def settings(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """The settings that Optuna's parameters of a finished trial stand for."""
+        """The settings for the parameters of a trial as Optuna stores them."""
         chosen = {p.name: p.setting(params[p.name]) for p in self.parameters if p.name in params}
         return {**self.constants, **chosen}
 
     def without(self, names: Collection[str]) -> Space:
-        """The rest of it, where some parameters are set by other means.
+        """The space without some keys, which are set by other means.
 
         Raises:
-            ConfigError: nothing is left to choose.
+            ConfigError: no parameter is left.
         """
         left = tuple(parameter for parameter in self.parameters if parameter.name not in names)
         if not left:
@@ -115,7 +115,7 @@ class Space:
         return Space(left, {name: value for name, value in self.constants.items() if name not in names})
 
     def combinations(self) -> int:
-        """How many there are.
+        """The number of points in the grid.
 
         Raises:
             ConfigError: a parameter has a range instead of choices.
@@ -126,13 +126,13 @@ class Space:
         return math.prod(len(parameter.bounds) for parameter in self.parameters)
 
     def grid(self) -> Iterator[dict[str, Any]]:
-        """Optuna's parameters of every combination, where all are choices."""
+        """The parameters of each point in the grid, as Optuna stores them; all must be choices."""
         names = [parameter.name for parameter in self.parameters]
         for values in itertools.product(*(parameter.bounds for parameter in self.parameters)):
             yield dict(zip(names, values, strict=True))
 
     def corners(self) -> Iterator[dict[str, Any]]:
-        """Settings that together have every extreme, the largest minibatch of a rollout, and the fewest rollouts."""
+        """Settings at the ends of all ranges, with the largest minibatch, and with the fewest rollouts in a trial."""
         extremes = [parameter.extremes() for parameter in self.parameters]
         for number in range(max(map(len, extremes), default=0)):
             chosen = {p.name: e[min(number, len(e) - 1)] for p, e in zip(self.parameters, extremes, strict=True)}
@@ -141,18 +141,18 @@ class Space:
             yield self._corner(picks)
 
     def _corner(self, picks: Mapping[str, Callable[[Any], Any]]) -> dict[str, Any]:
-        """Settings with certain ends of ranges."""
+        """Settings with the end of the range that `picks` selects for a parameter, or its first value."""
         chosen = {}
         for parameter in self.parameters:
             pick = picks.get(parameter.name.rpartition(".")[2])
-            whole = all(isinstance(bound, int) for bound in parameter.bounds)
+            integers = all(isinstance(bound, int) for bound in parameter.bounds)
             chosen[parameter.name] = parameter.setting(
-                pick(parameter.bounds) if pick and whole else parameter.bounds[0]
+                pick(parameter.bounds) if pick and integers else parameter.bounds[0]
             )
         return {**self.constants, **chosen}
 
     def to_plain(self) -> dict[str, Any]:
-        """As in a space file."""
+        """The space as plain data, in the form of a space file."""
         ranges = {
             p.name: {p.kind: list(map(_unlisted, p.bounds)), **({"linear": True} if p.linear else {})}
             for p in self.parameters
@@ -161,12 +161,12 @@ class Space:
 
 
 def read_space(env: str, algo: str, path: str | Path | None) -> Space:
-    """The space of a file: of the env's section, or the section `default`, or the whole file if it has no sections.
+    """Read the section of the env in a space file; else its section `default`; else the whole file.
 
     Args:
         env: env id.
-        algo: algorithm, whose shipped space is taken where there is no file.
-        path: the file, or None.
+        algo: name of the algorithm.
+        path: the file; None: the space shipped for the algorithm.
 
     Raises:
         ConfigError: with the file, the parameter and what is accepted.
@@ -182,7 +182,11 @@ def read_space(env: str, algo: str, path: str | Path | None) -> Space:
 
 
 def parse_space(section: Mapping[str, Any], where: str) -> Space:
-    """A space from plain data.
+    """Parse a space from plain data.
+
+    Args:
+        section: a range or a constant for each key; RLlib's names are accepted.
+        where: the origin of the data, for messages.
 
     Raises:
         ConfigError: with the parameter and what is accepted.
@@ -205,10 +209,10 @@ def parse_space(section: Mapping[str, Any], where: str) -> Space:
 
 
 def parse_grid(texts: Sequence[str]) -> Space:
-    """A space from `--grid key=a,b,c`.
+    """Parse a space from texts of the form `key=a,b,c`, as after `--grid`.
 
     Raises:
-        ConfigError: it has another form.
+        ConfigError: a text has another form.
     """
     section: dict[str, Any] = {}
     for text in texts:
@@ -239,16 +243,17 @@ def _parameter(name: str, spec: Mapping[str, Any], where: str) -> Parameter:
     return Parameter(name, kind, tuple(bounds), linear)
 
 
-_LARGEST = 2**53  # integers up to it are floats without rounding; NaN and infinity are not below it
+_LARGEST = 2**53  # floats represent all integers up to here exactly; the comparison also excludes NaN and infinity
 
 
 def _check_range(kind: str, bounds: list[Any], where: str) -> None:
-    whole = kind == "int"
+    integers = kind == "int"
     numbers = all(
-        isinstance(b, int if whole else (int, float)) and not isinstance(b, bool) and abs(b) <= _LARGEST for b in bounds
+        isinstance(b, int if integers else (int, float)) and not isinstance(b, bool) and abs(b) <= _LARGEST
+        for b in bounds
     )
     ordered = numbers and len(bounds) == 2 and bounds[0] < bounds[1] and (kind != "log_uniform" or bounds[0] > 0)
     if not ordered:
         low = "0 < lowest < highest" if kind == "log_uniform" else "lowest < highest"
-        words = f"two {'integers' if whole else 'numbers'}, {low}"
+        words = f"two {'integers' if integers else 'numbers'}, {low}"
         raise ConfigError(f"{where}: {kind} is {bounds!r}; accepted: {words}", key="space")

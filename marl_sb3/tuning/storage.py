@@ -1,4 +1,4 @@
-"""Where a study is kept: a journal in its folder that survives killed writers, or a database of the user's."""
+"""Storages of studies: a journal in the study's folder that survives killed writers, or the user's database."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ _JOURNAL = "journal.log"
 
 
 class _ProcessLock:
-    """A lock that the system releases when its holder is killed; Optuna's own are waited for."""
+    """A lock that the system releases if its holder is killed. Optuna's locks stay until they time out."""
 
     def __init__(self, path: Path) -> None:
         self._lock = FileLock(path)
 
     def acquire(self) -> bool:
-        """Wait for it."""
+        """Wait for the lock."""
         self._lock.acquire()
         return True
 
     def release(self) -> None:
-        """Let others in."""
+        """Release the lock."""
         self._lock.release()
 
 
 class SafeJournal(JournalFileBackend):
-    """Optuna's journal, which a writer that was killed in the middle of a line would make unreadable."""
+    """Optuna's journal, repaired if a killed writer has left an incomplete line: Optuna could not read it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -42,16 +42,16 @@ class SafeJournal(JournalFileBackend):
         super().__init__(str(path), lock_obj=self._write_lock)  # type: ignore[arg-type]
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        """Append, behind the last complete line."""
-        self._write_lock.acquire()  # may be taken again by the one who has it
+        """Append after the last complete line."""
+        self._write_lock.acquire()  # reentrant: Optuna takes it, too
         try:
-            self._cut_half_a_line()
+            self._truncate_incomplete_line()
             super().append_logs(logs)
         finally:
             self._write_lock.release()
 
-    def _cut_half_a_line(self) -> None:
-        """Of a writer that is no more: it does not hold the lock."""
+    def _truncate_incomplete_line(self) -> None:
+        """Remove the incomplete line of a dead writer: a living one would hold the lock."""
         with open(self._path, "r+b") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - 1))
@@ -61,10 +61,10 @@ class SafeJournal(JournalFileBackend):
 
 
 def without_password(url: str) -> str:
-    """A storage's URL as it may be written down.
+    """The URL of a storage with its password hidden, for files and messages.
 
     Raises:
-        ConfigError: it is no URL.
+        ConfigError: it is not a URL.
     """
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError
@@ -77,7 +77,7 @@ def without_password(url: str) -> str:
 
 @contextmanager
 def damage_named(study_folder: Path, url: str | None) -> Iterator[None]:
-    """Optuna raises what it likes where a journal holds something else than a journal.
+    """Turn the various errors that Optuna raises on a damaged journal into a `ConfigError`.
 
     Raises:
         ConfigError: with the file.
@@ -93,11 +93,11 @@ def damage_named(study_folder: Path, url: str | None) -> Iterator[None]:
 
 
 def open_storage(study_folder: Path, url: str | None) -> BaseStorage:
-    """The storage of a study.
+    """Open the storage of a study.
 
     Args:
-        study_folder: where the journal is, if there is no URL.
-        url: of a database, as SQLAlchemy and Optuna understand it: `sqlite:///study.db`, `postgresql://...`.
+        study_folder: the folder of the journal.
+        url: a database in SQLAlchemy's notation, such as `sqlite:///study.db` or `postgresql://...`; None: the journal.
 
     Raises:
         ConfigError: it cannot be opened.
@@ -107,9 +107,9 @@ def open_storage(study_folder: Path, url: str | None) -> BaseStorage:
         with damage_named(study_folder, url):
             return JournalStorage(SafeJournal(study_folder / _JOURNAL))
     try:
-        # SQLite lets one process write at a time: the others wait, rather than fail after five seconds.
+        # SQLite lets one process write at a time; by default, the others fail after five seconds.
         options = {"connect_args": {"timeout": 120}} if url.startswith("sqlite") else {}
         return RDBStorage(url, engine_kwargs=options)
-    except Exception as error:  # drivers raise what they like
+    except Exception as error:  # drivers raise errors of many types
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(f"--storage {without_password(url)} cannot be opened: {why}", key="storage") from error

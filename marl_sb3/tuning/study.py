@@ -1,4 +1,4 @@
-"""The study behind a search: Optuna's, with trials that are handed out to workers and taken back from dead ones."""
+"""The study of a search: Optuna's study, with trials that workers claim and that are requeued if a worker dies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import optuna
 from filelock import FileLock, Timeout
 from optuna.trial import FrozenTrial, TrialState
@@ -20,27 +19,28 @@ from marl_sb3.metrics.table import table
 from marl_sb3.runs.build import resolved
 from marl_sb3.runs.folder import RunFolder
 from marl_sb3.runs.reader import read_results
+from marl_sb3.tuning.samplers import pruner, sampler
 from marl_sb3.tuning.search import Search
 from marl_sb3.tuning.storage import damage_named, open_storage
 from marl_sb3.tuning.trial_attributes import DEATHS, ERROR, INDEX, KILLED, RETRY_OF, SEED, WORKER
 
-_SEARCH = "search"  # the study's own note of what is searched, wherever it is kept
+_SEARCH = "search"  # the study attribute that holds the search, in the study's storage
 _DIRECTION = {"max": "maximize", "min": "minimize"}
 
 
 class TuneStudy:
-    """A study: its trials, and what came out; `.optuna` is Optuna's own.
+    """The trials of a search and their results; `.optuna` is Optuna's study.
 
     Args:
-        search: what is searched.
-        folder: the study's.
-        factory: makes the env, where the id in the search is only its name.
+        search: the settings of the search.
+        folder: the study's folder.
+        factory: makes the env, if the env id in the search does not.
 
     Attributes:
-        continued: whether it had been begun before it was opened here.
+        continued: whether the study existed before it was opened.
 
     Raises:
-        ConfigError: the storage cannot be opened, or what it holds is not of this search.
+        ConfigError: the storage cannot be opened or is damaged.
     """
 
     def __init__(self, search: Search, folder: Path, factory: EnvFactory | None = None) -> None:
@@ -56,29 +56,29 @@ class TuneStudy:
                 storage=self._storage,
                 study_name=search.name,
                 direction=_DIRECTION[search.mode],  # type: ignore[arg-type]
-                pruner=_pruner(search),
-                sampler=_sampler(search, 0),
+                pruner=pruner(search),
+                sampler=sampler(search, 0),
                 load_if_exists=True,
             )
         self._lock = FileLock(folder / ".trials.lock")
 
     @property
     def trials(self) -> list[FrozenTrial]:
-        """All trials so far, in the order of their numbers."""
+        """All trials so far, ordered by number."""
         return self.optuna.get_trials(deepcopy=False)
 
     def begin(self) -> None:
-        """Set up a new study, or take back what workers that are no more have left of an old one.
+        """Set up a new study, or requeue the trials of dead workers in an existing one.
 
         Raises:
-            ConfigError: the storage holds a study of this name of something else, or not the trials of the folder.
+            ConfigError: the storage holds a different search of this name, or lacks the trials in the folder.
         """
         with self._lock:
             self._require_same_search()
             if self.search.sampler == "grid":
-                there = {trial.user_attrs.get(INDEX) for trial in self.trials}  # a search may be killed in between
+                known = {trial.user_attrs.get(INDEX) for trial in self.trials}  # a kill may leave the grid incomplete
                 for index, params in enumerate(self.space.grid()):
-                    if index not in there:
+                    if index not in known:
                         self.optuna.enqueue_trial(params, user_attrs={INDEX: index})
         self.requeue_dead()
 
@@ -92,43 +92,43 @@ class TuneStudy:
             self.optuna.set_user_attr(_SEARCH, plain)
             return
         theirs = held if isinstance(held, dict) else {}
-        # What an older version did not write was not set.
+        # A setting that an older version did not store was not set.
         if other := ", ".join(name for name in plain if theirs.get(name) != plain[name]):
             words = f"the storage holds a study {self.search.name!r} with another {other}"
             raise ConfigError(f"{words}; accepted: another --study name", key="study")
 
     def next_trial(self, worker: str) -> optuna.trial.Trial | None:
-        """A trial for a worker; None if all have been handed out."""
+        """Claim a trial for a worker; None if there are none left."""
         with self._lock:
             trials = self.trials
             waiting = next((trial for trial in trials if trial.state == TrialState.WAITING), None)
             index = _count(trials) if waiting is None else _index_of(waiting, trials)
             if waiting is None and (index >= self.search.trials or self.search.sampler == "grid"):
                 return None
-            # A trial has the name of its worker before it runs: whoever is killed in between leaves none without.
-            notes = {WORKER: worker, INDEX: index}
+            # Store the worker's name before the trial runs: after a kill, every running trial has one.
+            attributes = {WORKER: worker, INDEX: index}
             if waiting is None:
-                self.optuna.enqueue_trial({}, user_attrs=notes)
+                self.optuna.enqueue_trial({}, user_attrs=attributes)
             else:
-                self._note(waiting, notes)
-            # What is drawn depends on the trials before it alone: not on who asks, nor on what was killed.
-            self.optuna.sampler = _sampler(self.search, index)
+                self._set_attributes(waiting, attributes)
+            # A new sampler for each trial: its draws must not depend on the worker or on earlier kills.
+            self.optuna.sampler = sampler(self.search, index)
             trial = self.optuna.ask()
-            # Where other machines share the database it may be another one than was meant.
+            # Another machine on the same database may have claimed the intended trial; this is then another one.
             trials = self.trials
             trial.set_user_attr(WORKER, worker)
             trial.set_user_attr(INDEX, _index_of(trials[trial.number], trials))
             return trial
 
-    def _note(self, trial: FrozenTrial, notes: Mapping[str, Any]) -> None:
-        for name, note in notes.items():
-            self._storage.set_trial_user_attr(trial._trial_id, name, note)
+    def _set_attributes(self, trial: FrozenTrial, attributes: Mapping[str, Any]) -> None:
+        for name, value in attributes.items():
+            self._storage.set_trial_user_attr(trial._trial_id, name, value)
 
     def requeue_dead(self) -> int:
-        """Mark trials whose workers are no more as failed, and let each be tried once again.
+        """Mark the trials of dead workers as failed, and requeue each unless it was killed before.
 
         Returns:
-            How many these were.
+            The number of these trials.
         """
         with self._lock:
             dead = [trial for trial in self._running() if not self._is_alive(trial.user_attrs[WORKER])]
@@ -137,56 +137,54 @@ class TuneStudy:
         return len(dead)
 
     def in_flight(self) -> list[str]:
-        """The workers of this folder that are at a trial."""
+        """The living workers of this folder that run a trial."""
         workers = [trial.user_attrs[WORKER] for trial in self._running()]
         return [worker for worker in workers if self._is_alive(worker)]
 
     def is_waiting(self) -> bool:
-        """Whether a trial is to be tried that no worker has begun."""
+        """Whether a trial waits for a worker."""
         return any(trial.state == TrialState.WAITING for trial in self.trials)
 
     def _running(self) -> list[FrozenTrial]:
-        """What workers of this folder have begun: a database may have others, on other machines, to look after."""
-        ours = {path.stem for path in (self.folder / "workers").glob("*")}  # locks and logs
+        """The running trials of workers of this folder; a database may hold those of other machines, too."""
+        ours = {path.stem for path in (self.folder / "workers").glob("*")}  # names of locks and logs
         running = [trial for trial in self.trials if trial.state == TrialState.RUNNING]
         return [trial for trial in running if trial.user_attrs.get(WORKER) in ours]
 
     def requeue(self, number: int, why: str) -> None:
-        """A trial that was broken off: failed, and waiting once more, unless its process has ended for the second time.
+        """Mark an unfinished trial as failed and enqueue it again, unless its process has died twice.
 
         Args:
-            number: of the trial.
+            number: the trial's number.
             why: `KILLED` or `INTERRUPTED`.
         """
         trial = self.trials[number]
         deaths = trial.user_attrs.get(DEATHS, 0) + (why == KILLED)
-        self._note(trial, {ERROR: why})
-        # First the new one: whoever is killed in between leaves this one running, and it is given back again.
+        self._set_attributes(trial, {ERROR: why})
+        # Enqueue first: after a kill in between, the trial is still running and is requeued again, but only once.
         if deaths <= 1 and all(other.user_attrs.get(RETRY_OF) != number for other in self.trials):
-            notes = {INDEX: trial.user_attrs[INDEX], RETRY_OF: number, DEATHS: deaths}
-            self.optuna.enqueue_trial(trial.params, user_attrs=notes)
+            attributes = {INDEX: trial.user_attrs[INDEX], RETRY_OF: number, DEATHS: deaths}
+            self.optuna.enqueue_trial(trial.params, user_attrs=attributes)
         self.optuna.tell(number, state=TrialState.FAIL)
 
-    # --- What came out -----------------------------------------------------------------------------------------------
+    # --- Results -----------------------------------------------------------------------------------------------------
 
     def n_done(self) -> int:
-        """How many trials have come to their end; one that is tried again has not."""
+        """The number of finished trials; a trial and its retries count as one."""
         trials = self.trials
-        n_tried_again = len(trials) - _count(trials)
-        return max(0, sum(trial.state.is_finished() for trial in trials) - n_tried_again)
+        n_retries = len(trials) - _count(trials)
+        return max(0, sum(trial.state.is_finished() for trial in trials) - n_retries)
 
     def completed(self) -> list[FrozenTrial]:
-        """The trials that were trained to their end, best first."""
-        done = [trial for trial in self.trials if trial.state == TrialState.COMPLETE and trial.value is not None]
-        sign = -1.0 if self.search.mode == "max" else 1.0
-        return sorted(done, key=lambda trial: (sign * (trial.value or 0.0), trial.number))
+        """The complete trials, best first."""
+        return best_first(self.trials, self.search.mode)
 
     @property
     def best_trial(self) -> FrozenTrial:
-        """The best of the trials that were trained to their end.
+        """The best complete trial.
 
         Raises:
-            ConfigError: there is none.
+            ConfigError: no trial is complete.
         """
         best = next(iter(self.completed()), None)
         if best is None:
@@ -194,14 +192,14 @@ class TuneStudy:
         return best
 
     def best_config(self, metric: str | None = None, mode: str | None = None) -> TrainConfig:
-        """The configuration of the best trial that was trained to its end.
+        """The configuration of the best complete trial.
 
         Args:
-            metric: the flat name of a metric, compared in the last iteration of each; None: the objective.
+            metric: the flat name of a metric, whose values in the last iterations are compared; None: the objective.
             mode: `max` or `min`; None: as in the search.
 
         Raises:
-            ConfigError: no trial has it.
+            ConfigError: no complete trial has a value of the metric.
         """
         mode = mode or self.search.mode
         if mode not in _DIRECTION:
@@ -214,11 +212,12 @@ class TuneStudy:
         return self.config_of(best)
 
     def dataframe(self) -> Any:
-        """A row for each trial, with the columns of `trials.csv`: parameters (lists as JSON), value, folder.
+        """All trials with the columns of `trials.csv`; parameters that are lists are JSON.
 
-        A `pandas.DataFrame` where pandas is installed; otherwise a list of dictionaries with the same names.
+        Returns:
+            A `pandas.DataFrame` if pandas is installed; otherwise a list of dictionaries.
         """
-        from marl_sb3.tuning.trial_rows import header, record
+        from marl_sb3.tuning.report.rows import header, record
 
         return table([record(self, trial) for trial in self.trials], header(self))
 
@@ -230,26 +229,26 @@ class TuneStudy:
         return f"<Study {self.folder}: {', '.join(parts)}>"
 
     def config_of(self, trial: FrozenTrial) -> TrainConfig:
-        """The resolved configuration of a trial that has been started."""
+        """The resolved configuration of a trial that was started."""
         files = RunFolder(self.folder_of(trial))
         if files.config_file.is_file():
             return files.read_config(self.search.env)
-        # It was run in another folder, on another machine.
+        # It was trained on another machine.
         return resolved(self.search.trial_config(self.space.settings(trial.params), trial.user_attrs[SEED]))
 
     def folder_of(self, trial: FrozenTrial | optuna.trial.Trial) -> Path:
-        """Its run folder."""
+        """The run folder of a trial."""
         return self.folder / "trials" / f"{trial.number:05d}"
 
     def checkpoints(self) -> dict[int, Path]:
-        """The folder of each trial's checkpoints, by its number, for those that have any."""
+        """The folders of checkpoints by trial number; trials without checkpoints are left out."""
         folders = {trial.number: self.folder_of(trial) / "checkpoints" for trial in self.trials}
         return {number: folder for number, folder in folders.items() if folder.is_dir()}
 
     def _value(self, trial: FrozenTrial, metric: str | None) -> float | None:
         if metric is None:
             return trial.value
-        results = read_results(self.folder_of(trial))  # none if it was run in another folder, on another machine
+        results = read_results(self.folder_of(trial))  # empty if it was trained on another machine
         value = flatten(results[-1]).get(metric) if results else None
         return None if value is None else float(value)
 
@@ -262,7 +261,7 @@ class TuneStudy:
 
     @contextmanager
     def working(self, worker: str) -> Iterator[None]:
-        """While it lasts, the worker counts as alive; the system ends it with the process."""
+        """Mark the worker as alive by a lock, which the system releases if the process dies."""
         try:
             with self._worker_lock(worker).acquire(timeout=0):
                 yield
@@ -278,35 +277,19 @@ class TuneStudy:
 
 
 def _count(trials: Iterable[FrozenTrial]) -> int:
-    """How many trials there are, those tried again left out."""
+    """The number of trials without retries."""
     return sum(RETRY_OF not in trial.user_attrs for trial in trials)
 
 
 def _index_of(trial: FrozenTrial, trials: Sequence[FrozenTrial]) -> int:
-    """The place of a trial in the order of all, those tried again left out: these have the place of the first try."""
+    """The index of a trial among all trials without retries; a retry has the index of the first attempt."""
     if RETRY_OF in trial.user_attrs:
         return int(trial.user_attrs[INDEX])
     return _count(trials[: trial.number])
 
 
-def _sampler(search: Search, index: int) -> optuna.samplers.BaseSampler:
-    """The sampler for a trial: seeded by the search and the trial's index."""
-    seed = int(np.random.SeedSequence(search.seed, spawn_key=(index, 1)).generate_state(1)[0])
-    if search.sampler == "tpe":
-        # A trial that is running counts as a bad one: two workers shall not try the same.
-        return optuna.samplers.TPESampler(
-            seed=seed, n_startup_trials=min(10, max(1, search.trials // 3)), constant_liar=True
-        )
-    if search.sampler == "gp":
-        return optuna.samplers.GPSampler(seed=seed)
-    return optuna.samplers.RandomSampler(seed=seed)
-
-
-def _pruner(search: Search) -> optuna.pruners.BasePruner:
-    """Nothing is given up in the first third of a training, which says little: low learning rates begin slowly."""
-    third = max(1, search.evaluations // 3)
-    if search.pruner == "median":
-        return optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=third + 1, n_min_trials=2)
-    if search.pruner == "asha":
-        return optuna.pruners.SuccessiveHalvingPruner(min_resource=third, reduction_factor=3)
-    return optuna.pruners.NopPruner()
+def best_first(trials: Iterable[FrozenTrial], mode: str) -> list[FrozenTrial]:
+    """The complete trials, best first; of equal values the earlier trial comes first."""
+    complete = [trial for trial in trials if trial.state == TrialState.COMPLETE and trial.value is not None]
+    sign = -1.0 if mode == "max" else 1.0
+    return sorted(complete, key=lambda trial: (sign * (trial.value or 0.0), trial.number))

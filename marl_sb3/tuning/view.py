@@ -1,4 +1,4 @@
-"""Show a search while it runs, and what came out; an error of what is shown never ends the search."""
+"""Views of a running search and of its confirmations; an error of a view does not end the search."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ from rich.text import Text
 from marl_sb3.display.guard import Guard
 from marl_sb3.display.progress import Pace
 from marl_sb3.display.screen import Room, screen_for
-from marl_sb3.display.text import duration, number, packed, short
-from marl_sb3.tuning.confirm import confirmed
-from marl_sb3.tuning.confirm_table import confirmed_table
-from marl_sb3.tuning.report import trials_table, write_files
+from marl_sb3.display.text import duration, packed
+from marl_sb3.tuning.confirmed import confirmed
+from marl_sb3.tuning.report.confirmed_table import confirmed_table
+from marl_sb3.tuning.report.files import write_files
+from marl_sb3.tuning.report.trials_table import trials_table
 from marl_sb3.tuning.study import TuneStudy
 from marl_sb3.tuning.trial_attributes import RETRY_OF
-from marl_sb3.tuning.trial_rows import error_text, see_traceback
+from marl_sb3.tuning.trial_text import trial_line
 
 
 class _View:
-    """A picture on a screen where there is one, lines of text elsewhere; a context manager.
+    """A live view if the console supports one, lines of text otherwise; a context manager.
 
     Args:
-        console: where it is shown.
-        keep: leave the last picture where it is.
+        console: where to draw or print.
+        keep: leave the last picture on the screen.
     """
 
     def __init__(self, console: Console, *, keep: bool = False) -> None:
@@ -40,7 +41,7 @@ class _View:
         self._show: Guard[None] = Guard(self._close)
 
     def draw(self, room: Room) -> RenderableType:
-        """The picture of this moment."""
+        """Draw the present state."""
         raise NotImplementedError
 
     def __enter__(self: _T) -> _T:
@@ -70,7 +71,7 @@ _T = TypeVar("_T", bound=_View)
 
 @dataclass(frozen=True)
 class _Trials:
-    """A search at one moment: the storage is not read where it is drawn."""
+    """The state of a search, read from the storage before it is drawn in another thread."""
 
     trials: Sequence[FrozenTrial] = ()
     done: int = 0
@@ -81,12 +82,12 @@ class _Trials:
 
 
 class SearchView(_View):
-    """Trials running, the best so far, how many were given up, and how long it will take.
+    """The number of finished trials, elapsed and remaining time, the best trial, and the running trials.
 
     Args:
-        console: where to draw; where it can show no picture, it gets a line for each trial that ends.
-        study: what is searched.
-        keep: leave the last picture where it is.
+        console: where to draw; without support for live views, a line is printed for each finished trial.
+        study: the study of the search.
+        keep: leave the last picture on the screen.
     """
 
     def __init__(self, console: Console, study: TuneStudy, *, keep: bool = False) -> None:
@@ -98,7 +99,7 @@ class SearchView(_View):
         super().__init__(console, keep=keep)
 
     def update(self, study: TuneStudy) -> None:
-        """Show the present state."""
+        """Show the present state; see `run_trials`."""
         self._show(self._update, study)
 
     def _update(self, study: TuneStudy) -> None:
@@ -117,7 +118,7 @@ class SearchView(_View):
                 self._print(trial_line(trial))
 
     def draw(self, room: Room) -> RenderableType:
-        """The picture of this moment."""
+        """Draw the present state."""
         seen, counts = self._seen, Counter(trial.state for trial in self._seen.trials)
         parts = [
             f"{seen.done} of {self._total} trials",
@@ -140,31 +141,17 @@ def _line(text: str, style: str = "") -> Text:
 
 
 def _bar(total: int | None, done: int) -> Table:
-    bar = Table.grid(expand=True)  # a bar alone does not end its line
+    bar = Table.grid(expand=True)  # a bare ProgressBar would not end its line
     bar.add_row(ProgressBar(total=total, completed=done))
     return bar
 
 
-def trial_line(trial: FrozenTrial) -> str:
-    """A trial in a line."""
-    parameters = ", ".join(f"{name}={short(value)}" for name, value in trial.params.items())
-    values = trial.intermediate_values
-    latest = trial.value if trial.value is not None else (values[max(values)] if values else None)
-    state = trial.state.name if trial.state.is_finished() else f"evaluation {len(values)}"
-    error = error_text(trial)
-    why = "" if error is None else f": {error}{see_traceback(trial)}"
-    return f"trial {trial.number}: {state} {number(latest)} ({parameters}){why}"
-
-
-# --- Afterwards ------------------------------------------------------------------------------------------------------
-
-
 class ConfirmView(_View):
-    """How many of the trainings with fresh seeds are done.
+    """The number of finished trainings with fresh seeds.
 
     Args:
-        console: where to draw; where it can show no picture, it gets a line whenever one more is done.
-        keep: leave the last picture where it is.
+        console: where to draw; without support for live views, a line is printed for each finished training.
+        keep: leave the last picture on the screen.
     """
 
     def __init__(self, console: Console, *, keep: bool = False) -> None:
@@ -173,11 +160,11 @@ class ConfirmView(_View):
         super().__init__(console, keep=keep)
 
     def update(self, done: int, total: int) -> None:
-        """Show the present state."""
+        """Show the present state; see `run_trials`."""
         self._show(self._update, done, total)
 
     def _update(self, done: int, total: int) -> None:
-        if self._total == 0:  # what an earlier search has done says nothing of the pace
+        if self._total == 0:  # trainings of an earlier search do not count for the pace
             self._pace.begin(done)
         elif done > self._done:
             self._pace.add(done)
@@ -187,7 +174,7 @@ class ConfirmView(_View):
         self._refresh()
 
     def draw(self, room: Room) -> RenderableType:
-        """The picture of this moment."""
+        """Draw the present state."""
         parts = [
             "training the best trials and the preset again",
             f"{self._done} of {self._total or '-'}",
@@ -198,7 +185,7 @@ class ConfirmView(_View):
 
 
 def print_outcome(console: Console, study: TuneStudy) -> None:
-    """Write the files of the study, and print its tables; what cannot be shown is written all the same."""
+    """Write the files of a study and print its tables; the files are written even if a table cannot be printed."""
     paths = write_files(study)
     show: Guard[None] = Guard(lambda: None)
     show(_print_tables, console, study)
@@ -208,7 +195,7 @@ def print_outcome(console: Console, study: TuneStudy) -> None:
 
 def _print_tables(console: Console, study: TuneStudy) -> None:
     trials = study.trials
-    if not trials:  # of a search that was interrupted at once
+    if not trials:  # interrupted before the first trial
         return
     console.print(trials_table(trials, study.search.mode, console.width))
     candidates = confirmed(study)

@@ -62,7 +62,7 @@ def warm_up() -> None:
     import torch
 
     import marl_sb3.evaluate
-    import marl_sb3.tuning.worker  # noqa: F401
+    import marl_sb3.tuning.jobs.worker  # noqa: F401
     from marl_sb3.train import main
     from marl_sb3.tune import main as tune
 
@@ -191,7 +191,7 @@ def _become(command: Command) -> None:
 def _fork_workers() -> None:
     from forked import Client, forked_subprocess
 
-    from marl_sb3.tuning import workers
+    from marl_sb3.tuning.jobs import workers
 
     workers.subprocess = forked_subprocess(Client.of(ADDRESS))
 

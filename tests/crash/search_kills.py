@@ -159,7 +159,7 @@ def _kill_one(search: Any, commands: Mapping[int, list[str]], rng: random.Random
 
 def _works_for(search: Any, command: list[str]) -> bool:
     """Whether this is the command line of a worker of a search, which has the search's number after the module."""
-    name = "marl_sb3.tuning.worker"
+    name = "marl_sb3.tuning.jobs.worker"
     return name in command and command[command.index(name) + 1] == str(search.pid)
 
 

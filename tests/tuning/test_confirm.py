@@ -17,11 +17,12 @@ from marl_sb3.config import load_config
 from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.errors import ConfigError
 from marl_sb3.tuning.api import prepare_study
-from marl_sb3.tuning.confirm import Candidate, ConfirmationQueue, confirm, confirmed, outcomes, winner
-from marl_sb3.tuning.confirm_table import confirmed_line, confirmed_rows
-from marl_sb3.tuning.jobs import work
-from marl_sb3.tuning.report import write_files
-from marl_sb3.tuning.run_search import run_search
+from marl_sb3.tuning.confirmed import Candidate, confirmed, outcomes, winner
+from marl_sb3.tuning.jobs.confirmations import ConfirmationQueue, confirm
+from marl_sb3.tuning.jobs.queue import work
+from marl_sb3.tuning.jobs.trials import run_trials
+from marl_sb3.tuning.report.confirmed_table import confirmed_line, confirmed_rows
+from marl_sb3.tuning.report.files import write_files
 from marl_sb3.tuning.study import TuneStudy
 
 SMALL: dict[str, Any] = {
@@ -38,7 +39,7 @@ def searched(**changes: Any) -> TuneStudy:
         pass
 
     study = prepare_study(Mine, **{**SMALL, "settings": {**SMALL["settings"], "env.max_timesteps": 15}, **changes})
-    run_search(study)
+    run_trials(study)
     return study
 
 
@@ -100,7 +101,7 @@ def test_a_killed_worker_is_replaced_and_its_training_begun_again(in_tmp: Path, 
             killed.extend(pid for pid, worker in workers if {str(study.folder), "confirm"} <= {*worker.arguments})
             forked_workers.send_signal(killed[0], signal.SIGKILL)
 
-    run_search(study)
+    run_trials(study)
     candidates = confirm(study, best=1, seeds=2, watch=kill_one)
     assert killed
     assert [(len(candidate.values), candidate.failed) for candidate in candidates] == [(2, 0), (2, 0)]
@@ -109,7 +110,7 @@ def test_a_killed_worker_is_replaced_and_its_training_begun_again(in_tmp: Path, 
 @pytest.mark.usefixtures("forked_workers")
 def test_what_another_worker_trains_is_waited_for(in_tmp: Path) -> None:
     study = prepare_study("arena", **{**SMALL, "trials": 1})
-    run_search(study)
+    run_trials(study)
     held = FileLock(study.folder / "confirm" / "preset" / "seed-00.lock")
     (study.folder / "confirm" / "preset").mkdir(parents=True)
     held.acquire()
@@ -151,7 +152,7 @@ def test_a_training_that_fails_is_counted_and_keeps_its_traceback(in_tmp: Path) 
         return ArenaEnv(**kwargs)
 
     study = prepare_study(sometimes, **SMALL)
-    run_search(study)
+    run_trials(study)
     confirm(study, seeds=1)
 
     def breaks(done: int, total: int) -> None:

@@ -22,12 +22,14 @@ from marl_sb3.config import load_config
 from marl_sb3.errors import ConfigError
 from marl_sb3.runs.build import resolved
 from marl_sb3.runs.folder import RunFolder
-from marl_sb3.tuning import report_page
-from marl_sb3.tuning.report import best_yml, html_report, trials_csv, trials_table
+from marl_sb3.tuning.jobs.trials import run_trial
+from marl_sb3.tuning.report import page as page_module
+from marl_sb3.tuning.report.figures import FIGURES
+from marl_sb3.tuning.report.files import best_yml, html_report, trials_csv
+from marl_sb3.tuning.report.trials_table import trials_table
 from marl_sb3.tuning.search import Search
 from marl_sb3.tuning.space import parse_space
 from marl_sb3.tuning.study import TuneStudy
-from marl_sb3.tuning.trial import run_trial
 
 SPACE: Mapping[str, Any] = {
     "learning_rate": {"log_uniform": [1e-4, 1e-2], "linear": True},
@@ -298,8 +300,8 @@ def test_page_has_no_number_of_many_digits(tmp_path: Path) -> None:
 
 
 def figures_of(study: TuneStudy, winner: int | None) -> dict[str, Any]:
-    bare = report_page._bare_copy(study, study.trials)
-    return {plot.title: plot.draw(optuna.visualization, bare, winner) for plot in report_page._PLOTS}
+    bare = page_module._bare_copy(study, study.trials)
+    return {figure.title: figure.plot(optuna.visualization, bare, winner) for figure in FIGURES}
 
 
 def test_slices_fit_the_page_and_the_winner_stands_out(tmp_path: Path) -> None:

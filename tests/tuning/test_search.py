@@ -20,18 +20,17 @@ import marl_sb3
 from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.errors import ConfigError
 from marl_sb3.storage.checkpoint_folder import CheckpointFolder
-from marl_sb3.tuning import trial as trial_module
 from marl_sb3.tuning.api import prepare_study
-from marl_sb3.tuning.jobs import work
+from marl_sb3.tuning.jobs import trials as trial_module
+from marl_sb3.tuning.jobs.queue import work
+from marl_sb3.tuning.jobs.trials import TrialQueue, run_trial, run_trials
+from marl_sb3.tuning.jobs.workers import SearchError
 from marl_sb3.tuning.objective import Objective
-from marl_sb3.tuning.run_search import run_search
 from marl_sb3.tuning.search import Search, read_search
 from marl_sb3.tuning.space import parse_space
 from marl_sb3.tuning.storage import SafeJournal
 from marl_sb3.tuning.study import TuneStudy
-from marl_sb3.tuning.trial import TrialQueue, run_trial
 from marl_sb3.tuning.trial_attributes import DEATHS, ERROR, INTERRUPTED, KILLED, RETRY_OF, WORKER
-from marl_sb3.tuning.workers import SearchError
 
 SETTINGS = {
     "n_envs": 4,
@@ -331,7 +330,7 @@ def test_a_killed_worker_loses_its_trial_alone_which_is_tried_once_again(
             killed.extend(pid for pid, worker in forked_workers.running().items() if name in worker.arguments)
             forked_workers.send_signal(killed[0], signal.SIGKILL)
 
-    run_search(study, workers=2, watch=kill_one)
+    run_trials(study, workers=2, watch=kill_one)
     states = [trial.state.name for trial in study.trials]
     retries = [trial for trial in study.trials if RETRY_OF in trial.user_attrs]
     assert len(killed) == 1
@@ -587,16 +586,16 @@ def test_a_search_in_which_every_trial_fails_ends_and_may_go_on_when_it_is_mende
     with pytest.raises(
         SearchError, match=r"all 5 trials have failed, the last one with .*: the disk is on fire \(.*, in breaks\); see"
     ):
-        run_search(study)
+        run_trials(study)
     assert len(study.trials) == 5
     is_broken.clear()
-    run_search(prepare_study(breaks, study="s"))
+    run_trials(prepare_study(breaks, study="s"))
     assert [trial.state.name for trial in study.trials] == ["FAIL"] * 5 + ["COMPLETE"] * 2
 
 
 @pytest.mark.usefixtures("forked_workers")
 def test_trials_that_kill_their_workers_end_the_search_too(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("marl_sb3.tuning.run_search._MAX_FIRST_FAILURES", 2)
+    monkeypatch.setattr("marl_sb3.tuning.jobs.trials._MAX_FIRST_FAILURES", 2)
     Path("kills.py").write_text(
         "import os\nfrom marl_sb3.envs.arena import ArenaEnv\n"
         "class Kills(ArenaEnv):\n"
@@ -622,7 +621,7 @@ def test_workers_that_die_at_once_end_the_search(in_tmp: Path, monkeypatch: pyte
     study = prepare_study(**SMALL)
     (study.folder / "study.yaml").unlink()
     with pytest.raises(SearchError, match=r"end with 2 again and again, the last one saying .* holds no study'; see"):
-        run_search(study)
+        run_trials(study)
 
 
 def test_sqlite_holds_a_study_too(in_tmp: Path) -> None:
@@ -695,11 +694,11 @@ def test_a_study_is_run_by_one_search_at_a_time(in_tmp: Path) -> None:
 
     def again(_: TuneStudy) -> None:
         with pytest.raises(ConfigError, match="is in use: another process is running this study"):
-            run_search(study)
+            run_trials(study)
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_search(study, watch=again)
+        run_trials(study, watch=again)
 
 
 # --- Objectives ------------------------------------------------------------------------------------------------------

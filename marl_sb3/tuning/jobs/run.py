@@ -1,4 +1,4 @@
-"""Do all jobs of a study: by worker processes, or in this one where no other can import the env."""
+"""Run all jobs of a queue in worker processes, or in this process if no other can import the env."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from filelock import FileLock, Timeout
 
 from marl_sb3.envs.registry import importable_id
 from marl_sb3.errors import ConfigError
-from marl_sb3.tuning.jobs import JobQueue, work
+from marl_sb3.tuning.jobs.queue import JobQueue, work
+from marl_sb3.tuning.jobs.workers import POLL_S, Workers
 from marl_sb3.tuning.study import TuneStudy
-from marl_sb3.tuning.workers import POLL_S, Workers
 
 _log = logging.getLogger(__name__)
 
 
 def run_jobs(study: TuneStudy, queue: JobQueue, workers: int, look: Callable[[], None]) -> None:
-    """Do jobs until there are none left; killed workers are replaced, and their jobs requeued.
+    """Run jobs until none are left; killed workers are replaced, and their jobs requeued.
 
     Args:
-        study: what the jobs are of.
+        study: the study of the jobs.
         queue: the jobs.
-        workers: processes; each gets its share of the cores.
-        look: called twice a second, and at the end.
+        workers: the number of processes; the cores are divided among them.
+        look: called twice a second and at the end.
 
     Raises:
-        ConfigError: another process is running this study, or the workers cannot import the env.
+        ConfigError: another process is running this study, or workers cannot import the env.
         SearchError: worker processes cannot be started.
-        KeyboardInterrupt: passed on, when the workers have ended.
+        KeyboardInterrupt: raised again after all workers have ended.
     """
     with study_lock(study.folder):
         if workers == 1 and importable_id(study.search.env, study.factory) is None:
@@ -45,10 +45,10 @@ def run_jobs(study: TuneStudy, queue: JobQueue, workers: int, look: Callable[[],
 
 @contextmanager
 def study_lock(folder: Path) -> Iterator[None]:
-    """While it lasts, no other process runs the study of this folder.
+    """Keep other processes from running the study of this folder.
 
     Raises:
-        ConfigError: another one does.
+        ConfigError: another process is running it.
     """
     lock = FileLock(folder / ".search.lock")
     try:
@@ -62,7 +62,7 @@ def study_lock(folder: Path) -> Iterator[None]:
 
 
 def work_here(study: TuneStudy, queue: JobQueue, look: Callable[[], None]) -> None:
-    """Do all jobs in this process; see `run_jobs`."""
+    """Run all jobs in this process; see `run_jobs`."""
     name = f"here-{os.getpid()}-{secrets.token_hex(2)}"
     with study.working(name):
         if not work(queue, name, look):

@@ -1,4 +1,4 @@
-"""The jobs of a study, trials and confirmations alike: a worker claims one, does it, and claims the next."""
+"""What workers need to know of their jobs, whether these are trials or confirmations."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ class Job(Protocol):
     """A training that a worker has claimed."""
 
     def run(self) -> bool:
-        """Do it and note what came out; returns False if it was interrupted: it can be claimed again then."""
+        """Train and store the outcome; returns False if interrupted, and the job can then be claimed again."""
 
 
 class JobQueue(Protocol):
-    """Jobs that several processes share. All of it stays right if any of them is killed at any time."""
+    """Jobs shared by several processes. Any of these may be killed at any time; the queue stays consistent."""
 
     @property
     def arguments(self) -> Sequence[str]:
-        """By these a worker process makes the same queue; see `marl_sb3.tuning.worker`."""
+        """The arguments from which `marl_sb3.tuning.jobs.worker` makes the same queue."""
 
     def claim(self, worker: str) -> Job | None:
-        """A job that nobody has begun; None if there is none."""
+        """Claim a job that no worker has started; None if there is none."""
 
     def n_done(self) -> int:
-        """How many jobs have come to their end."""
+        """The number of finished jobs."""
 
     def in_flight(self) -> list[str]:
-        """The jobs that living workers have claimed, or these workers, by their names."""
+        """The names of claimed jobs, or of the workers that claimed them, whose workers are alive."""
 
     def requeue_dead(self) -> object:
-        """Let jobs be claimed again whose workers have died."""
+        """Make the jobs of dead workers available again."""
 
     def is_waiting(self) -> bool:
-        """Whether a job has been requeued that nobody has claimed."""
+        """Whether a requeued job has not been claimed yet."""
 
 
 def work(
@@ -42,13 +42,13 @@ def work(
     look: Callable[[], None] = lambda: None,
     is_wanted: Callable[[], bool] = lambda: True,
 ) -> bool:
-    """Claim jobs and do them, one after the other.
+    """Claim and run jobs one after the other until there are none left.
 
     Args:
         queue: the jobs.
         worker: the name of the worker.
         look: called after each job.
-        is_wanted: asked before each job: False ends the work.
+        is_wanted: called before each job; work ends if it returns False.
 
     Returns:
         False if a job was interrupted.

@@ -1,4 +1,4 @@
-"""Processes that work for a study: started, watched, replaced when they die, and ended together."""
+"""Worker processes of a study: start them, replace dead ones, and end them together."""
 
 from __future__ import annotations
 
@@ -15,63 +15,59 @@ from pathlib import Path
 from marl_sb3.envs.registry import importable_id
 from marl_sb3.errors import ConfigError, MarlSb3Error
 from marl_sb3.learners.threads import available_cores
-from marl_sb3.tuning.jobs import JobQueue
+from marl_sb3.tuning.jobs.queue import JobQueue
 from marl_sb3.tuning.search import STORAGE_VARIABLE
 from marl_sb3.tuning.study import TuneStudy
 
-EXIT_DISK_FULL = 28  # of a worker, as ENOSPC
+EXIT_DISK_FULL = 28  # exit code of a worker: ENOSPC
 
-_numbers = itertools.count()  # of the workers of this process: each has a log of its own
-POLL_S = 0.5  # between looks at what workers do
-_MAX_DEATHS = 3  # in a row without progress in between
-_GRACE_S = 30
+POLL_S = 0.5  # time between checks of the workers
+_MAX_DEATHS = 3  # of workers in a row while no job is finished
+_GRACE_S = 30  # time to finish an iteration before a worker is killed
+
+_numbers = itertools.count()  # make the names of all workers of this process unique
 
 
 class SearchError(MarlSb3Error, RuntimeError):
-    """A search cannot go on: its worker processes end as soon as they are started, or every trial fails."""
+    """A search cannot continue: its workers end at once, every trial fails, or the disk is full."""
 
 
 class Workers:
-    """Worker processes, each with its share of the cores.
+    """A fixed number of worker processes that divide the cores among them.
 
     Args:
-        study: what they work for.
-        count: how many.
-        queue: the jobs that they do; a worker that died is replaced as long as more and more of them are done.
+        study: the study of the jobs.
+        count: the number of processes.
+        queue: the jobs; dead workers are replaced while jobs get finished.
 
     Raises:
         ConfigError: other processes cannot import the env.
     """
 
-    def __init__(
-        self,
-        study: TuneStudy,
-        count: int,
-        queue: JobQueue,
-    ) -> None:
+    def __init__(self, study: TuneStudy, count: int, queue: JobQueue) -> None:
         env, path = study.search.env, importable_id(study.search.env, study.factory)
         if path is None:
             words = f"env {env!r} cannot be imported by {count} worker processes"
             raise ConfigError(f"{words}; accepted: a class or function of a module, or one worker", key="env")
         self._folder = study.folder / "workers"
-        module = [sys.executable, "-m", "marl_sb3.tuning.worker"]
+        module = [sys.executable, "-m", "marl_sb3.tuning.jobs.worker"]
         self._command = [*module, str(os.getpid()), str(study.folder), env, path]
         self._queue = queue
         self._environment = _environment(max(1, available_cores() // count), study.search.storage)
         self._count = count
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._deaths = 0
-        self._done = 0  # when the latest worker died
+        self._done = 0  # finished jobs when the latest worker died
 
     def run(self, watch: Callable[[], None]) -> None:
-        """Start them, and wait until all have ended of their own accord.
+        """Start the workers and wait until all have ended because there are no jobs left.
 
         Args:
             watch: called twice a second.
 
         Raises:
-            SearchError: they die again and again.
-            KeyboardInterrupt: passed on, when they have ended.
+            SearchError: workers die repeatedly, or the disk is full.
+            KeyboardInterrupt: raised again after all workers have ended.
         """
         try:
             for _ in range(self._count):
@@ -79,7 +75,7 @@ class Workers:
             while self._running:
                 time.sleep(POLL_S)
                 watch()
-                self._look_after()
+                self._replace_dead()
         finally:
             self._stop()
 
@@ -93,13 +89,13 @@ class Workers:
                 stderr=log,
                 stdin=subprocess.DEVNULL,
                 env=self._environment,
-                start_new_session=True,  # Ctrl-C is for the search, which passes it on
+                start_new_session=True,  # Ctrl-C reaches only the search, which ends the workers
             )
 
     def _log(self, name: str) -> Path:
         return self._folder / f"{name}.log"
 
-    def _look_after(self) -> None:
+    def _replace_dead(self) -> None:
         for name, process in list(self._running.items()):
             if process.poll() is None:
                 continue
@@ -121,14 +117,14 @@ class Workers:
             raise SearchError(f"{words}, the last one saying {last!r}; see {self._log(name)}")
 
     def _stop(self) -> None:
-        """End those that still run: they finish the iteration that they are at, and give their work back."""
+        """End the workers that still run: each finishes its iteration, and its job is requeued."""
         for process in self._running.values():
             process.send_signal(signal.SIGTERM)
         deadline_s = time.monotonic() + _GRACE_S
         try:
             for process in self._running.values():
                 process.wait(max(0.0, deadline_s - time.monotonic()))
-        except (subprocess.TimeoutExpired, KeyboardInterrupt):  # a second Ctrl-C does not want to wait
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):  # a second Ctrl-C ends the wait
             for process in self._running.values():
                 process.kill()
                 process.wait()
@@ -138,7 +134,7 @@ class Workers:
 
 
 def _environment(cores: int, storage: str | None) -> dict[str, str]:
-    """Of a worker: what it shares with the others, and where this process finds its modules."""
+    """The environment of a worker: its number of threads, the import path and the URL of the storage."""
     paths = [path for path in sys.path if path]
     environment = {**os.environ, "OMP_NUM_THREADS": str(cores), "PYTHONPATH": os.pathsep.join(paths)}
     environment.pop(STORAGE_VARIABLE, None)

@@ -1,7 +1,8 @@
-"""`python -m marl_sb3.tuning.worker PID FOLDER ENV PATH NAME JOB...`: work for a study until nothing is left to do.
+"""`python -m marl_sb3.tuning.jobs.worker PID FOLDER ENV PATH NAME JOB...`: run jobs of a study until none are left.
 
-Started by the search, which is PID, with its share of the cores in `OMP_NUM_THREADS`. PATH is what ENV is imported by,
-where ENV is a name that was registered in the process of the search. JOB is `trials`, or `confirm SEEDS TRIAL...`.
+The search, process PID, starts it and sets `OMP_NUM_THREADS` to its number of cores. If ENV was registered in the
+search's process, PATH is the import path of its factory; otherwise it equals ENV. JOB is `trials`, or `confirm SEEDS
+TRIAL...`.
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ from typing import TYPE_CHECKING
 from marl_sb3.cli import EXIT_DONE, EXIT_INTERRUPTED, run_command
 from marl_sb3.errors import ConfigError, is_disk_full
 from marl_sb3.startup import without_collections
-from marl_sb3.tuning.jobs import JobQueue, work
+from marl_sb3.tuning.jobs.queue import JobQueue, work
 
 if TYPE_CHECKING:
     from marl_sb3.tuning.study import TuneStudy
 
 
 def main(arguments: list[str]) -> int:
-    """Returns an exit code as the commands do."""
+    """Run jobs; returns an exit code as the commands do."""
     pid, folder, env, path, name, job, *options = arguments
 
     def is_wanted() -> bool:
-        # Without the search that started it a worker would be one that nobody looks after.
+        # If the search has died, nothing supervises this worker.
         return os.getppid() == int(pid)
 
     def run() -> int:
@@ -42,7 +43,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _work(study: TuneStudy, name: str, job: str, options: list[int], is_wanted: Callable[[], bool]) -> int:
-    from marl_sb3.tuning.workers import EXIT_DISK_FULL
+    from marl_sb3.tuning.jobs.workers import EXIT_DISK_FULL
 
     try:
         done = work(_queue(study, job, options), name, is_wanted=is_wanted)
@@ -66,8 +67,8 @@ def _study(folder: Path, env: str) -> TuneStudy:
 
 def _queue(study: TuneStudy, job: str, options: Sequence[int]) -> JobQueue:
     with without_collections():
-        from marl_sb3.tuning.confirm import ConfirmationQueue
-        from marl_sb3.tuning.trial import TrialQueue
+        from marl_sb3.tuning.jobs.confirmations import ConfirmationQueue
+        from marl_sb3.tuning.jobs.trials import TrialQueue
 
     if job == "confirm":
         seeds, *trials = options

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from marl_sb3.errors import ConfigError
-from marl_sb3.tuning.confirm_stats import Comparison, compare, probability_of_improvement
+from marl_sb3.tuning.stats import Comparison, compare, probability_of_improvement
 
 
 def test_figures_of_three_and_two_seeds() -> None:

@@ -1,4 +1,4 @@
-"""Is the winner of a search better than the preset, or was it lucky? The returns of fresh seeds of both, compared."""
+"""Statistics that compare the returns of two settings over several seeds: is the winner better than the preset?"""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from marl_sb3.metrics.sample_stats import SampleStats, sample_stats
 from marl_sb3.types import Array
 
 BETTER, WORSE, UNKNOWN = "better", "worse", "undecided"
-_NOTHING_IS_KNOWN = (-math.inf, math.inf)
+_UNBOUNDED = (-math.inf, math.inf)  # an interval that cannot be estimated from one seed
 
 Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The returns of the winner next to those of the preset; more is better.
+    """The returns of the winner compared with those of the preset; more is better.
 
-    All intervals are of 95 %. One seed says nothing about how returns spread: intervals that need it are then endless.
+    All intervals are 95 % confidence intervals. With one seed, intervals that need a standard deviation are unbounded.
 
     Attributes:
         winner_mean: mean over the winner's seeds.
-        winner_ci: of that mean, by Student's t.
+        winner_ci: interval of that mean, by Student's t.
         preset_mean: mean over the preset's seeds.
-        preset_ci: of that mean, by Student's t.
-        difference: of the means: winner less preset.
-        difference_ci: of the difference, by Welch's t, which lets the two spread differently.
-        p_value: of the difference, two-sided, by Welch's t: how often chance alone makes one as large. 1 for one seed.
+        preset_ci: interval of that mean, by Student's t.
+        difference: the winner's mean minus the preset's.
+        difference_ci: interval of the difference, by Welch's t, which allows for unequal variances.
+        p_value: two-sided p-value of the difference, by Welch's t; 1 with one seed.
         improvement: probability that a training with the winner's settings returns more than one with the preset's.
-        improvement_ci: of that probability, by the bootstrap; see `_improvement_ci`.
+        improvement_ci: interval of that probability, by the bootstrap; see `_improvement_ci`.
     """
 
     winner_mean: float
@@ -48,7 +48,7 @@ class Comparison:
     improvement_ci: Interval
 
     def verdict(self) -> str:
-        """`better` or `worse` if the interval of the difference leaves 0 out, else `undecided`."""
+        """`better` or `worse` if the interval of the difference excludes 0, else `undecided`."""
         low, high = self.difference_ci
         return BETTER if low > 0 else WORSE if high < 0 else UNKNOWN
 
@@ -56,26 +56,26 @@ class Comparison:
 def compare(
     winner: Sequence[float], preset: Sequence[float], n_resamples: int = 2000, bootstrap_seed: int = 0
 ) -> Comparison:
-    """The figures of two samples of returns, one return per seed.
+    """Compare two samples of returns, one return per seed.
 
-    The seeds must be others than those of the search: the return that made a trial win is too good to be its mean.
+    The seeds must differ from those of the search: the return for which a trial was selected is biased upwards.
 
     Args:
         winner: returns of the winner's settings.
         preset: returns of the preset.
-        n_resamples: of the bootstrap.
-        bootstrap_seed: of the bootstrap: the same returns give the same interval.
+        n_resamples: the number of bootstrap resamples.
+        bootstrap_seed: seed of the bootstrap; equal returns give equal intervals.
 
     Raises:
-        ConfigError: there is no return on a side, or one that is not finite.
+        ConfigError: a sample is empty or has a return that is not finite.
     """
     ours, theirs = _sample("the winner", winner), _sample("the preset", preset)
     difference_ci, p_value = welch(ours, theirs)
     return Comparison(
         winner_mean=_mean(ours),
-        winner_ci=ours.ci95 or _NOTHING_IS_KNOWN,
+        winner_ci=ours.ci95 or _UNBOUNDED,
         preset_mean=_mean(theirs),
-        preset_ci=theirs.ci95 or _NOTHING_IS_KNOWN,
+        preset_ci=theirs.ci95 or _UNBOUNDED,
         difference=_mean(ours) - _mean(theirs),
         difference_ci=difference_ci,
         p_value=p_value,
@@ -91,7 +91,7 @@ def _sample(name: str, returns: Sequence[float]) -> SampleStats:
 
 
 def _mean(sample: SampleStats) -> float:
-    assert sample.mean is not None, "it is not empty"
+    assert sample.mean is not None, "samples are not empty"
     return sample.mean
 
 
@@ -101,10 +101,10 @@ def welch(ours: SampleStats, theirs: SampleStats) -> tuple[Interval, float]:
     Welch, "The generalization of 'Student's' problem when several different population variances are involved",
     Biometrika 34, 1947: t = difference / sqrt(v1 + v2), where v = sd^2 / n, with
     (v1 + v2)^2 / (v1^2 / (n1 - 1) + v2^2 / (n2 - 1)) degrees of freedom (Satterthwaite, Biometrics Bulletin 2, 1946).
-    Where all values of each side are the same, a difference is certain.
+    If both standard deviations are 0, the interval has no width, and the p-value is 0 or 1.
     """
     if ours.sd is None or theirs.sd is None:
-        return _NOTHING_IS_KNOWN, 1.0
+        return _UNBOUNDED, 1.0
     difference = _mean(ours) - _mean(theirs)
     v1, v2 = ours.sd**2 / ours.n, theirs.sd**2 / theirs.n
     if v1 + v2 == 0:
@@ -117,7 +117,7 @@ def welch(ours: SampleStats, theirs: SampleStats) -> tuple[Interval, float]:
 
 
 def probability_of_improvement(winner: Sequence[float], preset: Sequence[float]) -> float:
-    """P(X > Y) over all pairs of a winner's and a preset's return; half of a tie counts.
+    """P(X > Y) over all pairs of a winner's and a preset's return; a tie counts as one half.
 
     It is the Mann-Whitney U statistic over n * m, as in Agarwal et al., "Deep Reinforcement Learning at the Edge of
     the Statistical Precipice", NeurIPS 2021, here for one task.
@@ -132,11 +132,11 @@ def _wins(winner: Sequence[float], preset: Sequence[float]) -> Array:
 
 
 def _improvement_ci(winner: Sequence[float], preset: Sequence[float], n_resamples: int, seed: int) -> Interval:
-    """Percentile bootstrap, the seeds of each side drawn anew with replacement (Agarwal et al. 2021).
+    """Percentile bootstrap: the seeds of each side are resampled with replacement (Agarwal et al. 2021).
 
-    Where every return of one side exceeds all of the other it would have no width, however few the seeds are. There it
-    is that of min(n, m) independent pairs of which all are won: from 0.025^(1 / min(n, m)) to 1 (Clopper and Pearson,
-    "The use of confidence or fiducial limits illustrated in the case of the binomial", Biometrika 26, 1934).
+    If every return of one side exceeds all of the other, the bootstrap's interval has no width, however few the seeds.
+    The interval is then that of min(n, m) independent pairs, all won: from 0.025^(1 / min(n, m)) to 1 (Clopper and
+    Pearson, "The use of confidence or fiducial limits illustrated in the case of the binomial", Biometrika 26, 1934).
     """
     wins = _wins(winner, preset)
     n, m = wins.shape
@@ -148,7 +148,7 @@ def _improvement_ci(winner: Sequence[float], preset: Sequence[float], n_resample
     if (wins == 0).all():
         return 0.0, 1 - all_won
     rng = np.random.default_rng(seed)
-    # How often each seed is drawn: the mean over a resample's pairs is then a product.
+    # With counts of how often each seed is drawn, the mean over a resample's pairs is a matrix product.
     ours, theirs = (rng.multinomial(size, np.full(size, 1 / size), n_resamples) for size in (n, m))
     low, high = np.quantile(((ours @ wins) * theirs).sum(axis=1) / (n * m), (0.025, 0.975))
     return float(low), float(high)

@@ -1,4 +1,4 @@
-"""What fresh seeds said of the best trials, in words and figures."""
+"""Tables of the results with fresh seeds."""
 
 from __future__ import annotations
 
@@ -7,29 +7,30 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from marl_sb3.display.text import number
-from marl_sb3.tuning.confirm import Candidate
-from marl_sb3.tuning.confirm_stats import Interval, compare
+from marl_sb3.tuning.confirmed import Candidate
+from marl_sb3.tuning.stats import Interval, compare
 
 HEADER = ("candidate", "seeds", "mean", "95 % CI", "better than preset", "verdict")
 
 
 def confirmed_rows(candidates: Sequence[Candidate], mode: str) -> list[list[str]]:
-    """A row for each candidate, see `HEADER`; the first of them is the preset.
+    """A row for each candidate with the columns of `HEADER`; the first candidate is the preset.
 
-    "Better than preset" is the probability of improvement, and its 95 % confidence interval: how often a training with
-    these settings comes out better than one with the preset's.
+    "Better than preset" is the probability, with its 95 % confidence interval, that a training with these settings
+    has a better objective than one with the preset's.
     """
-    # Where less is better all figures are turned around, and turned back to be shown.
+    # `compare` takes more as better: with mode min, values change their signs before it and back after it.
     sign = 1.0 if mode == "max" else -1.0
     preset, *others = ([sign * value for value in candidate.values] for candidate in candidates)
     stats = [compare(values, preset) for values in (preset, *others)]
     rows = []
-    for candidate, its in zip(candidates, stats, strict=True):
-        low, high = sorted(sign * bound for bound in its.winner_ci)
+    for candidate, comparison in zip(candidates, stats, strict=True):
+        low, high = sorted(sign * bound for bound in comparison.winner_ci)
         failed = f", {candidate.failed} failed" if candidate.failed else ""
-        own = [f"{len(candidate.values)}{failed}", number(sign * its.winner_mean), f"{number(low)} to {number(high)}"]
-        against = ["", ""] if candidate.trial is None else [_chance(its.improvement, its.improvement_ci), its.verdict()]
-        rows.append([candidate.name, *own, *against])
+        seeds, mean = f"{len(candidate.values)}{failed}", number(sign * comparison.winner_mean)
+        chance, verdict = _chance(comparison.improvement, comparison.improvement_ci), comparison.verdict()
+        against = ["", ""] if candidate.trial is None else [chance, verdict]
+        rows.append([candidate.name, seeds, mean, f"{number(low)} to {number(high)}", *against])
     return rows
 
 
@@ -39,7 +40,7 @@ def _chance(improvement: float, interval: Interval) -> str:
 
 
 def confirmed_table(candidates: Sequence[Candidate], mode: str) -> Table:
-    """The rows as a table for a terminal."""
+    """A table of the candidates for a terminal."""
     table = Table(box=None, header_style="dim", pad_edge=False)
     for name in HEADER:
         table.add_column(name, justify="left" if name in ("candidate", "verdict") else "right")
@@ -49,7 +50,7 @@ def confirmed_table(candidates: Sequence[Candidate], mode: str) -> Table:
 
 
 def confirmed_line(candidates: Sequence[Candidate], trial: int | None, mode: str) -> str:
-    """What is said of a trial, next to the preset, in a line."""
+    """The results of a trial and the preset, compared on one line."""
     rows = dict(zip((candidate.trial for candidate in candidates), confirmed_rows(candidates, mode), strict=True))
     _, seeds, mean, interval, chance, verdict = rows[trial]
     return (

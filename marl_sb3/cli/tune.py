@@ -1,0 +1,134 @@
+"""The command line of `python -m marl_sb3.tune`."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from typing import Any
+
+from marl_sb3.cli.parser import CommandParser, add_env_option, add_verbosity
+from marl_sb3.cli.values import algorithm_name, assignments, integer
+
+_EPILOG = """\
+A space file has a range for each parameter:
+  batch_size: {choices: [64, 128, 256]}
+  learning_rate: {log_uniform: [1e-4, 3e-3], linear: true}   # lin_X
+  gamma: {uniform: [0.9, 0.999]}
+  n_epochs: {int: [3, 15]}
+  pol1.learning_rate: {choices: [1e-4, 3e-4]}                 # of one policy
+  ent_coef: 0.01                                              # a constant
+RLlib's names (minibatch_size, lr, num_epochs, lambda, ...) are understood.
+
+examples
+  python -m marl_sb3.tune --trials 50
+  python -m marl_sb3.tune arena --trials 100 --workers 2 --confirm-seeds 10
+  python -m marl_sb3.tune CartPole-v1 --grid minibatch_size=128,200,256
+  python -m marl_sb3.tune --study NAME      continue a study
+
+exit codes: 0 done, 1 failed, 2 wrong command line or settings, 130 interrupted
+"""
+
+OF_EACH_CALL = ("workers", "confirm_seeds", "confirm_best")  # options that a study does not keep
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line of `tune`."""
+    parser = CommandParser(prog="python -m marl_sb3.tune", description="Search for better settings.", epilog=_EPILOG)
+    add = parser.add_argument
+    add("env", metavar="ENV", nargs="?", help="the env to train in; default: arena, or the study's")
+    add_env_option(parser, also_positional=True)
+    add("--trials", metavar="N", type=integer, help="how many settings are tried; default: 50, or the whole grid")
+    add("--timesteps", metavar="N", type=integer, help="env steps of a trial; default: as in the preset")
+    add("--n-envs", metavar="E", type=integer, help="envs that step together; default: as in the preset, else 8")
+    add(
+        "--study",
+        metavar="NAME",
+        help="name of the study; an existing one is continued; default: time and 4 hex digits",
+    )
+    add("--new-study", action="store_true",
+        help="begin a new study even if another one has a similar name; default: refuse it, as a typo")  # fmt: skip
+    add(
+        "--storage",
+        metavar="URL",
+        help="a database such as sqlite:///study.db; default: a journal in the study's folder",
+    )
+    add("--workers", metavar="N", type=integer, default=1, help="processes that run trials; default: 1")
+    add("--sampler", metavar="NAME", help="tpe, random, grid or gp; default: tpe, or grid with --grid")
+    add("--pruner", metavar="NAME", help="median, asha or none; default: median, or none with --grid")
+    add(
+        "--hparams",
+        metavar="FILE",
+        help="settings by env id: where the search starts, and what it is compared with; default: the shipped preset",
+    )
+    add("--space", metavar="FILE", help="the ranges to search, see below; default: those shipped for the algorithm")
+    add(
+        "--grid",
+        metavar="KEY=A,B,C",
+        action="append",
+        default=[],
+        help="try exactly these values; several --grid: all combinations; default: none",
+    )
+    add("--objective", metavar="WHAT",
+        help="sum or min of all agents' returns, an agent, a custom metric or any metric; default: sum")  # fmt: skip
+    add("--mode", metavar="M", help="max or min; default: max")
+    add("--over", metavar="WHICH",
+        help="which evaluations of a trial count: last, best or mean_of_last_K; default: last")  # fmt: skip
+    add(
+        "--evaluations",
+        metavar="N",
+        type=integer,
+        help="evaluations of a trial, equally spaced; default: 10, or fewer in a short trial",
+    )
+    add("--evaluation-episodes", metavar="N", type=integer, help="episodes of an evaluation; default: 10")
+    add("--confirm-seeds", metavar="K", type=integer, default=0,
+        help="train the best trials and the preset again with K fresh seeds each; default: 0, none")  # fmt: skip
+    add(
+        "--confirm-best",
+        metavar="B",
+        type=integer,
+        default=1,
+        help="how many trials --confirm-seeds trains again; default: 1",
+    )
+    add(
+        "--policies",
+        choices=["shared", "per_agent"],
+        help="one policy for all agents, or one for each; default: as in the preset, else shared",
+    )
+    add("--algo", metavar="NAME", type=algorithm_name, help="algorithm: ppo or a2c; default: ppo")
+    add("--vectorizer", metavar="NAME", help="auto, batched, sync or supersuit; default: auto")
+    add("--device", metavar="NAME", help="auto, cpu or cuda; default: auto")
+    add("--seed", metavar="S", type=integer, help="seed of the search; default: 0")
+    add("--set", metavar="KEY=VALUE", dest="settings", action="append", default=[],
+        help="fix a setting in every trial; may be repeated; default: none")  # fmt: skip
+    add("--quiet", action="store_true", help="print the study's folder alone; default: off")
+    add_verbosity(parser)
+    return parser
+
+
+def study_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The arguments of `prepare_study` but the env.
+
+    Raises:
+        ConfigError: a `--set` is not `KEY=VALUE`.
+    """
+    other = ("env", "env_option", "verbosity", "quiet", "settings", *OF_EACH_CALL)
+    options = {name: value for name, value in vars(arguments).items() if name not in other}
+    return {**options, "settings": assignments("--set", arguments.settings)}
+
+
+def command_to_continue(env: str, name: str, storage: str | None, arguments: argparse.Namespace) -> str:
+    """The command that continues a search.
+
+    Args:
+        env: the env id.
+        name: the study's name.
+        storage: the URL of its database without a password; None: the journal.
+        arguments: of the present call; those that a study does not keep are repeated.
+    """
+    default = build_parser().parse_args([])
+    given = [option for option in OF_EACH_CALL if getattr(arguments, option) != getattr(default, option)]
+    options = [("study", shlex.quote(name))]
+    options += [("storage", shlex.quote(storage))] if storage else []
+    options += [(option.replace("_", "-"), getattr(arguments, option)) for option in given]
+    words = "".join(f" --{option} {value}" for option, value in options)
+    return f"python -m marl_sb3.tune {shlex.quote(env)}{words}"

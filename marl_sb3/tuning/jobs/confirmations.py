@@ -1,0 +1,185 @@
+"""Confirmations as jobs: train the best trials and the preset again with fresh seeds.
+
+The best value of many trials is partly luck; values of fresh seeds are not.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from filelock import BaseFileLock, FileLock, Timeout
+
+from marl_sb3.errors import is_disk_full
+from marl_sb3.runs.execute import execute
+from marl_sb3.runs.prepare import prepare
+from marl_sb3.tuning.confirmed import Candidate, candidate_folder, confirmed, read_outcome, write_outcome
+from marl_sb3.tuning.jobs.queue import Job
+from marl_sb3.tuning.jobs.run import run_jobs
+from marl_sb3.tuning.jobs.trials import objective_of, store_failure
+from marl_sb3.tuning.search import require_integer
+from marl_sb3.tuning.study import TuneStudy
+
+
+def confirm(
+    study: TuneStudy,
+    best: int = 1,
+    seeds: int = 10,
+    workers: int = 1,
+    watch: Callable[[int, int], None] | None = None,
+) -> list[Candidate]:
+    """Train the preset and the best trials with the same fresh seeds; finished trainings are not repeated.
+
+    Args:
+        study: after its search.
+        best: the number of trials to train again.
+        seeds: the number of seeds for each of them and for the preset.
+        workers: the number of processes.
+        watch: called twice a second with the numbers of finished and of all trainings.
+
+    Returns:
+        See `confirmed`.
+
+    Raises:
+        ConfigError: a number is wrong, the study is being run, or workers cannot import the env.
+        SearchError: worker processes cannot be started.
+        KeyboardInterrupt: raised again after all workers have ended.
+    """
+    require_integer("confirm_best", best, 1)
+    require_integer("confirm_seeds", seeds, 1)
+    require_integer("workers", workers, 1)
+    trials = [trial.number for trial in study.completed()[:best]]
+    if not trials:
+        return []
+    queue = ConfirmationQueue(study, trials, seeds)
+
+    def look() -> None:
+        if watch is not None:
+            watch(queue.n_done(), len(queue.trainings))
+
+    run_jobs(study, queue, workers, look)
+    return confirmed(study)
+
+
+@dataclass(frozen=True)
+class _Training:
+    """The training of one candidate, a trial or (None) the preset, with one fresh seed."""
+
+    trial: int | None
+    seed_index: int
+    folder: Path
+
+    def outcome(self) -> Mapping[str, Any] | None:
+        """See `read_outcome`."""
+        return read_outcome(self.folder)
+
+    def lock(self) -> FileLock:
+        """The lock that the worker holds while it trains; the system releases it if the worker dies."""
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        return FileLock(self.folder.with_name(f"{self.folder.name}.lock"))
+
+    def is_free(self) -> bool:
+        """Whether no worker holds the lock."""
+        try:
+            with self.lock().acquire(timeout=0):
+                return True
+        except Timeout:
+            return False
+
+
+class ConfirmationQueue:
+    """Trainings of the preset and of trials with fresh seeds, as a `JobQueue`.
+
+    Args:
+        study: after its search.
+        trials: the numbers of the trials.
+        seeds: the number of seeds for each candidate.
+
+    Attributes:
+        trainings: all of them.
+    """
+
+    def __init__(self, study: TuneStudy, trials: Sequence[int], seeds: int) -> None:
+        self.arguments = ("confirm", *map(str, [seeds, *trials]))
+        self.trainings = _trainings(study, trials, seeds)
+        self._study = study
+
+    def claim(self, worker: str) -> Job | None:
+        """See `JobQueue.claim`: a worker claims a training by taking its lock."""
+        for training in self._not_done():
+            lock = training.lock()
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                continue  # claimed by another worker
+            if training.outcome() is None:
+                return _Confirmation(self._study, training, lock)
+            lock.release()
+        return None
+
+    def _not_done(self) -> list[_Training]:
+        return [training for training in self.trainings if training.outcome() is None]
+
+    def n_done(self) -> int:
+        """See `JobQueue.n_done`."""
+        return len(self.trainings) - len(self._not_done())
+
+    def in_flight(self) -> list[str]:
+        """See `JobQueue.in_flight`."""
+        return [str(training.folder) for training in self._not_done() if not training.is_free()]
+
+    def requeue_dead(self) -> None:
+        """Does nothing: the system has released the locks of dead workers."""
+
+    def is_waiting(self) -> bool:
+        """See `JobQueue.is_waiting`."""
+        return any(training.is_free() for training in self._not_done())
+
+
+@dataclass(frozen=True)
+class _Confirmation:
+    """A training that this process has claimed; it holds the lock."""
+
+    study: TuneStudy
+    training: _Training
+    lock: BaseFileLock
+
+    def run(self) -> bool:
+        try:
+            return _train(self.study, self.training)
+        finally:
+            self.lock.release()
+
+
+def _trainings(study: TuneStudy, trials: Sequence[int], seeds: int) -> list[_Training]:
+    """The trainings in order: seed by seed, the preset first, so that an interrupted run compares equal numbers."""
+    return [
+        _Training(trial, index, candidate_folder(study, trial) / f"seed-{index:02d}")
+        for index in range(seeds)
+        for trial in (None, *trials)
+    ]
+
+
+def _train(study: TuneStudy, training: _Training) -> bool:
+    """Train a candidate with a seed and store the outcome; returns False if interrupted."""
+    search = study.search
+    settings = {} if training.trial is None else study.space.settings(study.trials[training.trial].params)
+    config = search.trial_config(settings, search.fresh_seed(training.seed_index))
+    # The evaluation episodes are new, too: the winner was selected on those of the search.
+    config = config.changed({"evaluation.seed": search.fresh_evaluation_seed(training.seed_index)})
+    shutil.rmtree(training.folder, ignore_errors=True)  # left by an interrupted training
+    outcome: dict[str, Any] = {"seed": config.seed}
+    try:
+        run = execute(prepare(config, training.folder, study.factory))
+        if run.interrupted:
+            return False
+        outcome["objective"] = objective_of(search, run)
+    except (Exception, SystemExit) as error:  # a failure is a result, too
+        if is_disk_full(error):
+            raise
+        outcome["error"] = store_failure(training.folder, error)
+    write_outcome(training.folder, outcome)
+    return True

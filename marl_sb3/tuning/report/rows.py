@@ -1,0 +1,73 @@
+"""Trials as rows of `trials.csv`, `report.html` and data frames."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from optuna.trial import FrozenTrial
+
+from marl_sb3.tuning.trial_attributes import (
+    CHECKPOINT,
+    ENV_STEPS,
+    FOLDER,
+    ITERATIONS,
+    RETRY_OF,
+    RETURN,
+    SECONDS,
+    SEED,
+    WORKER,
+)
+from marl_sb3.tuning.trial_text import attribute_text, error_text, one_line, value_text
+
+if TYPE_CHECKING:
+    from marl_sb3.tuning.study import TuneStudy
+
+_BEFORE = ("number", "state", "value")  # columns before those of the parameters
+_AFTER = ("seed", "iterations", "env_steps", "seconds", "return", "evaluations", "retry_of", "worker", "folder",
+    "checkpoint", "error")  # fmt: skip
+
+
+def header(study: TuneStudy) -> list[str]:
+    """The names of the columns; a parameter named like another column becomes `params_NAME`."""
+    taken = {*_BEFORE, *_AFTER}
+    parameters = [one_line(parameter.name) for parameter in study.space.parameters]
+    return [*_BEFORE, *(f"params_{name}" if name in taken else name for name in parameters), *_AFTER]
+
+
+def row(study: TuneStudy, trial: FrozenTrial) -> list[Any]:
+    """The values of a trial in the order of `header`; None if there is no value.
+
+    Parameters are as drawn: 0.001, not `lin_0.001`. Paths are relative to the study's folder, which may be moved. The
+    value of a pruned trial is that of its last evaluation.
+    """
+    attributes = trial.user_attrs
+    names = [parameter.name for parameter in study.space.parameters]
+    folder = study.folder_of(trial).relative_to(study.folder) if FOLDER in attributes else None
+    checkpoint = folder and attributes.get(CHECKPOINT) and folder / "checkpoints" / Path(attributes[CHECKPOINT]).name
+    return [
+        trial.number,
+        trial.state.name,
+        trial.value,
+        *(value_text(trial.params[name]) if name in trial.params else None for name in names),
+        attributes.get(SEED),
+        attributes.get(ITERATIONS),
+        attributes.get(ENV_STEPS),
+        attributes.get(SECONDS),
+        attributes.get(RETURN),
+        len(trial.intermediate_values),
+        attributes.get(RETRY_OF),
+        attribute_text(trial, WORKER),
+        folder and folder.as_posix(),
+        checkpoint and checkpoint.as_posix(),
+        error_text(trial),
+    ]
+
+
+def record(study: TuneStudy, trial: FrozenTrial) -> dict[str, Any]:
+    """The values of a trial by column, with parameters as Optuna stores them: numbers and strings, lists as JSON."""
+    columns = header(study)
+    values = dict(zip(columns, row(study, trial), strict=True))
+    names = columns[len(_BEFORE) : -len(_AFTER)]
+    drawn = [trial.params.get(parameter.name) for parameter in study.space.parameters]
+    return {**values, **dict(zip(names, drawn, strict=True))}
