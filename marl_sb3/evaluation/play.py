@@ -14,12 +14,13 @@ from marl_sb3.config.values import integer
 from marl_sb3.errors import ConfigError
 from marl_sb3.evaluation.preserve import preserve_training_state
 from marl_sb3.evaluation.result import Evaluation
-from marl_sb3.learners.actor import PolicyActor
+from marl_sb3.learners.interface import Actor
 from marl_sb3.metrics import Episode, EpisodeTracker, Result, finite_or_none, flatten
 from marl_sb3.policies.placement import rows_of_policy, zero_actions
 from marl_sb3.training.algorithm import MultiAgentAlgorithm
-from marl_sb3.types import AgentID
+from marl_sb3.types import AgentID, Array
 from marl_sb3.vec_env.interface import MultiAgentVecEnv
+from marl_sb3.vec_env.step import VecStep
 
 
 def evaluate_policies(
@@ -151,18 +152,29 @@ def _finished_by_step(
     algo: MultiAgentAlgorithm, env: MultiAgentVecEnv, tracker: EpisodeTracker, deterministic: bool
 ) -> Iterator[list[Episode]]:
     """The episodes that each step of all envs finished, without end."""
+    bundle = algo.bundle()
     actors = [
-        PolicyActor(rows_of_policy(env, policy_id, algo.policy_of), policy, deterministic)
-        for policy_id, policy in algo.policies.items()
+        bundle.make_actor(rows_of_policy(env, policy_id, algo.policy_of), deterministic) for policy_id in algo.policies
     ]
     step = env.reset()
     tracker.begin()
+    for actor in actors:
+        actor.begin_rollout()
     while True:
-        actions = zero_actions(env)
+        step = env.step(_actions(actors, env, step))
         for actor in actors:
-            actor.rows.put_actions(actor.act(step.observations, step.to_act), actions)
-        step = env.step(actions)
+            actor.end_episodes(actor.rows.of_agents(step.terminated | step.truncated))
         yield tracker.record(step)
+
+
+def _actions(actors: Sequence[Actor], env: MultiAgentVecEnv, step: VecStep) -> list[Array]:
+    actions = zero_actions(env)
+    for actor in actors:
+        rows = actor.rows
+        masks = rows.masks(step.action_masks) if actor.takes_masks else None
+        decision = actor.act(rows.observations(step.observations), rows.of_agents(step.to_act), masks)
+        rows.put_actions(decision.actions, actions)
+    return actions
 
 
 # --- Numbers ---------------------------------------------------------------------------------------------------------

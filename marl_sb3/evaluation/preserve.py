@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from copy import copy
 
 import numpy as np
 import torch as th
 
+from marl_sb3.learners.sb3.noise import preserve_noise
 from marl_sb3.storage.process_rng import preserve_rng
 from marl_sb3.training.algorithm import MultiAgentAlgorithm
 
@@ -25,19 +25,13 @@ def preserve_training_state(algo: MultiAgentAlgorithm, seed: int | None = None) 
         seed: for the generators; None takes the operating system's entropy.
     """
     modes = [(module, module.training) for a in algo.policies.values() for module in a.policy.modules()]
-    # gSDE's noise is kept by the distribution of the actions: a new one is drawn on a copy.
-    noisy = [(a.policy, a.policy.action_dist) for a in algo.policies.values() if getattr(a, "use_sde", False)]
-    with preserve_rng():
+    with preserve_rng(), preserve_noise(algo.policies.values()):
         try:
-            for policy, distribution in noisy:
-                policy.action_dist = copy(distribution)
             _seed_generators(seed)
             yield
         finally:
             for module, training in modes:
                 module.training = training
-            for policy, distribution in noisy:
-                policy.action_dist = distribution
 
 
 def _seed_generators(seed: int | None) -> None:

@@ -1,145 +1,137 @@
-"""Choose actions for the rows of a policy: the one place that knows of rows that do not act."""
+"""Act for the rows of a policy: the one place that knows of rows that do not act, of memory, noise and masks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
 
 import numpy as np
-import torch as th
 from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.distributions import StateDependentNoiseDistribution
 
+from marl_sb3.learners.deciders import Batch, Decider, Decision
+from marl_sb3.learners.sb3.noise import (
+    draw_noise,
+    is_noise_due,
+    noise_matrices,
+    noise_of_rows,
+    read_noise_matrices,
+    uses_noise,
+)
+from marl_sb3.learners.sb3.predict import States
 from marl_sb3.policies.placement import PolicyRows
-from marl_sb3.storage.state import StateReader
-from marl_sb3.types import Array, BoolArray, Observations
-from marl_sb3.vec_env.observations import map_arrays
+from marl_sb3.storage.state import State, StateReader
+from marl_sb3.types import BoolArray, Observations
+
+D = TypeVar("D", bound=Decision)
 
 
-class PolicyActor:
-    """Acts for the rows of one policy by SB3's `predict`, outside of its training; it owns the noise of gSDE.
+class RowActor(Generic[D]):
+    """An `Actor` for the rows of one policy, in any env with its agents.
 
     Args:
-        rows: the rows of the policy, in any env with the agents of its training.
+        rows: the rows of the policy.
         algorithm: its SB3 algorithm.
-        deterministic: the most likely actions instead of sampled ones.
+        decider: how the algorithm is asked.
+
+    Attributes:
+        step: steps since the rollout began.
+        starts: (rows,) bool; the rows whose episode starts with their next action. Never changed in place.
+        states: recurrent state before the next action, (layers, rows, size) each; () for a policy without memory. Never
+            changed in place.
     """
 
-    def __init__(self, rows: PolicyRows, algorithm: BaseAlgorithm, deterministic: bool) -> None:
+    starts: BoolArray
+    states: States
+
+    def __init__(self, rows: PolicyRows, algorithm: BaseAlgorithm, decider: Decider[D]) -> None:
         self.rows = rows
-        self._algorithm: Any = algorithm
-        self._deterministic = deterministic
-        self._step = 0
+        self.step = 0
+        self._algorithm = algorithm
+        self._decider = decider
+        self.begin_episodes()
 
-    def act(self, groups: Sequence[Observations], to_act: BoolArray) -> Array:
-        """Choose actions.
+    @property
+    def takes_masks(self) -> bool:
+        """See `Actor.takes_masks`."""
+        return self._decider.takes_masks
 
-        Args:
-            groups: per group of agents, observations `(E, A_group, ...)`.
-            to_act: (E, all agents) bool.
+    # --- Episodes and rollouts ---------------------------------------------------------------------------------------
 
-        Returns:
-            `(rows, *action shape)`, as the env takes them; zeros in rows that do not act.
-        """
-        self._draw_noise()
-        space = self._algorithm.action_space
-        nothing = np.zeros((self.rows.num_rows, *(space.shape or ())), dtype=space.dtype)
-        acting, policy = self.rows.of_agents(to_act), self._algorithm.policy
-        (actions,) = of_acting_rows(self._predict, self.rows.observations(groups), acting, policy, [nothing])
-        return actions
+    def begin_episodes(self) -> None:
+        """See `Actor.begin_episodes`."""
+        self.starts = np.ones(self.rows.num_rows, dtype=bool)
+        self.states = self._decider.initial_states(self.rows.num_rows)
 
-    def _draw_noise(self) -> None:
-        """As often as in the training."""
-        if getattr(self._algorithm, "use_sde", False):
-            every = self._algorithm.sde_sample_freq
-            if self._step == 0 or (every > 0 and self._step % every == 0):
-                self._algorithm.policy.reset_noise(self.rows.num_rows)
-        self._step += 1
+    def restart_envs(self, env_indices: Sequence[int]) -> None:
+        """See `Actor.restart_envs`."""
+        self.end_episodes(self.rows.of_envs(env_indices))
 
-    def _predict(self, observations: Observations) -> tuple[Array, ...]:
-        actions, _ = self._algorithm.predict(observations, deterministic=self._deterministic)
-        return (actions,)
+    def end_episodes(self, ended: BoolArray) -> None:
+        """See `Actor.end_episodes`."""
+        self.starts = self.starts | ended
 
+    def begin_rollout(self) -> None:
+        """See `Actor.begin_rollout`."""
+        self.step = 0
+        if uses_noise(self._algorithm):
+            draw_noise(self._algorithm, self.rows.num_rows)
 
-def of_acting_rows(
-    decide: Callable[[Observations], Sequence[Array]],
-    observations: Observations,
-    acting: BoolArray,
-    policy: Any,
-    nothing: Sequence[Array],
-) -> Sequence[Array]:
-    """What a policy decides for the rows that act.
+    # --- Acting ------------------------------------------------------------------------------------------------------
 
-    Filler observations of the other rows need not lie in the space: they stay out of the network.
+    def act(self, observations: Observations, acting: BoolArray, masks: BoolArray | None = None) -> D:
+        """See `Actor.act`."""
+        if uses_noise(self._algorithm) and is_noise_due(self._algorithm, self.step):
+            draw_noise(self._algorithm, self.rows.num_rows)
+        batch = Batch(observations, self.starts, masks if self.takes_masks else None, self.states)
+        if acting.all():
+            decision, self.states = self._decider.decide(batch)
+        else:
+            decision = self._decide_for_some(batch, acting)
+        self.starts = self.starts & ~acting
+        self.step += 1
+        return decision
 
-    Args:
-        decide: from observations (n, ...) to arrays of (n, ...).
-        observations: (rows, ...).
-        acting: (rows,) bool.
-        policy: the SB3 policy behind `decide`.
-        nothing: what the other rows get; arrays of (rows, ...), which are written to.
-    """
-    if acting.all():
-        return decide(observations)
-    if acting.any():
-        with _noise_of_rows(policy, acting):
-            decided = decide(map_arrays(lambda array: array[acting], observations))
-        for everywhere, chosen in zip(nothing, decided, strict=True):
-            everywhere[acting] = chosen
-    return nothing
+    def _decide_for_some(self, batch: Batch, acting: BoolArray) -> D:
+        """Filler observations of rows that wait need not lie in the space: they stay out of the network."""
+        decision = self._decider.no_decision(len(acting))
+        if acting.any():
+            with noise_of_rows(self._algorithm.policy, acting):
+                decided, states = self._decider.decide(batch.of_rows(acting))
+            for everywhere, chosen in zip(decision, decided, strict=True):
+                everywhere[acting] = chosen
+            self._put_states(states, acting)
+        return decision
 
+    def _put_states(self, states: States, acting: BoolArray) -> None:
+        self.states = tuple(array.copy() for array in self.states)
+        for everywhere, of_acting in zip(self.states, states, strict=True):
+            everywhere[:, acting] = of_acting
 
-@contextmanager
-def _noise_of_rows(policy: Any, acting: BoolArray) -> Iterator[None]:
-    """Let the acting rows use their own noise matrices.
+    # --- State -------------------------------------------------------------------------------------------------------
 
-    gSDE (Raffin et al. 2021, https://arxiv.org/abs/2005.05719) draws one matrix per row. SB3 finds a row's matrix by
-    its position in the batch, and gives all rows the same one if the batch has another length. A batch of the acting
-    rows alone therefore needs their matrices picked out. Policies without gSDE are left alone.
+    def get_state(self, *, under_way: bool) -> State:
+        """See `Actor.get_state`."""
+        with_noise = under_way and uses_noise(self._algorithm)
+        return {
+            "starts": self.starts,
+            "states": list(self.states),
+            "noise": noise_matrices(self._algorithm.policy) if with_noise else None,
+        }
 
-    Args:
-        policy: an SB3 policy whose noise was drawn for all rows.
-        acting: (rows,) bool; the rows that are evaluated inside, in this order.
-    """
-    distribution: Any = getattr(policy, "action_dist", None)
-    if not _has_noise_for(distribution, len(acting)) or acting.all():
-        yield
-        return
-    drawn = distribution.exploration_mat, distribution.exploration_matrices
-    rows = th.as_tensor(np.flatnonzero(acting), device=drawn[1].device)
-    distribution.exploration_matrices = drawn[1][rows]
-    if len(rows) == 1:  # SB3 reads the single matrix for a batch of one
-        distribution.exploration_mat = distribution.exploration_matrices[0]
-    try:
-        yield
-    finally:
-        distribution.exploration_mat, distribution.exploration_matrices = drawn
+    def read_state(self, state: StateReader, step: int, *, under_way: bool) -> Callable[[], None]:
+        """See `Actor.read_state`."""
+        num_rows = self.rows.num_rows
+        starts = state.array("starts", np.bool_, (num_rows,))
+        likes = self._decider.initial_states(num_rows)
+        listed = state.items("states", len(likes))
+        reader = StateReader({str(i): array for i, array in enumerate(listed)}, f"{state.where}/states")
+        states = tuple(reader.array(str(i), like.dtype, like.shape) for i, like in enumerate(likes))
+        with_noise = under_way and uses_noise(self._algorithm)
+        put_noise = read_noise_matrices(self._algorithm.policy, num_rows, state, "noise") if with_noise else None
 
+        def put_back() -> None:
+            self.step, self.starts, self.states = step, starts, states
+            if put_noise is not None:
+                put_noise()
 
-def _has_noise_for(distribution: Any, rows: int) -> bool:
-    """Whether there is a matrix per row; if a callback drew another number of them, all rows share one, as in SB3."""
-    return isinstance(distribution, StateDependentNoiseDistribution) and len(distribution.exploration_matrices) == rows
-
-
-def read_noise_matrices(policy: Any, rows: int, state: StateReader, name: str) -> Array:
-    """What `noise_matrices` returned for so many rows.
-
-    Raises:
-        CheckpointError: it does not fit the policy.
-    """
-    drawn = policy.action_dist.exploration_mat
-    return state.array(name, drawn.detach().cpu().numpy().dtype, (rows + 1, *drawn.shape))
-
-
-def noise_matrices(policy: Any) -> Array:
-    """(rows + 1, features, actions): gSDE's matrix for a single observation, and one for each row."""
-    drawn = policy.action_dist
-    matrices: Array = th.cat([drawn.exploration_mat[None], drawn.exploration_matrices]).detach().cpu().numpy()
-    return matrices
-
-
-def set_noise_matrices(policy: Any, matrices: Array) -> None:
-    """Put back what `noise_matrices` returned."""
-    drawn = th.as_tensor(matrices, device=policy.action_dist.exploration_mat.device)
-    policy.action_dist.exploration_mat, policy.action_dist.exploration_matrices = drawn[0], drawn[1:]
+        return put_back

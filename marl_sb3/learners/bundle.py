@@ -14,6 +14,8 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 
 from marl_sb3.config.ids import file_names
 from marl_sb3.errors import CheckpointError, ConfigError
+from marl_sb3.learners.actor import RowActor
+from marl_sb3.learners.deciders import Actions, PredictDecider
 from marl_sb3.learners.policy_size import least_weights
 from marl_sb3.learners.sb3.build import build_for_acting
 from marl_sb3.learners.sb3.tensors import read_weights
@@ -62,6 +64,17 @@ class PolicyBundle:
     def agents_of(self, policy_id: PolicyID) -> list[AgentID]:
         """The agents that a policy acts for, in the env's order."""
         return [agent for agent, its_policy in self.policy_of.items() if its_policy == policy_id]
+
+    def make_actor(self, rows: PolicyRows, deterministic: bool) -> RowActor[Actions]:
+        """What acts for a policy in some envs, with episodes, recurrent state and noise of its own.
+
+        Args:
+            rows: the rows of the policy in these envs.
+            deterministic: the most likely actions instead of sampled ones.
+        """
+        return RowActor(
+            rows, self.policies[rows.policy_id], PredictDecider(self.policies[rows.policy_id], deterministic)
+        )
 
     def predict(self, observations: Mapping[AgentID, Any], deterministic: bool = False) -> dict[AgentID, Any]:
         """The action of each agent for its observation.

@@ -10,15 +10,77 @@ from typing import Any, Protocol
 
 from stable_baselines3.common.base_class import BaseAlgorithm
 
+from marl_sb3.learners.deciders import Decision
 from marl_sb3.metrics import Result
 from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.storage.parts import TensorFile, TensorPart
+from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import Array, BoolArray, Observations, PolicyID
 from marl_sb3.vec_env.step import VecStep
 
 
+class Actor(Protocol):
+    """Acts for the rows of one policy; it owns their recurrent state and the exploration noise.
+
+    What a row remembers belongs to one episode of its agent: it is dropped where an episode starts, and it stands still
+    while the agent waits.
+
+    Attributes:
+        rows: the rows.
+    """
+
+    rows: PolicyRows
+
+    @property
+    def takes_masks(self) -> bool:
+        """Whether its policy looks at action masks; one that does not ignores them."""
+
+    def begin_episodes(self) -> None:
+        """All envs have just been reset."""
+
+    def restart_envs(self, env_indices: Sequence[int]) -> None:
+        """These envs have begun new episodes."""
+
+    def end_episodes(self, ended: BoolArray) -> None:
+        """The episodes of these rows' agents, (rows,) bool, are over: what they do next starts new ones."""
+
+    def begin_rollout(self) -> None:
+        """Draw exploration noise anew, where the policy has any."""
+
+    def act(self, observations: Observations, acting: BoolArray, masks: BoolArray | None = None) -> Decision:
+        """Choose actions.
+
+        Args:
+            observations: (rows, ...); rows that wait hold filler that the policy does not see.
+            acting: (rows,) bool; the rows that act. The others get zeros.
+            masks: (rows, n) bool, True where an action is allowed; None: all are.
+        """
+
+    def get_state(self, *, under_way: bool) -> State:
+        """All that `read_state` needs.
+
+        Args:
+            under_way: whether the rollout goes on: noise is drawn anew at the beginning of the next one.
+        """
+
+    def read_state(self, state: StateReader, step: int, *, under_way: bool) -> Callable[[], None]:
+        """Check what `get_state` returned.
+
+        Args:
+            state: what it returned.
+            step: steps since the rollout began.
+            under_way: as in `get_state`.
+
+        Returns:
+            What puts it back.
+
+        Raises:
+            CheckpointError: it is not the state of such an actor.
+        """
+
+
 class Collector(Protocol):
-    """Acts for the rows of one policy, and keeps what its learner wants to know of it."""
+    """Lets an actor act for the rows of one policy, and keeps what its learner wants to know of it."""
 
     rows: PolicyRows
     records: bool  # whether its learner learns; if not it only acts, and has no rollout to complete
@@ -39,12 +101,11 @@ class Collector(Protocol):
     def read_weights(self) -> None:
         """The weights may be others since the latest step: a learner or a callback has set them."""
 
-    def act(self, groups: Sequence[Observations], to_act: BoolArray) -> Array:
+    def act(self, step: VecStep) -> Array:
         """Choose actions.
 
         Args:
-            groups: per group of agents, observations `(E, A_group, ...)`.
-            to_act: (E, all agents) bool.
+            step: the latest step, with the observations to act on.
 
         Returns:
             `(rows, *action shape)`, as the env takes them; rows that do not act hold filler that no env reads.
@@ -53,8 +114,8 @@ class Collector(Protocol):
     def observe(self, step: VecStep) -> None:
         """Keep what came of the actions, and what rows that wait were paid."""
 
-    def finish_rollout(self, groups: Sequence[Observations], to_act: BoolArray) -> None:
-        """The rollout is complete; `groups` and `to_act` are those of the step after it."""
+    def finish_rollout(self, step: VecStep) -> None:
+        """The rollout is complete; `step` is its last one."""
 
 
 class UpdateJob(Protocol):

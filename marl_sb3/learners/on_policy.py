@@ -10,6 +10,7 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
 from marl_sb3.learners.interface import UpdateJob
 from marl_sb3.learners.numeric_faults import check_update, check_weights, naming_faults
+from marl_sb3.learners.on_policy_actor import ForwardPassDecider, OnPolicyActor, OnPolicyDecider
 from marl_sb3.learners.on_policy_collector import OnPolicyCollector
 from marl_sb3.learners.sb3.private import num_updates, progress_remaining, set_num_updates, set_progress_remaining
 from marl_sb3.learners.sb3.tensors import (
@@ -68,7 +69,12 @@ class OnPolicyLearner:
         algorithm.set_logger(Logger(None, []))
         self._grad_updates = 0
         self._count_grad_updates()
-        self.collector = OnPolicyCollector(rows, algorithm, trained)
+        actor = OnPolicyActor(rows, algorithm, self._make_decider())
+        self.collector = OnPolicyCollector(actor, algorithm, trained)
+
+    def _make_decider(self) -> OnPolicyDecider:
+        """What asks the algorithm in a rollout."""
+        return ForwardPassDecider(self.algorithm)
 
     def _count_grad_updates(self) -> None:
         """Stock algorithms do not count them."""

@@ -50,6 +50,15 @@ class PolicyRows:
         columns = self._in_group
         return to_rows(map_arrays(lambda array: array[:, columns], groups[self.group_index]))
 
+    def masks(self, groups: Sequence[BoolArray | None]) -> BoolArray | None:
+        """(rows, n) from the action masks of all groups; None where the env gives none."""
+        of_group = groups[self.group_index]
+        return None if of_group is None else of_group[:, self._in_group].reshape(self.num_rows, -1)
+
+    def of_envs(self, env_indices: Sequence[int]) -> BoolArray:
+        """(rows,) bool: the rows of these envs."""
+        return np.isin(np.arange(self.num_envs), list(env_indices)).repeat(len(self.agents))
+
     def of_agents(self, per_agent: Array) -> Array:
         """(rows,) from an array over (E, all agents)."""
         return per_agent[:, self._among_all].reshape(-1)

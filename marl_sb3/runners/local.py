@@ -64,7 +64,7 @@ class LocalRunner:
                 collector.observe(step)
         for collector in self._collectors:
             if collector.records and collector.steps_left == 0:
-                collector.finish_rollout(step.observations, step.to_act)
+                collector.finish_rollout(step)
         return True
 
     def forget_episodes(self) -> None:
@@ -80,7 +80,7 @@ class LocalRunner:
     def _act(self, step: VecStep) -> list[Array]:
         groups = zero_actions(self.env)
         for collector in self._collectors:
-            collector.rows.put_actions(collector.act(step.observations, step.to_act), groups)
+            collector.rows.put_actions(collector.act(step), groups)
         return groups
 
     # --- State -------------------------------------------------------------------------------------------------------

@@ -1,0 +1,137 @@
+"""Act in the rollouts of an on-policy algorithm: actions with the values and log-probabilities that it learns from."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from gymnasium import spaces
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+
+from marl_sb3.learners.actor import RowActor
+from marl_sb3.learners.deciders import Batch, Decider, zero_actions_of
+from marl_sb3.learners.forward_pass import forward_pass
+from marl_sb3.learners.sb3.predict import States
+from marl_sb3.policies.placement import PolicyRows
+from marl_sb3.types import Array, BoolArray, FloatArray, Observations
+
+
+class OnPolicyDecision(NamedTuple):
+    """A decision in a rollout; (rows, ...) each.
+
+    Attributes:
+        actions: as the env takes them.
+        sampled: as the policy sampled them: what it learns from.
+        values: (rows,).
+        log_probs: (rows,) of `sampled`.
+    """
+
+    actions: Array
+    sampled: Array
+    values: FloatArray
+    log_probs: FloatArray
+
+
+class OnPolicyDecider(Decider[OnPolicyDecision], Protocol):
+    """A `Decider` that knows values too."""
+
+    def read_weights(self) -> None:
+        """The weights may be others since the latest step."""
+
+    def values(self, batch: Batch) -> FloatArray:
+        """(rows,) values."""
+
+    def final_values(self, batch: Batch) -> FloatArray:
+        """(rows,) values of the observations that agents were truncated on."""
+
+
+class ForwardPassDecider:
+    """Decides by the policy's forward pass, with the order of random draws of SB3's `collect_rollouts`.
+
+    For policies without memory and masks.
+
+    Args:
+        algorithm: the SB3 algorithm of the policy.
+    """
+
+    takes_masks = False
+
+    def __init__(self, algorithm: OnPolicyAlgorithm) -> None:
+        self._algorithm = algorithm
+        self.read_weights()
+
+    def read_weights(self) -> None:
+        """See `OnPolicyDecider.read_weights`."""
+        self._forward_pass = forward_pass(self._algorithm)
+
+    def initial_states(self, rows: int) -> States:
+        """See `Decider.initial_states`."""
+        return ()
+
+    def decide(self, batch: Batch) -> tuple[OnPolicyDecision, States]:
+        """See `Decider.decide`."""
+        sampled, values, log_probs = self._forward_pass.act(batch.observations)
+        return OnPolicyDecision(env_actions(self._algorithm, sampled), sampled, values, log_probs), ()
+
+    def no_decision(self, rows: int) -> OnPolicyDecision:
+        """See `Decider.no_decision`."""
+        actions = zero_actions_of(self._algorithm, rows)
+        values, log_probs = (np.zeros(rows, dtype=np.float32) for _ in range(2))
+        return OnPolicyDecision(actions, actions.copy(), values, log_probs)
+
+    def values(self, batch: Batch) -> FloatArray:
+        """See `OnPolicyDecider.values`."""
+        return self._forward_pass.values(batch.observations)
+
+    def final_values(self, batch: Batch) -> FloatArray:
+        """See `OnPolicyDecider.final_values`."""
+        return self._forward_pass.final_values(batch.observations)
+
+
+def env_actions(algorithm: OnPolicyAlgorithm, sampled: Array) -> Array:
+    """Actions within the bounds of the env, as in `OnPolicyAlgorithm.collect_rollouts`."""
+    space = algorithm.action_space
+    if not isinstance(space, spaces.Box):
+        return sampled
+    if algorithm.policy.squash_output:
+        return algorithm.policy.unscale_action(sampled)
+    return np.clip(sampled, space.low, space.high)
+
+
+class OnPolicyActor(RowActor[OnPolicyDecision]):
+    """A `RowActor` that also values observations, with the memory that its rows have.
+
+    Args:
+        rows: the rows of the policy.
+        algorithm: its SB3 algorithm.
+        decider: how the algorithm is asked.
+    """
+
+    def __init__(self, rows: PolicyRows, algorithm: OnPolicyAlgorithm, decider: OnPolicyDecider) -> None:
+        super().__init__(rows, algorithm, decider)
+        self._critic = decider
+
+    def read_weights(self) -> None:
+        """The weights may be others since the latest step: a learner or a callback has set them."""
+        self._critic.read_weights()
+
+    def values(self, observations: Observations, acting: BoolArray) -> FloatArray:
+        """(rows,) values of what the rows act on next; 0 in rows that wait."""
+        batch = Batch(observations, self.starts, None, self.states)
+        if acting.all():
+            return self._critic.values(batch)
+        values = np.zeros(len(acting), dtype=np.float32)
+        if acting.any():
+            values[acting] = self._critic.values(batch.of_rows(acting))
+        return values
+
+    def final_values(self, observations: Observations, ended: BoolArray) -> FloatArray:
+        """Values of the observations that agents were truncated on, before `end_episodes`.
+
+        Args:
+            observations: (n, ...), of the rows that ended.
+            ended: (rows,) bool; the n rows.
+        """
+        states = tuple(array[:, ended] for array in self.states)
+        n = int(ended.sum())
+        return self._critic.final_values(Batch(observations, np.zeros(n, dtype=bool), None, states))
