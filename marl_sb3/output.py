@@ -1,4 +1,4 @@
-"""Standard output and error that cannot end a program: what a console cannot print never costs a training."""
+"""Standard output and error that never raise, so that a console that fails does not end a training."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any, TextIO, cast
 class LenientStream:
     r"""A text stream whose `write` and `flush` never raise.
 
-    Characters that the encoding lacks are written as `\xe4`. After the first error of the stream everything is
+    Characters that the encoding lacks are written as `\xe4`. After the first error of the stream, all output is
     dropped.
 
     Args:
-        stream: the stream; None, as `sys.stdout` is where it was closed, drops everything.
+        stream: the stream; None drops all output (a closed `sys.stdout` is None).
 
     Attributes:
         error: the first error of the stream; None if there was none.
@@ -29,28 +29,28 @@ class LenientStream:
 
     @property
     def is_lost(self) -> bool:
-        """Whether something could not be written though there was a reader: on a full disk, say."""
-        # A closed pipe, a closed terminal, and a file object that was closed have no reader.
+        """Whether output was lost that somebody would have read: on a full disk, for example."""
+        # Nobody reads a closed pipe, a closed terminal or a closed file object.
         gone = (errno.EPIPE, errno.EIO)
         return isinstance(self.error, OSError) and self.error.errno not in gone
 
     def write(self, text: str) -> int:
-        """Write, if the stream still takes anything; returns the number of characters."""
+        """Write text, unless the stream has failed; returns the number of characters."""
         self._attempt(text)
         return len(text)
 
     def flush(self) -> None:
-        """Hand over what is buffered."""
+        """Flush the stream, unless it has failed."""
         self._attempt(None)
 
     def isatty(self) -> bool:
-        """Whether it is a terminal."""
+        """Whether the stream is a terminal."""
         with suppress(OSError, ValueError):
             return self._stream is not None and self._stream.isatty()
         return False
 
     def _attempt(self, text: str | None) -> None:
-        """Write a text, or flush where there is none."""
+        """Write a text; None flushes."""
         if self._stream is None or self.error is not None:
             return
         try:
@@ -69,9 +69,9 @@ class LenientStream:
             stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
 
     def discard(self) -> None:
-        """After an error: drop what the stream has buffered, which Python would try to write when it exits."""
+        """After an error, drop the buffered output: Python would try to write it when it exits."""
         if self._stream is not None and self.error is not None:
-            with suppress(OSError, ValueError):  # not a file of the system, or closed
+            with suppress(OSError, ValueError):  # the stream has no file descriptor, or is closed
                 null = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(null, self._stream.fileno())
                 os.close(null)
@@ -82,7 +82,7 @@ class LenientStream:
 
 @contextmanager
 def lenient_output() -> Iterator[LenientStream]:
-    """While it lasts, neither standard output nor standard error raises; yields standard output."""
+    """Keep standard output and error from raising within the context; yields standard output."""
     former = sys.stdout, sys.stderr
     streams = [LenientStream(stream) for stream in former]
     sys.stdout, sys.stderr = (cast("TextIO", stream) for stream in streams)

@@ -1,4 +1,4 @@
-"""Signals that ask a process to end: Ctrl-C, SIGTERM, and SIGHUP, which says that its terminal is gone."""
+"""Handle the signals that ask a process to end: SIGINT (Ctrl-C), SIGTERM, and SIGHUP (the terminal was closed)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ ENDING = tuple(number for number in (signal.SIGINT, signal.SIGTERM, HANGUP) if n
 
 @contextmanager
 def handled(numbers: Iterable[signal.Signals], handler: Handler) -> Iterator[None]:
-    """While it lasts, the handler gets these signals; then the former handlers are back.
+    """Install a handler for these signals within the context; restore the former handlers on exit.
 
-    A signal that is ignored stays ignored: that is how `nohup` and shells protect what runs in the background. Outside
-    the main thread, where Python does not allow handlers, it does nothing.
+    An ignored signal stays ignored: `nohup` and shells protect background processes that way. Outside the main thread,
+    where Python does not allow handlers, this does nothing.
     """
     former = {}
     if threading.current_thread() is threading.main_thread():
@@ -34,10 +34,10 @@ def handled(numbers: Iterable[signal.Signals], handler: Handler) -> Iterator[Non
 
 @contextmanager
 def interrupting() -> Iterator[None]:
-    """While it lasts, SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does."""
+    """Make SIGTERM and SIGHUP raise KeyboardInterrupt within the context, as Ctrl-C does."""
 
     def interrupt(number: int, _: FrameType | None) -> None:
-        if number == HANGUP:  # the shell repeats the kernel's: one is enough to clean up
+        if number == HANGUP:  # kernel and shell may both send it; the second must not stop the clean-up
             signal.signal(number, signal.SIG_IGN)
         raise KeyboardInterrupt
 

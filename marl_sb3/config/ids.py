@@ -1,7 +1,7 @@
-"""Ids of agents, policies and custom metrics: what is accepted as one, and the names of files made of them.
+"""Ids of agents, policies and custom metrics: which are accepted, and the file names made of them.
 
-Ids are keys of checkpoints, parts of metric names and of file names. What could not be one of these is refused before
-the first step, not when the training is over and has to be saved.
+Ids are keys of checkpoints and parts of metric names and file names. An id that cannot be one of these is refused
+before the first step, and not when the trained policies are saved.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Any
 
 from marl_sb3.errors import ConfigError
 
-MAX_ID_BYTES = 200  # of UTF-8; with a suffix it fits a file name, which may have 255
+MAX_ID_BYTES = 200  # of UTF-8; a file name has at most 255, with its suffix
 _SHOWN = 60  # characters of a wrong id in a message
-_NOT_IN_FILE_NAMES = re.compile(r'[/\\:*?"<>|]')  # of any common file system
+_NOT_IN_FILE_NAMES = re.compile(r'[/\\:*?"<>|]')  # on any common file system
 
 
 def id_fault(value: object) -> str | None:
-    """What keeps a value from being an id, as the end of a sentence; None if nothing does."""
+    """Why a value is not accepted as an id, as the end of a sentence; None if it is accepted."""
     if not isinstance(value, str):
         return f"is of type {type(value).__name__}; accepted: strings"
-    if f"{value}" != str.__str__(value):  # of an Enum, say: its text would depend on who writes it
+    if f"{value}" != str.__str__(value):  # an Enum, for example: `str` and `format` disagree
         return f"is a {type(value).__name__}; accepted: plain strings"
     if not value or not value.isprintable():
         return "is empty or has unprintable characters; accepted: printable strings"
@@ -31,13 +31,13 @@ def id_fault(value: object) -> str | None:
 
 
 def require_ids(kind: str, ids: Iterable[object], key: str, what_to_do: str = "") -> None:
-    """Refuse what cannot be an id.
+    """Refuse wrong ids.
 
     Args:
-        kind: of what: `agent`, `policy`, `custom metric`.
+        kind: what the ids are of: `agent`, `policy`, `custom metric`.
         ids: the ids.
-        key: of the setting that they come from.
-        what_to_do: more words at the end of the message.
+        key: the setting that they come from.
+        what_to_do: advice, at the end of the message.
 
     Raises:
         ConfigError: names the id and what is wrong with it.
@@ -54,7 +54,7 @@ def require_ids(kind: str, ids: Iterable[object], key: str, what_to_do: str = ""
 
 
 def _one_within_another(ids: Sequence[str]) -> tuple[str, str] | None:
-    """Two ids of which one is a path, and the other a path that begins with it: `a` and `a/b`."""
+    """Find two ids of which the second is a path that begins with the first: `a` and `a/b`."""
     known = set(ids)
     for each in ids:
         parts = each.split("/")
@@ -65,7 +65,7 @@ def _one_within_another(ids: Sequence[str]) -> tuple[str, str] | None:
 
 
 def shown_id(value: object) -> str:
-    """An id for a message, cut short."""
+    """An id for a message, shortened if it is long."""
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
@@ -78,7 +78,7 @@ def file_names(ids: Sequence[str], suffix: str) -> dict[str, str]:
 
     Args:
         ids: all ids that get a file in the same folder.
-        suffix: with its dot.
+        suffix: suffix with its dot.
     """
     plain = {each: _NOT_IN_FILE_NAMES.sub("_", each) for each in ids}
     folded = [name.casefold() for name in plain.values()]
@@ -91,13 +91,13 @@ def _digest(text: str) -> str:
 
 
 def with_text_ids(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings in which an integer that stands for an id is its digits: YAML reads `1` as a number.
+    """Convert integer ids in settings to strings: YAML reads the id `1` as an integer.
 
     Args:
-        settings: fields of a configuration, as they come from a file or from `--set`.
+        settings: fields of a configuration, from a file or from `--set`.
 
     Raises:
-        ConfigError: one id is there as an integer and as text.
+        ConfigError: the same id is there as an integer and as a string.
     """
     return {key: _TEXT_IDS[key](value) if key in _TEXT_IDS else value for key, value in settings.items()}
 
@@ -111,7 +111,7 @@ def _texts(values: Any) -> Any:
 
 
 def _by_text(field: str, read: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """For a mapping of ids to mappings: makes the ids text, and what stands in one field of the inner mappings."""
+    """Return a converter for a mapping of ids to mappings: it converts the ids, and one field of the inner mappings."""
 
     def inner_text(inner: Any) -> Any:
         return {**inner, field: read(inner[field])} if isinstance(inner, Mapping) and field in inner else inner

@@ -1,4 +1,4 @@
-"""The built-in envs, and the registry that finds any other."""
+"""The built-in envs, and the registry that finds all others."""
 
 from __future__ import annotations
 

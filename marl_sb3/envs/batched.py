@@ -1,7 +1,7 @@
-"""The interface of a batched env: E envs of one kind as arrays, instead of E objects stepped one by one.
+"""The interface of a batched env: E envs of one kind as arrays, instead of E objects that are stepped one by one.
 
-A `ParallelEnv` class brings its batched twin by a class method `make_batched(num_envs, **env_kwargs)`; `make_vec_env`
-then uses the twin by itself. The two must agree exactly: same seeds and actions, same everything.
+A `ParallelEnv` class offers a batched version by the class method `make_batched(num_envs, **env_kwargs)`, which
+`make_vec_env` then uses. Both versions must return exactly the same for the same seeds and actions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from marl_sb3.types import AgentID, Array, BoolArray, Observations
 
 @dataclass(frozen=True)
 class BatchedStep:
-    """What a step of E envs brought, before any of them is reset. A = number of agents.
+    """The result of a step of E envs with A agents each, before any env is reset.
 
     Attributes:
         rewards: (E, A) numbers.
@@ -39,11 +39,11 @@ class BatchedEnv(ABC):
 
     Attributes:
         num_envs: E.
-        possible_agents: in the order of the agent axis.
-        metadata: as that of the `ParallelEnv`.
-        render_mode: as that of the `ParallelEnv`.
-        observation_space: of every agent.
-        action_space: of every agent.
+        possible_agents: agent ids in the order of the agent axis.
+        metadata: metadata of the `ParallelEnv`.
+        render_mode: render mode of the `ParallelEnv`.
+        observation_space: the space of every agent.
+        action_space: the space of every agent.
     """
 
     num_envs: int
@@ -55,14 +55,14 @@ class BatchedEnv(ABC):
 
     @abstractmethod
     def reset(self, env_indices: Sequence[int], seeds: Sequence[int]) -> None:
-        """Begin an episode in these envs, each as the `ParallelEnv` does in `reset(seed=...)`."""
+        """Begin an episode in these envs, as `ParallelEnv.reset(seed=...)` does in one."""
 
     @abstractmethod
     def step(self, actions: Array) -> BatchedStep:
         """Step every env.
 
         Args:
-            actions: `(E, A, *action_space.shape)`. Those of agents that have ended are filler.
+            actions: `(E, A, *action_space.shape)`. Actions of agents that have ended are ignored.
 
         Raises:
             EnvError: an action is not accepted.
@@ -70,7 +70,7 @@ class BatchedEnv(ABC):
 
     @abstractmethod
     def observations(self) -> Observations:
-        """(E, A, ...): what every agent sees now. New arrays: the caller keeps them."""
+        """The current observations, (E, A, ...), in new arrays that the caller may keep."""
 
     def action_masks(self) -> BoolArray | None:
         """(E, A, n) bool: the actions that every agent may take now, laid out as in `VecStep.action_masks`.
@@ -80,14 +80,14 @@ class BatchedEnv(ABC):
         return None
 
     def get_state(self) -> State | None:
-        """All that `set_state` needs to go on from here: a tree of plain data and arrays.
+        """Return the full state as a tree of plain data and arrays, for `set_state`.
 
-        None: the envs cannot be put back, so that a resumed run begins new episodes, and says so.
+        None means that the state cannot be restored: a resumed run then begins new episodes and logs it.
         """
         return None
 
     def set_state(self, state: StateReader) -> None:
-        """Go on from where `get_state` was called.
+        """Restore a state that `get_state` returned.
 
         Raises:
             CheckpointError: it is not the state of such envs. It may come from a stranger: check all of it first.
@@ -95,8 +95,8 @@ class BatchedEnv(ABC):
         raise NotImplementedError(f"{type(self).__name__} cannot be put back")
 
     def render(self, env_index: int) -> Any:
-        """What `ParallelEnv.render` returns for one of the envs."""
+        """Render one env, as `ParallelEnv.render` does."""
         raise NotImplementedError(f"{type(self).__name__} does not render")
 
     def close(self) -> None:  # noqa: B027 - most envs hold nothing
-        """Release what the envs hold."""
+        """Release the resources of the envs."""

@@ -1,4 +1,4 @@
-"""Exceptions that an env raises, in words: which call, in which env, and in which line of whose file."""
+"""Turn an exception of an env into a message: the call, the env, the exception, and the line of code that raised it."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ _INSTALLED = tuple(
 
 
 def raise_in_words(error: Exception, call: str, where: str) -> None:
-    """Raise an `EnvRaisedError` from what an env has raised; return if that is not the env's fault.
+    """Raise an `EnvRaisedError` from an exception of an env; return if the env did not cause the exception.
 
-    Not its fault are errors of this package, which say all of it themselves, and a full memory or disk.
+    Errors of this package, a full memory and a full disk are not caused by the env.
 
     Args:
-        error: what was raised.
-        call: what was called, such as `step()`.
+        error: the exception.
+        call: the call that raised it, such as `step()`.
         where: env, episode and step.
 
     Raises:
-        EnvRaisedError: see there.
+        EnvRaisedError: the env caused the exception.
     """
     if _is_of_the_env(error):
         raise EnvRaisedError(_words(error, call, where)) from error
 
 
 def close_in_words(close: Callable[[], None], where: str) -> None:
-    """Close an env; that it cannot be closed is logged: it keeps no other from being closed, and no result back."""
+    """Close an env; log its exception, so that other envs are closed and results are kept."""
     try:
         close()
     except Exception as error:
@@ -52,10 +52,10 @@ def close_in_words(close: Callable[[], None], where: str) -> None:
 
 
 def ask_for_state(get_state: Callable[[], Any], where: str) -> State | None:
-    """What an env says of itself for a checkpoint; None where it is nothing that a checkpoint can hold.
+    """Return the state of an env for a checkpoint; None if a checkpoint cannot hold it.
 
-    An exception is logged: it keeps no checkpoint from being written, as envs can be brought back by other means, or
-    begin a new episode.
+    An exception is logged and the checkpoint is written without this state: on resume, the env repeats its actions or
+    begins a new episode.
     """
     try:
         state = get_state()
@@ -76,7 +76,7 @@ def _words(error: Exception, call: str, where: str) -> str:
 
 
 def _place(error: Exception) -> str:
-    """The innermost line of the user's own code; of any code if none of it is the user's."""
+    """The innermost line of the user's code in the traceback; the innermost line of all if there is none."""
     lines = [(frame.f_code, number) for frame, number in traceback.walk_tb(error.__traceback__)]
     own = [(code, number) for code, number in lines if not code.co_filename.startswith((*_INSTALLED, "<frozen "))]
     code, number = (own or lines)[-1]
@@ -84,6 +84,6 @@ def _place(error: Exception) -> str:
 
 
 def _short(path: str) -> str:
-    """Relative where it lies below the working directory."""
+    """A path relative to the working directory, if it lies below it."""
     file = Path(path)
     return str(file.relative_to(Path.cwd())) if file.is_relative_to(Path.cwd()) else path

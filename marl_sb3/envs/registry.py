@@ -1,4 +1,4 @@
-"""Env ids to factories, on top of PettingZoo's and Gymnasium's own registries."""
+"""Find the factory of an env by its id, in PettingZoo's and Gymnasium's registries too."""
 
 from __future__ import annotations
 
@@ -27,20 +27,21 @@ EnvFactory = Callable[..., ParallelEnv]
 
 BUILTIN_ENVS: Mapping[str, str] = {"arena": "marl_sb3/arena-v0"}  # id on the command line -> PettingZoo's id
 
-_SHOWN = 200  # characters of an env id in a message; a file may hold any
+_SHOWN = 200  # characters of an env id in a message; an id from a file may be very long
 
 _registered: dict[str, EnvFactory] = {}
 
 
 def register_env(name: str, factory: EnvFactory) -> None:
-    """Make `factory(**env_kwargs)` known as `name`, for `make_vec_env`, `train` and the commands.
+    """Register a factory under an id, for `make_vec_env`, `train` and the commands.
 
     Args:
         name: any id that is not a built-in one. A later registration replaces an earlier one.
-        factory: returns a new `ParallelEnv`. One that has a parameter `env_index` is told the env's index.
+        factory: `factory(**env_kwargs)` returns a new `ParallelEnv`. If it has a parameter `env_index`, it gets the
+            index of the env.
 
     Raises:
-        ConfigError: the name is that of a built-in env, or the factory cannot be called.
+        ConfigError: a built-in env has this name, or the factory cannot be called.
     """
     if name in BUILTIN_ENVS:
         raise ConfigError(f"the env id {name!r} is built in; choose another name", key="env")
@@ -50,14 +51,14 @@ def register_env(name: str, factory: EnvFactory) -> None:
 
 
 def env_factory(env: str | EnvFactory) -> EnvFactory:
-    """The factory behind an env id: see section ENV of `python -m marl_sb3.train --help`.
+    """Return the factory for an env id; section ENV of `python -m marl_sb3.train --help` lists the kinds of ids.
 
     Args:
         env: a registered or built-in id, a PettingZoo id, a Gymnasium id, `package.module:factory`, `package:ID` of an
             env that the package registers when it is imported, or a factory itself.
 
     Raises:
-        ConfigError: nothing goes by that name, or what does cannot be imported.
+        ConfigError: there is no such env, or it cannot be imported.
     """
     if not isinstance(env, str):
         if not callable(env):
@@ -75,16 +76,16 @@ def env_factory(env: str | EnvFactory) -> EnvFactory:
 
 
 def factory_id(factory: EnvFactory) -> str:
-    """The id of a factory that was given as such: `module:name`, as one would write it on a command line."""
+    """The id of a factory, as on a command line: `module:name`."""
     return f"{getattr(factory, '__module__', 'factory')}:{getattr(factory, '__qualname__', type(factory).__name__)}"
 
 
 def importable_id(env: str, factory: EnvFactory | None = None) -> str | None:
-    """An id by which another process finds the same env; None where only this process has it.
+    """An id that another process can import; None if only this process has the env.
 
     Args:
-        env: env id, which may be a registered one.
-        factory: makes the env, where the id is only its name.
+        env: an env id, registered or not.
+        factory: the factory, if the id is only its name.
     """
     factory = factory or _registered.get(env)
     if factory is None:
@@ -96,13 +97,13 @@ def importable_id(env: str, factory: EnvFactory | None = None) -> str | None:
 
 
 def make_env(factory: EnvFactory, env_index: int, env_kwargs: Mapping[str, Any]) -> ParallelEnv:
-    """Call a factory and check what comes back.
+    """Make an env by its factory and check its type.
 
     A `gymnasium.Env` becomes a `ParallelEnv` with one agent.
 
     Raises:
-        ConfigError: the factory does not take these arguments, or returns something else.
-        EnvRaisedError: the factory raised something.
+        ConfigError: the factory does not take these arguments, or returns another type.
+        EnvRaisedError: the factory raised an exception.
     """
     arguments = dict(env_kwargs)
     signature = _signature(factory)
@@ -129,9 +130,9 @@ def make_env(factory: EnvFactory, env_index: int, env_kwargs: Mapping[str, Any])
 
 
 def batched_factory(factory: EnvFactory) -> Callable[..., BatchedEnv] | None:
-    """What makes the batched twin of a factory's envs, `make_batched(num_envs, **env_kwargs)`; None if it has none.
+    """The factory's `make_batched(num_envs, **env_kwargs)`, which makes a batched env; None if it has none.
 
-    A class has one of its own, or none: the twin of its base would do what the base does.
+    An inherited `make_batched` does not count: it would make the batched version of the base class.
     """
     return getattr(factory, "make_batched", None) if "make_batched" in getattr(factory, "__dict__", {}) else None
 
@@ -147,7 +148,7 @@ def _imported_factory(path: str) -> EnvFactory:
     except Exception as error:
         raise_in_words(error, f"importing {module_name!r}", f"env {path!r}")
         raise
-    # As in `gymnasium.make("module:Env-v0")`: the module may have registered what has no name in it.
+    # As in `gymnasium.make("module:Env-v0")`: importing the module may have registered an env of this id.
     factory = getattr(module, attribute, None) or _pettingzoo_factory(attribute) or _gymnasium_factory(attribute)
     if factory is None:
         raise ConfigError(f"env {path!r}: {_nothing_there(module, attribute)}", key="env")
@@ -166,7 +167,7 @@ def _nothing_there(module: Any, attribute: str) -> str:
 
 
 def _import_from_here(module_name: str) -> Any:
-    """Import a module that may lie in the working directory, wherever the interpreter was started from."""
+    """Import a module from the Python path or the working directory."""
     here = str(Path.cwd())
     if here not in sys.path and "" not in sys.path:
         sys.path.append(here)
@@ -187,7 +188,7 @@ def _pettingzoo_factory(env_id: str) -> EnvFactory | None:
 
 
 def _with_signature(factory: Callable[..., Any], entry_point: str | Callable[..., Any]) -> EnvFactory:
-    """Let the arguments that the entry point takes be seen, and its batched twin."""
+    """Give the factory the signature and the `make_batched` of the entry point."""
     try:
         if isinstance(entry_point, str):
             module, _, attribute = entry_point.partition(":")
@@ -197,7 +198,7 @@ def _with_signature(factory: Callable[..., Any], entry_point: str | Callable[...
         if make_batched is not None:
             factory.make_batched = make_batched  # type: ignore[attr-defined]
     except (ImportError, ValueError):
-        pass  # making the env will say what is missing
+        pass  # making the env reports it
     return factory
 
 
@@ -220,7 +221,7 @@ def _single_agent(env: gymnasium.Env[Any, Any]) -> ParallelEnv:
 def _gymnasium_factory(env_id: str) -> EnvFactory | None:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # "out of date" notes; the id was the user's choice
+            warnings.simplefilter("ignore")  # "out of date" warnings: the user chose this version
             spec = gymnasium.spec(env_id)
     except gymnasium.error.Error:
         return None
@@ -236,7 +237,7 @@ def _unknown(name: str) -> str:
     return f"unknown env {shown!r}{hint} Known: {mine}, PettingZoo and Gymnasium ids; or use package.module:factory"
 
 
-# Names under which many look for envs of packages that register none with PettingZoo or Gymnasium before their import.
+# Ids that users may try for envs of packages that register their envs only when they are imported, or never.
 _OF_OTHER_PACKAGES: Mapping[str, str] = {
     r"(?:\w+[./])?(simple(?:_\w+)?_v[0-9]+)": r"mpe2.\1:parallel_env",
     r"(ALE/.+)": r"ale_py:\1",
@@ -244,7 +245,7 @@ _OF_OTHER_PACKAGES: Mapping[str, str] = {
 
 
 def _module_hint(name: str) -> str:
-    """What to write for an env in a Python file or module of the working directory, or in another package."""
+    """Suggest an id for an env in a Python file of the working directory, or in another package."""
     module = name.removesuffix(".py").replace("/", ".")
     if name.endswith(".py") or Path(f"{name.replace('.', '/')}.py").is_file():
         return f"; did you mean {module[:_SHOWN]}:NAME, where NAME is the env's class or a function that returns one?"
@@ -260,7 +261,7 @@ def _signature(factory: EnvFactory) -> inspect.Signature | None:
     try:
         return inspect.signature(factory)
     except (TypeError, ValueError):
-        return None  # some builtins have none; the call itself will tell
+        return None  # some builtins have no signature; then the call itself fails
 
 
 def _check_arguments(factory: EnvFactory, signature: inspect.Signature, arguments: Mapping[str, Any]) -> None:

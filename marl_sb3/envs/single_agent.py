@@ -15,7 +15,7 @@ AGENT: AgentID = "agent"
 
 
 class SingleAgentEnv(ParallelEnv):  # type: ignore[misc]
-    """A Gymnasium env whose only agent is called `agent`; everything else is passed through."""
+    """Wraps a Gymnasium env; its only agent is called `agent`."""
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         self.env = env
@@ -35,7 +35,7 @@ class SingleAgentEnv(ParallelEnv):  # type: ignore[misc]
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[AgentID, Any], dict[AgentID, dict[str, Any]]]:
-        """Reset the env; its agent is live again."""
+        """Reset the env."""
         observation, info = self.env.reset(seed=seed, options=options)
         self.agents = [AGENT]
         return {AGENT: observation}, {AGENT: info}
@@ -48,7 +48,7 @@ class SingleAgentEnv(ParallelEnv):  # type: ignore[misc]
         return {AGENT: observation}, {AGENT: reward}, {AGENT: terminated}, {AGENT: truncated}, {AGENT: info}
 
     def render(self) -> Any:
-        """What the env renders."""
+        """Return what the env renders."""
         return self.env.render()
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
-"""Finished episodes -> metrics by name; mean, SD and confidence intervals of samples.
+"""Metrics of finished episodes, and mean, SD and confidence interval of samples.
 
-One metric has one name everywhere: its path in the nested result, joined with `/`.
+A metric has the same name everywhere: its path in the nested result, joined with `/`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Follow episodes, and summarise the finished ones under the names that logs, stop conditions and reports use."""
+"""Track episodes and summarise the finished ones as metrics."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Episode:
     """One finished episode of one env.
 
     Attributes:
-        env_index: which env.
-        length: env steps.
-        agent_returns: undiscounted sum of rewards of each agent that took part.
-        agent_steps: actions of each agent.
+        env_index: index of the env.
+        length: number of env steps.
+        agent_returns: undiscounted sum of rewards of each agent that acted.
+        agent_steps: number of actions of each agent.
         custom: the custom metrics that have a value.
-        duration_s: wall-clock seconds from its first step to its last, updates in between included.
+        duration_s: wall-clock seconds from its first to its last step, including updates in between.
     """
 
     env_index: int
@@ -45,16 +45,16 @@ class Episode:
 
 
 class EpisodeTracker:
-    """Follows the episodes of E envs, and summarises the last `window` finished ones.
+    """Tracks the episodes of E envs and summarises the last `window` finished ones.
 
     Args:
-        env: the envs that are stepped.
+        env: the envs.
         policy_of: the policy of each agent.
-        window: over how many episodes means, minima and maxima run.
-        custom_metrics: added to those that the env announces.
+        window: number of episodes that means, minima and maxima are taken of.
+        custom_metrics: metrics in addition to those in the env's metadata.
 
     Raises:
-        ConfigError: the window is empty, or what the env announces is not understood.
+        ConfigError: `window` is less than 1, or the env's metadata is wrong.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class EpisodeTracker:
         self.begin()
 
     def begin(self) -> None:
-        """Forget running episodes: all envs have just been reset."""
+        """Forget all running episodes; call it after a reset of all envs."""
         shape = (self._num_envs, len(self._agents))
         self._returns = np.zeros(shape)
         self._agent_steps = np.zeros(shape, dtype=np.int64)
@@ -92,12 +92,12 @@ class EpisodeTracker:
         }
 
     def record(self, step: VecStep) -> list[Episode]:
-        """Count one step of all envs; return the episodes that it finished.
+        """Record one step of all envs; return the episodes that have finished.
 
         Raises:
-            EnvError: what a custom metric reads from the infos is no number.
+            EnvError: the info that a custom metric reads is not a number.
         """
-        self._returns += step.rewards  # 0 where an agent did not act
+        self._returns += step.rewards  # whether or not the agent acted
         self._agent_steps += step.acted
         self._lengths += 1
         for accumulator in self._custom.values():
@@ -132,7 +132,7 @@ class EpisodeTracker:
             accumulator.restart(envs)
 
     def summary(self) -> Result:
-        """The metrics below `env_runners/` that are about episodes; None where no episode has finished."""
+        """The episode metrics of `env_runners/`; None before an episode has finished."""
         episodes = self.episodes
         return {
             **_spread("episode_return", [sum(e.agent_returns.values()) for e in episodes]),
@@ -152,13 +152,13 @@ class EpisodeTracker:
         }
 
     def restart(self, env_indices: Iterable[int]) -> None:
-        """Forget the running episodes of these envs alone: they have begun new ones."""
+        """Forget the running episodes of these envs, which have begun new ones."""
         envs = np.zeros(self._num_envs, dtype=np.bool_)
         envs[list(env_indices)] = True
         self._restart(envs)
 
     def get_state(self) -> State:
-        """The running episodes, and the finished ones that the metrics run over."""
+        """Return the running episodes, and the finished ones in the window."""
         custom, episodes = list(self.custom_metrics), self.episodes
         shown = [[e.agent_returns.get(agent) for agent in self._agents] for e in episodes]
         values = [[e.custom.get(name) for name in custom] for e in episodes]
@@ -181,7 +181,7 @@ class EpisodeTracker:
         }
 
     def read_state(self, saved: SavedPart) -> Callable[[], None]:
-        """See `Part.read_state`; of another number of envs the finished episodes alone are taken."""
+        """See `Part.read_state`; with another number of envs, only the finished episodes are restored."""
         set_running = self._read_running(saved.state) if saved.num_envs == self._num_envs else self.begin
         finished = self._read_finished(saved.state.fields("finished"))
 
@@ -209,7 +209,7 @@ class EpisodeTracker:
         return put_back
 
     def _read_finished(self, state: StateReader) -> list[Episode]:
-        """The latest ones: as many as the window has room for."""
+        """The latest episodes, up to the size of the window."""
         names = list(self.custom_metrics)
         env_index = state.counts("env_index", (None,))
         n, agents = len(env_index), len(self._agents)

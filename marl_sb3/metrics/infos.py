@@ -1,4 +1,4 @@
-"""Numbers per episode from what envs say in their infos."""
+"""Custom metrics: a number per episode from an env's infos."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _REDUCTIONS: Mapping[str, Callable[[Array, Array], Array]] = {
 
 @dataclass(frozen=True)
 class InfoMetric:
-    """A number per episode, made from what an env says in its infos.
+    """A number per episode, computed from an env's infos.
 
-    An env announces its own in `metadata["custom_metrics"] = {name: {"key": ..., "agent": ..., "reduce": ...}}`;
-    those of an env that cannot be changed are passed to `MultiAgentAlgorithm`.
+    An env defines its metrics in `metadata["custom_metrics"] = {name: {"key": ..., "agent": ..., "reduce": ...}}`;
+    metrics of an env that cannot be changed are passed to `MultiAgentAlgorithm`.
 
     Attributes:
-        key: the entry of `infos[agent]` that is read in every step that has it.
-        agent: whose infos; None takes those of every agent.
-        reduce: how the step's values become the episode's: `sum`, `mean`, `min`, `max` or `last`.
+        key: the entry of `infos[agent]` to read, in every step that has it.
+        agent: the agent whose infos are read; None: every agent.
+        reduce: how the values of steps become the value of the episode: `sum`, `mean`, `min`, `max` or `last`.
     """
 
     key: str
@@ -62,17 +62,17 @@ class InfoAccumulator:
         self.restart(np.ones(num_envs, dtype=bool))
 
     def restart(self, envs: Array) -> None:
-        """New episodes begin in these envs, (E,) bool."""
-        # No event at all is a sum of 0, but has no mean, minimum, maximum or last value.
+        """Forget the values of the envs that begin a new episode, (E,) bool."""
+        # Without any event, the sum is 0, but there is no mean, minimum, maximum or last value.
         self._value[envs] = 0.0 if self._metric.reduce == "sum" else np.nan
         self._count[envs] = 0
 
     def add(self, step: VecStep, lengths: Array) -> None:
-        """Take in a step, which was the `lengths[i]`-th of the episode of env i."""
+        """Add a step, which is step `lengths[i]` of the episode of env i."""
         for agent in self._agents:
             try:
                 new = step.infos.values(agent, self._metric.key)
-            except (TypeError, ValueError) as error:  # NumPy's, of texts and lists
+            except (TypeError, ValueError) as error:  # NumPy raises it for strings and lists
                 raise self._fault(step, lengths, agent) from error
             if new.shape != self._value.shape:
                 raise self._fault(step, lengths, agent)
@@ -82,7 +82,7 @@ class InfoAccumulator:
             self._count += seen
 
     def _fault(self, step: VecStep, lengths: Array, agent: AgentID) -> EnvError:
-        """What to raise where an info is no number; the first such info is named."""
+        """Make the error for the first info that is not a number."""
         key = self._metric.key
         values = (step.infos[index].get(agent, {}).get(key) for index in range(len(lengths)))
         index, value = next((index, value) for index, value in enumerate(values) if not _is_number_or_none(value))
@@ -92,7 +92,7 @@ class InfoAccumulator:
         )
 
     def get_state(self) -> State:
-        """The running values, in the middle of episodes."""
+        """Return the values of running episodes."""
         known = ~np.isnan(self._value)
         return {"value": np.where(known, self._value, 0.0), "known": known, "count": self._count}
 
@@ -112,7 +112,7 @@ class InfoAccumulator:
         return put_back
 
     def value(self, env_index: int) -> float:
-        """The episode's value so far; NaN where there is none."""
+        """The value of the episode so far; NaN if there is none."""
         value = float(self._value[env_index])
         return value / max(1.0, float(self._count[env_index])) if self._metric.reduce == "mean" else value
 
@@ -125,7 +125,7 @@ def _is_number_or_none(value: Any) -> bool:
 
 
 def announced_metrics(env: MultiAgentVecEnv) -> dict[str, InfoMetric]:
-    """The custom metrics that an env names in its metadata.
+    """The custom metrics in an env's metadata.
 
     Raises:
         ConfigError: an entry is not a mapping of `InfoMetric`'s fields.
@@ -134,7 +134,7 @@ def announced_metrics(env: MultiAgentVecEnv) -> dict[str, InfoMetric]:
 
 
 def info_metrics(entries: Mapping[str, Mapping[str, Any]], source: str) -> dict[str, InfoMetric]:
-    """`InfoMetric`s from plain mappings.
+    """Make `InfoMetric`s from mappings.
 
     Raises:
         ConfigError: an entry is not a mapping of `InfoMetric`'s fields.

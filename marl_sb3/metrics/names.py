@@ -1,4 +1,4 @@
-"""Metrics by name: nested results, and the flat names that are their paths joined with `/`."""
+"""Names of metrics: paths in the nested result, joined with `/`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 from marl_sb3.errors import ConfigError
 
-Result = dict[str, Any]  # nested; leaves are numbers, or None where there is no value yet
+Result = dict[str, Any]  # nested; leaves are numbers, or None if there is no value yet
 
 _EVALUATION = "evaluation/"
 
 
 def flatten(result: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A nested result with its paths joined by `/`."""
+    """Flatten a nested result; the keys are paths joined with `/`."""
     flat: dict[str, Any] = {}
     for key, value in result.items():
         path = f"{prefix}{key}"
@@ -24,7 +24,7 @@ def flatten(result: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def finite_or_none(result: Mapping[str, Any]) -> Result:
-    """The result with Python numbers, or lists of them, and None for what is not finite: valid JSON."""
+    """Convert a result for JSON: Python numbers and lists, None for numbers that are not finite."""
     return {
         key: finite_or_none(value) if isinstance(value, Mapping) else _finite_number(value)
         for key, value in result.items()
@@ -33,13 +33,13 @@ def finite_or_none(result: Mapping[str, Any]) -> Result:
 
 def _finite_number(value: Any) -> Any:
     number = value.tolist() if hasattr(value, "tolist") else value
-    if isinstance(number, list):  # as in SB3's log files, an array of one number is that number
+    if isinstance(number, list):  # an array of one number becomes that number, as in SB3
         return _finite_number(number[0]) if len(number) == 1 else [_finite_number(item) for item in number]
     return None if isinstance(number, float) and not math.isfinite(number) else number
 
 
 def require_metric(name: str, known: Iterable[str], key: str = "stop") -> None:
-    """Refuse a metric name that no result has.
+    """Refuse an unknown metric name.
 
     Args:
         name: a flat name.
@@ -63,7 +63,7 @@ def require_metric(name: str, known: Iterable[str], key: str = "stop") -> None:
 
 
 def _some_of_each(names: Sequence[str]) -> str:
-    """The first names of each group, in a line; a column of `progress.csv` for each of them all."""
+    """List the first name of each group of names."""
     first: dict[str, list[str]] = {}
     for name in names:
         first.setdefault(name.partition("/")[0], []).append(name)

@@ -1,4 +1,4 @@
-"""How the values of several episodes spread: what a mean alone does not say."""
+"""Statistics of a sample of episodes: mean, standard deviation, extremes, confidence interval."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from scipy.special import stdtrit
 
 @dataclass(frozen=True)
 class SampleStats:
-    """How the values of episodes spread; None where there are too few of them.
+    """Statistics of a sample; None if there are too few values.
 
     Attributes:
-        n: how many values.
-        mean: their mean.
-        sd: standard deviation of the sample (divided by n - 1); from two values on.
-        min: the least.
-        max: the greatest.
-        ci95: bounds of the 95 % confidence interval of the mean, by Student's t; from two values on. It takes the mean
-            for normally distributed, which it nearly is for 20 episodes and more.
+        n: number of values.
+        mean: mean.
+        sd: sample standard deviation (divided by n - 1); needs two values.
+        min: minimum.
+        max: maximum.
+        ci95: bounds of the 95 % confidence interval of the mean, by Student's t; needs two values. It assumes a
+            normally distributed mean, which is nearly true of 20 episodes and more.
     """
 
     n: int
@@ -32,7 +32,7 @@ class SampleStats:
 
 
 def sample_stats(values: Sequence[float]) -> SampleStats:
-    """The figures of a sample."""
+    """Compute the statistics of a sample."""
     n = len(values)
     if n == 0:
         return SampleStats(0, None, None, None, None, None)

@@ -1,4 +1,4 @@
-"""Rows for people who analyse them: a pandas DataFrame where pandas is installed."""
+"""Rows as a pandas DataFrame, if pandas is installed."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 
 def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None) -> Any:
-    """A `pandas.DataFrame` of the rows; where pandas is not installed, a list of dictionaries with the same names.
+    """Return the rows as a `pandas.DataFrame`; without pandas, as a list of dictionaries with the same columns.
 
     Args:
-        rows: values by column; a row may lack some.
-        columns: the order of the columns; None: of first appearance.
+        rows: values by column; missing values become None.
+        columns: the order of the columns; None: the order of first appearance.
     """
     names = list(columns or dict.fromkeys(name for row in rows for name in row))
     complete = [{name: row.get(name) for name in names} for row in rows]

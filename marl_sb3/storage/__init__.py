@@ -1,5 +1,6 @@
-"""What is kept on disk, written whole and read with checks: nothing in a file is run, imported or believed.
+"""Files and checkpoints, written atomically and read with checks: nothing in a file is executed or imported.
 
-`state` and `rng` turn objects into plain data and back; `tensor_file` and `untrusted` read and write files;
-`checkpoint_format` is one checkpoint, `checkpoint_folder` are those of a run.
+`state`, `rng`, `process_rng` and `space_data` turn objects into plain data and back; `atomic` replaces files and
+folders; `untrusted` and `tensor_file` read JSON and tensors; `checkpoint_format` reads and writes one checkpoint,
+`checkpoint_folder` manages the checkpoints of a run.
 """

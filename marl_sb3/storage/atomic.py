@@ -1,4 +1,4 @@
-"""Replace files and folders whole or not at all: write beside them, then rename."""
+"""Replace files and folders atomically: write to a temporary path beside them, then rename."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def write_whole(path: Path, content: bytes | str, *, sync: bool = False) -> Path
 
 @contextmanager
 def replaced_file(path: Path, *, sync: bool = False) -> Iterator[Path]:
-    """Give a path to write to; the file there takes the place of `path` unless an error is raised.
+    """Yield a temporary path to write to; it replaces `path` unless an error is raised.
 
     Args:
         path: the file, in a folder that exists.
-        sync: whether the file is on the disk, not only in the system's memory, when this returns.
+        sync: whether to wait until the file is on the disk and not only in the cache of the system.
 
     Raises:
-        OSError: with the name of the file; the former file is as it was, and nothing unfinished is left.
+        OSError: names the file. The former file is unchanged, and the temporary file is removed.
     """
     fresh = unfinished_path(path)
     try:
@@ -50,14 +50,14 @@ def replaced_file(path: Path, *, sync: bool = False) -> Iterator[Path]:
 
 @contextmanager
 def replaced_folder(folder: Path, *, sync: bool = False) -> Iterator[Path]:
-    """Give an empty folder to fill; it takes the place of `folder` unless an error is raised.
+    """Yield an empty temporary folder to fill; it replaces `folder` unless an error is raised.
 
     Args:
-        folder: its name to be; its parents are made.
-        sync: whether the renaming is on the disk when this returns. The files are for the caller to sync.
+        folder: the folder to make or replace; its parents are made.
+        sync: whether to wait until the renaming is on the disk. The caller syncs the files in it.
 
     Raises:
-        OSError: with the name of the file or folder; the former folder is as it was, and nothing unfinished is left.
+        OSError: names the file or folder. The former folder is unchanged, and the temporary folder is removed.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with temporary_folder(unfinished_path(folder)) as fresh:
@@ -70,7 +70,7 @@ def replaced_folder(folder: Path, *, sync: bool = False) -> Iterator[Path]:
 
 @contextmanager
 def temporary_folder(path: Path) -> Iterator[Path]:
-    """Make an empty folder, in place of what a killed process may have left there; remove it at the end."""
+    """Make an empty folder and remove it at the end; what a killed process has left there is removed first."""
     shutil.rmtree(path, ignore_errors=True)
     os.mkdir(path)
     try:
@@ -80,7 +80,7 @@ def temporary_folder(path: Path) -> Iterator[Path]:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder as far as that is possible: it loses its name first, so that a kill leaves no half of it."""
+    """Remove a folder if possible. It is renamed first, so that a kill leaves no half of it under its name."""
     doomed = _former_path(folder)
     shutil.rmtree(doomed, ignore_errors=True)
     with suppress(OSError):
@@ -97,9 +97,9 @@ def remove_unfinished(folder: Path) -> None:
 
 
 def unfinished_path(path: Path) -> Path:
-    """Where a file or folder is written before it gets its name: beside it, with its suffix.
+    """The temporary path of a file or folder: in the same folder, with the same suffix.
 
-    It is the same each time, so that what a killed process has left is overwritten.
+    It is always the same, so that what a killed process has left is overwritten.
     """
     name = path.name.replace("tfevents", "events")  # TensorBoard reads every file that has `tfevents` in its name
     return path.with_name(f"{UNFINISHED}{name}")
@@ -130,7 +130,7 @@ def _put_in_place(fresh: Path, folder: Path, sync: bool) -> None:
 
 def sync_to_disk(path: Path) -> None:
     """Wait until a file, or the names in a folder, are on the disk."""
-    if os.name == "nt" and path.is_dir():  # where folders cannot be opened
+    if os.name == "nt" and path.is_dir():  # Windows cannot open folders
         return
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -1,4 +1,4 @@
-"""The checkpoints of a run: which there are, which are kept, which is the latest or the best."""
+"""The checkpoints of a run: write, keep the newest and the best, find one."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from marl_sb3.storage.state import State
 
 _log = logging.getLogger(__name__)
 
-RUN_CONFIG = "config.yaml"  # what makes a folder a run folder
+RUN_CONFIG = "config.yaml"  # a folder with this file is a run folder
 _NAME = re.compile(r"ckpt-([0-9]{6,12})")
 
 
 @dataclass(frozen=True)
 class Score:
-    """How good a checkpoint is: the value of a metric.
+    """The score of a checkpoint: the value of a metric.
 
     Attributes:
-        metric: its flat name.
-        value: None where it had none.
-        higher_is_better: which way round.
+        metric: flat name of the metric.
+        value: None if the metric had no value.
+        higher_is_better: False if lower is better.
     """
 
     metric: str
@@ -44,7 +44,7 @@ class Score:
     higher_is_better: bool
 
     def to_state(self) -> State:
-        """As in the manifest."""
+        """Plain data for the manifest."""
         return {"metric": self.metric, "value": self.value, "higher_is_better": self.higher_is_better}
 
 
@@ -52,33 +52,33 @@ class CheckpointFolder:
     """The checkpoints of a run: the newest ones, and the best.
 
     Args:
-        path: the folder that they are in; made when it is needed.
+        path: the folder of the checkpoints; the first `save` makes it.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def names(self) -> list[str]:
-        """Those there are, damaged ones too, oldest first."""
+        """Names of all checkpoints, including damaged ones, oldest first."""
         with suppress(OSError):
             found = [entry.name for entry in os.scandir(self.path) if _NAME.fullmatch(entry.name)]
             return sorted(found, key=_iteration)
         return []
 
     def save(self, iteration: int, state: State, tensors: Tensors, about: Mapping[str, Any], keep: int) -> str:
-        """Write a checkpoint, then remove those that are neither among the newest `keep` nor the best.
+        """Write a checkpoint, then remove all but the newest `keep` and the best.
 
         Returns:
-            Its name.
+            The name of the checkpoint.
 
         Raises:
             NumericError: an array is not finite.
-            OSError: the disk is full or failing; the earlier checkpoints are as they were.
+            OSError: the disk is full or failing; the earlier checkpoints are unchanged.
         """
         self.remove_unfinished()
         name = f"ckpt-{iteration:06d}"
         write_checkpoint(self.path / name, state, tensors, about)
-        # Later ones are damaged, or the run would have gone on from them: they must not push out this one.
+        # Checkpoints of later iterations are damaged (the run did not resume from them) and do not count here.
         earlier, best = [each for each in self.names() if _iteration(each) <= iteration], self.best()
         for old in earlier[:-keep]:
             if old != best:
@@ -86,17 +86,17 @@ class CheckpointFolder:
         return name
 
     def remove_unfinished(self) -> None:
-        """Remove what a killed process has left behind; nobody else may be writing."""
+        """Remove what a killed process has left; no other process may be writing."""
         remove_unfinished(self.path)
 
     def load(self, which: str = "latest") -> Checkpoint:
-        """The checkpoint that is asked for; a damaged one is passed over, with a warning, for the next.
+        """Read a checkpoint; a damaged one is passed over with a warning, and the next is read.
 
         Args:
-            which: `latest`, `best`, or the number of an iteration, which alone is not passed over.
+            which: `latest`, `best`, or the number of an iteration, for which there is no next.
 
         Raises:
-            CheckpointError: there is none.
+            CheckpointError: there is no such checkpoint, or no valid one.
         """
         if which not in ("latest", "best"):
             return read_checkpoint(self.path / self._by_number(which))
@@ -125,11 +125,11 @@ class CheckpointFolder:
         return [*best_first, *(name for name in newest_first if name not in best_first)]
 
     def best(self) -> str | None:
-        """The name of the best one, by the manifests alone; None if none has a score."""
+        """The name of the checkpoint with the best score; None if none has a score. Reads the manifests only."""
         return max(self._scores(), key=lambda scored: (scored[1], _iteration(scored[0])), default=(None, 0.0))[0]
 
     def _scores(self) -> list[tuple[str, float]]:
-        """Each checkpoint that has a score, by its manifest alone; higher is better, whatever the metric."""
+        """Names and scores of the checkpoints that have one; a score where lower is better has its sign changed."""
         scores = []
         for name in self.names():
             with suppress(CheckpointError, RecursionError):
@@ -141,16 +141,16 @@ class CheckpointFolder:
 
 
 def without_zip(path: str | Path) -> Path:
-    """The path without the suffix `.zip`, which SB3's users may give; checkpoints are folders."""
+    """The path without the suffix `.zip`: users of SB3 may write it, but checkpoints are folders."""
     folder = Path(path)
     return folder.with_suffix("") if folder.suffix == ".zip" else folder
 
 
 def require_replaceable(folder: Path) -> Path:
-    """The folder, if a checkpoint may take its place.
+    """Return the folder if it is new, empty or a checkpoint, so that a checkpoint may replace it.
 
     Raises:
-        ConfigError: there is something in it, and it is not a checkpoint.
+        ConfigError: it contains something else.
     """
     if folder.exists() and not (folder / MANIFEST).exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise ConfigError(
@@ -160,14 +160,14 @@ def require_replaceable(folder: Path) -> Path:
 
 
 def find_checkpoint(path: str | Path, which: str = "latest") -> Checkpoint:
-    """The checkpoint that a path leads to.
+    """Read the checkpoint at a path.
 
     Args:
         path: a checkpoint, a run folder, the folder `checkpoints` of a run, or a folder of runs: its newest run.
-        which: of a run: `latest`, `best`, or the number of an iteration.
+        which: for a run: `latest`, `best`, or the number of an iteration.
 
     Raises:
-        CheckpointError: it is none of these, there is no such checkpoint, or it is damaged.
+        CheckpointError: the path is none of these, there is no such checkpoint, or it is damaged.
     """
     folder = Path(path) if os.path.lexists(path) else without_zip(path)
     if (folder / MANIFEST).exists() or _NAME.fullmatch(folder.name):
@@ -183,14 +183,14 @@ def find_checkpoint(path: str | Path, which: str = "latest") -> Checkpoint:
 
 
 def newest_run(folder: Path) -> Path | None:
-    """Of the runs in a folder the one that was started or resumed last; None if there is none."""
+    """The run in a folder that was started or resumed last; None if there is none."""
     configs = folder.glob(f"*/{RUN_CONFIG}")
     newest = max(configs, key=lambda config: (config.stat().st_mtime_ns, config.parent.name), default=None)
     return None if newest is None else newest.parent
 
 
 def _what_it_is(path: Path) -> str:
-    """What somebody may have taken for a checkpoint, in words."""
+    """Describe a path that is not a checkpoint."""
     if not path.exists():
         return "not there"
     if not path.is_dir():

@@ -1,15 +1,15 @@
-"""Checkpoints on disk: written whole or not at all, verified before anything in them is used.
+"""One checkpoint on disk: written atomically, verified before anything in it is used.
 
-A checkpoint is a folder `ckpt-<iteration>` with fixed names in it:
+A checkpoint is a folder `ckpt-<iteration>` with these files:
 
-    state.json                     everything but arrays; `{"$array": name}` stands for one
-    arrays.safetensors             those arrays
+    state.json                     the state without its arrays; `{"$array": name}` refers to an array
+    arrays.safetensors             the arrays of the state
     policy-000.safetensors ...     the weights of each policy, in the order of `state.json`
-    optimizer-000.safetensors ...  what its optimizer keeps
-    manifest.json                  size and SHA-256 of each of the others; what the checkpoint is of
+    optimizer-000.safetensors ...  the state of its optimizers
+    manifest.json                  size and SHA-256 of all other files; a description of the checkpoint
 
-It is written into a temporary folder beside it, every file synced to the disk, the manifest last; then the folder gets
-its name. Reading follows no links, unpickles nothing, imports nothing, and verifies the hash of each file.
+It is written to a temporary folder, and every file is synced to the disk, the manifest last; then the folder is
+renamed. Reading follows no links, unpickles nothing, imports nothing, and verifies the hash of each file.
 Weights and optimizers are verified in pieces, and read into memory only when they are asked for: see `StoredTensors`.
 """
 
@@ -59,13 +59,13 @@ _MAX_BYTES = {MANIFEST: 2**22, _STATE: 2**23, f"{_ARRAYS}{SUFFIX}": 384 * 2**20}
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a checkpoint holds, verified.
+    """The verified content of a checkpoint.
 
     Attributes:
-        name: of its folder.
-        about: what it is of: iteration, env steps, score, versions.
-        state: everything but weights and optimizers.
-        tensors: by file, those; as it is read from a folder, `StoredTensors`.
+        name: name of its folder.
+        about: its description: iteration, env steps, score, versions.
+        state: everything but weights and optimizer state.
+        tensors: weights and optimizer state, by file; `StoredTensors` if read from a folder.
     """
 
     name: str
@@ -78,22 +78,21 @@ class Checkpoint:
 
 
 def write_checkpoint(folder: Path, state: State, tensors: Tensors, about: Mapping[str, Any]) -> int:
-    """Write a checkpoint; `folder` appears whole or not at all.
+    """Write a checkpoint atomically.
 
     Args:
-        folder: its name to be; what stands there already is replaced, at the end.
+        folder: the folder to make or replace.
         state: a tree of plain data and arrays.
-        tensors: weights and optimizers by file name.
-        about: plain data for the manifest.
+        tensors: weights and optimizer state, by file name.
+        about: the description for the manifest, plain data.
 
     Returns:
-        Its size in bytes.
+        The size in bytes.
 
     Raises:
         NumericError: an array is not finite: such a checkpoint is never written.
-        CheckpointError: a tensor has a dtype that no file of ours holds.
-        OSError: the state is too large to be read back, or the disk is full or failing; nothing unfinished is left
-            behind.
+        CheckpointError: a tensor has a dtype that safetensors files cannot hold.
+        OSError: the state is too large to be read again, or the disk is full or failing; temporary files are removed.
     """
     plain, arrays = _without_arrays(state)
     groups = {_ARRAYS: arrays, **{name: dict(group) for name, group in tensors.items()}}
@@ -143,12 +142,12 @@ def _json(tree: Any) -> bytes:
 
 
 def _without_arrays(state: State) -> tuple[Any, dict[str, Array]]:
-    """The tree with references in place of its arrays, and the arrays by their paths."""
+    """Replace the arrays of a tree by references; returns the tree, and the arrays by their paths."""
     arrays: dict[str, Array] = {}
 
     def plain(node: Any, path: str) -> Any:
         if isinstance(node, np.ndarray):
-            while path in arrays:  # {"a/b": ...} beside {"a": {"b": ...}}
+            while path in arrays:  # {"a/b": ...} and {"a": {"b": ...}} have the same path
                 path = f"{path}'"
             arrays[path] = node
             return {_ARRAY_KEY: path}
@@ -162,7 +161,7 @@ def _without_arrays(state: State) -> tuple[Any, dict[str, Array]]:
 
 
 def _escaped(key: str) -> str:
-    """A key that is not taken for a reference to an array: an agent may be called `$array`."""
+    """Escape a key that looks like a reference to an array: an agent may be called `$array`."""
     return f"${key}" if key.startswith("$") else key
 
 
@@ -173,7 +172,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     """Read and verify a checkpoint.
 
     Raises:
-        CheckpointError: it is not one, or is damaged; the message names the file and what is wrong with it.
+        CheckpointError: it is not a checkpoint, or is damaged; names the file and what is wrong with it.
     """
     try:
         return _read(folder)
@@ -198,10 +197,10 @@ def _read(folder: Path) -> Checkpoint:
 
 
 def read_manifest(folder: Path) -> StateReader:
-    """The manifest of a checkpoint, which alone has been read.
+    """Read the manifest of a checkpoint, and no other file.
 
     Raises:
-        CheckpointError: it is none of this version.
+        CheckpointError: it is not a manifest, or has the format of another version.
     """
     data = read_bytes(folder / MANIFEST, _MAX_BYTES[MANIFEST])
     manifest = StateReader(parse_json(MANIFEST, data), MANIFEST)
@@ -217,7 +216,7 @@ def read_manifest(folder: Path) -> StateReader:
 
 
 def _stored(path: Path, entry: StateReader) -> StoredTensors:
-    """The tensors of a file, none of them read yet."""
+    """The tensors of a file; their numbers are not read yet."""
     return StoredTensors(path, entry.integer("size"), entry.string("sha256"), _MAX_BYTES.get(path.name))
 
 
@@ -232,7 +231,7 @@ def _read_state(folder: Path, entry: StateReader, arrays: Mapping[str, Array]) -
 
 
 def _file_names(folder: Path) -> list[str]:
-    """The names in the folder: those of a checkpoint, and no others."""
+    """The names of the files of a checkpoint; other names are refused."""
     try:
         if not stat.S_ISDIR(os.lstat(folder).st_mode):
             raise CheckpointError("not a folder")

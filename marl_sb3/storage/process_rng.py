@@ -1,4 +1,4 @@
-"""The generators of random numbers that the whole process shares: Python's, NumPy's and PyTorch's."""
+"""Save and restore the global random generators of Python, NumPy and PyTorch."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from marl_sb3.errors import CheckpointError
 from marl_sb3.storage.parts import SavedPart
 from marl_sb3.storage.state import State, StateReader
 
-_PYTHON_WORDS = 625  # of Python's Mersenne twister: 624 and the position in them
+_PYTHON_WORDS = 625  # Python's Mersenne twister: 624 words and the position
 _NUMPY_WORDS = 624
 
-# PyTorch's twister, which reads at `next`, up to `left` times: `CPUGeneratorImplState` in aten/src/ATen.
+# PyTorch's Mersenne twister reads from index `next`, up to `left` times: `CPUGeneratorImplState` in aten/src/ATen.
 _TORCH = np.dtype(
     [
         ("seed", "u8"),
@@ -48,7 +48,7 @@ class ProcessRandomness:
 
 
 def random_state() -> State:
-    """Where the generators stand."""
+    """Return the state of the generators."""
     _, words, python_gauss = random.getstate()
     numpy_state: dict[str, Any] = np.random.get_state(legacy=False)  # noqa: NPY002
     return {
@@ -65,15 +65,15 @@ def random_state() -> State:
 
 
 def _cuda_states() -> list[th.Tensor]:
-    """Of each device; none while no tensor has been on one."""
+    """The state of each CUDA device; none before CUDA is used."""
     return th.cuda.get_rng_state_all() if th.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
 
 
 def read_random_state(state: StateReader) -> Callable[[], None]:
-    """Read where the generators stood.
+    """Check a state of the generators.
 
     Returns:
-        A function that puts them there.
+        A function that restores it.
 
     Raises:
         CheckpointError: it is not such a state.
@@ -83,7 +83,7 @@ def read_random_state(state: StateReader) -> Callable[[], None]:
 
     def put_back() -> None:
         random.setstate(python)
-        np.random.set_state(numpy_state)  # noqa: NPY002 - SB3's stream of random numbers
+        np.random.set_state(numpy_state)  # noqa: NPY002 - SB3 uses the global generator
         th.set_rng_state(torch)
         if cuda:
             th.cuda.set_rng_state_all(cuda)
@@ -104,7 +104,7 @@ def _read_cuda(state: StateReader) -> list[th.Tensor]:
 
 
 def _read_torch(state: StateReader) -> th.Tensor:
-    """The state of PyTorch's generator; PyTorch itself would read beyond its words if the state says so."""
+    """Check the state of PyTorch's generator: PyTorch does not, and would read beyond its words."""
     raw = state.array("torch", np.uint8, (th.get_rng_state().numel(),))
     where = f"{state.where}/torch"
     if raw.nbytes == _TORCH.itemsize:
@@ -148,7 +148,7 @@ def _read_numpy(state: StateReader) -> dict[str, Any]:
 
 @contextmanager
 def preserve_rng() -> Iterator[None]:
-    """Restore all of these generators on exit."""
+    """Restore the state of all global generators on exit."""
     python, numpy_state, torch = random.getstate(), np.random.get_state(), th.get_rng_state()  # noqa: NPY002
     cuda = _cuda_states()
     try:

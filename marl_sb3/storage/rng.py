@@ -1,4 +1,4 @@
-"""The state of one random generator, or of those of a Gymnasium space, as plain data."""
+"""Save and restore random generators of NumPy and of Gymnasium spaces, as plain data."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from marl_sb3.storage.state import MAX_SEED, State, StateReader
 
 
 def generator_state(generator: np.random.Generator) -> State:
-    """The state of a generator, as its bit generator gives it."""
+    """Return the state of a generator's bit generator."""
     state = generator.bit_generator.state
     return {name: dict(part) if isinstance(part, Mapping) else part for name, part in state.items()}
 
 
-# A generator would use them as they are, beyond the end of its memory too.
+# NumPy does not check these numbers, and would read beyond the end of its arrays.
 _GENERATOR_LIMITS = {"pos": 624, "buffer_pos": 4, "has_uint32": 1, "uinteger": 2**32 - 1}
 
 
 def set_generator_state(generator: np.random.Generator, state: StateReader) -> None:
-    """Put a generator where it was.
+    """Restore the state of a generator.
 
     Raises:
         CheckpointError: it is not the state of such a generator; the generator has not changed.
@@ -43,7 +43,7 @@ def _read_generator(generator: np.random.Generator, state: StateReader) -> State
 
 
 def _read_like(wanted: Mapping[str, Any], state: StateReader) -> State:
-    """The fields of `wanted`, of the same kinds: words are the same, numbers within their limits."""
+    """Read the fields that `wanted` has: equal strings, arrays of the same shape, numbers within their limits."""
     state.require_names(list(wanted))
     read: State = {}
     for name, own in wanted.items():
@@ -61,15 +61,15 @@ def _read_like(wanted: Mapping[str, Any], state: StateReader) -> State:
 
 
 def space_state(space: spaces.Space[Any]) -> list[State | None]:
-    """The generators of a space and its parts; None for one that has not been used."""
+    """Return the generators of a space and of its parts; None for a generator that was never used."""
     return [None if part._np_random is None else generator_state(part._np_random) for part in _parts(space)]
 
 
 def read_space_state(space: spaces.Space[Any], state: StateReader, name: str) -> Callable[[], None]:
-    """Read where the generators of a space and its parts stood.
+    """Check a state of the generators of a space and its parts.
 
     Returns:
-        A function that puts them there.
+        A function that restores it.
 
     Raises:
         CheckpointError: it is not the state of such a space.

@@ -1,4 +1,4 @@
-"""Gymnasium spaces as plain data, out and back in with checks: Box, Discrete, MultiDiscrete, MultiBinary, Dict."""
+"""Convert Gymnasium spaces to plain data and back, with checks: Box, Discrete, MultiDiscrete, MultiBinary, Dict."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ Space = spaces.Space[Any]
 
 
 def space_to_plain(space: Space) -> State | None:
-    """A space as plain data that `space_from_plain` takes; None if it is of another kind, or a subclass."""
+    """Return a space as plain data for `space_from_plain`; None for other kinds of spaces and for subclasses."""
     writer = _WRITERS.get(type(space))
     return None if writer is None else writer(space)
 
 
 def space_from_plain(plain: StateReader, max_numbers: int) -> Space:
-    """The space that `space_to_plain` described.
+    """Make a space from the plain data that `space_to_plain` returned.
 
     Args:
         plain: the description; it may come from a stranger.
-        max_numbers: how many numbers, or choices, a point of the space may have.
+        max_numbers: the most numbers, or choices, that a point of the space may have.
 
     Raises:
-        CheckpointError: it describes none, or a larger one.
+        CheckpointError: it does not describe a space, or describes a larger one.
     """
     kind = plain.string("kind")
     if kind not in _READERS:
@@ -59,7 +59,7 @@ def _box_to_plain(space: spaces.Box) -> State | None:
 
 
 def _bound_to_plain(bound: Array) -> Any:
-    """One number if all are equal; else arrays without infinite numbers, which no checkpoint holds."""
+    """One number if all are equal; else two arrays, because the arrays of a checkpoint must be finite."""
     first = bound.flat[0].item() if bound.size else 0
     if (bound == first).all():
         return ("inf" if first > 0 else "-inf") if math.isinf(first) else first
@@ -96,7 +96,7 @@ def _bound_from_plain(plain: StateReader, name: str, dtype: np.dtype[Any], shape
 
 
 def _holds(dtype: np.dtype[Any], value: float) -> bool:
-    """Whether it is within the range of the dtype, and an integer where that is one of integers."""
+    """Whether a number fits the dtype: within its range, and an integer for integer dtypes."""
     if dtype.kind == "f":
         return bool(abs(value) <= float(np.finfo(dtype).max))
     return isinstance(value, int) and np.iinfo(dtype).min <= value <= np.iinfo(dtype).max
@@ -146,7 +146,7 @@ def _dict_to_plain(space: spaces.Dict) -> State | None:
 
 
 def _dict_from_plain(plain: StateReader, max_numbers: int) -> spaces.Dict:
-    """In the order that they were in; parts share the numbers."""
+    """Keeps the order of the parts; `max_numbers` applies to their sum."""
     parts = plain.fields("spaces")
     read: dict[str, Space] = {}
     for name in parts.names():
@@ -158,7 +158,7 @@ def _dict_from_plain(plain: StateReader, max_numbers: int) -> spaces.Dict:
 
 
 def _numbers(space: Space) -> int:
-    """How many numbers, or choices, a point of a space has."""
+    """The numbers, or choices, that a point of a space has."""
     if isinstance(space, spaces.Discrete):
         return int(space.n)
     return int(space.nvec.sum()) if isinstance(space, spaces.MultiDiscrete) else math.prod(space.shape or ())

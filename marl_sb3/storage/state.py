@@ -1,7 +1,7 @@
-"""State as plain data: what `get_state` methods return, and how `set_state` methods read it back with checks.
+"""State as plain data: `get_state` methods return it, `set_state` methods read it with checks.
 
 A state is a tree of dictionaries and lists whose leaves are numbers, strings, None and NumPy arrays. It may come from a
-file that a stranger wrote, so that nothing in it is used before its type, shape and range have been looked at.
+file that a stranger wrote, so that type, shape and range of each value are checked before it is used.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from marl_sb3.types import Array
 State = dict[str, Any]
 
 MAX_SEED = 2**128
-_MAX_COUNT = 2**53  # far beyond any run, and what is added to it still fits 64 bits
-_MAX_NUMBER = 1e300  # a window of such numbers can be summed
+_MAX_COUNT = 2**53  # more than any run counts; sums with it fit 64 bits
+_MAX_NUMBER = 1e300  # sums of such numbers are finite
 _MAX_TEXT = 1000  # characters
 _SHOWN = 80  # characters of a wrong value in a message
 
@@ -29,11 +29,11 @@ class StateReader:
     """One dictionary of a state, read field by field.
 
     Args:
-        values: what stands in the place of the dictionary.
-        where: its path, for messages.
+        values: the dictionary, unchecked.
+        where: its path in the state, for messages.
 
     Raises:
-        CheckpointError: from every method: the field is missing or is not what is accepted.
+        CheckpointError: from every method; a field is missing or has a value that is not accepted.
     """
 
     def __init__(self, values: Any, where: str = "state") -> None:
@@ -49,17 +49,17 @@ class StateReader:
         return name in self._values
 
     def error(self, name: str, value: Any, accepted: str) -> CheckpointError:
-        """What to raise for a value that has been found wrong elsewhere."""
+        """Make the error for a value of this field that is not accepted."""
         return _unexpected(f"{self.where}/{name}", value, accepted)
 
     def value(self, name: str) -> Any:
-        """Whatever it is."""
+        """The value of a field, unchecked."""
         if name not in self._values:
             raise CheckpointError(f"{self.where}/{name} is missing")
         return self._values[name]
 
     def require_names(self, names: Sequence[str]) -> None:
-        """Refuse any other set of fields."""
+        """Refuse missing fields and fields with other names."""
         for name in names:
             self.value(name)
         for name in self._values:
@@ -67,17 +67,17 @@ class StateReader:
                 raise CheckpointError(f"{self.where} has {_short(name)}, which does not belong there")
 
     def names(self) -> list[str]:
-        """The names of all fields, where they may be any: each a text as `text` accepts it."""
+        """The names of all fields; each must be a string that `string` accepts."""
         for name in self._values:
             _require_text(self.where, name)
         return list(self._values)
 
     def fields(self, name: str) -> StateReader:
-        """A dictionary within."""
+        """A reader of the dictionary in a field."""
         return StateReader(self.value(name), f"{self.where}/{name}")
 
     def items(self, name: str, length: int | None = None) -> list[Any]:
-        """A list, of a certain length or of any."""
+        """A list; of this length, if one is given."""
         value = self.value(name)
         if not isinstance(value, list) or length not in (None, len(value)):
             raise self.error(name, value, "a list" if length is None else f"a list of {length}")
@@ -93,7 +93,7 @@ class StateReader:
     def number(self, name: str, minimum: float = -_MAX_NUMBER, maximum: float = _MAX_NUMBER) -> float:
         """A finite number."""
         value = self.value(name)
-        # By comparison: an integer may be too large for a float.
+        # `isfinite` would raise OverflowError for large integers.
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not minimum <= value <= maximum:
             raise self.error(name, value, f"a number from {minimum:g} to {maximum:g}")
         return float(value)
@@ -106,11 +106,11 @@ class StateReader:
         return value
 
     def string(self, name: str) -> str:
-        """A word, which may be shown on a terminal."""
+        """A printable string."""
         return _require_text(f"{self.where}/{name}", self.value(name))
 
     def array(self, name: str, dtype: npt.DTypeLike, shape: Sequence[int | None], finite: bool = True) -> Array:
-        """An array of exactly this dtype and shape, where None is any length; a copy that may be written to."""
+        """A writable copy of an array of exactly this dtype and shape; None in the shape accepts any length."""
         value = self.value(name)
         wanted = f"an array of {np.dtype(dtype)} {_shape_text(shape)}"
         if not isinstance(value, np.ndarray) or value.dtype != np.dtype(dtype) or not _fits(value.shape, shape):
@@ -120,14 +120,14 @@ class StateReader:
         return value.copy()
 
     def counts(self, name: str, shape: Sequence[int | None]) -> Array:
-        """An array of int64 that counts something."""
+        """An array of counts: int64, not negative."""
         array = self.array(name, np.int64, shape)
         if (array < 0).any() or (array > _MAX_COUNT).any():
             raise self.error(name, array, f"numbers from 0 to {_MAX_COUNT}")
         return array
 
     def sums(self, name: str, shape: Sequence[int | None]) -> Array:
-        """An array of float64 whose numbers can be added up."""
+        """An array of sums: float64, small enough to be added up."""
         array = self.array(name, np.float64, shape)
         if (np.abs(array) > _MAX_NUMBER).any():
             raise self.error(name, array, f"numbers from {-_MAX_NUMBER:g} to {_MAX_NUMBER:g}")
@@ -135,9 +135,9 @@ class StateReader:
 
 
 def is_plain(tree: Any) -> bool:
-    """Whether a checkpoint can hold it: finite numbers, strings, None, arrays, and mappings and lists of these.
+    """Whether a checkpoint can hold a tree: finite numbers, strings, None, arrays, and mappings and lists of these.
 
-    Keys of mappings have to be words.
+    Keys of mappings must be strings.
     """
     if isinstance(tree, Mapping):
         return all(isinstance(key, str) and is_plain(value) for key, value in tree.items())
@@ -170,7 +170,7 @@ def _short(value: Any) -> str:
     if isinstance(value, np.ndarray):
         return f"an array of {value.dtype} {_shape_text(value.shape)}"
     if isinstance(value, int) and abs(value) > MAX_SEED:
-        return "a number out of range"  # whose digits may be too many to print
+        return "a number out of range"  # it may have too many digits to print
     if isinstance(value, (Mapping, list)):
         return f"a {type(value).__name__} of {len(value)}"
     text = repr(value)

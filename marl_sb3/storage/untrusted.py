@@ -1,4 +1,4 @@
-"""Read files that a stranger may have written: regular files alone, JSON within bounds, and nothing evaluated."""
+"""Read files that a stranger may have written: only regular files, only JSON within limits; nothing is evaluated."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from typing import Any
 
 from marl_sb3.errors import CheckpointError
 
-MAX_BRACKETS, MAX_DEPTH = 2**19, 100  # of a tree: `[]` is two bytes in a file, and sixty in the memory
-_MAX_DIGITS = 4300  # of an integer; converting them takes the square of their number
+MAX_BRACKETS, MAX_DEPTH = 2**19, 100  # of a tree: `[]` takes 2 bytes in a file and 60 in memory
+_MAX_DIGITS = 4300  # of an integer; the time to convert it grows with the square
 
-Hook = Callable[[dict[str, Any]], Any]  # what stands in the place of a mapping
+Hook = Callable[[dict[str, Any]], Any]  # returns what replaces a mapping
 
 
 @contextmanager
 def opened(path: Path, limit: int, size: int | None = None) -> Iterator[FileIO]:
-    """A regular file, open for reading, unbuffered; no link is followed.
+    """Open a regular file for reading, unbuffered; links are not followed.
 
     Args:
-        path: the file; messages give its name alone.
-        limit: the most bytes that it may have.
-        size: how many it has, as far as is known.
+        path: the file; messages contain its name without the folder.
+        limit: largest accepted size in bytes.
+        size: expected size in bytes; None: any.
 
     Raises:
-        CheckpointError: it is no regular file, cannot be read, or has more or other bytes.
+        CheckpointError: it is not a regular file, cannot be read, or has another size.
     """
     name = path.name
     try:
@@ -54,16 +54,16 @@ def opened(path: Path, limit: int, size: int | None = None) -> Iterator[FileIO]:
 
 
 def read_bytes(path: Path, limit: int, size: int | None = None) -> bytes:
-    """The bytes of a file; see `opened` for arguments and errors."""
+    """Read a file; see `opened` for arguments and errors."""
     with opened(path, limit, size) as file:
         return file.readall()[: limit + 1]
 
 
 def parse_json(name: str, data: bytes, hook: Hook | None = None) -> Any:
-    """The tree in a file; `hook` may put something else in the place of each mapping.
+    """Parse JSON; `hook` may replace each mapping.
 
     Raises:
-        CheckpointError: it is no JSON, a name is there twice, a number is not finite, or it is too large or too deep.
+        CheckpointError: it is not valid JSON, has a name twice or a number that is not finite, or is too large or deep.
     """
     if opening_brackets(data) > MAX_BRACKETS:
         raise CheckpointError(f"{name} has more than {MAX_BRACKETS} lists and mappings")
@@ -73,14 +73,14 @@ def parse_json(name: str, data: bytes, hook: Hook | None = None) -> Any:
 
     try:
         tree = json.loads(data.decode(), parse_int=_integer, object_pairs_hook=mapping)
-    except ValueError as error:  # wrong JSON, wrong UTF-8, a number of too many digits
+    except ValueError as error:  # invalid JSON or UTF-8, or a number with too many digits
         raise CheckpointError(f"{name} is not valid JSON: {error}") from error
     _require_sound(name, tree)
     return tree
 
 
 def opening_brackets(data: bytes) -> int:
-    """How many lists and mappings there are in a JSON text, at most."""
+    """An upper bound of the number of lists and mappings in a JSON text."""
     return data.count(b"[") + data.count(b"{")
 
 
@@ -91,10 +91,10 @@ def _integer(digits: str) -> int:
 
 
 def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A mapping whose names are all different.
+    """Make a mapping of pairs.
 
     Raises:
-        ValueError: they are not.
+        ValueError: a name is there twice.
     """
     mapping = dict(pairs)
     if len(mapping) < len(pairs):
@@ -103,7 +103,7 @@ def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _require_sound(name: str, tree: Any) -> None:
-    """Refuse numbers that are not finite, and what is so deep that it cannot be gone through by recursion."""
+    """Refuse numbers that are not finite, and trees too deep for recursion."""
     level = [tree]
     for _ in range(MAX_DEPTH):
         if any(isinstance(node, float) and not math.isfinite(node) for node in level):

@@ -1,4 +1,4 @@
-"""Wrappers of one `ParallelEnv`, a file each; `wrap` is the one place that states their order."""
+"""Wrappers of one `ParallelEnv`, one per file; `wrap` alone decides their order."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["CheckedEnv", "wrap"]
 
 
 def wrap(env: ParallelEnv, env_index: int) -> ParallelEnv:
-    """Put on `env` what every env wears, innermost first. A new wrapper is added here.
+    """Apply the wrappers that every env gets, innermost first. New wrappers are added here.
 
     Raises:
-        ConfigError: it lacks something that a `ParallelEnv` has.
+        ConfigError: the env lacks a part of the `ParallelEnv` interface.
     """
     require_interface(env, env_index)
     return CheckedEnv(env, env_index)

@@ -1,4 +1,4 @@
-"""A strip below a film's frames: episode, step, the return of each agent so far, and what the colours mean."""
+"""The caption below a film's frames: episode, step, return of each agent so far, legend of colours."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from marl_sb3.types import Array
 
 Colour = tuple[int, int, int]
 
-_NARROWEST_PX = 120  # no text is readable below that
-_MOST_AGENTS = 8  # more are summed up
+_NARROWEST_PX = 120  # narrower frames get no caption: its text would not be readable
+_MOST_AGENTS = 8  # of more agents, the sum of returns is shown
 _CELL_PX, _PADDING_PX = 150, 6
 _PAPER: Colour = (255, 255, 255)
 _INK: Colour = (40, 44, 52)
@@ -22,12 +22,12 @@ _RIM: Colour = (190, 196, 204)
 
 @dataclass(frozen=True)
 class Scene:
-    """What a caption tells of a frame.
+    """What a caption says about a frame.
 
     Attributes:
         episode: counted from 1.
-        step: env steps since its start.
-        returns: of each agent so far.
+        step: env steps since the start of the episode.
+        returns: return of each agent so far.
     """
 
     episode: int
@@ -36,15 +36,15 @@ class Scene:
 
 
 def captioned(frame: Array, scene: Scene, legend: Mapping[str, Colour]) -> Array:
-    """A frame with a strip below it, as high for all scenes of the same agents.
+    """Return a frame with a caption below it; its height is the same for all scenes of the same agents.
 
     Args:
-        frame: (height, width, 3) uint8; one that is too narrow for text is returned as it is.
-        scene: what is written.
-        legend: colours of agents, which stand before their returns, and of other things, which are named after them.
+        frame: (height, width, 3) uint8; returned unchanged if it is too narrow for text.
+        scene: what the caption says.
+        legend: colours by name. An agent's colour is drawn before its return; all others are listed at the end.
 
     Returns:
-        (height + strip, width, 3) uint8.
+        (height + caption, width, 3) uint8.
     """
     width = frame.shape[1]
     if width < _NARROWEST_PX:
@@ -53,7 +53,7 @@ def captioned(frame: Array, scene: Scene, legend: Mapping[str, Colour]) -> Array
     columns = max(1, width // _CELL_PX)
     size_px = 14 if width >= 2 * _CELL_PX else 11
     line_px = size_px + _PADDING_PX
-    height = (-(-len(cells) // columns) * line_px + _PADDING_PX + 1) // 2 * 2  # even, as video encoders like it
+    height = (-(-len(cells) // columns) * line_px + _PADDING_PX + 1) // 2 * 2  # even: video encoders need even sides
     return np.concatenate([frame, _strip(cells, columns, (width, height), size_px)])
 
 
@@ -63,10 +63,10 @@ def is_picture(frame: Any) -> bool:
 
 
 def legend_of(metadata: Mapping[str, Any]) -> dict[str, Colour]:
-    """The colours that an env announces: `metadata["legend"] = {"agent1": (29, 91, 214), ...}`, RGB from 0 to 255."""
+    """The legend in an env's metadata: `metadata["legend"] = {"agent1": (29, 91, 214), ...}`, RGB from 0 to 255."""
     entries = metadata.get("legend")
     if not isinstance(entries, Mapping) or not all(map(_is_colour, entries.values())):
-        return {}  # somebody else's key of this name
+        return {}  # the env uses this key for something else
     return {str(name): tuple(colour) for name, colour in entries.items()}
 
 
@@ -76,7 +76,7 @@ def _is_colour(value: Any) -> bool:
 
 
 def _cells(scene: Scene, legend: Mapping[str, Colour]) -> list[tuple[str, Colour | None]]:
-    """Texts, and the colour that stands before each."""
+    """Texts, each with the colour drawn before it."""
     cells: list[tuple[str, Colour | None]] = [(f"episode {scene.episode}, step {scene.step}", None)]
     if len(scene.returns) > _MOST_AGENTS:
         cells.append((f"{len(scene.returns)} agents: {_score(sum(scene.returns.values()))}", None))
@@ -111,7 +111,7 @@ def _strip(cells: Sequence[tuple[str, Colour | None]], columns: int, size: tuple
 
 
 def _cut(text: str, length: Any, room: int) -> str:
-    """The text, or its start and end where it is too long: a return stands at the end."""
+    """Shorten a text that is too long in its middle, because a return stands at its end."""
     shown, head = text, len(text) - 1
     while head > 0 and length(shown) > room:
         head -= 1

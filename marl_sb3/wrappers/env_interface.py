@@ -1,4 +1,4 @@
-"""Refuse an env that is no `ParallelEnv` in all but name, before its first step."""
+"""Check the interface of an env before its first reset."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _RENAME = '; name the agents in the env, e.g. possible_agents = [f"agent_{i}" fo
 
 
 def require_interface(env: ParallelEnv, env_index: int = 0) -> None:
-    """Check what an env has to have before it is reset: agents, their spaces, metadata, and `reset` with a seed.
+    """Check agents, spaces, metadata and the signature of `reset`.
 
     Raises:
-        ConfigError: with what is wrong and what is accepted.
-        EnvRaisedError: the env raised something when it was asked for a space.
+        ConfigError: says what is wrong and what is accepted.
+        EnvRaisedError: the env raised an exception when it was asked for a space.
     """
     require_agents(getattr(env, "possible_agents", None))
     metadata = getattr(env, "metadata", None)
@@ -45,16 +45,16 @@ def require_interface(env: ParallelEnv, env_index: int = 0) -> None:
 
 
 def innermost_env(env: ParallelEnv) -> Any:
-    """The env below all wrappers: a `ParallelEnv`, or the `gymnasium.Env` in one."""
+    """Return the env below all wrappers: a `ParallelEnv`, or the `gymnasium.Env` inside a `SingleAgentEnv`."""
     inner = env.unwrapped
     return inner.env.unwrapped if isinstance(inner, SingleAgentEnv) else inner
 
 
 def require_agents(agents: Any) -> None:
-    """Refuse what is not a list of agent ids, each once. A set is none: its order differs from process to process.
+    """Refuse anything but a list of different agent ids. A set is refused: its order differs between processes.
 
     Raises:
-        ConfigError: with what is wrong and what is accepted.
+        ConfigError: says what is wrong and what is accepted.
     """
     if not isinstance(agents, Collection) or isinstance(agents, (str, set, frozenset)) or len(agents) == 0:
         raise ConfigError(
@@ -70,12 +70,12 @@ def require_seeded_reset(reset: Callable[..., Any]) -> None:
     """Refuse a `reset` that cannot be called with `seed` and `options`.
 
     Raises:
-        ConfigError: with what it takes.
+        ConfigError: names the arguments that it takes.
     """
     try:
         signature = inspect.signature(reset)
     except (TypeError, ValueError):
-        return  # some builtins have none; the call itself will tell
+        return  # some builtins have no signature; then the call itself fails
     try:
         signature.bind(seed=None, options=None)
     except TypeError as error:

@@ -1,4 +1,4 @@
-"""What is wrong with an observation or a reward, in words."""
+"""Describe what is wrong with an observation or a reward."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NONE_UNFIT: BoolArray = np.zeros(1, dtype=np.bool_)
 
 
 def _array_fault(space: spaces.Space[Any], value: Any) -> str | None:
-    """What is wrong with a value of a Box or MultiBinary space; bounds of a Box are the env's own business."""
+    """What is wrong with a value of a Box or MultiBinary space; the bounds of a Box are not checked."""
     array = np.asarray(value)
     if array.shape != space.shape:
         return f"has shape {array.shape}, its space says {space.shape}"
@@ -30,14 +30,14 @@ def _array_fault(space: spaces.Space[Any], value: Any) -> str | None:
 
 
 def unfit_numbers(array: Array, dtype: np.dtype[Any]) -> BoolArray:
-    """Which numbers are not finite, or cannot be stored as the space's dtype and as float32, in which networks compute.
+    """Mark numbers that are not finite, or do not fit the space's dtype or float32, in which networks compute.
 
     Args:
-        array: any shape.
-        dtype: of the space.
+        array: numbers of any shape.
+        dtype: dtype of the space.
 
     Returns:
-        Of the array's shape; a single False where there cannot be any.
+        Bool, of the array's shape; a single False if the dtypes rule such numbers out.
     """
     unfit: BoolArray
     if array.dtype.kind == "f":
@@ -45,7 +45,7 @@ def unfit_numbers(array: Array, dtype: np.dtype[Any]) -> BoolArray:
             unfit = ~np.isfinite(array)
         else:
             largest = min(_LARGEST_FLOAT32, float(np.finfo(dtype).max)) if dtype.kind == "f" else _LARGEST_FLOAT32
-            unfit = ~(np.abs(array.astype(np.float64)) <= largest)  # of NaN too
+            unfit = ~(np.abs(array.astype(np.float64)) <= largest)  # `not <=` is true of NaN, too
     elif array.dtype.kind in "iu" and dtype.kind in "iu" and array.dtype != dtype:
         unfit = (array < np.iinfo(dtype).min) | (array > np.iinfo(dtype).max)
     else:
@@ -54,7 +54,7 @@ def unfit_numbers(array: Array, dtype: np.dtype[Any]) -> BoolArray:
 
 
 def unfit_words(number: Any, dtype: np.dtype[Any]) -> str:
-    """A number that `unfit_numbers` has found, and what is wrong with it where that cannot be seen."""
+    """Describe a number that `unfit_numbers` has marked."""
     if not np.isfinite(number):
         return str(number)
     if dtype.kind != "f" or dtype.itemsize < 4:
@@ -63,7 +63,7 @@ def unfit_words(number: Any, dtype: np.dtype[Any]) -> str:
 
 
 def _integers_fault(space: spaces.Space[Any], value: Any) -> str | None:
-    """As `space.contains`, in half the time."""
+    """Like `space.contains`, in half the time."""
     assert isinstance(space, spaces.MultiDiscrete)
     array = np.asarray(value)
     if array.shape != space.shape or array.dtype.kind not in "iu":
@@ -97,21 +97,21 @@ _FAULTS: Mapping[type, Callable[[spaces.Space[Any], Any], str | None]] = {
 
 
 def observation_fault(space: spaces.Space[Any], value: Any) -> str | None:
-    """What keeps `value` from being an observation of `space`, in words; None if nothing does."""
+    """Why `value` is not an observation of `space`, as the end of a sentence; None if it is one."""
     try:
         return _FAULTS.get(type(space), _member_fault)(space, value)
-    except ValueError:  # NumPy's word for ragged lists
+    except ValueError:  # NumPy raises it for ragged lists
         return f"is {value!r}, not an array"
 
 
 def reward_fault(reward: Any) -> str | None:
-    """What keeps `reward` from being a finite number, in words; None if nothing does."""
-    if type(reward) is float and -_LARGEST_FLOAT32 <= reward <= _LARGEST_FLOAT32:  # almost always: NumPy takes longer
+    """Why `reward` is not a finite number, as the end of a sentence; None if it is one."""
+    if type(reward) is float and -_LARGEST_FLOAT32 <= reward <= _LARGEST_FLOAT32:  # fast path: NumPy takes longer
         return None
     try:
         number = np.asarray(reward)
         finite = number.ndim == 0 and number.dtype.kind in "biuf" and bool(np.isfinite(number))
-    except (TypeError, ValueError, RuntimeError):  # of ragged lists, of tensors with gradients
+    except (TypeError, ValueError, RuntimeError):  # ragged lists, tensors with gradients
         finite = False
     if not finite:
         return f"is {reward!r}, not a finite number"

@@ -1,4 +1,4 @@
-"""Film the first episodes of an env, their last frames too."""
+"""Film the first episodes of an env, with their last frames."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from marl_sb3.errors import ConfigError, MarlSb3Error, is_disk_full
 from marl_sb3.types import AgentID
 from marl_sb3.wrappers.caption import Scene, captioned, is_picture, legend_of
 
-OnFrame = Callable[[Any], None]  # gets what `render()` returned
+OnFrame = Callable[[Any], None]  # its argument is what `render()` returned, with a caption
 
 _RENDER_MODE = "rgb_array"
 
 
 class FilmedEnv(BaseParallelWrapper):  # type: ignore[misc]
-    """Renders after the reset and after each step of the first episodes, with a caption below each frame.
+    """Renders after the reset and each step of the first episodes, and adds a caption to each frame.
 
-    It stands inside a vec env, which resets an env as soon as an episode has ended: from outside, the frame that the
-    episode ends with is never to be seen.
+    It wraps an env inside a vec env. The vec env resets an env as soon as its episode ends, so that the last frame of
+    an episode cannot be rendered from outside.
 
     Args:
-        env: made with `render_mode="rgb_array"`.
-        on_frame: gets each frame.
-        n_episodes: how many episodes are filmed.
+        env: an env with `render_mode="rgb_array"`.
+        on_frame: called with each frame.
+        n_episodes: number of episodes to film.
     """
 
     def __init__(self, env: ParallelEnv, on_frame: OnFrame, n_episodes: int) -> None:
@@ -44,7 +44,7 @@ class FilmedEnv(BaseParallelWrapper):  # type: ignore[misc]
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[AgentID, Any], dict[AgentID, dict[str, Any]]]:
-        """Reset the env; a new episode begins."""
+        """Reset the env and film the first frame of the episode."""
         returned: tuple[dict[AgentID, Any], dict[AgentID, dict[str, Any]]] = self.env.reset(seed=seed, options=options)
         self._episode += 1
         self._step, self._returns = 0, dict.fromkeys(self.env.possible_agents, 0.0)
@@ -52,7 +52,7 @@ class FilmedEnv(BaseParallelWrapper):  # type: ignore[misc]
         return returned
 
     def step(self, actions: Mapping[AgentID, Any]) -> tuple[Mapping[str, Any], ...]:
-        """Step the env."""
+        """Step the env and film the frame after the step."""
         returned: tuple[Mapping[str, Any], ...] = self.env.step(actions)
         self._step += 1
         for agent, reward in returned[1].items():
@@ -63,7 +63,7 @@ class FilmedEnv(BaseParallelWrapper):  # type: ignore[misc]
     def _film(self) -> None:
         if self._episode <= self._n_episodes:
             frame = _rendered(self.env)
-            if is_picture(frame):  # what is none is refused by the video
+            if is_picture(frame):  # `VideoFile.add` refuses anything else
                 frame = captioned(frame, Scene(self._episode, self._step, self._returns), self._legend)
             self._write(frame)
 
@@ -73,22 +73,22 @@ class FilmedEnv(BaseParallelWrapper):  # type: ignore[misc]
         except OSError as error:
             if is_disk_full(error):
                 raise
-            # In words of our own, lest it is taken for an exception of the env.
+            # As an error of this package, so that it is not reported as an exception of the env.
             raise MarlSb3Error(f"the video cannot be written: {error}") from error
 
 
 def filming_factory(env: str | EnvFactory, on_frame: OnFrame, n_episodes: int) -> EnvFactory:
-    """A factory of the same envs, of which env 0 is filmed.
+    """Return a factory of the same envs that films env 0.
 
-    What it makes has no batched twin: it is stepped serially, and plays the same episodes.
+    The factory has no batched env: its envs are stepped one by one, and play the same episodes.
 
     Args:
         env: an env id, or a factory of `ParallelEnv`s.
-        on_frame: gets each frame.
-        n_episodes: how many episodes of env 0 are filmed.
+        on_frame: called with each frame.
+        n_episodes: number of episodes of env 0 to film.
 
     Raises:
-        ConfigError: from this function or the factory: there is no such env, or it does not render images.
+        ConfigError: from this function or the factory; the env is unknown, or does not render images.
     """
     factory = env_factory(env)
 
@@ -103,7 +103,7 @@ def filming_factory(env: str | EnvFactory, on_frame: OnFrame, n_episodes: int) -
 def _with_images(factory: EnvFactory, env_kwargs: Mapping[str, Any]) -> ParallelEnv:
     try:
         with warnings.catch_warnings():
-            # Gymnasium's; below it is an error.
+            # Gymnasium warns of a missing render mode; below, it is an error.
             warnings.filterwarnings("ignore", message=".*initialised with render_mode")
             env = make_env(factory, 0, {**env_kwargs, "render_mode": _RENDER_MODE})
     except ConfigError as error:

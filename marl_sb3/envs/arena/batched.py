@@ -1,4 +1,4 @@
-"""E arenas as arrays: the batched twin of `ArenaEnv`, on the same rules."""
+"""E arenas as arrays: the batched version of `ArenaEnv`, with the same rules."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class BatchedArena(BatchedEnv):
 
     Args:
         num_envs: E.
-        template: the arena that all of them are like; it draws them, too.
+        template: an arena with the settings of all of them; it renders them, too.
     """
 
     def __init__(self, num_envs: int, template: ArenaEnv) -> None:

@@ -86,7 +86,7 @@ class ArenaEnv(ParallelEnv[AgentID, Array, int]):  # type: ignore[misc]  # Petti
 
     @classmethod
     def make_batched(cls, num_envs: int, **env_kwargs: Any) -> BatchedEnv:
-        """`num_envs` arenas as arrays; see `marl_sb3.envs.batched`."""
+        """Return `num_envs` arenas as one batched env."""
         from marl_sb3.envs.arena.batched import BatchedArena
 
         return BatchedArena(num_envs, cls(**env_kwargs))
@@ -102,7 +102,7 @@ class ArenaEnv(ParallelEnv[AgentID, Array, int]):  # type: ignore[misc]  # Petti
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[AgentID, Array], Infos]:
-        """Start an episode. Without a seed the current generator goes on; `options` are not used."""
+        """Start an episode. Without a seed, the current generator is used further; `options` are ignored."""
         if seed is not None or self._rng is None:
             self._rng = np.random.default_rng(seed)
         self._coins = rules.draw_coins(self._rng, self.max_timesteps)
@@ -175,7 +175,7 @@ class ArenaEnv(ParallelEnv[AgentID, Array, int]):  # type: ignore[misc]  # Petti
                 key="env.render_mode",
             )
         if render_mode == "human":
-            import_pygame()  # A missing pygame shows here, not in the middle of an episode.
+            import_pygame()  # Fails now if pygame is missing, and not in the middle of an episode.
 
     def _checked(self, actions: dict[AgentID, int]) -> list[int]:
         """Return the actions of (agent1, agent2) as plain integers in 0..3; raise EnvError otherwise."""

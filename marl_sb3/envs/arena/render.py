@@ -1,4 +1,4 @@
-"""Pictures of one arena: an RGB image, a text, and a window (which needs pygame).
+"""Render one arena: as an RGB image, as text, or in a window (which needs pygame).
 
 `render_rgb` and `render_text` are pure functions of the two agents' cells and the visited cells.
 """
@@ -53,7 +53,7 @@ def render_rgb(cells: Array, visited: BoolArray, width: int, cell_px: int = _MAX
     """
     tiles = np.where(visited.reshape(-1, width, 1), _VISITED_RGB, _UNVISITED_RGB).astype(np.uint8)
     image = tiles.repeat(cell_px, axis=0).repeat(cell_px, axis=1)
-    for edge in (0, cell_px - 1):  # Each cell brings its own frame, so that all cells look the same.
+    for edge in (0, cell_px - 1):  # Each cell has its own frame, so that all cells look the same.
         image[edge::cell_px] = _LINE_RGB
         image[:, edge::cell_px] = _LINE_RGB
 
@@ -96,7 +96,7 @@ def _paint(tile: Image, distance: Array, colour: tuple[int, int, int]) -> None:
     """
     rim_px = len(tile) / 20
     for grown_px, rgb in ((rim_px, _RIM_RGB), (0.0, colour)):
-        # A pixel that the outline cuts through is covered in part: that is what smooths the edge.
+        # Anti-aliasing: a pixel on the outline is covered in part.
         cover = np.clip(grown_px + 0.5 - distance, 0.0, 1.0)[..., None]
         tile[:] = np.rint(cover * np.array(rgb) + (1.0 - cover) * tile)
 
@@ -106,7 +106,7 @@ def import_pygame() -> Any:
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     try:
         with warnings.catch_warnings():
-            # pygame 2.6 imports pkg_resources, which older setuptools announce the end of.
+            # pygame 2.6 imports pkg_resources, of which some versions of setuptools warn.
             warnings.filterwarnings("ignore", message=".*pkg_resources.*")
             import pygame
     except ImportError as error:
@@ -118,9 +118,9 @@ def import_pygame() -> Any:
 
 
 class ArenaWindow:
-    """A window that shows images at a steady pace; it opens with the first one.
+    """A window that shows images at a steady rate; the first image opens it.
 
-    A person who closes it ends the showing, not the program: later images are dropped.
+    After the user has closed it, further images are dropped and the program goes on.
     """
 
     def __init__(self, fps: int) -> None:
@@ -139,7 +139,7 @@ class ArenaWindow:
         if self._pygame.event.get(self._pygame.QUIT):
             self.close()
             return
-        self._pygame.event.clear()  # Nobody reads keys or the mouse; a full queue would drop the next QUIT.
+        self._pygame.event.clear()  # Keys and the mouse are not used; a full queue would drop the next QUIT.
         self._pygame.surfarray.blit_array(self._screen, image.swapaxes(0, 1))
         self._pygame.display.flip()
         self._clock.tick(self._fps)
@@ -147,7 +147,7 @@ class ArenaWindow:
     def close(self) -> None:
         """Close the window; closing it twice is fine."""
         if self._screen is not None:
-            # Only the display: other users of pygame in this process keep what they have.
+            # Only the display, because other code in this process may use pygame.
             self._pygame.display.quit()
         self._screen = None
         self.is_closed = True

@@ -20,12 +20,12 @@ IntArray = npt.NDArray[np.int64]
 
 AGENTS = ("agent1", "agent2")
 
-# Arrays of no dimension: NumPy converts a Python number anew at every call, a third of such a call's time.
+# 0-d arrays: converting a Python number at each call would take a third of the time of these calls.
 _N_ACTIONS = np.array(4)
 _ONE_STEP = np.array(1)
 _COLLISION = np.array(2)  # the row of _REWARDS that pays for a collision
 
-# What (agent1, agent2) are paid: row 0 for nothing of note, row 1 for a new field, row 2 for a collision.
+# Rewards of (agent1, agent2): row 0 for an ordinary step, row 1 for a new field, row 2 for a collision.
 _REWARDS = np.array([[-0.5, -0.1], [1.0, -0.1], [-1.0, 1.0]], dtype=np.float64)
 
 _MOVES_FIRST = np.array([[False, True], [True, False]])  # [agent1 is first, agent]
@@ -42,7 +42,7 @@ def draw_coins(rng: np.random.Generator, max_timesteps: int) -> BoolArray:
 
 @dataclass(slots=True)
 class ArenaState:
-    """E arenas in the middle of their episodes. `step` and `reset_envs` write into these arrays.
+    """The state of E arenas. `step` and `reset_envs` write into these arrays.
 
     Attributes:
         cells: (E, 2) int64; the cell numbers of agent1 and agent2, never the same cell.
@@ -56,7 +56,7 @@ class ArenaState:
 
 
 class StepOutcome(NamedTuple):
-    """What one step of E arenas paid, and what happened in it. All arrays are new.
+    """Rewards and events of one step of E arenas, in new arrays.
 
     Attributes:
         rewards: (E, 2) float64, from {1, -1, -0.5, -0.1}; float64 so that they equal Python's literals.
@@ -73,10 +73,10 @@ class StepOutcome(NamedTuple):
 
 @lru_cache(maxsize=64)
 def destination_table(height: int, width: int) -> IntArray:
-    """Where each action leads on an empty grid: (H*W*4,) int64, read-only; entry `cell * 4 + action`.
+    """The cell that each action leads to on an empty grid: (H*W*4,) int64, read-only; entry `cell * 4 + action`.
 
-    A push against a wall leads to the mover's own cell. So an entry is either a neighbour on the grid
-    or the cell itself, and the left neighbour of column 0 can't be mistaken for the end of the row above.
+    A move against a wall leads to the mover's own cell, so that each entry is a neighbour on the grid or the cell
+    itself: moving left from column 0 does not lead to the end of the row above.
     """
     rows, columns = np.divmod(np.arange(height * width, dtype=np.int64)[:, None], width)
     target_rows = np.clip(rows + np.array([-1, 0, 1, 0]), 0, height - 1)
@@ -100,19 +100,19 @@ def initial_state(num_envs: int, height: int, width: int) -> ArenaState:
 def reset_envs(state: ArenaState, envs: BoolArray) -> None:
     """Start a new episode, in place, in the envs that are marked in `envs`, (E,) bool."""
     state.cells[envs] = (0, state.visited.shape[1] - 1)  # opposite corners
-    state.visited[envs] = False  # The start cell too: it counts once agent1 has moved onto it.
+    state.visited[envs] = False  # The start cell too: it counts when agent1 moves onto it.
     state.timesteps[envs] = 0
 
 
 def observations(state: ArenaState) -> IntArray:
-    """Return what each agent sees, [own cell, other's cell]: (E, 2 agents, 2) int64, a new array."""
+    """Return the observation of each agent, [own cell, other's cell]: (E, 2 agents, 2) int64, a new array."""
     return state.cells.take(_OWN_THEN_OTHER, axis=1)
 
 
 def step(state: ArenaState, destinations: IntArray, actions: IntArray, agent1_first: BoolArray) -> StepOutcome:
-    """Move both agents of every arena once, in place, and pay them.
+    """Move both agents of every arena once, in place, and return their rewards.
 
-    It doesn't know how long an episode is: the caller compares `state.timesteps` with its limit.
+    The caller ends episodes, by comparing `state.timesteps` with its limit.
 
     Args:
         state: E arenas; changed in place.
@@ -133,14 +133,13 @@ def step(state: ArenaState, destinations: IntArray, actions: IntArray, agent1_fi
 
 
 def _blocked(cells: IntArray, destination: IntArray, agent1_first: BoolArray) -> BoolArray:
-    """Return whose move runs into the other agent: (E, 2) bool.
+    """Return which agents are blocked by the other agent: (E, 2) bool.
 
-    The rules compare the target with the other's cell before they look at the walls. It comes to the
-    same after the walls: a wall leaves the mover on its own cell, where the other can't be.
+    The rules check for the other agent before they check for walls. The order does not matter: a wall leaves the mover
+    on its own cell, where the other agent cannot be.
 
-    An agent meets the other on its old cell if it moves first, and also if it moves second and the
-    first one was blocked, which is: the first one wanted this agent's cell. Otherwise it meets the
-    other on the other's destination.
+    The other agent is still on its old cell if this agent moves first, or if the other moved first and was blocked
+    because it wanted this agent's cell. In all other cases the other agent is on its destination.
     """
     wants_old_cell: BoolArray = destination == cells[:, ::-1]
     wants_same_cell: BoolArray = destination[:, :1] == destination[:, 1:]
