@@ -47,7 +47,7 @@ def require_metric(name: str, known: Iterable[str], key: str = "stop") -> None:
         key: the setting that names the metric.
 
     Raises:
-        ConfigError: with the names that come close; or that evaluation is off, if the metric is one of an evaluation.
+        ConfigError: suggests similar names; or says that evaluation is off, if the metric is one of an evaluation.
     """
     if not isinstance(name, str):
         raise ConfigError(f"the name of a metric is {name!r}; accepted: a string", key=key)

@@ -1,7 +1,7 @@
-"""The parts that a checkpoint is made of: each gives its own state, and takes it back in two phases.
+"""The parts of a checkpoint: each returns its own state, and restores it in two phases.
 
-First every part reads all of its saved state and checks it; nothing has changed by then. Only when all of them have,
-the functions that they returned set it.
+First, every part checks its saved state and changes nothing. When all parts have done so, the functions that they
+returned set the state.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class TensorFile(NamedTuple):
     """Tensors of a part in a file of their own.
 
     Attributes:
-        name: of the file without its suffix, for messages.
-        arrays: by name; `StoredTensors` where they come from a folder.
+        name: name of the file without suffix, for messages.
+        arrays: the tensors by name; `StoredTensors` if they are read from a folder.
     """
 
     name: str
@@ -30,13 +30,13 @@ class TensorFile(NamedTuple):
 
 @dataclass(frozen=True)
 class SavedPart:
-    """What a checkpoint holds of one part. A stranger may have written it: check all of it.
+    """The saved state of one part. A stranger may have written it: check all of it.
 
     Attributes:
         state: what `get_state` returned.
-        files: by kind, what `get_tensors` returned.
-        num_envs: of the training that was saved. A part that keeps state of running episodes leaves it out where this
-            is not its own number.
+        files: what `get_tensors` returned, by kind of file.
+        num_envs: number of envs of the training that was saved. If it differs from the current number, a part does not
+            restore the state of running episodes.
     """
 
     state: StateReader
@@ -48,16 +48,16 @@ class Part(Protocol):
     """A part of a training that a checkpoint holds."""
 
     def get_state(self) -> State:
-        """Everything that the part needs to go on, as plain data and arrays; tensors in files of their own apart."""
+        """Return the full state as plain data and arrays, without the tensors that have files of their own."""
 
     def read_state(self, saved: SavedPart) -> Callable[[], object]:
         """Check a saved state; nothing changes yet.
 
         Returns:
-            A function that sets the state. It does not fail because of what is in the checkpoint.
+            A function that sets the state; the content of the checkpoint cannot make it fail.
 
         Raises:
-            CheckpointError: it is not the state of such a part; the message has the path of the value.
+            CheckpointError: it is not the state of such a part; names the path of the value.
         """
 
 
@@ -65,4 +65,4 @@ class TensorPart(Part, Protocol):
     """A part that keeps tensors in files of their own."""
 
     def get_tensors(self) -> Mapping[str, Arrays]:
-        """Copies of the tensors by kind of file; see `policy_files.KINDS`."""
+        """Return copies of the tensors, by kind of file; see `policy_files.KINDS`."""

@@ -1,4 +1,4 @@
-"""The tensor files of each policy in a checkpoint: no other module knows what they are called."""
+"""The tensor files of each policy in a checkpoint; only this module knows their names."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from collections.abc import Iterable, Mapping
 from marl_sb3.storage.parts import Arrays, TensorFile
 from marl_sb3.storage.state import StateReader
 
-# A policy is known by its number, from 0, in the order of the mapping `policies` of the state: `policy-000`.
-KINDS = ("policy", "optimizer")  # its weights; what its optimizers keep
+# Files are numbered from 0, in the order of the mapping `policies` of the state: `policy-000`.
+KINDS = ("policy", "optimizer")  # weights; state of the optimizers
 
-PATTERN = rf"(?:{'|'.join(KINDS)})-[0-9]{{3,6}}"  # of the names, without their suffix
+PATTERN = rf"(?:{'|'.join(KINDS)})-[0-9]{{3,6}}"  # matches their names without suffix
 
 OfPolicy = Mapping[str, TensorFile]  # the files of a policy by kind
 
 
 def file_name(kind: str, number: int) -> str:
-    """What a file of a policy is called, without its suffix."""
+    """Name of a file of a policy, without suffix."""
     return f"{kind}-{number:03d}"
 
 
 def by_file(of_policies: Iterable[Mapping[str, Arrays]]) -> dict[str, Arrays]:
-    """The tensors of all policies by file name.
+    """Return the tensors of all policies by file name.
 
     Args:
-        of_policies: of each policy in order, its tensors by kind of file.
+        of_policies: for each policy, in order: its tensors by kind of file.
     """
     return {
         file_name(kind, number): arrays for number, kinds in enumerate(of_policies) for kind, arrays in kinds.items()
@@ -32,12 +32,12 @@ def by_file(of_policies: Iterable[Mapping[str, Arrays]]) -> dict[str, Arrays]:
 
 
 def find_file(tensors: Mapping[str, Arrays], where: str, number: int, kind: str) -> TensorFile:
-    """One file of a policy.
+    """Return one file of a policy.
 
     Args:
-        tensors: of a checkpoint, by file name.
+        tensors: the tensors of a checkpoint, by file name.
         where: name of the checkpoint, for messages.
-        number: of the policy.
+        number: number of the policy.
         kind: one of `KINDS`.
 
     Raises:
@@ -48,10 +48,10 @@ def find_file(tensors: Mapping[str, Arrays], where: str, number: int, kind: str)
 
 
 def find_files(tensors: Mapping[str, Arrays], where: str, num_policies: int) -> list[OfPolicy]:
-    """The files of each policy, by kind.
+    """Return the files of each policy, by kind.
 
     Raises:
-        CheckpointError: a file is missing, or does not belong to any of so many policies.
+        CheckpointError: a file is missing, or there are files of further policies.
     """
     expected = sorted(file_name(kind, number) for kind in KINDS for number in range(num_policies))
     StateReader(tensors, where).require_names(expected)
