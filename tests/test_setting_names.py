@@ -9,7 +9,7 @@ import pytest
 
 from marl_sb3 import ConfigError, PolicySpec
 from marl_sb3.config import TrainConfig, load_config
-from marl_sb3.config.names import ALIASES, INTEGER_HYPERPARAMETERS, canonical_name
+from marl_sb3.config.names import ALIASES, canonical_name
 from marl_sb3.policies import hyperparameters
 
 RLLIB: dict[str, Any] = {
@@ -85,11 +85,6 @@ def test_arguments_of_an_env_keep_their_names() -> None:
 def test_every_other_name_leads_to_a_hyperparameter_of_sb3() -> None:
     known = {*hyperparameters.hyperparameter_defaults(PolicySpec().algorithm), "policy_kwargs.net_arch"}
     assert {*ALIASES.values()} - {"policy_kwargs.activation_fn"} <= known
-
-
-def test_integers_are_those_of_the_table_of_hyperparameters() -> None:
-    table = hyperparameters._ACCEPTED
-    assert {name for name, accepted in table.items() if accepted.reads_floats} == INTEGER_HYPERPARAMETERS
 
 
 def test_numbers_with_an_exponent_are_integers_where_these_are_meant(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from marl_sb3.config.values import integer
+from marl_sb3.config.values import PositiveInt, require
 from marl_sb3.errors import ConfigError
 from marl_sb3.evaluation import (
     evaluate_policies,
@@ -127,7 +127,7 @@ class EvaluationCallback(MultiAgentCallback):
 
 def _check(interval: int, interval_unit: str, duration: int, duration_unit: str) -> None:
     for name, value in (("interval", interval), ("duration", duration)):
-        integer(1).require(f"evaluation: {name}", value, name)
+        require(f"evaluation: {name}", value, PositiveInt, name)
     units = (("interval_unit", interval_unit, _INTERVAL_UNITS), ("duration_unit", duration_unit, _ARGUMENT_OF_UNIT))
     for name, unit, accepted in units:
         if unit not in accepted:

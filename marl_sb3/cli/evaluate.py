@@ -7,7 +7,6 @@ from pathlib import Path
 
 from marl_sb3.cli.parser import CommandParser, add_env_option, add_run, add_verbosity
 from marl_sb3.cli.values import integer
-from marl_sb3.config import values
 from marl_sb3.errors import ConfigError
 
 _EPILOG = """\
@@ -73,11 +72,13 @@ def require_accepted(arguments: argparse.Namespace) -> None:
     Raises:
         ConfigError: with the option, its value, and what is accepted.
     """
-    at_least = {"episodes": 1, "n_envs": 1, "video_episodes": 1, "seed": 0}
-    for name, least in at_least.items():
+    from marl_sb3.config.values import at_least, require
+
+    minima = {"episodes": 1, "n_envs": 1, "video_episodes": 1, "seed": 0}
+    for name, minimum in minima.items():
         value = getattr(arguments, name)
         if value is not None:
-            values.integer(least).require(f"--{name.replace('_', '-')}", value)
+            require(f"--{name.replace('_', '-')}", value, at_least(minimum))
     if arguments.video is None and arguments.video_episodes is not None:
         raise ConfigError("--video-episodes needs --video FILE", key="--video-episodes")
     if film_episodes(arguments) > arguments.episodes:

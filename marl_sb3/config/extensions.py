@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from marl_sb3.config.names import canonical_name
-from marl_sb3.config.schema import TrainConfig
+from marl_sb3.config.schema import Extension, TrainConfig
 from marl_sb3.errors import ConfigError
 
 
@@ -72,11 +72,11 @@ def continued(config: TrainConfig, env_steps: int, timesteps: int | None, change
 
 def _with_boundary(config: TrainConfig, env_steps: int, now: Phase) -> TrainConfig:
     """With the end of a phase after so many env steps; `now` is the one that they were trained in."""
-    earlier = [dict(each) for each in _extensions(config) if each["until"] <= env_steps]
+    earlier = [each for each in _extensions(config) if each["until"] <= env_steps]
     begun = earlier[-1]["until"] if earlier else 0
-    ended = [{"until": env_steps, "n_timesteps": now.n_timesteps}] if env_steps > begun else []
+    ended: list[Extension] = [{"until": env_steps, "n_timesteps": now.n_timesteps}] if env_steps > begun else []
     return replace(config, extensions=[*earlier, *ended] or None)
 
 
-def _extensions(config: TrainConfig) -> Sequence[Mapping[str, int]]:
+def _extensions(config: TrainConfig) -> Sequence[Extension]:
     return config.extensions or ()

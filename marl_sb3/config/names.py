@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from marl_sb3.config.hyperparameters import INTEGERS
 from marl_sb3.config.literal_call import ACTIVATIONS, parse_literal
 from marl_sb3.errors import ConfigError
 
@@ -54,8 +55,6 @@ NO_COUNTERPART: Mapping[str, str] = {
     "kl_coeff": "SB3's PPO has no KL penalty; target_kl ends an update early",
     "kl_target": "SB3's PPO has no KL penalty; target_kl ends an update early",
 }
-
-INTEGER_HYPERPARAMETERS = frozenset({"n_steps", "batch_size", "n_epochs", "sde_sample_freq"})
 
 
 def canonical_name(name: str) -> str:
@@ -124,7 +123,7 @@ def read_value(name: str, value: Any) -> Any:
         ConfigError: a text for `policy_kwargs` that is not a literal.
     """
     own = name.rpartition(".")[2]
-    if own in INTEGER_HYPERPARAMETERS and not name.startswith("env."):
+    if own in INTEGERS and not name.startswith("env."):
         return as_integer(value)
     if own == "policy_kwargs" and isinstance(value, str):
         value = parse_literal(own, value)

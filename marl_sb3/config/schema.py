@@ -6,45 +6,69 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from itertools import pairwise
 from operator import attrgetter
-from typing import Annotated, Any, cast, get_type_hints
+from typing import Annotated, Any, Literal, cast, get_type_hints
+
+from msgspec import Meta
 
 from marl_sb3.config.ids import require_ids
-from marl_sb3.config.values import BOOLEAN, MAPPING, STRING, STRINGS, Accepted, integer, one_of, shown
+from marl_sb3.config.values import Count, Named, PositiveInt, Seed, Strings, accepts, refusal, require, shown
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import AgentID, PolicyID
 
-
-def _are_extensions(listed: Any) -> bool:
-    if listed is None:
-        return True
-    if not isinstance(listed, (list, tuple)) or not all(isinstance(each, Mapping) for each in listed):
-        return False
-    if not all(set(each) == {"until", "n_timesteps"} for each in listed):
-        return False
-    if not all(integer(1).test(steps) for each in listed for steps in each.values()):
-        return False
-    return all(one["until"] < next_one["until"] for one, next_one in pairwise(listed))
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, (list, tuple))
-
-
-_SEED = Accepted(
-    "an integer from 0 to 4294967295", lambda seed: seed is None or integer(0, 2**32 - 1).test(seed), reads_floats=True
-)
-_EXTENSIONS = Accepted(
-    "a list of {until: N, n_timesteps: N}, integers of at least 1, until from the lowest to the highest; or null",
-    _are_extensions,
-)
-_POLICIES = Accepted("shared, per_agent or a mapping", lambda value: isinstance(value, (str, Mapping)))
-_POLICY_IDS = Accepted("a list of policy ids", _is_list)
-_AGENT_IDS = Accepted("a list of agent ids, such as [agent1, agent2]", _is_list)
-_POLICY = Accepted("a mapping of settings", lambda value: isinstance(value, Mapping))
+# The ids within mappings and lists are checked by `require_ids`, which says what is wrong with one.
+_Policies = Annotated[str | Mapping[Any, Any], Meta(description="shared, per_agent or a mapping")]
+_PolicyIds = Annotated[Sequence[Any], Meta(description="a list of policy ids")]
+_AgentIds = Annotated[Sequence[Any], Meta(description="a list of agent ids, such as [agent1, agent2]")]
+_Policy = Annotated[Mapping[Any, Any], Meta(description="a mapping of settings")]
+_ByPolicy = Annotated[Mapping[Any, Any], Meta(description="a mapping of policy ids to their settings")]
+_ByMetric = Annotated[Mapping[Any, Any], Meta(description="a mapping of metric names to {key: ..., reduce: ...}")]
+_Stop = Annotated[Mapping[Any, Any], Meta(description="a mapping of metric names to numbers")]
+Extension = Annotated[Mapping[Literal["until", "n_timesteps"], PositiveInt], Meta(min_length=2)]
+_Extensions = Annotated[
+    Sequence[Extension] | None,
+    Meta(
+        description="a list of {until: N, n_timesteps: N}, integers of at least 1, until from the lowest to the "
+        "highest; or null"
+    ),
+]
+_Threads = Annotated[int, Meta(ge=1, le=1024)]  # PyTorch starts as many at once, and dies if the system refuses one
 _QUOTE = " (in YAML: in quotes)"
 
+# The mappings from policy ids to settings of single policies.
+BY_POLICY = ("policies", "policy_settings")
 
-_MOST_THREADS = 1024  # PyTorch starts as many at once, and the process dies if the system refuses one
+
+@dataclass(frozen=True)
+class Source:
+    """Where a setting was given.
+
+    Attributes:
+        words: for messages: `--set gamma`, `h.yml, arena.gamma`.
+        path: its dotted key, where it was given by one: `agent1.gamma`. Empty where it was not.
+    """
+
+    words: str
+    path: str = ""
+
+    def __str__(self) -> str:
+        return self.words
+
+
+def source_of(sources: Mapping[str, Source], key: str | None) -> Source | None:
+    """Where the setting behind an error was given.
+
+    Args:
+        sources: by the names of settings, such as `gamma`, `checkpoints.every`, `pol1.gamma` and `policies.pol1`.
+        key: of the error. `pol1.gamma` finds what was set for that policy, or else for all; `pol1` the first setting
+            of that policy.
+    """
+    if not key:
+        return None
+    within = (name for name in sources if name.startswith(f"{key}."))
+    parts = key.split(".")  # of which a policy's id may be several
+    of_all = (".".join(parts[first:]) for first in range(1, len(parts)))
+    candidates = (key, next(within, ""), f"policies.{key}", *of_all)
+    return next((sources[name] for name in candidates if name in sources), None)
 
 
 @dataclass(frozen=True)
@@ -58,10 +82,10 @@ class CheckpointSettings:
         mode: whether the best has the highest (`max`) or the lowest (`min`) value of it.
     """
 
-    every: Annotated[int, integer(0)] = 10
-    keep: Annotated[int, integer(1)] = 3
-    metric: Annotated[str, STRING] = "env_runners/episode_return_mean"
-    mode: Annotated[str, one_of("max", "min")] = "max"
+    every: Count = 10
+    keep: PositiveInt = 3
+    metric: str = "env_runners/episode_return_mean"
+    mode: Literal["max", "min"] = "max"
 
 
 @dataclass(frozen=True)
@@ -77,12 +101,12 @@ class EvaluationSettings:
         deterministic: whether evaluations take the most likely actions (true) or sample them (false).
     """
 
-    interval: Annotated[int, integer(0)] = 0
-    interval_unit: Annotated[str, one_of("iterations", "timesteps")] = "iterations"
-    duration: Annotated[int, integer(1)] = 10
-    duration_unit: Annotated[str, one_of("episodes", "timesteps")] = "episodes"
-    seed: Annotated[int | None, _SEED] = None
-    deterministic: Annotated[bool, BOOLEAN] = True
+    interval: Count = 0
+    interval_unit: Literal["iterations", "timesteps"] = "iterations"
+    duration: PositiveInt = 10
+    duration_unit: Literal["episodes", "timesteps"] = "episodes"
+    seed: Seed | None = None
+    deterministic: bool = True
 
 
 @dataclass(frozen=True)
@@ -139,36 +163,37 @@ class TrainConfig:
     """
 
     env: str
-    n_timesteps: Annotated[int, integer(1)] = 1_000_000
-    extensions: Annotated[Sequence[Mapping[str, int]] | None, _EXTENSIONS] = None
-    n_envs: Annotated[int, integer(1)] = 8
-    seed: Annotated[int | None, _SEED] = None
-    algo: Annotated[str, STRING] = "ppo"
-    policy: Annotated[str, STRING] = "MlpPolicy"
-    policies: Annotated[str | Mapping[PolicyID, Mapping[str, Any]], _POLICIES] = "shared"
-    policy_settings: Annotated[Mapping[PolicyID, Mapping[str, Any]], MAPPING] = field(default_factory=dict)
-    policies_to_train: Annotated[Sequence[PolicyID] | None, _POLICY_IDS.or_null()] = None
-    init_from: Annotated[Sequence[str] | None, STRINGS.or_null()] = None
-    init_layers: Annotated[Sequence[str] | None, STRINGS.or_null()] = None
-    vectorizer: Annotated[str, STRING] = "auto"
-    device: Annotated[str, STRING] = "auto"
-    n_threads: Annotated[int, integer(1, _MOST_THREADS)] = 1
-    n_parallel_updates: Annotated[int | None, integer(1).or_null()] = None
-    update_path: Annotated[str, STRING] = "auto"
-    on_nan: Annotated[str, one_of("stop", "rollback")] = "stop"
+    n_timesteps: PositiveInt = 1_000_000
+    extensions: _Extensions = None
+    n_envs: PositiveInt = 8
+    seed: Seed | None = None
+    algo: str = "ppo"
+    policy: str = "MlpPolicy"
+    policies: _Policies = "shared"
+    policy_settings: _ByPolicy = field(default_factory=dict)
+    policies_to_train: _PolicyIds | None = None
+    init_from: Strings | None = None
+    init_layers: Strings | None = None
+    vectorizer: str = "auto"
+    device: str = "auto"
+    n_threads: _Threads = 1
+    n_parallel_updates: PositiveInt | None = None
+    update_path: str = "auto"
+    on_nan: Literal["stop", "rollback"] = "stop"
     checkpoints: CheckpointSettings = field(default_factory=CheckpointSettings)
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
-    stop: Annotated[Mapping[str, float], MAPPING] = field(default_factory=dict)
-    custom_metrics: Annotated[Mapping[str, Mapping[str, Any]], MAPPING] = field(default_factory=dict)
-    stats_window_size: Annotated[int, integer(1)] = 100
-    env_kwargs: Annotated[Mapping[str, Any], MAPPING] = field(default_factory=dict)
-    hyperparameters: Annotated[Mapping[str, Any], MAPPING] = field(default_factory=dict)
-    sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    stop: _Stop = field(default_factory=dict)
+    custom_metrics: _ByMetric = field(default_factory=dict)
+    stats_window_size: PositiveInt = 100
+    env_kwargs: Named = field(default_factory=dict)
+    hyperparameters: Named = field(default_factory=dict)
+    sources: Mapping[str, Source] = field(default_factory=dict, compare=False, repr=False)
     notes: Sequence[str] = field(default=(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        for name, accepted in ACCEPTED.items():
-            accepted.require(name, value_of(self, name))
+        for name, kind in ACCEPTED.items():
+            require(name, value_of(self, name), kind)
+        _check_extensions(self)
         _check_stop(self)
         _check_ids(self)
 
@@ -202,27 +227,34 @@ class TrainConfig:
         Raises:
             ConfigError: a value is not accepted.
         """
-        sources = self.sources if source is None else {**self.sources, **dict.fromkeys(values, source)}
+        given = {} if source is None else dict.fromkeys(values, Source(source))
         settings = {name: value_of(self, name) for name in ACCEPTED}
-        return TrainConfig(self.env, sources=sources, notes=self.notes, **nested({**settings, **values}))
+        return TrainConfig(
+            self.env, sources={**self.sources, **given}, notes=self.notes, **nested({**settings, **values})
+        )
 
     def where(self, key: str | None) -> str:
-        """Where a setting came from, as a prefix of a message: empty if it was nowhere set."""
-        return f"{self.sources[key]}: " if key is not None and key in self.sources else ""
+        """Where the setting behind an error was given, as a prefix of its message; see `source_of`. Empty: nowhere."""
+        source = source_of(self.sources, key)
+        return f"{source}: " if source else ""
 
 
-def _settings_of(section: type) -> Iterator[tuple[str, Accepted]]:
-    """The names of all settings of a section, with what is accepted; `checkpoints.every` is in one within it."""
-    for name, hint in get_type_hints(section, include_extras=True).items():
-        if is_dataclass(hint):
-            yield from ((f"{name}.{own}", accepted) for own, accepted in _settings_of(cast("type", hint)))
-        yield from ((name, mark) for mark in getattr(hint, "__metadata__", ()))
+_NOT_SETTINGS = ("env", "sources", "notes")
+
+
+def _settings_of(section: type) -> Iterator[tuple[str, Any]]:
+    """The names of all settings of a section, with their kinds; `checkpoints.every` is in one within it."""
+    for name, kind in get_type_hints(section, include_extras=True).items():
+        if is_dataclass(kind):
+            yield from ((f"{name}.{own}", own_kind) for own, own_kind in _settings_of(cast("type", kind)))
+        elif name not in _NOT_SETTINGS:
+            yield name, kind
 
 
 SECTIONS: Mapping[str, type] = {"checkpoints": CheckpointSettings, "evaluation": EvaluationSettings}
 
-# What is accepted, by the names of all settings: `n_envs`, `checkpoints.every`.
-ACCEPTED: Mapping[str, Accepted] = dict(_settings_of(TrainConfig))
+# The kinds of all settings by their names: `n_envs`, `checkpoints.every`.
+ACCEPTED: Mapping[str, Any] = dict(_settings_of(TrainConfig))
 
 
 def names_in(section: str) -> list[str]:
@@ -245,17 +277,23 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
     return {**fields, **{section: SECTIONS[section](**own) for section, own in sections.items()}}
 
 
+def _check_extensions(config: TrainConfig) -> None:
+    if any(one["until"] >= following["until"] for one, following in pairwise(config.extensions or ())):
+        raise refusal("extensions", config.extensions, _Extensions)
+
+
 def _check_stop(config: TrainConfig) -> None:
     for metric, value in config.stop.items():
-        if not isinstance(value, (int, float)) or isinstance(value, bool):
+        if not accepts(float, value):
             raise ConfigError(f"stop is {shown(f'{metric}={value}')}; accepted: METRIC=NUMBER", key="stop")
 
 
 def _check_ids(config: TrainConfig) -> None:
-    named = [config.policy_settings] if isinstance(config.policies, str) else [config.policies, config.policy_settings]
-    for policy_id, settings in [item for mapping in named for item in mapping.items()]:
-        require_ids("policy", [policy_id], "policies", _QUOTE)
-        _POLICY.require(f"policies.{policy_id}", settings)
+    by_policy = {name: getattr(config, name) for name in BY_POLICY if not isinstance(getattr(config, name), str)}
+    for name, policy_id in [(name, policy_id) for name, mapping in by_policy.items() for policy_id in mapping]:
+        require_ids("policy", [policy_id], name, _QUOTE)
+        settings = by_policy[name][policy_id]
+        require(f"policies.{policy_id}", settings, _Policy)
         if "agents" in settings:
             _check_agents(config, policy_id, settings["agents"])
     require_ids("policy", config.policies_to_train or (), "policies_to_train", _QUOTE)
@@ -267,7 +305,7 @@ def _check_agents(config: TrainConfig, policy_id: PolicyID, agents: Any) -> None
     if isinstance(config.policies, str):
         words = f"policies is {config.policies!r}; agents can be listed only where policies are"
         raise ConfigError(f"policy {policy_id!r}, agents: {words}", key=key)
-    _AGENT_IDS.require(key, agents)
+    require(key, agents, _AgentIds)
     require_ids("agent", agents, key, _QUOTE)
 
 

@@ -11,9 +11,15 @@ from typing import Any
 
 from marl_sb3.config.files import Hparams, entry_of, entry_of_preset, name_of, preset_path, require_named
 from marl_sb3.config.ids import with_text_ids
-from marl_sb3.config.names import HYPERPARAMETERS, as_integer, canonical_hyperparameters, canonical_settings
-from marl_sb3.config.schema import ACCEPTED, SECTIONS, TrainConfig, names_in, nested
-from marl_sb3.config.values import MAPPING, shown
+from marl_sb3.config.names import (
+    HYPERPARAMETERS,
+    as_integer,
+    canonical_hyperparameters,
+    canonical_name,
+    canonical_settings,
+)
+from marl_sb3.config.schema import ACCEPTED, BY_POLICY, SECTIONS, Source, TrainConfig, names_in, nested, source_of
+from marl_sb3.config.values import Named, require, shown, takes_integers_only
 from marl_sb3.config.zoo_format import KEYS, refuse_unsupported
 from marl_sb3.errors import ConfigError
 
@@ -68,8 +74,8 @@ def load_config(
     try:
         return TrainConfig(env, sources=values.sources, notes=notes, **nested(values.fields))
     except ConfigError as error:
-        where = values.sources.get(error.key or "", "")
-        raise ConfigError(f"{where}: {error}" if where else str(error), key=error.key) from error
+        source = source_of(values.sources, error.key)
+        raise ConfigError(f"{source}: {error}" if source else str(error), key=error.key) from error
 
 
 def _require_kinds(hparams: Any, settings: Any) -> None:
@@ -92,7 +98,8 @@ def _require_kinds(hparams: Any, settings: Any) -> None:
 _OPTION_NAMES = {"n_timesteps": "timesteps"}
 
 
-def _option(name: str) -> str:
+def _option(key: str) -> str:
+    name = key.partition(".")[0]
     return f"--{_OPTION_NAMES.get(name, name).replace('_', '-')}"
 
 
@@ -108,7 +115,7 @@ class _Settings:
     def __init__(self) -> None:
         self.fields: dict[str, Any] = {HYPERPARAMETERS: {}}
         self.of_the_zoo: dict[str, Any] = {}
-        self.sources: dict[str, str] = {}
+        self.sources: dict[str, Source] = {}
 
     def add(self, given: Mapping[str, Any], where: Callable[[str], str], *, dotted: bool = False) -> None:
         """The settings of one source, which win over those before.
@@ -123,7 +130,9 @@ class _Settings:
         """
         try:
             for key, (written, value) in canonical_settings(_unnested(given)).items():
-                self.sources[key] = where(written)
+                self.sources[key] = Source(where(written), written if dotted else "")
+                if key in BY_POLICY:
+                    self.sources.update(_sources_by_policy(written, value, where))
                 if key not in ACCEPTED and (dotted or key != written):
                     self.set_path(key, value)
                 else:
@@ -171,6 +180,16 @@ class _Settings:
         self.fields["policy_settings"] = all_settings
 
 
+def _sources_by_policy(field: str, policies: Any, where: Callable[[str], str]) -> dict[str, Source]:
+    """Where the settings of single policies were given in a field, by `policies.POLICY` and `POLICY.NAME`."""
+    sources: dict[str, Source] = {}
+    for policy_id, settings in policies.items() if isinstance(policies, Mapping) else ():
+        sources[f"policies.{policy_id}"] = Source(where(f"{field}.{policy_id}"))
+        for name in map(str, settings) if isinstance(settings, Mapping) else ():
+            sources[f"{policy_id}.{canonical_name(name)}"] = Source(where(f"{field}.{policy_id}.{name}"))
+    return sources
+
+
 def _unnested(given: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of sections by dotted names: `checkpoints: {every: 5}` as `checkpoints.every: 5`.
 
@@ -188,7 +207,7 @@ def _unnested(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_section(section: str, settings: Any) -> dict[str, Any]:
-    MAPPING.require(section, settings)
+    require(section, settings, Named)
     for name in map(str, settings):
         if section == HYPERPARAMETERS:
             is_dotted = "." in name and not name.startswith("policy_kwargs.")
@@ -202,9 +221,9 @@ def _of_section(section: str, settings: Any) -> dict[str, Any]:
 
 def _field_value(name: str, value: Any) -> Any:
     """The value of a field in the form in which it is checked."""
-    if ACCEPTED[name].reads_floats:
+    if takes_integers_only(ACCEPTED[name]):
         return as_integer(value)
-    if name in ("policies", "policy_settings") and isinstance(value, Mapping):
+    if name in BY_POLICY and isinstance(value, Mapping):
         return {policy_id: _own_settings(settings) for policy_id, settings in value.items()}
     return value
 

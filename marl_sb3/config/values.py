@@ -1,15 +1,122 @@
-"""Kinds of values: what is accepted, in words and as a test; every check of a number or a string is one of these."""
+"""Kinds of values: types that msgspec checks, and what a message says of them.
+
+A kind is a type such as `Annotated[int, Meta(ge=1)] | None`. Its words follow from it, unless its `Meta` has a
+description. No kind may be a union with a tuple of fixed length: msgspec 0.22 crashes on these.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import msgspec
+from msgspec import Meta
 
 from marl_sb3.errors import ConfigError
 
 SHOWN = 200  # characters of a wrong value in a message
+_LARGEST = sys.float_info.max  # as an upper bound, it excludes infinity and NaN
+
+Count = Annotated[int, Meta(ge=0)]
+PositiveInt = Annotated[int, Meta(ge=1)]
+Seed = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+FiniteFloat = Annotated[float, Meta(ge=-_LARGEST, le=_LARGEST)]
+PositiveFloat = Annotated[float, Meta(gt=0, le=_LARGEST)]
+NonNegativeFloat = Annotated[float, Meta(ge=0, le=_LARGEST)]
+Fraction = Annotated[float, Meta(ge=0, le=1)]
+Named = Annotated[Mapping[str, Any], Meta(description="a mapping of names to values")]
+Strings = Annotated[Sequence[str], Meta(description="a list of strings")]
+
+
+def at_least(minimum: int) -> Any:
+    """The kind of the integers from a minimum on."""
+    return Annotated[int, Meta(ge=minimum)]
+
+
+def accepts(kind: Any, value: Any) -> bool:
+    """Whether a value is of a kind. Nothing is converted: `"1"`, `1.0` and `True` are not integers."""
+    try:
+        # Of floats, msgspec knows Python's own type only; NumPy's float64 is a subclass of it.
+        msgspec.convert(float(value) if isinstance(value, float) else value, kind)
+    except ValueError:  # msgspec's ValidationError is one; an integer of thousands of digits raises a plain one
+        return False
+    return True
+
+
+def require(name: str, value: Any, kind: Any, key: str | None = None) -> None:
+    """Refuse a value of another kind.
+
+    Args:
+        name: of the setting, the argument or the option, for the message.
+        value: anything.
+        kind: what is accepted.
+        key: of the error; None: the name.
+
+    Raises:
+        ConfigError: with the name, the value and what is accepted.
+    """
+    if not accepts(kind, value):
+        raise refusal(name, value, kind, key)
+
+
+def refusal(name: str, value: Any, kind: Any, key: str | None = None) -> ConfigError:
+    """The error of a value that is not accepted; arguments as for `require`."""
+    return ConfigError(f"{name} is {shown(value)}; accepted: {words(kind)}", key=name if key is None else key)
+
+
+def words(kind: Any) -> str:
+    """What a kind accepts: `an integer of at least 1, or null`."""
+    meta = next((each for each in getattr(kind, "__metadata__", ()) if each.description), None)
+    if meta is not None:
+        return str(meta.description)
+    if get_origin(kind) is Literal:
+        return " or ".join(map(str, get_args(kind)))
+    alternatives = alternatives_of(kind)
+    return ", or ".join(map(words, alternatives)) if len(alternatives) > 1 else f"{_noun(kind)}{_range(kind)}"
+
+
+_NOUNS: Mapping[Any, str] = {
+    int: "an integer",
+    float: "a number",
+    str: "a string",
+    bool: "true or false",
+    NoneType: "null",
+    Mapping: "a mapping",
+    Sequence: "a list",
+}
+
+
+def _noun(kind: Any) -> str:
+    return _NOUNS[base_of(kind)]
+
+
+def base_of(kind: Any) -> Any:
+    """The type of a kind without bounds and parameters: `int`, `Mapping`."""
+    plain = get_args(kind)[0] if hasattr(kind, "__metadata__") else kind
+    return get_origin(plain) or plain
+
+
+def _range(kind: Any) -> str:
+    for meta in getattr(kind, "__metadata__", ()):
+        if meta.gt is not None:
+            return f" above {meta.gt}"
+        if meta.ge not in (None, -_LARGEST):
+            return f" of at least {meta.ge}" if meta.le in (None, _LARGEST) else f" from {meta.ge} to {meta.le}"
+    return ""
+
+
+def alternatives_of(kind: Any) -> Sequence[Any]:
+    """The kinds of a union; a kind that is no union is the only one."""
+    plain = get_args(kind)[0] if hasattr(kind, "__metadata__") else kind
+    return get_args(plain) if get_origin(plain) in (Union, UnionType) else (kind,)
+
+
+def takes_integers_only(kind: Any) -> bool:
+    """Whether the only numbers of a kind are integers: then a file may write 100000 as 1e5."""
+    bases = [base_of(each) for each in alternatives_of(kind)]
+    return int in bases and float not in bases
 
 
 def shown(value: Any) -> str:
@@ -19,78 +126,6 @@ def shown(value: Any) -> str:
     except ValueError:  # an integer of thousands of digits
         return "a number of too many digits"
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
-
-
-@dataclass(frozen=True)
-class Accepted:
-    """A kind of values.
-
-    Attributes:
-        words: what is accepted, for messages.
-        test: whether a value is.
-        reads_floats: whether floats without a fraction stand for integers: 1e5 in a file for 100000.
-    """
-
-    words: str
-    test: Callable[[Any], bool]
-    reads_floats: bool = False
-
-    def require(self, name: str, value: Any, key: str | None = None) -> None:
-        """Refuse a value of another kind.
-
-        Args:
-            name: of the setting, the argument or the option, for the message.
-            value: anything.
-            key: of the error; None: the name.
-
-        Raises:
-            ConfigError: with the name, the value and what is accepted.
-        """
-        if not self.test(value):
-            raise ConfigError(f"{name} is {shown(value)}; accepted: {self.words}", key=name if key is None else key)
-
-    def or_null(self) -> Accepted:
-        """The same, or None."""
-        return replace(self, words=f"{self.words}, or null", test=lambda value: value is None or self.test(value))
-
-
-def is_integer(value: Any) -> bool:
-    """Whether it is an integer, of Python's own; booleans are none."""
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def integer(minimum: int, maximum: int | None = None) -> Accepted:
-    """Integers within bounds."""
-    words = f"an integer of at least {minimum}" if maximum is None else f"an integer from {minimum} to {maximum}"
-    return Accepted(
-        words,
-        lambda value: is_integer(value) and minimum <= value and (maximum is None or value <= maximum),
-        reads_floats=True,
-    )
-
-
-def number(words: str, test: Callable[[float], bool]) -> Accepted:
-    """Finite numbers that pass a test."""
-    return Accepted(words, lambda value: is_number(value) and test(value))
-
-
-def is_number(value: Any) -> bool:
-    """Whether it is a number that a float can hold; not NaN, not infinity."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-
-
-def one_of(*words: str) -> Accepted:
-    """Certain strings."""
-    return Accepted(" or ".join(words), lambda value: isinstance(value, str) and value in words)
-
-
-STRING = Accepted("a string", lambda value: isinstance(value, str))
-STRINGS = Accepted(
-    "a list of strings",
-    lambda value: isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value),
-)
-BOOLEAN = Accepted("true or false", lambda value: isinstance(value, bool))
-MAPPING = Accepted("a mapping", lambda value: isinstance(value, Mapping))
 
 
 def counted(number: int, noun: str) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from marl_sb3.config.schema import Source
 from marl_sb3.errors import ConfigError
 
 # Sections for envs that have none of their own.
@@ -51,7 +52,7 @@ def unsupported(given: Mapping[str, Any]) -> dict[str, Any]:
     return {key: _KEYS[key].off[0] for key, value in given.items() if key in KEYS and value not in _KEYS[key].off}
 
 
-def refuse_unsupported(given: Mapping[str, Any], sources: Mapping[str, str]) -> None:
+def refuse_unsupported(given: Mapping[str, Any], sources: Mapping[str, Source]) -> None:
     """Refuse keys that ask for something.
 
     Args:

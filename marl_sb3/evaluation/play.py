@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Any
 
-from marl_sb3.config.values import integer
+from marl_sb3.config.values import PositiveInt, require
 from marl_sb3.errors import ConfigError
 from marl_sb3.evaluation.preserve import preserve_training_state
 from marl_sb3.evaluation.result import Evaluation
@@ -72,8 +72,8 @@ def play_episodes(
         ConfigError: the duration is empty, or the env has other agents or spaces.
         EnvError: the env broke the `ParallelEnv` contract.
     """
-    integer(1).require("n_episodes", n_episodes)
-    integer(1).or_null().require("n_env_steps", n_env_steps)
+    require("n_episodes", n_episodes, PositiveInt)
+    require("n_env_steps", n_env_steps, PositiveInt | None)
     require_same_agents(algo, env)
     if deterministic is None:
         deterministic = algo.evaluation_deterministic

@@ -8,7 +8,7 @@ from typing import Any
 import stable_baselines3
 from stable_baselines3.common.base_class import BaseAlgorithm
 
-from marl_sb3.config.values import integer
+from marl_sb3.config.values import PositiveInt, require
 from marl_sb3.learners.a2c import A2CLearner
 from marl_sb3.learners.on_policy import OnPolicyLearner
 from marl_sb3.learners.ppo.learner import PPOLearner
@@ -61,7 +61,7 @@ def common_steps(n_steps: int | None, specs: Mapping[PolicyID, PolicySpec]) -> i
     Raises:
         ConfigError: it is not an integer of at least 1.
     """
-    integer(1).or_null().require("n_steps", n_steps)
+    require("n_steps", n_steps, PositiveInt | None)
     own = [spec.hyperparameters["n_steps"] for spec in specs.values() if "n_steps" in spec.hyperparameters]
     return n_steps if n_steps is not None else next(iter(own), None)
 

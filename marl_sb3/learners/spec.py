@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from msgspec import Meta, Struct
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from marl_sb3.config.names import canonical_hyperparameters
+from marl_sb3.config.values import FiniteFloat, PositiveInt, accepts
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.learners.algorithms import algorithm_class, algorithm_name, require_algorithm
 from marl_sb3.learners.ppo.ppo import PPO
@@ -20,6 +22,21 @@ from marl_sb3.types import PolicyID
 _LARGEST, _LONGEST = 2**20, 100
 _MOST_EPOCHS, _MOST_LAYERS = 1000, 100
 _LONGEST_ROLLOUT = 2**16  # steps: buffers are made for as many
+
+
+class _FeaturesExtractor(Struct, forbid_unknown_fields=True):
+    features_dim: FiniteFloat = 0
+    cnn_output_dim: FiniteFloat = 0
+    normalized_image: bool = False
+
+
+class _Adam(Struct, forbid_unknown_fields=True):
+    """Of Adam, which is SB3's; without the switches of PyTorch's ways to compute it."""
+
+    eps: FiniteFloat = 0
+    weight_decay: FiniteFloat = 0
+    betas: Annotated[list[FiniteFloat], Meta(min_length=2, max_length=2)] = []
+    amsgrad: bool = False
 
 
 class PolicySpec:
@@ -115,53 +132,22 @@ def _require_small(tree: Any, limit: int, where: str) -> None:
 def _require_plain(network: StateReader) -> None:
     """Refuse what is no plain setting of a network: PyTorch and SB3 would find out in the middle of training."""
     for name in network.names():
-        if name not in _NETWORK or not _NETWORK[name](network.value(name)):
+        if name not in _NETWORK or not accepts(_NETWORK[name], network.value(name)):
             words = f"one of {', '.join(_NETWORK)}, as SB3 describes them; or pass `policies`"
             raise network.error(name[:_LONGEST], network.value(name), words)
 
 
-_Test = Callable[[Any], bool]
-
-
-def _is_switch(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _are_two_numbers(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(map(_is_number, value))
-
-
-def _are_widths(value: Any) -> bool:
-    whole = isinstance(value, list) and all(isinstance(width, int) and _is_number(width) for width in value)
-    return whole and len(value) <= _MOST_LAYERS and all(width > 0 for width in value)
-
-
-def _mapping_of(tests: Mapping[str, _Test]) -> _Test:
-    return lambda value: (
-        isinstance(value, dict) and all(name in tests and tests[name](part) for name, part in value.items())
-    )
-
-
-_are_networks = _mapping_of({"pi": _are_widths, "vf": _are_widths})
+_Widths = Annotated[list[PositiveInt], Meta(max_length=_MOST_LAYERS)]
 
 # What a checkpoint may say of a network. Classes are for the caller to pass.
-_NETWORK: Mapping[str, _Test] = {
-    "net_arch": lambda value: _are_widths(value) or _are_networks(value),
-    "activation_fn": lambda value: isinstance(value, str),
-    "log_std_init": _is_number,
-    **dict.fromkeys(("ortho_init", "full_std", "use_expln", "squash_output"), _is_switch),
-    **dict.fromkeys(("share_features_extractor", "normalize_images"), _is_switch),
-    "features_extractor_kwargs": _mapping_of(
-        {"features_dim": _is_number, "cnn_output_dim": _is_number, "normalized_image": _is_switch}
-    ),
-    # Of Adam, which is SB3's; without the switches of PyTorch's ways to compute it.
-    "optimizer_kwargs": _mapping_of(
-        {"eps": _is_number, "weight_decay": _is_number, "betas": _are_two_numbers, "amsgrad": _is_switch}
-    ),
+_NETWORK: Mapping[str, Any] = {
+    "net_arch": _Widths | Mapping[Literal["pi", "vf"], _Widths],
+    "activation_fn": str,
+    "log_std_init": FiniteFloat,
+    **dict.fromkeys(("ortho_init", "full_std", "use_expln", "squash_output"), bool),
+    **dict.fromkeys(("share_features_extractor", "normalize_images"), bool),
+    "features_extractor_kwargs": _FeaturesExtractor,
+    "optimizer_kwargs": _Adam,
 }
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from marl_sb3.config.ids import require_ids
-from marl_sb3.config.values import integer
+from marl_sb3.config.values import PositiveInt, require
 from marl_sb3.errors import ConfigError
 from marl_sb3.metrics.infos import InfoAccumulator, InfoMetric, announced_metrics
 from marl_sb3.metrics.names import Result
@@ -64,7 +64,7 @@ class EpisodeTracker:
         window: int = 100,
         custom_metrics: Mapping[str, InfoMetric] | None = None,
     ) -> None:
-        integer(1).require("stats_window_size", window)
+        require("stats_window_size", window, PositiveInt)
         self._agents = env.agents
         self._policy_of = policy_of
         self._num_envs = env.num_envs

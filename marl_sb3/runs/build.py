@@ -73,7 +73,7 @@ def source_named(config: TrainConfig, key: str | None = None) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        raise ConfigError(f"{_source(config, key or error.key)}{error}", key=error.key) from error
+        raise ConfigError(f"{config.where(key or error.key)}{error}", key=error.key) from error
 
 
 def resolved(config: TrainConfig) -> TrainConfig:
@@ -158,11 +158,8 @@ def _require_known(config: TrainConfig, policy_ids: Sequence[PolicyID], env: Mul
 
 
 def _require_unambiguous(config: TrainConfig, policy_ids: Sequence[PolicyID]) -> None:
-    """Refuse keys of `--set` that mean two things: a policy may be called `env`."""
-    for source in config.sources.values():
-        if not source.startswith("--set "):
-            continue
-        key = source.removeprefix("--set ")
+    """Refuse dotted keys that mean two things: a policy may be called `env`."""
+    for key in [source.path for source in config.sources.values()]:
         meanings = _meanings(key, policy_ids)
         if len(meanings) > 1:
             raise ConfigError(
@@ -187,19 +184,6 @@ def _meanings(key: str, policy_ids: Sequence[PolicyID]) -> list[str]:
         if name != key and ("." not in name or name.startswith("policy_kwargs.")):
             found.append(f"{name} of policy {policy_id!r}")
     return found
-
-
-def _source(config: TrainConfig, key: str | None) -> str:
-    """Where the setting behind an error came from.
-
-    `pol1` finds what was set for that policy; `pol1.gamma` what was set for it, or else for all policies.
-    """
-    if not key:
-        return ""
-    of_policy = next((name for name in config.sources if name.startswith(f"{key}.")), None)
-    parts = key.split(".")  # of which the policy's id may be several
-    of_all = (config.where(".".join(parts[first:])) for first in range(1, len(parts)))
-    return config.where(key) or config.where(of_policy) or next(filter(None, of_all), "")
 
 
 def policy_spec(config: TrainConfig, policy_id: PolicyID) -> PolicySpec:

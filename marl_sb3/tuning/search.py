@@ -12,7 +12,7 @@ import yaml
 
 from marl_sb3.config import TrainConfig, load_config, read_yaml, require_named
 from marl_sb3.config.names import canonical_name
-from marl_sb3.config.values import integer
+from marl_sb3.config.values import at_least, require
 from marl_sb3.errors import ConfigError
 from marl_sb3.storage.atomic import write_whole
 from marl_sb3.tuning.objective import Objective
@@ -255,7 +255,7 @@ def require_integer(name: str, value: Any, minimum: int) -> None:
     Raises:
         ConfigError: with the option and what is accepted.
     """
-    integer(minimum).require(f"--{name.replace('_', '-')}", value, name)
+    require(f"--{name.replace('_', '-')}", value, at_least(minimum), name)
 
 
 def _rollout_steps(config: TrainConfig) -> int:

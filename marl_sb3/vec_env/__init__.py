@@ -10,7 +10,7 @@ import gymnasium
 from pettingzoo import AECEnv, ParallelEnv
 from stable_baselines3.common.vec_env import VecEnv
 
-from marl_sb3.config.values import integer
+from marl_sb3.config.values import PositiveInt, require
 from marl_sb3.envs.registry import EnvFactory, batched_factory, env_factory, make_env
 from marl_sb3.errors import ConfigError
 from marl_sb3.vec_env.batched_vec_env import BatchedVecEnv
@@ -119,7 +119,7 @@ def make_vec_env(
     Raises:
         ConfigError: one of the arguments is wrong; the message says which values are accepted.
     """
-    integer(1).require("n_envs", n_envs)
+    require("n_envs", n_envs, PositiveInt)
     vectorizer = _EARLIER_NAMES.get(vectorizer, vectorizer)
     if vectorizer not in VECTORIZERS:
         raise ConfigError(f"unknown vectorizer {vectorizer!r}; accepted: {', '.join(VECTORIZERS)}", key="vectorizer")

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import stable_baselines3
 import torch as th
 
 from marl_sb3 import PPO, ConfigError, PolicySpec
-from marl_sb3.learners.algorithms import algorithm_class
+from marl_sb3.config.hyperparameters import INTEGERS, kinds_of
+from marl_sb3.learners.algorithms import ALGORITHMS, algorithm_class
 from marl_sb3.policies.hyperparameters import hyperparameter_defaults, resolve_hyperparameters
 
-ALGORITHMS = [PPO, stable_baselines3.PPO]
 
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", [PPO, stable_baselines3.PPO])
 def test_defaults_are_those_of_sb3_without_what_belongs_to_the_run(algorithm: type) -> None:
     assert hyperparameter_defaults(algorithm) == {
         "learning_rate": 3e-4,
@@ -37,13 +37,25 @@ def test_defaults_are_those_of_sb3_without_what_belongs_to_the_run(algorithm: ty
     }
 
 
-def test_defaults_are_accepted() -> None:
-    defaults = hyperparameter_defaults(PPO)
-    assert resolve_hyperparameters(PPO, defaults) == defaults
+@pytest.mark.parametrize("algorithm", {*ALGORITHMS.values(), stable_baselines3.PPO}, ids=repr)
+def test_the_table_of_an_algorithm_has_its_arguments_and_accepts_their_defaults(algorithm: type) -> None:
+    defaults = hyperparameter_defaults(algorithm)
+    assert set(kinds_of(algorithm)) == set(defaults)
+    assert resolve_hyperparameters(algorithm, defaults) == defaults
+
+
+def test_a_subclass_has_the_table_of_its_base_and_arguments_of_its_own() -> None:
+    class Own(PPO):
+        def __init__(self, *arguments: Any, gamma: float = 0.9, weird: Any = None, **more: Any) -> None:
+            super().__init__(*arguments, gamma=gamma, **more)
+
+    assert resolve_hyperparameters(Own, {"weird": object, "gamma": 1}) == {"weird": object, "gamma": 1}
+    with pytest.raises(ConfigError, match="gamma is 2"):
+        resolve_hyperparameters(Own, {"gamma": 2})
 
 
 ACCEPTED = {
-    "learning_rate": [1e-9, 1, 2.5],
+    "learning_rate": [1e-9, 1, 2.5, np.float64(3e-4)],
     "n_steps": [1, 4096],
     "batch_size": [2],
     "n_epochs": [1],
@@ -62,9 +74,9 @@ ACCEPTED = {
 }
 REFUSED: dict[str, list[Any]] = {
     "learning_rate": [0, -1e-3, float("nan"), float("inf"), True, None, "3e-4", [1]],
-    "n_steps": [0, -1, 2.0, True, "8", None],
+    "n_steps": [0, -1, 2.0, True, "8", None, 10**6 + 1],
     "batch_size": [1, 0, 64.0],
-    "n_epochs": [0, 1.5],
+    "n_epochs": [0, 1.5, 10**6 + 1],
     "gamma": [-0.1, 1.0001, "0.9", True],
     "gae_lambda": [2],
     "clip_range": [0, None, False],
@@ -115,6 +127,10 @@ def test_refusal_spells_out_every_form(name: str, value: Any, message: str) -> N
         resolve_hyperparameters(PPO, {name: value})
 
 
+def test_integers_may_be_written_with_an_exponent() -> None:
+    assert {"n_steps", "batch_size", "n_epochs", "sde_sample_freq"} == INTEGERS
+
+
 # Schedules and networks
 
 
@@ -124,7 +140,10 @@ def test_lin_is_a_line_down_to_zero(name: str) -> None:
     assert [schedule(remaining) for remaining in (1.0, 0.75, 0.5, 0.0)] == pytest.approx([0.8, 0.6, 0.4, 0.0])
 
 
-@pytest.mark.parametrize("text", ["lin_", "lin_0", "lin_-1", "lin_nan", "lin_inf", "lin_x", "line_1", "exp_1e-3", ""])
+@pytest.mark.parametrize(
+    "text",
+    ["lin_", "lin_0", "lin_-1", "lin_nan", "lin_inf", "lin_1e999", "lin_1e-999", "lin_x", "line_1", "exp_1e-3", ""],
+)
 def test_other_schedules_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"accepted: a number above 0, or lin_X for a line from X down to 0"):
         resolve_hyperparameters(PPO, {"learning_rate": text})

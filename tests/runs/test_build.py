@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 
+import marl_sb3.runs.build
 from marl_sb3 import PolicySpec
 from marl_sb3.config import TrainConfig, load_config, to_yaml
+from marl_sb3.errors import ConfigError
 from marl_sb3.learners import spec
 from marl_sb3.learners.algorithms import ALGORITHMS
 from marl_sb3.policies.hyperparameters import hyperparameter_defaults
-from marl_sb3.runs.build import build, resolved
+from marl_sb3.runs.build import build, policy_spec, resolved
 
 SETTINGS = {"agent2.algo": "a2c", "agent2.gamma": 0.5, "agent1.n_epochs": 2, "learning_rate": "lin_1e-3"}
 
@@ -37,6 +39,46 @@ def test_a_written_configuration_has_the_same_policies(mixed: TrainConfig, tmp_p
     again = resolved(load_config(None, hparams=path))
     for policy_id in ("agent1", "agent2"):
         assert again.of_policy(policy_id) == mixed.of_policy(policy_id)
+
+
+def test_a_written_configuration_has_the_same_policies_when_defaults_have_changed(
+    mixed: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(to_yaml(mixed), encoding="utf-8")
+    monkeypatch.setattr(marl_sb3.runs.build, "hyperparameter_defaults", lambda algorithm: {"gamma": 0.1, "n_steps": 99})
+    again = resolved(load_config(None, hparams=path))
+    for policy_id in ("agent1", "agent2"):
+        used = policy_spec(again, policy_id).hyperparameters
+        assert {**used, "learning_rate": 0} == {**policy_spec(mixed, policy_id).hyperparameters, "learning_rate": 0}
+
+
+NETWORK = "net_arch is ['x']; accepted: a list of layer widths"
+
+
+@pytest.mark.parametrize(
+    ("policy", "place", "message"),
+    [
+        ("{gama: 0.5}", "gama", "policy 'p': unknown hyperparameter 'gama' of PPO; did you mean gamma?"),
+        ("{lr: -1}", "lr", "policy 'p': learning_rate is -1; accepted: a number above 0"),
+        ("{policy_kwargs: {net_arch: [x]}}", "policy_kwargs", f"policy 'p': {NETWORK}"),
+        ("{fcnet_hiddens: [x]}", "fcnet_hiddens", f"policy 'p': {NETWORK}"),
+        ("{algo: dqq}", "algo", "unknown algorithm 'dqq'"),
+        ("{agents: 3}", "agents", "p.agents is 3; accepted: a list of agent ids"),
+        ("5", "", "policies.p is 5; accepted: a mapping of settings"),
+    ],
+)
+@pytest.mark.parametrize("field", ["policies", "policy_settings"])
+def test_a_wrong_setting_of_a_listed_policy_is_found_in_its_file(
+    tmp_path: Path, field: str, policy: str, place: str, message: str
+) -> None:
+    path = tmp_path / "h.yml"
+    listed = f"policies: {{p: {policy}}}" if field == "policies" else f"policies: {{p: {{}}}}, {field}: {{p: {policy}}}"
+    path.write_text(f"arena: {{{listed}}}", encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        build(resolved(load_config("arena", hparams=path, n_envs=1)), None)
+    where = ".".join(filter(None, [str(path) + ", arena", field, "p", place]))
+    assert str(caught.value).startswith(f"{where}: {message}")
 
 
 def test_hyperparameters_are_checked_once_for_each_policy(mixed: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,53 @@
+"""Kinds that several algorithms have in common, and the hyperparameters of all on-policy ones.
+
+The upper bounds are far beyond what anybody trains with. They refuse what a damaged or hostile file may ask for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from marl_sb3.config.values import Fraction, NonNegativeFloat, PositiveFloat
+
+Steps = Annotated[int, Meta(ge=1, le=10**6)]
+Epochs = Annotated[int, Meta(ge=1, le=10**6)]
+Minibatch = Annotated[int, Meta(ge=2)]
+
+Line = Annotated[
+    str,
+    Meta(
+        pattern=r"^lin_([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?\Z",
+        description="lin_X for a line from X down to 0",
+    ),
+]
+Schedule = PositiveFloat | Line
+
+# Of `policy_kwargs`: the layers of the networks.
+Width = Annotated[int, Meta(ge=1, le=2**20)]
+_AtMost1000 = Meta(max_length=1000)
+Layers = Annotated[Sequence[Width], _AtMost1000]
+Networks = Annotated[
+    Annotated[Sequence[Width | Mapping[str, Layers]], _AtMost1000] | Mapping[str, Layers] | None,
+    Meta(
+        description="a list of layer widths such as [64, 64], or {pi: [64, 64], vf: [64, 64]}, or null; "
+        "widths from 1 to 1048576"
+    ),
+]
+PolicyKwargs = Annotated[Mapping[str, Any], Meta(description="a mapping such as {net_arch: [64, 64]}")] | None
+
+ON_POLICY: Mapping[str, Any] = {
+    "learning_rate": Schedule,
+    "n_steps": Steps,
+    "gamma": Fraction,
+    "gae_lambda": Fraction,
+    "ent_coef": NonNegativeFloat,
+    "vf_coef": NonNegativeFloat,
+    "max_grad_norm": PositiveFloat,
+    "normalize_advantage": bool,
+    "use_sde": bool,
+    "sde_sample_freq": Annotated[int, Meta(ge=-1)],
+    "policy_kwargs": PolicyKwargs,
+}
