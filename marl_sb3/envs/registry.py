@@ -75,6 +75,11 @@ def env_factory(env: str | EnvFactory) -> EnvFactory:
     return factory
 
 
+def named_factory(env: str | EnvFactory | None) -> tuple[str | None, EnvFactory | None]:
+    """The id of an env that a user gives, and the factory if it is given as one."""
+    return (env, None) if env is None or isinstance(env, str) else (factory_id(env), env)
+
+
 def factory_id(factory: EnvFactory) -> str:
     """The id of a factory, as on a command line: `module:name`."""
     return f"{getattr(factory, '__module__', 'factory')}:{getattr(factory, '__qualname__', type(factory).__name__)}"

@@ -2,11 +2,41 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 from marl_sb3.callbacks import EvaluationCallback
 from marl_sb3.metrics import require_metric
 from marl_sb3.runs.build import source_named
 from marl_sb3.runs.run import Run
-from marl_sb3.vec_env import make_vec_env
+
+
+def evaluations_of(run: Run) -> list[EvaluationCallback]:
+    """The evaluation that the configuration asks for; empty if evaluation is off. It has to be closed."""
+    settings = run.config.evaluation
+    if not settings.interval:
+        return []
+    by_episodes = settings.duration_unit == "episodes"
+    n_envs = min(settings.duration, run.config.n_envs) if by_episodes else run.config.n_envs
+    return [
+        EvaluationCallback(
+            lambda: run.make_env(n_envs),
+            settings.interval,
+            settings.duration,
+            settings.duration_unit,
+            settings.deterministic,
+            settings.seed,
+            interval_unit=settings.interval_unit,
+        )
+    ]
+
+
+def metric_names(run: Run) -> list[str]:
+    """The flat names of all metrics that the iterations of a run log."""
+    names = run.algorithm.metric_names()
+    for evaluation in evaluations_of(run):
+        with closing(evaluation):
+            names = [*names, *evaluation.metric_names(run.algorithm)]
+    return names
 
 
 def require_metrics(run: Run) -> None:
@@ -15,38 +45,8 @@ def require_metrics(run: Run) -> None:
     Raises:
         ConfigError: with the names that come close.
     """
-    known = [*run.algorithm.metric_names(), *evaluation_metrics(run)]
+    known = metric_names(run)
     with source_named(run.config):
         for metric in run.config.stop:
             require_metric(metric, known)
         require_metric(run.config.checkpoints.metric, known, "checkpoints.metric")
-
-
-def evaluations_of(run: Run) -> list[EvaluationCallback]:
-    """The evaluation that the configuration asks for, if it does."""
-    config = run.config
-    if not config.evaluation.interval:
-        return []
-    by_episodes = config.evaluation.duration_unit == "episodes"
-    n_envs = min(config.evaluation.duration, config.n_envs) if by_episodes else config.n_envs
-    env, kwargs = run.factory or config.env, config.env_kwargs
-    return [
-        EvaluationCallback(
-            lambda: make_vec_env(env, n_envs, vectorizer=config.vectorizer, **kwargs),
-            config.evaluation.interval,
-            config.evaluation.duration,
-            config.evaluation.duration_unit,
-            config.evaluation.deterministic,
-            config.evaluation.seed,
-            interval_unit=config.evaluation.interval_unit,
-        )
-    ]
-
-
-def evaluation_metrics(run: Run) -> list[str]:
-    """The flat names of the metrics that the evaluation of a run adds to its results."""
-    names = []
-    for evaluation in evaluations_of(run):
-        names += evaluation.metric_names(run.algorithm)
-        evaluation.close()
-    return names

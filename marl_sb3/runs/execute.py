@@ -1,19 +1,20 @@
-"""Train a run to its end."""
+"""Train a run to its end, its stop condition, or a signal."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 
 from stable_baselines3.common.callbacks import BaseCallback
 
-from marl_sb3.callbacks import RewardHistogramCallback, StopOnMetric, StopOnSignal
+from marl_sb3.callbacks import EvaluationCallback, RewardHistogramCallback, StopOnMetric, StopOnSignal
 from marl_sb3.callbacks.checkpoint import CheckpointCallback
 from marl_sb3.callbacks.stop import StopAfterSteps
 from marl_sb3.config.extensions import Phase, phases_after
 from marl_sb3.errors import NumericError
 from marl_sb3.metrics import Result
-from marl_sb3.runs.evaluations import evaluation_metrics, evaluations_of
+from marl_sb3.runs.evaluations import evaluations_of
 from marl_sb3.runs.logs.writers import logs_of
 from marl_sb3.runs.rescue import keep_traceback, save_policies_of_complete, try_to_save_policies
 from marl_sb3.runs.rollback import MAX_ROLLBACKS, roll_back
@@ -21,7 +22,7 @@ from marl_sb3.runs.run import Run
 from marl_sb3.training.callback import MultiAgentCallback
 
 
-class LastResult(MultiAgentCallback):
+class LatestResults(MultiAgentCallback):
     """Keeps the result of the latest iteration, and of the latest one that was evaluated."""
 
     def __init__(self) -> None:
@@ -40,86 +41,90 @@ class LastResult(MultiAgentCallback):
 def execute(run: Run, callbacks: Sequence[BaseCallback] = ()) -> Run:
     """Train a prepared run to its end, its stop condition, or a signal; then save its policies.
 
-    What was learned is saved also if the training fails. The env is closed.
+    If the training fails, the policies are saved as they are then. The run is closed in any case.
+
+    Args:
+        run: from `prepare` or `resume_run`.
+        callbacks: more callbacks.
     """
-    config = run.config
-    last, signals = LastResult(), StopOnSignal()
-    stop = StopOnMetric(config.stop, evaluation_metrics(run))
-    evaluations, checkpoints = evaluations_of(run), _checkpoint_callback(run)
     with ExitStack() as cleanup:
-        cleanup.callback(run.files.unlock)
-        cleanup.callback(run.algorithm.env.close)
-        cleanup.enter_context(signals)
+        cleanup.callback(run.close)
+        evaluations = evaluations_of(run)
         for evaluation in evaluations:
             cleanup.callback(evaluation.close)
+        training = _Training(run, evaluations, callbacks)
+        cleanup.enter_context(training.signals)
         try:
-            histograms = RewardHistogramCallback()
-            _learn(
-                run, lambda end: [*evaluations, last, end, signals, histograms, *callbacks, checkpoints], stop, signals
-            )
+            training.learn()
         except BaseException as error:
-            checkpoints.rescue()
+            training.checkpoints.rescue()
             try_to_save_policies(run)
             keep_traceback(run, error)
             raise
         finally:
-            run.result, run.latest_evaluation = last.result, last.evaluated
-        # Also if nothing was left to do: the process may have been killed after its last checkpoint.
+            run.result, run.latest_evaluation = training.latest.result, training.latest.evaluated
+        # Also if nothing was left to train: the process may have been killed after its last checkpoint.
         if run.algorithm.iteration > 0:
             run.policy_files = save_policies_of_complete(run)
-    run.interrupted = signals.received is not None
-    run.stopped_by = signals.received or stop.reached
+    run.interrupted = training.signals.received is not None
+    run.stopped_by = training.signals.received or training.stop.reached
     return run
 
 
+class _Training:
+    """The phases of a run that are left to train, with the callbacks of the run.
+
+    Attributes:
+        latest: knows the latest results.
+        signals: ends any phase, and the run.
+        stop: ends the last phase; each earlier one ends after the number of env steps at which the run was extended.
+        checkpoints: writes them.
+    """
+
+    def __init__(self, run: Run, evaluations: Sequence[EvaluationCallback], callbacks: Sequence[BaseCallback]) -> None:
+        self._run, self._evaluations = run, evaluations
+        evaluated = [name for each in evaluations for name in each.metric_names(run.algorithm)]
+        self.latest, self.signals = LatestResults(), StopOnSignal()
+        self.stop = StopOnMetric(run.config.stop, evaluated)
+        self._others = [RewardHistogramCallback(), *callbacks]
+        self.checkpoints = _checkpoint_callback(run)
+
+    def learn(self) -> None:
+        """Train all phases that are left."""
+        algorithm = self._run.algorithm
+        for phase in phases_after(self._run.config, algorithm.num_timesteps):
+            self._learn_phase(phase)
+            if self.signals.received or algorithm.num_timesteps < phase.end:
+                return
+            algorithm.keep_callback_states()
+
+    def _learn_phase(self, phase: Phase) -> None:
+        """Train to the planned end; a NaN goes back to the latest checkpoint if the configuration says so."""
+        run, callbacks, rollbacks = self._run, self._callbacks(phase), 0
+        while (left := phase.n_timesteps - run.algorithm.num_timesteps) > 0:
+            try:
+                with logs_of(run):
+                    run.algorithm.learn(left, callback=callbacks, reset_num_timesteps=False)
+                return
+            except NumericError as error:
+                rollbacks += 1
+                if run.config.on_nan != "rollback" or rollbacks > MAX_ROLLBACKS:
+                    raise
+                roll_back(run, rollbacks, error)
+
+    def _callbacks(self, phase: Phase) -> list[BaseCallback]:
+        end = self.stop if phase.until is None else StopAfterSteps(phase.until)
+        return [*self._evaluations, self.latest, end, self.signals, *self._others, self.checkpoints]
+
+
 def _checkpoint_callback(run: Run) -> CheckpointCallback:
-    config = run.config
-
-    def note(name: str) -> None:
-        run.checkpoint = name
-
+    settings = run.config.checkpoints
     return CheckpointCallback(
         run.files.checkpoints.path,
-        config.checkpoints.every,
-        config.checkpoints.keep,
-        config.checkpoints.metric,
-        config.checkpoints.mode == "max",
-        at_start=config.on_nan == "rollback",
-        on_saved=note,
+        settings.every,
+        settings.keep,
+        settings.metric,
+        higher_is_better=settings.mode == "max",
+        at_start=run.config.on_nan == "rollback",
+        on_saved=partial(setattr, run, "checkpoint"),
     )
-
-
-def _learn(
-    run: Run,
-    callbacks_with: Callable[[MultiAgentCallback], Sequence[BaseCallback]],
-    stop: StopOnMetric,
-    signals: StopOnSignal,
-) -> None:
-    """Train all phases that are left, the last one to its end or its stop condition.
-
-    Args:
-        run: as it is now.
-        callbacks_with: all callbacks, with the one that ends a phase in its place.
-        stop: ends the last phase: a run has gone on from where an earlier one ended, whatever ended it there.
-        signals: end any phase, and the run.
-    """
-    for phase in phases_after(run.config, run.algorithm.num_timesteps):
-        _learn_phase(run, callbacks_with(stop if phase.until is None else StopAfterSteps(phase.until)), phase)
-        if signals.received or run.algorithm.num_timesteps < phase.end:
-            return
-        run.algorithm.keep_callback_states()
-
-
-def _learn_phase(run: Run, callbacks: Sequence[BaseCallback], phase: Phase) -> None:
-    """Train to the planned end, going back to the latest checkpoint where the configuration says so."""
-    rollbacks = 0
-    while (left := phase.n_timesteps - run.algorithm.num_timesteps) > 0:
-        try:
-            with logs_of(run):
-                run.algorithm.learn(left, callback=list(callbacks), reset_num_timesteps=False)
-            return
-        except NumericError as error:
-            rollbacks += 1
-            if run.config.on_nan != "rollback" or rollbacks > MAX_ROLLBACKS:
-                raise
-            roll_back(run, rollbacks, error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,15 +45,13 @@ def prepare(
     set_up_process(config)
     files = RunFolder.new(config.env, run_dir)
     run = Run(files, config, build(config, factory), factory=factory)
-    try:
+    with ExitStack() as on_error:
+        on_error.callback(run.close)
         require_metrics(run)
         _start_from(run, trust_pickle)
-        to_yaml(config)  # says what a file cannot hold
+        to_yaml(config)  # raises for a value that a file cannot hold
         files.make(config)
-    except BaseException:
-        run.algorithm.env.close()
-        files.unlock()
-        raise
+        on_error.pop_all()
     return run
 
 

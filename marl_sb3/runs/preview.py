@@ -10,7 +10,7 @@ from marl_sb3.config import TrainConfig
 from marl_sb3.envs.registry import EnvFactory
 from marl_sb3.learners.threads import start_without_dynamo
 from marl_sb3.runs.build import build, check_device, resolved
-from marl_sb3.runs.evaluations import evaluation_metrics
+from marl_sb3.runs.evaluations import metric_names
 from marl_sb3.runs.folder import RunFolder
 from marl_sb3.runs.run import Run
 from marl_sb3.types import PolicyID
@@ -46,6 +46,6 @@ def preview(config: TrainConfig, factory: EnvFactory | None = None) -> Preview:
             for policy_id, policy in policies
             if hasattr(policy, "batch_size") and hasattr(policy, "n_steps")
         }
-        return Preview([*run.algorithm.metric_names(), *evaluation_metrics(run)], sizes)
+        return Preview(metric_names(run), sizes)
     finally:
-        run.algorithm.env.close()
+        run.close()

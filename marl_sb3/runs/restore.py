@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from contextlib import ExitStack
 from pathlib import Path
 
 from marl_sb3.config import TrainConfig
 from marl_sb3.config.ids import file_names
-from marl_sb3.envs.registry import EnvFactory, factory_id
+from marl_sb3.envs.registry import EnvFactory, named_factory
 from marl_sb3.learners.bundle import PolicyBundle, read_bundle
 from marl_sb3.runs.build import build, check_device, policy_spec, set_up_process
 from marl_sb3.runs.folder import RunFolder
@@ -20,20 +20,20 @@ def load_run(
 ) -> Run:
     """A run that was trained before, with the policies of one of its checkpoints.
 
-    `run.history` is how it went, `run.evaluate()` how well the policies play, `run.policies` are the SB3 algorithms. To
-    train on, use `marl_sb3.train(resume=folder)`.
+    `run.history` has its metrics, `run.evaluate()` evaluates its policies, `run.policies` are the SB3 algorithms. To go
+    on with the training, use `marl_sb3.train(resume=folder)`.
 
     Args:
         folder: the run folder, or a folder of runs, such as `runs/arena`: the newest.
-        checkpoint: whose weights the policies get: `best`, `latest` or the number of an iteration.
-        env: the run's env id, or what makes the env; needed where it is code of your own.
-        device: where the policies go, whatever they were trained on.
+        checkpoint: of which the policies get the weights: `best`, `latest` or the number of an iteration.
+        env: the run's env id, or what makes the env; required if it is code of your own.
+        device: of the policies, whatever they were trained on.
 
     Raises:
-        ConfigError: it is not a run folder, or `env` is needed.
+        ConfigError: it is not a run folder, `env` is required, or there is no such device.
         CheckpointError: there is no such checkpoint, or it is damaged, or does not fit the run's configuration.
     """
-    name, factory = (env, None) if env is None or isinstance(env, str) else (factory_id(env), env)
+    name, factory = named_factory(env)
     files = RunFolder.existing(folder)
     results = files.results()
     run = restore(files.path, checkpoint, name, factory, device)
@@ -51,32 +51,29 @@ def restore(
     factory: EnvFactory | None = None,
     device: str = "cpu",
 ) -> Run:
-    """The policies of a run as they were at one of its checkpoints, to evaluate or export them.
+    """The policies of a run as they were at one of its checkpoints, to evaluate them.
 
     Args:
         run_folder: the run.
         checkpoint: `best`, `latest` or the number of an iteration.
-        env: the run's env id; needed where it is code of your own.
-        factory: makes the env, where the id is only its name.
-        device: where the policies go, whatever they were trained on.
+        env: the run's env id; required if it is code of the user's own.
+        factory: makes the env, if the id is only its name.
+        device: of the policies, whatever they were trained on.
 
     Raises:
-        ConfigError: it is not a run folder.
+        ConfigError: it is not a run folder, or there is no such device.
         CheckpointError: there is no such checkpoint, or it is damaged, or does not fit the run's configuration.
     """
     files = RunFolder.existing(run_folder)
-    config = replace(files.read_config(env), device=device)
-    check_device(config)
-    set_up_process(config)
+    config = _on_device(files.read_config(env), device)
     run = Run(files, config, build(config, factory), factory=factory)
-    try:
-        # Now, not before the policies are built: a training that is under way removes older checkpoints meanwhile.
+    with ExitStack() as on_error:
+        on_error.callback(run.close)
+        # The checkpoint is read last: a training in progress may delete older ones while the policies are built.
         found = files.checkpoints.load(checkpoint)
         run.algorithm.set_weights(found)
         run.checkpoint = found.name
-    except BaseException:
-        run.algorithm.env.close()
-        raise
+        on_error.pop_all()
     return run
 
 
@@ -88,18 +85,23 @@ def restore_policies(
     Args:
         run_folder: the run.
         checkpoint: `best`, `latest` or the number of an iteration.
-        env: the run's env id; it has to be that of the run, where it is given.
-        device: where the policies go, whatever they were trained on.
+        env: if given, it has to be the run's env id.
+        device: of the policies, whatever they were trained on.
 
     Raises:
-        ConfigError: it is not a run folder, or is of another env.
+        ConfigError: it is not a run folder, is of another env, or there is no such device.
         CheckpointError: there is no such checkpoint, or it is damaged, or does not fit the run's configuration.
     """
     files = RunFolder.existing(run_folder)
-    config = replace(files.read_config(env, makes_env=False), device=device)
-    set_up_process(config)
+    config = _on_device(files.read_config(env, makes_env=False), device)
     found = files.checkpoints.load(checkpoint)
-    specs = {
-        policy_id: policy_spec(config, policy_id) for policy_id in StateReader(found.state).fields("specs").names()
-    }
-    return config, read_bundle(found, specs, device)
+    policy_ids = StateReader(found.state).fields("specs").names()
+    return config, read_bundle(found, {policy_id: policy_spec(config, policy_id) for policy_id in policy_ids}, device)
+
+
+def _on_device(config: TrainConfig, device: str) -> TrainConfig:
+    """The configuration for a device, once it is known that there is one; sets up the process for it."""
+    config = config.changed({"device": device}, source="load_run")
+    check_device(config)
+    set_up_process(config)
+    return config

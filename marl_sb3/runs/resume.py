@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -40,19 +41,17 @@ def resume_run(
         CheckpointError: it has no valid checkpoint, or that does not fit its configuration.
     """
     files = RunFolder.existing(run_folder)
-    config = files.read_config(env)
-    files.lock()
-    try:
+    before = files.read_config(env)
+    with ExitStack() as on_error:
+        files.lock()
+        on_error.callback(files.unlock)
         checkpoint = files.checkpoints.load("latest")
-        before, env_steps = config, StateReader(checkpoint.state).fields("counters").integer("num_timesteps")
+        env_steps = StateReader(checkpoint.state).fields("counters").integer("num_timesteps")
         config = continued(before, env_steps, timesteps, changes)
         check_device(config)
         set_up_process(config)
         run = Run(files, config, build(config, factory), checkpoint=checkpoint.name, factory=factory)
-    except BaseException:
-        files.unlock()
-        raise
-    try:
+        on_error.callback(run.close)
         require_metrics(run)
         inexact = bring_back(run, checkpoint)
         if not is_complete(config, env_steps):  # otherwise nothing follows
@@ -60,8 +59,5 @@ def resume_run(
             with files.writing():
                 files.write_config(config)
                 note_resume(run, inexact, planned if timesteps is not None else None)
-    except BaseException:
-        run.algorithm.env.close()
-        files.unlock()
-        raise
+        on_error.pop_all()
     return run

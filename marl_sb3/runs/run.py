@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 
 from marl_sb3.config import TrainConfig
 from marl_sb3.envs.registry import EnvFactory
-from marl_sb3.evaluation import evaluate_policies, evaluation_seed
+from marl_sb3.evaluation import EvaluationPlan, evaluate_policies
 from marl_sb3.learners.bundle import PolicyBundle
 from marl_sb3.metrics import Result, flatten
 from marl_sb3.metrics.table import table
@@ -114,7 +115,7 @@ class Run:
             deterministic: the most likely actions (True) or sampled ones (False); None: as the run's
                 `evaluation_deterministic` says.
             seed: of the episodes and the actions; None: follows from the run's, so that calls compare.
-            n_envs: envs that step together; None: as in the training, but no more than episodes.
+            n_envs: number of envs that step together; None: as in the training, but no more than episodes.
 
         Returns:
             The metrics by the names below `env_runners`: `["episode_return_mean"]`, ...
@@ -123,18 +124,14 @@ class Run:
             ConfigError: a number is not accepted.
             EnvError: the env broke the `ParallelEnv` contract.
         """
-        if seed is None:
-            assert self.config.seed is not None, "a run has drawn its seed when it begins"
-            seed = evaluation_seed(self.config.seed)
-        env = self.make_env(min(self.config.n_envs, max(1, n_episodes)) if n_envs is None else n_envs)
-        try:
-            return evaluate_policies(self.algorithm, env, n_episodes, deterministic, seed)
-        finally:
-            env.close()
+        plan = EvaluationPlan.of_run(self.config, n_episodes, deterministic, seed, n_envs)
+        with closing(self.make_env(plan.n_envs)) as env:
+            return evaluate_policies(self.algorithm, env, plan.n_episodes, plan.deterministic, plan.seed)
 
     def close(self) -> None:
-        """Close the envs of `algorithm`; those of a training that has ended are closed already."""
+        """Close the envs of `algorithm` and unlock the run folder; the end of a training does both."""
         self.algorithm.env.close()
+        self.files.unlock()
 
     def __repr__(self) -> str:
         config = self.config

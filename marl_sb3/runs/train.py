@@ -10,7 +10,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.type_aliases import MaybeCallback
 
 from marl_sb3.config import load_config
-from marl_sb3.envs.registry import EnvFactory, factory_id
+from marl_sb3.envs.registry import EnvFactory, named_factory
 from marl_sb3.errors import ConfigError
 from marl_sb3.runs.execute import execute
 from marl_sb3.runs.prepare import prepare
@@ -70,7 +70,7 @@ def train(
         EnvError: the env broke the `ParallelEnv` contract.
     """
     callbacks = accepted_callbacks(callback)
-    name, factory = (env, None) if env is None or isinstance(env, str) else (factory_id(env), env)
+    name, factory = named_factory(env)
     if resume is not None:
         unfit = [policies, algo, n_envs, seed, settings, hparams, vectorizer, device, init_from, run_dir]
         if any(value is not None for value in unfit):

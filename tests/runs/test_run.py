@@ -114,3 +114,8 @@ def test_its_text_is_one_line_that_says_what_it_is(run_folder: Path) -> None:
     value = run.results[-1]["env_runners"]["episode_return_mean"]
     words = f"arena, ppo, policies shared, 240 of 240 env steps, return {value:,.2f}, {run.checkpoint}"
     assert repr(run) == f"<Run {run_folder}: {words}>"
+
+
+def test_a_device_that_does_not_exist_is_no_fault_of_the_run_folder(run_folder: Path) -> None:
+    with pytest.raises(marl_sb3.ConfigError, match="load_run: device is 'gpu'; accepted: auto"):
+        marl_sb3.load_run(run_folder, device="gpu")
