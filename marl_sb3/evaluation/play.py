@@ -8,23 +8,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
-from typing import Any
 
 from marl_sb3.config.values import PositiveInt, require
 from marl_sb3.errors import ConfigError
 from marl_sb3.evaluation.preserve import preserve_training_state
 from marl_sb3.evaluation.result import Evaluation
+from marl_sb3.learners.bundle import PolicyBundle, PolicySpaces
 from marl_sb3.learners.interface import Actor
 from marl_sb3.metrics import Episode, EpisodeTracker, Result, finite_or_none, flatten
 from marl_sb3.policies.placement import rows_of_policy, zero_actions
 from marl_sb3.training.algorithm import MultiAgentAlgorithm
-from marl_sb3.types import AgentID, Array
+from marl_sb3.types import Array
 from marl_sb3.vec_env.interface import MultiAgentVecEnv
 from marl_sb3.vec_env.step import VecStep
 
 
 def evaluate_policies(
-    algo: MultiAgentAlgorithm,
+    algo: MultiAgentAlgorithm | PolicyBundle,
     env: MultiAgentVecEnv,
     n_episodes: int = 20,
     deterministic: bool | None = None,
@@ -41,7 +41,7 @@ def evaluate_policies(
 
 
 def play_episodes(
-    algo: MultiAgentAlgorithm,
+    algo: MultiAgentAlgorithm | PolicyBundle,
     env: MultiAgentVecEnv,
     n_episodes: int = 20,
     deterministic: bool | None = None,
@@ -57,12 +57,13 @@ def play_episodes(
     and there may be none at all.
 
     Args:
-        algo: whose policies act. Its training stays as it is; see `preserve_training_state`.
+        algo: whose policies act: an algorithm, whose training stays as it is, see `preserve_training_state`; or
+            policies alone, from `load_policies`.
         env: with the agents and spaces of the training. Better not `algo.env`: its running episodes are lost, the next
             rollout begins new ones, and their seeds follow from `seed`.
         n_episodes: complete episodes over all envs together.
         deterministic: the most likely actions (True), or sampled ones as in the training (False). None: as
-            `algo.evaluation_deterministic` says: a run's setting; True unless it was set.
+            its `evaluation_deterministic` says: a run's setting; True unless it was set.
         seed: of the envs' episodes and of the actions: the same numbers each time, whatever the vectorizer. None: the
             envs go on with their own seeds, and actions are drawn anew.
         n_env_steps: env steps over all envs together, instead of `n_episodes`; rounded up to whole steps of all envs.
@@ -75,16 +76,17 @@ def play_episodes(
     require("n_episodes", n_episodes, PositiveInt)
     require("n_env_steps", n_env_steps, PositiveInt | None)
     require_same_agents(algo, env)
+    bundle = _bundle(algo)
     if deterministic is None:
-        deterministic = algo.evaluation_deterministic
-    tracker = _tracker(algo, env, window=n_episodes if n_env_steps is None else n_env_steps + env.num_envs)
+        deterministic = bundle.evaluation_deterministic
+    tracker = _tracker(bundle, env, window=n_episodes if n_env_steps is None else n_env_steps + env.num_envs)
     counted: list[Episode] = []
-    with preserve_training_state(algo, seed):
-        if env is algo.env:
+    with preserve_training_state(bundle, seed):
+        if isinstance(algo, MultiAgentAlgorithm) and env is algo.env:
             algo.forget_episodes()
         if seed is not None:
             env.seed(seed)
-        by_step = _finished_by_step(algo, env, tracker, deterministic)
+        by_step = _finished_by_step(bundle, env, tracker, deterministic)
         for episode in _counted(by_step, env.num_envs, n_episodes, n_env_steps):
             counted.append(episode)
             if on_episode is not None:
@@ -97,33 +99,42 @@ def episodes_of_env(env_index: int, num_envs: int, n_episodes: int) -> int:
     return (n_episodes + env_index) // num_envs
 
 
-def metric_names(algo: MultiAgentAlgorithm, env: MultiAgentVecEnv) -> list[str]:
+def metric_names(algo: MultiAgentAlgorithm | PolicyBundle, env: MultiAgentVecEnv) -> list[str]:
     """The flat names of all metrics of an evaluation, without a prefix."""
-    return list(flatten(_metrics(_tracker(algo, env, window=1), [])))
+    return list(flatten(_metrics(_tracker(_bundle(algo), env, window=1), [])))
 
 
-def require_same_agents(algo: MultiAgentAlgorithm, env: MultiAgentVecEnv) -> None:
+def require_same_agents(algo: MultiAgentAlgorithm | PolicyBundle, env: MultiAgentVecEnv) -> None:
     """Refuse envs that the policies cannot act in.
 
     Raises:
         ConfigError: the agents or their spaces are not those of the training, or it is no algorithm or no envs.
     """
-    if not isinstance(algo, MultiAgentAlgorithm):
-        how = "MultiAgentAlgorithm.load(folder, env) makes one from a checkpoint or a run folder"
-        raise ConfigError(f"algo is {algo!r:.200}; accepted: a MultiAgentAlgorithm; {how}", key="algo")
+    bundle = _bundle(algo)
     if not isinstance(env, MultiAgentVecEnv):
         raise ConfigError(f"env is {env!r:.200}; accepted: envs from make_vec_env", key="env")
-    theirs, ours = _spaces(env), _spaces(algo.env)
-    if set(theirs) != set(ours):
-        raise ConfigError(f"the env has agents {', '.join(theirs)}; the policies act for {', '.join(ours)}", key="env")
-    for agent, spaces in theirs.items():
-        for found, trained in zip(spaces, ours[agent], strict=True):
-            if found != trained:
-                raise ConfigError(f"the env has space {found} for agent {agent!r}; its policy: {trained}", key="env")
+    spaces_of = {agent: bundle.spaces[policy_id] for agent, policy_id in bundle.policy_of.items()}
+    theirs = {agent: group for group in env.groups for agent in group.agents}
+    if set(theirs) != set(spaces_of):
+        agents, ours = ", ".join(env.agents), ", ".join(spaces_of)
+        raise ConfigError(f"the env has agents {agents}; the policies act for {ours}", key="env")
+    for agent, trained in spaces_of.items():
+        found = PolicySpaces(theirs[agent].observation_space, theirs[agent].action_space)
+        for space, of_policy in zip(found, trained, strict=True):
+            if space != of_policy:
+                raise ConfigError(f"the env has space {space} for agent {agent!r}; its policy: {of_policy}", key="env")
 
 
-def _spaces(env: MultiAgentVecEnv) -> dict[AgentID, tuple[Any, Any]]:
-    return {agent: (group.observation_space, group.action_space) for group in env.groups for agent in group.agents}
+def _bundle(algo: MultiAgentAlgorithm | PolicyBundle) -> PolicyBundle:
+    if isinstance(algo, MultiAgentAlgorithm):
+        return algo.bundle()
+    if isinstance(algo, PolicyBundle):
+        return algo
+    raise ConfigError(
+        f"algo is {algo!r:.200}; accepted: a MultiAgentAlgorithm or the policies of a PolicyBundle; "
+        "MultiAgentAlgorithm.load(folder, env) and load_policies(folder) make them from a checkpoint or a run folder",
+        key="algo",
+    )
 
 
 # --- Playing ---------------------------------------------------------------------------------------------------------
@@ -149,12 +160,12 @@ def _quota_of_each_env(by_step: Iterable[list[Episode]], quotas: list[int]) -> I
 
 
 def _finished_by_step(
-    algo: MultiAgentAlgorithm, env: MultiAgentVecEnv, tracker: EpisodeTracker, deterministic: bool
+    bundle: PolicyBundle, env: MultiAgentVecEnv, tracker: EpisodeTracker, deterministic: bool
 ) -> Iterator[list[Episode]]:
     """The episodes that each step of all envs finished, without end."""
-    bundle = algo.bundle()
     actors = [
-        bundle.make_actor(rows_of_policy(env, policy_id, algo.policy_of), deterministic) for policy_id in algo.policies
+        bundle.make_actor(rows_of_policy(env, policy_id, bundle.policy_of), deterministic)
+        for policy_id in bundle.policies
     ]
     step = env.reset()
     tracker.begin()
@@ -180,8 +191,8 @@ def _actions(actors: Sequence[Actor], env: MultiAgentVecEnv, step: VecStep) -> l
 # --- Numbers ---------------------------------------------------------------------------------------------------------
 
 
-def _tracker(algo: MultiAgentAlgorithm, env: MultiAgentVecEnv, window: int) -> EpisodeTracker:
-    return EpisodeTracker(env, algo.policy_of, window, algo.tracker.custom_metrics)
+def _tracker(bundle: PolicyBundle, env: MultiAgentVecEnv, window: int) -> EpisodeTracker:
+    return EpisodeTracker(env, bundle.policy_of, window, bundle.custom_metrics)
 
 
 def _metrics(tracker: EpisodeTracker, counted: Sequence[Episode]) -> Result:

@@ -9,13 +9,14 @@ from contextlib import contextmanager
 import numpy as np
 import torch as th
 
+from marl_sb3.learners.bundle import PolicyBundle
 from marl_sb3.learners.sb3.noise import preserve_noise
 from marl_sb3.storage.process_rng import preserve_rng
 from marl_sb3.training.algorithm import MultiAgentAlgorithm
 
 
 @contextmanager
-def preserve_training_state(algo: MultiAgentAlgorithm, seed: int | None = None) -> Iterator[None]:
+def preserve_training_state(algo: MultiAgentAlgorithm | PolicyBundle, seed: int | None = None) -> Iterator[None]:
     """Put back, at the end, what acting changes: global random generators, and the modes and noise of policies.
 
     Inside, the generators of PyTorch (CUDA's too, where it is in use), NumPy and Python are seeded.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from marl_sb3.learners.sb3.build import build_for_acting
 from marl_sb3.learners.sb3.tensors import read_weights
 from marl_sb3.learners.sb3.zip_file import write_zip
 from marl_sb3.learners.spec import PolicySpec
+from marl_sb3.metrics import InfoMetric
 from marl_sb3.policies.mapping import policy_of_agents, resolve_policies
 from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.storage.checkpoint_folder import find_checkpoint
@@ -32,6 +33,7 @@ from marl_sb3.storage.state import State, StateReader
 from marl_sb3.storage.tensor_file import form_of
 from marl_sb3.types import AgentID, PolicyID
 from marl_sb3.vec_env.groups import AgentGroup
+from marl_sb3.vec_env.interface import MultiAgentVecEnv
 
 _BYTES_PER_WEIGHT = 16  # with its gradient and what Adam keeps, as float32
 # Of an observation or action of a checkpoint from a stranger: as many as its weights could tell apart, and some.
@@ -54,12 +56,16 @@ class PolicyBundle:
         policy_of: the policy id of each agent.
         spaces: of each policy.
         checkpoint: name of the checkpoint that they are from; None: of none.
+        evaluation_deterministic: what evaluations do unless they are told; see `MultiAgentAlgorithm`.
+        custom_metrics: of evaluations, besides those that their env announces. No checkpoint holds them.
     """
 
     policies: Mapping[PolicyID, BaseAlgorithm]
     policy_of: Mapping[AgentID, PolicyID]
     spaces: Mapping[PolicyID, PolicySpaces]
     checkpoint: str | None = None
+    evaluation_deterministic: bool = True
+    custom_metrics: Mapping[str, InfoMetric] = field(default_factory=dict)
 
     def agents_of(self, policy_id: PolicyID) -> list[AgentID]:
         """The agents that a policy acts for, in the env's order."""
@@ -124,6 +130,7 @@ def load_policies(
     checkpoint: str = "best",
     policies: Mapping[PolicyID, PolicySpec] | None = None,
     device: str = "auto",
+    env: MultiAgentVecEnv | None = None,
 ) -> PolicyBundle:
     """The policies of a run or of a saved algorithm, to act with where there is no env.
 
@@ -132,24 +139,39 @@ def load_policies(
         checkpoint: of a run folder: `best`, `latest` or the number of an iteration.
         policies: specs by policy id; needed where they held classes or functions, which no checkpoint holds.
         device: as in SB3.
+        env: from `make_vec_env`, with the agents of the training; needed where a space is of a kind of your own, which
+            no checkpoint holds.
 
     Raises:
         CheckpointError: there is none, it is damaged, or a space is of a kind that it cannot hold.
         ConfigError: the checkpoint does not hold the specs of its policies: `policies` is needed.
     """
-    return read_bundle(find_checkpoint(path, checkpoint), policies, device)
+    return read_bundle(find_checkpoint(path, checkpoint), policies, device, env)
 
 
 def read_bundle(
-    checkpoint: Checkpoint, specs: Mapping[PolicyID, PolicySpec] | None = None, device: str = "auto"
+    checkpoint: Checkpoint,
+    specs: Mapping[PolicyID, PolicySpec] | None = None,
+    device: str = "auto",
+    env: MultiAgentVecEnv | None = None,
 ) -> PolicyBundle:
-    """The policies in a checkpoint; it may come from a stranger. See `load_policies`."""
+    """The policies in a checkpoint; it may come from a stranger. See `load_policies`.
+
+    Args:
+        checkpoint: the checkpoint.
+        specs: `policies` there.
+        device: see there.
+        env: see there.
+    """
     state = StateReader(checkpoint.state)
+    deterministic = state.boolean("evaluation_deterministic")
     find_files(checkpoint.tensors, checkpoint.name, len(list(state.fields("policies"))))  # these and no others
     specs = specs or specs_of_checkpoint(checkpoint)
     policy_of = _policy_of(state, specs)
     found = {
-        policy_id: _spaces(checkpoint, state.fields("spaces").fields(policy_id), number, specs)
+        policy_id: _spaces(
+            checkpoint, state.fields("spaces").fields(policy_id), number, _of_env(env, policy_id, policy_of)
+        )
         for number, policy_id in enumerate(_policy_ids(state, specs))
     }
     with preserve_rng():
@@ -157,7 +179,7 @@ def read_bundle(
             policy_id: _algorithm(checkpoint, _rows(policy_id, policy_of, its), specs[policy_id], number, device)
             for number, (policy_id, its) in enumerate(found.items())
         }
-    return PolicyBundle(algorithms, policy_of, found, checkpoint.name)
+    return PolicyBundle(algorithms, policy_of, found, checkpoint.name, deterministic)
 
 
 def _policy_ids(state: StateReader, specs: Mapping[PolicyID, PolicySpec]) -> list[PolicyID]:
@@ -175,14 +197,24 @@ def _policy_of(state: StateReader, specs: Mapping[PolicyID, PolicySpec]) -> dict
         raise CheckpointError(f"{saved.where}: {error}") from error
 
 
-def _spaces(
-    checkpoint: Checkpoint, plain: StateReader, number: int, specs: Mapping[PolicyID, PolicySpec]
-) -> PolicySpaces:
+def _of_env(
+    env: MultiAgentVecEnv | None, policy_id: PolicyID, policy_of: Mapping[AgentID, PolicyID]
+) -> PolicySpaces | None:
+    """What the agents of a policy observe and do in an env; None if it does not have them."""
+    for group in () if env is None else env.groups:
+        if any(policy_of.get(agent) == policy_id for agent in group.agents):
+            return PolicySpaces(group.observation_space, group.action_space)
+    return None
+
+
+def _spaces(checkpoint: Checkpoint, plain: StateReader, number: int, of_env: PolicySpaces | None) -> PolicySpaces:
     missing = [name for name in PolicySpaces._fields if plain.value(name) is None]
+    if missing and of_env is not None:
+        return of_env
     if missing:
         raise CheckpointError(
             f"{checkpoint.name} does not hold the {missing[0]} space of {plain.where}, which is of a kind that no "
-            "checkpoint holds: an env is needed"
+            "checkpoint holds: pass `env`"
         )
     most = max(_LEAST_NUMBERS, _NUMBERS_PER_WEIGHT * _num_weights(checkpoint, number))
     return PolicySpaces(*(space_from_plain(plain.fields(name), most) for name in PolicySpaces._fields))

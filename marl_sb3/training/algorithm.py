@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -286,7 +287,7 @@ class MultiAgentAlgorithm:
 
     def bundle(self) -> PolicyBundle:
         """The policies with what is needed to act by them where there is no env."""
-        return self._setup.bundle
+        return replace(self._setup.bundle, custom_metrics=self.tracker.custom_metrics)
 
     # --- State -------------------------------------------------------------------------------------------------------
 

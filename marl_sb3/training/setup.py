@@ -33,7 +33,6 @@ class Setup:
     Attributes:
         num_envs: E.
         n_steps: env steps, of each env, in an iteration.
-        evaluation_deterministic: what evaluations do unless they are told.
         specs: of each policy.
         learners: of each policy.
         bundle: the policies with what is needed to act by them.
@@ -41,7 +40,6 @@ class Setup:
 
     num_envs: int
     n_steps: int
-    evaluation_deterministic: bool
     specs: Mapping[PolicyID, PolicySpec]
     learners: Mapping[PolicyID, Learner]
     bundle: PolicyBundle
@@ -51,7 +49,7 @@ class Setup:
         return {
             "num_envs": self.num_envs,
             "n_steps": self.n_steps,
-            "evaluation_deterministic": self.evaluation_deterministic,
+            "evaluation_deterministic": self.bundle.evaluation_deterministic,
             "policy_of": dict(self.bundle.policy_of),
             "trained": [policy_id for policy_id, learner in self.learners.items() if learner.trained],
             "spaces": self.bundle.spaces_to_plain(),
@@ -131,8 +129,8 @@ def set_up(
     }
     algorithms = {policy_id: learner.algorithm for policy_id, learner in learners.items()}
     n_steps = iteration_steps(list(learners.values()), n_steps)
-    bundle = PolicyBundle(algorithms, policy_of, spaces)
-    made = Setup(env.num_envs, n_steps, evaluation_deterministic, specs, learners, bundle)
+    bundle = PolicyBundle(algorithms, policy_of, spaces, evaluation_deterministic=evaluation_deterministic)
+    made = Setup(env.num_envs, n_steps, specs, learners, bundle)
     made.require_savable()
     return made
 

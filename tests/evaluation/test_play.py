@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -26,6 +28,7 @@ from marl_sb3.evaluation import (
     play_episodes,
     preserve_training_state,
 )
+from marl_sb3.learners.bundle import load_policies
 from marl_sb3.metrics import flatten
 from marl_sb3.vec_env.seeding import episode_seed
 
@@ -521,6 +524,19 @@ def test_other_agents_and_other_spaces_are_refused() -> None:
 def test_an_empty_duration_is_refused(name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=f"{name} is {value!r}; accepted: an integer of at least 1"):
         evaluate_policies(make(), make_vec_env(ScriptedEnv), **{name: value})
+
+
+def test_policies_alone_play_as_with_their_training(tmp_path: Path) -> None:
+    metrics = {"reward": InfoMetric("bonus", agent="a")}
+    algorithm = make(policies="per_agent", evaluation_deterministic=False, custom_metrics=metrics)
+    algorithm.train_iteration()
+    algorithm.save(tmp_path / "saved")
+    env = make_vec_env(ScriptedEnv, n_envs=2)
+    alone = replace(load_policies(tmp_path / "saved", device="cpu"), custom_metrics=metrics)
+    of_training, of_policies = (without_clock(evaluate_policies(each, env, 4, seed=5)) for each in (algorithm, alone))
+    assert of_policies == of_training
+    assert without_clock(evaluate_policies(algorithm.bundle(), env, 4, seed=5)) == of_training
+    assert "custom_metrics/reward_mean" in of_training
 
 
 def test_other_agents_order_does_not_matter() -> None:

@@ -118,6 +118,20 @@ def test_policies_of_classes_of_ones_own_are_to_be_passed(tmp_path: Path) -> Non
     assert isinstance(load_policies(path, policies=specs).policies["only"], Own)
 
 
+class OwnBox(spaces.Box):
+    """A space that no checkpoint holds."""
+
+
+def test_spaces_that_no_checkpoint_holds_are_those_of_the_env(tmp_path: Path) -> None:
+    def envs() -> Any:
+        return make_vec_env(SampledEnv, observation_space=OwnBox(-1, 1, (2,)), action_space=spaces.Discrete(3))
+
+    path = MultiAgentAlgorithm(envs(), seed=1, **SMALL).save(tmp_path / "saved")
+    with pytest.raises(CheckpointError, match=r"does not hold the observation space .*: pass `env`"):
+        load_policies(path)
+    assert load_policies(path, env=envs()).spaces["shared"].observation == OwnBox(-1, 1, (2,))
+
+
 # --- Checkpoints of strangers ----------------------------------------------------------------------------------------
 
 
@@ -136,7 +150,7 @@ DISCRETE = {"kind": "Discrete", "n": 4, "start": 0}
         ({"observation": HUGE | {"shape": [2**30]}, "action": DISCRETE}, "accepted: at most"),
         ({"observation": DISCRETE, "action": {**DISCRETE, "n": 60_000}}, "describes policy 'agent1' with"),
         ({"observation": DISCRETE, "action": DISCRETE}, "as the policy is built"),
-        ({"observation": None, "action": DISCRETE}, "does not hold the observation space .*: an env is needed"),
+        ({"observation": None, "action": DISCRETE}, r"does not hold the observation space .*: pass `env`"),
         ({"observation": DISCRETE, "action": {**DISCRETE, "start": 1}}, "SB3 counts actions from 0"),
         ({"action": DISCRETE}, "state/spaces/agent1/observation is missing"),
     ],
