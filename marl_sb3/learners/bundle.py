@@ -17,7 +17,9 @@ from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.learners.actor import RowActor
 from marl_sb3.learners.deciders import Actions, PredictDecider
 from marl_sb3.learners.policy_size import least_weights
+from marl_sb3.learners.predict import AgentPredict, require_known
 from marl_sb3.learners.sb3.build import build_for_acting
+from marl_sb3.learners.sb3.predict import States
 from marl_sb3.learners.sb3.tensors import read_weights
 from marl_sb3.learners.sb3.zip_file import write_zip
 from marl_sb3.learners.spec import PolicySpec
@@ -82,27 +84,68 @@ class PolicyBundle:
             rows, self.policies[rows.policy_id], PredictDecider(self.policies[rows.policy_id], deterministic)
         )
 
-    def predict(self, observations: Mapping[AgentID, Any], deterministic: bool = False) -> dict[AgentID, Any]:
-        """The action of each agent for its observation.
+    def predict(
+        self,
+        observations: Mapping[AgentID, Any],
+        deterministic: bool = False,
+        action_masks: Mapping[AgentID, Any] | None = None,
+    ) -> dict[AgentID, Any]:
+        """The action of each agent for its observation: `predict_with_state` at the start of an episode.
 
         Args:
             observations: by agent; any subset of the agents. A leading batch axis is kept.
             deterministic: the most likely action instead of a sampled one.
+            action_masks: see `predict_with_state`.
 
         Raises:
-            ConfigError: an agent that no policy acts for, or an observation that does not fit its space.
+            ConfigError: see `predict_with_state`.
         """
-        strangers = [agent for agent in observations if agent not in self.policy_of]
-        if strangers:
-            raise ConfigError(f"unknown agent {strangers[0]!r}; the env has {', '.join(self.policy_of)}")
-        return {agent: self._action(agent, observation, deterministic) for agent, observation in observations.items()}
+        return self.predict_with_state(observations, action_masks=action_masks, deterministic=deterministic)[0]
 
-    def _action(self, agent: AgentID, observation: Any, deterministic: bool) -> Any:
-        try:
-            return self.policies[self.policy_of[agent]].predict(observation, deterministic=deterministic)[0]
-        except (ValueError, RuntimeError, TypeError) as error:
-            space = self.spaces[self.policy_of[agent]].observation
-            raise ConfigError(f"agent {agent!r}: the observation does not fit {space}: {error}") from error
+    def predict_with_state(
+        self,
+        observations: Mapping[AgentID, Any],
+        state: Mapping[AgentID, Any] | None = None,
+        episode_starts: Mapping[AgentID, Any] | None = None,
+        action_masks: Mapping[AgentID, Any] | None = None,
+        deterministic: bool = False,
+    ) -> tuple[dict[AgentID, Any], dict[AgentID, States]]:
+        """The action of each agent for its observation, with the memory of recurrent policies.
+
+        Everything is by agent; an agent that a mapping leaves out has nothing of it.
+
+        Args:
+            observations: any subset of the agents: a single observation each, or a batch of n.
+            state: what the previous call returned; None at the start of an episode.
+            episode_starts: True, or n booleans: the agent's episode starts here, and its state is not used. Policies
+                without memory take no notice.
+            action_masks: of an agent, k booleans, or (n, k) for a batch: the actions that are allowed. k is the number
+                of actions of a Discrete space; for a MultiDiscrete or MultiBinary one, the sum over its choices. Masks
+                for a policy that takes none are refused: it might choose an action that they forbid.
+            deterministic: the most likely action instead of a sampled one.
+
+        Returns:
+            The actions, and the state for the next call: of the agents whose policies have memory. An agent that does
+            not act keeps the state that it had.
+
+        Raises:
+            ConfigError: an agent that no policy acts for; an observation, a state or a mask that does not fit its
+                policy.
+        """
+        given = {"observations": observations, "state": state, "episode_starts": episode_starts}
+        require_known(self.policy_of, given | {"action_masks": action_masks})
+        state, starts, masks = state or {}, episode_starts or {}, action_masks or {}
+        actions, after = {}, dict(state)
+        for agent, observation in observations.items():
+            its = state.get(agent), starts.get(agent), masks.get(agent)
+            actions[agent], memory = self._predict_of(agent)(observation, *its, deterministic)
+            if memory:
+                after[agent] = memory
+        return actions, after
+
+    def _predict_of(self, agent: AgentID) -> AgentPredict:
+        policy_id = self.policy_of[agent]
+        return AgentPredict(agent, policy_id, self.policies[policy_id], *self.spaces[policy_id])
 
     def save_policies(self, folder: str | Path) -> dict[PolicyID, Path]:
         """Save each policy as `folder/<policy id>.zip`, which stock SB3's `load` opens; see `ids.file_names`.

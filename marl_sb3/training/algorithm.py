@@ -17,6 +17,7 @@ from stable_baselines3.common.type_aliases import MaybeCallback
 
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.learners.bundle import PolicyBundle
+from marl_sb3.learners.sb3.predict import States
 from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.learners.threads import blas_threads, parallel_updates
 from marl_sb3.metrics import EpisodeTracker, InfoMetric, Result, flatten
@@ -238,20 +239,43 @@ class MultiAgentAlgorithm:
         return result
 
     def predict(
-        self, observations: Mapping[AgentID, Any], deterministic: bool = False, **of_sb3: Any
+        self,
+        observations: Mapping[AgentID, Any],
+        deterministic: bool = False,
+        action_masks: Mapping[AgentID, Any] | None = None,
+        **of_sb3: Any,
     ) -> dict[AgentID, Any]:
         """The action of each agent for its observation.
 
         Args:
             observations: by agent; any subset of the agents. A leading batch axis is kept.
             deterministic: the most likely action instead of a sampled one.
+            action_masks: by agent; see `PolicyBundle.predict_with_state`.
             of_sb3: not accepted; SB3's functions for one policy, such as `evaluate_policy`, are told what is.
 
         Raises:
             ConfigError: an agent that the env does not have, or observations that are not by agent.
         """
         require_observations_by_agent(self.policies, observations, of_sb3)
-        return self.bundle().predict(observations, deterministic)
+        return self.bundle().predict(observations, deterministic, action_masks)
+
+    def predict_with_state(
+        self,
+        observations: Mapping[AgentID, Any],
+        state: Mapping[AgentID, Any] | None = None,
+        episode_starts: Mapping[AgentID, Any] | None = None,
+        action_masks: Mapping[AgentID, Any] | None = None,
+        deterministic: bool = False,
+    ) -> tuple[dict[AgentID, Any], dict[AgentID, States]]:
+        """The action of each agent for its observation, with the memory of recurrent policies.
+
+        See `PolicyBundle.predict_with_state`: same arguments, same errors.
+
+        Returns:
+            The actions, and the state for the next call, by agent.
+        """
+        require_observations_by_agent(self.policies, observations, {})
+        return self.bundle().predict_with_state(observations, state, episode_starts, action_masks, deterministic)
 
     def get_parameters(self) -> dict[PolicyID, dict[str, Any]]:
         """Weights and optimizer state of each policy; see SB3's `get_parameters`."""

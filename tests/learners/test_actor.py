@@ -1,16 +1,20 @@
-"""gSDE with agents that end early: every row keeps its own noise, whoever acts beside it."""
+"""Every row keeps its own noise, memory and masks, whoever acts beside it."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
+import contrib
 import numpy as np
 import pytest
 from gymnasium import spaces
 from toy_envs import SampledEnv
 
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentVecEnv, make_vec_env
+from marl_sb3.errors import CheckpointError
 from marl_sb3.evaluation import play_episodes
+from marl_sb3.storage.state import StateReader
 
 SEEN_ALWAYS = spaces.Box(0.5, 0.5, (3,))  # the noise is all that changes an action
 STEPS = 6
@@ -79,3 +83,96 @@ def test_noise_is_drawn_anew_for_every_row_as_often_as_asked(evaluated: bool) ->
         if len(taken) > 4:
             assert np.abs(taken[4] - taken[3]).max() > 1e-3
             np.testing.assert_allclose(taken[5], taken[4], atol=1e-6)
+
+
+# --- Memory and masks ------------------------------------------------------------------------------------------------
+
+T, ROWS = 30, 4
+
+
+@dataclass(frozen=True)
+class Turns:
+    """What the rows see and may do in each step, who acts, and whose episode ends after it; all random."""
+
+    seen: np.ndarray  # (T, rows, 3)
+    masks: np.ndarray  # (T, rows, 5)
+    acting: np.ndarray  # (T, rows)
+    ended: np.ndarray  # (T, rows)
+
+
+@pytest.fixture(scope="module")
+def turns() -> Turns:
+    rng = np.random.default_rng(0)
+    masks = rng.random((T, ROWS, 5)) < 0.5
+    masks[..., [0, 3]] = True
+    acting = rng.random((T, ROWS)) < 0.6
+    acting[4], acting[7] = False, True
+    ended = rng.random((T, ROWS)) < 0.15
+    return Turns(rng.uniform(-1, 1, (T, ROWS, 3)).astype(np.float32), masks, acting, ended)
+
+
+def row_by_row(algorithm: Any, turns: Turns, **masked: bool) -> np.ndarray:
+    """(T, rows, 2) actions by SB3's own `predict`, one row after the other, each with its own state."""
+    actions = np.zeros((T, ROWS, 2), dtype=algorithm.action_space.dtype)
+    for row in range(ROWS):
+        state, start = None, True
+        for step in np.flatnonzero(turns.acting[:, row] | turns.ended[:, row]):
+            if turns.acting[step, row]:
+                more = {"action_masks": turns.masks[step, row]} if masked else {}
+                actions[step, row], state = algorithm.predict(
+                    turns.seen[step, row], state, np.array([start]), deterministic=True, **more
+                )
+                start = False
+            start = start or bool(turns.ended[step, row])
+    return actions
+
+
+def play(actor: Any, turns: Turns, steps: range) -> np.ndarray:
+    """(steps, rows, 2) actions by one actor; rows that wait see what no space holds."""
+    actions = []
+    for step in steps:
+        acting = turns.acting[step]
+        seen = np.where(acting[:, None], turns.seen[step], np.nan)
+        actions.append(actor.act(seen, acting, turns.masks[step]).actions)
+        actor.end_episodes(turns.ended[step])
+    return np.stack(actions)
+
+
+@pytest.mark.parametrize(("policy", "masked"), [("recurrent", {}), ("masked", {"masked": True})])
+def test_an_actor_equals_a_loop_over_rows_that_each_keep_their_own_state(
+    policy: str, masked: Any, turns: Turns
+) -> None:
+    algorithm = contrib.bundle().policies[policy]
+    actor = contrib.bundle().make_actor(contrib.rows_of(algorithm.action_space, policy), deterministic=True)
+    assert actor.takes_masks == bool(masked)
+    found, expected = play(actor, turns, range(T)), row_by_row(algorithm, turns, **masked)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert (found[~turns.acting] == 0).all()
+    assert len(np.unique(found.round(2).reshape(-1, 2), axis=0)) > 3  # the loop has something to tell
+
+
+def test_an_envs_restart_starts_its_rows_anew(turns: Turns) -> None:
+    bundle = contrib.bundle()
+    rows = contrib.rows_of(contrib.FORCES, "recurrent")
+    restarted, fresh = (bundle.make_actor(rows, deterministic=True) for _ in range(2))
+    everyone = np.ones(ROWS, dtype=bool)
+    for step in range(3):
+        restarted.act(turns.seen[step], everyone)
+    restarted.restart_envs([1])
+    went_on, anew = (actor.act(turns.seen[9], everyone).actions for actor in (restarted, fresh))
+    np.testing.assert_allclose(went_on[2:], anew[2:], atol=1e-6)
+    assert (np.abs(went_on[:2] - anew[:2]) > 1e-3).any(axis=1).all()
+    restarted.begin_episodes()
+    np.testing.assert_allclose(restarted.act(turns.seen[9], everyone).actions, anew, atol=1e-6)
+
+
+def test_the_memory_of_an_actor_goes_on_from_its_state(turns: Turns) -> None:
+    bundle = contrib.bundle()
+    rows = contrib.rows_of(contrib.FORCES, "recurrent")
+    whole, again = (bundle.make_actor(rows, deterministic=True) for _ in range(2))
+    play(whole, turns, range(10))
+    state = whole.get_state(under_way=True)
+    again.read_state(StateReader(state), whole.step, under_way=True)()
+    np.testing.assert_array_equal(play(whole, turns, range(10, T)), play(again, turns, range(10, T)))
+    with pytest.raises(CheckpointError, match=r"states/0 is .*; accepted: an array of float32"):
+        again.read_state(StateReader({**state, "states": [np.zeros(3)] * 2}), 0, under_way=True)

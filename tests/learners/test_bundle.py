@@ -100,7 +100,7 @@ def test_a_run_is_loaded_by_its_best_checkpoint_or_by_the_one_that_is_named(tmp_
 def test_a_bundle_knows_its_agents_and_refuses_others(saved: Path) -> None:
     bundle = load_policies(saved)
     assert bundle.agents_of("agent2") == ["agent2"]
-    with pytest.raises(ConfigError, match="unknown agent 'agent3'; the env has agent1, agent2"):
+    with pytest.raises(ConfigError, match="observations: unknown agent 'agent3'; the env has agent1, agent2"):
         bundle.predict({"agent3": None})
     for observation in ([0, 1, 2], [0, 500]):  # a wrong shape, and a cell that there is not
         with pytest.raises(ConfigError, match=r"agent 'agent1': the observation does not fit MultiDiscrete"):

@@ -1,0 +1,81 @@
+"""`predict` by agent, with masks and with the memory of recurrent policies, which goes in and out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import contrib
+import numpy as np
+import pytest
+
+from marl_sb3 import ConfigError, MultiAgentAlgorithm
+from marl_sb3.learners.bundle import PolicyBundle
+
+ONE = np.array([0.5, -0.5, 1.0], np.float32)
+BATCH = np.stack([ONE, -ONE])
+ALLOWED = np.array([0, 1, 0, 1, 0])  # of MultiDiscrete([3, 2]): 1, then 0
+
+
+@pytest.fixture(scope="module")
+def bundle() -> PolicyBundle:
+    return contrib.bundle()
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_memory_goes_in_and_out_as_in_sb3s_own_predict(batched: bool, bundle: PolicyBundle) -> None:
+    seen, policy = (BATCH if batched else ONE), bundle.policies["recurrent"]
+    state: Any = None
+    expected_state = None
+    for step in range(4):
+        starts = np.array([step == 2, False]) if batched else step == 2
+        expected, expected_state = policy.predict(seen, expected_state, np.atleast_1d(starts), deterministic=True)
+        given = {"r": seen, "p": seen} if step != 1 else {"r": seen}
+        actions, state = bundle.predict_with_state(given, state, {"r": starts}, deterministic=True)
+        np.testing.assert_array_equal(actions["r"], expected)
+        assert list(state) == ["r"]
+        assert all(np.array_equal(*pair) for pair in zip(state["r"], expected_state, strict=True))
+    _, after = bundle.predict_with_state({"p": seen}, state)
+    assert after == state  # an agent that does not act keeps what it had
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_masks_choose_among_what_is_allowed(batched: bool, bundle: PolicyBundle) -> None:
+    masks = np.stack([ALLOWED, ALLOWED[[1, 0, 2, 4, 3]]]) if batched else ALLOWED
+    actions = bundle.predict({"m": BATCH if batched else ONE}, action_masks={"m": masks})
+    np.testing.assert_array_equal(actions["m"], [[1, 0], [0, 1]] if batched else [1, 0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"observations": {"x": ONE}}, "observations: unknown agent 'x'; the env has m, r, p"),
+        ({"state": {"x": ()}}, "state: unknown agent 'x'"),
+        ({"state": "latest"}, "state is 'latest'; accepted: a mapping by agent"),
+        ({"episode_starts": {"x": True}}, "episode_starts: unknown agent 'x'"),
+        ({"action_masks": {"x": ALLOWED}}, "action_masks: unknown agent 'x'"),
+        ({"action_masks": {"m": ALLOWED[:3]}}, r"'m': the action mask has shape \(3,\); accepted: \(5,\), for Multi"),
+        ({"action_masks": {"m": [ALLOWED] * 2}}, r"has shape \(2, 5\); accepted: \(5,\)"),
+        ({"action_masks": {"m": [1, 2, 0, 0, 1]}}, "accepted: booleans, or 0 and 1"),
+        ({"action_masks": {"m": [1, 1, 1, 0, 0]}}, "forbids every action of choice 1"),
+        ({"action_masks": {"p": [True]}}, r"its policy 'plain' \(PPO\) takes none; leave the agent out"),
+        ({"state": {"p": (ONE,)}}, r"'p': a state was given, but its policy 'plain' \(PPO\) has none"),
+        ({"state": {"r": (ONE, ONE)}}, r"does not fit .*\(RecurrentPPO\); .*2 arrays of shape \(2, 1, 4\)"),
+        ({"state": {"r": 3}}, r"'r': the state does not fit"),
+        ({"episode_starts": {"r": 3}}, "episode_starts is 3; accepted: a boolean"),
+        ({"observations": {"r": ONE[:2]}}, "'r': the observation does not fit Box"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_words(arguments: Any, message: str, bundle: PolicyBundle) -> None:
+    observations = {"m": ONE, "r": ONE, "p": ONE}
+    with pytest.raises(ConfigError, match=message):
+        bundle.predict_with_state(**{"observations": observations, **arguments})
+
+
+def test_an_algorithm_predicts_as_its_bundle_does() -> None:
+    algorithm = MultiAgentAlgorithm("arena", n_steps=4, batch_size=4, device="cpu")
+    seen = {"agent1": [0, 99], "agent2": [99, 0]}
+    actions, state = algorithm.predict_with_state(seen, deterministic=True)
+    assert actions == algorithm.predict(seen, deterministic=True)
+    assert state == {}
+    with pytest.raises(ConfigError, match="takes none"):
+        algorithm.predict(seen, action_masks={"agent1": [True] * 5})
