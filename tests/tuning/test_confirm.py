@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -32,15 +33,32 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 
 
-def searched(**changes: Any) -> TuneStudy:
-    """A study that is done, in an env that no other process knows: all of it runs in this one."""
-
-    class Mine(ArenaEnv):
+def local_env() -> type[ArenaEnv]:
+    class Local(ArenaEnv):
         pass
 
-    study = prepare_study(Mine, **{**SMALL, "settings": {**SMALL["settings"], "env.max_timesteps": 15}, **changes})
-    run_trials(study)
-    return study
+    return Local
+
+
+LOCAL_ENV = local_env()  # no other process can import it: all trials run in this one
+
+
+@pytest.fixture(scope="module")
+def finished_study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a study of three complete trials; only to copy."""
+    folder = tmp_path_factory.mktemp("finished")
+    settings = {**SMALL["settings"], "env.max_timesteps": 15}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        run_trials(prepare_study(LOCAL_ENV, **{**SMALL, "settings": settings, "trials": 3}, study="s"))
+    return folder
+
+
+@pytest.fixture
+def study(finished_study: Path, in_tmp: Path) -> TuneStudy:
+    """A study of three complete trials in a folder of its own."""
+    shutil.copytree(finished_study / "runs", in_tmp / "runs")
+    return prepare_study(LOCAL_ENV, study="s")
 
 
 def put(study: TuneStudy, candidate: str, *values: float | None, first_seed: int = 0) -> None:
@@ -52,8 +70,7 @@ def put(study: TuneStudy, candidate: str, *values: float | None, first_seed: int
         (folder / "objective.json").write_text(json.dumps({"seed": index, **outcome}))
 
 
-def test_the_preset_and_the_best_are_trained_with_the_same_fresh_seeds(in_tmp: Path) -> None:
-    study = searched()
+def test_the_preset_and_the_best_are_trained_with_the_same_fresh_seeds(study: TuneStudy) -> None:
     seen: list[tuple[int, int]] = []
     candidates = confirm(study, best=1, seeds=2, watch=lambda done, total: seen.append((done, total)))
     best = study.completed()[0]
@@ -64,7 +81,7 @@ def test_the_preset_and_the_best_are_trained_with_the_same_fresh_seeds(in_tmp: P
                 for i in (0, 1)] for f in folders.values()]  # fmt: skip
     seeds = [[config.seed for config in of_one] for of_one in configs]
     assert seeds[0] == seeds[1]
-    assert len({*seeds[0], *(trial.user_attrs["seed"] for trial in study.trials)}) == 4
+    assert len({*seeds[0], *(trial.user_attrs["seed"] for trial in study.trials)}) == 5
     rates = [[config.hyperparameters["learning_rate"] for config in of_one] for of_one in configs]
     assert rates == [[3e-4] * 2, [best.params["learning_rate"]] * 2]
     episodes = [[config.evaluation.seed for config in of_one] for of_one in configs]
@@ -76,8 +93,7 @@ def test_the_preset_and_the_best_are_trained_with_the_same_fresh_seeds(in_tmp: P
         assert list(candidate.values) == last
 
 
-def test_what_was_trained_before_is_not_trained_again(in_tmp: Path) -> None:
-    study = searched()
+def test_what_was_trained_before_is_not_trained_again(study: TuneStudy) -> None:
     confirm(study, best=1, seeds=1)
     written = {path: path.stat().st_mtime_ns for path in study.folder.glob("confirm/*/*/result.jsonl")}
     half = study.folder / "confirm" / "preset" / "seed-01"
@@ -126,20 +142,20 @@ def test_what_another_worker_trains_is_waited_for(in_tmp: Path) -> None:
     assert seen.count((1, 2)) >= 4
 
 
-def test_a_worker_whose_search_is_gone_begins_nothing_more(in_tmp: Path) -> None:
-    study = searched(trials=1)
+def test_a_worker_whose_search_is_gone_begins_nothing_more(study: TuneStudy) -> None:
     wanted = iter([True, False])
     assert work(ConfirmationQueue(study, [0], 2), "w", is_wanted=lambda: next(wanted))
     assert [name for name, _, _ in outcomes(study)] == ["preset"]
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"seed": 1}', '{"objective": 1.0}'])
-def test_an_outcome_that_cannot_be_read_is_none(text: str, in_tmp: Path) -> None:
-    study = searched(trials=1)
-    confirm(study, seeds=1)
+def test_an_outcome_that_cannot_be_read_is_none(study: TuneStudy) -> None:
+    put(study, "preset", 1.0)
+    put(study, f"trial-{study.best_trial.number}", 2.0)
+    assert confirmed(study) != []
     (path,) = study.folder.glob("confirm/preset/seed-00/objective.json")
-    path.write_text(text)
-    assert confirmed(study) == []
+    for text in ("", "{", "[]", '{"seed": 1}', '{"objective": 1.0}'):
+        path.write_text(text)
+        assert confirmed(study) == []
     assert [len(candidate.values) for candidate in confirm(study, seeds=1)] == [1, 1]
 
 
@@ -166,8 +182,7 @@ def test_a_training_that_fails_is_counted_and_keeps_its_traceback(in_tmp: Path) 
     assert "the disk is on fire" in file.read_text()
 
 
-def test_the_winner_is_the_best_of_those_trained_again(in_tmp: Path) -> None:
-    study = searched(trials=3)
+def test_the_winner_is_the_best_of_those_trained_again(study: TuneStudy) -> None:
     first, second, third = (trial.number for trial in study.completed())
     found = winner(study)
     assert found is not None
@@ -189,25 +204,25 @@ def test_the_winner_is_the_best_of_those_trained_again(in_tmp: Path) -> None:
     assert [candidate.trial for candidate in confirmed(study)] == [None, first, second, third]
 
 
-def test_what_came_out_stands_in_the_files(in_tmp: Path) -> None:
-    study = searched(trials=1)
+def test_what_came_out_stands_in_the_files(study: TuneStudy) -> None:
+    best = study.best_trial.number
     put(study, "preset", 1.0, 2.0, 3.0)
-    put(study, "trial-0", 11.0, 12.0, None)
+    put(study, f"trial-{best}", 11.0, 12.0, None)
     files = [path.name for path in write_files(study)]
     assert files == ["trials.csv", "confirm.csv", "best.yml", "report.html"]
     with (study.folder / "confirm.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [(row["candidate"], row["seed"], row["objective"], row["error"]) for row in rows] == [
         ("preset", "0", "1.0", ""), ("preset", "1", "2.0", ""), ("preset", "2", "3.0", ""),
-        ("trial 0", "0", "11.0", ""), ("trial 0", "1", "12.0", ""), ("trial 0", "2", "", "it broke"),
+        (f"trial {best}", "0", "11.0", ""), (f"trial {best}", "1", "12.0", ""), (f"trial {best}", "2", "", "it broke"),
     ]  # fmt: skip
-    assert rows[3]["folder"] == "confirm/trial-0/seed-00"
+    assert rows[3]["folder"] == f"confirm/trial-{best}/seed-00"
     said = (
         "# Trained again: with 2, 1 failed fresh seeds 11.50 (5.15 to 17.85), the preset 2.00 (-0.48 to 4.48): better"
     )
     assert (study.folder / "best.yml").read_text().splitlines()[1].startswith(said)
     page = (study.folder / "report.html").read_text()
-    assert "<td>trial 0</td><td>2, 1 failed</td><td>11.50</td><td>5.15 to 17.85</td>" in page
+    assert f"<td>trial {best}</td><td>2, 1 failed</td><td>11.50</td><td>5.15 to 17.85</td>" in page
 
 
 def test_where_less_is_better_figures_keep_their_signs() -> None:
@@ -223,10 +238,7 @@ def test_where_less_is_better_figures_keep_their_signs() -> None:
 
 
 def test_the_function_of_the_library_confirms_too(in_tmp: Path) -> None:
-    class Mine(ArenaEnv):
-        pass
-
-    study = marl_sb3.tune(Mine, **{**SMALL, "trials": 1}, confirm_seeds=1)
+    study = marl_sb3.tune(LOCAL_ENV, **{**SMALL, "trials": 1}, confirm_seeds=1)
     assert [candidate.name for candidate in confirmed(study)] == ["preset", "trial 0"]
     assert "# Trained again: with 1 fresh seeds" in (study.folder / "best.yml").read_text()
 
