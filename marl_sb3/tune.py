@@ -82,7 +82,7 @@ def _report_unfinished(study: TuneStudy, arguments: argparse.Namespace, console:
     try:
         _report(study, arguments, console)
     except Exception as error:  # a full disk, for example
-        _print_line(console, f"what there is so far cannot be written: {error}")
+        _print_line(console, f"the report cannot be written: {error}")
     if not arguments.quiet:
         storage = study.search.to_plain()["storage"]  # without its password
         command = command_to_continue(study.search.env, study.search.name, storage, arguments)

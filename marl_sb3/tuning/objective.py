@@ -92,7 +92,7 @@ class Objective:
             ConfigError: there are no values.
         """
         if not values:
-            raise ConfigError(f"no evaluation of the trial told its {self.of!r}", key="objective")
+            raise ConfigError(f"no evaluation of the trial has a value of the objective {self.of!r}", key="objective")
         if self.over == "last":
             return values[-1]
         if self.over == "best":

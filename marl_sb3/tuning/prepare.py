@@ -64,7 +64,8 @@ def prepare_study(
     """
     name = _new_name() if study is None else study
     if not _is_folder_name(name):
-        raise ConfigError(f"--study is {name!r}; accepted: a name that can be a folder's", key="study")
+        words = f"a printable name of at most {_MAX_NAME} bytes without / and \\ that does not start with a dot"
+        raise ConfigError(f"--study is {name!r}; accepted: {words}", key="study")
     factory = None if env is None or isinstance(env, str) else env
     named = env if env is None or isinstance(env, str) else factory_id(env)
     env_id = named or _env_of(name, Path(root), options.get("storage"))

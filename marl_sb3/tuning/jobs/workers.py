@@ -101,7 +101,9 @@ class Workers:
                 continue
             del self._running[name]
             if process.returncode == EXIT_DISK_FULL:
-                raise SearchError(f"no space left on the disk of {self._folder.parent}; go on when there is some")
+                raise SearchError(
+                    f"no space left on the disk of {self._folder.parent}; free some, then continue the study"
+                )
             if process.returncode != 0:
                 self._queue.requeue_dead()
                 self._require_progress(name, process.returncode)
