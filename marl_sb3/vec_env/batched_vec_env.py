@@ -17,7 +17,7 @@ from marl_sb3.types import AgentID, Array, BoolArray, Observations
 from marl_sb3.vec_env.groups import AgentGroup
 from marl_sb3.vec_env.interface import InProcessVecEnv, Options
 from marl_sb3.vec_env.masks import choices_of, forbidden_place, forbidden_words, read_masks
-from marl_sb3.vec_env.observations import map_arrays, read_observations, same_in_env, zero_observations
+from marl_sb3.vec_env.observations import map_arrays, read_observations, same, zero_observations
 from marl_sb3.vec_env.seeding import episode_seed, fresh_seed
 from marl_sb3.vec_env.step import (
     NO_FINAL_OBSERVATIONS,
@@ -276,7 +276,7 @@ class BatchedVecEnv(InProcessVecEnv):
         if not to_act.any(axis=1).all():
             raise state.error("to_act", to_act, "an agent that acts in every env")
         observations = read_observations(state, zero_observations(self.groups, self.num_envs))
-        masks = read_masks(state, self.groups, to_act)
+        masks = read_masks(state, self.groups, self.num_envs)
         self._run_seed = run_seed
         self._episodes, self._episode_steps = counts["episodes"], counts["episode_steps"]
         why = self._set_own(state, to_act, observations)
@@ -293,8 +293,7 @@ class BatchedVecEnv(InProcessVecEnv):
             return f"{type(self._env).__name__} has no get_state() that a checkpoint can hold"
         self._env.set_state(state.fields("own"))
         shown = (_zeros_where_idle(self._env.observations(), to_act),)
-        same = all(same_in_env(shown, seen, index) for index in self._all_envs)
-        return None if same else "its set_state() led to other observations"
+        return None if same(shown, seen) else "its set_state() led to other observations"
 
     def close(self) -> None:
         """See `MultiAgentVecEnv.close`."""

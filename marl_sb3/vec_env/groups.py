@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from gymnasium import spaces
 
 from marl_sb3.errors import ConfigError
-from marl_sb3.types import AgentID
+from marl_sb3.types import AgentID, BoolArray
 from marl_sb3.wrappers.env_interface import innermost_env
 
 _SPACES = ("observation_space", "action_space")
@@ -23,6 +24,42 @@ class AgentGroup:
     columns: tuple[int, ...]  # where each stands on the agent axis of `MultiAgentVecEnv.agents`
     observation_space: spaces.Space[Any]
     action_space: spaces.Space[Any]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an agent stands in the arrays of a vec env."""
+
+    column: int  # on the agent axis
+    group: int
+    group_column: int  # on the agent axis of its group
+
+
+class AgentLayout:
+    """Where the agents of an env stand in the arrays.
+
+    Attributes:
+        agents: all agent ids, in the order of the agent axis.
+        groups: the agents by their spaces.
+        places: {agent: where it stands}.
+    """
+
+    def __init__(self, env: Any) -> None:
+        self.agents: tuple[AgentID, ...] = tuple(env.possible_agents)
+        self.groups = agent_groups(env)
+        self.places = {
+            agent: Place(column, number, place)
+            for number, group in enumerate(self.groups)
+            for place, (agent, column) in enumerate(zip(group.agents, group.columns, strict=True))
+        }
+
+    def flags(self, agents: Collection[AgentID]) -> BoolArray:
+        """(A,) bool: which agents are among these."""
+        return np.array([agent in agents for agent in self.agents], dtype=np.bool_)
+
+    def flagged(self, flags: BoolArray) -> list[AgentID]:
+        """The agents that are marked in (A,)."""
+        return [agent for agent, flag in zip(self.agents, flags.tolist(), strict=True) if flag]
 
 
 def agent_groups(env: Any) -> tuple[AgentGroup, ...]:

@@ -147,15 +147,15 @@ class MaskReader:
         return mask
 
 
-def read_masks(state: StateReader, groups: Sequence[AgentGroup], to_act: BoolArray) -> ActionMasks:
+def read_masks(state: StateReader, groups: Sequence[AgentGroup], num_envs: int) -> ActionMasks:
     """The field `action_masks` of a state: per group, an array of (E, A_group, n) bool, or null.
 
     Raises:
-        CheckpointError: it is something else, or an agent of `to_act` may do nothing.
+        CheckpointError: it is something else, or an agent may do nothing.
     """
     listed = state.items("action_masks", len(groups))
     by_group = StateReader({str(n): masks for n, masks in enumerate(listed)}, f"{state.where}/action_masks")
-    return tuple(_read_group(by_group, str(number), group, len(to_act)) for number, group in enumerate(groups))
+    return tuple(_read_group(by_group, str(number), group, num_envs) for number, group in enumerate(groups))
 
 
 def _read_group(masks: StateReader, name: str, group: AgentGroup, num_envs: int) -> BoolArray | None:

@@ -68,24 +68,30 @@ def _read_group(groups: StateReader, name: str, wanted: Observations) -> Observa
     return groups.array(name, wanted.dtype, wanted.shape)
 
 
-def same_in_env(one: Sequence[Observations], other: Sequence[Observations], env_index: int) -> bool:
-    """Whether two sets of observations agree to the last bit in one env."""
-    pairs = zip(_arrays(one), _arrays(other), strict=True)
-    return all(np.array_equal(a[env_index], b[env_index]) for a, b in pairs)
+def same(one: Sequence[Observations], other: Sequence[Observations]) -> bool:
+    """Whether two sets of observations agree to the last bit."""
+    return all(np.array_equal(a, b) for a, b in zip(_arrays(one), _arrays(other), strict=True))
 
 
-def copy_env(source: Sequence[Observations], target: Sequence[Observations], env_index: int) -> None:
-    """Copy the observations of one env."""
-    for a, b in zip(_arrays(source), _arrays(target), strict=True):
-        b[env_index] = a[env_index]
+def stacked(of_envs: Sequence[Observations]) -> Observations:
+    """One batch, (E, ...), of the observations of E envs."""
+    first = of_envs[0]
+    if isinstance(first, dict):
+        return {key: np.stack([observations[key] for observations in of_envs]) for key in first}
+    return np.stack(of_envs)  # type: ignore[arg-type]
+
+
+def taken(observations: Observations, place: int | tuple[int, ...]) -> Any:
+    """What stands in a place."""
+    return map_arrays(lambda array: array[place], observations)
 
 
 def _arrays(groups: Sequence[Observations]) -> list[Array]:
     return [array for group in groups for array in (group.values() if isinstance(group, dict) else [group])]
 
 
-def put(observation: Any, array: Observations, place: tuple[int, int]) -> None:
-    """Write one agent's observation into its place in (E, A_group, ...)."""
+def put(observation: Any, array: Observations, place: int | tuple[int, int]) -> None:
+    """Write one agent's observation into its place in (E, A_group, ...) or (A_group, ...)."""
     if isinstance(array, dict):
         for key in array:
             array[key][place] = observation[key]

@@ -1,4 +1,4 @@
-"""One env of a vec env: its seeds, its agents' turns and ends, and the start of its next episode."""
+"""One env of a vec env: its seeds, its agents' turns and ends, its actions, and how it is brought back."""
 
 from __future__ import annotations
 
@@ -8,9 +8,15 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 from pettingzoo import ParallelEnv
 
-from marl_sb3.types import AgentID
+from marl_sb3.errors import CheckpointError, EnvRaisedError
+from marl_sb3.types import AgentID, Array, BoolArray, Observations
+from marl_sb3.vec_env.action_log import ActionLog
+from marl_sb3.vec_env.groups import AgentLayout
+from marl_sb3.vec_env.observations import map_arrays, put, same, taken, zero_observations
+from marl_sb3.vec_env.own_state import own_state, set_own_state
 from marl_sb3.vec_env.seeding import episode_seed
 
 _NOBODY: Mapping[AgentID, Any] = MappingProxyType({})
@@ -37,8 +43,34 @@ class SlotStep:
     reset_infos: Mapping[str, Any] | None = None
 
 
+@dataclass(frozen=True)
+class SlotState:
+    """One env in the middle of an episode: all that brings it back.
+
+    Attributes:
+        run_seed: the seed that the seeds of its episodes follow from.
+        episode: index of the running episode.
+        to_act: (A,) bool; the agents that act next.
+        in_play: (A,) bool; the agents that have acted and have not ended.
+        ended: (A,) bool; the agents that have ended.
+        observations: per group, (A_group, ...); what the agents that act next see.
+        own: what the env's own `get_state` returned; None if it has none.
+        actions: per group, (steps, A_group, ...); the actions since the episode began. None where `own` is enough, or
+            where they are too many.
+    """
+
+    run_seed: int
+    episode: int
+    to_act: BoolArray
+    in_play: BoolArray
+    ended: BoolArray
+    observations: tuple[Observations, ...]
+    own: Mapping[str, Any] | None
+    actions: tuple[Array, ...] | None
+
+
 class EnvSlot:
-    """Follows who acts, who waits and who has ended in one `ParallelEnv`, and begins its episodes.
+    """All there is to one env: its seeds, its agents' turns and ends, its action log and its state.
 
     The env's `agents` are those that act in the next step. An agent that has acted and is not among them waits for
     its next turn until a flag says that it has ended; meanwhile it may be paid, and it may end. An agent that has
@@ -48,6 +80,7 @@ class EnvSlot:
         env: the env, in the wrappers that every env wears.
         index: which env of the vec env it is.
         run_seed: the seed that the seeds of all its episodes follow from.
+        layout: where the agents of the vec env stand in its arrays.
 
     Attributes:
         env: the env.
@@ -55,33 +88,26 @@ class EnvSlot:
         to_act: the agents that act in the next step, in the order of `possible_agents`.
         in_play: the agents that have acted in the episode and have not ended.
         ended: the agents that have ended in the episode.
-        reset_infos: what the env said at its latest reset.
+        shown: the observations of the agents that act in the next step, by agent; others may be there.
+        reset_infos: the infos of the latest reset.
     """
 
-    def __init__(self, env: ParallelEnv, index: int, run_seed: int) -> None:
+    def __init__(self, env: ParallelEnv, index: int, run_seed: int, layout: AgentLayout) -> None:
         self.env = env
         self.index = index
+        self.layout = layout
         self.to_act: list[AgentID] = []
         self.in_play: set[AgentID] = set()
         self.ended: set[AgentID] = set()
+        self.shown: Mapping[AgentID, Any] = {}
         self.reset_infos: Mapping[str, Any] = {}
-        self._agents: Sequence[AgentID] = tuple(env.possible_agents)
+        self._agents = layout.agents
+        self._log = ActionLog(layout.groups)
         self.seed(run_seed)
 
     def seed(self, run_seed: int) -> None:
         """Make the next reset episode 0 of this run seed."""
         self.run_seed, self.episode = run_seed, -1
-
-    def continue_at(self, run_seed: int, episode: int) -> None:
-        """Make the next reset this episode of this run seed."""
-        self.run_seed, self.episode = run_seed, episode - 1
-        self.env.continue_at(episode)
-
-    def adopt(self, to_act: Sequence[AgentID], in_play: set[AgentID], ended: set[AgentID]) -> None:
-        """The env has put itself into the middle of its next episode: take over where its agents stand."""
-        self.episode += 1
-        self.to_act, self.in_play, self.ended = list(to_act), in_play, ended
-        self.env.adopt(in_play, ended)
 
     def reset(self, options: Mapping[str, Any] | None = None) -> Mapping[AgentID, Any]:
         """Begin the next episode.
@@ -91,19 +117,26 @@ class EnvSlot:
         """
         self.episode += 1
         chosen = episode_seed(self.run_seed, self.index, self.episode)
-        observations: Mapping[AgentID, Any]
-        observations, self.reset_infos = self.env.reset(seed=chosen, options=options)
+        self.shown, self.reset_infos = self.env.reset(seed=chosen, options=options)
         self.in_play, self.ended = set(), set()
+        self._log.begin()
         self._find_turns()
-        return observations
+        return self.shown
 
-    def step(self, actions: Mapping[AgentID, Any]) -> SlotStep:
+    def step(self, actions: Sequence[Array]) -> SlotStep:
         """Step the env, and begin its next episode if this one is over.
 
         Args:
-            actions: of the agents `to_act`.
+            actions: per group, (A_group, *action_space.shape); only those of the agents `to_act` are used.
         """
+        self._log.record(actions)
+        places = self.layout.places
+        given = {agent: actions[places[agent].group][places[agent].group_column] for agent in self.to_act}
+        return self._step(given)
+
+    def _step(self, actions: Mapping[AgentID, Any]) -> SlotStep:
         observations, rewards, terminated, truncated, infos = self.env.step(actions)
+        self.shown = observations
         self.in_play.update(actions)
         if len(rewards) > len(actions):
             rewards = {agent: reward for agent, reward in rewards.items() if agent in self.in_play}
@@ -145,3 +178,95 @@ class EnvSlot:
         present, ended = self.env.agents, self.ended
         if ended or present != self.to_act:
             self.to_act = [agent for agent in self._agents if agent in present and agent not in ended]
+
+    # --- State -------------------------------------------------------------------------------------------------------
+
+    def get_state(self) -> SlotState:
+        """All that `set_state` needs to go on from here: the env's own state, or else its seed and its actions."""
+        own = own_state(self.env)
+        return SlotState(
+            self.run_seed,
+            self.episode,
+            self.layout.flags(self.to_act),
+            self.layout.flags(self.in_play),
+            self.layout.flags(self.ended),
+            self._shown_arrays(),
+            own,
+            self._log.actions() if own is None else None,
+        )
+
+    def set_state(self, state: SlotState) -> str | None:
+        """Go on from where `get_state` was called; the state has been checked.
+
+        Returns:
+            None, or why this is not possible: the env has then begun its next episode.
+
+        Raises:
+            CheckpointError: the env's own `set_state` refused its state.
+            EnvError: the env could not begin its next episode.
+        """
+        why = self._restore(state)
+        if why is not None:
+            self._continue_at(state.run_seed, state.episode + 1)
+            self.reset()
+        return why
+
+    def _restore(self, state: SlotState) -> str | None:
+        if state.own is None and state.actions is None:
+            return "its episode is too long to be kept in a checkpoint"
+        self._continue_at(state.run_seed, state.episode)
+        try:
+            return self._replay(state) if state.own is None else self._set_own(state, state.own)
+        except CheckpointError:
+            raise
+        except EnvRaisedError as error:
+            return str(error)
+        except Exception as error:  # an env may raise anything if it does not repeat itself
+            return f"{type(error).__name__}: {error}"
+
+    def _continue_at(self, run_seed: int, episode: int) -> None:
+        """Make the next reset this episode of this run seed."""
+        self.run_seed, self.episode = run_seed, episode - 1
+        self.env.continue_at(episode)
+
+    def _replay(self, state: SlotState) -> str | None:
+        assert state.actions is not None
+        self.reset()
+        for actions in zip(*state.actions, strict=True):
+            if self.episode != state.episode:
+                break  # it has ended too early
+            self.step(actions)
+        same_turns = np.array_equal(self.layout.flags(self.to_act), state.to_act) and np.array_equal(
+            self.layout.flags(self.in_play), state.in_play
+        )
+        if self.episode == state.episode and same_turns and same(self._shown_arrays(), state.observations):
+            return None
+        return "the same seed and actions led to something else"
+
+    def _set_own(self, state: SlotState, own: Mapping[str, Any]) -> str | None:
+        why = set_own_state(self.env, own)
+        if why is not None:
+            return why
+        flagged = self.layout.flagged
+        to_act, in_play, ended = flagged(state.to_act), set(flagged(state.in_play)), set(flagged(state.ended))
+        if set(self.env.agents) - ended != set(to_act):
+            return "its agents are others than those that were to act"
+        self.episode += 1
+        self.to_act, self.in_play, self.ended = to_act, in_play, ended
+        self.env.adopt(in_play, ended)
+        places = self.layout.places
+        self.shown = {
+            agent: taken(state.observations[places[agent].group], places[agent].group_column) for agent in to_act
+        }
+        self._log.drop()
+        return None
+
+    def _shown_arrays(self) -> tuple[Observations, ...]:
+        """Per group, (A_group, ...); zeros where an agent does not act next."""
+        arrays = tuple(
+            map_arrays(lambda array: array[0], group) for group in zero_observations(self.layout.groups, num_envs=1)
+        )
+        for agent in self.to_act:
+            place = self.layout.places[agent]
+            put(self.shown[agent], arrays[place.group], place.group_column)
+        return arrays

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from gymnasium import spaces
 from gymnasium.vector.utils import create_empty_array, iterate
 from pettingzoo import ParallelEnv
@@ -70,7 +71,7 @@ class SuperSuitAdapter(ParallelEnv):  # type: ignore[misc]
 
     def step(self, actions: Mapping[AgentID, Any]) -> tuple[dict[AgentID, Any], ...]:
         """Step the env. SuperSuit resets when every agent counts as ended: when the episode is over."""
-        step = self.last_step = self.slot.step({agent: actions[agent] for agent in self.slot.to_act})
+        step = self.last_step = self.slot.step([np.stack([actions[agent] for agent in self.possible_agents])])
         over = step.reset_infos is not None
         if over:
             self._first_of_episode = step.observations

@@ -12,12 +12,10 @@ from marl_sb3.types import Array, Observations
 from marl_sb3.vec_env.groups import AgentGroup
 from marl_sb3.vec_env.interface import Options
 from marl_sb3.vec_env.observations import map_arrays
-from marl_sb3.vec_env.seeding import fresh_seed
 from marl_sb3.vec_env.separate_envs import EnvFactory, SeparateEnvs
-from marl_sb3.vec_env.slot import EnvSlot, SlotStep
+from marl_sb3.vec_env.slot import SlotStep
 from marl_sb3.vec_env.step import DictInfos, FinalObservations, VecStep
 from marl_sb3.vec_env.supersuit_adapter import SuperSuitAdapter
-from marl_sb3.wrappers import wrap
 
 
 class SuperSuitVecEnv(SeparateEnvs):
@@ -34,8 +32,7 @@ class SuperSuitVecEnv(SeparateEnvs):
     """
 
     def __init__(self, make_env: EnvFactory, num_envs: int, seed: int | None = None) -> None:
-        run_seed = fresh_seed() if seed is None else seed
-        super().__init__([EnvSlot(wrap(make_env(index), index), index, run_seed) for index in range(num_envs)])
+        super().__init__(make_env, num_envs, seed)
         _require_single_group(self.groups)
         markov = supersuit.pettingzoo_env_to_vec_env_v1(SuperSuitAdapter(self._slots[0]))
         self._concat = supersuit.concat_vec_envs_v1(markov, num_envs, base_class="gymnasium")
@@ -48,19 +45,15 @@ class SuperSuitVecEnv(SeparateEnvs):
             for adapter, env_options in zip(self._adapters, options, strict=True):
                 adapter.options = env_options
         observations, _ = self._concat.reset()
-        self._log.begin(range(self.num_envs))
         return self._first_step((self._by_env(observations),))
 
     def _step(self, actions: Sequence[Array]) -> VecStep:
         (group_actions,) = actions
         acted = self.latest.to_act
-        self._log.record(actions)
         observations, rewards, _, _, _ = self._concat.step(group_actions.reshape(-1, *group_actions.shape[2:]))
         steps = [_last_step(adapter) for adapter in self._adapters]
         infos = [step.infos for step in steps]
         reset_infos = {index: step.reset_infos for index, step in enumerate(steps) if step.reset_infos is not None}
-        if reset_infos:
-            self._log.begin(reset_infos)
         return VecStep(
             observations=(self._by_env(observations),),
             action_masks=self._masks_after(infos, reset_infos),

@@ -11,11 +11,9 @@ import numpy as np
 from marl_sb3.types import Array, BoolArray, Observations
 from marl_sb3.vec_env.interface import Options
 from marl_sb3.vec_env.observations import zero_observations
-from marl_sb3.vec_env.seeding import fresh_seed
 from marl_sb3.vec_env.separate_envs import EnvFactory, SeparateEnvs
 from marl_sb3.vec_env.slot import EnvSlot, SlotStep
 from marl_sb3.vec_env.step import DictInfos, FinalObservations, VecStep
-from marl_sb3.wrappers import wrap
 
 
 @dataclass
@@ -32,44 +30,27 @@ class _Arrays:
 
 
 class SyncVecEnv(SeparateEnvs):
-    """Takes any `ParallelEnv`, agents with unequal spaces too.
-
-    Args:
-        make_env: makes the env of an index; called once for each of the E envs.
-        num_envs: E.
-        seed: the run seed; None draws one.
-
-    Raises:
-        ConfigError: the envs differ in their agents or spaces, or are not separate envs, or there is no array for a
-            kind of space.
-    """
+    """Takes any `ParallelEnv`, agents with unequal spaces too; see `SeparateEnvs`."""
 
     def __init__(self, make_env: EnvFactory, num_envs: int, seed: int | None = None) -> None:
-        run_seed = fresh_seed() if seed is None else seed
-        super().__init__([EnvSlot(wrap(make_env(index), index), index, run_seed) for index in range(num_envs)])
+        super().__init__(make_env, num_envs, seed)
         self._known_turns = [slot.to_act for slot in self._slots]  # as the latest `to_act` shows them
 
     def _reset(self, options: Sequence[Options] | None) -> VecStep:
-        observations = zero_observations(self.groups, self.num_envs)
         for slot in self._slots:
-            self._show(slot, slot.reset(None if options is None else options[slot.index]), observations)
-        self._log.begin(range(self.num_envs))
+            slot.reset(None if options is None else options[slot.index])
         self._known_turns = [slot.to_act for slot in self._slots]
-        return self._first_step(observations)
+        return self._first_step(self._shown())
 
     def _step(self, actions: Sequence[Array]) -> VecStep:
         acted = to_act = self.latest.to_act
-        self._log.record(actions)
         arrays = self._blank_arrays()
         for slot in self._slots:
-            given = self._given(slot, [group[slot.index] for group in actions])
-            self._write(slot, slot.step(given), arrays)
+            self._write(slot, slot.step([group[slot.index] for group in actions]), arrays)
         turns = [slot.to_act for slot in self._slots]
         if any(new is not old for new, old in zip(turns, self._known_turns, strict=True)):
             self._known_turns = turns
             to_act = self._turns()
-        if arrays.reset_infos:
-            self._log.begin(arrays.reset_infos)
         episode_done = np.zeros(self.num_envs, dtype=np.bool_)
         episode_done[list(arrays.reset_infos)] = True
         return VecStep(
@@ -88,7 +69,7 @@ class SyncVecEnv(SeparateEnvs):
 
     def _write(self, slot: EnvSlot, step: SlotStep, arrays: _Arrays) -> None:
         """Put what a step of one env means into its places."""
-        index, places = slot.index, self._places
+        index, places = slot.index, self._layout.places
         rewards = arrays.rewards[index]
         for agent, reward in step.rewards.items():
             rewards[places[agent].column] = reward
@@ -100,7 +81,7 @@ class SyncVecEnv(SeparateEnvs):
         arrays.infos.append(step.infos)
         if step.reset_infos is not None:
             arrays.reset_infos[index] = step.reset_infos
-        self._show(slot, step.observations, arrays.observations)
+        self._show(slot, arrays.observations)
 
     def _blank_arrays(self) -> _Arrays:
         shape = (self.num_envs, len(self.agents))

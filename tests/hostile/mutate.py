@@ -941,7 +941,7 @@ _SPECS: list[tuple[str, str, Any]] = [
 def action_log(source: Source, dice: Dice) -> Mutant:
     """Actions that nobody can have taken, and logs that never end."""
     tensors = tensors_of(_bytes(source.files[ARRAYS]))
-    logs = [name for name in tensors if name.startswith("/env/log/actions/")]
+    logs = [name for name in tensors if "/log/actions/" in name]
     if not logs:
         return tensor_values(source, dice)
     length = dice.one_of([0, 1, 500, 5000, 40_000])
@@ -956,9 +956,11 @@ def action_log(source: Source, dice: Dice) -> Mutant:
             values[dice.number(len(values))] = dice.one_of(_extremes(_DTYPES[dtype]))
             tensors[name] = (dtype, shape, values.tobytes())
     if how == 0:
-        dtype, shape, data = tensors["/env/log/began"]
-        began = np.frombuffer(data, np.int64) * dice.number(2)
-        tensors["/env/log/began"] = (dtype, shape, began.tobytes())
+        for name in [name for name in tensors if name.endswith("/log/lengths")]:
+            dtype, shape, data = tensors[name]
+            lengths = np.frombuffer(data, np.int64) * dice.number(2)
+            lengths[0] = length - lengths[1:].sum()
+            tensors[name] = (dtype, shape, lengths.tobytes())
     what = f"{length} steps" if how == 0 else "an impossible action"
     return Mutant("action log", what, source.with_file(ARRAYS, to_safetensors(tensors)))
 

@@ -205,15 +205,51 @@ def test_an_episode_that_is_too_long_is_left_out_and_said(tmp_path, monkeypatch)
     assert inexact == {0: "its episode is too long to be kept in a checkpoint"}
 
 
-def test_the_log_holds_no_more_than_the_longest_running_episode():
+LONG = {"a": (150, "truncated"), "b": (150, "truncated")}
+
+
+@pytest.mark.parametrize(("max_bytes", "exact"), [(None, True), (1000, False)])
+def test_a_long_episode_is_brought_back_if_its_actions_fit(max_bytes, exact, tmp_path, monkeypatch):
+    if max_bytes is not None:
+        monkeypatch.setattr(action_log, "MAX_BYTES", max_bytes)
+    vec, again = (make_vec_env(ScriptedEnv, seed=0, script=LONG) for _ in range(2))
+    vec.reset()
+    trace(vec, np.random.default_rng(0), 140)
+    inexact = again.set_state(through_a_file(vec.get_state(), tmp_path))
+    assert inexact == ({} if exact else {0: "its episode is too long to be kept in a checkpoint"})
+    assert again.envs[0].unwrapped.step_count == (140 if exact else 0)
+
+
+class Plain(ScriptedEnv):
+    """Does not show how many episodes it has played in this process."""
+
+    def observation(self, agent):
+        return np.full(3, self.step_count, dtype=np.float32)
+
+
+def test_the_shortest_logs_are_kept_if_not_all_fit(tmp_path, monkeypatch):
+    def make(env_index):
+        return Plain(LONG if env_index == 1 else {"a": (5, "truncated"), "b": (5, "truncated")})
+
+    vec, again = (make_vec_env(make, n_envs=3, seed=0) for _ in range(2))
+    vec.reset()
+    trace(vec, np.random.default_rng(0), 7)
+    monkeypatch.setattr(action_log, "MAX_BYTES", 2 * 2 * 2 * 8)  # two envs, two steps, two agents, int64
+    inexact = again.set_state(through_a_file(vec.get_state(), tmp_path))
+    assert inexact == {1: "its episode is too long to be kept in a checkpoint"}
+    assert [env.unwrapped.step_count for env in again.envs] == [2, 0, 2]
+
+
+def test_the_log_holds_no_more_than_the_running_episodes():
     vec = make_vec_env("CartPole-v1", n_envs=2, seed=0)
     vec.reset()
     lengths = np.zeros(2, dtype=int)
     for _ in range(100):
         step = vec.step([np.zeros((2, 1), dtype=np.int64)])
         lengths = np.where(step.episode_done, 0, lengths + 1)
-        (actions,) = vec.get_state()["log"]["actions"]
-        assert len(actions) == lengths.max()
+        log = vec.get_state()["log"]
+        assert log["lengths"].tolist() == lengths.tolist()
+        assert len(log["actions"][0]) == lengths.sum()
 
 
 @pytest.mark.parametrize(
@@ -224,8 +260,8 @@ def test_the_log_holds_no_more_than_the_longest_running_episode():
         (["observations"], [], "observations is a list of 0; accepted: a list of 1"),
         (["own"], [None, None], "own is a list of 2; accepted: a list of 1"),
         (["run_seed"], -1, "run_seed is -1"),
-        (["log", "began"], np.array([7]), "began is"),
-        (["log", "actions"], [np.zeros((1, 1, 2))], "actions/0 is an array of float64"),
+        (["log", "lengths"], np.array([7]), "lengths is"),
+        (["log", "actions"], [np.zeros((1, 2))], "actions/0 is an array of float64"),
     ],
 )
 def test_a_state_of_something_else_is_refused(path, value, message):

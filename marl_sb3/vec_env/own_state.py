@@ -1,0 +1,41 @@
+"""Envs whose class has `get_state() -> plain data` and `set_state(data)`: asked for their state, not played again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from marl_sb3.envs.faults import ask_for_state
+from marl_sb3.storage.state import State
+
+
+def own_state(env: Any) -> State | None:
+    """What the env's own `get_state` returns; None if it has none, or if a checkpoint cannot hold it.
+
+    Args:
+        env: in the wrapper that every env wears.
+    """
+    inner = env.env  # what the factory returned
+    if not all(callable(getattr(type(inner), name, None)) for name in ("get_state", "set_state")):
+        return None  # asked of the class: PettingZoo's wrappers pass questions on to envs that know less than they
+    return ask_for_state(inner.get_state, env.where_and_seed())
+
+
+def set_own_state(env: Any, state: Mapping[str, Any]) -> str | None:
+    """Give a state to the env's own `set_state`; what is wrong with the outcome, if anything is."""
+    env.env.set_state(state)
+    if not _same_tree(env.env.get_state(), state):
+        return "its get_state() returns something else than its set_state() was given"
+    return None
+
+
+def _same_tree(one: Any, other: Any) -> bool:
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return set(one) == set(other) and all(_same_tree(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(map(_same_tree, one, other))
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        return np.array_equal(one, other)
+    return bool(one == other)

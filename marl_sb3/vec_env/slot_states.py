@@ -1,0 +1,126 @@
+"""The states of E env slots as arrays for a checkpoint, and back, with checks: a stranger may have written it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from gymnasium import spaces
+
+from marl_sb3.errors import CheckpointError
+from marl_sb3.storage.state import MAX_SEED, State, StateReader
+from marl_sb3.types import Array, Observations
+from marl_sb3.vec_env import action_log
+from marl_sb3.vec_env.action_log import require_possible
+from marl_sb3.vec_env.groups import AgentGroup, AgentLayout
+from marl_sb3.vec_env.observations import read_observations, stacked, taken, zero_observations
+from marl_sb3.vec_env.slot import SlotState
+
+_FLAGS = ("to_act", "in_play", "ended")
+_LEFT_OUT = -1  # the length of a log that is not in the checkpoint
+
+
+def pack(states: Sequence[SlotState], groups: Sequence[AgentGroup]) -> State:
+    """The states as plain data; the arrays of all envs are joined."""
+    return {
+        "run_seed": states[0].run_seed,
+        "episodes": np.array([state.episode for state in states], dtype=np.int64),
+        **{name: np.stack([getattr(state, name) for state in states]) for name in _FLAGS},
+        "observations": [stacked([state.observations[number] for state in states]) for number in range(len(groups))],
+        "own": [state.own for state in states],
+        "log": _pack_logs([state.actions for state in states], groups),
+    }
+
+
+def _pack_logs(logs: Sequence[tuple[Array, ...] | None], groups: Sequence[AgentGroup]) -> State:
+    """The logs one after the other, the shortest ones if they do not all fit."""
+    sizes = [None if log is None else sum(actions.nbytes for actions in log) for log in logs]
+    kept, total = set(), 0
+    for size, index in sorted((size, index) for index, size in enumerate(sizes) if size is not None):
+        total += size
+        if total <= action_log.MAX_BYTES:
+            kept.add(index)
+    joined = [log for index, log in enumerate(logs) if log is not None and index in kept]
+    lengths = [len(log[0]) if log is not None and index in kept else _LEFT_OUT for index, log in enumerate(logs)]
+    return {
+        "lengths": np.array(lengths, dtype=np.int64),
+        "actions": [
+            np.concatenate([np.zeros((0, *_shape(group)), group.action_space.dtype), *(log[number] for log in joined)])
+            for number, group in enumerate(groups)
+        ],
+    }
+
+
+def _shape(group: AgentGroup) -> tuple[int, ...]:
+    return (len(group.agents), *(group.action_space.shape or ()))
+
+
+def unpack(state: StateReader, layout: AgentLayout, num_envs: int) -> list[SlotState]:
+    """The states that `pack` was given.
+
+    Raises:
+        CheckpointError: they are not states of such envs.
+    """
+    shape = (num_envs, len(layout.agents))
+    to_act, in_play, ended = (state.array(name, np.bool_, shape) for name in _FLAGS)
+    if not to_act.any(axis=1).all() or (to_act & ended).any():
+        raise state.error("to_act", to_act, "an agent that acts in every env, and none that has ended")
+    if (in_play & ended).any():
+        raise state.error("in_play", in_play, "no agent that has ended")
+    run_seed = state.integer("run_seed", 0, MAX_SEED)
+    episodes = state.counts("episodes", (num_envs,)).tolist()
+    observations = read_observations(state, zero_observations(layout.groups, num_envs))
+    _require_possible(observations, layout.groups, f"{state.where}/observations")
+    own = state.items("own", num_envs)
+    if not all(one is None or isinstance(one, dict) for one in own):
+        raise state.error("own", own, "mappings, or null")
+    logs = _unpack_logs(state.fields("log"), layout.groups, num_envs)
+    return [
+        SlotState(
+            run_seed,
+            episodes[index],
+            to_act[index],
+            in_play[index],
+            ended[index],
+            tuple(taken(group, index) for group in observations),
+            own[index],
+            logs[index],
+        )
+        for index in range(num_envs)
+    ]
+
+
+def _require_possible(observations: Sequence[Observations], groups: Sequence[AgentGroup], where: str) -> None:
+    """Refuse impossible categories; the bounds of a Box are the env's own business."""
+    for group, seen in zip(groups, observations, strict=True):
+        space = group.observation_space
+        parts = space.spaces.items() if isinstance(space, spaces.Dict) else [("", space)]
+        for key, part in parts:
+            if not isinstance(part, spaces.Box):
+                require_possible(seen[key] if isinstance(seen, dict) else seen, part, where)
+
+
+def _unpack_logs(state: StateReader, groups: Sequence[AgentGroup], num_envs: int) -> list[tuple[Array, ...] | None]:
+    lengths = state.array("lengths", np.int64, (num_envs,))
+    actions = _read_actions(state, groups)
+    total = int(np.maximum(lengths, 0).sum())
+    if (lengths < _LEFT_OUT).any() or any(len(group) != total for group in actions):
+        raise state.error("lengths", lengths, f"-1 or more, together the number of actions, {len(actions[0])}")
+    ends = np.cumsum(np.maximum(lengths, 0)).tolist()
+    return [
+        None if length == _LEFT_OUT else tuple(group[end - length : end] for group in actions)
+        for length, end in zip(lengths.tolist(), ends, strict=True)
+    ]
+
+
+def _read_actions(state: StateReader, groups: Sequence[AgentGroup]) -> list[Array]:
+    listed = state.items("actions", len(groups))
+    by_group = StateReader({str(number): array for number, array in enumerate(listed)}, f"{state.where}/actions")
+    actions = []
+    for number, group in enumerate(groups):
+        array = by_group.array(str(number), group.action_space.dtype, (None, *_shape(group)))  # type: ignore[arg-type]
+        require_possible(array, group.action_space, by_group.where)
+        actions.append(array)
+    if sum(array.nbytes for array in actions) > action_log.MAX_BYTES:
+        raise CheckpointError(f"{by_group.where} has more than {action_log.MAX_BYTES} bytes")
+    return actions
