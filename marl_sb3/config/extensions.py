@@ -1,4 +1,4 @@
-"""The planned ends of a run: an extension plans a new one, and a run from its `config.yaml` repeats all of them.
+"""The planned ends of a run. Each extension plans a new end; a run from `config.yaml` repeats all extensions.
 
 Schedules such as `lin_3e-4` run to the planned end. When it moves they jump: after 10,000 of 10,000 env steps
 `lin_3e-4` is 0; with 10,000 more it is 1.5e-4 again, and falls to 0 once more.
@@ -29,29 +29,29 @@ class Phase:
 
     @property
     def end(self) -> int:
-        """The env steps of the whole run at which it ends, unless it is stopped."""
+        """The step at which the phase ends unless a stop condition ends it, in env steps of the whole run."""
         return self.n_timesteps if self.until is None else min(self.until, self.n_timesteps)
 
 
 def phases_after(config: TrainConfig, env_steps: int) -> list[Phase]:
-    """The phases of a run that are not over after so many env steps."""
+    """Return the phases of a run that do not end within its first `env_steps`."""
     extended = [Phase(each["n_timesteps"], each["until"]) for each in _extensions(config) if each["until"] > env_steps]
     return [*extended, Phase(config.n_timesteps)]
 
 
 def is_complete(config: TrainConfig, env_steps: int) -> bool:
-    """Whether nothing is left to train after so many env steps."""
+    """Whether a run that has trained `env_steps` is complete."""
     return env_steps >= config.n_timesteps and len(phases_after(config, env_steps)) == 1
 
 
 def continued(config: TrainConfig, env_steps: int, timesteps: int | None, changes: Mapping[str, Any]) -> TrainConfig:
-    """The configuration of a run that goes on.
+    """Return the configuration of a run that is continued.
 
     Args:
         config: of the run so far.
-        env_steps: from where it goes on.
+        env_steps: the step at which it continues.
         timesteps: train for this many env steps more; None: to the planned end.
-        changes: other values for fields; None: as it was.
+        changes: new values of fields; None: no change.
 
     Raises:
         ConfigError: a value is not accepted.
@@ -65,13 +65,13 @@ def continued(config: TrainConfig, env_steps: int, timesteps: int | None, change
     after = config.changed(given)
     now = phases_after(config, env_steps)[0]
     extended = timesteps is not None and (now.until is not None or now.n_timesteps != after.n_timesteps)
-    # A run goes on from where a stop condition has ended it: one that repeats it must not end there.
+    # If a stop condition ended the run so far, a run that repeats it must not stop there.
     beyond_stop = now.until is None and bool(config.stop or after.stop) and not is_complete(after, env_steps)
     return _with_boundary(after, env_steps, now) if extended or beyond_stop else after
 
 
 def _with_boundary(config: TrainConfig, env_steps: int, now: Phase) -> TrainConfig:
-    """With the end of a phase after so many env steps; `now` is the one that they were trained in."""
+    """Return the configuration with the end of phase `now` at `env_steps`, if that phase has trained any."""
     earlier = [each for each in _extensions(config) if each["until"] <= env_steps]
     begun = earlier[-1]["until"] if earlier else 0
     ended: list[Extension] = [{"until": env_steps, "n_timesteps": now.n_timesteps}] if env_steps > begun else []

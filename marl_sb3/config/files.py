@@ -1,4 +1,4 @@
-"""Files of settings: env id -> settings, as rl-baselines3-zoo has them, and which section is an env's."""
+"""Read settings files, which map env ids to settings as those of rl-baselines3-zoo do."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ Hparams = str | Path | Mapping[str, Any]  # a file of settings by env id, or wha
 
 
 def preset_path(algo: str) -> Path:
-    """The shipped presets of an algorithm: in the package when installed, beside it in a checkout."""
+    """Return the file of an algorithm's presets: in the package if it is installed, next to it in a checkout."""
     name = f"{algo}.yml"
     installed = _PACKAGE / "hparams" / name
     return installed if installed.exists() else _PACKAGE.parent / "hparams" / name
 
 
 def require_named(env: str, named: Sequence[str], path: str | Path) -> None:
-    """Refuse an env of a file that is somebody's own code, unless the user has named it: a file imports nothing.
+    """Refuse an env `package.module:factory` of a file unless the user has named it: a file must not import code.
 
     Args:
-        env: env id, as the file has it.
-        named: env ids, as the user has given them.
+        env: the env id in the file.
+        named: the env ids that the user has given.
         path: the file.
 
     Raises:
@@ -49,23 +49,23 @@ def require_named(env: str, named: Sequence[str], path: str | Path) -> None:
 
 
 def _some(names: Iterable[Any]) -> str:
-    """The first names of a file, cut short: it may hold anything."""
+    """List the first names in a file, each shortened: the file may hold anything."""
     listed = [str(name)[:60] for name in names]
     return ", ".join(listed[:20]) + (", ..." if len(listed) > 20 else "")
 
 
 def name_of(hparams: Hparams) -> str | Path:
-    """What settings are called in messages: the path of their file, or `hparams`."""
+    """Return the name of the settings in messages: the path of their file, or `hparams`."""
     return "hparams" if isinstance(hparams, Mapping) else Path(hparams)
 
 
 def entry_of(hparams: Hparams, env: str | None, notes: list[str]) -> tuple[str, str, Mapping[str, Any]]:
-    """The env, the section of a file that is its, and what this holds.
+    """Return the env id, the name of its section in a file, and the settings in that section.
 
     Args:
-        hparams: the file, or what such a file holds.
-        env: env id; None takes the only one.
-        notes: what the user should know of it is added to them.
+        hparams: the file, or the content of such a file.
+        env: env id; None: the only one in the file.
+        notes: gets a note if the env has no section of its own.
 
     Raises:
         ConfigError: the file cannot be read, or has no settings for the env.
@@ -97,7 +97,7 @@ def _only_env(path: str | Path, content: Mapping[Any, Any]) -> str:
 
 
 def entry_of_preset(path: Path, env: str | None) -> tuple[str, str, Mapping[str, Any]]:
-    """As `entry_of`, of a shipped preset, which may have nothing for an env.
+    """Do the same as `entry_of` with a preset of the package. An env without a preset has empty settings.
 
     Raises:
         ConfigError: no env is given.

@@ -14,7 +14,7 @@ _SHOWN = 120  # characters of a text in a message
 
 _CLASSES = {"Tanh": "tanh", "ReLU": "relu", "ELU": "elu", "GELU": "gelu", "SiLU": "silu", "LeakyReLU": "leaky_relu"}
 
-# PyTorch's names of activation functions, and ours.
+# The names of activation functions: PyTorch's -> marl_sb3's.
 ACTIVATIONS: Mapping[str, str] = {
     f"{module}.{name}": ours for module in ("nn", "th.nn", "torch.nn") for name, ours in _CLASSES.items()
 }
@@ -25,7 +25,7 @@ _ACCEPTED = (
 
 
 def parse_literal(key: str, text: str) -> dict[str, Any]:
-    """The mapping that a text describes; activation functions become their names, such as `relu`.
+    """Read the mapping that a text describes. Activation functions become names such as `relu`.
 
     Args:
         key: the setting, for messages.
@@ -45,7 +45,7 @@ def parse_literal(key: str, text: str) -> dict[str, Any]:
 
 
 def _refused(key: str, text: str, part: str = "") -> ConfigError:
-    """With the part that is not a literal, if one is known."""
+    """Make the error of a text; it names the part that is not a literal, if that is known."""
     named = f", with {_short(part)}" if part and part != text.strip() else ""
     return ConfigError(f"{key} is {_short(text)}{named}; accepted: {_ACCEPTED}", key=key)
 
@@ -55,7 +55,11 @@ def _short(text: str) -> str:
 
 
 class _NotLiteralError(Exception):
-    """Which part of a text is not a literal; None: it is not Python at all."""
+    """A part of a text is not a literal.
+
+    Attributes:
+        node: that part; None: the text is not a Python expression.
+    """
 
     def __init__(self, node: ast.expr | None) -> None:
         super().__init__()

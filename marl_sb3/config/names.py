@@ -1,4 +1,4 @@
-"""The names and values of settings as users write them, turned into SB3's: one table for files, `--set` and Python.
+"""Convert names and values of settings to SB3's: the same way for files, `--set` and Python.
 
 RLlib's names are other words for SB3's; numbers such as `1e5` are integers where an integer is meant; the text
 `dict(net_arch=[64, 64], activation_fn=nn.ReLU)`, as rl-baselines3-zoo writes it, is a mapping.
@@ -13,7 +13,7 @@ from marl_sb3.config.hyperparameters import INTEGERS
 from marl_sb3.config.literal_call import ACTIVATIONS, parse_literal
 from marl_sb3.errors import ConfigError
 
-# RLlib's and Optuna's users' names for what SB3 calls otherwise.
+# RLlib's and Optuna's names of hyperparameters -> SB3's.
 ALIASES: Mapping[str, str] = {
     "minibatch_size": "batch_size",
     "sgd_minibatch_size": "batch_size",
@@ -31,7 +31,7 @@ ALIASES: Mapping[str, str] = {
     "net_arch": "policy_kwargs.net_arch",
 }
 
-# Names without sections, as files, `--set` and Python have them too.
+# Other names of settings that are in a section.
 FLAT_NAMES: Mapping[str, str] = {
     "checkpoint_every": "checkpoints.every",
     "checkpoint_keep": "checkpoints.keep",
@@ -44,9 +44,9 @@ FLAT_NAMES: Mapping[str, str] = {
     "evaluation_seed": "evaluation.seed",
     "evaluation_deterministic": "evaluation.deterministic",
 }
-HYPERPARAMETERS = "hyperparameters"  # the section of what SB3 takes, whose names stand without it, too
+HYPERPARAMETERS = "hyperparameters"  # the section of SB3's arguments; their names are accepted outside it, too
 
-# RLlib's names of what SB3 has in another form, or not at all.
+# RLlib's names of settings that have no equal in SB3, with advice.
 NO_COUNTERPART: Mapping[str, str] = {
     "train_batch_size": "a rollout has n_steps of every env: set n_steps and n_envs",
     "train_batch_size_per_learner": "a rollout has n_steps of every env: set n_steps and n_envs",
@@ -58,7 +58,7 @@ NO_COUNTERPART: Mapping[str, str] = {
 
 
 def canonical_name(name: str) -> str:
-    """The one name of a setting: SB3's, where RLlib has another; a policy's id in front of it is kept."""
+    """Return the name of a setting in `TrainConfig` or SB3. The id of a policy in front of it stays."""
     name = name.removeprefix(f"{HYPERPARAMETERS}.")
     if name in FLAT_NAMES or name in ALIASES:
         return FLAT_NAMES.get(name) or ALIASES[name]
@@ -67,41 +67,41 @@ def canonical_name(name: str) -> str:
 
 
 def _is_policy(prefix: str) -> bool:
-    """Whether what stands before the last dot of a key is a policy's id, and not `env` or a `policy_kwargs`."""
+    """Whether the part of a key before its last dot is a policy's id, and not `env` or `policy_kwargs`."""
     return prefix.partition(".")[0] != "env" and prefix.rpartition(".")[2] != "policy_kwargs"
 
 
 def canonical_settings(given: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
-    """The settings of one source by SB3's names: the name that the source uses, and the value.
+    """Return the settings of one source by canonical name: the name that the source uses, and the value.
 
     Raises:
-        ConfigError: one setting has two names.
+        ConfigError: two names of one setting are given.
     """
     found: dict[str, tuple[str, Any]] = {}
     for written, value in given.items():
         name = canonical_name(written)
         if name in found:
-            raise _said_twice(name, found[name][0], written)
+            raise _given_twice(name, found[name][0], written)
         found[name] = (written, read_value(name, value))
     for name, (written, _) in found.items():
         whole, _, part = name.rpartition(".")
         mapping = found.get(whole, ("", None))[1]
         if whole.rpartition(".")[2] == "policy_kwargs" and isinstance(mapping, Mapping) and part in mapping:
-            raise _said_twice(name, f"{whole}: {{{part}: ...}}", written)
+            raise _given_twice(name, f"{whole}: {{{part}: ...}}", written)
     return found
 
 
-def _said_twice(name: str, one: str, other: str) -> ConfigError:
+def _given_twice(name: str, one: str, other: str) -> ConfigError:
     return ConfigError(
         f"{one} and {other} are both given, but are two names of {name}; accepted: one of them", key=name
     )
 
 
 def canonical_hyperparameters(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Hyperparameters by SB3's names, with parts of `policy_kwargs` put into it.
+    """Return hyperparameters by SB3's names; `policy_kwargs.NAME` becomes an entry of `policy_kwargs`.
 
     Raises:
-        ConfigError: one of them has two names.
+        ConfigError: two names of one hyperparameter are given.
     """
     settings = {name: value for name, (_, value) in canonical_settings(given).items()}
     result = {name: value for name, value in settings.items() if not name.startswith("policy_kwargs.")}
@@ -113,14 +113,14 @@ def canonical_hyperparameters(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_value(name: str, value: Any) -> Any:
-    """A value as it was written, in the form in which it is checked.
+    """Convert a value from the form in which users write it to the form that is checked.
 
     Args:
-        name: SB3's name of the setting; a policy's id may stand before it.
-        value: anything; what has no other form stays as it is.
+        name: the canonical name of the setting, which may begin with a policy's id.
+        value: anything; a value without another form is returned unchanged.
 
     Raises:
-        ConfigError: a text for `policy_kwargs` that is not a literal.
+        ConfigError: `policy_kwargs` is a text that is not a literal.
     """
     own = name.rpartition(".")[2]
     if own in INTEGERS and not name.startswith("env."):
@@ -133,10 +133,10 @@ def read_value(name: str, value: Any) -> Any:
 
 
 def as_integer(value: Any) -> Any:
-    """1e5 as 100000; what is no such number stays as it is."""
+    """Convert 1e5 to 100000. All values but floats without a fraction are returned unchanged."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _activation(value: Any) -> Any:
-    """`nn.ReLU` as `relu`; all others are checked where networks are built."""
+    """Convert `nn.ReLU` to `relu`. All other values are returned unchanged and checked later."""
     return ACTIVATIONS.get(value, value) if isinstance(value, str) else value

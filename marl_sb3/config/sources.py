@@ -1,6 +1,6 @@
-"""The sources of settings, merged: presets, files, options, `--set` and the library; the later ones win.
+"""Merge the sources of settings: presets, files, options, `--set` and arguments of functions; the last one wins.
 
-What is not a field of `TrainConfig` is a hyperparameter by SB3's name or RLlib's.
+A name that is no field of `TrainConfig` is the name of a hyperparameter, in SB3 or RLlib.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ def load_config(
     label: Callable[[str], str] = lambda key: f"--set {key}",
     **overrides: Any,
 ) -> TrainConfig:
-    """The configuration from a preset, single settings and options, the later ones winning.
+    """Return the configuration from a preset or file, options, and single settings; the last one wins.
 
     Args:
-        env: env id; None takes the only one in `hparams`.
+        env: env id; None: the only one in `hparams`.
         algo: algorithm; None: as in the file, or the default.
-        hparams: a file to use instead of the shipped presets, or what such a file holds; it must have an entry for the
-            env, or a section `default`.
-        settings: by key as after `--set`: a field, a hyperparameter, `env.x`, `policy_kwargs.x` or `<policy>.x`.
-            RLlib's names are understood, here and in files.
-        trusted_env: an env id that the user has named besides; see below.
-        label: where a key of `settings` was given, for messages.
+        hparams: a file instead of the presets of the package, or the content of such a file; it must have an entry for
+            the env, or a section `default`.
+        settings: values by key, as after `--set`: a field, a hyperparameter, `env.x`, `policy_kwargs.x` or
+            `<policy>.x`. RLlib's names are accepted, here and in files.
+        trusted_env: another env id that the user has named; see below.
+        label: the place of a key of `settings`, for messages.
         overrides: fields of `TrainConfig`; None means not given.
 
     An env that is code of somebody's own, `package.module:factory`, is taken from the user alone, as `env` or
@@ -79,7 +79,7 @@ def load_config(
 
 
 def _require_kinds(hparams: Any, settings: Any) -> None:
-    """Refuse arguments of wrong types, which only Python can give.
+    """Refuse arguments of wrong types, which only callers in Python can pass.
 
     Raises:
         ConfigError: with what is accepted.
@@ -104,12 +104,12 @@ def _option(key: str) -> str:
 
 
 class _Settings:
-    """The settings of a `TrainConfig` in the making.
+    """The settings of a `TrainConfig` while its sources are merged.
 
     Attributes:
-        fields: by their names, such as `n_envs` and `checkpoints.every`.
-        of_the_zoo: keys of rl-baselines3-zoo's that are not fields.
-        sources: where each setting came from.
+        fields: values by names such as `n_envs` and `checkpoints.every`.
+        of_the_zoo: values by keys of rl-baselines3-zoo that are not supported.
+        sources: where each setting was given.
     """
 
     def __init__(self) -> None:
@@ -118,11 +118,11 @@ class _Settings:
         self.sources: dict[str, Source] = {}
 
     def add(self, given: Mapping[str, Any], where: Callable[[str], str], *, dotted: bool = False) -> None:
-        """The settings of one source, which win over those before.
+        """Add the settings of one source; they replace those of earlier sources.
 
         Args:
-            given: by the names that the source uses.
-            where: a name in that source, for messages.
+            given: values by the names that the source uses.
+            where: the place of a name in that source, for messages.
             dotted: whether `a.b` is a path, as after `--set`.
 
         Raises:
@@ -142,7 +142,7 @@ class _Settings:
             raise ConfigError(f"{self.sources.get(key) or where(key)}: {error}", key=error.key) from error
 
     def put(self, key: str, value: Any) -> None:
-        """A field, or else a hyperparameter: whether the algorithm knows it shows when the policies are made."""
+        """Set a field or a hyperparameter. Whether the algorithm has it is checked when the policies are made."""
         if key in KEYS:
             self.of_the_zoo[key] = value
         elif key in ACCEPTED:
@@ -151,7 +151,7 @@ class _Settings:
             self.fields[HYPERPARAMETERS][key] = value
 
     def set_path(self, key: str, value: Any) -> None:
-        """A setting by its dotted key."""
+        """Set a value by its dotted key."""
         head, dot, rest = key.partition(".")
         if not head or (dot and not rest) or key == "env":
             raise ConfigError("accepted: a setting, env.NAME or POLICY.NAME", key=key)
@@ -165,7 +165,7 @@ class _Settings:
             self._set_for_policy(key, value)
 
     def _set_for_policy(self, key: str, value: Any) -> None:
-        """`POLICY.NAME` or `POLICY.policy_kwargs.NAME`, where the policy's id may have dots in it, too."""
+        """Set `POLICY.NAME` or `POLICY.policy_kwargs.NAME`; the policy's id may contain dots."""
         policy_id, in_network, name = key.partition(".policy_kwargs.")
         if not in_network:
             policy_id, _, name = key.rpartition(".")
@@ -181,7 +181,7 @@ class _Settings:
 
 
 def _sources_by_policy(field: str, policies: Any, where: Callable[[str], str]) -> dict[str, Source]:
-    """Where the settings of single policies were given in a field, by `policies.POLICY` and `POLICY.NAME`."""
+    """Return where a field gives the settings of single policies, by `policies.POLICY` and `POLICY.NAME`."""
     sources: dict[str, Source] = {}
     for policy_id, settings in policies.items() if isinstance(policies, Mapping) else ():
         sources[f"policies.{policy_id}"] = Source(where(f"{field}.{policy_id}"))
@@ -191,10 +191,10 @@ def _sources_by_policy(field: str, policies: Any, where: Callable[[str], str]) -
 
 
 def _unnested(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of sections by dotted names: `checkpoints: {every: 5}` as `checkpoints.every: 5`.
+    """Convert settings of sections to dotted names: `checkpoints: {every: 5}` to `checkpoints.every: 5`.
 
     Raises:
-        ConfigError: a section is no mapping, has a setting that does not belong there, or one that is given twice.
+        ConfigError: a section is not a mapping, has an unknown setting, or a setting is given twice.
     """
     settings: dict[str, Any] = {}
     for name, value in given.items():
@@ -220,7 +220,7 @@ def _of_section(section: str, settings: Any) -> dict[str, Any]:
 
 
 def _field_value(name: str, value: Any) -> Any:
-    """The value of a field in the form in which it is checked."""
+    """Convert the value of a field to the form that is checked."""
     if takes_integers_only(ACCEPTED[name]):
         return as_integer(value)
     if name in BY_POLICY and isinstance(value, Mapping):
@@ -229,7 +229,7 @@ def _field_value(name: str, value: Any) -> Any:
 
 
 def _own_settings(settings: Any) -> Any:
-    """One policy's own settings by SB3's names; what is no mapping is refused later."""
+    """Return one policy's settings by SB3's names. Values that are not mappings are refused later."""
     if not isinstance(settings, Mapping):
         return settings
     return canonical_hyperparameters({str(key): value for key, value in settings.items()})

@@ -1,4 +1,4 @@
-"""Settings as YAML: plain data only, of limited size; nothing in a file is evaluated or imported."""
+"""Read and write settings as YAML: plain data of limited size. Nothing in a file is evaluated or imported."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _MERGE = "tag:yaml.org,2002:merge"  # `<<`: what it brings may be set anew
 
 
 class _Loader(yaml.SafeLoader):
-    """Plain data only, and 3e-4 is a number (YAML 1.1 wants 3.0e-4); a key that is there twice is refused."""
+    """Load plain data. 3e-4 is a number (in YAML 1.1 only 3.0e-4 is one), and duplicate keys are refused."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        """A mapping; PyYAML alone would take the last of equal keys and drop the others."""
+        """Construct a mapping, or refuse duplicate keys: PyYAML would keep the last of them only."""
         seen = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE:
@@ -30,7 +30,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes the words that `_Loader` would take for numbers."""
+    """Write strings that `_Loader` would read as numbers in quotes."""
 
 
 for _side in (_Loader, _Dumper):
@@ -39,20 +39,20 @@ for _side in (_Loader, _Dumper):
     )
 
 
-# Dates are words here: no setting is one.
+# A date is read as a string: no setting is a date.
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
     for first, resolvers in _Loader.yaml_implicit_resolvers.items()
 }
 
 _MAX_FILE_BYTES = 2**20
-_MAX_NODES = 100_000  # of a file: its aliases may stand for far more than it is long
-# What PyYAML raises for files that are not valid, or too deep.
+_MAX_NODES = 100_000  # of a file: with aliases, a short file can describe a huge structure
+# The errors of PyYAML for files that are invalid or nested too deeply.
 _YAML_ERRORS = (yaml.YAMLError, ValueError, TypeError, AttributeError, KeyError, RecursionError, OverflowError)
 
 
 def _load(text: str) -> Any:
-    """The data in a text.
+    """Parse a text.
 
     Raises:
         YAMLError: or another of `_YAML_ERRORS`: it is not valid.
@@ -73,7 +73,7 @@ def _load(text: str) -> Any:
 
 
 def parse_value(text: str) -> Any:
-    """The value that a piece of YAML stands for: `3e-4`, `[64, 64]`, `true`, `lin_1e-3`.
+    """Parse one value: `3e-4`, `[64, 64]`, `true`, `lin_1e-3`.
 
     Raises:
         ConfigError: it is not valid YAML.
@@ -85,7 +85,7 @@ def parse_value(text: str) -> Any:
 
 
 def _one_line(error: Exception) -> str:
-    """What is wrong, and where, without the excerpt that PyYAML shows."""
+    """Say in one line what is wrong and where, without PyYAML's excerpt of the file."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         context = f"{error.context}: " if error.context else ""
         mark = error.problem_mark
@@ -94,7 +94,7 @@ def _one_line(error: Exception) -> str:
 
 
 def read_yaml(path: Path) -> Any:
-    """The data in a YAML file.
+    """Read a YAML file.
 
     Raises:
         ConfigError: the file is missing or is not valid YAML.
@@ -116,7 +116,7 @@ def read_yaml(path: Path) -> Any:
 
 
 def to_yaml(config: TrainConfig) -> str:
-    """A file that `load_config` reads back as the same configuration."""
+    """Return the text of a file from which `load_config` reads the same configuration."""
     values: dict[str, Any] = {}
     for name in ACCEPTED:
         section, _, own = name.rpartition(".")
@@ -125,10 +125,10 @@ def to_yaml(config: TrainConfig) -> str:
 
 
 def plain_data(value: Any) -> Any:
-    """Mappings, lists and numbers as YAML knows them.
+    """Convert a value to dictionaries, lists, strings and numbers, which YAML can hold.
 
     Raises:
-        ConfigError: a value that a file cannot hold, such as a function.
+        ConfigError: a file cannot hold the value, such as a function.
     """
     if isinstance(value, Mapping):
         return {str(key): plain_data(item) for key, item in value.items()}

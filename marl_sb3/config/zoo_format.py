@@ -1,4 +1,4 @@
-"""What rl-baselines3-zoo's files have besides settings of a run: sections, and keys that are not supported yet."""
+"""The sections of rl-baselines3-zoo's files, and the keys of these files that marl_sb3 does not support yet."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 from marl_sb3.config.schema import Source
 from marl_sb3.errors import ConfigError
 
-# Sections for envs that have none of their own.
+# Sections for envs without a section.
 DEFAULT, ATARI = "default", "atari"
 _ATARI_ID = re.compile(r"^(ALE|atari)/|NoFrameskip-v\d+$|Deterministic-v\d+$")
 
 
 @dataclass(frozen=True)
 class _Key:
-    """A key of the zoo's.
+    """A key of the zoo that is not supported.
 
     Attributes:
-        what: it asks for.
-        off: the values that ask for nothing; `--set` takes the first.
+        what: what it switches on, for messages.
+        off: the values that switch it off; messages advise the first.
     """
 
     what: str
@@ -41,26 +41,26 @@ KEYS = frozenset(_KEYS)
 
 
 def section_for(env: str, sections: Mapping[Any, Any]) -> str | None:
-    """The section that the zoo takes for an env without one of its own; None if there is none."""
+    """Return the section that the zoo uses for an env without a section; None if the file does not have it."""
     if _ATARI_ID.search(env) and ATARI in sections:
         return ATARI
     return DEFAULT if DEFAULT in sections else None
 
 
 def unsupported(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys that ask for something that is not there yet, and for each a value that asks for nothing."""
+    """Return the keys that switch on something unsupported, each with a value that switches it off."""
     return {key: _KEYS[key].off[0] for key, value in given.items() if key in KEYS and value not in _KEYS[key].off}
 
 
 def refuse_unsupported(given: Mapping[str, Any], sources: Mapping[str, Source]) -> None:
-    """Refuse keys that ask for something.
+    """Refuse keys that switch on something unsupported.
 
     Args:
-        given: the zoo's keys and their values.
+        given: keys of the zoo and their values.
         sources: where each was given.
 
     Raises:
-        ConfigError: what is not supported yet, and how to train without it.
+        ConfigError: with the unsupported keys, and the options to train without them.
     """
     wanted = unsupported(given)
     if not wanted:

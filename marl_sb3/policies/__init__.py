@@ -1,1 +1,1 @@
-"""Policies before they are built: which there are, whose they are, where their agents stand, what may be set."""
+"""Which policies a run has, the policy and the array columns of each agent, and hyperparameters for SB3."""

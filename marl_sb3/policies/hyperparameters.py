@@ -1,4 +1,4 @@
-"""Hyperparameters in the form in which SB3 takes them: its defaults, schedules, classes of activation functions."""
+"""Check hyperparameters and convert them to SB3's arguments: schedules, classes of activation functions."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ _ACTIVATIONS = ("tanh", "relu", "elu", "gelu", "silu", "leaky_relu")
 
 
 def hyperparameter_defaults(algorithm_class: type[BaseAlgorithm]) -> dict[str, Any]:
-    """The hyperparameters that an algorithm takes, with SB3's defaults."""
+    """Return the hyperparameters of an algorithm with SB3's defaults."""
     parameters = inspect.signature(algorithm_class).parameters
     return {name: p.default for name, p in parameters.items() if name not in _RESERVED and p.default is not p.empty}
 
 
 def resolve_hyperparameters(algorithm_class: type[BaseAlgorithm], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Check hyperparameters and turn text into what SB3 takes.
+    """Check hyperparameters and convert text to the objects that SB3 takes.
 
     `lin_3e-4` becomes a schedule from 3e-4 down to 0; `policy_kwargs: {activation_fn: relu}` the class.
 
     Args:
-        algorithm_class: whose hyperparameters they are.
-        values: by SB3's argument names.
+        algorithm_class: the algorithm.
+        values: values by SB3's argument names.
 
     Raises:
         ConfigError: an unknown name, or a value out of range.

@@ -17,10 +17,10 @@ _NAME_POLICIES = ', such as "policy_1"'
 
 
 def resolve_policies(policies: str | Mapping[PolicyID, Any], agents: Sequence[AgentID]) -> list[PolicyID]:
-    """The policy ids that `shared`, `per_agent` or a mapping of policies stand for.
+    """Return the policy ids for `shared`, `per_agent` or a mapping of policies.
 
     Raises:
-        ConfigError: anything else, or no policy at all.
+        ConfigError: another value, or an empty mapping.
     """
     shorthands = {SHARED: [SHARED], PER_AGENT: list(agents)}
     if isinstance(policies, str) and policies in shorthands:
@@ -40,13 +40,13 @@ def policy_of_agents(
     agents: Sequence[AgentID],
     mapping: PolicyMappingFn | Mapping[AgentID, PolicyID] | None,
 ) -> dict[AgentID, PolicyID]:
-    """The policy of each agent.
+    """Return the policy of each agent.
 
     Args:
-        policy_ids: the policies there are.
-        agents: the agents there are.
-        mapping: function or dictionary from agent to policy. None does where it is clear: one policy for all, or
-            policies named as the agents.
+        policy_ids: all policies.
+        agents: all agents.
+        mapping: function or dictionary from agent to policy. None is accepted if there is only one choice:
+            one policy for all, or policies named as the agents.
 
     Raises:
         ConfigError: an agent without a policy, an unknown policy, or a policy without agents.
@@ -71,11 +71,11 @@ def policy_of_agents(
 
 
 def _require_takes_agent(mapping: PolicyMappingFn) -> None:
-    """RLlib calls such functions with an episode, too."""
+    """Refuse functions of more arguments: RLlib's take an episode, too."""
     try:
         signature = inspect.signature(mapping)
     except (TypeError, ValueError):
-        return  # some builtins have none; the call itself will tell
+        return  # some builtins have no signature; if they do not accept an agent, the call fails
     try:
         signature.bind("agent")
     except TypeError as error:
@@ -104,7 +104,7 @@ def _require_policy_of_agent(policy_id: object, agent: AgentID, policy_ids: Sequ
 
 
 def _type_note(value: object) -> str:
-    """Why 1 is not '1'."""
+    """Name the type of an id that is not a string, to tell 1 from '1'."""
     return "" if isinstance(value, str) else f" of type {type(value).__name__}"
 
 
@@ -122,7 +122,7 @@ def _evident_mapping(policy_ids: Sequence[PolicyID], agents: Sequence[AgentID]) 
 def policies_that_train(
     policies_to_train: Sequence[PolicyID] | Callable[[PolicyID], bool] | None, policy_ids: Sequence[PolicyID]
 ) -> set[PolicyID]:
-    """The ids of the policies that are trained; None stands for all.
+    """Return the ids of the policies that are trained; None: all.
 
     Raises:
         ConfigError: an unknown id.
@@ -136,10 +136,10 @@ def policies_that_train(
             f"policies_to_train is {policies_to_train!r}; accepted: a list of policy ids or a function of them",
             key="policies_to_train",
         )
-    strangers = [policy_id for policy_id in policies_to_train if policy_id not in policy_ids]
-    if strangers:
+    unknown = [policy_id for policy_id in policies_to_train if policy_id not in policy_ids]
+    if unknown:
         raise ConfigError(
-            f"policies_to_train names unknown policy {shown_id(strangers[0])}{_type_note(strangers[0])}; "
+            f"policies_to_train names unknown policy {shown_id(unknown[0])}{_type_note(unknown[0])}; "
             f"accepted: {', '.join(policy_ids)}",
             key="policies_to_train",
         )

@@ -1,4 +1,4 @@
-"""Where the agents of a policy stand in the arrays of a `MultiAgentVecEnv`."""
+"""The places of a policy's agents in the arrays of a `MultiAgentVecEnv`."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class PolicyRows:
     """The rows of one policy: row `e * len(agents) + i` is its i-th agent in env e.
 
     Attributes:
-        policy_id: whose rows.
-        num_envs: E.
-        num_agents: all agents of an env.
+        policy_id: the policy.
+        num_envs: number of envs, E.
+        num_agents: number of all agents of an env.
         group_index: the group that its agents belong to; they all have the same spaces.
         group: that group.
         agents: its agents, in the env's order.
-        agent_columns: where they stand on the axis of all agents.
-        group_columns: where they stand on the axis of the group.
+        agent_columns: their indices on the axis of all agents.
+        group_columns: their indices on the axis of the group.
     """
 
     policy_id: PolicyID
@@ -42,7 +42,7 @@ class PolicyRows:
 
     @property
     def num_rows(self) -> int:
-        """E times the number of agents."""
+        """E times the number of the policy's agents."""
         return self.num_envs * len(self.agents)
 
     def observations(self, groups: Sequence[Observations]) -> Observations:
@@ -70,7 +70,7 @@ class PolicyRows:
 
     @cached_property
     def mine(self) -> BoolArray:
-        """(all agents,) bool: those of this policy."""
+        """(all agents,) bool: which agents have this policy."""
         return np.isin(np.arange(self.num_agents), self.agent_columns)
 
     @cached_property
@@ -83,13 +83,13 @@ class PolicyRows:
 
 
 def _column_index(columns: Sequence[int]) -> Any:
-    """An index of these columns: a slice where they adjoin, so that NumPy makes a view."""
+    """Return an index of these columns: a slice if they are adjacent, so that NumPy makes a view."""
     first, last = columns[0], columns[-1]
     return slice(first, last + 1) if list(columns) == list(range(first, last + 1)) else np.array(columns)
 
 
 def rows_of_policy(env: MultiAgentVecEnv, policy_id: PolicyID, policy_of: Mapping[AgentID, PolicyID]) -> PolicyRows:
-    """Where the agents of a policy stand.
+    """Return the places of a policy's agents.
 
     Raises:
         ConfigError: they do not all have the same spaces.
@@ -117,7 +117,7 @@ def rows_of_policy(env: MultiAgentVecEnv, policy_id: PolicyID, policy_of: Mappin
 
 
 def zero_actions(env: MultiAgentVecEnv) -> list[Array]:
-    """Per group, zeros of shape `(E, A_group, *action shape)`, for policies to put their actions in."""
+    """Return zeros of shape `(E, A_group, *action shape)` per group, which policies overwrite with actions."""
     return [
         np.zeros((env.num_envs, len(group.agents), *(group.action_space.shape or ())), group.action_space.dtype)
         for group in env.groups
