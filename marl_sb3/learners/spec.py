@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType, defstruct
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from marl_sb3.config.names import canonical_hyperparameters
@@ -22,21 +22,6 @@ from marl_sb3.types import PolicyID
 _LARGEST, _LONGEST = 2**20, 100
 _MOST_EPOCHS, _MOST_LAYERS = 1000, 100
 _LONGEST_ROLLOUT = 2**16  # steps: buffers are made for as many
-
-
-class _FeaturesExtractor(Struct, forbid_unknown_fields=True):
-    features_dim: FiniteFloat = 0
-    cnn_output_dim: FiniteFloat = 0
-    normalized_image: bool = False
-
-
-class _Adam(Struct, forbid_unknown_fields=True):
-    """Of Adam, which is SB3's; without the switches of PyTorch's ways to compute it."""
-
-    eps: FiniteFloat = 0
-    weight_decay: FiniteFloat = 0
-    betas: Annotated[list[FiniteFloat], Meta(min_length=2, max_length=2)] = []
-    amsgrad: bool = False
 
 
 class PolicySpec:
@@ -120,24 +105,34 @@ class PolicySpec:
 
 
 def _require_small(tree: Any, limit: int, where: str) -> None:
-    """Refuse what would fill the memory: the description of a policy may come from a stranger."""
+    """Refuse numbers and strings that could fill the memory: a checkpoint may come from a stranger."""
     if isinstance(tree, (int, float)) and abs(tree) > limit:
         raise CheckpointError(f"{where} holds a number beyond {limit}; if you trust the file, pass `policies`")
     if isinstance(tree, str) and len(tree) > _LONGEST:
-        raise CheckpointError(f"{where} holds a word of more than {_LONGEST} characters")
+        raise CheckpointError(f"{where} holds a string of more than {_LONGEST} characters")
     for child in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ():
         _require_small(child, limit, where)
 
 
 def _require_plain(network: StateReader) -> None:
-    """Refuse what is no plain setting of a network: PyTorch and SB3 would find out in the middle of training."""
+    """Refuse settings of a network that are not plain data: PyTorch and SB3 would fail on them during training."""
     for name in network.names():
         if name not in _NETWORK or not accepts(_NETWORK[name], network.value(name)):
             words = f"one of {', '.join(_NETWORK)}, as SB3 describes them; or pass `policies`"
             raise network.error(name[:_LONGEST], network.value(name), words)
 
 
+_Pair = Annotated[list[FiniteFloat], Meta(min_length=2, max_length=2)]
 _Widths = Annotated[list[PositiveInt], Meta(max_length=_MOST_LAYERS)]
+
+
+def _fields(**kinds: Any) -> type[Struct]:
+    """Return the kind of mappings with some of these entries and no others."""
+    # Not a class: msgspec would evaluate the text of its annotations while a checkpoint is read.
+    return defstruct(
+        "Fields", [(name, kind | UnsetType, UNSET) for name, kind in kinds.items()], forbid_unknown_fields=True
+    )
+
 
 # What a checkpoint may say of a network. Classes are for the caller to pass.
 _NETWORK: Mapping[str, Any] = {
@@ -146,8 +141,9 @@ _NETWORK: Mapping[str, Any] = {
     "log_std_init": FiniteFloat,
     **dict.fromkeys(("ortho_init", "full_std", "use_expln", "squash_output"), bool),
     **dict.fromkeys(("share_features_extractor", "normalize_images"), bool),
-    "features_extractor_kwargs": _FeaturesExtractor,
-    "optimizer_kwargs": _Adam,
+    "features_extractor_kwargs": _fields(features_dim=FiniteFloat, cnn_output_dim=FiniteFloat, normalized_image=bool),
+    # Of Adam, which is SB3's; without the switches of PyTorch's ways to compute it.
+    "optimizer_kwargs": _fields(eps=FiniteFloat, weight_decay=FiniteFloat, betas=_Pair, amsgrad=bool),
 }
 
 
