@@ -26,10 +26,10 @@ EXIT_INTERRUPTED = 130
 
 
 def run_command(command: Callable[[], int], verbosity: int) -> int:
-    """Run a command and turn what it raises into a message and an exit code; `-v` lets the traceback through.
+    """Run a command; an exception becomes a message and an exit code, and with `-v` also a traceback.
 
-    Output that nobody reads any more ends no command and changes no exit code; output that could not be written, on a
-    full disk, say, makes it 1.
+    If the reader of standard output has gone (`| head`), the command goes on, and its exit code stays the same. If
+    output cannot be written for another reason, such as a full disk, the exit code is 1.
     """
     with lenient_output() as output, interrupting():
         exit_code = _exit_code(command, verbosity)
@@ -66,12 +66,12 @@ def _failed(error: Exception, message: str, exit_code: int, verbosity: int) -> i
 
 
 def _printable(message: str) -> str:
-    """A message may quote a file, and the file may hold characters that a terminal takes for commands."""
+    """Escape control characters: a message may quote a file, and terminals execute some of them."""
     return "".join(char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in message)
 
 
 class _StderrHandler(logging.StreamHandler[TextIO]):
-    """Writes to what `sys.stderr` is at the moment: while a live view is shown, lines go above it."""
+    """Writes to the current `sys.stderr`: a live view replaces it, so that lines go above the view."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
@@ -82,7 +82,7 @@ class _StderrHandler(logging.StreamHandler[TextIO]):
 
 
 def setup_logging(verbosity: int) -> None:
-    """Show the package's log: warnings, with -v also infos, with -vv everything."""
+    """Show the log of the package: warnings; with -v also infos, with -vv everything."""
     handler = _StderrHandler()
     handler.setFormatter(logging.Formatter("%(levelname)-8s %(message)s"))
     logger = logging.getLogger("marl_sb3")

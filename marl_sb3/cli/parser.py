@@ -12,7 +12,7 @@ import marl_sb3
 from marl_sb3.cli.command import EXIT_USAGE
 from marl_sb3.errors import ConfigError
 
-_SIMILAR = 0.7  # how alike an unknown option and the one that may have been meant are, as `difflib` counts
+_SIMILAR = 0.7  # least similarity, by `difflib`, of an unknown option and the one that is suggested
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -27,7 +27,7 @@ class CommandParser(argparse.ArgumentParser):
         self.add_argument("--version", action="version", version=words, help="print the version and exit")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse a command line; for one with options that are not known, say which may have been meant."""
+        """Parse a command line; the error about an unknown option suggests the one that may have been meant."""
         arguments, unknown = self.parse_known_args(args, namespace)
         if unknown:
             meant = self._meant(unknown[0], getattr(arguments, "settings", None))
@@ -35,7 +35,7 @@ class CommandParser(argparse.ArgumentParser):
         return arguments
 
     def _meant(self, unknown: str, settings: list[str] | None) -> str | None:
-        """What an argument that is not known may have been meant to be.
+        """What the user may have meant by an unknown argument.
 
         Args:
             unknown: the argument.
@@ -62,7 +62,7 @@ def add_verbosity(parser: argparse.ArgumentParser) -> None:
 
 
 def add_env_option(parser: argparse.ArgumentParser, *, also_positional: bool, makes_env: bool = True) -> None:
-    """Let the env be named by `--env ENV`, in every command alike; those that train take it as first word, too."""
+    """Add `--env ENV`, which all commands have; the commands that train also take ENV as a positional argument."""
     if also_positional:
         words = "another way to give ENV; default: ENV"
     elif not makes_env:
@@ -73,7 +73,7 @@ def add_env_option(parser: argparse.ArgumentParser, *, also_positional: bool, ma
 
 
 def named_env(arguments: argparse.Namespace) -> str | None:
-    """The env that the command line names, by `--env` or as first word.
+    """The env that the command line names, by `--env` or as the positional argument.
 
     Raises:
         ConfigError: both are there, and differ.
@@ -86,7 +86,7 @@ def named_env(arguments: argparse.Namespace) -> str | None:
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    """Let a command be told of a run and one of its checkpoints."""
+    """Add RUN and `--checkpoint`."""
     parser.add_argument("run", metavar="RUN", help="a run folder, or a folder of runs: the newest")
     parser.add_argument(
         "--checkpoint", metavar="WHICH", default="best", help="best, latest or an iteration; default: best"

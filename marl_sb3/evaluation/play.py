@@ -1,4 +1,4 @@
-"""Policies play complete episodes in envs of their own; a training that is under way does not notice.
+"""Policies play complete episodes in envs of their own; a training in progress is not affected.
 
 The numbers are those of `metrics.EpisodeTracker`, under the names that a training result has below `env_runners/`.
 """

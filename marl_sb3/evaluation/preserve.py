@@ -17,13 +17,13 @@ from marl_sb3.training.algorithm import MultiAgentAlgorithm
 
 @contextmanager
 def preserve_training_state(algo: MultiAgentAlgorithm | PolicyBundle, seed: int | None = None) -> Iterator[None]:
-    """Put back, at the end, what acting changes: global random generators, and the modes and noise of policies.
+    """Restore on exit what acting changes: global random generators, and the modes and noise of policies.
 
-    Inside, the generators of PyTorch (CUDA's too, where it is in use), NumPy and Python are seeded.
+    Inside, the generators of PyTorch (and of CUDA, if it is in use), NumPy and Python are seeded.
 
     Args:
-        algo: whose policies may act.
-        seed: for the generators; None takes the operating system's entropy.
+        algo: the algorithm, or the bundle, whose policies act.
+        seed: of the generators; None: from the operating system's entropy.
     """
     modes = [(module, module.training) for a in algo.policies.values() for module in a.policy.modules()]
     with preserve_rng(), preserve_noise(algo.policies.values()):
@@ -39,7 +39,7 @@ def _seed_generators(seed: int | None) -> None:
     of_torch, of_numpy, of_python = np.random.SeedSequence(seed).generate_state(3).tolist()
     th.default_generator.manual_seed(of_torch)
     if th.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        # Otherwise the seed would wait for the first use of CUDA, a training's perhaps.
+        # Before the first use of CUDA, the seed would be kept for that use, which may be that of a training.
         th.cuda.manual_seed_all(of_torch)
     np.random.seed(of_numpy)  # noqa: NPY002 - the global one is meant: SB3's
     random.seed(of_python)

@@ -1,4 +1,4 @@
-"""From a configuration to envs and policies, with errors that say where a setting came from."""
+"""Build envs and policies from a configuration; errors name the file or option that a wrong setting came from."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from marl_sb3.vec_env.seeding import fresh_seed
 
 
 def set_up_process(config: TrainConfig) -> None:
-    """What belongs to the process rather than to the algorithm: PyTorch's threads, what it need not import."""
+    """Set the number of PyTorch's threads in this process, and leave out imports that a training does not need."""
     torch.set_num_threads(config.n_threads)
     start_without_dynamo()
 
 
 def build(config: TrainConfig, factory: EnvFactory | None) -> MultiAgentAlgorithm:
-    """The envs, and the algorithm that trains in them.
+    """Make the envs, and the algorithm that trains in them.
 
     Args:
-        config: resolved.
-        factory: makes the env, where the id in the configuration is only its name.
+        config: from `resolved`.
+        factory: makes the env if the id in the configuration is only its name; None: the id finds it.
 
     Raises:
         ConfigError: a setting does not fit.
@@ -77,7 +77,7 @@ def source_named(config: TrainConfig, key: str | None = None) -> Iterator[None]:
 
 
 def resolved(config: TrainConfig) -> TrainConfig:
-    """With a seed, and with SB3's defaults spelt out: the run can be repeated after they have changed.
+    """The configuration with a seed and all defaults of SB3, so that the run can be repeated after SB3 changes them.
 
     The hyperparameters of the run are those of its algorithm. A policy with another one has that algorithm's defaults
     and its own settings.
@@ -117,11 +117,16 @@ def check_device(config: TrainConfig) -> None:
     Raises:
         ConfigError: with the device, and what is accepted.
     """
+    kind, _, index = config.device.partition(":")
     if not re.fullmatch(r"auto|cpu(:0)?|cuda(:[0-9]+)?", config.device):
-        accepted = "auto, cpu, cuda or cuda:N"
-        raise ConfigError(f"{config.where('device')}device is {config.device!r}; accepted: {accepted}", key="device")
-    if config.device.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError(f"{config.where('device')}device is {config.device!r}, but torch finds no CUDA", key="device")
+        fault = "; accepted: auto, cpu, cuda or cuda:N"
+    elif kind == "cuda" and not torch.cuda.is_available():
+        fault = ", but torch finds no CUDA"
+    elif kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
+        fault = f"; accepted: cuda:0 to cuda:{torch.cuda.device_count() - 1}"
+    else:
+        return
+    raise ConfigError(f"{config.where('device')}device is {config.device!r}{fault}", key="device")
 
 
 def _build_algorithm(config: TrainConfig, env: MultiAgentVecEnv) -> MultiAgentAlgorithm:
@@ -145,7 +150,10 @@ def _build_algorithm(config: TrainConfig, env: MultiAgentVecEnv) -> MultiAgentAl
 
 
 def _require_known(config: TrainConfig, policy_ids: Sequence[PolicyID], env: MultiAgentVecEnv) -> None:
-    """Refuse settings of policies that do not exist: `evaluation.intervall` may have been meant for a section."""
+    """Refuse settings of policies that do not exist.
+
+    `evaluation.intervall` is such a setting, too: a misspelt one of a section reads as one of a policy `evaluation`.
+    """
     for policy_id, settings in config.policy_settings.items():
         if policy_id in policy_ids:
             continue
@@ -158,7 +166,7 @@ def _require_known(config: TrainConfig, policy_ids: Sequence[PolicyID], env: Mul
 
 
 def _require_unambiguous(config: TrainConfig, policy_ids: Sequence[PolicyID]) -> None:
-    """Refuse dotted keys that mean two things: a policy may be called `env`."""
+    """Refuse dotted keys with two meanings, such as `env.height` if there is a policy called `env`."""
     for key in [source.path for source in config.sources.values()]:
         meanings = _meanings(key, policy_ids)
         if len(meanings) > 1:
@@ -187,7 +195,7 @@ def _meanings(key: str, policy_ids: Sequence[PolicyID]) -> list[str]:
 
 
 def policy_spec(config: TrainConfig, policy_id: PolicyID) -> PolicySpec:
-    """What a policy of a run is made of.
+    """The specification of one policy of a run.
 
     Raises:
         ConfigError: a setting is not accepted.
@@ -202,7 +210,7 @@ def policy_spec(config: TrainConfig, policy_id: PolicyID) -> PolicySpec:
 
 
 def _mapping(config: TrainConfig) -> dict[AgentID, PolicyID] | None:
-    """Agent -> policy from the `agents` of each policy; None where no policy lists any."""
+    """The policy of each agent, from the `agents` of the policies; None if no policy lists agents."""
     if isinstance(config.policies, str):
         return None
     mapping: dict[AgentID, PolicyID] = {}

@@ -1,4 +1,4 @@
-"""The folder that a run owns: what is in it, and who may write to it."""
+"""The run folder: its files, and the lock that lets one process write to it."""
 
 from __future__ import annotations
 
@@ -31,12 +31,13 @@ _log = logging.getLogger(__name__)
 
 _LOCK = ".lock"
 TRACEBACK_FILE = "traceback.txt"
-_OF_A_START = (_LOCK, unfinished_path(Path(RUN_CONFIG)).name)  # there before config.yaml is
-_RUNS = Path("runs")  # where runs are kept, unless --run-dir says otherwise
+# Files of a start that was cut off before config.yaml was written; the folder counts as empty.
+_OF_A_START = (_LOCK, unfinished_path(Path(RUN_CONFIG)).name)
+_RUNS = Path("runs")  # parent of all run folders without --run-dir
 
 
 def find_run(path: str | Path) -> Path:
-    """The run folder that a path names: the path itself, or the newest run in it, as in `runs/arena`.
+    """The run folder at a path: the path itself, or the newest run in it, as in `runs/arena`.
 
     The newest run is the one that was started or resumed last.
 
@@ -59,7 +60,7 @@ def _find_run(folder: Path) -> Path:
 
 
 def _why_no_run(path: Path) -> str:
-    """What is wrong, and which folder may have been meant."""
+    """Why a path is not a run folder, and which folder the user may have meant."""
     around = next((parent for parent in [*path.absolute().parents][:3] if (parent / RUN_CONFIG).is_file()), None)
     if path.exists() and around is not None:
         number = f" with --checkpoint {int(path.name[5:])}" if re.fullmatch(r"ckpt-[0-9]{6,12}", path.name) else ""
@@ -75,7 +76,7 @@ def _why_no_run(path: Path) -> str:
 
 
 def _similar(path: Path) -> list[str]:
-    """Folders beside a path that have nearly its name."""
+    """Folders beside a path with a similar name."""
     names = [entry.name for entry in path.parent.iterdir() if entry.is_dir()] if path.parent.is_dir() else []
     return [str(path.parent / name) for name in difflib.get_close_matches(path.name, names, n=1)]
 
@@ -91,7 +92,7 @@ class RunFolder:
         config_file: the resolved configuration.
         checkpoints: the run's checkpoints.
         policies: SB3 zips, written at the end.
-        resumes: one JSON object per resume: from where, and what could not be brought back exactly.
+        resumes: one JSON object per resume: its checkpoint, and what could not be restored exactly.
     """
 
     def __init__(self, path: Path) -> None:
@@ -104,10 +105,16 @@ class RunFolder:
 
     @classmethod
     def new(cls, env: str, run_dir: str | Path | None) -> RunFolder:
-        """A folder that does not exist yet, or is empty but for what a start leaves that did not get further.
+        """The folder of a new run: it does not exist yet, or it is empty.
+
+        A folder with nothing but the files of a start that failed before `config.yaml` was written counts as empty.
+
+        Args:
+            env: the id of the env.
+            run_dir: the folder; None: `runs/<env>/<UTC time>-<4 hex>`.
 
         Raises:
-            ConfigError: there is something in it.
+            ConfigError: the folder holds other files.
         """
         if run_dir is None:
             now = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
@@ -131,7 +138,7 @@ class RunFolder:
         return cls(find_run(path))
 
     def make(self, config: TrainConfig) -> None:
-        """Make the folder of a new run, with its configuration, and become the only process that may write to it.
+        """Make the folder of a new run, lock it, and write the configuration.
 
         Raises:
             ConfigError: the folder cannot be written to, or another process is writing to it.
@@ -142,14 +149,14 @@ class RunFolder:
             self.write_config(config)
 
     def writing(self) -> AbstractContextManager[None]:
-        """While it lasts, errors of a folder that cannot be written to are `ConfigError`s."""
+        """Turn errors of a folder that cannot be written to into `ConfigError`s."""
         return path_is_usable("cannot write to the run folder", self.path, "run_dir")
 
     def lock(self) -> None:
-        """Become the only process that may write here, until `unlock` or the end of this process.
+        """Lock the folder for this process, until `unlock` or its end.
 
         Raises:
-            ConfigError: another process is, or the folder cannot be written to.
+            ConfigError: another process has locked it, or it cannot be written to.
         """
         try:
             with self.writing():
@@ -158,16 +165,16 @@ class RunFolder:
             raise ConfigError(f"{self.path} is in use: another process is training this run", key="run") from None
 
     def unlock(self) -> None:
-        """Let others write."""
+        """Let other processes lock the folder; does nothing if it is not locked."""
         self._lock.release()
 
     def read_config(self, env: str | None = None, *, makes_env: bool = True) -> TrainConfig:
         """The run's configuration.
 
         Args:
-            env: the env as the user names it. An env of somebody's own, `package.module:factory`, has to be named:
+            env: the env id that the user gives. It is required for code of the user's own (`package.module:factory`):
                 nothing is imported because a file says so.
-            makes_env: whether that env will be made; if not it need not be named.
+            makes_env: whether the env will be made; if not, its id is not required.
 
         Raises:
             ConfigError: it is not valid, or is of another env.
@@ -179,7 +186,7 @@ class RunFolder:
         return config
 
     def write_config(self, config: TrainConfig) -> None:
-        """Write the configuration, whole or not at all."""
+        """Replace `config.yaml` atomically."""
         write_whole(self.config_file, to_yaml(config))
 
     def results(self) -> list[Result]:
@@ -191,11 +198,11 @@ class RunFolder:
         return read_results(self.path)
 
     def note_resume(self, checkpoint: str, inexact: Mapping[str, str], **more: Any) -> None:
-        """Write down that the run goes on from a checkpoint, and what is not as it was.
+        """Append a resume to `resumes.jsonl`.
 
         Args:
-            checkpoint: its name.
-            inexact: what could not be brought back exactly, and why.
+            checkpoint: the name of the checkpoint that the run goes on from.
+            inexact: why a part of the state could not be restored exactly, by part.
             more: more plain data by name.
         """
         now = datetime.now(UTC).isoformat(timespec="seconds")
@@ -211,7 +218,7 @@ class RunFolder:
 
 
 def write_traceback(folder: Path, error: BaseException) -> Path:
-    """Keep the traceback of a training that failed in its folder; returns the file."""
+    """Write the traceback of a failed training to its folder; returns the file."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / TRACEBACK_FILE
     with with_filename(file):

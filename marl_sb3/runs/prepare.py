@@ -1,4 +1,4 @@
-"""Build a new run, check all of it, and make its folder."""
+"""Prepare a new run: build it, check it, and make its folder."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def prepare(
     Args:
         config: the configuration; a missing seed is drawn.
         run_dir: the folder; it must be empty or not exist. None: `runs/<env>/<UTC time>-<4 hex>`.
-        factory: makes the env, where the id in the configuration is only its name.
-        trust_pickle: allow SB3 zips in `init_from`. It is no setting: no file may say so.
+        factory: makes the env, if the id in the configuration is only its name.
+        trust_pickle: allow SB3 zips in `init_from`. It is not a setting, so that no file can allow it.
 
     Raises:
         ConfigError: a setting does not fit; nothing has been written then.
@@ -56,7 +56,7 @@ def prepare(
 
 
 def _with_found_sources(config: TrainConfig) -> TrainConfig:
-    """With the run itself where `init_from` names a folder of runs: the newest is another one tomorrow."""
+    """Replace folders of runs in `init_from` by their newest run: later, another run may be the newest."""
     if config.init_from is None:
         return config
     with source_named(config, "init_from"):

@@ -1,4 +1,4 @@
-"""What can be known of a run before it is started."""
+"""Check that a run can be built, and list its metrics, without starting it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from marl_sb3.types import PolicyID
 
 @dataclass(frozen=True)
 class Preview:
-    """What is known of a run before it is started.
+    """What is known about a run before it starts.
 
     Attributes:
         metric_names: the flat names of all its metrics.
-        minibatches: by policy, the minibatch size and the agent steps of a rollout, where the algorithm has both.
+        minibatches: the minibatch size and the agent steps of a rollout, by policy; only for algorithms with both.
     """
 
     metric_names: Sequence[str]
@@ -30,7 +30,7 @@ class Preview:
 
 
 def preview(config: TrainConfig, factory: EnvFactory | None = None) -> Preview:
-    """Build a run, so that it is known to be possible, and do not start it.
+    """Build a run to check its settings; it is not started.
 
     Raises:
         ConfigError: a setting does not fit.

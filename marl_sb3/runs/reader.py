@@ -30,7 +30,7 @@ def read_results(folder: Path) -> list[Result]:
 
 
 def logged_lines(log: Path, data: bytes) -> Iterator[tuple[bytes, Result]]:
-    """The lines of a log and what they hold, without a last one that is incomplete: its process was killed.
+    """The lines of a log with their results; an incomplete last line is left out: its process was killed.
 
     Args:
         log: the file, for messages.

@@ -1,4 +1,4 @@
-"""Save the policies of a run; and what can be saved of one whose training failed."""
+"""Save the policies of a run, also after a failed training, whose traceback is kept too."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ _log = logging.getLogger(__name__)
 
 
 def save_policies(run: Run) -> dict[PolicyID, Path]:
-    """The policies' folder appears whole or not at all."""
+    """Write an SB3 zip for each policy; the folder is replaced atomically.
+
+    Returns:
+        The file of each policy.
+    """
     folder = run.files.policies
     with replaced_folder(folder) as unfinished:
         paths = run.algorithm.save_policies(unfinished)
@@ -23,7 +27,7 @@ def save_policies(run: Run) -> dict[PolicyID, Path]:
 
 
 def save_policies_of_complete(run: Run) -> dict[PolicyID, Path]:
-    """Save the policies of a run whose checkpoint is written; if this fails, say that nothing is lost."""
+    """Save the policies of a run that has its last checkpoint; if this fails, the error says how to save them later."""
     try:
         return save_policies(run)
     except Exception as error:
@@ -33,7 +37,7 @@ def save_policies_of_complete(run: Run) -> dict[PolicyID, Path]:
 
 
 def try_to_save_policies(run: Run) -> None:
-    """Save what was learned before the training failed; if this fails too, it is not the error to be told."""
+    """Save the policies of a failed training; if this fails too, only log it: the first error is the one to report."""
     if run.algorithm.iteration == 0:
         return
     if not run.algorithm.is_finite():
@@ -46,12 +50,12 @@ def try_to_save_policies(run: Run) -> None:
 
 
 def keep_traceback(run: Run, error: BaseException) -> None:
-    """Keep the traceback of an error that does not say all of it in its message."""
+    """Write the traceback of an error to the run folder, unless its message says enough."""
     if isinstance(error, MarlSb3Error) and not isinstance(error, EnvRaisedError):
         return
     if not isinstance(error, Exception):  # an interruption
         return
     try:
         note_traceback_file(error, str(write_traceback(run.folder, error)))
-    except OSError as another:  # on a full disk, say; it is not the error to be told
+    except OSError as another:  # a full disk, for example; the first error is the one to report
         _log.warning("the traceback is not kept: %s", another)

@@ -23,18 +23,18 @@ def resume_run(
     factory: EnvFactory | None = None,
     **changes: Any,
 ) -> Run:
-    """Bring a run back to its newest checkpoint; `execute` then goes on as if nothing had happened.
+    """Restore a run from its newest checkpoint; `execute` then continues it as if it had never stopped.
 
-    What it has logged after that checkpoint is taken out of its logs. A run that is complete stays as it is.
+    Log entries after that checkpoint are removed. A complete run stays as it is.
 
     Args:
         run_folder: the run.
-        timesteps: train for this many env steps more, from the checkpoint on; None: to the end that was planned.
-            Schedules then run to the new end, and jump where it was another one. `extensions` in `config.yaml` keeps
-            the former one, so that a training from it repeats the whole run.
-        env: the run's env id; needed where it is code of your own.
-        factory: makes the env, where the id is only its name.
-        changes: other values for fields of the configuration that do not change what was trained so far.
+        timesteps: env steps to train for from the checkpoint on; None: to the planned end. With `timesteps`,
+            schedules such as `lin_3e-4` lead to the new end, so that they jump at the checkpoint. `extensions` in
+            `config.yaml` keeps the former end, so that a training from that file repeats the whole run.
+        env: the run's env id; required if it is code of the user's own.
+        factory: makes the env, if the id is only its name.
+        changes: new values of settings that do not affect what was trained so far.
 
     Raises:
         ConfigError: it is not a run folder, it is in use, or a change is not accepted.
@@ -54,7 +54,7 @@ def resume_run(
         on_error.callback(run.close)
         require_metrics(run)
         inexact = bring_back(run, checkpoint)
-        if not is_complete(config, env_steps):  # otherwise nothing follows
+        if not is_complete(config, env_steps):  # otherwise nothing will be trained
             planned = phases_after(before, env_steps)[0].n_timesteps
             with files.writing():
                 files.write_config(config)

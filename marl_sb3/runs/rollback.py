@@ -1,4 +1,4 @@
-"""Bring a run back to one of its checkpoints: its algorithm and its logs."""
+"""Take a run back to one of its checkpoints: the state of its algorithm, and its logs."""
 
 from __future__ import annotations
 
@@ -21,25 +21,33 @@ MAX_ROLLBACKS = 3
 
 
 def roll_back(run: Run, count: int, error: NumericError) -> None:
-    """Go back to the latest checkpoint, with other random numbers.
+    """Go back to the latest checkpoint, and go on from there with other random numbers.
 
     Args:
-        run: as it is now.
-        count: of the rollbacks of this training, with this one.
-        error: what makes it necessary.
+        run: a run in training.
+        count: the number of rollbacks of this training, including this one.
+        error: the reason for the rollback.
     """
     checkpoint = run.files.checkpoints.load("latest")
     _log.warning("%s", error)
     _log.warning("rollback %d of %d, to %s, with other random numbers", count, MAX_ROLLBACKS, checkpoint.name)
     run.checkpoint = checkpoint.name
     note_resume(run, bring_back(run, checkpoint))
-    # The same numbers would lead to the same fault.
+    # The same random numbers would lead to the same error.
     assert run.config.seed is not None, "prepare() has drawn one"
     set_random_seed(int(np.random.SeedSequence(run.config.seed, spawn_key=(count, count)).generate_state(1)[0]))
 
 
 def bring_back(run: Run, checkpoint: Checkpoint) -> dict[str, str]:
-    """Go back to a checkpoint, and cut the logs there; what could not be brought back exactly, and why."""
+    """Restore the state of a checkpoint, and truncate the logs to its iteration.
+
+    Returns:
+        Why a part of the state could not be restored exactly, by part; empty if all of it was.
+
+    Raises:
+        CheckpointError: the checkpoint does not fit the run.
+        ConfigError: a log is damaged, or the folder cannot be written to.
+    """
     _require_same_number_of_envs(run, checkpoint)
     envs = run.algorithm.set_state(checkpoint)
     inexact = {f"env {index}": why for index, why in envs.items()}
@@ -55,20 +63,20 @@ def bring_back(run: Run, checkpoint: Checkpoint) -> dict[str, str]:
 
 
 def note_resume(run: Run, inexact: Mapping[str, str], extended_from: int | None = None) -> None:
-    """Note it in `resumes.jsonl`.
+    """Append a resume to `resumes.jsonl`.
 
     Args:
-        run: as it has been brought back.
-        inexact: what could not be brought back exactly.
-        extended_from: the end, in env steps, that was planned before `--timesteps` moved it; None: it stays.
+        run: in the state of its checkpoint.
+        inexact: what `bring_back` returned.
+        extended_from: the planned end, in env steps, before `--timesteps` moved it; None: it was not moved.
     """
-    assert run.checkpoint is not None, "it has been brought back from one"
+    assert run.checkpoint is not None, "a run that goes back has a checkpoint"
     steps = {"env_steps": run.algorithm.num_timesteps, "n_timesteps": run.config.n_timesteps}
     run.files.note_resume(run.checkpoint, inexact, **steps, extended_from=extended_from)
 
 
 def _require_same_number_of_envs(run: Run, checkpoint: Checkpoint) -> None:
-    """Other numbers would load, but be another run than that of the configuration."""
+    """Refuse a checkpoint of another number of envs: it could be loaded, but would not continue the same run."""
     state, ours = StateReader(checkpoint.state), run.algorithm.env.num_envs
     if state.integer("num_envs") != ours:
         raise state.error("num_envs", state.integer("num_envs"), str(ours))

@@ -1,4 +1,4 @@
-"""A run in the hands of Python: what was trained, how it went, how well it plays."""
+"""`Run`: a training in Python, with its policies, its metrics and its files."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class Run:
         result: the metrics of the last iteration; None if none was finished.
         latest_evaluation: the metrics of the last iteration that was evaluated; None if none was.
         policy_files: the SB3 zip of each policy.
-        stopped_by: what ended the run before its last step: a stop condition or a signal, in words.
-        interrupted: whether that was a signal.
-        checkpoint: name of the checkpoint that it was brought back from, then of the latest that it wrote.
-        factory: makes the env, where the id in the configuration is only its name.
+        stopped_by: the stop condition or the signal that ended the run early, in words; None if there was none.
+        interrupted: whether a signal ended the run.
+        checkpoint: name of the checkpoint that the run was restored from, or of the latest one that it wrote since.
+        factory: makes the env, if the id in the configuration is only its name.
     """
 
     files: RunFolder
@@ -61,12 +61,12 @@ class Run:
         return self.algorithm.policies
 
     def bundle(self) -> PolicyBundle:
-        """The policies with what is needed to act by them where there is no env."""
+        """The policies with all that is needed to act without an env."""
         return replace(self.algorithm.bundle(), checkpoint=self.checkpoint)
 
     @property
     def best_checkpoint(self) -> Path | None:
-        """The folder of the best checkpoint by `checkpoint_metric`; None before the first one with a value of it."""
+        """The folder of the best checkpoint by `checkpoint_metric`; None if no checkpoint has a value of it."""
         name = self.files.checkpoints.best()
         return None if name is None else self.files.checkpoints.path / name
 

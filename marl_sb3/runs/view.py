@@ -1,4 +1,4 @@
-"""What a run shows: its start, its progress, its end, and how to go on with it."""
+"""Show a run: its start, its progress, its end, and the command that continues it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from marl_sb3.runs.run import Run
 
-_MOST_POLICIES = 8  # of which each file is listed
+_MOST_POLICIES = 8  # of more policies, only the folder is printed, not each file
 
 
 def progress_of(
@@ -29,7 +29,7 @@ def progress_of(
     Args:
         run: a prepared run.
         console: where it is shown.
-        keep: leave the last picture where it is when the training ends.
+        keep: keep the last view on the screen when the training ends.
         most_agents: how many agents are shown; None: all.
     """
     config = run.config
@@ -39,13 +39,18 @@ def progress_of(
 
 
 def wanted_progress(run: Run, progress_bar: bool | None) -> list[ShowProgress]:
-    """The callbacks that show a run of the library: one if it is asked for, or, with None, in a notebook."""
+    """The callbacks that show the progress of `marl_sb3.train(...)`: one or none.
+
+    Args:
+        run: a prepared run.
+        progress_bar: whether to show it; None: in notebooks only.
+    """
     wanted = in_notebook() if progress_bar is None else progress_bar
     return [progress_of(run, standard_console(), keep=True)] if wanted else []
 
 
 def print_start(console: Console, run: Run) -> None:
-    """Say what is going to be trained, and where it is kept."""
+    """Print what is trained, and the run folder."""
     config = run.config
     policies = config.policies if isinstance(config.policies, str) else ", ".join(config.policies)
     if run.checkpoint is not None:
@@ -60,7 +65,7 @@ def print_start(console: Console, run: Run) -> None:
 
 
 def print_summary(console: Console, run: Run, most_agents: int | None = MOST_AGENTS) -> None:
-    """Say what came out of a run, and where it is; a path is never cut."""
+    """Print the results of a run and its files; paths are never cut."""
     if run.stopped_by:
         print_line(console, f"stopped: {run.stopped_by}")
     if run.result is None:
@@ -79,7 +84,7 @@ def print_summary(console: Console, run: Run, most_agents: int | None = MOST_AGE
 
 
 def print_how_to_go_on(console: Console, run: Run) -> None:
-    """Print the command that goes on with a run that has ended before its time, if there is a checkpoint."""
+    """Print the command that resumes a run, if it has a checkpoint."""
     if run.checkpoint is not None:
         env = f" --env {shlex.quote(run.config.env)}" if ":" in run.config.env else ""
         resume = f"--resume {shlex.quote(str(run.folder))}{env}"
@@ -87,7 +92,7 @@ def print_how_to_go_on(console: Console, run: Run) -> None:
 
 
 def print_line(console: Console, text: str) -> None:
-    """Print a text as it is: it is the terminal that breaks a long line, so that it can be copied."""
+    """Print a line without wrapping it, so that it can be copied from the terminal in one piece."""
     console.print(text, soft_wrap=True, markup=False, highlight=False)
 
 

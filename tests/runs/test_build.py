@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch as th
 
 import marl_sb3.runs.build
 from marl_sb3 import PolicySpec
@@ -13,7 +14,7 @@ from marl_sb3.errors import ConfigError
 from marl_sb3.learners import spec
 from marl_sb3.learners.algorithms import ALGORITHMS
 from marl_sb3.policies.hyperparameters import hyperparameter_defaults
-from marl_sb3.runs.build import build, policy_spec, resolved
+from marl_sb3.runs.build import build, check_device, policy_spec, resolved
 
 SETTINGS = {"agent2.algo": "a2c", "agent2.gamma": 0.5, "agent1.n_epochs": 2, "learning_rate": "lin_1e-3"}
 
@@ -92,3 +93,18 @@ def test_hyperparameters_are_checked_once_for_each_policy(mixed: TrainConfig, mo
 def test_defaults_that_a_spec_has_leave_it_as_it_is() -> None:
     spec = PolicySpec(gamma=0.5, lr=0.1)
     assert spec.with_defaults({"gamma": 0.9}) is spec
+
+
+@pytest.mark.parametrize(
+    ("n_devices", "device", "message"),
+    [(0, "cuda", "device is 'cuda', but torch finds no CUDA"), (2, "cuda:2", "'cuda:2'; accepted: cuda:0 to cuda:1")],
+)
+def test_a_gpu_that_does_not_exist_is_refused(
+    monkeypatch: pytest.MonkeyPatch, n_devices: int, device: str, message: str
+) -> None:
+    monkeypatch.setattr(th.cuda, "is_available", lambda: n_devices > 0)
+    monkeypatch.setattr(th.cuda, "device_count", lambda: n_devices)
+    with pytest.raises(ConfigError, match=message):
+        check_device(load_config("arena", device=device))
+    if n_devices:
+        check_device(load_config("arena", device=f"cuda:{n_devices - 1}"))

@@ -22,7 +22,7 @@ _LOGS: Sequence[Callable[[Path], ResultWriter]] = (
 
 @contextmanager
 def logs_of(run: Run) -> Iterator[None]:
-    """While it lasts, the metrics go into the run folder."""
+    """Log the metrics of the training to the run folder: as JSON lines, as CSV, and for TensorBoard."""
     folder = run.folder
     write_settings(folder, run.config, list(run.algorithm.policies))
     with ExitStack() as cleanup:
