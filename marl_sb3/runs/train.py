@@ -40,43 +40,50 @@ def train(
     callback: MaybeCallback = None,
     progress_bar: bool | None = None,
 ) -> Run:
-    """What `python -m marl_sb3.train` does.
+    """Train agents, as `python -m marl_sb3.train` does.
 
-    Like the command it sets PyTorch's number of threads in this process, to `n_threads` (1 unless set).
+    Like the command, this sets the number of PyTorch's threads in the process to the setting `n_threads` (default: 1).
 
     Args:
         env: an env id, or a factory of a `ParallelEnv`; None takes the only env in `hparams`.
         policies: `shared`, `per_agent`, or by policy id `{"agents": [...], ...settings}`.
         algo: name of the algorithm.
         timesteps: env steps to train for.
-        n_envs: envs that step together.
-        seed: run seed; None draws one, which `config.yaml` tells.
+        n_envs: number of envs that step together.
+        seed: seed of the run. None: the run draws one and writes it to `config.yaml`.
         settings: single settings by key, as after `--set`: `{"learning_rate": 1e-4, "env.height": 6}`.
         hparams: a file of settings, instead of the shipped preset.
-        stop: value by metric; training ends when one is reached.
+        stop: values by metric; the training ends when one metric reaches its value.
         vectorizer: see `make_vec_env`.
         device: as in SB3.
-        init_from: what the weights start from, each as after `--init-from`.
-        trust_pickle: allow SB3 zips there.
+        init_from: sources of the initial weights, each as after `--init-from`.
+        trust_pickle: allow SB3 zips in `init_from`: reading one may run code.
         run_dir: the run folder; None: a new one below `runs`.
-        resume: a run folder: go on with that run, `timesteps` env steps more or to its planned end. Of the other
-            arguments only `env`, `stop`, `callback` and `progress_bar` are accepted then.
+        resume: the folder of a run to continue, for `timesteps` env steps more or to its planned end. Of the other
+            arguments only `env`, `stop`, `callback` and `progress_bar` are accepted.
         callback: more callbacks, as `MultiAgentAlgorithm.learn` takes them: one, a list, or a function.
-        progress_bar: show how the training goes: a live view on terminals and in notebooks, plain lines elsewhere.
+        progress_bar: show the progress: a live view on terminals and in notebooks, plain lines elsewhere.
             None: in notebooks only.
 
     Raises:
-        ConfigError: a setting is wrong; nothing has been written then.
+        ConfigError: a setting is wrong; nothing has been written.
         EnvError: the env broke the `ParallelEnv` contract.
     """
     callbacks = accepted_callbacks(callback)
     name, factory = named_factory(env)
     if resume is not None:
-        unfit = [policies, algo, n_envs, seed, settings, hparams, vectorizer, device, init_from, run_dir]
-        if any(value is not None for value in unfit):
-            raise ConfigError(
-                "with resume only env, timesteps, stop, callback and progress_bar are accepted", key="resume"
-            )
+        _refuse_with_resume(
+            policies=policies,
+            algo=algo,
+            n_envs=n_envs,
+            seed=seed,
+            settings=settings,
+            hparams=hparams,
+            vectorizer=vectorizer,
+            device=device,
+            init_from=init_from,
+            run_dir=run_dir,
+        )
         return _execute_and_show(resume_run(resume, timesteps, name, factory, stop=stop), callbacks, progress_bar)
     config = load_config(
         name,
@@ -93,6 +100,13 @@ def train(
         init_from=init_from,
     )
     return _execute_and_show(prepare(config, run_dir, factory, trust_pickle=trust_pickle), callbacks, progress_bar)
+
+
+def _refuse_with_resume(**arguments: Any) -> None:
+    given = [name for name, value in arguments.items() if value is not None]
+    if given:
+        accepted = "with resume only env, timesteps, stop, callback and progress_bar are accepted"
+        raise ConfigError(f"{accepted}; received {', '.join(given)}", key="resume")
 
 
 def _execute_and_show(run: Run, callbacks: Sequence[BaseCallback], progress_bar: bool | None) -> Run:

@@ -213,6 +213,7 @@ REFUSED = [
     ({"hparams": b"x.yml"}, "hparams is b'x.yml'; accepted: the path of a settings file, or a mapping"),
     ({"run_dir": 3}, "run_dir is 3; accepted: a path, as a string or a pathlib.Path"),
     ({"resume": 3, "env": None, "n_envs": None}, "run is 3; accepted: a path, as a string or a pathlib.Path"),
+    ({"resume": "x", "seed": 1}, "callback and progress_bar are accepted; received n_envs, seed"),
     ({"seed": "a"}, "--seed: seed is 'a'; accepted: an integer from 0 to 4294967295"),
     ({"callback": 3}, "callback is or contains 3; accepted: SB3 callbacks, a list of them, or a function"),
     ({"callback": [marl_sb3.MultiAgentCallback]}, "did you mean MultiAgentCallback(...)?"),
