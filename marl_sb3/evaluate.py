@@ -46,16 +46,15 @@ def _play(arguments: argparse.Namespace) -> EvaluatedRun:
         with without_collections():  # the imports take seconds: after what can be refused without them
             from marl_sb3.evaluation import EvaluationPlan
             from marl_sb3.runs.evaluate import evaluate_run
-            from marl_sb3.runs.restore import restore
+            from marl_sb3.runs.restore import SavedRun
 
-            run = restore(folder, arguments.checkpoint, named_env(arguments))
-        cleanup.callback(run.close)
+            run = SavedRun.open(folder, named_env(arguments))
         asked = arguments.deterministic or (False if arguments.stochastic else None)
         filmed = film_episodes(arguments)
         plan = EvaluationPlan.of_run(
             run.config, arguments.episodes, asked, arguments.seed, arguments.n_envs, film_episodes=filmed
         )
-        return evaluate_run(run, plan, video)
+        return evaluate_run(run, plan, arguments.checkpoint, video)
 
 
 def _video_file(arguments: argparse.Namespace) -> VideoFile:

@@ -24,10 +24,11 @@ def _export(arguments: argparse.Namespace) -> int:
     folder = found_run(arguments.run)
     out = Path(arguments.out) if arguments.out else folder / "export" / arguments.format
     with without_collections():  # the imports take seconds: after what can be refused without them
-        from marl_sb3.runs.restore import restore_policies
+        from marl_sb3.runs.restore import SavedRun
 
-        config, bundle = restore_policies(folder, arguments.checkpoint, named_env(arguments))
-    about = {"env": config.env, "run": folder.resolve().name}
+        run = SavedRun.open(folder, named_env(arguments), makes_env=False)
+        bundle = run.policies(arguments.checkpoint)
+    about = {"env": run.config.env, "run": folder.resolve().name}
     for file in export_policies(bundle, arguments.format, out, about, force=arguments.force):
         print(_line(bundle.checkpoint, file), flush=True)
     return EXIT_DONE

@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +23,8 @@ import marl_sb3
 from marl_sb3.evaluate import main
 from marl_sb3.evaluation import evaluate_policies, evaluation_seed
 from marl_sb3.metrics import flatten
-from marl_sb3.runs.restore import restore
+from marl_sb3.runs import restore as restore_module
+from marl_sb3.runs.restore import SavedRun, restore
 from marl_sb3.vec_env import SyncVecEnv
 
 MODULE = ["-m", "marl_sb3.evaluate"]
@@ -237,13 +239,14 @@ def test_what_an_env_prints_stays_out_of_the_json(
     assert shown(capsys, run_folder, "--episodes", 2)["n_episodes"] == 2
 
 
-def test_all_envs_are_closed(
+def test_only_the_envs_of_the_evaluation_are_made_and_they_are_closed(
     own_run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed: list[int] = []
+    monkeypatch.setattr(marl_sb3.MultiAgentAlgorithm, "__init__", lambda *_, **__: pytest.fail("a training was built"))
     monkeypatch.setattr(SyncVecEnv, "close", lambda self: closed.append(self.num_envs))
     shown(capsys, own_run, "--env", "toy_envs:ScriptedEnv", "--episodes", 3, "--n-envs", 1)
-    assert sorted(closed) == [1, 2]  # those of the evaluation, and those that the run brings
+    assert closed == [1]
 
 
 # What is refused
@@ -351,3 +354,19 @@ def test_config_of_the_run_is_read_only(run_folder: Path, capsys: pytest.Capture
     shown(capsys, run_folder, "--episodes", 2)
     assert {path: path.stat().st_mtime_ns for path in run_folder.rglob("*")} == before
     assert yaml.safe_load((run_folder / "config.yaml").read_text())["arena"]["seed"] == 1
+
+
+def test_a_checkpoint_that_a_training_removes_meanwhile_is_looked_for_again(
+    run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(shutil.copytree(run_folder, tmp_path / "run"))
+    original, read = restore_module.read_bundle, list[str]()
+
+    def removed_first(found: Any, *arguments: Any) -> Any:
+        read.append(found.name)
+        if len(read) == 1:
+            shutil.rmtree(folder / "checkpoints" / found.name)
+        return original(found, *arguments)
+
+    monkeypatch.setattr(restore_module, "read_bundle", removed_first)
+    assert SavedRun.open(folder).policies("latest").checkpoint == read[1] < read[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
@@ -12,7 +13,7 @@ from marl_sb3.config.values import counted
 from marl_sb3.display.episodes import Samples, progress_bars, samples_table
 from marl_sb3.evaluation import Evaluation, EvaluationPlan, play_episodes
 from marl_sb3.metrics.sample_stats import sample_stats
-from marl_sb3.runs.run import Run
+from marl_sb3.runs.restore import SavedRun
 from marl_sb3.vec_env import MultiAgentVecEnv, make_vec_env
 
 if TYPE_CHECKING:
@@ -26,13 +27,15 @@ class EvaluatedRun:
     """A run, and what its evaluation resulted in.
 
     Attributes:
-        run: with the weights that were evaluated.
+        folder: of the run.
+        checkpoint: name of the checkpoint that was evaluated.
         plan: what was played.
         evaluation: what came out.
         video: the film; None if there is none.
     """
 
-    run: Run
+    folder: Path
+    checkpoint: str | None
     plan: EvaluationPlan
     evaluation: Evaluation
     video: VideoFile | None
@@ -46,8 +49,8 @@ class EvaluatedRun:
         plan, evaluation = self.plan, self.evaluation
         agents = evaluation.metrics["agent_episode_returns_mean"]
         plain = {
-            "run": str(self.run.folder),
-            "checkpoint": self.run.checkpoint,
+            "run": str(self.folder),
+            "checkpoint": self.checkpoint,
             "n_episodes": plan.n_episodes,
             "n_envs": plan.n_envs,
             "deterministic": plan.deterministic,
@@ -66,7 +69,7 @@ class EvaluatedRun:
         """What was played, in a line."""
         plan = self.plan
         how = f"{counted(plan.n_episodes, 'episode')} in {counted(plan.n_envs, 'env')}, {actions}, seed {plan.seed}"
-        return f"{self.run.folder}, {self.run.checkpoint}: {how}"
+        return f"{self.folder}, {self.checkpoint}: {how}"
 
     def table(self, width: int) -> Table:
         """The values of all episodes in at most `width` characters."""
@@ -80,22 +83,27 @@ class EvaluatedRun:
         return f"video: {self.video.path}, {what}, {counted(self.video.num_frames, 'frame')}"
 
 
-def evaluate_run(run: Run, plan: EvaluationPlan, video: VideoFile | None = None) -> EvaluatedRun:
+def evaluate_run(
+    run: SavedRun, plan: EvaluationPlan, checkpoint: str = "best", video: VideoFile | None = None
+) -> EvaluatedRun:
     """Play, and write the film; a progress bar is shown on standard error if that is a terminal.
 
     Args:
-        run: with the weights to evaluate.
+        run: the run.
         plan: what to play.
+        checkpoint: `best`, `latest` or the number of an iteration.
         video: the film of the first episodes of env 0; None: no film.
 
     Raises:
-        ConfigError: the env cannot be filmed.
+        ConfigError: the env cannot be filmed, or is not that of the training.
+        CheckpointError: there is no such checkpoint, or it is damaged.
         EnvError: the env broke the `ParallelEnv` contract.
     """
     with closing(_make_env(run, plan, video)) as env, progress_bars() as bars:
+        policies = run.policies(checkpoint, env)
         playing = bars.add_task("episodes", total=plan.n_episodes)
         evaluation = play_episodes(
-            run.algorithm,
+            policies,
             env,
             plan.n_episodes,
             plan.deterministic,
@@ -106,10 +114,10 @@ def evaluate_run(run: Run, plan: EvaluationPlan, video: VideoFile | None = None)
             writing = bars.add_task("video frames", total=None)  # imageio does not say how far it is
             video.finish()
             bars.update(writing, total=video.num_frames, completed=video.num_frames)
-    return EvaluatedRun(run, plan, evaluation, video)
+    return EvaluatedRun(run.files.path, policies.checkpoint, plan, evaluation, video)
 
 
-def _make_env(run: Run, plan: EvaluationPlan, video: VideoFile | None) -> MultiAgentVecEnv:
+def _make_env(run: SavedRun, plan: EvaluationPlan, video: VideoFile | None) -> MultiAgentVecEnv:
     if video is None:
         return run.make_env(plan.n_envs, plan.seed)
     from marl_sb3.wrappers.filmed_env import filming_factory

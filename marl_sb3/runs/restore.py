@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from marl_sb3.config import TrainConfig
 from marl_sb3.config.ids import file_names
 from marl_sb3.envs.registry import EnvFactory, named_factory
+from marl_sb3.errors import CheckpointError
 from marl_sb3.learners.bundle import PolicyBundle, read_bundle
+from marl_sb3.metrics.infos import info_metrics
 from marl_sb3.runs.build import build, check_device, policy_spec, set_up_process
 from marl_sb3.runs.folder import RunFolder
 from marl_sb3.runs.run import Run
+from marl_sb3.storage.checkpoint_format import Checkpoint
 from marl_sb3.storage.state import StateReader
+from marl_sb3.vec_env import MultiAgentVecEnv, make_vec_env
 
 
 def load_run(
@@ -77,26 +82,65 @@ def restore(
     return run
 
 
-def restore_policies(
-    run_folder: str | Path, checkpoint: str = "best", env: str | None = None, device: str = "cpu"
-) -> tuple[TrainConfig, PolicyBundle]:
-    """The configuration of a run, and its policies as they were at one of its checkpoints; no env is made.
+@dataclass(frozen=True)
+class SavedRun:
+    """A run that was trained before, as far as its policies are to act: no env is made, and nothing that trains.
 
-    Args:
-        run_folder: the run.
-        checkpoint: `best`, `latest` or the number of an iteration.
-        env: if given, it has to be the run's env id.
-        device: of the policies, whatever they were trained on.
-
-    Raises:
-        ConfigError: it is not a run folder, is of another env, or there is no such device.
-        CheckpointError: there is no such checkpoint, or it is damaged, or does not fit the run's configuration.
+    Attributes:
+        files: the run folder.
+        config: its configuration.
     """
-    files = RunFolder.existing(run_folder)
-    config = _on_device(files.read_config(env, makes_env=False), device)
-    found = files.checkpoints.load(checkpoint)
-    policy_ids = StateReader(found.state).fields("specs").names()
-    return config, read_bundle(found, {policy_id: policy_spec(config, policy_id) for policy_id in policy_ids}, device)
+
+    files: RunFolder
+    config: TrainConfig
+
+    @classmethod
+    def open(
+        cls, run_folder: str | Path, env: str | None = None, device: str = "cpu", *, makes_env: bool = True
+    ) -> SavedRun:
+        """Read the configuration, and set up the process for its policies.
+
+        Args:
+            run_folder: the run.
+            env: the run's env id; needed where it is code of your own and will be made.
+            device: where the policies go, whatever they were trained on.
+            makes_env: whether the env will be made.
+
+        Raises:
+            ConfigError: it is not a run folder, is of another env, or there is no such device.
+        """
+        files = RunFolder.existing(run_folder)
+        return cls(files, _on_device(files.read_config(env, makes_env=makes_env), device))
+
+    def policies(self, checkpoint: str = "best", env: MultiAgentVecEnv | None = None) -> PolicyBundle:
+        """The policies as they were at a checkpoint.
+
+        Args:
+            checkpoint: `best`, `latest` or the number of an iteration.
+            env: what they are to act in; needed where a space is of a kind that no checkpoint holds.
+
+        Raises:
+            CheckpointError: there is no such checkpoint, or it is damaged, or does not fit the run's configuration.
+        """
+        found = self.files.checkpoints.load(checkpoint)
+        try:
+            bundle = self._read(found, env)
+        except CheckpointError:
+            if found.name in self.files.checkpoints.names():
+                raise
+            # A training that is under way removes older checkpoints, this one just now.
+            bundle = self._read(self.files.checkpoints.load(checkpoint), env)
+        return replace(bundle, custom_metrics=info_metrics(self.config.custom_metrics, "custom_metrics"))
+
+    def _read(self, found: Checkpoint, env: MultiAgentVecEnv | None) -> PolicyBundle:
+        policy_ids = StateReader(found.state).fields("specs").names()
+        specs = {policy_id: policy_spec(self.config, policy_id) for policy_id in policy_ids}
+        return read_bundle(found, specs, self.config.device, env)
+
+    def make_env(self, n_envs: int, seed: int) -> MultiAgentVecEnv:
+        """Envs like those of the training, to be closed by the caller."""
+        config = self.config
+        return make_vec_env(config.env, n_envs, seed, config.vectorizer, **config.env_kwargs)
 
 
 def _on_device(config: TrainConfig, device: str) -> TrainConfig:

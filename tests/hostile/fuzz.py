@@ -52,7 +52,7 @@ from stable_baselines3.common.utils import set_random_seed
 
 from marl_sb3.errors import CheckpointError, ConfigError, EnvRaisedError, MarlSb3Error
 from marl_sb3.learners.bundle import PolicyBundle, load_policies
-from marl_sb3.runs.restore import restore, restore_policies
+from marl_sb3.runs.restore import SavedRun, restore
 from marl_sb3.runs.resume import resume_run
 from marl_sb3.runs.run import Run
 from marl_sb3.storage.checkpoint_format import read_checkpoint
@@ -211,7 +211,7 @@ def run_trial(workplace: Workplace, index: int, mutant: Mutant, way: str, scratc
         "restore best": lambda: restore(folder, "best"),
         "resume": lambda: resume_run(folder),
         "policies": lambda: load_policies(folder, "latest"),
-        "policies by the configuration": lambda: restore_policies(folder)[1],
+        "policies by the configuration": lambda: SavedRun.open(folder, makes_env=False).policies(),
     }
     measured(outcome, ways[way], accepted, folder if way == "resume" else None)
     return outcome
