@@ -11,7 +11,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from marl_sb3.config.ids import file_names
 from marl_sb3.errors import ConfigError, ExportError, path_is_usable
 from marl_sb3.storage.atomic import UNFINISHED, temporary_folder
 from marl_sb3.types import PolicyID
@@ -57,6 +56,8 @@ def export_policies(
         ConfigError: a file exists already, or a policy cannot be exported in that format.
         ExportError: an ONNX file does not act as its policy.
     """
+    from marl_sb3.config.ids import file_names  # imports all of the configuration, which the help text does not need
+
     chosen = FORMATS[format_name]
     targets = {policy_id: out / name for policy_id, name in file_names(list(bundle.policies), chosen.suffix).items()}
     with ExitStack() as cleanup:
@@ -93,6 +94,8 @@ def _write_sb3(bundle: PolicyBundle, _: About, folder: Path) -> list[Exported]:
 
 
 def _write_onnx(bundle: PolicyBundle, about: About, folder: Path) -> list[Exported]:
+    from marl_sb3.config.ids import file_names
+
     return [
         _write_onnx_of(bundle, about, policy_id, folder / name)
         for policy_id, name in file_names(list(bundle.policies), ".onnx").items()
