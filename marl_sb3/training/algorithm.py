@@ -311,7 +311,11 @@ class MultiAgentAlgorithm:
 
     def bundle(self) -> PolicyBundle:
         """The policies with what is needed to act by them where there is no env."""
-        return replace(self._setup.bundle, custom_metrics=self.tracker.custom_metrics)
+        return replace(
+            self._setup.bundle,
+            evaluation_deterministic=self.evaluation_deterministic,
+            custom_metrics=self.tracker.custom_metrics,
+        )
 
     # --- State -------------------------------------------------------------------------------------------------------
 
@@ -321,7 +325,8 @@ class MultiAgentAlgorithm:
         Returns:
             A tree of plain data and arrays; and the tensors of each policy and of its optimizers, by file name.
         """
-        return persistence.state_of(self._setup, self.parts), persistence.tensors_of(self.parts)
+        setup = replace(self._setup, bundle=self.bundle())
+        return persistence.state_of(setup, self.parts), persistence.tensors_of(self.parts)
 
     def set_state(self, checkpoint: Checkpoint) -> dict[int, str]:
         """Go on from where a checkpoint was taken, in `learn(..., reset_num_timesteps=False)`.

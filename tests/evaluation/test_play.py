@@ -528,14 +528,17 @@ def test_an_empty_duration_is_refused(name: str, value: Any) -> None:
 
 def test_policies_alone_play_as_with_their_training(tmp_path: Path) -> None:
     metrics = {"reward": InfoMetric("bonus", agent="a")}
-    algorithm = make(policies="per_agent", evaluation_deterministic=False, custom_metrics=metrics)
+    algorithm = make(policies="per_agent", custom_metrics=metrics)
+    algorithm.evaluation_deterministic = False
     algorithm.train_iteration()
     algorithm.save(tmp_path / "saved")
     env = make_vec_env(ScriptedEnv, n_envs=2)
+    assert not load_policies(tmp_path / "saved").evaluation_deterministic
     alone = replace(load_policies(tmp_path / "saved", device="cpu"), custom_metrics=metrics)
     of_training, of_policies = (without_clock(evaluate_policies(each, env, 4, seed=5)) for each in (algorithm, alone))
     assert of_policies == of_training
     assert without_clock(evaluate_policies(algorithm.bundle(), env, 4, seed=5)) == of_training
+    assert without_clock(evaluate_policies(algorithm, env, 4, deterministic=False, seed=5)) == of_training
     assert "custom_metrics/reward_mean" in of_training
 
 
