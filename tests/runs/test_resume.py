@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import errno
 import io
 import json
@@ -14,74 +13,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from small_runs import Fail, assert_same_runs, broken, rows, start
 from toy_envs import ScriptedEnv
 
 import marl_sb3
 from marl_sb3 import MultiAgentCallback
-from marl_sb3.errors import CheckpointError, ConfigError, NumericError
-from marl_sb3.metrics import flatten
+from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.runs.folder import RunFolder
-from marl_sb3.runs.restore import restore
 from marl_sb3.runs.resume import resume_run
-from marl_sb3.storage.checkpoint_folder import CheckpointFolder
-
-SMALL = {"n_steps": 20, "batch_size": 20, "n_epochs": 1, "env.max_timesteps": 15, "policy_kwargs.net_arch": [8]}
-CLOCKS = ("time", "throughput", "perf", "env_runners/episode_duration", "evaluation/env_runners/episode_duration")
-
-
-def start(folder: str, iterations: int = 8, **options: Any) -> marl_sb3.Run:
-    settings = {**SMALL, "checkpoint_every": 2, **options.pop("settings", {})}
-    arguments = {"env": "arena", "n_envs": 2, "seed": 7, "timesteps": 40 * iterations, **options}
-    return marl_sb3.train(settings=settings, run_dir=folder, **arguments)
-
-
-class Fail(MultiAgentCallback):
-    """Ends the training as a crash would."""
-
-    def __init__(self, step: int) -> None:
-        super().__init__()
-        self.step = step
-
-    def _on_step(self) -> bool:
-        if self.num_timesteps >= self.step:
-            raise RuntimeError("crash")
-        return True
-
-
-def broken(folder: str, step: int = 210, **options: Any) -> None:
-    with pytest.raises(RuntimeError, match="crash"):
-        start(folder, callback=[Fail(step)], **options)
-
-
-def rows(folder: str) -> list[dict[str, Any]]:
-    lines = [flatten(json.loads(line)) for line in (Path(folder) / "result.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if not k.startswith(CLOCKS)} for line in lines]
-
-
-def table(folder: str) -> list[dict[str, str]]:
-    with (Path(folder) / "progress.csv").open(newline="") as file:
-        return [{k: v for k, v in row.items() if not k.startswith(CLOCKS)} for row in csv.DictReader(file)]
-
-
-def scalars(folder: str) -> dict[str, list[tuple[int, float]]]:
-    events = EventAccumulator(folder)
-    events.Reload()
-    tags = [tag for tag in events.Tags()["scalars"] if not tag.startswith(CLOCKS)]
-    # Sorted: files of one process and second are read in the order of their names.
-    return {tag: sorted((event.step, event.value) for event in events.Scalars(tag)) for tag in tags}
-
-
-def assert_same_runs(one: str, other: str) -> None:
-    assert rows(one) == rows(other)
-    assert table(one) == table(other)
-    assert scalars(one) == scalars(other)
-    a, b = (CheckpointFolder(Path(folder) / "checkpoints").load("latest") for folder in (one, other))
-    assert a.name == b.name
-    for file in a.tensors:
-        for name, array in a.tensors[file].items():
-            np.testing.assert_array_equal(array, b.tensors[file][name])
-
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "shared": {},
@@ -370,131 +309,3 @@ def test_a_damaged_checkpoint_is_passed_over(in_tmp: Path, caplog: pytest.LogCap
         marl_sb3.train(resume="run")
     assert "arrays.safetensors has 0 bytes; the manifest says" in caplog.text
     assert_same_runs("whole", "run")
-
-
-# --- restore ---------------------------------------------------------------------------------------------------------
-
-
-def test_the_best_and_the_newest_are_kept_and_can_be_asked_for(in_tmp: Path) -> None:
-    settings = {"checkpoint_every": 1, "checkpoint_keep": 2}
-    start("run", iterations=8, settings=settings)
-    returns = [row["env_runners/episode_return_mean"] for row in rows("run")]
-    best = f"ckpt-{max(range(1, 9), key=lambda i: (returns[i - 1], i)):06d}"
-    names = CheckpointFolder(in_tmp / "run" / "checkpoints").names()
-    assert names == sorted({best, "ckpt-000007", "ckpt-000008"})
-    assert restore("run").checkpoint == best
-    assert restore("run", "latest").checkpoint == "ckpt-000008"
-    assert restore("run", "7").checkpoint == "ckpt-000007"
-    with pytest.raises(CheckpointError, match="has no checkpoint '99'; accepted: best, latest, or one of"):
-        restore("run", "99")
-
-
-def test_the_lowest_is_the_best_where_that_is_said(in_tmp: Path) -> None:
-    settings = {"checkpoint_every": 1, "checkpoint_keep": 1, "checkpoint_mode": "min"}
-    start("run", iterations=6, settings=settings)
-    returns = [row["env_runners/episode_return_mean"] for row in rows("run")]
-    assert restore("run").checkpoint == f"ckpt-{min(range(1, 7), key=lambda i: (returns[i - 1], -i)):06d}"
-
-
-def test_restored_policies_act_as_those_of_the_run(in_tmp: Path) -> None:
-    run = start("run", iterations=2, policies="per_agent")
-    again = restore("run", "latest")
-    observations = {agent: np.array([3, 40]) for agent in ("agent1", "agent2")}
-    observations = {agent: run.algorithm.env.groups[0].observation_space.sample() for agent in observations}
-    assert run.algorithm.predict(observations, True) == again.algorithm.predict(observations, True)
-
-
-# --- Numeric faults --------------------------------------------------------------------------------------------------
-
-
-class Poisonous(ScriptedEnv):
-    """Pays a NaN, once or always, from some step on."""
-
-    doses = 0
-
-    def _reward(self, agent: str) -> float:
-        if type(self).doses and self.env_index == 0 and self.episode >= 5:
-            type(self).doses -= 1
-            return float("nan")
-        return super()._reward(agent)
-
-
-def poisoned(doses: int, **settings: Any) -> marl_sb3.Run:
-    Poisonous.doses = doses
-    settings = {"n_steps": 10, "batch_size": 10, "checkpoint_every": 1, **settings}
-    return marl_sb3.train(Poisonous, n_envs=2, timesteps=120, seed=1, settings=settings, run_dir="run")
-
-
-def test_a_nan_ends_the_run_and_is_named(in_tmp: Path) -> None:
-    with pytest.raises(NumericError, match=r"env 0, episode 4, step 1, agent 'a': reward is nan"):
-        poisoned(1)
-    assert CheckpointFolder(in_tmp / "run" / "checkpoints").names() == ["ckpt-000001"]
-    assert len(rows("run")) == 1
-
-
-def test_a_rollback_goes_back_to_the_latest_checkpoint(in_tmp: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, logger="marl_sb3"):
-        run = poisoned(1, on_nan="rollback")
-    assert [row["iteration"] for row in rows("run")] == [1, 2, 3, 4, 5, 6]
-    assert run.algorithm.num_timesteps == 120
-    assert "rollback 1 of 3, to ckpt-000001, with other random numbers" in caplog.text
-
-
-def test_a_rollback_is_tried_three_times(in_tmp: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, logger="marl_sb3"), pytest.raises(NumericError, match="reward is nan"):
-        poisoned(99, on_nan="rollback")
-    assert caplog.text.count("with other random numbers") == 3
-
-
-def test_weights_that_are_not_finite_never_reach_a_checkpoint(in_tmp: Path) -> None:
-    class Poison(MultiAgentCallback):
-        def on_iteration_end(self, result: dict[str, Any]) -> bool:
-            if result["iteration"] == 3:
-                import torch as th
-
-                with th.no_grad():
-                    next(self.algorithm.policies["shared"].policy.parameters())[0] = float("inf")
-            return True
-
-    with pytest.raises(NumericError):
-        start("run", callback=[Poison()], settings={"checkpoint_every": 1})
-    assert CheckpointFolder(in_tmp / "run" / "checkpoints").names() == ["ckpt-000001", "ckpt-000002"]
-
-
-# --- Evaluation within a run -----------------------------------------------------------------------------------------
-
-EVALUATED = {"evaluation_interval": 2, "evaluation_duration": 3, "learning_rate": 1e-3}
-NAME = "evaluation/env_runners/episode_return_mean"
-
-
-def test_a_run_that_evaluates_learns_and_resumes_as_one_that_does_not(in_tmp: Path) -> None:
-    start("plain", settings={"learning_rate": 1e-3})
-    start("whole", settings=EVALUATED)
-    broken("broken", settings=EVALUATED)
-    marl_sb3.train(resume="broken")
-    assert_same_runs("whole", "broken")
-    assert [NAME in row and row[NAME] is not None for row in rows("whole")] == [False, True] * 4
-    evaluated = [{k: v for k, v in row.items() if not k.startswith("evaluation/")} for row in rows("whole")]
-    assert evaluated == rows("plain")
-
-
-def test_an_evaluation_may_stop_the_run_and_choose_the_best_checkpoint(in_tmp: Path) -> None:
-    run = start("run", stop={NAME: -1000}, settings={**EVALUATED, "checkpoint_metric": NAME})
-    assert run.algorithm.iteration == 2
-    assert run.stopped_by is not None
-    assert run.stopped_by.startswith(NAME)
-    with pytest.raises(ConfigError, match="unknown metric 'evaluation/env_runners/episode_return_mean'"):
-        start("other", stop={NAME: 1})
-
-
-def test_evaluating_a_restored_run_gives_the_figures_of_the_run(in_tmp: Path) -> None:
-    run = start("run", settings={**EVALUATED, "checkpoint_every": 1}, iterations=4)
-    from marl_sb3.evaluation import evaluation_seed
-
-    again = restore("run", "4")
-    env = marl_sb3.make_vec_env("arena", n_envs=2, max_timesteps=15)
-    metrics = marl_sb3.evaluate_policies(
-        again.algorithm, env, 3, again.config.evaluation.deterministic, evaluation_seed(again.config.seed)
-    )
-    assert metrics["episode_return_mean"] == rows("run")[-1][NAME]
-    assert run.config.evaluation.deterministic is False  # the arena's preset says so
