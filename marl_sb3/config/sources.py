@@ -18,7 +18,8 @@ from marl_sb3.config.names import (
     canonical_name,
     canonical_settings,
 )
-from marl_sb3.config.schema import ACCEPTED, BY_POLICY, SECTIONS, Source, TrainConfig, names_in, nested, source_of
+from marl_sb3.config.provenance import Source, source_of
+from marl_sb3.config.schema import ACCEPTED, BY_POLICY, SECTIONS, TrainConfig, names_in, nested
 from marl_sb3.config.values import Named, require, shown, takes_integers_only
 from marl_sb3.config.zoo_format import KEYS, refuse_unsupported
 from marl_sb3.errors import ConfigError

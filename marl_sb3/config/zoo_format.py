@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from marl_sb3.config.schema import Source
+from marl_sb3.config.provenance import Source
 from marl_sb3.errors import ConfigError
 
 # Sections for envs without a section.
