@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch as th
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 from stable_baselines3.common.logger import Logger
@@ -17,7 +16,6 @@ from stable_baselines3.common.type_aliases import MaybeCallback
 
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.learners.bundle import PolicyBundle
-from marl_sb3.learners.sb3.predict import States
 from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.learners.threads import blas_threads, parallel_updates
 from marl_sb3.metrics import EpisodeTracker, InfoMetric, Result, flatten
@@ -28,12 +26,13 @@ from marl_sb3.storage.parts import Arrays
 from marl_sb3.storage.state import State
 from marl_sb3.training import persistence
 from marl_sb3.training.counters import Counters
+from marl_sb3.training.joint_policies import JointPolicies
 from marl_sb3.training.listener import CallbackListener
 from marl_sb3.training.loop import IterationReport, TrainingLoop
 from marl_sb3.training.machine_load import machine_load
 from marl_sb3.training.reporter import Reporter, default_logger
 from marl_sb3.training.result import iteration_result
-from marl_sb3.training.sb3_hints import missing_attribute, require_observations_by_agent
+from marl_sb3.training.sb3_hints import missing_attribute
 from marl_sb3.training.setup import constructor_arguments, set_up
 from marl_sb3.training.stock_callbacks import as_one_callback
 from marl_sb3.types import AgentID, PolicyID, PolicyMappingFn
@@ -48,7 +47,7 @@ _log = logging.getLogger(__name__)
 _SHOWN = 4  # policies in a `repr`
 
 
-class MultiAgentAlgorithm:
+class MultiAgentAlgorithm(JointPolicies):
     """Train the policies of all agents of a `MultiAgentVecEnv` at the same time.
 
     Args:
@@ -237,77 +236,6 @@ class MultiAgentAlgorithm:
         assert result is not None, "no callback, nobody to stop the rollout"
         self._reporter.write(result, self.num_timesteps)
         return result
-
-    def predict(
-        self,
-        observations: Mapping[AgentID, Any],
-        deterministic: bool = False,
-        action_masks: Mapping[AgentID, Any] | None = None,
-        **of_sb3: Any,
-    ) -> dict[AgentID, Any]:
-        """The action of each agent for its observation.
-
-        Args:
-            observations: by agent; any subset of the agents. A leading batch axis is kept.
-            deterministic: the most likely action instead of a sampled one.
-            action_masks: by agent; see `PolicyBundle.predict_with_state`.
-            of_sb3: not accepted; SB3's functions for one policy, such as `evaluate_policy`, are told what is.
-
-        Raises:
-            ConfigError: an agent that the env does not have, or observations that are not by agent.
-        """
-        require_observations_by_agent(self.policies, observations, of_sb3)
-        return self.bundle().predict(observations, deterministic, action_masks)
-
-    def predict_with_state(
-        self,
-        observations: Mapping[AgentID, Any],
-        state: Mapping[AgentID, Any] | None = None,
-        episode_starts: Mapping[AgentID, Any] | None = None,
-        action_masks: Mapping[AgentID, Any] | None = None,
-        deterministic: bool = False,
-    ) -> tuple[dict[AgentID, Any], dict[AgentID, States]]:
-        """The action of each agent for its observation, with the memory of recurrent policies.
-
-        See `PolicyBundle.predict_with_state`: same arguments, same errors.
-
-        Returns:
-            The actions, and the state for the next call, by agent.
-        """
-        require_observations_by_agent(self.policies, observations, {})
-        return self.bundle().predict_with_state(observations, state, episode_starts, action_masks, deterministic)
-
-    def get_parameters(self) -> dict[PolicyID, dict[str, Any]]:
-        """Weights and optimizer state of each policy; see SB3's `get_parameters`."""
-        return {policy_id: algorithm.get_parameters() for policy_id, algorithm in self.policies.items()}
-
-    def set_parameters(self, parameters: Mapping[PolicyID, Mapping[str, Any]], exact_match: bool = True) -> None:
-        """Set those of some policies or of all; see SB3's `set_parameters`.
-
-        Raises:
-            ConfigError: an unknown policy id.
-        """
-        for policy_id in parameters:
-            if policy_id not in self.policies:
-                raise ConfigError(f"unknown policy {policy_id!r}; accepted: {', '.join(self.policies)}")
-        for policy_id, values in parameters.items():
-            self.policies[policy_id].set_parameters(dict(values), exact_match=exact_match)
-
-    def is_finite(self) -> bool:
-        """Whether all weights of all policies are numbers."""
-        return all(
-            bool(th.isfinite(parameter).all())
-            for algorithm in self.policies.values()
-            for parameter in algorithm.policy.parameters()
-        )
-
-    def save_policies(self, folder: str | Path) -> dict[PolicyID, Path]:
-        """Save each policy as `folder/<policy id>.zip`, which stock SB3's `load` opens; see `ids.file_names`.
-
-        Returns:
-            The files.
-        """
-        return self.bundle().save_policies(folder)
 
     def bundle(self) -> PolicyBundle:
         """The policies with what is needed to act by them where there is no env."""
