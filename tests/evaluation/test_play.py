@@ -12,6 +12,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+import sb3_contrib
 import stable_baselines3
 import torch as th
 from gymnasium import spaces
@@ -28,8 +29,10 @@ from marl_sb3.evaluation import (
     play_episodes,
     preserve_training_state,
 )
-from marl_sb3.learners.bundle import load_policies
+from marl_sb3.learners.bundle import PolicyBundle, PolicySpaces, load_policies
+from marl_sb3.learners.sb3.spaces_only_vec_env import SpacesOnlyVecEnv
 from marl_sb3.metrics import flatten
+from marl_sb3.policies.placement import rows_of_policy
 from marl_sb3.vec_env.seeding import episode_seed
 
 SMALL: dict[str, Any] = {
@@ -330,6 +333,69 @@ def test_returns_are_those_of_a_plain_loop_over_a_gymnasium_env(algorithm_class:
         mine = [episode for episode in evaluation.episodes if episode.env_index == env_index]
         assert [e.agent_returns["agent"] for e in mine] == [played(env_index, k) for k in range(share)]
         assert [e.length for e in mine] == [e.agent_returns["agent"] for e in mine]
+
+
+class ForbiddingEnv(ScriptedEnv):
+    """In each step one action is forbidden; agent b waits now and then, and ends on another agent's move."""
+
+    def __init__(self, env_index: int = 0) -> None:
+        super().__init__({"a": (6, "truncated"), "b": (5, "terminated")}, env_index=env_index, skips={"b": [1, 4]})
+        self.taken: list[tuple[int, int]] = []  # what an agent did, and what was forbidden then
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        return super().reset(seed, options)[0], self._masks()
+
+    def step(self, actions: Mapping[str, Any]) -> Any:
+        self.taken += [(int(action), self.forbidden) for action in actions.values()]
+        return *super().step(actions)[:4], self._masks()
+
+    def _masks(self) -> dict[str, Any]:
+        self.forbidden = (self.step_count + self.env_index) % 3
+        return {agent: {"action_mask": np.arange(3) != self.forbidden} for agent in self.agents}
+
+
+def bundle_of(algorithm_class: Any, policy: str, env: MultiAgentVecEnv, network: Any) -> PolicyBundle:
+    rows = rows_of_policy(env, "p", dict.fromkeys(env.agents, "p"))
+    settings = {"n_steps": 2, "batch_size": 2, "device": "cpu", "seed": 0, "policy_kwargs": network}
+    algorithm = algorithm_class(policy, SpacesOnlyVecEnv(rows), **settings)
+    its_spaces = PolicySpaces(rows.group.observation_space, rows.group.action_space)
+    return PolicyBundle({"p": algorithm}, dict.fromkeys(env.agents, "p"), {"p": its_spaces})
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_a_policy_that_takes_masks_never_does_what_its_env_forbids(deterministic: bool) -> None:
+    env = make_vec_env(ForbiddingEnv, n_envs=2)
+    bundle = bundle_of(sb3_contrib.MaskablePPO, "MlpPolicy", env, {"net_arch": [4]})
+    play_episodes(bundle, env, n_episodes=10, deterministic=deterministic, seed=0)
+    for taken in env.call("taken", [0, 1]):
+        assert len(taken) > 40
+        assert all(action != forbidden for action, forbidden in taken)
+
+
+def test_a_policy_with_memory_plays_as_a_plain_loop_that_resets_it_with_each_episode() -> None:
+    env = make_vec_env("CartPole-v1", n_envs=2)
+    bundle = bundle_of(sb3_contrib.RecurrentPPO, "MlpLstmPolicy", env, {"net_arch": [], "lstm_hidden_size": 4})
+    policy = bundle.policies["p"]
+    th.manual_seed(0)
+    with th.no_grad():
+        for parameter in policy.policy.lstm_actor.parameters():
+            parameter.normal_(0, 6)  # what it remembers decides
+        policy.policy.action_net.weight.normal_()
+
+    def played(env_index: int, episode_index: int) -> int:
+        cart = gymnasium.make("CartPole-v1")
+        observation, _ = cart.reset(seed=episode_seed(11, env_index, episode_index))
+        length, state, ended = 0, None, False
+        while not ended:
+            action, state = policy.predict(observation, state, np.array([length == 0]), deterministic=True)
+            observation, _, terminated, truncated, _ = cart.step(action)
+            length, ended = length + 1, terminated or truncated
+        return length
+
+    evaluation = play_episodes(bundle, env, n_episodes=8, deterministic=True, seed=11)
+    for env_index in range(2):
+        lengths = [episode.length for episode in evaluation.episodes if episode.env_index == env_index]
+        assert lengths == [played(env_index, episode) for episode in range(4)]
 
 
 # Seeds
