@@ -37,6 +37,10 @@ class BatchedStep:
 class BatchedEnv(ABC):
     """E envs whose agents all have the same spaces and begin their episodes together.
 
+    Where the `ParallelEnv` takes reset options, `reset` takes a third argument `options`: a mapping for each of the
+    envs that are reset. Where it has `configure(**settings)`, the batched env has `configure(env_indices, **settings)`,
+    which is called before these envs are reset.
+
     Attributes:
         num_envs: E.
         possible_agents: agent ids in the order of the agent axis.

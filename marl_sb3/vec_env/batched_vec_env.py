@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from marl_sb3.vec_env.interface import InProcessVecEnv, Options
 from marl_sb3.vec_env.masks import choices_of, forbidden_place, forbidden_words, read_masks
 from marl_sb3.vec_env.observations import map_arrays, read_observations, same, zero_observations
 from marl_sb3.vec_env.seeding import episode_seed, fresh_seed
+from marl_sb3.vec_env.settings import EnvSettings, put_back, read_settings, require_settings
 from marl_sb3.vec_env.step import (
     NO_FINAL_OBSERVATIONS,
     ActionMasks,
@@ -74,6 +76,7 @@ class BatchedVecEnv(InProcessVecEnv):
         self._run_seed = fresh_seed() if seed is None else seed
         self._all_envs = list(range(self.num_envs))
         self._closed = False
+        self._settings = [EnvSettings() for _ in range(env.num_envs)]
         self._choices = choices_of(env.action_space)
         self._masked: bool | None = None  # None: not known before the first reset
 
@@ -82,9 +85,11 @@ class BatchedVecEnv(InProcessVecEnv):
         self._episodes[:] = -1
 
     def _reset(self, options: Sequence[Options] | None) -> VecStep:
-        if options is not None and any(options):
-            raise ConfigError(f"reset options {list(options)}: a batched env takes none; use vectorizer='sync'")
-        self._begin_episodes(self._all_envs)
+        given = [options or {} for options in options] if options is not None and any(options) else None
+        if given is not None and "options" not in inspect.signature(self._env.reset).parameters:
+            name = type(self._env).__name__
+            raise ConfigError(f"reset options {given}: the batched env {name} takes none; use vectorizer='sync'")
+        self._begin_episodes(self._all_envs, given)
         return self._first_step(self._shown(), self._all_envs)
 
     def _first_step(self, observations: Observations, reset: Sequence[int]) -> VecStep:
@@ -92,13 +97,17 @@ class BatchedVecEnv(InProcessVecEnv):
         to_act = np.ones((self.num_envs, len(self.agents)), dtype=np.bool_)
         return first_step((observations,), self._masks(to_act), to_act, {index: self._reset_info() for index in reset})
 
-    def _begin_episodes(self, env_indices: Sequence[int]) -> None:
+    def _begin_episodes(self, env_indices: Sequence[int], options: Sequence[Mapping[str, Any]] | None = None) -> None:
         self._episodes[env_indices] += 1
         self._episode_steps[env_indices] = 0
         episodes = self._episodes.tolist()
         seeds = [episode_seed(self._run_seed, index, episodes[index]) for index in env_indices]
+        for index in env_indices:
+            if self._settings[index].coming:
+                self._apply_settings(index)
+        reset: Callable[..., None] = self._env.reset
         try:
-            self._env.reset(env_indices, seeds)
+            reset(env_indices, seeds, *([] if options is None else [options]))
         except Exception as error:
             self._blame(error, "reset()", env_indices)
             raise
@@ -246,6 +255,23 @@ class BatchedVecEnv(InProcessVecEnv):
     def _error(self, env_index: int, column: int, problem: str) -> EnvNumericError:
         return EnvNumericError(f"{self._where(env_index)}, agent {self.agents[column]!r}: {problem}")
 
+    def _configure(self, env_indices: Sequence[int], settings: Mapping[str, Any]) -> None:
+        require_settings(self._env, self._settings_method(), settings, list(env_indices))
+        for index in env_indices:
+            self._settings[index].tell(settings)
+
+    def _settings_method(self) -> Callable[..., Any] | None:
+        return getattr(self._env, "configure", None)
+
+    def _apply_settings(self, index: int) -> None:
+        method = self._settings_method()
+        assert method is not None, "settings are refused for envs without configure()"
+        try:
+            method([index], **self._settings[index].begin_episode())
+        except Exception as error:
+            self._blame(error, "configure()", [index])
+            raise
+
     def _call(self, name: str, env_indices: Sequence[int], /, *args: Any, **kwargs: Any) -> list[Any]:
         """A batched env is asked for one env with `render`; its attributes belong to all envs."""
         return [_OneOfBatch(self, index).call(name, *args, **kwargs) for index in env_indices]
@@ -265,6 +291,7 @@ class BatchedVecEnv(InProcessVecEnv):
             "to_act": self.latest.to_act,
             "observations": list(self.latest.observations),
             "action_masks": list(self.latest.action_masks),
+            "settings": [settings.get_state() for settings in self._settings],
             "own": ask_for_state(self._env.get_state, self._where_and_seed(self._all_envs)),
         }
 
@@ -279,6 +306,9 @@ class BatchedVecEnv(InProcessVecEnv):
         masks = read_masks(state, self.groups, self.num_envs)
         self._run_seed = run_seed
         self._episodes, self._episode_steps = counts["episodes"], counts["episode_steps"]
+        self._settings = read_settings(state, self.num_envs)
+        for index, settings in enumerate(self._settings):
+            put_back(settings, self._env, self._settings_method(), index, [index])
         why = self._set_own(state, to_act, observations)
         if why is None:
             self._masked = masks[0] is not None
@@ -324,7 +354,7 @@ class _OneOfBatch:
         """See `MultiAgentVecEnv.call`."""
         if name in _OF_ONE_ENV:
             return getattr(self, name)(*args, **kwargs)
-        shared = getattr(self.vec_env._env, name, _no_attribute)
+        shared = self._read(name, _no_attribute)
         if callable(shared) or args or kwargs:
             raise AttributeError(f"a batched env has no method {name!r} for single envs; use vectorizer='sync'")
         return shared
@@ -333,7 +363,12 @@ class _OneOfBatch:
         return self.vec_env._render(self.index)
 
     def get_wrapper_attr(self, name: str) -> Any:
-        return getattr(self.vec_env._env, name)
+        return self._read(name)
+
+    def _read(self, name: str, *default: Any) -> Any:
+        """An attribute of the batch; what `configure` has set for this env comes before it."""
+        in_force = self.vec_env._settings[self.index].in_force
+        return in_force[name] if name in in_force else getattr(self.vec_env._env, name, *default)
 
     def set_wrapper_attr(self, name: str, value: Any) -> None:
         setattr(self.vec_env._env, name, value)

@@ -73,14 +73,22 @@ class MultiAgentVecEnv(ABC):
             The first step: `to_act`, observations, masks, and `reset_infos` of every env; see `VecStep`.
 
         Raises:
-            ConfigError: there are options, but not one for each env, or the envs take none.
+            ConfigError: there are options, but not one for each env, or the envs do not take them.
             EnvError: an env broke the `ParallelEnv` contract.
         """
         self._require_idle("reset()")
         if options is not None and len(options) != self.num_envs:
             raise ConfigError(f"reset options for {len(options)} envs; accepted: one for each of {self.num_envs}")
+        self._require_known(options or ())
         self._latest = step = self._reset(options)
         return step
+
+    def _require_known(self, options: Sequence[Options]) -> None:
+        """Refuse options that the env's metadata do not list, where they list any under `reset_options`."""
+        known = self.metadata.get("reset_options")
+        unknown = sorted({str(name) for of_env in options for name in of_env or () if name not in (known or ())})
+        if known is not None and unknown:
+            raise ConfigError(f"reset options: {', '.join(unknown)}; the env takes {', '.join(known) or 'none'}")
 
     def step(self, actions: Sequence[Array]) -> VecStep:
         """Take one step in every env: `send` and `recv`."""
@@ -127,6 +135,23 @@ class MultiAgentVecEnv(ABC):
         """
         self._require_idle(f"call({name!r})")
         return self._call(name, env_indices, *args, **kwargs)
+
+    def configure(self, env_indices: Sequence[int], /, **settings: Any) -> None:
+        """Change settings of these envs from their next episodes on; the running ones go on as they began.
+
+        An env takes settings if it, or one of its wrappers, has a method `configure(**settings)`; a batched env has
+        `configure(env_indices, **settings)`. The method is called right before the env's next reset, and raises what
+        it raises from there: it checks the values. What has been set is part of the state.
+
+        Raises:
+            ConfigError: there is no such env, the env has no `configure` or takes no such setting, or a value is not
+                plain data, which a checkpoint could not hold.
+        """
+        self._require_idle("configure()")
+        unknown = [index for index in env_indices if index not in range(self.num_envs)]
+        if unknown:
+            raise ConfigError(f"configure: env index {unknown[0]!r}; accepted: 0 to {self.num_envs - 1}")
+        self._configure(env_indices, settings)
 
     @abstractmethod
     def close(self) -> None:
@@ -189,6 +214,10 @@ class MultiAgentVecEnv(ABC):
     @abstractmethod
     def _call(self, name: str, env_indices: Sequence[int], /, *args: Any, **kwargs: Any) -> list[Any]:
         """See `call`."""
+
+    @abstractmethod
+    def _configure(self, env_indices: Sequence[int], settings: Mapping[str, Any]) -> None:
+        """See `configure`; there are such envs."""
 
     @abstractmethod
     def _get_state(self) -> State:

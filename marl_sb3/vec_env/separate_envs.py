@@ -98,6 +98,12 @@ class SeparateEnvs(InProcessVecEnv):
     def _call(self, name: str, env_indices: Sequence[int], /, *args: Any, **kwargs: Any) -> list[Any]:
         return [call_or_read(self.envs[index], name, *args, **kwargs) for index in env_indices]
 
+    def _configure(self, env_indices: Sequence[int], settings: Mapping[str, Any]) -> None:
+        for index in env_indices:
+            self._slots[index].require_settings(settings)
+        for index in env_indices:
+            self._slots[index].settings.tell(settings)
+
     # --- State -------------------------------------------------------------------------------------------------------
 
     def _get_state(self) -> State:

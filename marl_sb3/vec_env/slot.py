@@ -18,6 +18,7 @@ from marl_sb3.vec_env.groups import AgentLayout
 from marl_sb3.vec_env.observations import map_arrays, put, same, taken, zero_observations
 from marl_sb3.vec_env.own_state import own_state, set_own_state
 from marl_sb3.vec_env.seeding import episode_seed
+from marl_sb3.vec_env.settings import EnvSettings, put_back, require_settings
 
 _NOBODY: Mapping[AgentID, Any] = MappingProxyType({})
 
@@ -57,6 +58,7 @@ class SlotState:
         own: what the env's own `get_state` returned; None if it has none.
         actions: per group, (steps, A_group, ...); the actions since the episode began. None where `own` is enough, or
             where they are too many.
+        settings: what `configure` has set.
     """
 
     run_seed: int
@@ -67,6 +69,7 @@ class SlotState:
     observations: tuple[Observations, ...]
     own: Mapping[str, Any] | None
     actions: tuple[Array, ...] | None
+    settings: EnvSettings
 
 
 class EnvSlot:
@@ -88,6 +91,7 @@ class EnvSlot:
         to_act: the agents that act in the next step, in the order of `possible_agents`.
         in_play: the agents that have acted in the episode and have not ended.
         ended: the agents that have ended in the episode.
+        settings: what `configure` has set for it.
         shown: the observations of the agents that act in the next step, by agent; others may be there.
         reset_infos: the infos of the latest reset.
     """
@@ -101,6 +105,7 @@ class EnvSlot:
         self.ended: set[AgentID] = set()
         self.shown: Mapping[AgentID, Any] = {}
         self.reset_infos: Mapping[str, Any] = {}
+        self.settings = EnvSettings()
         self._agents = layout.agents
         self._log = ActionLog(layout.groups)
         self.seed(run_seed)
@@ -109,6 +114,10 @@ class EnvSlot:
         """Make the next reset episode 0 of this run seed."""
         self.run_seed, self.episode = run_seed, -1
 
+    def require_settings(self, settings: Mapping[str, Any]) -> None:
+        """Refuse what the env cannot take; see `settings.require_settings`."""
+        require_settings(self.env.unwrapped, self.env.settings_method(), settings)
+
     def reset(self, options: Mapping[str, Any] | None = None) -> Mapping[AgentID, Any]:
         """Begin the next episode.
 
@@ -116,6 +125,8 @@ class EnvSlot:
             The observations of the agents that act first, by agent.
         """
         self.episode += 1
+        if self.settings.coming:
+            self.env.apply_settings(self.settings.begin_episode())
         chosen = episode_seed(self.run_seed, self.index, self.episode)
         self.shown, self.reset_infos = self.env.reset(seed=chosen, options=options)
         self.in_play, self.ended = set(), set()
@@ -193,6 +204,7 @@ class EnvSlot:
             self._shown_arrays(),
             own,
             self._log.actions() if own is None else None,
+            self.settings,
         )
 
     def set_state(self, state: SlotState) -> str | None:
@@ -205,7 +217,10 @@ class EnvSlot:
             CheckpointError: the env's own `set_state` refused its state.
             EnvError: the env could not begin its next episode.
         """
+        put_back(state.settings, self.env.unwrapped, self.env.settings_method(), self.index)
+        self.settings = EnvSettings(state.settings.in_force)
         why = self._restore(state)
+        self.settings.coming = state.settings.coming
         if why is not None:
             self._continue_at(state.run_seed, state.episode + 1)
             self.reset()

@@ -14,6 +14,7 @@ from marl_sb3.vec_env import action_log
 from marl_sb3.vec_env.action_log import require_possible
 from marl_sb3.vec_env.groups import AgentGroup, AgentLayout
 from marl_sb3.vec_env.observations import read_observations, stacked, taken, zero_observations
+from marl_sb3.vec_env.settings import read_settings
 from marl_sb3.vec_env.slot import SlotState
 
 _FLAGS = ("to_act", "in_play", "ended")
@@ -28,6 +29,7 @@ def pack(states: Sequence[SlotState], groups: Sequence[AgentGroup]) -> State:
         **{name: np.stack([getattr(state, name) for state in states]) for name in _FLAGS},
         "observations": [stacked([state.observations[number] for state in states]) for number in range(len(groups))],
         "own": [state.own for state in states],
+        "settings": [state.settings.get_state() for state in states],
         "log": _pack_logs([state.actions for state in states], groups),
     }
 
@@ -74,6 +76,7 @@ def unpack(state: StateReader, layout: AgentLayout, num_envs: int) -> list[SlotS
     own = state.items("own", num_envs)
     if not all(one is None or isinstance(one, dict) for one in own):
         raise state.error("own", own, "mappings, or null")
+    settings = read_settings(state, num_envs)
     logs = _unpack_logs(state.fields("log"), layout.groups, num_envs)
     return [
         SlotState(
@@ -85,6 +88,7 @@ def unpack(state: StateReader, layout: AgentLayout, num_envs: int) -> list[SlotS
             tuple(taken(group, index) for group in observations),
             own[index],
             logs[index],
+            settings[index],
         )
         for index in range(num_envs)
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -143,6 +143,21 @@ class CheckedEnv(BaseParallelWrapper):  # type: ignore[misc]
     def has_wrapper(self, wrapper_class: type) -> bool:
         """Whether the env or one of its wrappers is an instance of `wrapper_class`."""
         return any(isinstance(layer, wrapper_class) for layer in layers(self))
+
+    def settings_method(self) -> Callable[..., Any] | None:
+        """The `configure(**settings)` of the outermost wrapper that has one, or of the env; None if there is none."""
+        method = getattr(owner(self.env, "configure"), "configure", None)
+        return method if callable(method) else None
+
+    def apply_settings(self, settings: Mapping[str, Any]) -> None:
+        """Call the env's `configure`, before the reset of an episode."""
+        method = self.settings_method()
+        assert method is not None, "settings are refused for envs without configure()"
+        try:
+            method(**settings)
+        except Exception as error:
+            self._blame(error, "configure()")
+            raise
 
     def close(self) -> None:
         """Close the env; see `close_in_words`."""

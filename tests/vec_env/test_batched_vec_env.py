@@ -138,9 +138,9 @@ def test_a_value_that_is_not_finite_names_env_episode_step_and_agent(fault: str,
 
 
 def test_reset_options_are_refused_rather_than_dropped() -> None:
-    env = make_vec_env("arena", n_envs=2)
+    env = BatchedVecEnv(Staggered(2))
     env.reset([{}, {}])
-    with pytest.raises(ConfigError, match="a batched env takes none; use vectorizer='sync'"):
+    with pytest.raises(ConfigError, match="the batched env Staggered takes none; use vectorizer='sync'"):
         env.reset([{}, {"level": 3}])
 
 

@@ -9,7 +9,7 @@ import pytest
 from toy_envs import NoisyEnv, SampledEnv, ScriptedEnv
 
 from marl_sb3 import make_vec_env
-from marl_sb3.errors import ConfigError, EnvError
+from marl_sb3.errors import ConfigError, EnvError, EnvRaisedError
 from marl_sb3.vec_env import MultiAgentVecEnv
 from marl_sb3.wrappers import CheckedEnv
 
@@ -264,3 +264,31 @@ def test_an_agent_that_vanishes_without_a_flag_is_refused_when_the_others_have_e
     step(vec)
     with pytest.raises(EnvError, match=r"env 1, episode 0, step 2, agent 'b': is neither terminated nor"):
         step(vec)
+
+
+class Levels(ScriptedEnv):
+    level = 1
+
+    def configure(self, level):
+        if level > 5:
+            raise ValueError("there are five levels")
+        self.level = level
+
+
+def test_settings_reach_the_envs_own_configure_at_its_next_reset():
+    vec = make_vec_env(Levels, n_envs=2)
+    vec.reset()
+    vec.configure([1], level=3)
+    assert vec.call("level", [0, 1]) == [1, 1]
+    vec.reset()
+    assert vec.call("level", [0, 1]) == [1, 3]
+    vec.configure([1], level=9)
+    with pytest.raises(EnvRaisedError, match=r"env 1, .*configure\(\) raised ValueError: there are five levels"):
+        vec.reset()
+
+
+def test_an_env_without_configure_refuses_settings():
+    with pytest.raises(
+        ConfigError, match=r"ScriptedEnv has no method configure\(\*\*settings\), so its settings cannot"
+    ):
+        make_vec_env(ScriptedEnv).configure([0], level=1)

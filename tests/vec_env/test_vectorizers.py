@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marl_sb3 import MultiAgentAlgorithm, make_vec_env
-from marl_sb3.errors import ConfigError, VecEnvOrderError
+from marl_sb3.errors import CheckpointError, ConfigError, VecEnvOrderError
 from marl_sb3.metrics import flatten
 from marl_sb3.storage.checkpoint_format import read_checkpoint, write_checkpoint
 from marl_sb3.storage.state import StateReader
-from marl_sb3.vec_env import VECTORIZERS, VecStep
+from marl_sb3.vec_env import VECTORIZERS, MultiAgentVecEnv, VecStep
 
 AGENTS = ("agent1", "agent2")
 REFERENCE = "sync"  # a plain loop over the envs
@@ -135,6 +135,7 @@ def test_calls_in_a_wrong_order_are_refused(vectorizer: str) -> None:
         env.send(actions)
     between: list[tuple[str, Callable[[], Any]]] = [
         ("reset", env.reset), ("seed", lambda: env.seed(1)), ("call", lambda: env.call("height", [0])),
+        ("configure", lambda: env.configure([0], max_timesteps=3)),
         ("get_state", env.get_state), ("set_state", lambda: env.set_state(state)),
     ]  # fmt: skip
     for name, call in between:
@@ -154,6 +155,92 @@ def test_attributes_are_read_by_name_and_options_are_counted(vectorizer: str) ->
         env.call("no_such_name", [0])
     with pytest.raises(ConfigError, match="reset options for 1 envs; accepted: one for each of 2"):
         env.reset([{}])
+
+
+@pytest.mark.parametrize("vectorizer", ALL)
+def test_reset_options_are_refused_by_the_arena(vectorizer: str) -> None:
+    env = make_vec_env("arena", n_envs=2, vectorizer=vectorizer)
+    env.reset([{}, None])
+    with pytest.raises(ConfigError, match=r"^reset options: level; the env takes none$"):
+        env.reset([{}, {"level": 3}])
+
+
+def lengths(env: MultiAgentVecEnv, steps: int) -> list[list[int]]:
+    """For each env, the steps in which an episode ended."""
+    ends: list[list[int]] = [[] for _ in range(env.num_envs)]
+    for number in range(1, steps + 1):
+        for index in np.flatnonzero(env.step([np.full((env.num_envs, 2), number % 4)]).episode_done):
+            ends[index].append(number)
+    return ends
+
+
+@pytest.mark.parametrize("vectorizer", ALL)
+def test_settings_hold_from_the_next_episode_on(vectorizer: str) -> None:
+    env, reference = (
+        make_vec_env("arena", n_envs=3, seed=1, vectorizer=name, max_timesteps=4) for name in (vectorizer, REFERENCE)
+    )
+    for each in (env, reference):
+        each.reset()
+        each.configure([1, 2], max_timesteps=9)
+        each.configure([2], max_timesteps=2)
+        assert each.call("max_timesteps", range(3)) == [4, 4, 4]
+    for number in range(25):
+        actions = [np.full((3, 2), number % 4)]
+        assert plain(env.step(actions), 3) == plain(reference.step(actions), 3)
+    assert env.call("max_timesteps", range(3)) == [4, 9, 2]
+    env.configure([0, 1, 2], max_timesteps=1)
+    env.seed(7)
+    env.reset()
+    assert lengths(env, 3) == [[1, 2, 3]] * 3
+
+
+@pytest.mark.parametrize("vectorizer", ALL)
+@pytest.mark.parametrize("before", [1, 6, 14])
+def test_settings_are_part_of_the_state(vectorizer: str, before: int, tmp_path: Path) -> None:
+    one, other = (make_vec_env("arena", n_envs=3, seed=seed, vectorizer=vectorizer, max_timesteps=4) for seed in (1, 2))
+    one.reset()
+    one.configure([0, 2], max_timesteps=7)
+    lengths(one, before)
+    one.configure([1, 2], max_timesteps=3)
+    write_checkpoint(tmp_path / "c", one.get_state(), {}, {})
+    assert other.set_state(StateReader(read_checkpoint(tmp_path / "c").state)) == {}
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        actions = [rng.integers(0, 4, (3, 2))]
+        assert plain(one.step(actions), 3) == plain(other.step(actions), 3)
+    assert one.call("max_timesteps", range(3)) == other.call("max_timesteps", range(3)) == [7, 3, 3]
+
+
+@pytest.mark.parametrize("vectorizer", ALL)
+@pytest.mark.parametrize(
+    ("env_index", "settings", "message"),
+    [
+        (0, {"height": 3}, "^configure of .*Arena.*: .*; it takes: max_timesteps$"),
+        (0, {"max_timesteps": object()}, "^configure: max_timesteps is <object .*>; accepted: numbers, strings"),
+        (2, {"max_timesteps": 3}, "^configure: env index 2; accepted: 0 to 1$"),
+    ],
+)
+def test_wrong_settings_are_refused_at_once(
+    vectorizer: str, env_index: int, settings: dict[str, Any], message: str
+) -> None:
+    env = make_vec_env("arena", n_envs=2, vectorizer=vectorizer)
+    with pytest.raises(ConfigError, match=message):
+        env.configure([env_index], **settings)
+
+
+@pytest.mark.parametrize("vectorizer", ALL)
+@pytest.mark.parametrize("value", [0, True, 2.5, 10**12])
+def test_wrong_values_of_settings_are_refused_at_the_reset(vectorizer: str, value: Any) -> None:
+    env = make_vec_env("arena", n_envs=2, vectorizer=vectorizer)
+    env.configure([1], max_timesteps=value)
+    with pytest.raises(ConfigError, match=f"max_timesteps must be an integer from 1 to 10000000; received {value}"):
+        env.reset()
+    other = make_vec_env("arena", n_envs=2, vectorizer=vectorizer)
+    other.reset()
+    state = other.get_state()
+    state["settings"][1]["in_force"] = {"max_timesteps": value}
+    with pytest.raises(CheckpointError, match=r"^settings of env 1: max_timesteps must be an integer from 1"):
+        other.set_state(StateReader(state))
 
 
 @cache

@@ -36,16 +36,26 @@ class BatchedArena(BatchedEnv):
         self._template = template
         self._destinations = rules.destination_table(self.height, self.width)
         self._state = rules.initial_state(num_envs, self.height, self.width)
+        self._limits = np.full(num_envs, self.max_timesteps)  # of the running episodes, once these have begun
         self._coins = np.zeros((num_envs, self.max_timesteps), dtype=np.bool_)
         self._envs = np.arange(num_envs)
         self._not_terminated = np.zeros((num_envs, len(rules.AGENTS)), dtype=np.bool_)
+
+    def configure(self, env_indices: Sequence[int], max_timesteps: int) -> None:
+        """See `ArenaEnv.configure`; it is called before these envs are reset."""
+        limit = rules.checked_limit(max_timesteps)
+        self._limits[env_indices] = limit
+        missing = limit - self._coins.shape[1]
+        if missing > 0:
+            self._coins = np.pad(self._coins, ((0, 0), (0, missing)))
 
     def reset(self, env_indices: Sequence[int], seeds: Sequence[int]) -> None:
         """See `BatchedEnv.reset`."""
         chosen = np.zeros(self.num_envs, dtype=np.bool_)
         for env_index, seed in zip(env_indices, seeds, strict=True):
             chosen[env_index] = True
-            self._coins[env_index] = rules.draw_coins(np.random.default_rng(seed), self.max_timesteps)
+            limit = int(self._limits[env_index])
+            self._coins[env_index, :limit] = rules.draw_coins(np.random.default_rng(seed), limit)
         rules.reset_envs(self._state, chosen)
 
     def step(self, actions: Array) -> BatchedStep:
@@ -57,7 +67,7 @@ class BatchedArena(BatchedEnv):
             raise EnvError(f"{where}: {rules.AGENTS[column]} must act with an integer in 0..3; received {received}")
         state = self._state
         outcome = rules.step(state, self._destinations, actions, self._coins[self._envs, state.timesteps])
-        truncated = np.equal(state.timesteps, self.max_timesteps)[:, None].repeat(len(rules.AGENTS), axis=1)
+        truncated = np.equal(state.timesteps, self._limits)[:, None].repeat(len(rules.AGENTS), axis=1)
         collision = outcome.collision
         return BatchedStep(
             rewards=outcome.rewards,
@@ -84,22 +94,22 @@ class BatchedArena(BatchedEnv):
             "cells": state.cells,
             "visited": state.visited,
             "timesteps": state.timesteps,
-            "coins": np.packbits(self._coins, axis=1),
+            "coins": np.packbits(self._coins[:, : self._limits.max()], axis=1),
         }
 
     def set_state(self, state: StateReader) -> None:
         """See `BatchedEnv.set_state`."""
-        size, limit = self.height * self.width, self.max_timesteps
+        size, limit = self.height * self.width, int(self._limits.max())
         cells = state.array("cells", np.int64, (self.num_envs, len(rules.AGENTS)))
         if (cells < 0).any() or (cells >= size).any() or (cells[:, 0] == cells[:, 1]).any():
             raise state.error("cells", cells, f"two different numbers from 0 to {size - 1} in each row")
         timesteps = state.array("timesteps", np.int64, (self.num_envs,))
-        if (timesteps < 0).any() or (timesteps >= limit).any():
-            raise state.error("timesteps", timesteps, f"numbers from 0 to {limit - 1}")
+        if (timesteps < 0).any() or (timesteps >= self._limits).any():
+            raise state.error("timesteps", timesteps, f"numbers from 0 to {limit - 1}, below the limit of each env")
         coins = state.array("coins", np.uint8, (self.num_envs, -(-limit // 8)))
         self._state.visited[:] = state.array("visited", np.bool_, (self.num_envs, size))
         self._state.cells[:], self._state.timesteps[:] = cells, timesteps
-        self._coins[:] = np.unpackbits(coins, axis=1, count=limit).astype(np.bool_)
+        self._coins = np.unpackbits(coins, axis=1, count=limit).astype(np.bool_)
 
     def render(self, env_index: int) -> Any:
         """See `BatchedEnv.render`."""

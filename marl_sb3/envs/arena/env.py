@@ -54,6 +54,7 @@ class ArenaEnv(ParallelEnv[AgentID, Array, int]):  # type: ignore[misc]  # Petti
         "render_fps": 10,
         "is_parallelizable": True,
         "legend": LEGEND,
+        "reset_options": (),  # it takes none
         "custom_metrics": {
             "new_fields_discovered": {"agent": "agent1", "key": "new_field_rewarded"},
             "num_collisions": {"agent": "agent2", "key": "collision"},
@@ -111,6 +112,14 @@ class ArenaEnv(ParallelEnv[AgentID, Array, int]):  # type: ignore[misc]  # Petti
         self._render_if_human()
         return _observations(self._state), {agent: {} for agent in rules.AGENTS}
 
+    def configure(self, max_timesteps: int) -> None:
+        """Change the length of episodes from the next reset on; the sizes would change the spaces, and stay.
+
+        Raises:
+            ConfigError: it is not an integer from 1 to `rules.MOST_TIMESTEPS`.
+        """
+        self.max_timesteps = rules.checked_limit(max_timesteps)
+
     def step(self, actions: dict[AgentID, int]) -> StepResult:
         """Move both agents. `actions` has one integer in 0..3 for each of them.
 
@@ -123,7 +132,7 @@ class ArenaEnv(ParallelEnv[AgentID, Array, int]):  # type: ignore[misc]  # Petti
         chosen = np.array([self._checked(actions)])
         outcome = rules.step(state, self._destinations, chosen, self._coins[timestep : timestep + 1])
 
-        ended = timestep + 1 == self.max_timesteps
+        ended = timestep + 1 == len(self._coins)
         if ended:
             self.agents = []
         self._render_if_human()

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from marl_sb3.errors import ConfigError
 from marl_sb3.types import BoolArray
 
 IntArray = npt.NDArray[np.int64]
@@ -30,6 +31,27 @@ _REWARDS = np.array([[-0.5, -0.1], [1.0, -0.1], [-1.0, 1.0]], dtype=np.float64)
 
 _MOVES_FIRST = np.array([[False, True], [True, False]])  # [agent1 is first, agent]
 _OWN_THEN_OTHER = np.array([[0, 1], [1, 0]])  # [agent]: whose cells it observes, in order
+
+
+MOST_TIMESTEPS = 10**7  # that `configure` accepts; a checkpoint may come from a stranger
+
+
+def checked_limit(max_timesteps: Any) -> int:
+    """The limit of an episode's steps that `configure` was given.
+
+    Raises:
+        ConfigError: it is not an integer from 1 to `MOST_TIMESTEPS`.
+    """
+    if (
+        isinstance(max_timesteps, bool)
+        or not isinstance(max_timesteps, int)
+        or not 1 <= max_timesteps <= MOST_TIMESTEPS
+    ):
+        raise ConfigError(
+            f"max_timesteps must be an integer from 1 to {MOST_TIMESTEPS}; received {max_timesteps!r}",
+            key="env.max_timesteps",
+        )
+    return max_timesteps
 
 
 def draw_coins(rng: np.random.Generator, max_timesteps: int) -> BoolArray:

@@ -79,6 +79,7 @@ def test_metadata_names_the_arenas_metrics():
         "name": "arena_v0",
         "render_modes": ["human", "rgb_array", "ansi"],
         "render_fps": 10,
+        "reset_options": (),
         "is_parallelizable": True,
         "custom_metrics": {
             "new_fields_discovered": {"agent": "agent1", "key": "new_field_rewarded"},

@@ -1,0 +1,99 @@
+"""Settings of envs that change while they are used, from one episode to the next: a curriculum, say."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from typing import Any
+
+from marl_sb3.errors import CheckpointError, ConfigError
+from marl_sb3.storage.state import State, StateReader, is_plain
+
+
+class EnvSettings:
+    """What `configure` has set for one env.
+
+    Attributes:
+        in_force: the settings of its running episode, as far as `configure` has set them.
+        coming: those that its next episode begins with.
+    """
+
+    def __init__(self, in_force: Mapping[str, Any] | None = None, coming: Mapping[str, Any] | None = None) -> None:
+        self.in_force = dict(in_force or {})
+        self.coming = dict(coming or {})
+
+    def tell(self, settings: Mapping[str, Any]) -> None:
+        """Keep these for the next episode."""
+        self.coming.update(deepcopy(dict(settings)))
+
+    def begin_episode(self) -> Mapping[str, Any]:
+        """The settings that the env has to be given now; they are in force from here on."""
+        new, self.coming = self.coming, {}
+        self.in_force.update(new)
+        return new
+
+    def get_state(self) -> State:
+        """Plain data."""
+        return {"in_force": self.in_force, "coming": self.coming}
+
+
+def read_settings(state: StateReader, num_envs: int) -> list[EnvSettings]:
+    """The field `settings` of a state.
+
+    Raises:
+        CheckpointError: it is not a list of what `EnvSettings.get_state` returns.
+    """
+    listed = state.items("settings", num_envs)
+    readers = [StateReader(one, f"{state.where}/settings/{index}") for index, one in enumerate(listed)]
+    return [EnvSettings(_mapping(reader, "in_force"), _mapping(reader, "coming")) for reader in readers]
+
+
+def _mapping(reader: StateReader, name: str) -> dict[str, Any]:
+    fields = reader.fields(name)
+    return {key: fields.value(key) for key in fields.names()}
+
+
+def require_settings(env: Any, configure: Callable[..., Any] | None, settings: Mapping[str, Any], *first: Any) -> None:
+    """Refuse settings that an env cannot take, or that a checkpoint cannot hold.
+
+    Args:
+        env: for its name.
+        configure: the env's own method; None if it has none.
+        settings: by name.
+        first: what the method gets before the settings.
+
+    Raises:
+        ConfigError: the env has no `configure`, or it takes no such settings, or a value is not plain data.
+    """
+    kind = type(env).__name__
+    if configure is None:
+        raise ConfigError(f"configure: {kind} has no method configure(**settings), so its settings cannot change")
+    for name, value in settings.items():
+        if not is_plain(value) or isinstance(value, tuple):
+            raise ConfigError(
+                f"configure: {name} is {value!r}; accepted: numbers, strings, booleans, None, arrays, and lists and "
+                "mappings of these",
+                key=name,
+            )
+    try:
+        inspect.signature(configure).bind(*first, **settings)
+    except TypeError as error:
+        taken = list(inspect.signature(configure).parameters)[len(first) :]
+        raise ConfigError(f"configure of {kind}: {error}; it takes: {', '.join(taken)}") from error
+
+
+def put_back(settings: EnvSettings, env: Any, configure: Callable[..., Any] | None, index: int, *first: Any) -> None:
+    """Give an env the settings that were in force.
+
+    Raises:
+        CheckpointError: it does not take them.
+    """
+    try:
+        for part in (settings.in_force, settings.coming):
+            if part:
+                require_settings(env, configure, part, *first)
+        if settings.in_force and configure is not None:
+            configure(*first, **settings.in_force)
+    except Exception as error:
+        raise CheckpointError(f"settings of env {index}: {error}") from error
