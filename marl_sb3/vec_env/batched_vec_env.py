@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,12 +17,14 @@ from marl_sb3.types import AgentID, Array, BoolArray, Observations
 from marl_sb3.vec_env.groups import AgentGroup
 from marl_sb3.vec_env.interface import InProcessVecEnv, Options
 from marl_sb3.vec_env.masks import choices_of, forbidden_place, forbidden_words, read_masks
-from marl_sb3.vec_env.observations import map_arrays, read_observations, same, zero_observations
+from marl_sb3.vec_env.observations import read_observations, same, zero_observations, zeros_where_idle
+from marl_sb3.vec_env.one_of_batch import OneOfBatch
 from marl_sb3.vec_env.seeding import episode_seed, fresh_seed
 from marl_sb3.vec_env.settings import EnvSettings, put_back, read_settings, require_settings
 from marl_sb3.vec_env.step import (
     NO_FINAL_OBSERVATIONS,
     ActionMasks,
+    ArrayInfos,
     FinalObservations,
     StackedFinalObservations,
     VecStep,
@@ -33,22 +34,6 @@ from marl_sb3.wrappers.env_interface import require_agents
 from marl_sb3.wrappers.faults import unfit_numbers, unfit_words
 
 _NO_MASKS: ActionMasks = (None,)
-
-
-class ArrayInfos:
-    """`StepInfos` over arrays; a dictionary is made for the envs that are asked for."""
-
-    def __init__(self, infos: Mapping[AgentID, Mapping[str, Array]], num_envs: int) -> None:
-        self._infos = infos
-        self._num_envs = num_envs
-
-    def __getitem__(self, env_index: int) -> dict[str, Any]:
-        return {agent: {k: v[env_index].item() for k, v in info.items()} for agent, info in self._infos.items()}
-
-    def values(self, agent: AgentID, key: str) -> Array:
-        """See `StepInfos.values`."""
-        found = self._infos.get(agent, {}).get(key)
-        return np.full(self._num_envs, np.nan) if found is None else found.astype(np.float64)
 
 
 class BatchedVecEnv(InProcessVecEnv):
@@ -155,7 +140,7 @@ class BatchedVecEnv(InProcessVecEnv):
         final_observations: FinalObservations = NO_FINAL_OBSERVATIONS,
     ) -> VecStep:
         if not to_act.all():
-            observations = _zeros_where_idle(observations, to_act)
+            observations = zeros_where_idle(observations, to_act)
         reset_infos: dict[int, dict[str, Any]] = {}
         if episode_done is None:
             episode_done = np.zeros(self.num_envs, dtype=np.bool_)
@@ -274,7 +259,10 @@ class BatchedVecEnv(InProcessVecEnv):
 
     def _call(self, name: str, env_indices: Sequence[int], /, *args: Any, **kwargs: Any) -> list[Any]:
         """A batched env is asked for one env with `render`; its attributes belong to all envs."""
-        return [_OneOfBatch(self, index).call(name, *args, **kwargs) for index in env_indices]
+        return [
+            OneOfBatch(self._env, index, self._settings[index].in_force, self._render).call(name, *args, **kwargs)
+            for index in env_indices
+        ]
 
     def _render(self, index: int) -> Any:
         try:
@@ -322,7 +310,7 @@ class BatchedVecEnv(InProcessVecEnv):
         if state.value("own") is None:
             return f"{type(self._env).__name__} has no get_state() that a checkpoint can hold"
         self._env.set_state(state.fields("own"))
-        shown = (_zeros_where_idle(self._env.observations(), to_act),)
+        shown = (zeros_where_idle(self._env.observations(), to_act),)
         return None if same(shown, seen) else "its set_state() led to other observations"
 
     def close(self) -> None:
@@ -330,55 +318,3 @@ class BatchedVecEnv(InProcessVecEnv):
         if not self._closed:
             self._closed = True
             close_in_words(self._env.close, self._where_and_seed(self._all_envs))
-
-
-def _zeros_where_idle(observations: Observations, to_act: BoolArray) -> Observations:
-    """A copy: the original may hold final observations."""
-
-    def filled(array: Array) -> Array:
-        array = array.copy()
-        array[~to_act] = 0
-        return array
-
-    return map_arrays(filled, observations)
-
-
-@dataclass(frozen=True)
-class _OneOfBatch:
-    """What one env of a batch can be asked for: its picture, and what all envs of the batch share."""
-
-    vec_env: BatchedVecEnv
-    index: int
-
-    def call(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
-        """See `MultiAgentVecEnv.call`."""
-        if name in _OF_ONE_ENV:
-            return getattr(self, name)(*args, **kwargs)
-        shared = self._read(name, _no_attribute)
-        if callable(shared) or args or kwargs:
-            raise AttributeError(f"a batched env has no method {name!r} for single envs; use vectorizer='sync'")
-        return shared
-
-    def render(self) -> Any:
-        return self.vec_env._render(self.index)
-
-    def get_wrapper_attr(self, name: str) -> Any:
-        return self._read(name)
-
-    def _read(self, name: str, *default: Any) -> Any:
-        """An attribute of the batch; what `configure` has set for this env comes before it."""
-        in_force = self.vec_env._settings[self.index].in_force
-        return in_force[name] if name in in_force else getattr(self.vec_env._env, name, *default)
-
-    def set_wrapper_attr(self, name: str, value: Any) -> None:
-        setattr(self.vec_env._env, name, value)
-
-    def has_wrapper(self, wrapper_class: type) -> bool:
-        return isinstance(self.vec_env._env, wrapper_class)
-
-
-def _no_attribute() -> None:
-    """Stands for an attribute that is absent, as None may be its value."""
-
-
-_OF_ONE_ENV = ("render", "get_wrapper_attr", "set_wrapper_attr", "has_wrapper")

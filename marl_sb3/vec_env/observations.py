@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from marl_sb3.errors import ConfigError
 from marl_sb3.storage.state import StateReader
-from marl_sb3.types import Array, Observations
+from marl_sb3.types import Array, BoolArray, Observations
 from marl_sb3.vec_env.groups import AgentGroup
 
 
@@ -97,3 +97,14 @@ def put(observation: Any, array: Observations, place: int | tuple[int, int]) -> 
             array[key][place] = observation[key]
     else:
         array[place] = observation
+
+
+def zeros_where_idle(observations: Observations, to_act: BoolArray) -> Observations:
+    """A copy: the original may hold final observations."""
+
+    def filled(array: Array) -> Array:
+        array = array.copy()
+        array[~to_act] = 0
+        return array
+
+    return map_arrays(filled, observations)

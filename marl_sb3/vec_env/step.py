@@ -39,6 +39,22 @@ class DictInfos:
         return np.array([infos.get(agent, {}).get(key, np.nan) for infos in self._infos], dtype=np.float64)
 
 
+class ArrayInfos:
+    """`StepInfos` over arrays; a dictionary is made for the envs that are asked for."""
+
+    def __init__(self, infos: Mapping[AgentID, Mapping[str, Array]], num_envs: int) -> None:
+        self._infos = infos
+        self._num_envs = num_envs
+
+    def __getitem__(self, env_index: int) -> dict[str, Any]:
+        return {agent: {k: v[env_index].item() for k, v in info.items()} for agent, info in self._infos.items()}
+
+    def values(self, agent: AgentID, key: str) -> Array:
+        """See `StepInfos.values`."""
+        found = self._infos.get(agent, {}).get(key)
+        return np.full(self._num_envs, np.nan) if found is None else found.astype(np.float64)
+
+
 class FinalObservations(Mapping[tuple[int, int], Any]):
     """{(env index, agent column): the observation that the agent ended on}."""
 
