@@ -17,13 +17,12 @@ import pettingzoo
 from gymnasium.error import DependencyNotInstalled
 from pettingzoo import AECEnv, ParallelEnv
 from pettingzoo.env_registry.exceptions import FailedToImport, PettingZooRegistryError
-from pettingzoo.utils.conversions import aec_to_parallel
 
 from marl_sb3.envs.batched import BatchedEnv
 from marl_sb3.envs.faults import raise_in_words
 from marl_sb3.errors import ConfigError
 
-EnvFactory = Callable[..., ParallelEnv]
+EnvFactory = Callable[..., Any]  # makes a ParallelEnv, an AECEnv or a gymnasium.Env
 
 BUILTIN_ENVS: Mapping[str, str] = {"arena": "marl_sb3/arena-v0"}  # id on the command line -> PettingZoo's id
 
@@ -37,8 +36,8 @@ def register_env(name: str, factory: EnvFactory) -> None:
 
     Args:
         name: any id that is not a built-in one. A later registration replaces an earlier one.
-        factory: `factory(**env_kwargs)` returns a new `ParallelEnv`. If it has a parameter `env_index`, it gets the
-            index of the env.
+        factory: `factory(**env_kwargs)` returns a new `ParallelEnv`, `AECEnv` or `gymnasium.Env`. If it has a parameter
+            `env_index`, it gets the index of the env.
 
     Raises:
         ConfigError: a built-in env has this name, or the factory cannot be called.
@@ -62,7 +61,10 @@ def env_factory(env: str | EnvFactory) -> EnvFactory:
     """
     if not isinstance(env, str):
         if not callable(env):
-            raise ConfigError(f"env is {env!r}; accepted: an id or a factory of a ParallelEnv", key="env")
+            raise ConfigError(
+                f"env is {env!r}; accepted: an id or a factory of a ParallelEnv, an AECEnv or a gymnasium.Env",
+                key="env",
+            )
         return env
     if env in _registered:
         return _registered[env]
@@ -104,7 +106,7 @@ def importable_id(env: str, factory: EnvFactory | None = None) -> str | None:
 def make_env(factory: EnvFactory, env_index: int, env_kwargs: Mapping[str, Any]) -> ParallelEnv:
     """Make an env by its factory and check its type.
 
-    A `gymnasium.Env` becomes a `ParallelEnv` with one agent.
+    An `AECEnv` becomes a `ParallelEnv` as `envs.turn_based.as_parallel` says, a `gymnasium.Env` one with one agent.
 
     Raises:
         ConfigError: the factory does not take these arguments, or returns another type.
@@ -125,13 +127,13 @@ def make_env(factory: EnvFactory, env_index: int, env_kwargs: Mapping[str, Any])
             raise ConfigError(f"the env does not take these arguments: {error}", key="env") from error
         raise_in_words(error, f"the env factory {_name(factory)}", f"env {env_index}")
         raise
-    if isinstance(env, gymnasium.Env):
-        return _single_agent(env)
-    if not isinstance(env, ParallelEnv):
-        hint = "; convert it with pettingzoo.utils.conversions.aec_to_parallel" if isinstance(env, AECEnv) else ""
-        words = f"the env factory {_name(factory)} returned {type(env).__name__}"
-        raise ConfigError(f"{words}; accepted: a pettingzoo.ParallelEnv or a gymnasium.Env{hint}", key="env")
-    return env
+    for kind, convert in _CONVERSIONS.items():
+        if isinstance(env, kind):
+            return convert(env)
+    accepted = "a pettingzoo.ParallelEnv, a pettingzoo.AECEnv or a gymnasium.Env"
+    raise ConfigError(
+        f"the env factory {_name(factory)} returned {type(env).__name__}; accepted: {accepted}", key="env"
+    )
 
 
 def batched_factory(factory: EnvFactory) -> Callable[..., BatchedEnv] | None:
@@ -189,7 +191,7 @@ def _pettingzoo_factory(env_id: str) -> EnvFactory | None:
         spec = pettingzoo.spec("aec", env_id)
     except PettingZooRegistryError:
         return None
-    return lambda **kwargs: _parallel(env_id, pettingzoo.make("aec", spec, **kwargs))
+    return _with_signature(lambda **kwargs: pettingzoo.make("aec", spec, **kwargs), spec.entry_point)
 
 
 def _with_signature(factory: Callable[..., Any], entry_point: str | Callable[..., Any]) -> EnvFactory:
@@ -207,20 +209,23 @@ def _with_signature(factory: Callable[..., Any], entry_point: str | Callable[...
     return factory
 
 
-def _parallel(env_id: str, env: Any) -> ParallelEnv:
-    if not env.metadata.get("is_parallelizable", False):
-        raise ConfigError(
-            f"env {env_id!r} is turn-based: its agents cannot act at the same time; "
-            "accepted: ParallelEnvs, and AEC envs whose metadata says is_parallelizable",
-            key="env",
-        )
-    return aec_to_parallel(env)
+def _turn_based(env: AECEnv) -> ParallelEnv:
+    from marl_sb3.envs.turn_based import as_parallel
+
+    return as_parallel(env)
 
 
 def _single_agent(env: gymnasium.Env[Any, Any]) -> ParallelEnv:
     from marl_sb3.envs.single_agent import SingleAgentEnv
 
     return SingleAgentEnv(env)
+
+
+_CONVERSIONS: Mapping[type, Callable[[Any], ParallelEnv]] = {
+    ParallelEnv: lambda env: env,
+    AECEnv: _turn_based,
+    gymnasium.Env: _single_agent,
+}
 
 
 def _gymnasium_factory(env_id: str) -> EnvFactory | None:

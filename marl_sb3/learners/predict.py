@@ -13,7 +13,8 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from marl_sb3.errors import ConfigError
 from marl_sb3.learners.sb3.predict import States, initial_states, predict, takes_masks
 from marl_sb3.types import AgentID, BoolArray, PolicyID
-from marl_sb3.vec_env.masks import choices_of, forbidden_place, forbidden_words, mask_fault
+from marl_sb3.vec_env.masks import forbidden_place, forbidden_words, mask_fault
+from marl_sb3.wrappers.action_mask import choices_of
 
 
 def require_known(agents: Iterable[AgentID], given: Mapping[str, Any]) -> None:

@@ -57,7 +57,7 @@ def _require_maker(env: Any) -> None:
 
 _INSTANCES: Mapping[type, str] = {
     ParallelEnv: "a single ParallelEnv",
-    AECEnv: "a single AECEnv (pettingzoo.utils.conversions.aec_to_parallel makes it a ParallelEnv)",
+    AECEnv: "a single AECEnv",
     gymnasium.Env: "a single Gymnasium env",
     VecEnv: "an SB3 VecEnv, whose rows are not agents of one env (stock SB3 algorithms train in it)",
     MultiAgentVecEnv: "a MultiAgentVecEnv already",
@@ -108,7 +108,8 @@ def make_vec_env(
     """Make `n_envs` envs that step together.
 
     Args:
-        env: an env id as on the command line, or a factory of a PettingZoo `ParallelEnv` (its class, say).
+        env: an env id as on the command line, or a factory of a `ParallelEnv`, an `AECEnv` or a `gymnasium.Env` (its
+            class, say).
         n_envs: how many, at least 1.
         seed: run seed, from which the seed of every episode of every env follows; None draws one.
         vectorizer: `batched` for envs that bring a batched twin, `sync` for any, `supersuit` for those whose

@@ -16,7 +16,7 @@ from marl_sb3.storage.state import MAX_SEED, State, StateReader
 from marl_sb3.types import AgentID, Array, BoolArray, Observations
 from marl_sb3.vec_env.groups import AgentGroup
 from marl_sb3.vec_env.interface import InProcessVecEnv, Options
-from marl_sb3.vec_env.masks import choices_of, forbidden_place, forbidden_words, read_masks
+from marl_sb3.vec_env.masks import forbidden_place, forbidden_words, read_masks
 from marl_sb3.vec_env.observations import read_observations, same, zero_observations, zeros_where_idle
 from marl_sb3.vec_env.one_of_batch import OneOfBatch
 from marl_sb3.vec_env.seeding import episode_seed, fresh_seed
@@ -30,6 +30,7 @@ from marl_sb3.vec_env.step import (
     VecStep,
     first_step,
 )
+from marl_sb3.wrappers.action_mask import choices_of
 from marl_sb3.wrappers.env_interface import require_agents
 from marl_sb3.wrappers.faults import unfit_numbers, unfit_words
 

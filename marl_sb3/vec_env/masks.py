@@ -18,24 +18,9 @@ from marl_sb3.types import AgentID, Array, BoolArray
 from marl_sb3.vec_env.groups import AgentGroup
 from marl_sb3.vec_env.slot import EnvSlot
 from marl_sb3.vec_env.step import ActionMasks
+from marl_sb3.wrappers.action_mask import MASK, choices_of
 
-KEY = "action_mask"
 _NO_INFO: Mapping[str, Any] = {}
-
-
-def choices_of(space: spaces.Space[Any]) -> tuple[int, ...] | None:
-    """How many actions each choice has, in the order of a mask; None for spaces that have no masks.
-
-    Discrete(n) is one choice of n, MultiDiscrete one of each number in `nvec`, MultiBinary(k) k choices of 2. A mask
-    has an entry for each action of each choice, as for sb3-contrib's MaskablePPO.
-    """
-    if isinstance(space, spaces.Discrete):
-        return (int(space.n),)
-    if isinstance(space, spaces.MultiDiscrete):
-        return tuple(space.nvec.reshape(-1).tolist())
-    if isinstance(space, spaces.MultiBinary):
-        return (2,) * int(np.prod(space.shape))
-    return None
 
 
 def forbidden_place(masks: BoolArray, choices: Sequence[int]) -> tuple[int, ...] | None:
@@ -53,15 +38,15 @@ def forbidden_place(masks: BoolArray, choices: Sequence[int]) -> tuple[int, ...]
 def forbidden_words(choice: int, choices: Sequence[int]) -> str:
     """What is wrong with a mask that forbids every action of a choice."""
     which = "" if len(choices) == 1 else f" of choice {choice} (counted from 0)"
-    return f"{KEY} forbids every action{which}; an agent that acts needs one"
+    return f"{MASK} forbids every action{which}; an agent that acts needs one"
 
 
 def mask_fault(mask: Array, size: int, space: spaces.Space[Any]) -> str | None:
     """What is wrong with the form of one agent's mask, if anything is."""
     if mask.shape != (size,):
-        return f"{KEY} has shape {mask.shape}; accepted: ({size},), for {space}"
+        return f"{MASK} has shape {mask.shape}; accepted: ({size},), for {space}"
     if mask.dtype != np.bool_ and not (mask.dtype.kind in "iuf" and np.isin(mask, (0, 1)).all()):
-        return f"{KEY} is {mask.tolist()}; accepted: booleans, or 0 and 1"
+        return f"{MASK} is {mask.tolist()}; accepted: booleans, or 0 and 1"
     return None
 
 
@@ -118,7 +103,7 @@ class MaskReader:
         acting = [(slot.index, agent) for slot in slots for agent in slot.to_act if agent in self._places[number]]
         if acting:
             self._undecided.discard(number)
-            self._masked[number] = any(KEY in infos[index].get(agent, _NO_INFO) for index, agent in acting)
+            self._masked[number] = any(MASK in infos[index].get(agent, _NO_INFO) for index, agent in acting)
 
     def _of_group(self, number: int, slots: Sequence[EnvSlot], infos: Mapping[int, Mapping[str, Any]]) -> BoolArray:
         places, choices = self._places[number], self._choices[number]
@@ -138,9 +123,9 @@ class MaskReader:
     def _mask(self, slot: EnvSlot, agent: AgentID, infos: Mapping[str, Any], number: int) -> Array:
         info, choices = infos.get(agent, _NO_INFO), self._choices[number]
         assert choices is not None
-        if KEY not in info:
-            raise slot.env.error(f"its infos have no {KEY}; agents with these spaces had one at the start", agent)
-        mask = np.asarray(info[KEY])
+        if MASK not in info:
+            raise slot.env.error(f"its infos have no {MASK}; agents with these spaces had one at the start", agent)
+        mask = np.asarray(info[MASK])
         fault = mask_fault(mask, sum(choices), self._groups[number].action_space)
         if fault:
             raise slot.env.error(fault, agent)

@@ -9,15 +9,17 @@ import numpy as np
 
 from marl_sb3.envs.faults import ask_for_state
 from marl_sb3.storage.state import State
+from marl_sb3.wrappers import CheckedEnv
+from marl_sb3.wrappers.layers import layers
 
 
 def own_state(env: Any) -> State | None:
     """What the env's own `get_state` returns; None if it has none, or if a checkpoint cannot hold it.
 
     Args:
-        env: in the wrapper that every env wears.
+        env: in the wrappers that `wrap` applied.
     """
-    inner = env.env  # what the factory returned
+    inner = _made_by_factory(env)
     if not all(callable(getattr(type(inner), name, None)) for name in ("get_state", "set_state")):
         return None  # asked of the class: PettingZoo's wrappers pass questions on to envs that know less than they
     return ask_for_state(inner.get_state, env.where_and_seed())
@@ -25,10 +27,15 @@ def own_state(env: Any) -> State | None:
 
 def set_own_state(env: Any, state: Mapping[str, Any]) -> str | None:
     """Give a state to the env's own `set_state`; what is wrong with the outcome, if anything is."""
-    env.env.set_state(state)
-    if not _same_tree(env.env.get_state(), state):
+    inner = _made_by_factory(env)
+    inner.set_state(state)
+    if not _same_tree(inner.get_state(), state):
         return "its get_state() returns something else than its set_state() was given"
     return None
+
+
+def _made_by_factory(env: Any) -> Any:
+    return next(layer for layer in layers(env) if isinstance(layer, CheckedEnv)).env
 
 
 def _same_tree(one: Any, other: Any) -> bool:

@@ -19,6 +19,7 @@ from marl_sb3.vec_env.observations import map_arrays, put, same, taken, zero_obs
 from marl_sb3.vec_env.own_state import own_state, set_own_state
 from marl_sb3.vec_env.seeding import episode_seed
 from marl_sb3.vec_env.settings import EnvSettings, put_back, require_settings
+from marl_sb3.wrappers.ended_agents import EndedAgents
 
 _NOBODY: Mapping[AgentID, Any] = MappingProxyType({})
 
@@ -76,8 +77,9 @@ class EnvSlot:
     """All there is to one env: its seeds, its agents' turns and ends, its action log and its state.
 
     The env's `agents` are those that act in the next step. An agent that has acted and is not among them waits for
-    its next turn until a flag says that it has ended; meanwhile it may be paid, and it may end. An agent that has
-    ended does not come back before the next episode, which begins when all agents that were in play have ended.
+    its next turn until a flag says that it has ended; meanwhile it may be paid, and it may end. The next episode begins
+    when all agents that were in play have ended and none is to act. An agent that has ended may live again within the
+    episode, see `EndedAgents`.
 
     Args:
         env: the env, in the wrappers that every env wears.
@@ -102,7 +104,7 @@ class EnvSlot:
         self.layout = layout
         self.to_act: list[AgentID] = []
         self.in_play: set[AgentID] = set()
-        self.ended: set[AgentID] = set()
+        self.ended = EndedAgents()
         self.shown: Mapping[AgentID, Any] = {}
         self.reset_infos: Mapping[str, Any] = {}
         self.settings = EnvSettings()
@@ -129,7 +131,7 @@ class EnvSlot:
             self.env.apply_settings(self.settings.begin_episode())
         chosen = episode_seed(self.run_seed, self.index, self.episode)
         self.shown, self.reset_infos = self.env.reset(seed=chosen, options=options)
-        self.in_play, self.ended = set(), set()
+        self.in_play, self.ended = set(), EndedAgents()
         self._log.begin()
         self._find_turns()
         return self.shown
@@ -187,6 +189,7 @@ class EnvSlot:
 
     def _find_turns(self) -> None:
         present, ended = self.env.agents, self.ended
+        ended.look_at(present)
         if ended or present != self.to_act:
             self.to_act = [agent for agent in self._agents if agent in present and agent not in ended]
 
@@ -267,7 +270,8 @@ class EnvSlot:
         if set(self.env.agents) - ended != set(to_act):
             return "its agents are others than those that were to act"
         self.episode += 1
-        self.to_act, self.in_play, self.ended = to_act, in_play, ended
+        self.to_act, self.in_play, self.ended = to_act, in_play, EndedAgents(ended)
+        self.ended.look_at(self.env.agents)
         self.env.adopt(in_play, ended)
         places = self.layout.places
         self.shown = {

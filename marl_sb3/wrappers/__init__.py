@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from pettingzoo import ParallelEnv
 
+from marl_sb3.wrappers.action_mask import ActionMaskEnv, masked_agents
 from marl_sb3.wrappers.checked_env import CheckedEnv
 from marl_sb3.wrappers.env_interface import require_interface
+from marl_sb3.wrappers.flat_observations import FlatObservationsEnv, nested_agents
 
 __all__ = ["CheckedEnv", "wrap"]
 
 
 def wrap(env: ParallelEnv, env_index: int) -> ParallelEnv:
-    """Apply the wrappers that every env gets, innermost first. New wrappers are added here.
+    """Apply the wrappers that an env needs, innermost first. New wrappers are added here.
 
     Raises:
-        ConfigError: the env lacks a part of the `ParallelEnv` interface.
+        ConfigError: the env lacks a part of the `ParallelEnv` interface, or its observations cannot be made flat.
     """
     require_interface(env, env_index)
-    return CheckedEnv(env, env_index)
+    wrapped: ParallelEnv = CheckedEnv(env, env_index)
+    if masked_agents(wrapped):
+        wrapped = ActionMaskEnv(wrapped)
+    return FlatObservationsEnv(wrapped) if nested_agents(wrapped) else wrapped

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from pettingzoo.utils import BaseParallelWrapper
 from marl_sb3.envs.faults import close_in_words, raise_in_words
 from marl_sb3.errors import EnvError, EnvNumericError
 from marl_sb3.types import AgentID
+from marl_sb3.wrappers.ended_agents import EndedAgents
 from marl_sb3.wrappers.faults import observation_fault, reward_fault
 from marl_sb3.wrappers.layers import attribute, layers, owner
 
@@ -53,7 +54,7 @@ class CheckedEnv(BaseParallelWrapper):  # type: ignore[misc]
         self._seed: int | None = None
         self._spaces = {agent: env.observation_space(agent) for agent in env.possible_agents}
         self._in_play: set[AgentID] = set()  # have acted and have not ended
-        self._ended: set[AgentID] = set()
+        self._ended = EndedAgents()
 
     def continue_at(self, episode: int) -> None:
         """Give the next reset this episode number."""
@@ -62,7 +63,8 @@ class CheckedEnv(BaseParallelWrapper):  # type: ignore[misc]
     def adopt(self, in_play: set[AgentID], ended: set[AgentID]) -> None:
         """Continue in the middle of an episode, in which some agents have acted and some have ended."""
         self._episode += 1
-        self._in_play, self._ended = set(in_play), set(ended)
+        self._in_play, self._ended = set(in_play), EndedAgents(ended)
+        self._ended.look_at(self.env.agents)
 
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
@@ -70,7 +72,7 @@ class CheckedEnv(BaseParallelWrapper):  # type: ignore[misc]
         """Reset the env and check the first observations."""
         self._episode += 1
         self._episode_step = 0
-        self._in_play, self._ended = set(), set()
+        self._in_play, self._ended = set(), EndedAgents()
         self._seed = seed
         try:
             returned = self.env.reset(seed=seed, options=options)
@@ -94,17 +96,18 @@ class CheckedEnv(BaseParallelWrapper):  # type: ignore[misc]
         try:
             returned = self.env.step(actions)
         except Exception as error:
-            self._blame(error, "step()")
+            self._blame(error, "step()", actions)
             raise
         if not (isinstance(returned, tuple) and len(returned) == 5):
             raise self.error(f"step() returned {_outline(returned)}, not a tuple of 5 dictionaries")
         observations, rewards, terminated, truncated, infos = returned
         for agent in actions:
-            self._check_observation(agent, observations)
             self._check_reward(agent, self._of(agent, rewards, "reward"))
             flags = (self._of(agent, terminated, "terminated flag"), self._of(agent, truncated, "truncated flag"))
             if any(flags):
                 self._ended.add(agent)
+            if any(flags) or agent in observations or agent in self.env.agents:
+                self._check_observation(agent, observations)  # one that waits now need not be shown anything
         self._in_play.update(actions)
         if len(self._in_play) > len(actions) or len(terminated) > len(actions) or len(rewards) > len(actions):
             self._check_waiting(actions, returned)
@@ -115,6 +118,7 @@ class CheckedEnv(BaseParallelWrapper):  # type: ignore[misc]
         self._check_infos(actions, infos)
         if self._ended:
             self._in_play -= self._ended
+            self._ended.look_at(self.env.agents)
         if self._in_play and self._ended.issuperset(self.env.agents):
             agent = min(self._in_play)
             raise self.error("is neither terminated nor truncated, but no agent is left to act", agent)
@@ -163,9 +167,10 @@ class CheckedEnv(BaseParallelWrapper):  # type: ignore[misc]
         """Close the env; see `close_in_words`."""
         close_in_words(self.env.close, self.where_and_seed())
 
-    def _blame(self, error: Exception, call: str) -> None:
-        """Raise an `EnvRaisedError` if the env caused this exception."""
-        raise_in_words(error, call, self.where_and_seed())
+    def _blame(self, error: Exception, call: str, agents: Collection[AgentID] = ()) -> None:
+        """Raise an `EnvRaisedError` if the env caused this exception; names the agent if one alone was acting."""
+        alone = f", agent {next(iter(agents))!r}" if len(agents) == 1 < len(self._spaces) else ""
+        raise_in_words(error, call, f"{self.where_and_seed()}{alone}")
 
     def where_and_seed(self) -> str:
         """Env, episode, step and seed, for messages."""
