@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,8 +10,27 @@ from typing import Any
 from gymnasium import spaces
 from pettingzoo import AECEnv, ParallelEnv
 from pettingzoo.utils.conversions import aec_to_parallel
+from pettingzoo.utils.env_logger import EnvLogger
 
 from marl_sb3.types import AgentID
+
+
+class _OnceEach(logging.Filter):
+    """Lets each message pass once: PettingZoo logs the same words at every illegal move of a policy that learns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the message is a new one."""
+        message = record.getMessage()
+        is_new = message not in self._seen
+        self._seen.add(message)
+        return is_new
+
+
+_ONCE_EACH = _OnceEach()
 
 
 @dataclass
@@ -46,6 +66,7 @@ class TurnBasedEnv(ParallelEnv):  # type: ignore[misc]
     """
 
     def __init__(self, env: AECEnv) -> None:
+        EnvLogger.get_logger().addFilter(_ONCE_EACH)
         self.env: Any = env
         self.possible_agents: list[AgentID] = getattr(env, "possible_agents", None)  # type: ignore[assignment]
         self.agents: list[AgentID] = []

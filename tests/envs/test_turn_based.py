@@ -192,3 +192,13 @@ def test_a_fault_in_a_turn_names_the_agent_that_moved(env: type[TurnEnv], words:
         vec.step((np.zeros((1, 4), int),))
     where = f"env 0, episode 0, step 1, seed {episode_seed(3, 0, 0)}, agent 'dora'"
     assert str(caught.value).startswith(f"{where}: step() raised {words} (")
+
+
+def test_illegal_moves_are_mentioned_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("marl_sb3.envs.turn_based._ONCE_EACH._seen", set())
+    vec = make_vec_env("classic/tictactoe-v3", n_envs=2, seed=0)
+    vec.reset()
+    ends = [vec.step((np.zeros((2, 2), int),)).terminated for _ in range(4)]
+    assert [end.all() for end in ends] == [False, True, False, True]
+    assert len(caplog.messages) == 1
+    assert "Illegal move made" in caplog.messages[0]
