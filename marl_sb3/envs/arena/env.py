@@ -14,15 +14,9 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from pettingzoo import ParallelEnv
 
 from marl_sb3.envs.arena import rules
-from marl_sb3.envs.arena.render import (
-    LEGEND,
-    ArenaWindow,
-    fitting_cell_px,
-    import_pygame,
-    render_rgb,
-    render_text,
-)
+from marl_sb3.envs.arena.render import LEGEND, fitting_cell_px, render_rgb, render_text
 from marl_sb3.envs.batched import BatchedEnv
+from marl_sb3.envs.window import EnvWindow, check_render_mode
 from marl_sb3.errors import ConfigError, EnvError
 from marl_sb3.types import AgentID, Array, BoolArray
 
@@ -65,7 +59,7 @@ class ArenaEnv(ParallelEnv[AgentID, Array, int]):  # type: ignore[misc]  # Petti
         self, height: int = 10, width: int = 10, max_timesteps: int = 100, render_mode: str | None = None
     ) -> None:
         _check_sizes(height=height, width=width, max_timesteps=max_timesteps)
-        self._check_render_mode(render_mode)
+        check_render_mode(render_mode, self.metadata["render_modes"])
         self.height = height
         self.width = width
         self.max_timesteps = max_timesteps
@@ -83,7 +77,7 @@ class ArenaEnv(ParallelEnv[AgentID, Array, int]):  # type: ignore[misc]  # Petti
         self._rng: np.random.Generator | None = None
         self._state: rules.ArenaState | None = None
         self._coins: BoolArray = np.empty(0, dtype=np.bool_)
-        self._window: ArenaWindow | None = None
+        self._window: EnvWindow | None = None
 
     @classmethod
     def make_batched(cls, num_envs: int, **env_kwargs: Any) -> BatchedEnv:
@@ -166,7 +160,7 @@ class ArenaEnv(ParallelEnv[AgentID, Array, int]):  # type: ignore[misc]  # Petti
         if self.render_mode == "rgb_array":
             return image
         if self._window is None:
-            self._window = ArenaWindow(fps=self.metadata["render_fps"])
+            self._window = EnvWindow("arena", fps=self.metadata["render_fps"])
         self._window.show(image)
         return None
 
@@ -175,16 +169,6 @@ class ArenaEnv(ParallelEnv[AgentID, Array, int]):  # type: ignore[misc]  # Petti
         if self._window is not None:
             self._window.close()
             self._window = None
-
-    def _check_render_mode(self, render_mode: str | None) -> None:
-        accepted = self.metadata["render_modes"]
-        if render_mode is not None and render_mode not in accepted:
-            raise ConfigError(
-                f"render_mode must be one of {', '.join(accepted)} or None; received {render_mode!r}",
-                key="env.render_mode",
-            )
-        if render_mode == "human":
-            import_pygame()  # Fails now if pygame is missing, and not in the middle of an episode.
 
     def _checked(self, actions: dict[AgentID, int]) -> list[int]:
         """Return the actions of (agent1, agent2) as plain integers in 0..3; raise EnvError otherwise."""

@@ -1,21 +1,14 @@
-"""Render one arena: as an RGB image, as text, or in a window (which needs pygame).
+"""Render one arena: as an RGB image or as text.
 
 `render_rgb` and `render_text` are pure functions of the two agents' cells and the visited cells.
 """
 
 from __future__ import annotations
 
-import os
-import warnings
-from typing import Any, TypeAlias
-
 import numpy as np
-import numpy.typing as npt
 
-from marl_sb3.errors import ConfigError
+from marl_sb3.envs.window import Image
 from marl_sb3.types import Array, BoolArray
-
-Image: TypeAlias = npt.NDArray[np.uint8]
 
 # Blue and orange stay apart for colour-blind eyes; agent1's trail is a tint of agent1's colour.
 _LINE_RGB = (214, 219, 227)
@@ -99,60 +92,3 @@ def _paint(tile: Image, distance: Array, colour: tuple[int, int, int]) -> None:
         # Anti-aliasing: a pixel on the outline is covered in part.
         cover = np.clip(grown_px + 0.5 - distance, 0.0, 1.0)[..., None]
         tile[:] = np.rint(cover * np.array(rgb) + (1.0 - cover) * tile)
-
-
-def import_pygame() -> Any:
-    """Return the pygame module; raise ConfigError with the way to install it where it is missing."""
-    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
-    try:
-        with warnings.catch_warnings():
-            # pygame 2.6 imports pkg_resources, of which some versions of setuptools warn.
-            warnings.filterwarnings("ignore", message=".*pkg_resources.*")
-            import pygame
-    except ImportError as error:
-        raise ConfigError(
-            "render_mode 'human' needs pygame; install it with: pip install 'marl_sb3[human]'",
-            key="env.render_mode",
-        ) from error
-    return pygame
-
-
-class ArenaWindow:
-    """A window that shows images at a steady rate; the first image opens it.
-
-    After the user has closed it, further images are dropped and the program goes on.
-    """
-
-    def __init__(self, fps: int) -> None:
-        self._pygame = import_pygame()
-        self._fps = fps
-        self._clock = self._pygame.time.Clock()
-        self._screen: Any = None
-        self.is_closed = False
-
-    def show(self, image: Image) -> None:
-        """Show a (height, width, 3) uint8 image, then wait for the rest of 1 / fps seconds."""
-        if self.is_closed:
-            return
-        if self._screen is None:
-            self._open(image)
-        if self._pygame.event.get(self._pygame.QUIT):
-            self.close()
-            return
-        self._pygame.event.clear()  # Keys and the mouse are not used; a full queue would drop the next QUIT.
-        self._pygame.surfarray.blit_array(self._screen, image.swapaxes(0, 1))
-        self._pygame.display.flip()
-        self._clock.tick(self._fps)
-
-    def close(self) -> None:
-        """Close the window; closing it twice is fine."""
-        if self._screen is not None:
-            # Only the display, because other code in this process may use pygame.
-            self._pygame.display.quit()
-        self._screen = None
-        self.is_closed = True
-
-    def _open(self, image: Image) -> None:
-        self._pygame.display.init()
-        self._screen = self._pygame.display.set_mode((image.shape[1], image.shape[0]))
-        self._pygame.display.set_caption("arena")

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from marl_sb3.envs.arena import ArenaEnv
-from marl_sb3.envs.arena.render import ArenaWindow, fitting_cell_px, render_rgb, render_text
+from marl_sb3.envs.arena.render import fitting_cell_px, render_rgb, render_text
+from marl_sb3.envs.window import EnvWindow
 from marl_sb3.errors import ConfigError
 
 UP, RIGHT, DOWN, LEFT = 0, 1, 2, 3
@@ -176,7 +177,7 @@ def test_human_mode_can_be_closed_twice_and_used_again(pygame):
 
 
 def test_window_that_a_person_closes_stays_closed(pygame):
-    window = ArenaWindow(fps=1000)
+    window = EnvWindow("a title", fps=1000)
     window.show(picture())
     pygame.event.post(pygame.event.Event(pygame.QUIT))
     window.show(picture())
@@ -187,7 +188,7 @@ def test_window_that_a_person_closes_stays_closed(pygame):
 
 def test_window_keeps_the_pace(pygame, monkeypatch):
     paces = []
-    window = ArenaWindow(fps=25)
+    window = EnvWindow("a title", fps=25)
     monkeypatch.setattr(window, "_clock", type("Clock", (), {"tick": lambda self, fps: paces.append(fps)})())
     window.show(picture())
     window.show(picture())
