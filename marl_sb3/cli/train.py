@@ -12,6 +12,7 @@ from marl_sb3.errors import ConfigError
 _EPILOG = """\
 ENV is one of
   arena                     the built-in two-agent grid
+  waterworld                built in: pursuers that eat food and avoid poison
   sisl/pursuit-v5           an id of PettingZoo's registry
   CartPole-v1               an id of Gymnasium's: one agent, called agent
   package.module:factory    what returns a ParallelEnv or a gymnasium.Env

@@ -4,5 +4,11 @@ from __future__ import annotations
 
 import pettingzoo
 
-if "marl_sb3/arena-v0" not in pettingzoo.parallel_registry:
-    pettingzoo.register("parallel", "marl_sb3/arena-v0", entry_point="marl_sb3.envs.arena:ArenaEnv")
+ENTRY_POINTS = {
+    "marl_sb3/arena-v0": "marl_sb3.envs.arena:ArenaEnv",
+    "marl_sb3/waterworld-v0": "marl_sb3.envs.waterworld:WaterworldEnv",
+}
+
+for _env_id, _entry_point in ENTRY_POINTS.items():
+    if _env_id not in pettingzoo.parallel_registry:
+        pettingzoo.register("parallel", _env_id, entry_point=_entry_point)

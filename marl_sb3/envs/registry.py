@@ -24,7 +24,8 @@ from marl_sb3.errors import ConfigError
 
 EnvFactory = Callable[..., Any]  # makes a ParallelEnv, an AECEnv or a gymnasium.Env
 
-BUILTIN_ENVS: Mapping[str, str] = {"arena": "marl_sb3/arena-v0"}  # id on the command line -> PettingZoo's id
+# Id on the command line -> PettingZoo's id.
+BUILTIN_ENVS: Mapping[str, str] = {"arena": "marl_sb3/arena-v0", "waterworld": "marl_sb3/waterworld-v0"}
 
 _SHOWN = 200  # characters of an env id in a message; an id from a file may be very long
 

@@ -330,10 +330,13 @@ def test_factory_of_something_else_is_refused(product, problem):
 @pytest.mark.parametrize(
     ("env_id", "start"),
     [
-        ("arna", "unknown env 'arna'; did you mean arena? Known: arena, toy, PettingZoo and Gymnasium ids; or use"),
+        (
+            "arna",
+            "unknown env 'arna'; did you mean arena? Known: arena, waterworld, toy, PettingZoo and Gymnasium ids;",
+        ),
         ("CartPole-v9", "unknown env 'CartPole-v9'; did you mean CartPole-v1, "),
         ("sisl/pursuit-v4", "unknown env 'sisl/pursuit-v4'; did you mean sisl/pursuit-v5?"),
-        ("qqq", "unknown env 'qqq'. Known: arena, toy, PettingZoo and Gymnasium ids; or use package.module:factory"),
+        ("qqq", "unknown env 'qqq'. Known: arena, waterworld, toy, PettingZoo and Gymnasium ids; or use package."),
         ("", "unknown env ''. Known: "),
         ("my_env.py", "unknown env 'my_env.py'; did you mean my_env:NAME, where NAME is the env's class or a function"),
         (

@@ -1,0 +1,5 @@
+"""Waterworld: parameters, rules and sensors as array functions; one env, many envs at once, and how they are drawn."""
+
+from marl_sb3.envs.waterworld.env import WaterworldEnv
+
+__all__ = ["WaterworldEnv"]

@@ -1,0 +1,189 @@
+"""Waterworld as a PettingZoo `ParallelEnv`: pursuers eat food, avoid poison and save thrust.
+
+Its rules are in `rules`, what the agents see in `sensors`; this file gives them agents, spaces, episodes and seeds.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box
+from pettingzoo import ParallelEnv
+
+from marl_sb3.envs.batched import BatchedEnv
+from marl_sb3.envs.waterworld import rules
+from marl_sb3.envs.waterworld.parameters import Parameters
+from marl_sb3.envs.waterworld.render import legend, render_rgb
+from marl_sb3.envs.waterworld.sensors import Sensors
+from marl_sb3.envs.window import EnvWindow, check_render_mode
+from marl_sb3.errors import EnvError
+from marl_sb3.types import AgentID, Array
+
+Infos = dict[AgentID, dict[str, Any]]
+StepResult = tuple[dict[AgentID, Array], dict[AgentID, float], dict[AgentID, bool], dict[AgentID, bool], Infos]
+
+_SPEED_BOUND = np.float32(np.sqrt(2))  # of two things that swim straight at each other along a diagonal
+
+
+class WaterworldEnv(ParallelEnv[AgentID, Array, Array]):  # type: ignore[misc]  # PettingZoo ships no types.
+    """Pursuers in a square with obstacles, foods and poisons: the rules of PettingZoo 1.25's `waterworld_v4`.
+
+    Observation of each agent: `8 * n_sensors + 2` float32, see `sensors.Sensors`; `5 * n_sensors + 2` without
+    `speed_features`. Actions: thrust along x and y, two float32 in -1..1; one that is longer than 1 counts as 1. All
+    agents are truncated after `max_cycles` steps. `infos` says what happened to each agent: "food_encounters" (foods
+    that it began to touch), "fed" (it was paid `food_reward`), "captures" (foods that it ate and left), "poison_hits".
+
+    Args:
+        render_mode: "human" (a window; needs pygame), "rgb_array" or None.
+        **parameters: the fields of `parameters.Parameters`.
+
+    Raises:
+        ConfigError: if an argument is not accepted, or pygame is missing for "human".
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {
+        "name": "waterworld_v0",
+        "render_modes": ["human", "rgb_array"],
+        "render_fps": 15,
+        "is_parallelizable": True,
+        "custom_metrics": {
+            "food_encounters": {"key": "food_encounters"},
+            "captures": {"key": "captures"},
+            "poison_hits": {"key": "poison_hits"},
+        },
+    }
+
+    def __init__(self, *, render_mode: str | None = None, **parameters: Any) -> None:
+        self.parameters = Parameters(**parameters)
+        check_render_mode(render_mode, self.metadata["render_modes"])
+        self.render_mode = render_mode
+        self.possible_agents = list(self.parameters.agents)
+        self.agents: list[AgentID] = []
+        self.metadata = {**self.metadata, "legend": legend(self.parameters)}  # type: ignore[misc]  # has its agents
+
+        self.pond = rules.Pond(self.parameters)
+        self.sensors = Sensors(self.pond)
+        bounds = Box(-_SPEED_BOUND, _SPEED_BOUND, (self.sensors.size,))
+        self.observation_spaces = dict.fromkeys(self.possible_agents, bounds)
+        self.action_spaces = dict.fromkeys(self.possible_agents, Box(-1, 1, (2,)))
+
+        self._rng: np.random.Generator | None = None
+        self._state: rules.PondState | None = None
+        self._window: EnvWindow | None = None
+
+    @classmethod
+    def make_batched(cls, num_envs: int, **env_kwargs: Any) -> BatchedEnv:
+        """`num_envs` ponds as arrays; see `marl_sb3.envs.batched`."""
+        from marl_sb3.envs.waterworld.batched import BatchedWaterworld
+
+        return BatchedWaterworld(num_envs, cls(**env_kwargs))
+
+    def observation_space(self, agent: AgentID) -> Box:
+        """Return the agent's observation space, always the same object."""
+        return self.observation_spaces[agent]
+
+    def action_space(self, agent: AgentID) -> Box:
+        """Return the agent's action space, always the same object."""
+        return self.action_spaces[agent]
+
+    def reset(
+        self, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[AgentID, Array], Infos]:
+        """Start an episode. Without a seed the current generator goes on; `options` are not used."""
+        if seed is not None or self._rng is None:
+            self._rng = np.random.default_rng(seed)
+        self._state = rules.empty_state(1, self.parameters)
+        rules.begin_episode(self._state, 0, self.pond, self._rng)
+        self.agents = list(self.possible_agents)
+        self._render_if_human()
+        return self._observations(self._state), {agent: {} for agent in self.agents}
+
+    def step(self, actions: dict[AgentID, Array]) -> StepResult:
+        """Move everything. `actions` has two numbers in -1..1 for each agent.
+
+        Raises:
+            EnvError: if no episode is running, or an action is missing or not accepted.
+        """
+        if self._state is None or self._rng is None or not self.agents:
+            raise EnvError(f"waterworld: step() {self._outside_episode()}; call reset() first")
+        thrusts = self._checked(actions, int(self._state.timesteps[0]))
+        rewards, events = rules.step(self._state, self.pond, thrusts, [self._rng])
+        ended = int(self._state.timesteps[0]) == self.parameters.max_cycles
+        if ended:
+            self.agents = []
+        self._render_if_human()
+        agents, happened = self.possible_agents, events._asdict()
+        return (
+            self._observations(self._state),
+            dict(zip(agents, rewards[0].tolist(), strict=True)),
+            dict.fromkeys(agents, False),
+            dict.fromkeys(agents, ended),
+            {agent: {key: found[0, i].item() for key, found in happened.items()} for i, agent in enumerate(agents)},
+        )
+
+    def render(self) -> Array | None:
+        """Return the picture of the current state; with "human", show it and return None."""
+        if self.render_mode is None:
+            gymnasium.logger.warn("waterworld: render() draws nothing without a render_mode")
+            return None
+        if self._state is None:
+            raise EnvError(f"waterworld: render() {self._outside_episode()}; call reset() first")
+        return self.render_state(self._state.positions[0], self._state.obstacles[0])
+
+    def render_state(self, positions: Array, obstacles: Array) -> Array | None:
+        """Render one pond of these parameters: `positions` (2, N) and `obstacles` (2, n) as in `PondState`."""
+        image = render_rgb(positions, obstacles, self.parameters)
+        if self.render_mode == "rgb_array":
+            return image
+        if self._window is None:
+            self._window = EnvWindow("waterworld", fps=self.metadata["render_fps"])
+        self._window.show(image)
+        return None
+
+    def close(self) -> None:
+        """Close the window, if one is open; the env can be used further."""
+        if self._window is not None:
+            self._window.close()
+            self._window = None
+
+    def _observations(self, state: rules.PondState) -> dict[AgentID, Array]:
+        return dict(zip(self.possible_agents, self.sensors.observations(state)[0], strict=True))
+
+    def _checked(self, actions: dict[AgentID, Array], timestep: int) -> rules.FloatArray:
+        """Return the actions as (1, P, 2) float64; raise EnvError for what is not accepted."""
+        unknown = sorted(str(agent) for agent in actions if agent not in self.action_spaces)
+        if unknown:
+            known = ", ".join(self.possible_agents)
+            raise EnvError(f"waterworld, step {timestep}: no such agent: {', '.join(unknown)}; agents: {known}")
+        thrusts = np.zeros((1, len(self.possible_agents), 2))
+        for number, agent in enumerate(self.possible_agents):
+            try:
+                action = np.asarray(actions[agent], dtype=np.float64)
+            except (KeyError, TypeError, ValueError):
+                action = np.empty(0)
+            if action.shape != (2,) or not (np.abs(action) <= 1).all():
+                received = repr(actions[agent]) if agent in actions else "no action"
+                raise EnvError(f"waterworld, step {timestep}: {rules.refused_action(agent, received)}")
+            thrusts[0, number] = action
+        return thrusts
+
+    def _outside_episode(self) -> str:
+        return "before the first reset()" if self._state is None else "after the end of the episode"
+
+    def _render_if_human(self) -> None:
+        if self.render_mode == "human":
+            self.render()
+
+
+def _signature() -> inspect.Signature:
+    """Return what `WaterworldEnv.__init__` takes, `Parameters`' fields in the place of **parameters."""
+    own, render_mode, _ = inspect.signature(WaterworldEnv.__init__).parameters.values()
+    named = inspect.signature(Parameters).parameters.values()
+    return inspect.Signature([own, *(one.replace(kind=one.KEYWORD_ONLY) for one in named), render_mode])
+
+
+# Names and defaults stand in one place, and still `help` and messages about unknown arguments show them.
+WaterworldEnv.__init__.__signature__ = _signature()  # type: ignore[attr-defined]
