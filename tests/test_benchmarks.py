@@ -20,6 +20,8 @@ from forked import ForkServer, forked_subprocess
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 SHARED = {"measure", "processes", "many_agents", "marl_sb3_side", "rllib_side"}
+SHARED |= {"waterworld_checks", "waterworld_policies", "waterworld_pettingzoo_side"}
+WITH_ANOTHER_PYTHON = ("arena_vs_rllib", "waterworld_vs_pettingzoo")  # which these tests replace
 
 # The smallest settings of each, and the names of its results.
 RUNS = {
@@ -70,7 +72,7 @@ def written(path: str = "figures.json") -> dict[str, Any]:
 
 
 def test_every_benchmark_has_a_run() -> None:
-    assert {path.stem for path in BENCHMARKS.glob("*.py")} == {*RUNS, *SHARED, "arena_vs_rllib"}
+    assert {path.stem for path in BENCHMARKS.glob("*.py")} == {*RUNS, *SHARED, *WITH_ANOTHER_PYTHON}
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -99,7 +101,7 @@ def raw_of(result: Any) -> list[Any]:
     return [point["raw"] for point in result] if isinstance(result, list) else [result["raw"]]
 
 
-@pytest.mark.parametrize("name", [*RUNS, "arena_vs_rllib"])
+@pytest.mark.parametrize("name", [*RUNS, *WITH_ANOTHER_PYTHON])
 def test_help_tells_the_options(name: str, load: Load, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         load(name).main(["--help"])
@@ -287,3 +289,48 @@ def test_make_venv_runs_pip_in_it(
     assert commands[1][:4] == ["rllib/bin/python", "-m", "pip", "install"]
     assert "ray[rllib]==2.60.0" in commands[1]
     assert ("ended with exit code 1" in capsys.readouterr().err) == bool(exit_code)
+
+
+# --- waterworld_vs_pettingzoo, with a stand-in for PettingZoo's Python ----------------------------------------------
+
+
+def pettingzoo_arrays(in_range: np.random.Generator) -> dict[str, Any]:
+    """What PettingZoo's side writes of two episodes, of which nothing is true but the shapes."""
+    shapes = {"observations": (4, 2, 242), "returns": (2, 2), "counts": (2, 3, 2), "lengths": (2,)}
+    shapes |= {"positions": (1, 2, 17), "velocities": (1, 2, 17), "actions": (1, 2, 2), "rewards": (1, 2)}
+    shapes |= {"seen": (1, 2, 242)}
+    arrays = {name: in_range.random(shape) for name, shape in shapes.items()}
+    moved, begins = np.zeros((1, 15), dtype=bool), np.ones(1, dtype=bool)
+    return {**arrays, "moved": moved, "begins": begins, "env_step_s": 0.001, "versions": '{"pettingzoo": "1.25.0"}'}
+
+
+def test_waterworld_is_compared_with_pettingzoos(load: Load, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.savez("side.npz", **pettingzoo_arrays(np.random.default_rng(0)))
+    python = stub(in_tmp, text=f"#!/bin/sh\ncp {in_tmp}/side.npz $3\n")
+    arguments = ["--pettingzoo-python", python, "--episodes", "2", "--pursuers", "2", "--policies", "chase"]
+    arguments += ["--seconds", "0.01"]
+    assert load("waterworld_vs_pettingzoo").main([*arguments, "--env-steps", "20", "--json", "figures.json"]) == 0
+    results = written()["results"]
+    assert list(results) == ["2 pursuers, accel 0.01, chase", "2 pursuers, accel 0.5, chase", "2 pursuers, speed"]
+    assert all(math.isfinite(figure) for figure in numbers(results))
+    assert results["2 pursuers, speed"]["raw"]["PettingZoo 1.25"] == [1000.0, 1000.0]
+    found = results["2 pursuers, accel 0.5, chase"]
+    assert set(found["numbers"]) == {"return", "food_encounters", "captures", "poison_hits", "episode length"}
+    assert len(found["observations"]) == 10
+    assert "touched poison" in capsys.readouterr().out
+
+
+def test_a_crash_of_pettingzoos_side_is_shown(load: Load, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    python = stub(in_tmp, text="#!/bin/sh\necho no module named pymunk >&2; exit 1\n")
+    assert load("waterworld_vs_pettingzoo").main(["--pettingzoo-python", python]) == 1
+    assert "ended with exit code 1:\nno module named pymunk" in capsys.readouterr().err
+
+
+def test_equal_distributions_look_equal_and_others_do_not(load: Load) -> None:
+    checks, rng = load("waterworld_checks"), np.random.default_rng(0)
+    one, same, other = rng.normal(0, 1, (50, 200)), rng.normal(0, 1, (50, 200)), rng.normal(0.5, 1, (50, 200))
+    assert (np.abs(checks.z_scores(one, same)) > 2).mean() < 0.1
+    assert (np.abs(checks.z_scores(one, other)) > 2).mean() > 0.5
+    assert checks.ks_distance(one, same) < 0.02
+    assert 0.18 < checks.ks_distance(one, other) < 0.21  # 0.1974 for these two normal distributions
+    assert checks.z_scores(np.ones((2, 2)), np.array([[1.0, 2.0]] * 2)).tolist() == [0.0, 99.0]

@@ -1,0 +1,154 @@
+"""How alike two Waterworlds are, for `waterworld_vs_pettingzoo.py`: replayed episodes, and distributions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from marl_sb3.envs.waterworld import WaterworldEnv, rules
+from marl_sb3.types import Array
+
+EVENTS = ("food_encounters", "captures", "poison_hits")
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+BLOCKS = ("obstacle distance", "wall distance", "food distance", "food speed", "poison distance", "poison speed")
+BLOCKS += ("pursuer distance", "pursuer speed", "touches food", "touched poison")
+TRACED = ("begins", "positions", "velocities", "moved", "actions", "rewards", "seen")
+
+
+# --- Replay ----------------------------------------------------------------------------------------------------------
+
+
+class RecordedDraws:
+    """In the place of a generator: gives what is moved the places and velocities that a trace has.
+
+    Args:
+        positions: (2, N), after the step.
+        velocities: (2, N), after the step.
+        moved: numbers on the object axis, in their order.
+        speeds: (N,), of which velocities are drawn.
+    """
+
+    def __init__(self, positions: Array, velocities: Array, moved: Array, speeds: Array) -> None:
+        directions = (velocities[:, moved] / speeds[moved] + 1) / 2
+        drawn = zip(positions[:, moved].T, directions.T, strict=True)
+        self._left = [numbers for pair in drawn for numbers in pair]
+
+    def random(self, size: int) -> Array:
+        """Return the next numbers; where our rules move more than the trace does, some others."""
+        return self._left.pop(0) if self._left else np.full(size, 0.25)
+
+
+def replay(trace: Mapping[str, Array], settings: Mapping[str, Any]) -> dict[str, float]:
+    """Play the episodes of a trace again by our rules; return the largest differences and how many rewards differ."""
+    env = WaterworldEnv(**settings)
+    state = rules.empty_state(1, env.parameters)
+    speeds, n_pursuers = env.pond.max_speeds, env.parameters.n_pursuers
+    differences: dict[str, list[Array]] = {"position": [], "velocity": [], "observation": [], "reward": []}
+    for values in zip(*(trace[name] for name in TRACED), strict=True):
+        begins, positions, velocities, moved, actions, rewards, seen = values
+        paid = np.zeros((1, n_pursuers))
+        if begins:
+            rules.begin_episode(state, 0, env.pond, np.random.default_rng(0))
+            state.positions[0], state.velocities[0] = positions, velocities
+        else:
+            draws: Any = RecordedDraws(positions, velocities, n_pursuers + np.flatnonzero(moved), speeds)
+            paid, _ = rules.step(state, env.pond, actions[None].astype(np.float64), [draws])
+        differences["position"].append(state.positions[0] - positions)
+        differences["velocity"].append(state.velocities[0] - velocities)
+        differences["observation"].append(env.sensors.observations(state)[0] - seen)
+        differences["reward"].append(paid[0] - rewards)
+    largest = {f"largest {name} difference": float(np.abs(found).max()) for name, found in differences.items()}
+    unlike = np.abs(differences["reward"]) > 1e-6
+    steps = len(unlike) - int(trace["begins"].sum())
+    return {"env steps": steps, **largest, "rewards": steps * n_pursuers, "rewards that differ": int(unlike.sum())}
+
+
+# --- Distributions ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Record:
+    """The episodes of a side. Every episode is equally long.
+
+    Attributes:
+        observations: (episodes, kept steps, P, size).
+        returns: (episodes, P).
+        counts: (episodes, 3 events, P).
+        lengths: (episodes,).
+    """
+
+    observations: Array
+    returns: Array
+    counts: Array
+    lengths: Array
+
+
+def compare_numbers(ours: Record, theirs: Record) -> dict[str, dict[str, list[Any]]]:
+    """Return, by name, for each pursuer: means, standard errors and quantiles of both sides, and z."""
+    sides = {
+        "return": (ours.returns, theirs.returns),
+        **{event: (ours.counts[:, place], theirs.counts[:, place]) for place, event in enumerate(EVENTS)},
+        "episode length": (ours.lengths[:, None], theirs.lengths[:, None]),
+    }
+    return {
+        name: {**_numbers("our", mine), **_numbers("their", other), "z": z_scores(mine, other).tolist()}
+        for name, (mine, other) in sides.items()
+    }
+
+
+def compare_observations(ours: Record, theirs: Record, n_sensors: int) -> dict[str, dict[str, Any]]:
+    """Return, by block of the observation, over all pursuers: moments, quantiles, and how far components lie apart."""
+    edges = [*range(0, 8 * n_sensors + 1, n_sensors), 8 * n_sensors + 1, 8 * n_sensors + 2]
+    return {
+        name: _compare_block(ours.observations[..., first:end], theirs.observations[..., first:end])
+        for name, (first, end) in zip(BLOCKS, pairwise(edges), strict=True)
+    }
+
+
+def _compare_block(ours: Array, theirs: Array) -> dict[str, Any]:
+    z = np.abs(z_scores(ours.mean(axis=1), theirs.mean(axis=1)))  # (P, components)
+    components = zip(np.moveaxis(ours, -1, 0), np.moveaxis(theirs, -1, 0), strict=True)
+    return {
+        **_moments("our", ours),
+        **_moments("their", theirs),
+        "largest difference of means": float(np.abs(ours.mean(axis=(0, 1)) - theirs.mean(axis=(0, 1))).max()),
+        "largest KS distance": max(ks_distance(mine, other) for mine, other in components),
+        "share of |z| > 2": float((z > 2).mean()),
+        "largest |z|": float(z.max()),
+    }
+
+
+def _moments(side: str, values: Array) -> dict[str, Any]:
+    quantiles = np.quantile(values, QUANTILES).tolist()
+    return {f"{side} mean": float(values.mean()), f"{side} SD": float(values.std()), f"{side} quantiles": quantiles}
+
+
+def _numbers(side: str, values: Array) -> dict[str, list[Any]]:
+    mean, error = mean_and_error(values)
+    quantiles = np.quantile(values, QUANTILES, axis=0)
+    return {f"{side} mean": mean.tolist(), f"{side} error": error.tolist(), f"{side} quantiles": quantiles.tolist()}
+
+
+def mean_and_error(values: Array) -> tuple[Array, Array]:
+    """Return means over the first axis, the episodes, and their standard errors."""
+    return values.mean(axis=0), values.std(axis=0, ddof=1) / np.sqrt(len(values))
+
+
+def z_scores(ours: Array, theirs: Array) -> Array:
+    """Return differences of means over the first axis in standard errors; without errors 0 or, if they differ, 99."""
+    (mean, error), (their_mean, their_error) = mean_and_error(ours), mean_and_error(theirs)
+    apart, errors = mean - their_mean, np.sqrt(error**2 + their_error**2)
+    scores: Array = np.divide(apart, errors, out=np.where(apart == 0, 0.0, 99.0), where=errors > 0)
+    return scores
+
+
+def ks_distance(ours: Array, theirs: Array) -> float:
+    """Return the Kolmogorov-Smirnov distance of two samples: the largest difference of their distribution functions."""
+    ours, theirs = np.sort(ours, axis=None), np.sort(theirs, axis=None)
+    every = np.concatenate((ours, theirs))
+    shares = [np.searchsorted(side, every, side="right") / len(side) for side in (ours, theirs)]
+    return float(np.abs(shares[0] - shares[1]).max())
