@@ -24,7 +24,7 @@ from marl_sb3.evaluate import main
 from marl_sb3.evaluation import evaluate_policies, evaluation_seed
 from marl_sb3.metrics import flatten
 from marl_sb3.runs import restore as restore_module
-from marl_sb3.runs.restore import SavedRun, restore
+from marl_sb3.runs.restore import SavedRun, load_run
 from marl_sb3.vec_env import SyncVecEnv
 
 MODULE = ["-m", "marl_sb3.evaluate"]
@@ -57,7 +57,7 @@ def test_json_is_one_object_with_the_names_of_a_result(run_folder: Path, capsys:
 
 def test_figures_are_those_of_the_library(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = shown(capsys, run_folder, "--episodes", 6, "--seed", 5, "--checkpoint", "latest", "--n-envs", 2)
-    run = restore(run_folder, "latest")
+    run = load_run(run_folder, "latest")
     env = marl_sb3.make_vec_env("arena", n_envs=2, max_timesteps=9)
     expected = evaluate_policies(run.algorithm, env, n_episodes=6, seed=5)  # as the run says, like the command
     assert without_clock(found["env_runners"]) == without_clock(expected)
@@ -91,7 +91,7 @@ def test_actions_are_those_of_the_run_unless_an_option_says_otherwise(
 ) -> None:
     found = shown(capsys, run_folder, "--episodes", 6, *option)
     assert (found["deterministic"], found["actions"]) == (deterministic, words)
-    run = restore(run_folder)
+    run = load_run(run_folder)
     env = marl_sb3.make_vec_env("arena", n_envs=3, max_timesteps=9)
     expected = evaluate_policies(run.algorithm, env, 6, deterministic, seed=found["seed"])
     assert without_clock(found["env_runners"]) == without_clock(expected)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from marl_sb3.metrics import Result, flatten
-from marl_sb3.storage.checkpoint_folder import CheckpointFolder, Score
+from marl_sb3.storage.checkpoint_folder import CheckpointFolder
 from marl_sb3.training.callback import MultiAgentCallback
 
 _log = logging.getLogger(__name__)
@@ -81,8 +81,8 @@ class CheckpointCallback(MultiAgentCallback):
 
     def _save(self) -> None:
         algorithm = self.algorithm
-        score = Score(self._metric, self._value, self._higher_is_better)
-        about = {**algorithm.about(), "score": score.to_state()}
+        score = {"metric": self._metric, "value": self._value, "higher_is_better": self._higher_is_better}
+        about = {**algorithm.about(), "score": score}
         state, tensors = algorithm.get_state()
         self.latest = self._folder.save(algorithm.iteration, state, tensors, about, self._keep)
         self._saved_at = algorithm.iteration

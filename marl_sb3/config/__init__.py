@@ -1,7 +1,7 @@
 """The configuration of a run: the schema of all settings, and the files, options and names that they come by."""
 
 from marl_sb3.config.files import Hparams, entry_of, preset_path, require_named
-from marl_sb3.config.schema import TrainConfig, with_hyperparameters
+from marl_sb3.config.schema import TrainConfig
 from marl_sb3.config.sources import load_config
 from marl_sb3.config.yaml import parse_value, plain_data, read_yaml, to_yaml
 
@@ -16,5 +16,4 @@ __all__ = [
     "read_yaml",
     "require_named",
     "to_yaml",
-    "with_hyperparameters",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass, replace
+from dataclasses import dataclass, field, is_dataclass
 from itertools import pairwise
 from operator import attrgetter
 from typing import Annotated, Any, Literal, cast, get_type_hints
@@ -275,8 +275,3 @@ def _check_agents(config: TrainConfig, policy_id: PolicyID, agents: Any) -> None
         raise ConfigError(f"policy {policy_id!r}, agents: {words}", key=key)
     require(key, agents, _AgentIds)
     require_ids("agent", agents, key, _QUOTE)
-
-
-def with_hyperparameters(config: TrainConfig, hyperparameters: Mapping[str, Any]) -> TrainConfig:
-    """The same configuration with these hyperparameters for all policies."""
-    return replace(config, hyperparameters=dict(hyperparameters))

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from marl_sb3.config.schema import ACCEPTED, SECTIONS, TrainConfig, names_in, with_hyperparameters
+from marl_sb3.config.schema import ACCEPTED, SECTIONS, TrainConfig, names_in
 from marl_sb3.config.values import counted
 from marl_sb3.envs.registry import EnvFactory
 from marl_sb3.errors import ConfigError
@@ -95,8 +95,7 @@ def resolved(config: TrainConfig) -> TrainConfig:
         if own.get("algo", config.algo) != config.algo
     }
     settings = {**config.policy_settings, **others}
-    config = replace(config, seed=seed, n_parallel_updates=at_once, policy_settings=settings)
-    return with_hyperparameters(config, of_run)
+    return replace(config, seed=seed, n_parallel_updates=at_once, policy_settings=settings, hyperparameters=of_run)
 
 
 def _own_settings(config: TrainConfig) -> dict[PolicyID, dict[str, Any]]:

@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import difflib
-import json
 import logging
 import os
 import re
 import secrets
 import traceback
-from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
 from marl_sb3.config import TrainConfig, load_config, to_yaml
 from marl_sb3.config.files import entry_of
 from marl_sb3.errors import ConfigError, as_path, path_is_usable
-from marl_sb3.runs.reader import read_results
 from marl_sb3.storage.atomic import unfinished_path, with_filename, write_whole
 from marl_sb3.storage.checkpoint_folder import RUN_CONFIG, CheckpointFolder, newest_run
-
-if TYPE_CHECKING:
-    from marl_sb3.metrics import Result
 
 _log = logging.getLogger(__name__)
 
@@ -188,33 +181,6 @@ class RunFolder:
     def write_config(self, config: TrainConfig) -> None:
         """Replace `config.yaml` atomically."""
         write_whole(self.config_file, to_yaml(config))
-
-    def results(self) -> list[Result]:
-        """The metrics of all iterations that have been logged, nested.
-
-        Raises:
-            ConfigError: the log is damaged.
-        """
-        return read_results(self.path)
-
-    def note_resume(self, checkpoint: str, inexact: Mapping[str, str], **more: Any) -> None:
-        """Append a resume to `resumes.jsonl`.
-
-        Args:
-            checkpoint: the name of the checkpoint that the run goes on from.
-            inexact: why a part of the state could not be restored exactly, by part.
-            more: more plain data by name.
-        """
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        entry: dict[str, Any] = {
-            "time": now,
-            "checkpoint": checkpoint,
-            "exact": not inexact,
-            "inexact": dict(inexact),
-            **more,
-        }
-        with with_filename(self.resumes), self.resumes.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(entry) + "\n")
 
 
 def write_traceback(folder: Path, error: BaseException) -> Path:

@@ -14,6 +14,7 @@ from marl_sb3.learners.bundle import PolicyBundle, read_bundle
 from marl_sb3.metrics.infos import info_metrics
 from marl_sb3.runs.build import build, check_device, policy_spec, set_up_process
 from marl_sb3.runs.folder import RunFolder
+from marl_sb3.runs.reader import read_results
 from marl_sb3.runs.run import Run
 from marl_sb3.storage.checkpoint_format import Checkpoint
 from marl_sb3.storage.state import StateReader
@@ -39,38 +40,9 @@ def load_run(
         CheckpointError: there is no such checkpoint, or it is damaged, or does not fit the run's configuration.
     """
     name, factory = named_factory(env)
-    files = RunFolder.existing(folder)
-    results = files.results()
-    run = restore(files.path, checkpoint, name, factory, device)
-    run.result = results[-1] if results else None
-    run.latest_evaluation = next((result for result in reversed(results) if "evaluation" in result), None)
-    zips = {policy_id: files.policies / zip_ for policy_id, zip_ in file_names(list(run.policies), ".zip").items()}
-    run.policy_files = {policy_id: path for policy_id, path in zips.items() if path.is_file()}
-    return run
-
-
-def restore(
-    run_folder: str | Path,
-    checkpoint: str = "best",
-    env: str | None = None,
-    factory: EnvFactory | None = None,
-    device: str = "cpu",
-) -> Run:
-    """The policies of a run as they were at one of its checkpoints, to evaluate them.
-
-    Args:
-        run_folder: the run.
-        checkpoint: `best`, `latest` or the number of an iteration.
-        env: the run's env id; required if it is code of the user's own.
-        factory: makes the env, if the id is only its name.
-        device: of the policies, whatever they were trained on.
-
-    Raises:
-        ConfigError: it is not a run folder, or there is no such device.
-        CheckpointError: there is no such checkpoint, or it is damaged, or does not fit the run's configuration.
-    """
-    files = RunFolder.existing(run_folder)
-    config = _on_device(files.read_config(env), device)
+    saved = SavedRun.open(folder, name, device)
+    files, config = saved.files, saved.config
+    results = read_results(files.path)
     run = Run(files, config, build(config, factory), factory=factory)
     with ExitStack() as on_error:
         on_error.callback(run.close)
@@ -79,6 +51,10 @@ def restore(
         run.algorithm.set_weights(found)
         run.checkpoint = found.name
         on_error.pop_all()
+    run.result = results[-1] if results else None
+    run.latest_evaluation = next((result for result in reversed(results) if "evaluation" in result), None)
+    zips = {policy_id: files.policies / zip_ for policy_id, zip_ in file_names(list(run.policies), ".zip").items()}
+    run.policy_files = {policy_id: path for policy_id, path in zips.items() if path.is_file()}
     return run
 
 
@@ -110,7 +86,10 @@ class SavedRun:
             ConfigError: it is not a run folder, is of another env, or there is no such device.
         """
         files = RunFolder.existing(run_folder)
-        return cls(files, _on_device(files.read_config(env, makes_env=makes_env), device))
+        config = files.read_config(env, makes_env=makes_env).changed({"device": device}, source="load_run")
+        check_device(config)
+        set_up_process(config)
+        return cls(files, config)
 
     def policies(self, checkpoint: str = "best", env: MultiAgentVecEnv | None = None) -> PolicyBundle:
         """The policies as they were at a checkpoint.
@@ -141,11 +120,3 @@ class SavedRun:
         """Envs like those of the training, to be closed by the caller."""
         config = self.config
         return make_vec_env(config.env, n_envs, seed, config.vectorizer, **config.env_kwargs)
-
-
-def _on_device(config: TrainConfig, device: str) -> TrainConfig:
-    """The configuration for a device, once it is known that there is one; sets up the process for it."""
-    config = config.changed({"device": device}, source="load_run")
-    check_device(config)
-    set_up_process(config)
-    return config

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping
+from datetime import UTC, datetime
 
 import numpy as np
 from stable_baselines3.common.utils import set_random_seed
@@ -11,6 +13,7 @@ from stable_baselines3.common.utils import set_random_seed
 from marl_sb3.errors import NumericError
 from marl_sb3.runs.logs.truncate import truncate_logs
 from marl_sb3.runs.run import Run
+from marl_sb3.storage.atomic import with_filename
 from marl_sb3.storage.checkpoint_format import Checkpoint
 from marl_sb3.storage.state import StateReader
 
@@ -70,9 +73,17 @@ def note_resume(run: Run, inexact: Mapping[str, str], extended_from: int | None 
         inexact: what `bring_back` returned.
         extended_from: the planned end, in env steps, before `--timesteps` moved it; None: it was not moved.
     """
-    assert run.checkpoint is not None, "a run that goes back has a checkpoint"
-    steps = {"env_steps": run.algorithm.num_timesteps, "n_timesteps": run.config.n_timesteps}
-    run.files.note_resume(run.checkpoint, inexact, **steps, extended_from=extended_from)
+    entry = {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "checkpoint": run.checkpoint,
+        "exact": not inexact,
+        "inexact": dict(inexact),
+        "env_steps": run.algorithm.num_timesteps,
+        "n_timesteps": run.config.n_timesteps,
+        "extended_from": extended_from,
+    }
+    with with_filename(run.files.resumes), run.files.resumes.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(entry) + "\n")
 
 
 def _require_same_number_of_envs(run: Run, checkpoint: Checkpoint) -> None:

@@ -17,6 +17,7 @@ from marl_sb3.learners.bundle import PolicyBundle
 from marl_sb3.metrics import Result, flatten
 from marl_sb3.metrics.table import table
 from marl_sb3.runs.folder import RunFolder
+from marl_sb3.runs.reader import read_results
 from marl_sb3.training.algorithm import MultiAgentAlgorithm
 from marl_sb3.types import PolicyID
 from marl_sb3.vec_env import MultiAgentVecEnv, make_vec_env
@@ -77,7 +78,7 @@ class Run:
         Raises:
             ConfigError: the file is damaged.
         """
-        return self.files.results()
+        return read_results(self.folder)
 
     @property
     def history(self) -> Any:

@@ -7,7 +7,6 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,25 +28,6 @@ RUN_CONFIG = "config.yaml"  # a folder with this file is a run folder
 _NAME = re.compile(r"ckpt-([0-9]{6,12})")
 
 
-@dataclass(frozen=True)
-class Score:
-    """The score of a checkpoint: the value of a metric.
-
-    Attributes:
-        metric: flat name of the metric.
-        value: None if the metric had no value.
-        higher_is_better: False if lower is better.
-    """
-
-    metric: str
-    value: float | None
-    higher_is_better: bool
-
-    def to_state(self) -> State:
-        """Plain data for the manifest."""
-        return {"metric": self.metric, "value": self.value, "higher_is_better": self.higher_is_better}
-
-
 class CheckpointFolder:
     """The checkpoints of a run: the newest ones, and the best.
 
@@ -67,6 +47,8 @@ class CheckpointFolder:
 
     def save(self, iteration: int, state: State, tensors: Tensors, about: Mapping[str, Any], keep: int) -> str:
         """Write a checkpoint, then remove all but the newest `keep` and the best.
+
+        The best is told by `about["score"]`: the name of a `metric`, its `value` or None, and `higher_is_better`.
 
         Returns:
             The name of the checkpoint.

@@ -15,7 +15,7 @@ from marl_sb3 import PPO, MultiAgentAlgorithm, PolicySpec, make_vec_env
 from marl_sb3.config.ids import MAX_ID_BYTES, file_names, id_fault
 from marl_sb3.errors import ConfigError
 from marl_sb3.policies.mapping import policies_that_train, policy_of_agents, resolve_policies
-from marl_sb3.runs.restore import restore
+from marl_sb3.runs.restore import load_run
 
 TINY = {"n_steps": 6, "batch_size": 6, "n_epochs": 1, "checkpoint_every": 1}
 
@@ -144,7 +144,7 @@ def test_strange_ids_are_carried_through_training_resuming_loading_and_evaluatin
     env = make_vec_env(StrangeAgents, 2)
     loaded = MultiAgentAlgorithm.load(run.files.checkpoints.path / str(resumed.checkpoint), env)
     assert loaded.policy_of == {agent: agent for agent in STRANGE}
-    restored = restore("run", factory=StrangeAgents, env="test_ids:StrangeAgents")
+    restored = load_run("run", env=StrangeAgents)
     found = marl_sb3.evaluate_policies(restored.algorithm, make_vec_env(StrangeAgents, 2), n_episodes=2)
     assert list(found["agent_episode_returns_mean"]) == list(STRANGE)
 

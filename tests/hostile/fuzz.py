@@ -52,7 +52,7 @@ from stable_baselines3.common.utils import set_random_seed
 
 from marl_sb3.errors import CheckpointError, ConfigError, EnvRaisedError, MarlSb3Error
 from marl_sb3.learners.bundle import PolicyBundle, load_policies
-from marl_sb3.runs.restore import SavedRun, restore
+from marl_sb3.runs.restore import SavedRun, load_run
 from marl_sb3.runs.resume import resume_run
 from marl_sb3.runs.run import Run
 from marl_sb3.storage.checkpoint_format import read_checkpoint
@@ -207,8 +207,8 @@ def run_trial(workplace: Workplace, index: int, mutant: Mutant, way: str, scratc
         mutant.write(folder / "checkpoints" / "ckpt-000002")
         accepted = (CheckpointError,)
     ways: dict[str, Callable[[], Run | PolicyBundle]] = {
-        "restore": lambda: restore(folder, "latest"),
-        "restore best": lambda: restore(folder, "best"),
+        "restore": lambda: load_run(folder, "latest"),
+        "restore best": lambda: load_run(folder, "best"),
         "resume": lambda: resume_run(folder),
         "policies": lambda: load_policies(folder, "latest"),
         "policies by the configuration": lambda: SavedRun.open(folder, makes_env=False).policies(),

@@ -9,7 +9,7 @@ from small_runs import assert_same_runs, broken, rows, start
 
 import marl_sb3
 from marl_sb3.errors import ConfigError
-from marl_sb3.runs.restore import restore
+from marl_sb3.runs.restore import load_run
 
 EVALUATED = {"evaluation_interval": 2, "evaluation_duration": 3, "learning_rate": 1e-3}
 NAME = "evaluation/env_runners/episode_return_mean"
@@ -39,7 +39,7 @@ def test_evaluating_a_restored_run_gives_the_figures_of_the_run(in_tmp: Path) ->
     run = start("run", settings={**EVALUATED, "checkpoint_every": 1}, iterations=4)
     from marl_sb3.evaluation import evaluation_seed
 
-    again = restore("run", "4")
+    again = load_run("run", "4")
     env = marl_sb3.make_vec_env("arena", n_envs=2, max_timesteps=15)
     metrics = marl_sb3.evaluate_policies(
         again.algorithm, env, 3, again.config.evaluation.deterministic, evaluation_seed(again.config.seed)

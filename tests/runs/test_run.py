@@ -15,7 +15,7 @@ import marl_sb3
 from marl_sb3.errors import ConfigError
 from marl_sb3.metrics import flatten
 from marl_sb3.metrics.table import table
-from marl_sb3.runs.folder import RunFolder
+from marl_sb3.runs.reader import read_results
 
 RETURN = "env_runners/episode_return_mean"
 SMALL = {"n_steps": 10, "batch_size": 20, "n_epochs": 1, "env.max_timesteps": 7}
@@ -70,9 +70,9 @@ def test_a_damaged_history_is_named(in_tmp: Path) -> None:
     for text, why in (("{\n", "line 1 is not valid JSON"), ("{}\n3\n", "line 2 is not a mapping")):
         (in_tmp / "result.jsonl").write_text(text)
         with pytest.raises(ConfigError, match=f"result.jsonl, {why}"):
-            RunFolder.existing(".").results()
+            read_results(Path())
     (in_tmp / "result.jsonl").unlink()
-    assert RunFolder.existing(".").results() == []
+    assert read_results(Path()) == []
 
 
 def test_a_run_that_is_loaded_has_what_the_trained_one_has(run_folder: Path) -> None:

@@ -17,7 +17,7 @@ from hypothesis.extra import numpy as hnp
 
 from marl_sb3.errors import CheckpointError, NumericError
 from marl_sb3.storage import checkpoint_format, tensor_file
-from marl_sb3.storage.checkpoint_folder import CheckpointFolder, Score
+from marl_sb3.storage.checkpoint_folder import CheckpointFolder
 from marl_sb3.storage.checkpoint_format import read_checkpoint, write_checkpoint
 
 STATE = {"a": 1, "list": [1.5, None, "x", True, {"deep": np.arange(3)}], "b": np.ones((2, 0), dtype=bool)}
@@ -255,7 +255,7 @@ def test_other_readers_of_the_format_read_our_files(tmp_path):
 
 
 def save(folder: CheckpointFolder, iteration: int, value: float | None, keep: int = 2, higher: bool = True) -> None:
-    score = Score("return", value, higher).to_state()
+    score = {"metric": "return", "value": value, "higher_is_better": higher}
     folder.save(iteration, {"iteration": iteration}, {}, {"score": score}, keep)
 
 
