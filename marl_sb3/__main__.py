@@ -7,7 +7,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from marl_sb3.cli import CommandParser
+from marl_sb3.cli.parser import CommandParser
 
 COMMANDS = ("train", "tune", "evaluate", "export")
 

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from contextlib import ExitStack, redirect_stdout
 from typing import TYPE_CHECKING
 
-from marl_sb3.cli import EXIT_DONE, found_run, named_env, run_command, setup_logging
+from marl_sb3.cli.command import EXIT_DONE, run_command, setup_logging
 from marl_sb3.cli.evaluate import build_parser, film_episodes, require_accepted
+from marl_sb3.cli.parser import found_run, named_env
 from marl_sb3.startup import without_collections
 
 if TYPE_CHECKING:

@@ -7,8 +7,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from marl_sb3.cli import EXIT_DONE, found_run, named_env, run_command, setup_logging
+from marl_sb3.cli.command import EXIT_DONE, run_command, setup_logging
 from marl_sb3.cli.export import build_parser
+from marl_sb3.cli.parser import found_run, named_env
 from marl_sb3.startup import without_collections
 from marl_sb3.transfer.export import Exported, export_policies
 

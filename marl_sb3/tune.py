@@ -10,7 +10,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from marl_sb3.cli import EXIT_DONE, named_env, run_command, setup_logging
+from marl_sb3.cli.command import EXIT_DONE, run_command, setup_logging
+from marl_sb3.cli.parser import named_env
 from marl_sb3.cli.tune import build_parser, command_to_continue, study_options
 from marl_sb3.startup import without_collections
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from marl_sb3.cli import EXIT_DONE, EXIT_INTERRUPTED, run_command
+from marl_sb3.cli.command import EXIT_DONE, EXIT_INTERRUPTED, run_command
 from marl_sb3.errors import ConfigError, is_disk_full
 from marl_sb3.startup import without_collections
 from marl_sb3.tuning.jobs.queue import JobQueue, work
