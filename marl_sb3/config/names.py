@@ -11,6 +11,7 @@ from typing import Any
 
 from marl_sb3.config.hyperparameters import INTEGERS
 from marl_sb3.config.literal_call import ACTIVATIONS, parse_literal
+from marl_sb3.config.schema import SECTIONS, names_in
 from marl_sb3.errors import ConfigError
 
 # RLlib's and Optuna's names of hyperparameters -> SB3's.
@@ -31,18 +32,9 @@ ALIASES: Mapping[str, str] = {
     "net_arch": "policy_kwargs.net_arch",
 }
 
-# Other names of settings that are in a section.
+# Other names of settings that are in a section: `checkpoint_every` is `checkpoints.every`.
 FLAT_NAMES: Mapping[str, str] = {
-    "checkpoint_every": "checkpoints.every",
-    "checkpoint_keep": "checkpoints.keep",
-    "checkpoint_metric": "checkpoints.metric",
-    "checkpoint_mode": "checkpoints.mode",
-    "evaluation_interval": "evaluation.interval",
-    "evaluation_interval_unit": "evaluation.interval_unit",
-    "evaluation_duration": "evaluation.duration",
-    "evaluation_duration_unit": "evaluation.duration_unit",
-    "evaluation_seed": "evaluation.seed",
-    "evaluation_deterministic": "evaluation.deterministic",
+    f"{section.removesuffix('s')}_{own}": f"{section}.{own}" for section in SECTIONS for own in names_in(section)
 }
 HYPERPARAMETERS = "hyperparameters"  # the section of SB3's arguments; their names are accepted outside it, too
 

@@ -80,15 +80,7 @@ def read_random_state(state: StateReader) -> Callable[[], None]:
     """
     torch, cuda = _read_torch(state), _read_cuda(state)
     python, numpy_state = _read_python(state.fields("python")), _read_numpy(state.fields("numpy"))
-
-    def put_back() -> None:
-        random.setstate(python)
-        np.random.set_state(numpy_state)  # noqa: NPY002 - SB3 uses the global generator
-        th.set_rng_state(torch)
-        if cuda:
-            th.cuda.set_rng_state_all(cuda)
-
-    return put_back
+    return lambda: _put_back(python, numpy_state, torch, cuda)
 
 
 def _read_cuda(state: StateReader) -> list[th.Tensor]:
@@ -149,13 +141,16 @@ def _read_numpy(state: StateReader) -> dict[str, Any]:
 @contextmanager
 def preserve_rng() -> Iterator[None]:
     """Restore the state of all global generators on exit."""
-    python, numpy_state, torch = random.getstate(), np.random.get_state(), th.get_rng_state()  # noqa: NPY002
-    cuda = _cuda_states()
+    before = random.getstate(), np.random.get_state(), th.get_rng_state(), _cuda_states()  # noqa: NPY002
     try:
         yield
     finally:
-        random.setstate(python)
-        np.random.set_state(numpy_state)  # noqa: NPY002
-        th.set_rng_state(torch)
-        if cuda:
-            th.cuda.set_rng_state_all(cuda)
+        _put_back(*before)
+
+
+def _put_back(python: Any, numpy_state: Any, torch: th.Tensor, cuda: list[th.Tensor]) -> None:
+    random.setstate(python)
+    np.random.set_state(numpy_state)  # noqa: NPY002 - SB3 uses the global generator
+    th.set_rng_state(torch)
+    if cuda:
+        th.cuda.set_rng_state_all(cuda)

@@ -17,26 +17,13 @@ from marl_sb3.runs.folder import TRACEBACK_FILE, write_traceback
 from marl_sb3.runs.prepare import prepare
 from marl_sb3.runs.run import Run
 from marl_sb3.training.callback import MultiAgentCallback
+from marl_sb3.tuning import trial_attributes as key
 from marl_sb3.tuning.jobs.queue import Job
 from marl_sb3.tuning.jobs.run import run_jobs
 from marl_sb3.tuning.jobs.workers import SearchError
 from marl_sb3.tuning.objective import Objective
 from marl_sb3.tuning.search import Search, require_integer
 from marl_sb3.tuning.study import TuneStudy
-from marl_sb3.tuning.trial_attributes import (
-    CHECKPOINT,
-    ENV_STEPS,
-    ERROR,
-    FOLDER,
-    INDEX,
-    INTERRUPTED,
-    ITERATIONS,
-    KILLED,
-    RETURN,
-    SECONDS,
-    SEED,
-    WORKER,
-)
 from marl_sb3.tuning.trial_text import error_text, see_traceback, states
 
 _MAX_FIRST_FAILURES = 5  # if none of these succeeds, the cause is not the settings
@@ -71,13 +58,13 @@ def run_trials(study: TuneStudy, workers: int = 1, watch: Watcher | None = None)
 def _require_any_success(study: TuneStudy, before: Collection[int]) -> None:
     """End a search whose first trials all fail; trials of an earlier search, `before`, are ignored."""
     trials = [trial for trial in study.trials if trial.state.is_finished() and trial.number not in before]
-    failed = [trial for trial in trials if trial.user_attrs.get(ERROR, INTERRUPTED) != INTERRUPTED]
+    failed = [trial for trial in trials if trial.user_attrs.get(key.ERROR, key.INTERRUPTED) != key.INTERRUPTED]
     if len(failed) >= _MAX_FIRST_FAILURES and len(failed) == len(trials):
         last = failed[-1]
-        killed = last.user_attrs[ERROR] == KILLED
-        log = study.folder / "workers" / f"{last.user_attrs.get(WORKER)}.log"
+        killed = last.user_attrs[key.ERROR] == key.KILLED
+        log = study.folder / "workers" / f"{last.user_attrs.get(key.WORKER)}.log"
         where = log if killed else study.folder_of(last) / TRACEBACK_FILE
-        words = f"all {len(failed)} trials have failed, the last one with {last.user_attrs[ERROR]}"
+        words = f"all {len(failed)} trials have failed, the last one with {last.user_attrs[key.ERROR]}"
         raise SearchError(f"{words}; see {where}")
 
 
@@ -154,7 +141,7 @@ class ReportEvaluations(MultiAgentCallback):
         if number > self._reported:  # after a rollback, an evaluation is repeated
             self._reported = number
             self._trial.report(value, number)
-            self._trial.set_user_attr(f"{ENV_STEPS}_{number}", env_steps)
+            self._trial.set_user_attr(f"{key.ENV_STEPS}_{number}", env_steps)
         self.pruned = number < self._evaluations and self._trial.should_prune()
         return not self.pruned
 
@@ -172,7 +159,7 @@ def run_trial(study: TuneStudy, trial: optuna.trial.Trial) -> bool:
     try:
         run, pruned = _train(study, trial, folder)
         if run.interrupted:
-            study.requeue(trial.number, INTERRUPTED)
+            study.requeue(trial.number, key.INTERRUPTED)
             return False
         _store_figures(trial, run)
         if pruned:
@@ -181,9 +168,9 @@ def run_trial(study: TuneStudy, trial: optuna.trial.Trial) -> bool:
             study.optuna.tell(trial, objective_of(study.search, run))
     except (Exception, SystemExit) as error:  # a failed trial is a result, and the search continues
         if is_disk_full(error):
-            study.requeue(trial.number, INTERRUPTED)
+            study.requeue(trial.number, key.INTERRUPTED)
             raise
-        trial.set_user_attr(ERROR, store_failure(folder, error))
+        trial.set_user_attr(key.ERROR, store_failure(folder, error))
         study.optuna.tell(trial, state=TrialState.FAIL)
     return True
 
@@ -191,9 +178,9 @@ def run_trial(study: TuneStudy, trial: optuna.trial.Trial) -> bool:
 def _train(study: TuneStudy, trial: optuna.trial.Trial, folder: Path) -> tuple[Run, bool]:
     """Returns the run and whether it was pruned."""
     search = study.search
-    trial.set_user_attr(FOLDER, str(folder))
-    config = search.trial_config(study.space.suggest(trial), search.trial_seed(trial.user_attrs[INDEX]))
-    trial.set_user_attr(SEED, config.seed)
+    trial.set_user_attr(key.FOLDER, str(folder))
+    config = search.trial_config(study.space.suggest(trial), search.trial_seed(trial.user_attrs[key.INDEX]))
+    trial.set_user_attr(key.SEED, config.seed)
     report = ReportEvaluations(trial, search.parsed_objective(), config.evaluation.interval, search.evaluations)
     return execute(prepare(config, folder, study.factory), [report]), report.pruned
 
@@ -211,11 +198,11 @@ def objective_of(search: Search, run: Run) -> float:
 
 def _store_figures(trial: optuna.trial.Trial, run: Run) -> None:
     result: dict[str, Any] = run.result or {}
-    trial.set_user_attr(ITERATIONS, result.get("iteration"))
-    trial.set_user_attr(ENV_STEPS, result.get("num_env_steps_sampled_lifetime"))
-    trial.set_user_attr(SECONDS, result.get("time_total_s"))
-    trial.set_user_attr(RETURN, result.get("env_runners", {}).get("episode_return_mean"))
-    trial.set_user_attr(CHECKPOINT, run.checkpoint and str(run.files.checkpoints.path / run.checkpoint))
+    trial.set_user_attr(key.ITERATIONS, result.get("iteration"))
+    trial.set_user_attr(key.ENV_STEPS, result.get("num_env_steps_sampled_lifetime"))
+    trial.set_user_attr(key.SECONDS, result.get("time_total_s"))
+    trial.set_user_attr(key.RETURN, result.get("env_runners", {}).get("episode_return_mean"))
+    trial.set_user_attr(key.CHECKPOINT, run.checkpoint and str(run.files.checkpoints.path / run.checkpoint))
 
 
 def store_failure(folder: Path, error: BaseException) -> str:

@@ -7,17 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from optuna.trial import FrozenTrial
 
-from marl_sb3.tuning.trial_attributes import (
-    CHECKPOINT,
-    ENV_STEPS,
-    FOLDER,
-    ITERATIONS,
-    RETRY_OF,
-    RETURN,
-    SECONDS,
-    SEED,
-    WORKER,
-)
+from marl_sb3.tuning import trial_attributes as key
 from marl_sb3.tuning.trial_text import attribute_text, error_text, one_line, value_text
 
 if TYPE_CHECKING:
@@ -41,23 +31,19 @@ def row(study: TuneStudy, trial: FrozenTrial) -> list[Any]:
     Parameters are as drawn: 0.001, not `lin_0.001`. Paths are relative to the study's folder, which may be moved. The
     value of a pruned trial is that of its last evaluation.
     """
-    attributes = trial.user_attrs
+    stored = trial.user_attrs
     names = [parameter.name for parameter in study.space.parameters]
-    folder = study.folder_of(trial).relative_to(study.folder) if FOLDER in attributes else None
-    checkpoint = folder and attributes.get(CHECKPOINT) and folder / "checkpoints" / Path(attributes[CHECKPOINT]).name
+    folder = study.folder_of(trial).relative_to(study.folder) if key.FOLDER in stored else None
+    checkpoint = folder and stored.get(key.CHECKPOINT) and folder / "checkpoints" / Path(stored[key.CHECKPOINT]).name
     return [
         trial.number,
         trial.state.name,
         trial.value,
         *(value_text(trial.params[name]) if name in trial.params else None for name in names),
-        attributes.get(SEED),
-        attributes.get(ITERATIONS),
-        attributes.get(ENV_STEPS),
-        attributes.get(SECONDS),
-        attributes.get(RETURN),
+        *map(stored.get, (key.SEED, key.ITERATIONS, key.ENV_STEPS, key.SECONDS, key.RETURN)),
         len(trial.intermediate_values),
-        attributes.get(RETRY_OF),
-        attribute_text(trial, WORKER),
+        stored.get(key.RETRY_OF),
+        attribute_text(trial, key.WORKER),
         folder and folder.as_posix(),
         checkpoint and checkpoint.as_posix(),
         error_text(trial),
