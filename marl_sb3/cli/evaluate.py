@@ -67,11 +67,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def require_accepted(arguments: argparse.Namespace) -> None:
-    """Refuse numbers that no run accepts.
-
-    Raises:
-        ConfigError: with the option, its value, and what is accepted.
-    """
+    """Refuse numbers that no run accepts."""
     from marl_sb3.config.values import at_least, require
 
     minima = {"episodes": 1, "n_envs": 1, "video_episodes": 1, "seed": 0}

@@ -38,7 +38,6 @@ class CommandParser(argparse.ArgumentParser):
         """What the user may have meant by an unknown argument.
 
         Args:
-            unknown: the argument.
             settings: what was given after `--set`; None for a command that has no such option.
         """
         if unknown.startswith("-"):
@@ -94,11 +93,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 
 
 def found_run(path: str) -> Path:
-    """The run folder that a user's path names; prints which run it is if the path is a folder of runs.
-
-    Raises:
-        ConfigError: it is not a run folder, and no folder in it is one.
-    """
+    """The run folder that a user's path names; prints which run it is if the path is a folder of runs."""
     from marl_sb3.runs.folder import find_run
 
     folder = find_run(path)

@@ -139,11 +139,7 @@ _NOT_WITH_RESUME = (
 
 
 def require_resumable(arguments: argparse.Namespace) -> None:
-    """Refuse options that would change a resumed run.
-
-    Raises:
-        ConfigError: with the option.
-    """
+    """Refuse options that would change a resumed run."""
     for name in _NOT_WITH_RESUME:
         if getattr(arguments, name) not in (None, []):
             option = "--set" if name == "settings" else f"--{name.replace('_', '-')}"

@@ -120,8 +120,6 @@ def command_to_continue(env: str, name: str, storage: str | None, arguments: arg
     """The command that continues a search.
 
     Args:
-        env: the env id.
-        name: the study's name.
         storage: the URL of its database without a password; None: the journal.
         arguments: of the present call; those that a study does not keep are repeated.
     """

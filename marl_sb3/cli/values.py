@@ -16,11 +16,7 @@ _SUFFIXES = {"": 1, "k": 1_000, "m": 1_000_000}
 
 
 def integer(text: str) -> int:
-    """An integer on the command line, for `type=`: `100000`, `100_000`, `1e5`, `100k` or `0.1M`.
-
-    Raises:
-        ArgumentTypeError: it is not an integer.
-    """
+    """An integer on the command line, for `type=`: `100000`, `100_000`, `1e5`, `100k` or `0.1M`."""
     match = _INTEGER.fullmatch(text.strip())
     if match is not None and len(text) <= _LONGEST_INTEGER:
         number, suffix = match.groups()
@@ -39,12 +35,7 @@ def assignments(option: str, texts: Iterable[str], accepted: str = "KEY=VALUE") 
     """What a repeatable option `KEY=VALUE` sets, with values read as YAML.
 
     Args:
-        option: its name.
         texts: what was given after it, each time.
-        accepted: what is accepted, for messages.
-
-    Raises:
-        ConfigError: one of them is not `KEY=VALUE`, or its value cannot be read.
     """
     from marl_sb3.config import parse_value
 
@@ -52,11 +43,7 @@ def assignments(option: str, texts: Iterable[str], accepted: str = "KEY=VALUE") 
 
 
 def assignment(option: str, text: str, accepted: str = "KEY=VALUE") -> tuple[str, str]:
-    """Split `KEY=VALUE`.
-
-    Raises:
-        ConfigError: there is no key or no `=`.
-    """
+    """Split `KEY=VALUE`."""
     key, equals, value = text.partition("=")
     if not key or not equals:
         raise ConfigError(f"{option} is {text!r}; accepted: {accepted}", key=option)

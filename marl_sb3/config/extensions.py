@@ -48,13 +48,8 @@ def continued(config: TrainConfig, env_steps: int, timesteps: int | None, change
     """Return the configuration of a run that is continued.
 
     Args:
-        config: of the run so far.
-        env_steps: the step at which it continues.
         timesteps: train for this many env steps more; None: to the planned end.
         changes: new values of fields; None: no change.
-
-    Raises:
-        ConfigError: a value is not accepted.
     """
     given = {canonical_name(name): value for name, value in changes.items() if value is not None}
     if timesteps is not None:

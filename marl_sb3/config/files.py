@@ -26,16 +26,7 @@ def preset_path(algo: str) -> Path:
 
 
 def require_named(env: str, named: Sequence[str], path: str | Path) -> None:
-    """Refuse an env `package.module:factory` of a file unless the user has named it: a file must not import code.
-
-    Args:
-        env: the env id in the file.
-        named: the env ids that the user has given.
-        path: the file.
-
-    Raises:
-        ConfigError: with the option that names it.
-    """
+    """Refuse an env `package.module:factory` of a file unless the user has named it: a file must not import code."""
     if ":" not in env or env in named:
         return
     if not env.isprintable() or len(env) > SHOWN:  # a file may hold anything
@@ -63,12 +54,8 @@ def entry_of(hparams: Hparams, env: str | None, notes: list[str]) -> tuple[str, 
     """Return the env id, the name of its section in a file, and the settings in that section.
 
     Args:
-        hparams: the file, or the content of such a file.
         env: env id; None: the only one in the file.
         notes: gets a note if the env has no section of its own.
-
-    Raises:
-        ConfigError: the file cannot be read, or has no settings for the env.
     """
     path = name_of(hparams)
     content = hparams if isinstance(hparams, Mapping) else read_yaml(Path(hparams))
@@ -97,11 +84,7 @@ def _only_env(path: str | Path, content: Mapping[Any, Any]) -> str:
 
 
 def entry_of_preset(path: Path, env: str | None) -> tuple[str, str, Mapping[str, Any]]:
-    """Do the same as `entry_of` with a preset of the package. An env without a preset has empty settings.
-
-    Raises:
-        ConfigError: no env is given.
-    """
+    """Do the same as `entry_of` with a preset of the package. An env without a preset has empty settings."""
     if env is None:
         raise ConfigError("no env given; accepted: an env id, or --hparams with a file of one env", key="env")
     content = read_yaml(path) if path.exists() else {}

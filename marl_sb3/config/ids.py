@@ -35,12 +35,7 @@ def require_ids(kind: str, ids: Iterable[object], key: str, what_to_do: str = ""
 
     Args:
         kind: what the ids are of: `agent`, `policy`, `custom metric`.
-        ids: the ids.
-        key: the setting that they come from.
         what_to_do: advice, at the end of the message.
-
-    Raises:
-        ConfigError: names the id and what is wrong with it.
     """
     checked = list(ids)
     for value in checked:
@@ -75,10 +70,6 @@ def file_names(ids: Sequence[str], suffix: str) -> dict[str, str]:
 
     Ids whose names would be the same on some file system (`a/b` and `a_b`, `A` and `a`) get the first 8 hex digits of
     the SHA-256 of the id appended: `a_b-c14cddc0.zip`.
-
-    Args:
-        ids: all ids that get a file in the same folder.
-        suffix: suffix with its dot.
     """
     plain = {each: _NOT_IN_FILE_NAMES.sub("_", each) for each in ids}
     folded = [name.casefold() for name in plain.values()]

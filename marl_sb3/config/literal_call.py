@@ -27,10 +27,6 @@ _ACCEPTED = (
 def parse_literal(key: str, text: str) -> dict[str, Any]:
     """Read the mapping that a text describes. Activation functions become names such as `relu`.
 
-    Args:
-        key: the setting, for messages.
-        text: `dict(a=1, b=[2])` or `{"a": 1, "b": [2]}`.
-
     Raises:
         ConfigError: it is something else; nothing in it is evaluated or imported.
     """

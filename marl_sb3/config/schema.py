@@ -191,9 +191,6 @@ class TrainConfig:
         Args:
             values: by the names of settings, such as `checkpoints.every`.
             source: where they come from, for messages; None: as before.
-
-        Raises:
-            ConfigError: a value is not accepted.
         """
         given = {} if source is None else dict.fromkeys(values, Source(source))
         settings = {name: value_of(self, name) for name in ACCEPTED}

@@ -49,9 +49,6 @@ def load_config(
 
     An env that is code of somebody's own, `package.module:factory`, is taken from the user alone, as `env` or
     `trusted_env`: nothing is imported because a file says so.
-
-    Raises:
-        ConfigError: with the file or option and the key that is wrong.
     """
     _require_kinds(hparams, settings)
     named = [name for name in (env, trusted_env) if name is not None]
@@ -80,11 +77,7 @@ def load_config(
 
 
 def _require_kinds(hparams: Any, settings: Any) -> None:
-    """Refuse arguments of wrong types, which only callers in Python can pass.
-
-    Raises:
-        ConfigError: with what is accepted.
-    """
+    """Refuse arguments of wrong types, which only callers in Python can pass."""
     if not isinstance(hparams, (str, Path, Mapping, type(None))):
         accepted = "the path of a settings file, or a mapping from env ids to their settings"
         raise ConfigError(f"hparams is {shown(hparams)}; accepted: {accepted}", key="hparams")
@@ -122,8 +115,6 @@ class _Settings:
         """Add the settings of one source; they replace those of earlier sources.
 
         Args:
-            given: values by the names that the source uses.
-            where: the place of a name in that source, for messages.
             dotted: whether `a.b` is a path, as after `--set`.
 
         Raises:
@@ -192,11 +183,7 @@ def _sources_by_policy(field: str, policies: Any, where: Callable[[str], str]) -
 
 
 def _unnested(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert settings of sections to dotted names: `checkpoints: {every: 5}` to `checkpoints.every: 5`.
-
-    Raises:
-        ConfigError: a section is not a mapping, has an unknown setting, or a setting is given twice.
-    """
+    """Convert settings of sections to dotted names: `checkpoints: {every: 5}` to `checkpoints.every: 5`."""
     settings: dict[str, Any] = {}
     for name, value in given.items():
         own = _of_section(name, value) if name in SECTIONS or name == HYPERPARAMETERS else {name: value}

@@ -50,12 +50,6 @@ def require(name: str, value: Any, kind: Any, key: str | None = None) -> None:
 
     Args:
         name: of the setting, the argument or the option, for the message.
-        value: anything.
-        kind: what is accepted.
-        key: of the error; None: the name.
-
-    Raises:
-        ConfigError: with the name, the value and what is accepted.
     """
     if not accepts(kind, value):
         raise refusal(name, value, kind, key)

@@ -52,11 +52,7 @@ _YAML_ERRORS = (yaml.YAMLError, ValueError, TypeError, AttributeError, KeyError,
 
 
 def _load(text: str) -> Any:
-    """Parse a text.
-
-    Raises:
-        YAMLError: or another of `_YAML_ERRORS`: it is not valid.
-    """
+    """Parse a text."""
     data = yaml.load(text, _Loader)
     count, level = 0, [data]
     while level:

@@ -53,15 +53,7 @@ def unsupported(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def refuse_unsupported(given: Mapping[str, Any], sources: Mapping[str, Source]) -> None:
-    """Refuse keys that switch on something unsupported.
-
-    Args:
-        given: keys of the zoo and their values.
-        sources: where each was given.
-
-    Raises:
-        ConfigError: with the unsupported keys, and the options to train without them.
-    """
+    """Refuse keys that switch on something unsupported."""
     wanted = unsupported(given)
     if not wanted:
         return

@@ -23,10 +23,8 @@ def samples_table(samples: Samples, width: int, bold: str) -> Table:
     """A row for each sample: mean, standard deviation, extremes and confidence interval.
 
     Args:
-        samples: what is shown.
         width: of the whole table, in characters. If it is too small, the last figures are left out, and labels are
             cut; numbers never are.
-        bold: the label of the row in bold type.
     """
     rows = [(label, _figures(values)) for label, values in samples]
     widths = [max(map(len, column)) for column in zip(_FIGURES, *(figures for _, figures in rows), strict=True)]

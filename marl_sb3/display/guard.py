@@ -14,11 +14,7 @@ _T = TypeVar("_T")
 
 
 class Guard(Generic[_T]):
-    """Call functions of a view; after the first one that fails, log a warning and call no more.
-
-    Args:
-        close: closes the view after an error; its own errors are ignored.
-    """
+    """Call functions of a view; after the first one that fails, log a warning and call no more."""
 
     def __init__(self, close: Callable[[], object]) -> None:
         self._close = close

@@ -27,11 +27,7 @@ class LiveView:
     """A progress bar, times and speed; below it returns with their trends, and the goals.
 
     Args:
-        console: where to draw.
-        title: the name of what is trained.
-        goals: of the training.
         keep: leave the last picture on the screen when the training ends.
-        clock: returns the time in seconds.
 
     Attributes:
         is_possible: whether the console supports a live view.
@@ -157,9 +153,6 @@ def training_view(console: Console, title: str, goals: Goals, *, keep: bool = Fa
     """Make a live view if the console supports one, otherwise plain lines.
 
     Args:
-        console: where to show the training.
-        title: the name of what is trained.
-        goals: of the training.
         keep: leave the last picture on the screen when the training ends.
     """
     live = LiveView(console, title, goals, keep=keep)

@@ -22,9 +22,7 @@ class PlainLines:
     """Print the progress at most once a second and at the end, and evaluations on lines of their own.
 
     Args:
-        console: where to print.
         goals: of the training; of these, the number of agents is used.
-        clock: returns the time in seconds.
     """
 
     def __init__(self, console: Console, goals: Goals, clock: Callable[[], float] = time.perf_counter) -> None:

@@ -19,9 +19,6 @@ class Pace:
     """Elapsed time, rate and remaining time of a training or search.
 
     The rate is steps per second of wall-clock time, including evaluations and checkpoints.
-
-    Args:
-        clock: returns the time in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -64,9 +61,6 @@ class Pace:
 
 class Series:
     """A metric over a whole training in bounded memory: means over equal spans of iterations, and the best value.
-
-    Args:
-        higher_is_better: whether the best value is the highest one.
 
     Attributes:
         latest: the newest value; None before the first.

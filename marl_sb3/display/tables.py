@@ -28,9 +28,7 @@ def returns_table(result: Result, evaluation: Result, width: int, most_agents: i
     """The mean returns and custom metrics over the latest episodes.
 
     Args:
-        result: the result of the latest iteration.
         evaluation: the result of the latest evaluated iteration, shown in a second column; empty if there is none.
-        width: of the terminal, in characters.
         most_agents: how many agents are shown; None: all.
     """
     columns = {"training": result["env_runners"]}
@@ -48,9 +46,6 @@ def metrics_table(
     """Make a table of at most `width` characters; labels are cut if it does not fit, numbers never.
 
     Args:
-        rows: the metrics to show.
-        columns: the values of all metrics, by column name.
-        width: of the whole table, in characters.
         trend: draws a trend for a row in at most the given number of characters; None: no column for trends. The
             column is left out if there is no room for it.
     """

@@ -84,11 +84,7 @@ class VideoFile:
         self.num_frames += 1
 
     def finish(self) -> None:
-        """Encode the frames that are left and replace the file at `path`.
-
-        Raises:
-            EnvError: there is no frame.
-        """
+        """Encode the frames that are left and replace the file at `path`."""
         if self._encoder is None:
             raise EnvError("no frame was rendered: there is no video")
         self._encoder.finish()

@@ -41,12 +41,9 @@ class EvaluationPlan:
         """Fill in what is not given.
 
         Args:
-            config: of the run, with its seed.
-            n_episodes: see the attributes.
             deterministic: None: the run's `evaluation.deterministic`.
             seed: None: follows from the run's, so that evaluations compare.
             n_envs: None: as in the training, but no more than episodes, and so few that env 0 plays all filmed ones.
-            film_episodes: see the attributes.
 
         Raises:
             ConfigError: env 0 does not play as many episodes as are to be filmed.

@@ -48,8 +48,6 @@ class EpisodeTracker:
     """Tracks the episodes of E envs and summarises the last `window` finished ones.
 
     Args:
-        env: the envs.
-        policy_of: the policy of each agent.
         window: number of episodes that means, minima and maxima are taken of.
         custom_metrics: metrics in addition to those in the env's metadata.
 

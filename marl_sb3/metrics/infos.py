@@ -97,11 +97,7 @@ class InfoAccumulator:
         return {"value": np.where(known, self._value, 0.0), "known": known, "count": self._count}
 
     def read_state(self, state: StateReader) -> Callable[[], None]:
-        """Check what `get_state` returned; see `Part.read_state`.
-
-        Raises:
-            CheckpointError: it is not the state of such values.
-        """
+        """Check what `get_state` returned; see `Part.read_state`."""
         known = state.array("known", np.bool_, self._value.shape)
         value = np.where(known, state.sums("value", known.shape), np.nan)
         count = state.sums("count", known.shape)

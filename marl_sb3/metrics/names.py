@@ -41,11 +41,6 @@ def _finite_number(value: Any) -> Any:
 def require_metric(name: str, known: Iterable[str], key: str = "stop") -> None:
     """Refuse an unknown metric name.
 
-    Args:
-        name: a flat name.
-        known: the flat names of a result.
-        key: the setting that names the metric.
-
     Raises:
         ConfigError: suggests similar names; or says that evaluation is off, if the metric is one of an evaluation.
     """

@@ -10,7 +10,6 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = Non
     """Return the rows as a `pandas.DataFrame`; without pandas, as a list of dictionaries with the same columns.
 
     Args:
-        rows: values by column; missing values become None.
         columns: the order of the columns; None: the order of first appearance.
     """
     names = list(columns or dict.fromkeys(name for row in rows for name in row))

@@ -64,12 +64,7 @@ def _too_large_refused(config: TrainConfig) -> Iterator[None]:
 
 @contextmanager
 def source_named(config: TrainConfig, key: str | None = None) -> Iterator[None]:
-    """Begin the message of a `ConfigError` with the file or option that the wrong setting came from.
-
-    Args:
-        config: knows where its settings came from.
-        key: the setting; None: the key of the error.
-    """
+    """Begin the message of a `ConfigError` with the file or option that the wrong setting came from."""
     try:
         yield
     except ConfigError as error:
@@ -81,9 +76,6 @@ def resolved(config: TrainConfig) -> TrainConfig:
 
     The hyperparameters of the run are those of its algorithm. A policy with another one has that algorithm's defaults
     and its own settings.
-
-    Raises:
-        ConfigError: an unknown algorithm.
     """
     seed = fresh_seed() if config.seed is None else config.seed
     at_once = config.n_parallel_updates or parallel_updates(config.n_threads)
@@ -111,11 +103,7 @@ def _defaults(config: TrainConfig, algo: str, key: str) -> dict[str, Any]:
 
 
 def check_device(config: TrainConfig) -> None:
-    """Refuse devices that PyTorch does not have: SB3 would silently take the CPU instead of CUDA.
-
-    Raises:
-        ConfigError: with the device, and what is accepted.
-    """
+    """Refuse devices that PyTorch does not have: SB3 would silently take the CPU instead of CUDA."""
     kind, _, index = config.device.partition(":")
     if not re.fullmatch(r"auto|cpu(:0)?|cuda(:[0-9]+)?", config.device):
         fault = "; accepted: auto, cpu, cuda or cuda:N"
@@ -194,11 +182,7 @@ def _meanings(key: str, policy_ids: Sequence[PolicyID]) -> list[str]:
 
 
 def policy_spec(config: TrainConfig, policy_id: PolicyID) -> PolicySpec:
-    """The specification of one policy of a run.
-
-    Raises:
-        ConfigError: a setting is not accepted.
-    """
+    """The specification of one policy of a run."""
     settings = config.of_policy(policy_id)
     try:
         return PolicySpec(algorithm_class(settings.algo), settings.policy, **settings.hyperparameters)

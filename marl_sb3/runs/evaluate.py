@@ -89,14 +89,11 @@ def evaluate_run(
     """Play, and write the film; a progress bar is shown on standard error if that is a terminal.
 
     Args:
-        run: the run.
-        plan: what to play.
         checkpoint: `best`, `latest` or the number of an iteration.
         video: the film of the first episodes of env 0; None: no film.
 
     Raises:
         ConfigError: the env cannot be filmed, or is not that of the training.
-        CheckpointError: there is no such checkpoint, or it is damaged.
         EnvError: the env broke the `ParallelEnv` contract.
     """
     with closing(_make_env(run, plan, video)) as env, progress_bars() as bars:

@@ -40,11 +40,7 @@ def metric_names(run: Run) -> list[str]:
 
 
 def require_metrics(run: Run) -> None:
-    """Refuse stop conditions and a checkpoint metric that no iteration will log.
-
-    Raises:
-        ConfigError: with the names that come close.
-    """
+    """Refuse stop conditions and a checkpoint metric that no iteration will log."""
     known = metric_names(run)
     with source_named(run.config):
         for metric in run.config.stop:

@@ -42,10 +42,6 @@ def execute(run: Run, callbacks: Sequence[BaseCallback] = ()) -> Run:
     """Train a prepared run to its end, its stop condition, or a signal; then save its policies.
 
     If the training fails, the policies are saved as they are then. The run is closed in any case.
-
-    Args:
-        run: from `prepare` or `resume_run`.
-        callbacks: more callbacks.
     """
     with ExitStack() as cleanup:
         cleanup.callback(run.close)

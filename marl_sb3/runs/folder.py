@@ -33,9 +33,6 @@ def find_run(path: str | Path) -> Path:
     """The run folder at a path: the path itself, or the newest run in it, as in `runs/arena`.
 
     The newest run is the one that was started or resumed last.
-
-    Raises:
-        ConfigError: it is not a run folder, and no folder in it is one.
     """
     folder = as_path("run", path)
     with path_is_usable("cannot read", folder, "run"):
@@ -77,9 +74,6 @@ def _similar(path: Path) -> list[str]:
 class RunFolder:
     """The files of a run.
 
-    Args:
-        path: the folder.
-
     Attributes:
         path: the folder.
         config_file: the resolved configuration.
@@ -103,11 +97,7 @@ class RunFolder:
         A folder with nothing but the files of a start that failed before `config.yaml` was written counts as empty.
 
         Args:
-            env: the id of the env.
             run_dir: the folder; None: `runs/<env>/<UTC time>-<4 hex>`.
-
-        Raises:
-            ConfigError: the folder holds other files.
         """
         if run_dir is None:
             now = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
@@ -123,11 +113,7 @@ class RunFolder:
 
     @classmethod
     def existing(cls, path: str | Path) -> RunFolder:
-        """The folder of a run that has been started; see `find_run`.
-
-        Raises:
-            ConfigError: it is not one.
-        """
+        """The folder of a run that has been started; see `find_run`."""
         return cls(find_run(path))
 
     def make(self, config: TrainConfig) -> None:

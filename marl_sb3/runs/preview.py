@@ -30,11 +30,7 @@ class Preview:
 
 
 def preview(config: TrainConfig, factory: EnvFactory | None = None) -> Preview:
-    """Build a run to check its settings; it is not started.
-
-    Raises:
-        ConfigError: a setting does not fit.
-    """
+    """Build a run to check its settings; it is not started."""
     config = resolved(config)
     check_device(config)
     start_without_dynamo()

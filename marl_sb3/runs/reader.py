@@ -15,9 +15,6 @@ RESULT_FILE = "result.jsonl"
 def read_results(folder: Path) -> list[Result]:
     """The metrics of all iterations that have been logged, nested; none if there is no log.
 
-    Args:
-        folder: the run folder.
-
     Raises:
         ConfigError: the log cannot be read, or a line of it is damaged; with file and line.
     """
@@ -30,15 +27,7 @@ def read_results(folder: Path) -> list[Result]:
 
 
 def logged_lines(log: Path, data: bytes) -> Iterator[tuple[bytes, Result]]:
-    """The lines of a log with their results; an incomplete last line is left out: its process was killed.
-
-    Args:
-        log: the file, for messages.
-        data: its content.
-
-    Raises:
-        ConfigError: a line is damaged; with file and line.
-    """
+    """The lines of a log with their results; an incomplete last line is left out: its process was killed."""
     for number, line in enumerate(data.splitlines(keepends=True), 1):
         if line.endswith(b"\n"):
             yield line, _result(f"{log}, line {number}", line)

@@ -77,10 +77,8 @@ class SavedRun:
         """Read the configuration, and set up the process for its policies.
 
         Args:
-            run_folder: the run.
             env: the run's env id; needed where it is code of your own and will be made.
             device: where the policies go, whatever they were trained on.
-            makes_env: whether the env will be made.
 
         Raises:
             ConfigError: it is not a run folder, is of another env, or there is no such device.

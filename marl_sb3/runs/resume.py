@@ -28,7 +28,6 @@ def resume_run(
     Log entries after that checkpoint are removed. A complete run stays as it is.
 
     Args:
-        run_folder: the run.
         timesteps: env steps to train for from the checkpoint on; None: to the planned end. With `timesteps`,
             schedules such as `lin_3e-4` lead to the new end, so that they jump at the checkpoint. `extensions` in
             `config.yaml` keeps the former end, so that a training from that file repeats the whole run.

@@ -27,9 +27,7 @@ def roll_back(run: Run, count: int, error: NumericError) -> None:
     """Go back to the latest checkpoint, and go on from there with other random numbers.
 
     Args:
-        run: a run in training.
         count: the number of rollbacks of this training, including this one.
-        error: the reason for the rollback.
     """
     checkpoint = run.files.checkpoints.load("latest")
     _log.warning("%s", error)

@@ -27,8 +27,6 @@ def progress_of(
     """A callback that shows how the run goes.
 
     Args:
-        run: a prepared run.
-        console: where it is shown.
         keep: keep the last view on the screen when the training ends.
         most_agents: how many agents are shown; None: all.
     """
@@ -42,7 +40,6 @@ def wanted_progress(run: Run, progress_bar: bool | None) -> list[ShowProgress]:
     """The callbacks that show the progress of `marl_sb3.train(...)`: one or none.
 
     Args:
-        run: a prepared run.
         progress_bar: whether to show it; None: in notebooks only.
     """
     wanted = in_notebook() if progress_bar is None else progress_bar

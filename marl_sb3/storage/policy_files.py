@@ -34,12 +34,6 @@ def by_file(of_policies: Iterable[Mapping[str, Arrays]]) -> dict[str, Arrays]:
 def find_file(tensors: Mapping[str, Arrays], where: str, number: int, kind: str) -> TensorFile:
     """Return one file of a policy.
 
-    Args:
-        tensors: the tensors of a checkpoint, by file name.
-        where: name of the checkpoint, for messages.
-        number: number of the policy.
-        kind: one of `KINDS`.
-
     Raises:
         CheckpointError: it is missing.
     """

@@ -74,9 +74,6 @@ def read_random_state(state: StateReader) -> Callable[[], None]:
 
     Returns:
         A function that restores it.
-
-    Raises:
-        CheckpointError: it is not such a state.
     """
     torch, cuda = _read_torch(state), _read_cuda(state)
     python, numpy_state = _read_python(state.fields("python")), _read_numpy(state.fields("numpy"))

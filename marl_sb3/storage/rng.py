@@ -22,6 +22,15 @@ def generator_state(generator: np.random.Generator) -> State:
 _GENERATOR_LIMITS = {"pos": 624, "buffer_pos": 4, "has_uint32": 1, "uinteger": 2**32 - 1}
 
 
+def set_generator_state(generator: np.random.Generator, state: StateReader) -> None:
+    """Restore the state of a generator.
+
+    Raises:
+        CheckpointError: it is not the state of such a generator; the generator has not changed.
+    """
+    generator.bit_generator.state = _read_generator(generator, state)
+
+
 def _read_generator(generator: np.random.Generator, state: StateReader) -> State:
     """The state of such a generator, as its bit generator takes it."""
     wanted = generator_state(generator)
@@ -61,9 +70,6 @@ def read_space_state(space: spaces.Space[Any], state: StateReader, name: str) ->
 
     Returns:
         A function that restores it.
-
-    Raises:
-        CheckpointError: it is not the state of such a space.
     """
     parts = _parts(space)
     setters = [

@@ -28,10 +28,6 @@ _SHOWN = 80  # characters of a wrong value in a message
 class StateReader:
     """One dictionary of a state, read field by field.
 
-    Args:
-        values: the dictionary, unchecked.
-        where: its path in the state, for messages.
-
     Raises:
         CheckpointError: from every method; a field is missing or has a value that is not accepted.
     """

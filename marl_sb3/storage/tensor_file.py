@@ -67,11 +67,7 @@ def copies(tensors: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def require_storable(file: str, forms: Mapping[str, Form]) -> None:
-    """Refuse tensors that the format cannot hold.
-
-    Raises:
-        CheckpointError: names the tensor and its dtype.
-    """
+    """Refuse tensors that the format cannot hold."""
     accepted = list(_DTYPES.values())
     for name, form in forms.items():
         if form.dtype.newbyteorder("=") not in accepted:
@@ -79,11 +75,7 @@ def require_storable(file: str, forms: Mapping[str, Form]) -> None:
 
 
 def require_finite(file: str, arrays: Mapping[str, Array]) -> None:
-    """Refuse to write arrays that are not finite.
-
-    Raises:
-        NumericError: names the tensor.
-    """
+    """Refuse to write arrays that are not finite."""
     for name, array in arrays.items():
         if not _is_finite(array):
             raise NumericError(f"{file}: {name} is not finite; no checkpoint is written")

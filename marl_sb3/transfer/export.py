@@ -47,10 +47,8 @@ def export_policies(
 
     Args:
         bundle: the policies, as `load_policies` returns them.
-        format_name: one of `FORMATS`.
         out: folder; made if it does not exist.
         about: metadata of ONNX files by name: where the policies come from.
-        force: replace files that exist.
 
     Raises:
         ConfigError: a file exists already, or a policy cannot be exported in that format.

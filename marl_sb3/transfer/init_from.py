@@ -62,11 +62,7 @@ class InitFrom:
 
 
 def parse_init_from(text: str) -> InitFrom:
-    """What `--init-from` says: `RUN`, `FILE.zip`, `pol1=PATH`, `pol1=PATH:polX`.
-
-    Raises:
-        ConfigError: it says something else.
-    """
+    """What `--init-from` says: `RUN`, `FILE.zip`, `pol1=PATH`, `pol1=PATH:polX`."""
     policy_id, equals, rest = text.partition("=") if "=" in text else ("", "", text)
     path, colon, source_id = rest.rpartition(":")
     if not colon or (len(path) == 1 and source_id[:1] in ("\\", "/")):  # the colon of a drive
@@ -86,14 +82,10 @@ def init_from(
     """Let policies start from the weights of others; nothing is changed unless all of it fits.
 
     Args:
-        algorithm: whose policies they are.
-        sources: what starts from what; no policy twice.
-        layers: see `load_weights`.
         trust_pickle: allow SB3 zips; see `learners.sb3.zip_file.sb3_weights`.
 
     Raises:
         ConfigError: a source cannot be read, lacks a policy, or does not fit.
-        CheckpointError: a checkpoint is damaged, or there is none.
     """
     taken: list[tuple[th.Tensor, th.Tensor]] = []
     starting: dict[PolicyID, InitFrom] = {}
@@ -133,11 +125,7 @@ def _read(
 
 
 class StoredWeights(Mapping[str, th.Tensor]):
-    """The weights of a policy in a checkpoint, read when they are asked for.
-
-    Args:
-        tensors: of the policy's file, by the names in it.
-    """
+    """The weights of a policy in a checkpoint, read when they are asked for."""
 
     def __init__(self, tensors: Mapping[str, Array]) -> None:
         self._tensors = tensors
@@ -192,7 +180,6 @@ def load_weights(
     The optimizers of these policies begin anew: what they had gathered belongs to other weights.
 
     Args:
-        algorithm: whose policies get them.
         source: by policy id, tensors by the names of SB3's `policy.state_dict()`; `algorithm.policies[...]` of another
             algorithm has them, and `checkpoint_weights` and `learners.sb3.zip_file.sb3_weights` read them.
         policies: the policies that get weights, by their own ids, or with the id of each in the source; None: all.

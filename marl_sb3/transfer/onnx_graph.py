@@ -105,7 +105,6 @@ class PolicyGraph(nn.Module):
     """What is traced: a copy of a policy on the CPU, with everything around it.
 
     Args:
-        algorithm: the policy's algorithm; it stays as it is.
         observation_space: the env's, before SB3 has moved an image's channels to the front.
 
     Attributes:
@@ -200,7 +199,6 @@ def to_onnx(algorithm: BaseAlgorithm, observation_space: spaces.Space[Any], meta
 
     Args:
         algorithm: the policy's algorithm; it stays as it is.
-        observation_space: the env's.
         metadata: what the file says of itself, its `metadata_props`.
 
     Returns:

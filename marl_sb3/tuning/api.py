@@ -92,9 +92,6 @@ def run_study(
     """Run the trials of a prepared study, then its confirmations; see `tune`.
 
     Args:
-        study: from `prepare_study`.
-        workers: the number of processes.
-        confirm_seeds: the number of fresh seeds; 0: no confirmations.
         confirm_best: the number of trials to train again.
         watch: called twice a second with the study.
         console: where to show the progress; None: nowhere.

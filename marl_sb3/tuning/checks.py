@@ -15,7 +15,6 @@ def check_search(search: Search, factory: EnvFactory | None, where: str) -> list
     """Build trials at the ends of all ranges without running them.
 
     Args:
-        search: the settings of the search.
         factory: makes the env, if the env id in the search does not.
         where: the origin of the space, put before the names of parameters in messages.
 
@@ -70,11 +69,7 @@ def _uneven_minibatches(previews: Iterable[Preview]) -> list[str]:
 
 
 def require_trainable_preset(study: TuneStudy) -> None:
-    """Refuse a search with confirmations whose preset cannot be trained.
-
-    Raises:
-        ConfigError: with what is wrong.
-    """
+    """Refuse a search with confirmations whose preset cannot be trained."""
     try:
         preview(study.search.trial_config({}, seed=0), study.factory)
     except ConfigError as error:

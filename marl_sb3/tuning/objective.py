@@ -36,11 +36,7 @@ class Objective:
             raise ConfigError(f"--over is {self.over!r}; accepted: last, best or mean_of_last_K", key="over")
 
     def require_enough(self, evaluations: int) -> None:
-        """Refuse a mean over more evaluations than a trial has.
-
-        Raises:
-            ConfigError: with the number of evaluations.
-        """
+        """Refuse a mean over more evaluations than a trial has."""
         if (self._k() or 1) > evaluations:
             raise ConfigError(f"--over is {self.over!r}, but a trial has {evaluations} evaluations", key="over")
 
@@ -49,11 +45,7 @@ class Objective:
         return int(k) if head == "mean_of_last" and k.isdecimal() and int(k) > 0 else None
 
     def require_known(self, names: Sequence[str]) -> None:
-        """Refuse an objective that is not among the names of metrics.
-
-        Raises:
-            ConfigError: with what is accepted.
-        """
+        """Refuse an objective that is not among the names of metrics."""
         if self.of != "min" and self.metric(names) not in names:
             agents = [name.removeprefix(_AGENTS) for name in names if name.startswith(_AGENTS)]
             raise ConfigError(
@@ -86,11 +78,7 @@ class Objective:
         return None if value is None else float(value)
 
     def final(self, values: Sequence[float]) -> float:
-        """The objective of a trial, from the values of its evaluations.
-
-        Raises:
-            ConfigError: there are no values.
-        """
+        """The objective of a trial, from the values of its evaluations."""
         if not values:
             raise ConfigError(f"no evaluation of the trial has a value of the objective {self.of!r}", key="objective")
         if self.over == "last":

@@ -103,11 +103,7 @@ def _new_name() -> str:
 
 
 def _require_same(before: Search | None, search: Search, folder: Path) -> None:
-    """Refuse to continue a study with options that make its trials incomparable.
-
-    Raises:
-        ConfigError: with the names of these options.
-    """
+    """Refuse to continue a study with options that make its trials incomparable."""
     if before is not None and (other := before.differences(search)):
         raise ConfigError(
             f"study {search.name!r} exists with another {', '.join(other)}; accepted: another --study name, or "
@@ -117,11 +113,7 @@ def _require_same(before: Search | None, search: Search, folder: Path) -> None:
 
 
 def _open(search: Search, folder: Path, factory: EnvFactory | None, where: str, *, is_continued: bool) -> TuneStudy:
-    """Check a search, and start its study or continue it.
-
-    Raises:
-        ConfigError: an option is wrong, the storage cannot be opened, or it holds a different search.
-    """
+    """Check a search, and start its study or continue it."""
     warnings = check_search(search, factory, where)
     folder.mkdir(parents=True, exist_ok=True)
     with study_lock(folder):
@@ -142,11 +134,7 @@ def _where(space: SpaceSource, grid: Grid) -> str:
 
 
 def _require_meant(name: str, folder: Path, env: str | None, new_study: bool) -> None:
-    """Refuse a new study whose name is probably a typo, and an existing one with `new_study`.
-
-    Raises:
-        ConfigError: with what to do.
-    """
+    """Refuse a new study whose name is probably a typo, and an existing one with `new_study`."""
     if (folder / "study.yaml").is_file():
         if new_study:
             words = f"study {name!r} exists in {folder}; accepted with --new-study: another name"
@@ -196,11 +184,7 @@ def _set_in_every_trial(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _all_of_grid(combinations: int, given: Mapping[str, Any]) -> int:
-    """The number of trials of a grid.
-
-    Raises:
-        ConfigError: another number was given.
-    """
+    """The number of trials of a grid."""
     if given.get("trials", combinations) != combinations:
         raise ConfigError(f"--trials is {given['trials']}, but the grid has {combinations}", key="trials")
     return combinations
@@ -213,11 +197,7 @@ def _is_folder_name(name: object) -> bool:
 
 
 def _env_of(name: str, root: Path, storage: str | None) -> str | None:
-    """The env of the study with this name; None if there is no such study.
-
-    Raises:
-        ConfigError: several envs have one, or its file is damaged.
-    """
+    """The env of the study with this name; None if there is no such study."""
     files = sorted((root / "tune").glob(f"*/{escape(name)}/study.yaml"))
     if len(files) > 1:
         envs = ", ".join(file.parent.parent.name for file in files)

@@ -126,8 +126,6 @@ class Search:
         """The configuration of a trial.
 
         Args:
-            settings: the searched settings.
-            seed: the run seed.
             where: the origin of the space, put before the names of parameters in messages.
 
         Raises:
@@ -157,11 +155,7 @@ class Search:
         return replace(config.changed(own, THE_SEARCH), notes=())  # shown once, when the search starts
 
     def usual_config(self, settings: Mapping[str, Any]) -> TrainConfig:
-        """The configuration of a full training, outside the search, with these settings.
-
-        Raises:
-            ConfigError: a setting is wrong.
-        """
+        """The configuration of a full training, outside the search, with these settings."""
         return self._config(settings)
 
     def _config(self, settings: Mapping[str, Any], where: str = "the space, ", **budget: Any) -> TrainConfig:
@@ -204,14 +198,6 @@ def read_search(folder: Path, env: str | None = None, storage: str | None = None
     """Read the search from a study's folder; None if the folder has no study.
 
     The file cannot make this process import code or connect to a server that the user has not named.
-
-    Args:
-        folder: the study's folder.
-        env: the env that the user has named.
-        storage: the URL of a database that the user has named.
-
-    Raises:
-        ConfigError: the file is damaged, or names code or a server that the user has not named.
     """
     path = folder / _FILE
     if not path.is_file():
@@ -250,11 +236,7 @@ def _storage(written: Any, named: str | None, path: Path) -> str | None:
 
 
 def require_integer(name: str, value: Any, minimum: int) -> None:
-    """Refuse a value that is no integer or too small.
-
-    Raises:
-        ConfigError: with the option and what is accepted.
-    """
+    """Refuse a value that is no integer or too small."""
     require(f"--{name.replace('_', '-')}", value, at_least(minimum), name)
 
 

@@ -164,12 +164,7 @@ def read_space(env: str, algo: str, path: str | Path | None) -> Space:
     """Read the section of the env in a space file; else its section `default`; else the whole file.
 
     Args:
-        env: env id.
-        algo: name of the algorithm.
         path: the file; None: the space shipped for the algorithm.
-
-    Raises:
-        ConfigError: with the file, the parameter and what is accepted.
     """
     file = Path(path) if path is not None else preset_path(f"{algo}.space")
     content = read_yaml(file)
@@ -186,10 +181,6 @@ def parse_space(section: Mapping[str, Any], where: str) -> Space:
 
     Args:
         section: a range or a constant for each key; RLlib's names are accepted.
-        where: the origin of the data, for messages.
-
-    Raises:
-        ConfigError: with the parameter and what is accepted.
     """
     parameters: list[Parameter] = []
     constants: dict[str, Any] = {}
@@ -209,11 +200,7 @@ def parse_space(section: Mapping[str, Any], where: str) -> Space:
 
 
 def parse_grid(texts: Sequence[str]) -> Space:
-    """Parse a space from texts of the form `key=a,b,c`, as after `--grid`.
-
-    Raises:
-        ConfigError: a text has another form.
-    """
+    """Parse a space from texts of the form `key=a,b,c`, as after `--grid`."""
     section: dict[str, Any] = {}
     for text in texts:
         key, equals, values = text.partition("=")

@@ -61,9 +61,6 @@ def compare(
     The seeds must differ from those of the search: the return for which a trial was selected is biased upwards.
 
     Args:
-        winner: returns of the winner's settings.
-        preset: returns of the preset.
-        n_resamples: the number of bootstrap resamples.
         bootstrap_seed: seed of the bootstrap; equal returns give equal intervals.
 
     Raises:

@@ -61,11 +61,7 @@ class SafeJournal(JournalFileBackend):
 
 
 def without_password(url: str) -> str:
-    """The URL of a storage with its password hidden, for files and messages.
-
-    Raises:
-        ConfigError: it is not a URL.
-    """
+    """The URL of a storage with its password hidden, for files and messages."""
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError
 
@@ -77,11 +73,7 @@ def without_password(url: str) -> str:
 
 @contextmanager
 def damage_named(study_folder: Path, url: str | None) -> Iterator[None]:
-    """Turn the various errors that Optuna raises on a damaged journal into a `ConfigError`.
-
-    Raises:
-        ConfigError: with the file.
-    """
+    """Turn the various errors that Optuna raises on a damaged journal into a `ConfigError`."""
     try:
         yield
     except (ValueError, LookupError, TypeError, AssertionError) as error:
@@ -96,11 +88,7 @@ def open_storage(study_folder: Path, url: str | None) -> BaseStorage:
     """Open the storage of a study.
 
     Args:
-        study_folder: the folder of the journal.
         url: a database in SQLAlchemy's notation, such as `sqlite:///study.db` or `postgresql://...`; None: the journal.
-
-    Raises:
-        ConfigError: it cannot be opened.
     """
     if url is None:
         study_folder.mkdir(parents=True, exist_ok=True)

@@ -152,12 +152,7 @@ class TuneStudy:
         return [trial for trial in running if trial.user_attrs.get(WORKER) in ours]
 
     def requeue(self, number: int, why: str) -> None:
-        """Mark an unfinished trial as failed and enqueue it again, unless its process has died twice.
-
-        Args:
-            number: the trial's number.
-            why: `KILLED` or `INTERRUPTED`.
-        """
+        """Mark an unfinished trial as failed and enqueue it again, unless its process has died twice."""
         trial = self.trials[number]
         deaths = trial.user_attrs.get(DEATHS, 0) + (why == KILLED)
         self._set_attributes(trial, {ERROR: why})

@@ -31,7 +31,6 @@ class _View:
     """A live view if the console supports one, lines of text otherwise; a context manager.
 
     Args:
-        console: where to draw or print.
         keep: leave the last picture on the screen.
     """
 
@@ -86,7 +85,6 @@ class SearchView(_View):
 
     Args:
         console: where to draw; without support for live views, a line is printed for each finished trial.
-        study: the study of the search.
         keep: leave the last picture on the screen.
     """
 

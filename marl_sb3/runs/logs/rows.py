@@ -50,7 +50,6 @@ class _RowFormat(KVWriter):
         """Append a row.
 
         Args:
-            result: nested.
             recorded: flat; none of the result's names is among them.
         """
 

@@ -17,13 +17,7 @@ Value = bool | float | str
 
 
 def write_settings(folder: Path, config: TrainConfig, policy_ids: Sequence[str]) -> None:
-    """Write the settings to a file of their own, whole or not at all, in place of those of before a resume.
-
-    Args:
-        folder: the run folder.
-        config: resolved.
-        policy_ids: the ids of all policies.
-    """
+    """Write the settings to a file of their own, whole or not at all, in place of those of before a resume."""
     write_whole(folder / SETTINGS_FILE, b"".join(map(_record, _events(config, policy_ids))))
 
 

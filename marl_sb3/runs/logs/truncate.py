@@ -17,11 +17,6 @@ from marl_sb3.storage.atomic import write_whole
 def truncate_logs(folder: Path, iteration: int, env_steps: int) -> None:
     """Take everything out of a run's logs that was written after an iteration; what was cut off in its middle too.
 
-    Args:
-        folder: the run folder.
-        iteration: the last one that stays.
-        env_steps: the run's env steps at its end.
-
     Raises:
         ConfigError: a log is damaged; with the file.
     """

@@ -34,10 +34,6 @@ def confirm(
     """Train the preset and the best trials with the same fresh seeds; finished trainings are not repeated.
 
     Args:
-        study: after its search.
-        best: the number of trials to train again.
-        seeds: the number of seeds for each of them and for the preset.
-        workers: the number of processes.
         watch: called twice a second with the numbers of finished and of all trainings.
 
     Returns:
@@ -92,11 +88,6 @@ class _Training:
 
 class ConfirmationQueue:
     """Trainings of the preset and of trials with fresh seeds, as a `JobQueue`.
-
-    Args:
-        study: after its search.
-        trials: the numbers of the trials.
-        seeds: the number of seeds for each candidate.
 
     Attributes:
         trainings: all of them.

@@ -45,9 +45,6 @@ def work(
     """Claim and run jobs one after the other until there are none left.
 
     Args:
-        queue: the jobs.
-        worker: the name of the worker.
-        look: called after each job.
         is_wanted: called before each job; work ends if it returns False.
 
     Returns:

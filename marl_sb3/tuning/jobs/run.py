@@ -25,14 +25,11 @@ def run_jobs(study: TuneStudy, queue: JobQueue, workers: int, look: Callable[[],
     """Run jobs until none are left; killed workers are replaced, and their jobs requeued.
 
     Args:
-        study: the study of the jobs.
-        queue: the jobs.
         workers: the number of processes; the cores are divided among them.
         look: called twice a second and at the end.
 
     Raises:
         ConfigError: another process is running this study, or workers cannot import the env.
-        SearchError: worker processes cannot be started.
         KeyboardInterrupt: raised again after all workers have ended.
     """
     with study_lock(study.folder):

@@ -35,7 +35,6 @@ def run_trials(study: TuneStudy, workers: int = 1, watch: Watcher | None = None)
     """Run all trials of a study; killed workers are replaced, and their trials tried once again.
 
     Args:
-        study: from `prepare_study`.
         workers: the number of processes; the cores are divided among them.
         watch: called twice a second and at the end.
 
@@ -69,11 +68,7 @@ def _require_any_success(study: TuneStudy, before: Collection[int]) -> None:
 
 
 def require_any_complete(study: TuneStudy) -> None:
-    """Refuse a finished search without a complete trial.
-
-    Raises:
-        SearchError: with the error of the last trial that failed.
-    """
+    """Refuse a finished search without a complete trial."""
     if study.completed():
         return
     trials = study.trials
@@ -113,8 +108,6 @@ class ReportEvaluations(MultiAgentCallback):
     """Report the objective of every evaluation to Optuna, and stop the training if Optuna prunes the trial.
 
     Args:
-        trial: Optuna's trial.
-        objective: what the search optimizes.
         interval: env steps between evaluations.
         evaluations: the number of evaluations; after the last one, pruning would save nothing.
 
@@ -186,11 +179,7 @@ def _train(study: TuneStudy, trial: optuna.trial.Trial, folder: Path) -> tuple[R
 
 
 def objective_of(search: Search, run: Run) -> float:
-    """The objective of a complete training.
-
-    Raises:
-        ConfigError: no evaluation has a value of the objective.
-    """
+    """The objective of a complete training."""
     objective = search.parsed_objective()
     values = [objective.value(result) for result in run.results if "evaluation" in result]
     return objective.final([value for value in values if value is not None])

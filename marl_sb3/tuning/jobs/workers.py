@@ -36,12 +36,7 @@ class Workers:
     """A fixed number of worker processes that divide the cores among them.
 
     Args:
-        study: the study of the jobs.
-        count: the number of processes.
         queue: the jobs; dead workers are replaced while jobs get finished.
-
-    Raises:
-        ConfigError: other processes cannot import the env.
     """
 
     def __init__(self, study: TuneStudy, count: int, queue: JobQueue) -> None:

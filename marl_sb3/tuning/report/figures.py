@@ -43,9 +43,6 @@ def draw(figure: Figure, plots: ModuleType, study: optuna.Study, best: int | Non
     """Draw a figure.
 
     Args:
-        figure: one of `FIGURES`.
-        plots: `optuna.visualization`.
-        study: the study to draw.
         best: the number of the winner; None if there is none.
 
     Returns:

@@ -30,9 +30,6 @@ def write_files(study: TuneStudy) -> list[Path]:
 
     Returns:
         The paths of the files.
-
-    Raises:
-        OSError: a file cannot be written.
     """
     files = [trials_csv(study), confirm_csv(study), best_yml(study)]
     try:
@@ -74,9 +71,6 @@ def best_yml(study: TuneStudy) -> Path | None:
 
     Returns:
         The path; None if no trial is complete, and nothing is written.
-
-    Raises:
-        ConfigError: the trial's `config.yaml` is damaged.
     """
     found = winner(study)
     if found is None:

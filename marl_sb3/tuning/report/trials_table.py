@@ -28,8 +28,6 @@ def trials_table(trials: Sequence[FrozenTrial], mode: str = "max", width: int = 
 
     Args:
         trials: all trials of a study, ordered by number.
-        mode: `max` or `min`.
-        width: of the terminal, in characters.
     """
     ranked = best_first(trials, mode)
     complete = {trial.number for trial in ranked}
