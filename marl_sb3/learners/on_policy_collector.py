@@ -126,7 +126,8 @@ class OnPolicyCollector:
         """Truncation is not termination: bootstrap from the value of the final observation (SB3 issue 633)."""
         wanted = self.rows.mine & step.truncated & ~step.terminated
         if wanted.any():
-            observations, rows = self._prepared(step.final_observations.stacked(wanted)), self.rows.of_agents(wanted)
+            final = self.rows.zero_based_observations.from_env(step.final_observations.stacked(wanted))
+            observations, rows = self._prepared(final), self.rows.of_agents(wanted)
             rewards[rows] += self.algorithm.gamma * self.actor.final_values(observations, rows)
 
     def finish_rollout(self, step: VecStep) -> None:

@@ -14,7 +14,9 @@ from marl_sb3.errors import ConfigError
 from marl_sb3.learners.sb3.predict import States, initial_states, predict, takes_masks
 from marl_sb3.types import AgentID, BoolArray, PolicyID
 from marl_sb3.vec_env.masks import forbidden_place, forbidden_words, mask_fault
-from marl_sb3.wrappers.action_mask import choices_of
+from marl_sb3.vec_env.zero_based import ZeroBased
+from marl_sb3.wrappers.action_mask import MASK, OBSERVATION, choices_of
+from marl_sb3.wrappers.flat_observations import named_parts
 
 
 def require_known(agents: Iterable[AgentID], given: Mapping[str, Any]) -> None:
@@ -65,14 +67,24 @@ class AgentPredict:
         Raises:
             ConfigError: names the agent, and what does not fit.
         """
+        observation = self._flat(observation)
         shape = self._batch_shape(observation)
         states = self._states(state, shape)
         starts = self._starts(episode_start, shape)
         masks = None if action_mask is None else self._masks(action_mask, shape)
         try:
-            return predict(self.algorithm, observation, states, starts, masks, deterministic)
+            counted = ZeroBased(self.observation_space).from_env(observation)
+            actions, after = predict(self.algorithm, counted, states, starts, masks, deterministic)
         except (ValueError, RuntimeError, TypeError) as error:
             raise self._error(f"the observation does not fit {self.observation_space}: {error}") from error
+        return ZeroBased(self.action_space).to_env(actions), after
+
+    def _flat(self, observation: Any) -> Any:
+        """What the policy sees of an observation that the env itself gave: see the wrappers of envs."""
+        keys = self.observation_space.spaces if isinstance(self.observation_space, spaces.Dict) else ()
+        if isinstance(observation, Mapping) and MASK not in keys and set(observation) == {OBSERVATION, MASK}:
+            observation = observation[OBSERVATION]
+        return named_parts(observation) if keys and isinstance(observation, (Mapping, tuple)) else observation
 
     def _error(self, words: str) -> ConfigError:
         return ConfigError(f"agent {self.agent!r}: {words}")

@@ -14,6 +14,7 @@ from marl_sb3.types import AgentID, Array, BoolArray, Observations, PolicyID
 from marl_sb3.vec_env.groups import AgentGroup
 from marl_sb3.vec_env.interface import MultiAgentVecEnv
 from marl_sb3.vec_env.observations import map_arrays, to_rows
+from marl_sb3.vec_env.zero_based import ZeroBased
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,10 @@ class PolicyRows:
         return self.num_envs * len(self.agents)
 
     def observations(self, groups: Sequence[Observations]) -> Observations:
-        """(rows, ...) from the observations of all groups."""
+        """(rows, ...) from the observations of all groups, counted from 0."""
         columns = self._in_group
-        return to_rows(map_arrays(lambda array: array[:, columns], groups[self.group_index]))
+        of_policy = to_rows(map_arrays(lambda array: array[:, columns], groups[self.group_index]))
+        return self.zero_based_observations.from_rows(of_policy)
 
     def masks(self, groups: Sequence[BoolArray | None]) -> BoolArray | None:
         """(rows, n) from the action masks of all groups; None where the env gives none."""
@@ -64,9 +66,20 @@ class PolicyRows:
         return per_agent[:, self._among_all].reshape(-1)
 
     def put_actions(self, actions: Array, groups: Sequence[Array]) -> None:
-        """Write the rows' actions, (rows, ...), into the arrays of all groups."""
+        """Write the rows' actions, (rows, ...), counted from 0, into the arrays of all groups."""
+        actions = self.zero_based_actions.to_env(actions)
         by_env = actions.reshape(self.num_envs, len(self.agents), *actions.shape[1:])
         groups[self.group_index][:, self._in_group] = by_env
+
+    @cached_property
+    def zero_based_observations(self) -> ZeroBased:
+        """What its agents observe, as SB3 counts it."""
+        return ZeroBased(self.group.observation_space)
+
+    @cached_property
+    def zero_based_actions(self) -> ZeroBased:
+        """What its agents do, as SB3 counts it."""
+        return ZeroBased(self.group.action_space)
 
     @cached_property
     def mine(self) -> BoolArray:

@@ -13,7 +13,8 @@ from marl_sb3.errors import CheckpointError
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import Array
 
-_DTYPES = ("float16", "float32", "float64", *(f"{kind}{size}" for kind in ("int", "uint") for size in (8, 16, 32, 64)))
+_INTEGERS = tuple(f"{kind}{size}" for kind in ("int", "uint") for size in (8, 16, 32, 64))
+_DTYPES = ("float16", "float32", "float64", *_INTEGERS, "bool")
 _INFINITE = {"inf": math.inf, "-inf": -math.inf}
 _MAX_DIMENSIONS = 32
 
@@ -62,6 +63,7 @@ def _bound_to_plain(bound: Array) -> Any:
     """One number if all are equal; else two arrays, because the arrays of a checkpoint must be finite."""
     first = bound.flat[0].item() if bound.size else 0
     if (bound == first).all():
+        first = int(first) if isinstance(first, bool) else first
         return ("inf" if first > 0 else "-inf") if math.isinf(first) else first
     infinite = np.isinf(bound)
     return {"finite": np.where(infinite, 0, bound).astype(bound.dtype), "sign": _signs(bound, infinite)}
@@ -99,7 +101,8 @@ def _holds(dtype: np.dtype[Any], value: float) -> bool:
     """Whether a number fits the dtype: within its range, and an integer for integer dtypes."""
     if dtype.kind == "f":
         return bool(abs(value) <= float(np.finfo(dtype).max))
-    return isinstance(value, int) and np.iinfo(dtype).min <= value <= np.iinfo(dtype).max
+    low, high = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    return isinstance(value, int) and low <= value <= high
 
 
 # --- The others ------------------------------------------------------------------------------------------------------
@@ -120,7 +123,7 @@ def _multi_discrete_to_plain(space: spaces.MultiDiscrete) -> State | None:
 
 
 def _multi_discrete_from_plain(plain: StateReader, max_numbers: int) -> spaces.MultiDiscrete:
-    dtype = np.dtype(_one_of(plain, "dtype", [name for name in _DTYPES if "int" in name]))
+    dtype = np.dtype(_one_of(plain, "dtype", _INTEGERS))
     shape = _shape(plain, "shape", max_numbers)
     nvec, start = (plain.array(name, np.int64, shape) for name in ("nvec", "start"))
     if (nvec < 1).any() or (nvec > max_numbers).any() or nvec.sum() > max_numbers or (np.abs(start) > 2**53).any():

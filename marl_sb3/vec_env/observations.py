@@ -32,7 +32,14 @@ def zero_observations(groups: Sequence[AgentGroup], num_envs: int) -> tuple[Obse
     Raises:
         ConfigError: no array holds the observations of a space.
     """
-    return tuple(_zeros(group.observation_space, (num_envs, len(group.agents))) for group in groups)
+    return tuple(_zeros_of_group(group, num_envs) for group in groups)
+
+
+def _zeros_of_group(group: AgentGroup, num_envs: int) -> Observations:
+    try:
+        return _zeros(group.observation_space, (num_envs, len(group.agents)))
+    except ConfigError as error:
+        raise ConfigError(f"agents {', '.join(group.agents)}: {error}", key="env") from None
 
 
 def _zeros(space: spaces.Space[Any], shape: tuple[int, int]) -> Observations:
@@ -44,7 +51,7 @@ def _zeros(space: spaces.Space[Any], shape: tuple[int, int]) -> Observations:
 def _zeros_of_part(space: spaces.Space[Any], shape: tuple[int, int]) -> Array:
     if not isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
         raise ConfigError(
-            f"observation space {space}: accepted: Box, Discrete, MultiDiscrete, MultiBinary, or a Dict of these"
+            f"observation space {space}: accepted: Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple of these"
         )
     return np.zeros((*shape, *(space.shape or ())), dtype=space.dtype)
 

@@ -13,6 +13,7 @@ from marl_sb3.errors import ConfigError
 from marl_sb3.types import Array
 from marl_sb3.vec_env.observations import to_rows
 from marl_sb3.vec_env.seeding import fresh_seed
+from marl_sb3.vec_env.zero_based import ZeroBased
 
 if TYPE_CHECKING:
     from marl_sb3.vec_env.interface import MultiAgentVecEnv
@@ -44,7 +45,8 @@ class FlatVecEnv(VecEnv):
         self.env = env
         self._agents_per_env = len(env.agents)
         group = env.groups[0]
-        super().__init__(env.num_envs * self._agents_per_env, group.observation_space, group.action_space)
+        self._observed, self._chosen = ZeroBased(group.observation_space), ZeroBased(group.action_space)
+        super().__init__(env.num_envs * self._agents_per_env, self._observed.space, self._chosen.space)
         self.metadata = {**env.metadata, **self.metadata}
         self.last_step: VecStep | None = None
         self._actions: Array | None = None
@@ -57,7 +59,7 @@ class FlatVecEnv(VecEnv):
         self._reset_options()
         for env_index, infos in step.reset_infos.items():
             self._keep_reset_infos(env_index, infos)
-        return to_rows(step.observations[0])
+        return self._rows(step)
 
     def step_async(self, actions: Array) -> None:
         """Keep the actions, shape (E * A, ...), for `step_wait`."""
@@ -68,12 +70,16 @@ class FlatVecEnv(VecEnv):
         assert self._actions is not None, "step_async() comes first"
         # SB3 chooses MultiBinary actions as floats.
         actions = np.asarray(self._actions, dtype=self.action_space.dtype)
+        actions = self._chosen.to_env(actions)
         step = self.env.step((actions.reshape(self.env.num_envs, self._agents_per_env, *actions.shape[1:]),))
         self.last_step = step
         for env_index, infos in step.reset_infos.items():
             self._keep_reset_infos(env_index, infos)
         dones = (step.terminated | step.truncated).reshape(-1)
-        return to_rows(step.observations[0]), step.rewards.reshape(-1), dones, self._row_infos(step)
+        return self._rows(step), step.rewards.reshape(-1), dones, self._row_infos(step)
+
+    def _rows(self, step: VecStep) -> VecEnvObs:
+        return self._observed.from_rows(to_rows(step.observations[0]))
 
     def _keep_reset_infos(self, env_index: int, infos: Any) -> None:
         for column, agent in enumerate(self.env.agents):
@@ -90,7 +96,8 @@ class FlatVecEnv(VecEnv):
                     info["active"] = False
                 rows.append(info)
         for (env_index, column), observation in step.final_observations.items():
-            rows[env_index * self._agents_per_env + column]["terminal_observation"] = observation
+            row = rows[env_index * self._agents_per_env + column]
+            row["terminal_observation"] = self._observed.from_env(observation)
         return rows
 
     def seed(self, seed: int | None = None) -> Sequence[int | None]:

@@ -65,6 +65,17 @@ def _collect(space: spaces.Space[Any], observation: Any, prefix: str, parts: dic
             parts[f"{prefix}{name}"] = observation[name]
 
 
+def named_parts(observation: Any) -> dict[str, Any]:
+    """The parts of a nested observation by their names, without its space: mappings and tuples are taken apart."""
+    parts: dict[str, Any] = {}
+    for name, value in enumerate(observation) if isinstance(observation, tuple) else observation.items():
+        if isinstance(value, (Mapping, tuple)):
+            parts |= {f"{name}/{key}": part for key, part in named_parts(value).items()}
+        else:
+            parts[str(name)] = value
+    return parts
+
+
 class FlatObservationsEnv(BaseParallelWrapper):  # type: ignore[misc]
     """Makes nested observations flat, without loss.
 

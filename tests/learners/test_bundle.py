@@ -151,7 +151,7 @@ DISCRETE = {"kind": "Discrete", "n": 4, "start": 0}
         ({"observation": DISCRETE, "action": {**DISCRETE, "n": 60_000}}, "describes policy 'agent1' with"),
         ({"observation": DISCRETE, "action": DISCRETE}, "as the policy is built"),
         ({"observation": None, "action": DISCRETE}, r"does not hold the observation space .*: pass `env`"),
-        ({"observation": DISCRETE, "action": {**DISCRETE, "start": 1}}, "SB3 counts actions from 0"),
+        ({"observation": DISCRETE, "action": {**DISCRETE, "start": 1}}, "as the policy is built"),
         ({"action": DISCRETE}, "state/spaces/agent1/observation is missing"),
     ],
 )

@@ -22,6 +22,7 @@ SPACES = [
     spaces.Box(0, 255, (4, 4, 3), np.uint8),
     spaces.Box(np.array([0, 5]), np.array([7, 6]), dtype=np.int16),
     spaces.Box(-1, 1, ()),
+    spaces.Box(0, 1, (2,), np.bool_),
     spaces.Box(-1, 1, (0,)),
     spaces.Discrete(4),
     spaces.Discrete(4, start=-2),

@@ -9,7 +9,7 @@ import pytest
 from gymnasium import spaces
 from toy_envs import ScriptedEnv
 
-from marl_sb3 import make_vec_env
+from marl_sb3 import MultiAgentAlgorithm, make_vec_env
 from marl_sb3.errors import EnvError
 from marl_sb3.wrappers import ActionMaskEnv, wrap
 from marl_sb3.wrappers.action_mask import is_masked
@@ -92,3 +92,11 @@ def test_a_wrong_mask_is_refused_in_its_step(wrong, words):
 def test_only_envs_with_masks_are_wrapped():
     assert isinstance(wrap(MaskedEnv(), 0), ActionMaskEnv)
     assert not isinstance(wrap(ScriptedEnv(), 0), ActionMaskEnv)
+
+
+def test_predict_takes_what_the_env_itself_shows():
+    env = make_vec_env(MaskedEnv, seed=0)
+    algorithm = MultiAgentAlgorithm(env, "per_agent", n_steps=4, seed=0)
+    inner = np.ones(3, np.float32)
+    shown = {"a": {"observation": inner, "action_mask": np.ones(3, np.int8)}}
+    assert algorithm.predict(shown, deterministic=True) == algorithm.predict({"a": inner}, deterministic=True)

@@ -7,7 +7,7 @@ import pytest
 from gymnasium import spaces
 from toy_envs import SampledEnv
 
-from marl_sb3 import make_vec_env
+from marl_sb3 import MultiAgentAlgorithm, make_vec_env
 from marl_sb3.errors import ConfigError, EnvError
 from marl_sb3.wrappers.flat_observations import flat_observation, flat_space
 
@@ -62,3 +62,13 @@ def test_a_part_outside_its_space_is_told_by_the_envs_own_names():
     env.observation = lambda agent: {"a": [0, 0, 1], "b": {"y": np.zeros(2), "x": (4, np.zeros(2))}}
     with pytest.raises(EnvError, match=r"agent 'a': observation is \(4, .* \(key 'x'\) \(key 'b'\)"):
         make_vec_env(lambda: env).reset()
+
+
+def test_predict_takes_what_the_env_itself_shows():
+    env = make_vec_env(SampledEnv, observation_space=NESTED, action_space=spaces.Discrete(9), seed=0)
+    algorithm = MultiAgentAlgorithm(env, policy="MultiInputPolicy", n_steps=4, seed=0)
+    for _ in range(5):
+        observation = NESTED.sample()
+        flat = flat_observation(NESTED, observation)
+        one, other = (algorithm.predict({"a": seen}, deterministic=True) for seen in (observation, flat))
+        assert one == other

@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
@@ -65,6 +64,7 @@ def _made(
 ) -> OnPolicyAlgorithm:
     settings = dict(spec.hyperparameters)
     settings["policy_kwargs"] = dict(settings.get("policy_kwargs") or {})  # SB3 writes into it
+    _check_policy_name(rows, spec)
     _check_policy_kwargs(rows, spec, settings["policy_kwargs"])
     with warnings.catch_warnings():
         # `_check_fit` says the same in one line.
@@ -80,6 +80,17 @@ def _made(
             )
         except (AssertionError, AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
             raise ConfigError(f"policy {rows.policy_id!r}: {spec.algorithm.__name__} says: {error}") from error
+
+
+def _check_policy_name(rows: PolicyRows, spec: PolicySpec) -> None:
+    """Refuse a policy for other observations than these; SB3 finds out by itself, but not in these words."""
+    if spec.policy in ("MlpPolicy", "CnnPolicy") and isinstance(rows.group.observation_space, spaces.Dict):
+        parts, agents = ", ".join(rows.group.observation_space.spaces), ", ".join(rows.agents)
+        raise ConfigError(
+            f"policy {rows.policy_id!r}: agents {agents} observe several parts ({parts}), but {spec.policy} takes one "
+            "array; accepted: policy=MultiInputPolicy",
+            key="policy",
+        )
 
 
 _OF_SB3 = ("self", "observation_space", "action_space", "lr_schedule", "use_sde")  # SB3 passes these itself
@@ -110,14 +121,7 @@ def _check_spaces(rows: PolicyRows) -> None:
         ConfigError: names the policy, its agents and the space.
     """
     where = f"policy {rows.policy_id!r}, agents {', '.join(map(str, rows.agents))}"
-    observation_space, action_space = rows.group.observation_space, rows.group.action_space
-    parts = observation_space.spaces.values() if isinstance(observation_space, spaces.Dict) else [observation_space]
-    for kind, space in [*(("observation", part) for part in parts), ("action", action_space)]:
-        if np.any(getattr(space, "start", 0)):
-            raise ConfigError(
-                f"{where}: SB3 counts {kind}s from 0, but the {kind} space is {space}; accepted: start 0, with "
-                f"an env that shifts the numbers itself"
-            )
+    action_space = rows.group.action_space
     if not isinstance(action_space, _ACTION_SPACES):
         kinds = ", ".join(kind.__name__ for kind in _ACTION_SPACES)
         raise ConfigError(f"{where}: the action space is {action_space}; accepted: {kinds}")

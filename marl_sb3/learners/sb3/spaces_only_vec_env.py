@@ -15,7 +15,7 @@ class SpacesOnlyVecEnv(VecEnv):
     """Spaces and number of rows of one policy. All policies act in the same envs: only the joint loop steps them."""
 
     def __init__(self, rows: PolicyRows) -> None:
-        super().__init__(rows.num_rows, rows.group.observation_space, rows.group.action_space)
+        super().__init__(rows.num_rows, rows.zero_based_observations.space, rows.zero_based_actions.space)
 
     def seed(self, seed: int | None = None) -> Sequence[int | None]:
         """Nothing: the joint env has a seed of its own."""
