@@ -1,6 +1,6 @@
 """Multi-agent reinforcement learning with Stable-Baselines3.
 
-Names are imported when they are first used: `import marl_sb3` alone takes no torch.
+Names are imported when they are first used: `import marl_sb3` alone does not import torch.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ __all__ += list(_HOME)
 
 
 class _Package(ModuleType):
-    """The package, whose `train` and `tune` stay the functions of the library.
+    """The module type of the package, which keeps `train` and `tune` bound to the functions of the library.
 
-    The import of `marl_sb3.train`, the module behind `python -m marl_sb3.train`, would bind the name to the module.
+    Otherwise an import of `marl_sb3.train`, the module of the command, would bind the name to the module.
     """
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -20,10 +20,10 @@ def build_parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="python -m marl_sb3",
         description="Multi-agent reinforcement learning with Stable-Baselines3.",
-        epilog=f"commands\n{listed}\n\npython -m marl_sb3.COMMAND --help tells more of each.",
+        epilog=f"commands\n{listed}\n\npython -m marl_sb3.COMMAND --help describes each of them.",
         usage="python -m marl_sb3 COMMAND ...",
     )
-    parser.add_argument("command", metavar="COMMAND", choices=COMMANDS, help="one of those below, then its arguments")
+    parser.add_argument("command", metavar="COMMAND", choices=COMMANDS, help="one of these below, then its arguments")
     return parser
 
 

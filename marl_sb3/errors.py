@@ -18,12 +18,12 @@ class MarlSb3Error(Exception):
 
 
 class ConfigError(MarlSb3Error, ValueError):
-    """A setting is wrong: the message says which, the value received, and what is accepted.
+    """A setting is wrong. The message names it, the value received, and what is accepted.
 
     Args:
-        message: what is wrong, for a person.
-        key: the setting's name where there is one (`learning_rate`, `env.height`), so that a
-            caller who knows where the value came from can say so.
+        message: describes what is wrong.
+        key: name of the setting (`learning_rate`, `env.height`), if there is one, so that a caller can add where its
+            value was given.
     """
 
     def __init__(self, message: str, key: str | None = None) -> None:
@@ -39,7 +39,7 @@ class EnvError(MarlSb3Error, RuntimeError):
 
 
 class EnvRaisedError(EnvError):
-    """An env raised an exception of its own, which is the cause of this one.
+    """An env raised an exception, which is the cause of this one.
 
     The message names the call, the env's index, the episode, the step, the episode's seed, and the line of the env.
     """
@@ -50,7 +50,7 @@ class VecEnvOrderError(MarlSb3Error, RuntimeError):
 
 
 class NumericError(MarlSb3Error, ArithmeticError):
-    """A loss, a gradient or what they are made of is NaN or infinite; the message names it and where it began."""
+    """A loss, a gradient or one of their inputs is NaN or infinite; the message names it and its origin."""
 
 
 class EnvNumericError(EnvError, NumericError):
@@ -58,14 +58,14 @@ class EnvNumericError(EnvError, NumericError):
 
 
 class CheckpointError(MarlSb3Error, RuntimeError):
-    """A checkpoint is damaged, does not belong to this run, or is not a checkpoint; nothing of it has been used.
+    """A checkpoint is damaged, is no checkpoint, or does not belong to this run. Nothing in it was used.
 
     The message names the file, what is wrong with it, and what is accepted.
     """
 
 
 class ExportError(MarlSb3Error, RuntimeError):
-    """A policy could not be exported, or what was exported does not act as it does; no file has been left of it."""
+    """A policy could not be exported, or the exported file does not act as the policy. No file is left."""
 
 
 _WRONG_PATH = (
@@ -79,7 +79,7 @@ def path_is_usable(what: str, path: str | Path, key: str) -> Iterator[None]:
     """Turn errors that a user's path causes into `ConfigError`; those of a full or failing disk stay as they are.
 
     Args:
-        what: what cannot be done, such as `--run-dir: cannot write to`.
+        what: start of the message, such as `--run-dir: cannot write to`.
         path: the path that the user named.
         key: the setting or option.
 
@@ -97,11 +97,11 @@ def path_is_usable(what: str, path: str | Path, key: str) -> Iterator[None]:
 
 
 def as_path(name: str, value: Any) -> Path:
-    """A path that a user gives to a function.
+    """Return an argument of a function as a path.
 
     Args:
-        name: of the argument, for the message.
-        value: anything.
+        name: name of the argument, for the message.
+        value: its value, of any type.
 
     Raises:
         ConfigError: it is neither a string nor a `pathlib.Path`.
@@ -112,25 +112,25 @@ def as_path(name: str, value: Any) -> Path:
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether it says that there is no space left: that is nobody's mistake but the machine's."""
+    """Whether an error says that the disk is full, which is no mistake of the user."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def note_traceback_file(error: BaseException, file: str) -> None:
-    """Let an exception know the file in which its traceback is kept, for messages to point to."""
+    """Note in an exception the file that holds its traceback, so that messages can name it."""
     error.__dict__["traceback_file"] = file
 
 
 def traceback_file(error: BaseException) -> str | None:
-    """The file in which the traceback of an exception is kept, if it is kept in one."""
+    """Return the file that holds the traceback of an exception; None if there is none."""
     return error.__dict__.get("traceback_file")
 
 
 def note_remedy(error: BaseException, remedy: str) -> None:
-    """Keep what a user can do about an exception; the commands show it with the message."""
+    """Note in an exception what a user can do about it; the commands show it with the message."""
     error.__dict__["remedy"] = remedy
 
 
 def remedy_of(error: BaseException) -> str | None:
-    """What a user can do about an exception, where that is known."""
+    """Return what a user can do about an exception; None if that is not known."""
     return error.__dict__.get("remedy")

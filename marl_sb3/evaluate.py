@@ -44,7 +44,7 @@ def _play(arguments: argparse.Namespace) -> EvaluatedRun:
             cleanup.enter_context(redirect_stdout(sys.stderr))
         video = None if arguments.video is None else cleanup.enter_context(_video_file(arguments))
         folder = found_run(arguments.run)
-        with without_collections():  # the imports take seconds: after what can be refused without them
+        with without_collections():  # the imports take seconds: wrong options are refused before
             from marl_sb3.evaluation import EvaluationPlan
             from marl_sb3.runs.evaluate import evaluate_run
             from marl_sb3.runs.restore import SavedRun
@@ -65,7 +65,7 @@ def _video_file(arguments: argparse.Namespace) -> VideoFile:
 
 
 def _actions(arguments: argparse.Namespace, plan: EvaluationPlan) -> str:
-    """Which actions the policies took, in words, and which option or setting says so."""
+    """Describe which actions the policies took, and which option or setting decided it."""
     which = "the most likely actions" if plan.deterministic else "sampled actions"
     if arguments.stochastic or arguments.deterministic:
         return f"{which} ({'--stochastic' if arguments.stochastic else '--deterministic'})"

@@ -24,7 +24,7 @@ def _export(arguments: argparse.Namespace) -> int:
     setup_logging(arguments.verbosity)
     folder = found_run(arguments.run)
     out = Path(arguments.out) if arguments.out else folder / "export" / arguments.format
-    with without_collections():  # the imports take seconds: after what can be refused without them
+    with without_collections():  # the imports take seconds: wrong options are refused before
         from marl_sb3.runs.restore import SavedRun
 
         run = SavedRun.open(folder, named_env(arguments), makes_env=False)

@@ -1,4 +1,4 @@
-"""Standard output and error that never raise, so that a console that fails does not end a training."""
+"""Standard output and error that never raise, so that a failing console does not end a training."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class LenientStream:
 
     @property
     def is_lost(self) -> bool:
-        """Whether output was lost that somebody would have read: on a full disk, for example."""
+        """Whether output was lost that somebody could have read, on a full disk for example."""
         # Nobody reads a closed pipe, a closed terminal or a closed file object.
         gone = (errno.EPIPE, errno.EIO)
         return isinstance(self.error, OSError) and self.error.errno not in gone

@@ -9,12 +9,12 @@ from contextlib import contextmanager
 
 @contextmanager
 def without_collections() -> Iterator[None]:
-    """Import modules and build a run inside without garbage collections, and keep what is there out of later ones.
+    """Disable garbage collections within the context, and exempt all objects that exist on exit from later ones.
 
-    PyTorch, SB3 and numba create hundreds of thousands of objects that live until the process ends. To look through
-    them again and again takes about a quarter of the CPU time of a start. `gc.freeze` also spares the collections of
-    the training and the one at exit. Only the first block freezes: what a program that runs several commands leaves
-    behind can be collected.
+    It is meant for imports and building a run. PyTorch, SB3 and numba create hundreds of thousands of objects that live
+    until the process ends, and scanning them takes about a quarter of the CPU time of a start. `gc.freeze` also keeps
+    them out of the collections during the training and at exit. Only the first context freezes, so that objects of
+    earlier commands in the same process can be collected.
     """
     if gc.get_freeze_count() or not gc.isenabled():
         yield

@@ -56,7 +56,7 @@ def _prepare(arguments: argparse.Namespace) -> Run:
         stop=stop,
         **{name: getattr(arguments, name) for name in SETTINGS},
     )
-    from marl_sb3.runs.prepare import prepare  # takes seconds: after what can be refused without it
+    from marl_sb3.runs.prepare import prepare  # takes seconds: wrong options are refused before
 
     return prepare(config, arguments.run_dir, trust_pickle=arguments.trust_pickle)
 
@@ -64,7 +64,7 @@ def _prepare(arguments: argparse.Namespace) -> Run:
 def _resume(arguments: argparse.Namespace, stop: dict[str, Any] | None) -> Run:
     require_resumable(arguments)
     folder = found_run(arguments.resume)
-    from marl_sb3.runs.resume import resume_run  # takes seconds: after what can be refused without it
+    from marl_sb3.runs.resume import resume_run  # takes seconds: wrong options are refused before
 
     changes = {name: getattr(arguments, name) for name in RESUME_SETTINGS}
     return resume_run(folder, arguments.timesteps, named_env(arguments), stop=stop, **changes)

@@ -1,4 +1,4 @@
-"""The vocabulary of the package: ids, mappings and array aliases that every layer uses."""
+"""Type aliases of ids, mappings and arrays that all layers use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Callbacks: the only hooks into a running training. Each is an SB3 `BaseCallback`, in a file of its own."""
+"""Callbacks: the only hooks into a running training. Each is an SB3 `BaseCallback` in its own file."""
 
 from __future__ import annotations
 

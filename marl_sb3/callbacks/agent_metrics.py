@@ -1,4 +1,4 @@
-"""Per-agent metrics for stock SB3 algorithms, which know rows only."""
+"""Per-agent metrics for stock SB3 algorithms, which do not know agents."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class AgentMetricsCallback(BaseCallback):
     `MultiAgentAlgorithm` does not need it: it has these metrics by itself.
 
     Args:
-        window: over how many finished episodes the metrics run.
-        custom_metrics: numbers per episode from the infos, besides those that the env announces.
+        window: number of finished episodes that the metrics run over.
+        custom_metrics: metrics from the infos, in addition to those that the env announces.
 
     Attributes:
-        tracker: the finished episodes; there once the training has started.
+        tracker: the finished episodes; set when the training starts.
     """
 
     tracker: EpisodeTracker
@@ -37,7 +37,7 @@ class AgentMetricsCallback(BaseCallback):
     def _on_training_start(self) -> None:
         env = self.training_env.unwrapped
         if not isinstance(env, FlatVecEnv):
-            raise ConfigError(f"the training env is {type(env).__name__}; accepted: what as_sb3_vec_env() returns")
+            raise ConfigError(f"the training env is {type(env).__name__}; accepted: that of as_sb3_vec_env()")
         self._rows = env
         policy_of = dict.fromkeys(env.env.agents, _POLICY)
         self.tracker = EpisodeTracker(env.env, policy_of, self._window, self._custom_metrics)

@@ -1,4 +1,4 @@
-"""Write checkpoints while a run trains, and one when it ends."""
+"""Write checkpoints during the training, and one at its end."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _log = logging.getLogger(__name__)
 
 
 class CheckpointCallback(MultiAgentCallback):
-    """Keeps the newest checkpoints and the best one. It should be the last callback, so that it saves all others.
+    """Writes checkpoints, and keeps the newest ones and the best. It should be the last callback: it saves the others.
 
     Args:
-        folder: the folder that they go into.
-        every: iterations from one to the next; 0: only at the end.
-        keep: how many of the newest are kept.
-        metric: which of them is the best is told by this metric in its iteration.
-        higher_is_better: the best has the highest value; False: the lowest.
+        folder: the folder of the checkpoints.
+        every: iterations between checkpoints; 0: only one at the end.
+        keep: how many of the newest checkpoints are kept.
+        metric: the metric that decides which checkpoint is the best.
+        higher_is_better: whether the best has the highest (True) or the lowest (False) value of the metric.
         at_start: save the untrained policies too.
         on_saved: called with the name of each new checkpoint.
 
@@ -43,25 +43,25 @@ class CheckpointCallback(MultiAgentCallback):
         self._folder = CheckpointFolder(Path(folder))
         self._every, self._keep, self._at_start = every, keep, at_start
         self._metric, self._higher_is_better = metric, higher_is_better
-        self._value: float | None = None  # of the metric, in the latest iteration
+        self._value: float | None = None  # value of the metric in the latest iteration
         self._saved_at: int | None = None
         self._logged_at: int | None = None
         self._on_saved = on_saved
         self.latest: str | None = None
 
     def _on_training_start(self) -> None:
-        self._saved_at = self.algorithm.iteration  # what a run is resumed from is there already
+        self._saved_at = self.algorithm.iteration  # the checkpoint that the run is resumed from exists already
         if self._at_start and self.algorithm.iteration == 0:
             self._save()
 
     def on_iteration_logged(self, result: Result) -> None:
-        """Save, if it is time."""
+        """Write a checkpoint if one is due."""
         self._logged_at = self.algorithm.iteration
         self._value = flatten(result).get(self._metric)
         if self._every and self.algorithm.iteration % self._every == 0:
             try:
                 self._save()
-            except OSError as error:  # the next one may succeed; the earlier ones are as they were
+            except OSError as error:  # the next one may succeed; earlier checkpoints are unchanged
                 _log.warning("no checkpoint of iteration %d: %s", self.algorithm.iteration, error)
 
     def _on_training_end(self) -> None:
@@ -69,14 +69,14 @@ class CheckpointCallback(MultiAgentCallback):
             self._save()
 
     def rescue(self) -> None:
-        """Save what a failed training leaves, if it has just finished and logged an iteration; failures are logged."""
+        """After a failed training, save the last iteration if it was finished and logged; an error is only logged."""
         if self._logged_at is None or self._logged_at == self._saved_at:
             return
         if self._logged_at != self.algorithm.iteration or not self.algorithm.between_iterations:
             return
         try:
             self._save()
-        except Exception as error:  # the error that ended the training is the one to be told
+        except Exception as error:  # the error that ended the training is more important
             _log.warning("no checkpoint of iteration %d: %s", self.algorithm.iteration, error)
 
     def _save(self) -> None:

@@ -1,4 +1,4 @@
-"""Evaluate the policies every few iterations, in envs of their own."""
+"""Evaluate the policies every few iterations, in separate envs."""
 
 from __future__ import annotations
 
@@ -28,27 +28,29 @@ _ARGUMENT_OF_UNIT = {"episodes": "n_episodes", "timesteps": "n_env_steps"}
 
 
 class EvaluationCallback(MultiAgentCallback):
-    """Adds `evaluation/env_runners/...` to the result and the logs of each iteration that it evaluates in.
+    """Evaluates at intervals, and adds `evaluation/env_runners/...` to the result and the logs of the iteration.
 
-    The training is the same with and without it, bit for bit. Every evaluation plays the same episodes, so that their
-    figures compare. All other callbacks see them in the result, whether they come before or after this one.
+    It does not change the training: that is the same without it, bit for bit. Every evaluation plays the same episodes,
+    so that their metrics are comparable. All other callbacks see the metrics in the result, in any order of callbacks.
 
     Args:
-        env: the envs, or what makes them; those that it makes it closes when the training ends.
-        interval: iterations, or env steps, from one evaluation to the next.
-        duration: how long one takes.
-        duration_unit: `episodes`, or `timesteps`: env steps, which favour short episodes; see `play_episodes`.
-        deterministic: the most likely actions (True) or sampled ones (False); None: as the algorithm's
-            `evaluation_deterministic` says.
-        seed: of the episodes and the actions. None: follows from the seed of the training.
-        interval_unit: of `interval`: `iterations`, or `timesteps`: the iteration that completes as many env steps, or a
-            multiple of them, is evaluated.
-        evaluation_function: evaluates instead, with the policies and the seeded envs; its metrics, nested or flat, take
-            the place of those below `evaluation/env_runners`. `duration` and `deterministic` are its own business.
+        env: the envs, or a function that makes them. Envs made by the function are closed when the training ends.
+        interval: iterations, or env steps, between evaluations.
+        duration: length of an evaluation.
+        duration_unit: unit of the duration: `episodes`, or `timesteps` (env steps, which favours short episodes; see
+            `play_episodes`).
+        deterministic: the most likely actions (True) or sampled ones (False); None: the algorithm's
+            `evaluation_deterministic` decides.
+        seed: seed of the episodes and the actions. None: it follows from the seed of the training.
+        interval_unit: unit of the interval: `iterations`, or `timesteps`: an evaluation follows the iteration that
+            completes that many env steps, or a multiple of them.
+        evaluation_function: called with the policies and the seeded envs instead of the built-in evaluation. It
+            returns the metrics, nested or flat, for `evaluation/env_runners`, and may ignore `duration` and
+            `deterministic`.
 
     Raises:
-        ConfigError: a number or the unit is not accepted, or, when the training starts, the envs are those of the
-            training or have other agents or spaces.
+        ConfigError: a number or a unit is not accepted; or, when the training starts, the envs are those of the
+            training, or have other agents or spaces.
     """
 
     def __init__(
@@ -73,7 +75,7 @@ class EvaluationCallback(MultiAgentCallback):
         self._evaluation_function = evaluation_function
 
     def metric_names(self, algorithm: MultiAgentAlgorithm) -> list[str]:
-        """The flat names that it adds to a result; none if only an `evaluation_function` knows them."""
+        """Return the flat names that it adds to a result; none with an `evaluation_function`: they are not known."""
         if self._evaluation_function is not None:
             return []
         return [f"{_PREFIX}{name}" for name in metric_names(algorithm, self._open(algorithm))]
@@ -94,7 +96,7 @@ class EvaluationCallback(MultiAgentCallback):
         return self._env
 
     def complete_result(self, result: Result) -> None:
-        """Evaluate, if it is time."""
+        """Evaluate if an evaluation is due."""
         if self._is_due(result):
             result["evaluation"] = {"env_runners": finite_or_none(self._evaluate())}
 
@@ -119,7 +121,7 @@ class EvaluationCallback(MultiAgentCallback):
         self.close()
 
     def close(self) -> None:
-        """Close the envs that it made; whatever ended the training."""
+        """Close the envs that the callback made."""
         if self._make_env is not None and self._env is not None:
             self._env.close()
             self._env = None

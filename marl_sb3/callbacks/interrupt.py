@@ -1,4 +1,4 @@
-"""End the training with its iteration when the process is asked to stop."""
+"""On a signal, end the training after the running iteration."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _log = logging.getLogger(__name__)
 
 
 class StopOnSignal(MultiAgentCallback):
-    """Ends the training after the running iteration when SIGINT, SIGTERM or SIGHUP comes.
+    """Ends the training after the running iteration when the process receives SIGINT, SIGTERM or SIGHUP.
 
-    Exact resume is only possible between iterations. A second SIGINT or SIGTERM interrupts at once. SIGHUP never does:
-    when a terminal is closed, both the kernel and the shell send it.
+    Exact resume is only possible between iterations. A second SIGINT or SIGTERM interrupts at once. A second SIGHUP
+    does not: when a terminal is closed, both the kernel and the shell send SIGHUP.
 
-    A context manager: the former handlers are back when it is left. See `marl_sb3.signals.handled` for when it does
+    As a context manager, it restores the former handlers on exit. See `marl_sb3.signals.handled` for when it does
     nothing.
 
     Attributes:
-        received: the signal's name, or None.
+        received: name of the received signal; None if there was none.
     """
 
     def __init__(self) -> None:
@@ -55,5 +55,5 @@ class StopOnSignal(MultiAgentCallback):
         return True
 
     def on_iteration_end(self, result: Result) -> bool:
-        """False once a signal has come."""
+        """Return False once a signal was received."""
         return self.received is None

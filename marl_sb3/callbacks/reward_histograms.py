@@ -1,4 +1,4 @@
-"""TensorBoard histograms of the rewards that each agent got in one episode."""
+"""TensorBoard histograms of each agent's rewards in an episode."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from marl_sb3.types import Array
 
 
 class RewardHistogramCallback(MultiAgentCallback):
-    """Logs `env_runners/episode_rewards/{agent}` once an iteration: the latest finished episode of env 0."""
+    """Logs `env_runners/episode_rewards/{agent}` of the latest finished episode of env 0, once per iteration."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class RewardHistogramCallback(MultiAgentCallback):
         self._steps, self._finished = [], []
 
     def on_episode_end(self, episode: Episode) -> None:
-        """Note how long the episode was."""
+        """Keep the length of the episode."""
         if episode.env_index == 0:
             self._length = episode.length
 
@@ -31,14 +31,14 @@ class RewardHistogramCallback(MultiAgentCallback):
         step = self.locals["step"]
         self._steps.append((step.rewards[0].copy(), step.acted[0].copy()))
         if step.episode_done[0]:
-            # An episode that had begun before this training has not been seen from its start.
+            # Skip an episode that began before this training: its first rewards are unknown.
             if len(self._steps) == self._length:
                 self._finished = self._steps
             self._steps = []
         return True
 
     def get_state(self) -> State:
-        """The running episode of env 0."""
+        """Return the steps of the running episode of env 0."""
         return {
             "rewards": np.stack([rewards for rewards, _ in self._steps]) if self._steps else None,
             "acted": np.stack([acted for _, acted in self._steps]) if self._steps else None,
@@ -53,7 +53,7 @@ class RewardHistogramCallback(MultiAgentCallback):
             self._steps = list(zip(rewards, acted, strict=True))
 
     def on_iteration_end(self, result: Result) -> bool:
-        """Record the histograms, if an episode has finished since the last iteration."""
+        """Record the histograms if an episode has finished since the last iteration."""
         if self._finished:
             rewards, acted = (np.stack(arrays) for arrays in zip(*self._finished, strict=True))
             for column, agent in enumerate(self.algorithm.env.agents):

@@ -1,4 +1,4 @@
-"""End the training when a metric has reached a value, or after a number of env steps."""
+"""End the training when a metric reaches a value, or after a number of env steps."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from marl_sb3.training.callback import MultiAgentCallback
 
 
 class StopAfterSteps(MultiAgentCallback):
-    """Stops after the first iteration that completes so many env steps.
+    """Stops after the first iteration that completes `env_steps` env steps.
 
     Args:
-        env_steps: of the whole run.
+        env_steps: env steps of the whole run.
     """
 
     def __init__(self, env_steps: int) -> None:
@@ -20,7 +20,7 @@ class StopAfterSteps(MultiAgentCallback):
         self.env_steps = env_steps
 
     def on_iteration_end(self, result: Result) -> bool:
-        """False once they are taken."""
+        """Return False once the env steps are taken."""
         return self.num_timesteps < self.env_steps
 
 
@@ -28,11 +28,11 @@ class StopOnMetric(MultiAgentCallback):
     """Stops after the first iteration in which one of the metrics is at least its value.
 
     Args:
-        thresholds: value by metric name, such as `{"env_runners/episode_return_mean": 15}`.
-        more_metrics: names that other callbacks add to the result; see `EvaluationCallback.metric_names`.
+        thresholds: metric name -> value, such as `{"env_runners/episode_return_mean": 15}`.
+        more_metrics: names of metrics that other callbacks add to the result; see `EvaluationCallback.metric_names`.
 
     Attributes:
-        reached: the condition that was met, in words; None before.
+        reached: a sentence about the condition that was met; None before.
     """
 
     def __init__(self, thresholds: Mapping[str, float], more_metrics: Sequence[str] = ()) -> None:
@@ -45,14 +45,14 @@ class StopOnMetric(MultiAgentCallback):
         """Refuse metrics that no result will have.
 
         Raises:
-            ConfigError: with the names that come close.
+            ConfigError: a metric is unknown; the message suggests similar names.
         """
         known = [*self.algorithm.metric_names(), *self._more_metrics]
         for name in self.thresholds:
             require_metric(name, known)
 
     def on_iteration_end(self, result: Result) -> bool:
-        """False once a threshold is reached."""
+        """Return False once a threshold is reached."""
         flat = flatten(result)
         for name, threshold in self.thresholds.items():
             value = flat.get(name)

@@ -1,1 +1,1 @@
-"""What the commands have in common, and their command lines; nothing heavy is imported."""
+"""The command lines of all commands, and code that they share; nothing heavy is imported."""

@@ -14,8 +14,8 @@ Without --stochastic or --deterministic, the run's setting
 evaluation.deterministic decides; the first line of the output says which.
 
 The episodes are not those of the training. The same command plays the same
-episodes; another --seed plays others. How many episodes each env plays is fixed
-beforehand, so that short episodes are not favoured.
+episodes; another --seed plays others. The number of episodes of each env is
+fixed beforehand, so that short episodes are not favoured.
 
 examples
   python -m marl_sb3.evaluate runs/arena/20260101-120000-abcd
@@ -27,7 +27,7 @@ exit codes: 0 done, 1 failed, 2 wrong command line or run, 130 interrupted
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command line of `evaluate`."""
+    """Make the parser of `evaluate`."""
     parser = CommandParser(
         prog="python -m marl_sb3.evaluate",
         description="Let the policies of a run play episodes, and print their returns.",
@@ -37,16 +37,16 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--episodes", metavar="N", type=integer, default=20, help="complete episodes; default: 20")
     actions = parser.add_mutually_exclusive_group()
     actions.add_argument(
-        "--stochastic", action="store_true", help="sample the actions, as in training; default: as the run says"
+        "--stochastic", action="store_true", help="sample the actions, as in training; default: the run's setting"
     )
     actions.add_argument(
-        "--deterministic", action="store_true", help="take the most likely actions; default: as the run says"
+        "--deterministic", action="store_true", help="take the most likely actions; default: the run's setting"
     )
     parser.add_argument(
         "--video", metavar="FILE", type=Path, help="film the first episode of env 0, as .gif or .mp4; default: no film"
     )
     parser.add_argument(
-        "--video-episodes", metavar="N", type=integer, help="how many episodes of env 0 are filmed; default: 1"
+        "--video-episodes", metavar="N", type=integer, help="number of episodes of env 0 to film; default: 1"
     )
     parser.add_argument(
         "--seed",
@@ -83,5 +83,5 @@ def require_accepted(arguments: argparse.Namespace) -> None:
 
 
 def film_episodes(arguments: argparse.Namespace) -> int:
-    """How many episodes of env 0 are filmed."""
+    """Return the number of episodes of env 0 to film."""
     return 0 if arguments.video is None else arguments.video_episodes or 1

@@ -8,15 +8,14 @@ from marl_sb3.cli.parser import CommandParser, add_env_option, add_run, add_verb
 from marl_sb3.transfer.export import FORMATS
 
 _EPILOG = """\
-sb3: POLICY.zip, which stable_baselines3.PPO.load opens where marl_sb3 is not
-     installed
+sb3: POLICY.zip, which stable_baselines3.PPO.load opens without marl_sb3
 onnx: POLICY.onnx, which any ONNX runtime opens; needs
      pip install 'marl_sb3[onnx]'
   in   observation, or observation.KEY for each key of a Dict: a batch, as the
        env gives them
   out  actions (deterministic), values, and logits or mean and log_std
-  Each file is compared with the policy, on random observations, before it gets
-  its name.
+  Before it is put in place, each file is compared with the policy on random
+  observations.
 
 examples
   python -m marl_sb3.export runs/arena/20260101-120000-abcd
@@ -27,7 +26,7 @@ exit codes: 0 done, 1 failed, 2 wrong command line or run folder
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command line of `export`."""
+    """Make the parser of `export`."""
     parser = CommandParser(
         prog="python -m marl_sb3.export",
         description="Write the policies of a run to files that need no marl_sb3.",
@@ -39,6 +38,6 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add_env_option(parser, also_positional=False, makes_env=False)
     parser.add_argument("--out", metavar="DIR", help="folder of the files; default: RUN/export/FORMAT")
-    parser.add_argument("--force", action="store_true", help="replace files that are there; default: off")
+    parser.add_argument("--force", action="store_true", help="replace existing files; default: off")
     add_verbosity(parser)
     return parser

@@ -18,7 +18,7 @@ _SIMILAR = 0.7  # least similarity, by `difflib`, of an unknown option and the o
 class CommandParser(argparse.ArgumentParser):
     """An `ArgumentParser` with one-line errors and `--version`.
 
-    Long options may not be abbreviated, lest new ones break scripts.
+    Long options may not be abbreviated: a new option could make an abbreviation in a script ambiguous.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -35,10 +35,10 @@ class CommandParser(argparse.ArgumentParser):
         return arguments
 
     def _meant(self, unknown: str, settings: list[str] | None) -> str | None:
-        """What the user may have meant by an unknown argument.
+        """Return the option that the user may have meant by an unknown argument; None if there is none.
 
         Args:
-            settings: what was given after `--set`; None for a command that has no such option.
+            settings: the values of `--set`; None for a command without that option.
         """
         if unknown.startswith("-"):
             known = [option for action in self._actions for option in action.option_strings]
@@ -49,14 +49,14 @@ class CommandParser(argparse.ArgumentParser):
         return f"--set {unknown}" if settings is not None and "=" in unknown else None
 
     def error(self, message: str) -> NoReturn:
-        """Print what is wrong and leave with exit code 2."""
+        """Print an error and end the process with exit code 2."""
         print(f"error: {message} (see {self.prog} --help)", file=sys.stderr)
         sys.exit(EXIT_USAGE)
 
 
 def add_verbosity(parser: argparse.ArgumentParser) -> None:
     """Give a command `-v` and `-vv`, as `verbosity`."""
-    words = "say more, show tracebacks; -vv still more; default: off"
+    words = "log more, show tracebacks; -vv logs still more; default: off"
     parser.add_argument("-v", dest="verbosity", action="count", default=0, help=words)
 
 
@@ -65,17 +65,17 @@ def add_env_option(parser: argparse.ArgumentParser, *, also_positional: bool, ma
     if also_positional:
         words = "another way to give ENV; default: ENV"
     elif not makes_env:
-        words = "the env that the run has to be of; no env is made; default: any"
+        words = "refuse runs of another env (no env is made); default: accept any"
     else:
         words = "the run's env; required if it is your own code (package.module:factory); default: as in the run"
     parser.add_argument("--env", metavar="ENV", dest="env_option", help=words)
 
 
 def named_env(arguments: argparse.Namespace) -> str | None:
-    """The env that the command line names, by `--env` or as the positional argument.
+    """Return the env that the command line names, by `--env` or as the positional argument.
 
     Raises:
-        ConfigError: both are there, and differ.
+        ConfigError: both are given, and differ.
     """
     option: str | None = arguments.env_option
     positional: str | None = getattr(arguments, "env", None)
@@ -86,14 +86,14 @@ def named_env(arguments: argparse.Namespace) -> str | None:
 
 def add_run(parser: argparse.ArgumentParser) -> None:
     """Add RUN and `--checkpoint`."""
-    parser.add_argument("run", metavar="RUN", help="a run folder, or a folder of runs: the newest")
+    parser.add_argument("run", metavar="RUN", help="a run folder, or a folder of runs: its newest")
     parser.add_argument(
         "--checkpoint", metavar="WHICH", default="best", help="best, latest or an iteration; default: best"
     )
 
 
 def found_run(path: str) -> Path:
-    """The run folder that a user's path names; prints which run it is if the path is a folder of runs."""
+    """Return the run folder at a path; of a folder of runs the newest, which is then printed."""
     from marl_sb3.runs.folder import find_run
 
     folder = find_run(path)

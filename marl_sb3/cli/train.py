@@ -15,8 +15,8 @@ ENV is one of
   waterworld                built in: pursuers that eat food and avoid poison
   sisl/pursuit-v5           an id of PettingZoo's registry
   CartPole-v1               an id of Gymnasium's: one agent, called agent
-  package.module:factory    what returns a ParallelEnv or a gymnasium.Env
-  package:Env-v0            an id that the package registers
+  package.module:factory    a function that returns a ParallelEnv or gymnasium.Env
+  package:Env-v0            an id that a package registers
 
 KEY of --set is a setting of the preset file or one of SB3's arguments:
   --set learning_rate=lin_3e-4        for every policy; lin_X: from X down to 0
@@ -36,7 +36,7 @@ exit codes: 0 done, 1 failed, 2 wrong command line or settings, 130 interrupted
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command line of `train`."""
+    """Make the parser of `train`."""
     parser = CommandParser(prog="python -m marl_sb3.train", description="Train the agents of an env.", epilog=_EPILOG)
     parser.add_argument("env", metavar="ENV", nargs="?", help="the env to train in; default: the one in --hparams")
     add_env_option(parser, also_positional=True)
@@ -112,7 +112,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="N",
         type=_most_agents,
         default=8,
-        help="how many agents are shown, the best and the worst ones, or all; default: 8",
+        help="number of agents to show, the best and the worst ones, or all; default: 8",
     )
     parser.add_argument("--quiet", action="store_true", help="print the run folder alone; default: off")
     add_verbosity(parser)
@@ -120,7 +120,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _most_agents(text: str) -> int | None:
-    """For `--agents`: an integer of at least 1, or None for all."""
+    """Parse `--agents`: an integer of at least 1, or None for `all`."""
     if text == "all":
         return None
     if text.isdecimal() and int(text) > 0:
@@ -151,7 +151,7 @@ def require_resumable(arguments: argparse.Namespace) -> None:
 
 
 def stop_conditions(arguments: argparse.Namespace) -> dict[str, Any] | None:
-    """The values by metric name that `--stop` gives; None without `--stop`.
+    """Return metric -> value from `--stop`; None without `--stop`.
 
     Raises:
         ConfigError: one of them is not `METRIC=NUMBER`.

@@ -17,7 +17,7 @@ A space file has a range for each parameter:
   n_epochs: {int: [3, 15]}
   pol1.learning_rate: {choices: [1e-4, 3e-4]}                 # of one policy
   ent_coef: 0.01                                              # a constant
-RLlib's names (minibatch_size, lr, num_epochs, lambda, ...) are understood.
+RLlib's names (minibatch_size, lr, num_epochs, lambda, ...) are accepted.
 
 examples
   python -m marl_sb3.tune --trials 50
@@ -32,7 +32,7 @@ OF_EACH_CALL = ("workers", "confirm_seeds", "confirm_best")  # options that a st
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command line of `tune`."""
+    """Make the parser of `tune`."""
     parser = CommandParser(prog="python -m marl_sb3.tune", description="Search for better settings.", epilog=_EPILOG)
     add = parser.add_argument
     add("env", metavar="ENV", nargs="?", help="the env to train in; default: arena, or the study's")
@@ -58,7 +58,7 @@ def build_parser() -> argparse.ArgumentParser:
     add(
         "--hparams",
         metavar="FILE",
-        help="settings by env id: where the search starts, and what it is compared with; default: the shipped preset",
+        help="settings by env id, which the search starts from and is compared with; default: the shipped preset",
     )
     add("--space", metavar="FILE", help="the ranges to search, see below; default: those shipped for the algorithm")
     add(
@@ -106,7 +106,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def study_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The arguments of `prepare_study` but the env.
+    """Return the arguments of `prepare_study`, except for the env.
 
     Raises:
         ConfigError: a `--set` is not `KEY=VALUE`.
@@ -117,11 +117,11 @@ def study_options(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def command_to_continue(env: str, name: str, storage: str | None, arguments: argparse.Namespace) -> str:
-    """The command that continues a search.
+    """Return the command that continues a search.
 
     Args:
-        storage: the URL of its database without a password; None: the journal.
-        arguments: of the present call; those that a study does not keep are repeated.
+        storage: the URL of the study's database, without a password; None: the journal.
+        arguments: arguments of the present call; those that a study does not keep are repeated.
     """
     default = build_parser().parse_args([])
     given = [option for option in OF_EACH_CALL if getattr(arguments, option) != getattr(default, option)]

@@ -1,4 +1,4 @@
-"""Values on a command line: numbers as people write them, names, and `KEY=VALUE`."""
+"""Parse values on a command line: integers such as 1e5 and 100k, names, and `KEY=VALUE`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SUFFIXES = {"": 1, "k": 1_000, "m": 1_000_000}
 
 
 def integer(text: str) -> int:
-    """An integer on the command line, for `type=`: `100000`, `100_000`, `1e5`, `100k` or `0.1M`."""
+    """Parse an integer, for `type=`: `100000`, `100_000`, `1e5`, `100k` or `0.1M`."""
     match = _INTEGER.fullmatch(text.strip())
     if match is not None and len(text) <= _LONGEST_INTEGER:
         number, suffix = match.groups()
@@ -27,15 +27,15 @@ def integer(text: str) -> int:
 
 
 def algorithm_name(text: str) -> str:
-    """The name of an algorithm on the command line, for `type=`: `PPO` is `ppo`."""
+    """Parse the name of an algorithm, for `type=`: `PPO` becomes `ppo`."""
     return text.lower()
 
 
 def assignments(option: str, texts: Iterable[str], accepted: str = "KEY=VALUE") -> dict[str, Any]:
-    """What a repeatable option `KEY=VALUE` sets, with values read as YAML.
+    """Parse the values of a repeatable option `KEY=VALUE`; each VALUE is YAML.
 
     Args:
-        texts: what was given after it, each time.
+        texts: the values of the option, one per occurrence.
     """
     from marl_sb3.config import parse_value
 

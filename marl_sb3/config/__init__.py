@@ -1,4 +1,4 @@
-"""The configuration of a run: the schema of all settings, and the files, options and names that they come by."""
+"""The configuration of a run: the schema of all settings, and reading them from files and options."""
 
 from marl_sb3.config.files import Hparams, entry_of, preset_path, require_named
 from marl_sb3.config.schema import TrainConfig

@@ -1,7 +1,7 @@
 """Convert names and values of settings to SB3's: the same way for files, `--set` and Python.
 
-RLlib's names are other words for SB3's; numbers such as `1e5` are integers where an integer is meant; the text
-`dict(net_arch=[64, 64], activation_fn=nn.ReLU)`, as rl-baselines3-zoo writes it, is a mapping.
+RLlib's names become SB3's; numbers such as `1e5` become integers where an integer is expected; the string
+`dict(net_arch=[64, 64], activation_fn=nn.ReLU)`, as in rl-baselines3-zoo's files, becomes a mapping.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FLAT_NAMES: Mapping[str, str] = {
 }
 HYPERPARAMETERS = "hyperparameters"  # the section of SB3's arguments; their names are accepted outside it, too
 
-# RLlib's names of settings that have no equal in SB3, with advice.
+# RLlib's names of settings that SB3 does not have, with advice.
 NO_COUNTERPART: Mapping[str, str] = {
     "train_batch_size": "a rollout has n_steps of every env: set n_steps and n_envs",
     "train_batch_size_per_learner": "a rollout has n_steps of every env: set n_steps and n_envs",
@@ -50,7 +50,7 @@ NO_COUNTERPART: Mapping[str, str] = {
 
 
 def canonical_name(name: str) -> str:
-    """Return the name of a setting in `TrainConfig` or SB3. The id of a policy in front of it stays."""
+    """Return the name of a setting in `TrainConfig` or SB3. The id of a policy before it is kept."""
     name = name.removeprefix(f"{HYPERPARAMETERS}.")
     if name in FLAT_NAMES or name in ALIASES:
         return FLAT_NAMES.get(name) or ALIASES[name]

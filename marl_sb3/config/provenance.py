@@ -11,8 +11,8 @@ class Source:
     """Where a setting was given.
 
     Attributes:
-        words: for messages: `--set gamma`, `h.yml, arena.gamma`.
-        path: its dotted key, where it was given by one: `agent1.gamma`. Empty where it was not.
+        words: the place, for messages: `--set gamma`, `h.yml, arena.gamma`.
+        path: the dotted key with which it was given: `agent1.gamma`. Empty if it was given without one.
     """
 
     words: str
@@ -23,17 +23,17 @@ class Source:
 
 
 def source_of(sources: Mapping[str, Source], key: str | None) -> Source | None:
-    """Where the setting behind an error was given.
+    """Return where the setting that an error names was given.
 
     Args:
-        sources: by the names of settings, such as `gamma`, `checkpoints.every`, `pol1.gamma` and `policies.pol1`.
-        key: of the error. `pol1.gamma` finds what was set for that policy, or else for all; `pol1` the first setting
-            of that policy.
+        sources: setting -> source; settings are named `gamma`, `checkpoints.every`, `pol1.gamma`, `policies.pol1`, ...
+        key: key of the error. `pol1.gamma` finds the source of that policy's setting, or else of the setting for all
+            policies; `pol1` finds the source of the first setting of that policy.
     """
     if not key:
         return None
     within = (name for name in sources if name.startswith(f"{key}."))
-    parts = key.split(".")  # of which a policy's id may be several
+    parts = key.split(".")  # a policy's id may have several parts
     of_all = (".".join(parts[first:]) for first in range(1, len(parts)))
     candidates = (key, next(within, ""), f"policies.{key}", *of_all)
     return next((sources[name] for name in candidates if name in sources), None)

@@ -1,4 +1,4 @@
-"""Every setting of a run, its default and its checks; nothing else knows them."""
+"""Every setting of a run, with its default and its checks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from marl_sb3.config.values import Count, Named, PositiveInt, Seed, Strings, acc
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import AgentID, PolicyID
 
-# The ids within mappings and lists are checked by `require_ids`, which says what is wrong with one.
+# `require_ids` checks the ids in mappings and lists, with better messages.
 _Policies = Annotated[str | Mapping[Any, Any], Meta(description="shared, per_agent or a mapping")]
 _PolicyIds = Annotated[Sequence[Any], Meta(description="a list of policy ids")]
 _AgentIds = Annotated[Sequence[Any], Meta(description="a list of agent ids, such as [agent1, agent2]")]
@@ -32,7 +32,7 @@ _Extensions = Annotated[
         "highest; or null"
     ),
 ]
-_Threads = Annotated[int, Meta(ge=1, le=1024)]  # PyTorch starts as many at once, and dies if the system refuses one
+_Threads = Annotated[int, Meta(ge=1, le=1024)]  # PyTorch starts all at once, and dies if the system refuses one
 _QUOTE = " (in YAML: in quotes)"
 
 # The mappings from policy ids to settings of single policies.
@@ -79,12 +79,12 @@ class EvaluationSettings:
 
 @dataclass(frozen=True)
 class PolicySettings:
-    """What one policy is made of.
+    """The settings of one policy.
 
     Attributes:
         algo: name of its algorithm.
         policy: SB3 policy class, by name.
-        hyperparameters: SB3's arguments, by name; all of them where the configuration is resolved.
+        hyperparameters: SB3's arguments, by name; all of them in a resolved configuration.
     """
 
     algo: str
@@ -94,7 +94,7 @@ class PolicySettings:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Everything that decides what a run does.
+    """All settings of a run.
 
     Attributes:
         env: the id of the env.
@@ -166,31 +166,31 @@ class TrainConfig:
         _check_ids(self)
 
     def own_settings(self, policy_id: PolicyID) -> dict[str, Any]:
-        """What is set for one policy alone, without its agents."""
+        """Return the settings that are given for one policy alone, without its agents."""
         listed = {} if isinstance(self.policies, str) else self.policies.get(policy_id, {})
         settings = {**listed, **self.policy_settings.get(policy_id, {})}
         settings.pop("agents", None)
         return settings
 
     def of_policy(self, policy_id: PolicyID) -> PolicySettings:
-        """The settings of one policy: its own, and those of the run where it has the run's algorithm."""
+        """Return the settings of one policy: its own, and those of the run if it has the run's algorithm."""
         own = self.own_settings(policy_id)
         algo, policy = own.pop("algo", self.algo), own.pop("policy", self.policy)
         of_run = self.hyperparameters if algo == self.algo else {}
         return PolicySettings(algo, policy, {**of_run, **own})
 
     def agents_of(self, policy_id: PolicyID) -> Sequence[AgentID] | None:
-        """The agents that are listed for a policy; None where none are."""
+        """Return the agents that are listed for a policy; None if none are listed."""
         listed = {} if isinstance(self.policies, str) else self.policies.get(policy_id, {})
         agents: Sequence[AgentID] | None = {**listed, **self.policy_settings.get(policy_id, {})}.get("agents")
         return agents
 
     def changed(self, values: Mapping[str, Any], source: str | None = None) -> TrainConfig:
-        """The same with other values.
+        """Return a copy with other values.
 
         Args:
-            values: by the names of settings, such as `checkpoints.every`.
-            source: where they come from, for messages; None: as before.
+            values: setting -> value; settings are named as in `checkpoints.every`.
+            source: where the values come from, for messages; None: as before.
         """
         given = {} if source is None else dict.fromkeys(values, Source(source))
         settings = {name: value_of(self, name) for name in ACCEPTED}
@@ -199,7 +199,7 @@ class TrainConfig:
         )
 
     def where(self, key: str | None) -> str:
-        """Where the setting behind an error was given, as a prefix of its message; see `source_of`. Empty: nowhere."""
+        """Return where the setting of an error was given, as a prefix of its message, or ""; see `source_of`."""
         source = source_of(self.sources, key)
         return f"{source}: " if source else ""
 
@@ -208,7 +208,7 @@ _NOT_SETTINGS = ("env", "sources", "notes")
 
 
 def _settings_of(section: type) -> Iterator[tuple[str, Any]]:
-    """The names of all settings of a section, with their kinds; `checkpoints.every` is in one within it."""
+    """Yield the names and kinds of all settings of a section, including those of inner sections."""
     for name, kind in get_type_hints(section, include_extras=True).items():
         if is_dataclass(kind):
             yield from ((f"{name}.{own}", own_kind) for own, own_kind in _settings_of(cast("type", kind)))
@@ -218,22 +218,22 @@ def _settings_of(section: type) -> Iterator[tuple[str, Any]]:
 
 SECTIONS: Mapping[str, type] = {"checkpoints": CheckpointSettings, "evaluation": EvaluationSettings}
 
-# The kinds of all settings by their names: `n_envs`, `checkpoints.every`.
+# Setting -> kind; settings are named `n_envs`, `checkpoints.every`, ...
 ACCEPTED: Mapping[str, Any] = dict(_settings_of(TrainConfig))
 
 
 def names_in(section: str) -> list[str]:
-    """The names of a section's settings, without its own."""
+    """Return the names of a section's settings, without the section's name."""
     return [name.removeprefix(f"{section}.") for name in ACCEPTED if name.startswith(f"{section}.")]
 
 
 def value_of(config: TrainConfig, name: str) -> Any:
-    """The value of a setting by its name, such as `checkpoints.every`."""
+    """Return the value of a setting, such as `checkpoints.every`."""
     return attrgetter(name)(config)
 
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a `TrainConfig` from settings by their names; a section has the defaults of what is not there."""
+    """Make the fields of a `TrainConfig` from setting -> value; a section has defaults for missing settings."""
     sections: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     fields: dict[str, Any] = {}
     for name, value in values.items():

@@ -47,8 +47,8 @@ def load_config(
         label: the place of a key of `settings`, for messages.
         overrides: fields of `TrainConfig`; None means not given.
 
-    An env that is code of somebody's own, `package.module:factory`, is taken from the user alone, as `env` or
-    `trusted_env`: nothing is imported because a file says so.
+    An env that is code, `package.module:factory`, is accepted only if the user names it as `env` or `trusted_env`: a
+    file alone must not import code.
     """
     _require_kinds(hparams, settings)
     named = [name for name in (env, trusted_env) if name is not None]

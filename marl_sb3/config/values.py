@@ -1,7 +1,7 @@
-"""Kinds of values: types that msgspec checks, and what a message says of them.
+"""Kinds of values: types that msgspec checks, with their descriptions in messages.
 
-A kind is a type such as `Annotated[int, Meta(ge=1)] | None`. Its words follow from it, unless its `Meta` has a
-description. No kind may be a union with a tuple of fixed length: msgspec 0.22 crashes on these.
+A kind is a type such as `Annotated[int, Meta(ge=1)] | None`. Its description is derived from the type, unless its
+`Meta` has one. No kind may be a union with a tuple of fixed length: msgspec 0.22 crashes on these.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ Strings = Annotated[Sequence[str], Meta(description="a list of strings")]
 
 
 def at_least(minimum: int) -> Any:
-    """The kind of the integers from a minimum on."""
+    """Return the kind of integers of at least `minimum`."""
     return Annotated[int, Meta(ge=minimum)]
 
 
 def accepts(kind: Any, value: Any) -> bool:
     """Whether a value is of a kind. Nothing is converted: `"1"`, `1.0` and `True` are not integers."""
     try:
-        # Of floats, msgspec knows Python's own type only; NumPy's float64 is a subclass of it.
+        # msgspec accepts only Python's own float, not its subclass, NumPy's float64.
         msgspec.convert(float(value) if isinstance(value, float) else value, kind)
     except ValueError:  # msgspec's ValidationError is one; an integer of thousands of digits raises a plain one
         return False
@@ -46,22 +46,22 @@ def accepts(kind: Any, value: Any) -> bool:
 
 
 def require(name: str, value: Any, kind: Any, key: str | None = None) -> None:
-    """Refuse a value of another kind.
+    """Refuse a value that is not of a kind.
 
     Args:
-        name: of the setting, the argument or the option, for the message.
+        name: name of the setting, argument or option, for the message.
     """
     if not accepts(kind, value):
         raise refusal(name, value, kind, key)
 
 
 def refusal(name: str, value: Any, kind: Any, key: str | None = None) -> ConfigError:
-    """The error of a value that is not accepted; arguments as for `require`."""
+    """Return the error for a value that is not accepted; the arguments are those of `require`."""
     return ConfigError(f"{name} is {shown(value)}; accepted: {words(kind)}", key=name if key is None else key)
 
 
 def words(kind: Any) -> str:
-    """What a kind accepts: `an integer of at least 1, or null`."""
+    """Describe the values that a kind accepts: `an integer of at least 1, or null`."""
     meta = next((each for each in getattr(kind, "__metadata__", ()) if each.description), None)
     if meta is not None:
         return str(meta.description)
@@ -87,7 +87,7 @@ def _noun(kind: Any) -> str:
 
 
 def base_of(kind: Any) -> Any:
-    """The type of a kind without bounds and parameters: `int`, `Mapping`."""
+    """Return the type of a kind without bounds and parameters: `int`, `Mapping`."""
     plain = get_args(kind)[0] if hasattr(kind, "__metadata__") else kind
     return get_origin(plain) or plain
 
@@ -102,19 +102,19 @@ def _range(kind: Any) -> str:
 
 
 def alternatives_of(kind: Any) -> Sequence[Any]:
-    """The kinds of a union; a kind that is no union is the only one."""
+    """Return the kinds in a union; for a kind that is no union, the kind alone."""
     plain = get_args(kind)[0] if hasattr(kind, "__metadata__") else kind
     return get_args(plain) if get_origin(plain) in (Union, UnionType) else (kind,)
 
 
 def takes_integers_only(kind: Any) -> bool:
-    """Whether the only numbers of a kind are integers: then a file may write 100000 as 1e5."""
+    """Whether a kind accepts integers and no other numbers: then a file may have 1e5 for 100000."""
     bases = [base_of(each) for each in alternatives_of(kind)]
     return int in bases and float not in bases
 
 
 def shown(value: Any) -> str:
-    """A value for a message, cut short; it may be anything that a file can hold."""
+    """Return a value as text for a message, shortened if it is long."""
     try:
         text = repr(value)
     except ValueError:  # an integer of thousands of digits
@@ -123,5 +123,5 @@ def shown(value: Any) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """A number with its noun: `1 env`, `1,000 envs`."""
+    """Return a number with its noun: `1 env`, `1,000 envs`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

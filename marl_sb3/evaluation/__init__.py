@@ -1,4 +1,4 @@
-"""Evaluations: policies play complete episodes in envs of their own, and the training stays as it is."""
+"""Evaluations: policies play complete episodes in separate envs, without changing the training."""
 
 from __future__ import annotations
 

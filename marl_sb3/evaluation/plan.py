@@ -1,4 +1,4 @@
-"""How the policies of a run are evaluated, with the run's settings for everything that the user leaves open."""
+"""The settings of an evaluation of a run, with defaults from the run's configuration."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from marl_sb3.errors import ConfigError
 
 @dataclass(frozen=True)
 class EvaluationPlan:
-    """What is to be played.
+    """The settings of an evaluation.
 
     Attributes:
         n_episodes: complete episodes over all envs together.
         deterministic: the most likely actions (True) or sampled ones (False).
-        seed: of the episodes and the actions.
+        seed: seed of the episodes and the actions.
         n_envs: envs that step together.
         film_episodes: how many episodes of env 0 are filmed.
     """
@@ -38,7 +38,7 @@ class EvaluationPlan:
         n_envs: int | None = None,
         film_episodes: int = 0,
     ) -> EvaluationPlan:
-        """Fill in what is not given.
+        """Make a plan, with the run's settings for arguments that are not given.
 
         Args:
             deterministic: None: the run's `evaluation.deterministic`.
@@ -46,9 +46,9 @@ class EvaluationPlan:
             n_envs: None: as in the training, but no more than episodes, and so few that env 0 plays all filmed ones.
 
         Raises:
-            ConfigError: env 0 does not play as many episodes as are to be filmed.
+            ConfigError: env 0 plays fewer than `film_episodes` episodes.
         """
-        # Each env plays the same number of episodes, give or take one, and env 0 never more than the others.
+        # All envs play the same number of episodes, or some play one more; env 0 is not among these.
         most = max(1, n_episodes // film_episodes if film_episodes else n_episodes)
         if n_envs is None:
             n_envs = min(config.n_envs, most)
@@ -61,11 +61,11 @@ class EvaluationPlan:
         if deterministic is None:
             deterministic = config.evaluation.deterministic
         if seed is None:
-            assert config.seed is not None, "a run has drawn its seed when it begins"
+            assert config.seed is not None, "a run draws its seed when it begins"
             seed = evaluation_seed(config.seed)
         return cls(n_episodes, deterministic, seed, n_envs, film_episodes)
 
 
 def evaluation_seed(run_seed: int) -> int:
-    """A seed for evaluations of a run, in [0, 2**31): their episodes are others than those of its training."""
+    """Return a seed in [0, 2**31) for evaluations of a run. It gives other episodes than those of its training."""
     return int(np.random.SeedSequence(run_seed).generate_state(1)[0]) >> 1

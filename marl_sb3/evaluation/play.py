@@ -1,6 +1,6 @@
-"""Policies play complete episodes in envs of their own; a training in progress is not affected.
+"""Policies play complete episodes in separate envs; a training in progress is not affected.
 
-The numbers are those of `metrics.EpisodeTracker`, under the names that a training result has below `env_runners/`.
+The metrics are those of `metrics.EpisodeTracker`, with the names of a training result below `env_runners/`.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ def evaluate_policies(
     seed: int | None = None,
     n_env_steps: int | None = None,
 ) -> Result:
-    """The metrics of `play_episodes`: same arguments, same errors.
+    """Return the metrics of `play_episodes`, with the same arguments and errors.
 
     Returns:
-        Nested, by the names that a training result has below `env_runners`: `["episode_return_mean"]`,
+        A nested dictionary with the names of a training result below `env_runners`: `["episode_return_mean"]`,
         `["agent_episode_returns_mean"]["agent1"]`, ...
     """
     return play_episodes(algo, env, n_episodes, deterministic, seed, n_env_steps).metrics
@@ -49,25 +49,25 @@ def play_episodes(
     n_env_steps: int | None = None,
     on_episode: Callable[[Episode], None] | None = None,
 ) -> Evaluation:
-    """Let the policies play whole episodes.
+    """Let the policies play complete episodes.
 
-    How many of the `n_episodes` each env plays is fixed beforehand, see `episodes_of_env`: counting those that end
-    first would favour short ones. `n_env_steps` fixes the time instead, as RLlib's
-    `evaluation_duration_unit="timesteps"` does, and counts the episodes that end in it. That does favour short ones,
-    and there may be none at all.
+    The number of episodes of each env is fixed beforehand, see `episodes_of_env`: counting the first `n_episodes` to
+    end would favour short ones. `n_env_steps` instead counts the episodes that end within a number of env steps, as
+    RLlib's `evaluation_duration_unit="timesteps"` does. That favours short episodes, and there may be no complete one.
 
     Args:
-        algo: whose policies act: an algorithm, whose training stays as it is, see `preserve_training_state`; or
-            policies alone, from `load_policies`.
-        env: with the agents and spaces of the training. Better not `algo.env`: its running episodes are lost, the next
-            rollout begins new ones, and their seeds follow from `seed`.
-        n_episodes: complete episodes over all envs together.
-        deterministic: the most likely actions (True), or sampled ones as in the training (False). None: as
-            its `evaluation_deterministic` says: a run's setting; True unless it was set.
-        seed: of the envs' episodes and of the actions: the same numbers each time, whatever the vectorizer. None: the
-            envs go on with their own seeds, and actions are drawn anew.
-        n_env_steps: env steps over all envs together, instead of `n_episodes`; rounded up to whole steps of all envs.
-        on_episode: told of each episode that counts.
+        algo: an algorithm, the training of which is not changed (see `preserve_training_state`), or policies from
+            `load_policies`.
+        env: envs with the agents and spaces of the training. With `algo.env`, its running episodes are lost, the next
+            rollout begins new ones, and `seed` becomes the envs' seed.
+        n_episodes: number of complete episodes, over all envs together.
+        deterministic: the most likely actions (True), or sampled ones as in the training (False). None: the
+            `evaluation_deterministic` of `algo`, which is True unless it was set.
+        seed: seed of the episodes and the actions: the results are the same each time, with any vectorizer. None: the
+            envs keep their seeds, and actions are drawn at random.
+        n_env_steps: number of env steps over all envs together, instead of `n_episodes`; rounded up to a multiple of
+            the number of envs.
+        on_episode: called with each counted episode.
 
     Raises:
         ConfigError: the duration is empty, or the env has other agents or spaces.
@@ -95,12 +95,12 @@ def play_episodes(
 
 
 def episodes_of_env(env_index: int, num_envs: int, n_episodes: int) -> int:
-    """How many of `n_episodes` an env plays: as in SB3's `evaluate_policy`, as evenly as possible."""
+    """Return how many of `n_episodes` an env plays: as even as possible, as in SB3's `evaluate_policy`."""
     return (n_episodes + env_index) // num_envs
 
 
 def metric_names(algo: MultiAgentAlgorithm | PolicyBundle, env: MultiAgentVecEnv) -> list[str]:
-    """The flat names of all metrics of an evaluation, without a prefix."""
+    """Return the flat names of all metrics of an evaluation, without a prefix."""
     return list(flatten(_metrics(_tracker(_bundle(algo), env, window=1), [])))
 
 
@@ -108,7 +108,7 @@ def require_same_agents(algo: MultiAgentAlgorithm | PolicyBundle, env: MultiAgen
     """Refuse envs that the policies cannot act in.
 
     Raises:
-        ConfigError: the agents or their spaces are not those of the training, or it is no algorithm or no envs.
+        ConfigError: the agents or their spaces are not those of the training, or an argument has a wrong type.
     """
     bundle = _bundle(algo)
     if not isinstance(env, MultiAgentVecEnv):
@@ -149,7 +149,7 @@ def _counted(
 
 
 def _quota_of_each_env(by_step: Iterable[list[Episode]], quotas: list[int]) -> Iterator[Episode]:
-    """The first episodes of each env, until every env has had its number; what else they play does not count."""
+    """Yield the first episodes of each env, up to its quota; episodes beyond it are not counted."""
     for finished in by_step:
         for episode in finished:
             if quotas[episode.env_index] > 0:
@@ -162,7 +162,7 @@ def _quota_of_each_env(by_step: Iterable[list[Episode]], quotas: list[int]) -> I
 def _finished_by_step(
     bundle: PolicyBundle, env: MultiAgentVecEnv, tracker: EpisodeTracker, deterministic: bool
 ) -> Iterator[list[Episode]]:
-    """The episodes that each step of all envs finished, without end."""
+    """Yield the episodes finished by each step of all envs, endlessly."""
     actors = [
         bundle.make_actor(rows_of_policy(env, policy_id, bundle.policy_of), deterministic)
         for policy_id in bundle.policies
@@ -196,7 +196,7 @@ def _tracker(bundle: PolicyBundle, env: MultiAgentVecEnv, window: int) -> Episod
 
 
 def _metrics(tracker: EpisodeTracker, counted: Sequence[Episode]) -> Result:
-    """The tracker has followed all episodes; these are the ones that count."""
+    """Return the metrics of the counted episodes; the tracker has followed all episodes."""
     tracker.episodes.clear()
     tracker.episodes.extend(counted)
     summary = tracker.summary()

@@ -1,4 +1,4 @@
-"""Restore, after an evaluation, all state of a training that acting changes."""
+"""Restore the state of a training that an evaluation changes."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def preserve_training_state(algo: MultiAgentAlgorithm | PolicyBundle, seed: int 
     Inside, the generators of PyTorch (and of CUDA, if it is in use), NumPy and Python are seeded.
 
     Args:
-        algo: the algorithm, or the bundle, whose policies act.
-        seed: of the generators; None: from the operating system's entropy.
+        algo: the algorithm or bundle that acts.
+        seed: seed of the generators; None: from the operating system's entropy.
     """
     modes = [(module, module.training) for a in algo.policies.values() for module in a.policy.modules()]
     with preserve_rng(), preserve_noise(algo.policies.values()):
@@ -39,7 +39,7 @@ def _seed_generators(seed: int | None) -> None:
     of_torch, of_numpy, of_python = np.random.SeedSequence(seed).generate_state(3).tolist()
     th.default_generator.manual_seed(of_torch)
     if th.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        # Before the first use of CUDA, the seed would be kept for that use, which may be that of a training.
+        # Not before the first use of CUDA: PyTorch would keep the seed for that use, possibly by a training.
         th.cuda.manual_seed_all(of_torch)
-    np.random.seed(of_numpy)  # noqa: NPY002 - the global one is meant: SB3's
+    np.random.seed(of_numpy)  # noqa: NPY002 - SB3 uses the global generator
     random.seed(of_python)

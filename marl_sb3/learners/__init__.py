@@ -1,1 +1,1 @@
-"""The algorithms: SB3's, one per policy, driven together. Everything that knows SB3's private members is in here."""
+"""Train policies: one SB3 algorithm per policy. `sb3/` holds everything that uses SB3's private members."""

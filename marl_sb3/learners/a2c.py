@@ -8,6 +8,6 @@ from marl_sb3.learners.on_policy import OnPolicyLearner
 
 
 class A2CLearner(OnPolicyLearner):
-    """Rollouts of A2C are short: as in SB3, metrics are reported once in a hundred of them."""
+    """Trains by A2C. Its rollouts are short: as in SB3, metrics are reported once per hundred rollouts."""
 
     rollouts_per_report: ClassVar[int] = 100

@@ -1,4 +1,4 @@
-"""Act for the rows of a policy: the one place that knows of rows that do not act, of memory, noise and masks."""
+"""Act for the rows of a policy: the only code that handles waiting rows, recurrent state, noise and masks."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ D = TypeVar("D", bound=Decision)
 
 
 class RowActor(Generic[D]):
-    """An `Actor` for the rows of one policy, in any env with its agents.
+    """An `Actor` for the rows of one policy, in training and in evaluations.
 
     Args:
         rows: the rows of the policy.
         algorithm: its SB3 algorithm.
-        decider: how the algorithm is asked.
+        decider: calls the algorithm.
 
     Attributes:
         step: steps since the rollout began.
-        starts: (rows,) bool; the rows whose episode starts with their next action. Never changed in place.
+        starts: (rows,) bool; True where an episode starts with the next action. Never changed in place.
         states: recurrent state before the next action, (layers, rows, size) each; () for a policy without memory. Never
             changed in place.
     """
@@ -92,7 +92,7 @@ class RowActor(Generic[D]):
         return decision
 
     def _decide_for_some(self, batch: Batch, acting: BoolArray) -> D:
-        """Filler observations of rows that wait need not lie in the space: they stay out of the network."""
+        """Show the policy only the rows that act: filler observations of waiting rows need not lie in the space."""
         decision = self._decider.no_decision(len(acting))
         if acting.any():
             with noise_of_rows(self._algorithm.policy, acting):

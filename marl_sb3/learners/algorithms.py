@@ -1,4 +1,4 @@
-"""The algorithms by name: on the command line, in files and in checkpoints; in the library the classes are as good."""
+"""Names of the algorithms on the command line, in files and in checkpoints. The library takes the classes too."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _SUPPORTED = (stable_baselines3.PPO, stable_baselines3.A2C)
 
 
 def algorithm_class(name: str) -> type[BaseAlgorithm]:
-    """The class behind an algorithm's name.
+    """Return the class of an algorithm.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: the name is unknown.
     """
     if name not in ALGORITHMS:
         raise ConfigError(f"unknown algorithm {name!r}; accepted: {', '.join(ALGORITHMS)}", key="algo")
@@ -26,15 +26,15 @@ def algorithm_class(name: str) -> type[BaseAlgorithm]:
 
 
 def algorithm_name(algorithm: type[BaseAlgorithm]) -> str | None:
-    """The name of a class; None where it has none, such as a subclass of somebody's own."""
+    """Return the name of an algorithm's class; None for a class without a name, such as a user's own subclass."""
     return next((name for name, cls in ALGORITHMS.items() if cls is algorithm), None)
 
 
 def require_algorithm(algorithm: object) -> None:
-    """Refuse what is not a class of a supported algorithm.
+    """Refuse anything but a class of a supported algorithm.
 
     Raises:
-        ConfigError: with what is accepted.
+        ConfigError: it is no such class.
     """
     if not (isinstance(algorithm, type) and issubclass(algorithm, _SUPPORTED)):
         names = ", ".join(cls.__name__ for cls in _SUPPORTED)

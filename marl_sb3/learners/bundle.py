@@ -1,4 +1,4 @@
-"""Policies without an env: what they are, what they observe and do, for which agents, and with which weights."""
+"""A policy bundle: the policies of a training, with spaces, agents and weights, usable without an env."""
 
 from __future__ import annotations
 
@@ -37,13 +37,14 @@ from marl_sb3.types import AgentID, PolicyID
 from marl_sb3.vec_env.groups import AgentGroup
 from marl_sb3.vec_env.interface import MultiAgentVecEnv
 
-_BYTES_PER_WEIGHT = 16  # with its gradient and what Adam keeps, as float32
-# Of an observation or action of a checkpoint from a stranger: as many as its weights could tell apart, and some.
+_BYTES_PER_WEIGHT = 16  # the weight, its gradient and Adam's two moments, as float32
+# Limits of the size of an observation or action in a checkpoint, which may come from a stranger: the network could not
+# use more numbers than a multiple of its weights.
 _LEAST_NUMBERS, _NUMBERS_PER_WEIGHT = 2**16, 4
 
 
 class PolicySpaces(NamedTuple):
-    """What a policy observes and does, as its agents' env says."""
+    """The observation and action space of a policy's agents."""
 
     observation: spaces.Space[Any]
     action: spaces.Space[Any]
@@ -51,15 +52,15 @@ class PolicySpaces(NamedTuple):
 
 @dataclass(frozen=True)
 class PolicyBundle:
-    """The policies of a training, to act with: nothing of it needs an env.
+    """The policies of a training, ready to act. No env is needed.
 
     Attributes:
-        policies: the SB3 algorithm of each policy.
-        policy_of: the policy id of each agent.
-        spaces: of each policy.
-        checkpoint: name of the checkpoint that they are from; None: of none.
-        evaluation_deterministic: what evaluations do unless they are told; see `MultiAgentAlgorithm`.
-        custom_metrics: of evaluations, besides those that their env announces. No checkpoint holds them.
+        policies: policy id -> SB3 algorithm.
+        policy_of: agent -> policy id.
+        spaces: policy id -> observation and action space.
+        checkpoint: name of the checkpoint that the policies were loaded from; None if they were not.
+        evaluation_deterministic: whether evaluations are deterministic by default; see `MultiAgentAlgorithm`.
+        custom_metrics: metrics of evaluations, in addition to those that the env announces. Not saved in checkpoints.
     """
 
     policies: Mapping[PolicyID, BaseAlgorithm]
@@ -70,11 +71,11 @@ class PolicyBundle:
     custom_metrics: Mapping[str, InfoMetric] = field(default_factory=dict)
 
     def agents_of(self, policy_id: PolicyID) -> list[AgentID]:
-        """The agents that a policy acts for, in the env's order."""
+        """Return the agents that a policy acts for, in the env's order."""
         return [agent for agent, its_policy in self.policy_of.items() if its_policy == policy_id]
 
     def make_actor(self, rows: PolicyRows, deterministic: bool) -> RowActor[Actions]:
-        """What acts for a policy in some envs, with episodes, recurrent state and noise of its own.
+        """Make an actor of a policy for some envs, with its own recurrent state and noise.
 
         Args:
             rows: the rows of the policy in these envs.
@@ -90,7 +91,7 @@ class PolicyBundle:
         deterministic: bool = False,
         action_masks: Mapping[AgentID, Any] | None = None,
     ) -> dict[AgentID, Any]:
-        """The action of each agent for its observation: `predict_with_state` at the start of an episode.
+        """Return the action of each agent: `predict_with_state` at the start of an episode.
 
         Args:
             observations: by agent; any subset of the agents. A leading batch axis is kept.
@@ -110,23 +111,23 @@ class PolicyBundle:
         action_masks: Mapping[AgentID, Any] | None = None,
         deterministic: bool = False,
     ) -> tuple[dict[AgentID, Any], dict[AgentID, States]]:
-        """The action of each agent for its observation, with the memory of recurrent policies.
+        """Return the action of each agent and the recurrent state of policies with memory.
 
-        Everything is by agent; an agent that a mapping leaves out has nothing of it.
+        All mappings are by agent; an agent that is not in a mapping has no such input.
 
         Args:
             observations: any subset of the agents: a single observation each, or a batch of n.
             state: what the previous call returned; None at the start of an episode.
-            episode_starts: True, or n booleans: the agent's episode starts here, and its state is not used. Policies
-                without memory take no notice.
-            action_masks: of an agent, k booleans, or (n, k) for a batch: the actions that are allowed. k is the number
-                of actions of a Discrete space; for a MultiDiscrete or MultiBinary one, the sum over its choices. Masks
-                for a policy that takes none are refused: it might choose an action that they forbid.
+            episode_starts: a boolean, or n of them: True where an episode of the agent starts: its state is not used
+                there. Policies without memory ignore it.
+            action_masks: k booleans for an agent, or (n, k) for a batch: True where an action is allowed. k is the
+                number of actions of a Discrete space, and the sum over the choices of a MultiDiscrete or MultiBinary
+                one. A mask is refused for a policy that takes none: it could choose a forbidden action.
             deterministic: the most likely action instead of a sampled one.
 
         Returns:
-            The actions, and the state for the next call: of the agents whose policies have memory. An agent that does
-            not act keeps the state that it had.
+            The actions, and the state for the next call, which has the agents with recurrent policies. The state of an
+            agent without an observation stays as it was.
 
         Raises:
             ConfigError: an agent that no policy acts for; an observation, a state or a mask that does not fit its
@@ -151,7 +152,7 @@ class PolicyBundle:
         """Save each policy as `folder/<policy id>.zip`, which stock SB3's `load` opens; see `ids.file_names`.
 
         Returns:
-            The files.
+            policy id -> file.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -161,7 +162,7 @@ class PolicyBundle:
         return paths
 
     def spaces_to_plain(self) -> State:
-        """The spaces as a checkpoint holds them; None in place of one that it cannot hold."""
+        """Return the spaces as plain data for a checkpoint; None for a space that a checkpoint cannot hold."""
         return {
             policy_id: {"observation": space_to_plain(its.observation), "action": space_to_plain(its.action)}
             for policy_id, its in self.spaces.items()
@@ -175,19 +176,19 @@ def load_policies(
     device: str = "auto",
     env: MultiAgentVecEnv | None = None,
 ) -> PolicyBundle:
-    """The policies of a run or of a saved algorithm, to act with where there is no env.
+    """Load the policies of a run or of a saved algorithm, to act without an env.
 
     Args:
         path: a run folder, one of its checkpoints, or what `MultiAgentAlgorithm.save` wrote.
         checkpoint: of a run folder: `best`, `latest` or the number of an iteration.
-        policies: specs by policy id; needed where they held classes or functions, which no checkpoint holds.
+        policies: policy id -> spec; needed if a spec has classes or functions, which a checkpoint cannot hold.
         device: as in SB3.
-        env: from `make_vec_env`, with the agents of the training; needed where a space is of a kind of your own, which
-            no checkpoint holds.
+        env: from `make_vec_env`, with the agents of the training; needed if a space is of a class of your own, which a
+            checkpoint cannot hold.
 
     Raises:
-        CheckpointError: there is none, it is damaged, or a space is of a kind that it cannot hold.
-        ConfigError: the checkpoint does not hold the specs of its policies: `policies` is needed.
+        CheckpointError: there is no checkpoint, it is damaged, or it does not hold a space: `env` is needed.
+        ConfigError: the checkpoint does not hold the spec of a policy: `policies` is needed.
     """
     return read_bundle(find_checkpoint(path, checkpoint), policies, device, env)
 
@@ -198,17 +199,17 @@ def read_bundle(
     device: str = "auto",
     env: MultiAgentVecEnv | None = None,
 ) -> PolicyBundle:
-    """The policies in a checkpoint; it may come from a stranger. See `load_policies`.
+    """Load the policies in a checkpoint, which may come from a stranger. See `load_policies`.
 
     Args:
         checkpoint: the checkpoint.
-        specs: `policies` there.
-        device: see there.
-        env: see there.
+        specs: see `load_policies`, `policies`.
+        device: see `load_policies`.
+        env: see `load_policies`.
     """
     state = StateReader(checkpoint.state)
     deterministic = state.boolean("evaluation_deterministic")
-    find_files(checkpoint.tensors, checkpoint.name, len(list(state.fields("policies"))))  # these and no others
+    find_files(checkpoint.tensors, checkpoint.name, len(list(state.fields("policies"))))  # refuses all other files
     specs = specs or specs_of_checkpoint(checkpoint)
     policy_of = _policy_of(state, specs)
     found = {
@@ -243,7 +244,7 @@ def _policy_of(state: StateReader, specs: Mapping[PolicyID, PolicySpec]) -> dict
 def _of_env(
     env: MultiAgentVecEnv | None, policy_id: PolicyID, policy_of: Mapping[AgentID, PolicyID]
 ) -> PolicySpaces | None:
-    """What the agents of a policy observe and do in an env; None if it does not have them."""
+    """Return the spaces of a policy's agents in an env; None if the env does not have these agents."""
     for group in () if env is None else env.groups:
         if any(policy_of.get(agent) == policy_id for agent in group.agents):
             return PolicySpaces(group.observation_space, group.action_space)
@@ -256,15 +257,15 @@ def _spaces(checkpoint: Checkpoint, plain: StateReader, number: int, of_env: Pol
         return of_env
     if missing:
         raise CheckpointError(
-            f"{checkpoint.name} does not hold the {missing[0]} space of {plain.where}, which is of a kind that no "
-            "checkpoint holds: pass `env`"
+            f"{checkpoint.name} does not hold the {missing[0]} space of {plain.where}, which is of a class that a "
+            "checkpoint cannot hold: pass `env`"
         )
     most = max(_LEAST_NUMBERS, _NUMBERS_PER_WEIGHT * _num_weights(checkpoint, number))
     return PolicySpaces(*(space_from_plain(plain.fields(name), most) for name in PolicySpaces._fields))
 
 
 def _rows(policy_id: PolicyID, policy_of: Mapping[AgentID, PolicyID], its: PolicySpaces) -> PolicyRows:
-    """The rows of a policy in one env of which there are no steps."""
+    """Return the rows of a policy as if there were one env."""
     agents = tuple(agent for agent, its_policy in policy_of.items() if its_policy == policy_id)
     columns = tuple(list(policy_of).index(agent) for agent in agents)
     group = AgentGroup(agents, columns, *its)
@@ -276,7 +277,8 @@ def _algorithm(checkpoint: Checkpoint, rows: PolicyRows, spec: PolicySpec, numbe
     needed = least_weights(spec, rows.group.observation_space, rows.group.action_space)
     if needed > there:
         raise CheckpointError(
-            f"{checkpoint.name} describes policy {rows.policy_id!r} with {needed:,} weights or more; it holds {there:,}"
+            f"{checkpoint.name} holds {there:,} weights of policy {rows.policy_id!r}, but describes it with at least "
+            f"{needed:,} weights"
         )
     try:
         algorithm = build_for_acting(rows, spec, device)
@@ -286,15 +288,15 @@ def _algorithm(checkpoint: Checkpoint, rows: PolicyRows, spec: PolicySpec, numbe
     return algorithm
 
 
-# --- What a checkpoint says of its policies --------------------------------------------------------------------------
+# --- The specs in a checkpoint ----------------------------------------------------------------------------------------
 
 
 def specs_of_checkpoint(checkpoint: Checkpoint) -> dict[PolicyID, PolicySpec]:
-    """The specs of the policies; none describes a network of more weights than there are.
+    """Read the specs of the policies; a network larger than the checkpoint's weights is refused.
 
     Raises:
-        CheckpointError: the checkpoint does not say, or what it says makes no policy.
-        ConfigError: policies were made of classes or functions.
+        CheckpointError: the specs are missing or not valid.
+        ConfigError: a policy was made of classes or functions, which the checkpoint does not hold.
     """
     specs = StateReader(checkpoint.state).fields("specs")
     for policy_id in specs.names():

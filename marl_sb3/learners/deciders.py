@@ -1,4 +1,4 @@
-"""What decides for a batch of rows: an SB3 policy, asked in one of the ways that it can be."""
+"""Deciders choose the actions of a batch of rows by calling an SB3 policy."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from marl_sb3.vec_env.observations import map_arrays
 
 
 class Batch(NamedTuple):
-    """What a policy is shown of some rows.
+    """The inputs of a policy for some rows.
 
     Attributes:
         observations: (rows, ...).
-        starts: (rows,) bool; the rows whose episode starts: their states are not used.
-        masks: (rows, n) bool, True where an action is allowed; None: all are, or the policy takes no masks.
+        starts: (rows,) bool; True where an episode starts: the recurrent state is not used there.
+        masks: (rows, n) bool, True where an action is allowed; None: all are allowed, or the policy takes no masks.
         states: recurrent state, (layers, rows, size) each; () for a policy without memory.
     """
 
@@ -29,7 +29,7 @@ class Batch(NamedTuple):
     states: States
 
     def of_rows(self, wanted: BoolArray) -> Batch:
-        """The rows that are marked, (rows,) bool."""
+        """Return the batch of the rows where `wanted`, (rows,) bool, is True."""
         return Batch(
             map_arrays(lambda array: array[wanted], self.observations),
             self.starts[wanted],
@@ -39,7 +39,7 @@ class Batch(NamedTuple):
 
 
 class Decision(Protocol):
-    """A tuple of arrays, (rows, ...) each: the actions as the env takes them, and what a learner keeps beside them."""
+    """A tuple of arrays, (rows, ...) each: the actions as the env takes them, and what the learner needs of them."""
 
     @property
     def actions(self) -> Array:
@@ -52,34 +52,34 @@ D_co = TypeVar("D_co", bound=Decision, covariant=True)
 
 
 class Decider(Protocol[D_co]):
-    """Decides for a batch of rows that act."""
+    """Chooses the actions of a batch of rows that act."""
 
     @property
     def takes_masks(self) -> bool:
-        """Whether it looks at action masks."""
+        """Whether the policy uses action masks."""
 
     def initial_states(self, rows: int) -> States:
-        """Recurrent state of so many rows at the start of their episodes; () without memory."""
+        """Return the recurrent state of `rows` rows at the start of an episode; () without memory."""
 
     def decide(self, batch: Batch) -> tuple[D_co, States]:
-        """Decide.
+        """Choose actions.
 
         Returns:
-            The decision, and the states after it.
+            The decision, and the new recurrent states.
         """
 
     def no_decision(self, rows: int) -> D_co:
-        """The same fields, zeros, for so many rows that do not act."""
+        """Return a decision of zeros for `rows` rows that do not act."""
 
 
 class Actions(NamedTuple):
-    """A decision of which nothing is kept."""
+    """A decision of actions alone: no learner records anything else of it."""
 
     actions: Array
 
 
 class PredictDecider:
-    """Decides by SB3's `predict`: for all that is no training.
+    """Chooses actions by SB3's `predict`: for everything but training.
 
     Args:
         algorithm: the SB3 algorithm of the policy.

@@ -1,4 +1,4 @@
-"""Evaluate a policy in the rollout: by its torch modules, or by the fused kernels."""
+"""The forward pass of a policy in a rollout: by its torch modules, or by the fused kernels."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from marl_sb3.vec_env.observations import map_arrays
 
 
 class ForwardPass(Protocol):
-    """What a rollout asks of a policy. Observations are batches, (rows, ...)."""
+    """Computes actions and values in a rollout. Observations are batches, (rows, ...)."""
 
     def act(self, observations: Any) -> tuple[Array, FloatArray, FloatArray]:
         """Sampled actions (rows, *action shape), values (rows,) and log-probabilities (rows,)."""
@@ -47,7 +47,7 @@ class TorchForwardPass:
         return result
 
     def final_values(self, observations: Observations) -> FloatArray:
-        """See `ForwardPass.final_values`; one by one, because the last bits depend on the size of a batch."""
+        """See `ForwardPass.final_values`; computed one by one as in SB3: the last bits depend on the batch size."""
         rows = len(next(iter(observations.values())) if isinstance(observations, dict) else observations)
         values = [self._final_value(observations, row) for row in range(rows)]
         return np.concatenate(values)
@@ -64,7 +64,7 @@ class TorchForwardPass:
 
 
 def forward_pass(algorithm: OnPolicyAlgorithm) -> ForwardPass:
-    """The fastest forward pass that covers the policy, with its present parameters."""
+    """Return the fastest forward pass that covers the policy, with its present parameters."""
     fused = algorithm.fused_policy() if isinstance(algorithm, PPO) else None
     if fused is None:
         return TorchForwardPass(algorithm)

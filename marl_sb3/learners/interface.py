@@ -1,4 +1,4 @@
-"""What the joint loop knows of an algorithm: how it acts, how far it is from an update, and how it updates.
+"""The protocols through which the joint loop uses an algorithm: it acts, says when it is due, and updates.
 
 A new algorithm implements `Collector` and `Learner` in a file of its own and gets a line in `learners/registry.py`.
 """
@@ -20,86 +20,86 @@ from marl_sb3.vec_env.step import VecStep
 
 
 class Actor(Protocol):
-    """Acts for the rows of one policy; it owns their recurrent state and the exploration noise.
+    """Acts for the rows of one policy; owns their recurrent state and the exploration noise.
 
-    What a row remembers belongs to one episode of its agent: it is dropped where an episode starts, and it stands still
-    while the agent waits.
+    The recurrent state of a row is reset where an episode of its agent starts, and does not change while the agent
+    waits.
 
     Attributes:
-        rows: the rows.
+        rows: the rows of the policy.
     """
 
     rows: PolicyRows
 
     @property
     def takes_masks(self) -> bool:
-        """Whether its policy looks at action masks; one that does not ignores them."""
+        """Whether the policy uses action masks; if not, it ignores them."""
 
     def begin_episodes(self) -> None:
-        """All envs have just been reset."""
+        """Note that all envs have just been reset."""
 
     def restart_envs(self, env_indices: Sequence[int]) -> None:
-        """These envs have begun new episodes."""
+        """Note that these envs have begun new episodes."""
 
     def end_episodes(self, ended: BoolArray) -> None:
-        """The episodes of these rows' agents, (rows,) bool, are over: what they do next starts new ones."""
+        """Note that episodes of agents have ended: (rows,) bool. Their next actions start new episodes."""
 
     def begin_rollout(self) -> None:
-        """Draw exploration noise anew, where the policy has any."""
+        """Draw new exploration noise if the policy uses noise."""
 
     def act(self, observations: Observations, acting: BoolArray, masks: BoolArray | None = None) -> Decision:
         """Choose actions.
 
         Args:
-            observations: (rows, ...); rows that wait hold filler that the policy does not see.
-            acting: (rows,) bool; the rows that act. The others get zeros.
-            masks: (rows, n) bool, True where an action is allowed; None: all are.
+            observations: (rows, ...); filler in rows that wait, which the policy does not see.
+            acting: (rows,) bool; the rows that act. The decision is zeros in the others.
+            masks: (rows, n) bool, True where an action is allowed; None: all actions are allowed.
         """
 
     def get_state(self, *, under_way: bool) -> State:
-        """All that `read_state` needs.
+        """Return the state for `read_state`.
 
         Args:
-            under_way: whether the rollout goes on: noise is drawn anew at the beginning of the next one.
+            under_way: whether a rollout is under way. If not, the noise is left out: the next rollout draws its own.
         """
 
     def read_state(self, state: StateReader, step: int, *, under_way: bool) -> Callable[[], None]:
-        """Check what `get_state` returned.
+        """Check a saved state.
 
         Args:
-            state: what it returned.
+            state: what `get_state` returned.
             step: steps since the rollout began.
             under_way: as in `get_state`.
 
         Returns:
-            What puts it back.
+            A function that puts the state back.
 
         Raises:
-            CheckpointError: it is not the state of such an actor.
+            CheckpointError: the state does not fit this actor.
         """
 
 
 class Collector(Protocol):
-    """Lets an actor act for the rows of one policy, and keeps what its learner wants to know of it."""
+    """Acts for the rows of one policy through an actor, and records the experience for the policy's learner."""
 
     rows: PolicyRows
-    records: bool  # whether its learner learns; if not it only acts, and has no rollout to complete
+    records: bool  # whether the policy is trained; if not, it only acts and there is no rollout to complete
 
     @property
     def steps_left(self) -> int:
-        """Env steps, of each env, until the rollout is complete; 0 if it records none."""
+        """Env steps of each env until the rollout is complete; 0 if nothing is recorded."""
 
     def begin_episodes(self) -> None:
-        """All envs have just been reset."""
+        """Note that all envs have just been reset."""
 
     def restart_envs(self, env_indices: Sequence[int]) -> None:
-        """These envs have begun new episodes: nothing follows from their last step."""
+        """Note that these envs have begun new episodes: the open transitions of the old ones are given up."""
 
     def begin_rollout(self) -> None:
-        """Forget the latest rollout, which is complete or was given up."""
+        """Discard the latest rollout and begin a new one."""
 
     def read_weights(self) -> None:
-        """The weights may be others since the latest step: a learner or a callback has set them."""
+        """Note that the weights may have changed since the latest step, by a learner or a callback."""
 
     def act(self, step: VecStep) -> Array:
         """Choose actions.
@@ -108,29 +108,29 @@ class Collector(Protocol):
             step: the latest step, with the observations to act on.
 
         Returns:
-            `(rows, *action shape)`, as the env takes them; rows that do not act hold filler that no env reads.
+            (rows, *action shape), as the env takes them; filler that no env reads in rows that do not act.
         """
 
     def observe(self, step: VecStep) -> None:
-        """Keep what came of the actions, and what rows that wait were paid."""
+        """Record the rewards and ends of a step, also those of rows that wait."""
 
     def finish_rollout(self, step: VecStep) -> None:
-        """The rollout is complete; `step` is its last one."""
+        """Complete the rollout; `step` is its last step."""
 
 
 class UpdateJob(Protocol):
-    """One update of one policy, in two parts; what draws random numbers was done when it was made."""
+    """One update of one policy, in two parts. All random numbers that it needs were drawn when it was made."""
 
-    parallel: bool  # whether `run` may run in a thread of its own, beside the jobs of other policies
+    parallel: bool  # whether `run` may run in a thread, at the same time as the jobs of other policies
 
     def run(self) -> None:
-        """The update itself."""
+        """Compute the update."""
 
     def finish(self) -> Result:
-        """Take over the results.
+        """Put the results into the policy.
 
         Returns:
-            The metrics below `learners/{policy}/`, by `Learner.metric_names`.
+            The metrics below `learners/{policy}/`, under the names in `Learner.metric_names`.
 
         Raises:
             NumericError: a loss, a gradient or a weight is not finite.
@@ -138,11 +138,11 @@ class UpdateJob(Protocol):
 
 
 class Learner(TensorPart, Protocol):
-    """Trains one policy; a part of a checkpoint, between any two env steps.
+    """Trains one policy; it is a part of a checkpoint, which may be taken between any two env steps.
 
     Attributes:
-        policy_id: which one.
-        trained: whether it learns; if not it only acts.
+        policy_id: the id of the policy.
+        trained: whether the policy is trained; if not, it only acts.
     """
 
     policy_id: PolicyID
@@ -154,27 +154,27 @@ class Learner(TensorPart, Protocol):
 
     @property
     def collector(self) -> Collector:
-        """What acts for the policy."""
+        """The collector that acts for the policy."""
 
     @property
     def metric_names(self) -> Sequence[str]:
-        """The names of its metrics, in their order."""
+        """The names of the learner's metrics, in order."""
 
     def due_in(self) -> int:
-        """Env steps, of each env, until it wants to update; 0: now."""
+        """Return the env steps of each env until the next update; 0: now."""
 
     def begin_update(self, progress_remaining: float) -> UpdateJob:
-        """Prepare an update. The policies take turns here: it draws random numbers.
+        """Prepare an update. It draws random numbers, so that policies do this one after the other.
 
         Args:
             progress_remaining: from 1 at the start of training to 0 at its end, for schedules.
         """
 
     def metrics_before_training(self) -> Result:
-        """The same names as an update has, nothing measured yet."""
+        """Return the metrics as they are before the first update, under the same names."""
 
     def read_weights(self, files: Mapping[str, TensorFile]) -> Callable[[], object]:
-        """As `read_state`, for the weights alone.
+        """Do what `read_state` does, but only for the weights.
 
         Args:
             files: as in `SavedPart`.
@@ -182,7 +182,7 @@ class Learner(TensorPart, Protocol):
 
 
 def joined_metrics(of_updates: Sequence[Result]) -> Result:
-    """One result of several updates: the latest counts and settings, the sum of steps, means of the rest."""
+    """Join the metrics of several updates: the latest counts and settings, the sum of steps, means of the others."""
     latest = of_updates[-1]
     return {name: _joined(name, [metrics[name] for metrics in of_updates]) for name in latest}
 

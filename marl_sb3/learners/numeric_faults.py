@@ -1,4 +1,4 @@
-"""Find where a NaN or an infinity in an update came from."""
+"""Find the origin of a NaN or an infinity in an update."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _LOSSES = {
     "train/entropy_loss": "entropy",
     "train/loss": "loss",
 }
-# In the order in which one follows from another.
+# From cause to consequence.
 _ROLLOUT = ("rewards", "values", "log_probs", "advantages", "returns")
 
 
 def check_update(rows: PolicyRows, recorded: Mapping[str, Any], grad_norm: float | None, rollout: Any) -> None:
-    """Refuse the results of an update that are not finite.
+    """Refuse an update with results that are not finite.
 
     Args:
         rows: the rows of the policy.
@@ -34,7 +34,8 @@ def check_update(rows: PolicyRows, recorded: Mapping[str, Any], grad_norm: float
         rollout: the policy's rollout buffer.
 
     Raises:
-        NumericError: names the policy, the quantity, and agent, env and step where it began.
+        NumericError: a result is not finite; the message names the policy, the quantity, and its origin: agent, env and
+            step.
     """
     faults = [words for name, words in _LOSSES.items() if not math.isfinite(recorded.get(name, 0.0))]
     if not faults and grad_norm is not None and not math.isfinite(grad_norm):
@@ -45,7 +46,7 @@ def check_update(rows: PolicyRows, recorded: Mapping[str, Any], grad_norm: float
 
 @contextmanager
 def naming_faults(policy_id: PolicyID, where: str) -> Iterator[None]:
-    """Give PyTorch's refusal of distributions that are not numbers the name of the policy.
+    """Name the policy in the error that PyTorch raises for a distribution with NaN or infinite parameters.
 
     Raises:
         NumericError: instead of PyTorch's `ValueError`.
@@ -55,15 +56,15 @@ def naming_faults(policy_id: PolicyID, where: str) -> Iterator[None]:
     except ValueError as error:
         if "to satisfy the constraint" not in str(error):
             raise
-        words = str(error).partition(", but found invalid values")[0]
-        raise NumericError(f"policy {policy_id!r}: its network gives no numbers in the {where}: {words}") from error
+        what = str(error).partition(", but found invalid values")[0]
+        raise NumericError(f"policy {policy_id!r}: its network gives NaN or infinity in the {where}: {what}") from error
 
 
 def check_weights(policy_id: PolicyID, policy: th.nn.Module) -> None:
     """Refuse weights that are not finite.
 
     Raises:
-        NumericError: names the policy and the parameter.
+        NumericError: a weight is not finite; the message names the policy and the parameter.
     """
     for name, parameter in policy.named_parameters():
         if not bool(th.isfinite(parameter).all()):
@@ -77,11 +78,11 @@ def _origin(rows: PolicyRows, rollout: Any) -> str:
         if len(bad):
             where = _place(rows, rollout, bad[0].tolist())
             return f"it began in the {name.replace('_', '-')} of the rollout{where}"
-    return "the rollout is finite: it began in the update, as with too high a learning rate"
+    return "the rollout is finite: it began in the update, possibly by too high a learning rate"
 
 
 def _place(rows: PolicyRows, rollout: Any, index: list[int]) -> str:
-    """Agent, env and step; unknown once the buffer has been flattened."""
+    """Describe agent, env and step of an entry; they are unknown once the buffer is flattened."""
     if rollout.generator_ready:
         return ""
     step, row = index[:2]

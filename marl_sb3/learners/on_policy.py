@@ -1,4 +1,4 @@
-"""Train one policy by its SB3 on-policy algorithm, an update at the end of each of its rollouts."""
+"""Train one policy by an SB3 on-policy algorithm, with an update at the end of each rollout."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class OnPolicyLearner:
     Args:
         rows: the rows of the policy.
         algorithm: its SB3 algorithm, made by `build_algorithm`.
-        trained: whether it learns; if not it only acts.
+        trained: whether the policy is trained; if not, it only acts.
 
     Attributes:
         recorded_as: metric -> the name under which the algorithm's `train()` records it in SB3's logger.
         metric_names: see `Learner`.
-        rollouts_per_report: how many of its rollouts make an iteration, where the run does not say.
+        rollouts_per_report: number of rollouts in an iteration, if the run does not set `n_steps`.
     """
 
     recorded_as: ClassVar[Mapping[str, str]] = {
@@ -73,11 +73,11 @@ class OnPolicyLearner:
         self.collector = OnPolicyCollector(actor, algorithm, trained)
 
     def _make_decider(self) -> OnPolicyDecider:
-        """What asks the algorithm in a rollout."""
+        """Return the decider that calls the algorithm in a rollout."""
         return ForwardPassDecider(self.algorithm)
 
     def _count_grad_updates(self) -> None:
-        """Stock algorithms do not count them."""
+        """Count optimizer steps, which SB3's algorithms do not."""
         self.algorithm.policy.optimizer.register_step_post_hook(self._count_grad_update)
 
     def _count_grad_update(self, *_: Any) -> None:
@@ -95,7 +95,7 @@ class OnPolicyLearner:
         return TrainJob(self, self.algorithm.train)
 
     def finish_update(self) -> Result:
-        """Read what `train()` has recorded, and look for numbers that are not finite."""
+        """Return the metrics that `train()` has recorded; raises if a number is not finite."""
         recorded = dict(self.algorithm.logger.name_to_value)
         self.algorithm.logger.dump()
         metrics = self._metrics(recorded)
@@ -122,7 +122,7 @@ class OnPolicyLearner:
         return {name: values[name] for name in self.metric_names}
 
     def _more_metrics(self, recorded: Mapping[str, Any]) -> Result:
-        """Metrics that only this algorithm has, beyond those that it records."""
+        """Return metrics that only this algorithm has, besides those that it records."""
         return {}
 
     @property
@@ -135,7 +135,7 @@ class OnPolicyLearner:
         self._grad_updates = count
 
     def _total_loss(self, recorded: Mapping[str, Any]) -> float | None:
-        """The mean over minibatches; SB3's own `train/loss` is that of the last one."""
+        """Return the mean loss over minibatches; SB3's own `train/loss` is that of the last minibatch."""
         policy_loss = recorded.get(self.recorded_as["policy_loss"])
         if policy_loss is None:
             return None
@@ -163,11 +163,11 @@ class OnPolicyLearner:
         }
 
     def get_tensors(self) -> Mapping[str, Arrays]:
-        """See `TensorPart.get_tensors`: the weights, and what the optimizers keep."""
+        """See `TensorPart.get_tensors`: the weights and the optimizers' state."""
         return {"policy": weights(self.algorithm), "optimizer": optimizer_arrays(self.algorithm)}
 
     def read_state(self, saved: SavedPart) -> Callable[[], None]:
-        """See `Part.read_state`; of another number of envs no rollout is taken."""
+        """See `Part.read_state`; the saved rollout is ignored if the number of envs has changed."""
         algorithm, state = self.algorithm, saved.state
         setters = [
             self.read_weights(saved.files),
@@ -206,7 +206,7 @@ class OnPolicyLearner:
 
 
 class TrainJob:
-    """One call of a function that trains the policy; none if no agent acted in the rollout."""
+    """An update by one call of a function that trains the policy; no call if no agent acted in the rollout."""
 
     parallel = False
 

@@ -1,4 +1,4 @@
-"""Act in the rollouts of an on-policy algorithm: actions with the values and log-probabilities that it learns from."""
+"""Act in the rollouts of an on-policy algorithm: choose actions, with their values and log-probabilities."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class OnPolicyDecision(NamedTuple):
     """A decision in a rollout; (rows, ...) each.
 
     Attributes:
-        actions: as the env takes them.
-        sampled: as the policy sampled them: what it learns from.
-        values: (rows,).
-        log_probs: (rows,) of `sampled`.
+        actions: the actions as the env takes them.
+        sampled: the actions as the policy sampled them, from which it learns.
+        values: (rows,) values of the observations.
+        log_probs: (rows,) log-probabilities of `sampled`.
     """
 
     actions: Array
@@ -33,10 +33,10 @@ class OnPolicyDecision(NamedTuple):
 
 
 class OnPolicyDecider(Decider[OnPolicyDecision], Protocol):
-    """A `Decider` that knows values too."""
+    """A `Decider` that also estimates values."""
 
     def read_weights(self) -> None:
-        """The weights may be others since the latest step."""
+        """Note that the weights may have changed since the latest step."""
 
     def values(self, batch: Batch) -> FloatArray:
         """(rows,) values."""
@@ -46,9 +46,9 @@ class OnPolicyDecider(Decider[OnPolicyDecision], Protocol):
 
 
 class ForwardPassDecider:
-    """Decides by the policy's forward pass, with the order of random draws of SB3's `collect_rollouts`.
+    """Chooses actions by the policy's forward pass, with the random draws of SB3's `collect_rollouts`.
 
-    For policies without memory and masks.
+    For policies without memory and without masks.
 
     Args:
         algorithm: the SB3 algorithm of the policy.
@@ -89,7 +89,7 @@ class ForwardPassDecider:
 
 
 def env_actions(algorithm: OnPolicyAlgorithm, sampled: Array) -> Array:
-    """Actions within the bounds of the env, as in `OnPolicyAlgorithm.collect_rollouts`."""
+    """Return the actions within the bounds of the env, as in `OnPolicyAlgorithm.collect_rollouts`."""
     space = algorithm.action_space
     if not isinstance(space, spaces.Box):
         return sampled
@@ -99,12 +99,12 @@ def env_actions(algorithm: OnPolicyAlgorithm, sampled: Array) -> Array:
 
 
 class OnPolicyActor(RowActor[OnPolicyDecision]):
-    """A `RowActor` that also values observations, with the memory that its rows have.
+    """A `RowActor` that also estimates the values of observations, with its rows' recurrent state.
 
     Args:
         rows: the rows of the policy.
         algorithm: its SB3 algorithm.
-        decider: how the algorithm is asked.
+        decider: calls the algorithm.
     """
 
     def __init__(self, rows: PolicyRows, algorithm: OnPolicyAlgorithm, decider: OnPolicyDecider) -> None:
@@ -112,11 +112,11 @@ class OnPolicyActor(RowActor[OnPolicyDecision]):
         self._critic = decider
 
     def read_weights(self) -> None:
-        """The weights may be others since the latest step: a learner or a callback has set them."""
+        """Note that the weights may have changed since the latest step, by a learner or a callback."""
         self._critic.read_weights()
 
     def values(self, observations: Observations, acting: BoolArray) -> FloatArray:
-        """(rows,) values of what the rows act on next; 0 in rows that wait."""
+        """Return the (rows,) values of the observations that the rows act on next; 0 in rows that wait."""
         batch = Batch(observations, self.starts, None, self.states)
         if acting.all():
             return self._critic.values(batch)
@@ -126,7 +126,7 @@ class OnPolicyActor(RowActor[OnPolicyDecision]):
         return values
 
     def final_values(self, observations: Observations, ended: BoolArray) -> FloatArray:
-        """Values of the observations that agents were truncated on, before `end_episodes`.
+        """Return the values of truncated agents' final observations; called before `end_episodes`.
 
         Args:
             observations: (n, ...), of the rows that ended.

@@ -1,4 +1,4 @@
-"""Fill the rollout buffer of an SB3 on-policy algorithm with what its actor decides.
+"""Fill the rollout buffer of an SB3 on-policy algorithm with the actor's decisions and the rewards for them.
 
 The order of random draws and of floating point operations is that of SB3's `on_policy_algorithm.py`, so that one shared
 policy trains bit for bit as SB3 does.
@@ -33,8 +33,8 @@ class OnPolicyCollector:
 
     Args:
         actor: acts for the rows of the policy.
-        algorithm: its SB3 algorithm, whose buffer is made for these rows.
-        records: whether its learner learns; if not it only acts.
+        algorithm: the SB3 algorithm of the policy. Its rollout buffer has these rows.
+        records: whether the policy is trained, so that experience is recorded.
     """
 
     def __init__(self, actor: OnPolicyActor, algorithm: OnPolicyAlgorithm, records: bool) -> None:
@@ -42,7 +42,7 @@ class OnPolicyCollector:
         self.actor = actor
         self.algorithm = algorithm
         self.records = records
-        self._open: OpenTransitions | None = None  # of the latest rollout, for the next one
+        self._open: OpenTransitions | None = None  # carried over from the latest rollout to the next
 
     @property
     def buffer(self) -> MaskedRolloutBuffer | MaskedDictRolloutBuffer:
@@ -82,7 +82,7 @@ class OnPolicyCollector:
     # --- Acting ------------------------------------------------------------------------------------------------------
 
     def act(self, step: VecStep) -> Array:
-        """See `Collector.act`; a policy that learns opens a transition for each row that acts."""
+        """See `Collector.act`; if the policy is trained, a transition is opened for each row that acts."""
         acting = self.rows.of_agents(step.to_act)
         observations = self._prepared(self.rows.observations(step.observations))
         masks = self.rows.masks(step.action_masks) if self.actor.takes_masks else None
@@ -117,7 +117,7 @@ class OnPolicyCollector:
         self.actor.end_episodes(ended)
 
     def _keep(self, step: VecStep, ended: BoolArray) -> None:
-        rewards = self.rows.of_agents(step.rewards).copy()  # the step's own stay as they are: others read them
+        rewards = self.rows.of_agents(step.rewards).copy()  # a copy: others read the step's own array
         self._add_values_at_time_limits(step, rewards)
         self.buffer.pay(rewards)
         self.buffer.end(ended)
@@ -133,8 +133,8 @@ class OnPolicyCollector:
     def finish_rollout(self, step: VecStep) -> None:
         """Compute returns and advantages.
 
-        The transition of a row that waits is not over: it opens the next rollout. What its agent did before leads to
-        the value that the policy saw when the transition began.
+        The open transition of a row that waits is moved to the start of the next rollout. The return of the row's
+        transition before it is bootstrapped from the value that the policy estimated when the open one began.
         """
         if not self.records:
             return
@@ -150,7 +150,7 @@ class OnPolicyCollector:
     # --- State -------------------------------------------------------------------------------------------------------
 
     def get_state(self) -> State:
-        """Where the rollout stands; its arrays and its noise only while they are still needed."""
+        """Return the state of the rollout; with its arrays and noise only while they are still needed."""
         return {
             "actor": self.actor.get_state(under_way=self._under_way),
             "step": self.actor.step,
@@ -169,7 +169,7 @@ class OnPolicyCollector:
         """Check what `get_state` returned; see `Part.read_state`.
 
         Raises:
-            CheckpointError: it is not the state of such a rollout.
+            CheckpointError: the state does not fit this rollout.
         """
         step = state.integer("step", 0, self.algorithm.n_steps) if self.records else 0
         put_actor = self.actor.read_state(state.fields("actor"), step, under_way=self._is_within(step))

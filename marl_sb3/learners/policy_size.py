@@ -1,4 +1,4 @@
-"""How many weights the network of a policy needs at least: a description from a stranger may promise a large one."""
+"""A lower bound of the number of weights of a policy: a stranger's checkpoint may describe a huge network."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from stable_baselines3.common.preprocessing import is_image_space
 
 from marl_sb3.learners.spec import PolicySpec
 
-_LAYERS = (64, 64)  # of `MlpPolicy` and `MultiInputPolicy` in SB3, where `net_arch` is not given
+_LAYERS = (64, 64)  # SB3's default `net_arch` of `MlpPolicy` and `MultiInputPolicy`
 _CNN_FEATURES, _COMBINED_FEATURES = 512, 256  # of `NatureCNN` alone, and for an image in a Dict
 _CHANNELS = 64  # of the last convolution of `NatureCNN`
 
 
 def least_weights(spec: PolicySpec, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> int:
-    """A lower bound of the number of weights of a policy of SB3's own.
+    """Return a lower bound of the number of weights of one of SB3's own policies.
 
-    Counted are the matrices between the layers of the actor, and of the critic alone where that one is larger.
+    It counts the weight matrices of the actor or of the critic, whichever is larger.
     """
     network = spec.hyperparameters.get("policy_kwargs") or {}
     features, weights = _features(str(spec.policy), observation_space, network.get("features_extractor_kwargs") or {})
@@ -37,7 +37,7 @@ def _matrices(widths: Sequence[int]) -> int:
 
 
 def _features(policy: str, space: spaces.Space[Any], settings: Mapping[str, Any]) -> tuple[int, int]:
-    """How many features there are of an observation, and the weights it takes to find them."""
+    """Return the number of features of an observation, and the number of weights of the feature extractor."""
     if policy == "CnnPolicy":
         features = int(settings.get("features_dim", _CNN_FEATURES))
         return features, features * _outputs_of_cnn(space)
@@ -50,15 +50,15 @@ def _features(policy: str, space: spaces.Space[Any], settings: Mapping[str, Any]
 
 
 def _outputs_of_cnn(space: spaces.Space[Any]) -> int:
-    """How many numbers the convolutions of `NatureCNN` make of an image: (kernel, stride) 8, 4; 4, 2; 3, 1."""
-    sizes = sorted(space.shape or ())[-2:]  # the channels are the fewest
+    """Return the number of outputs of `NatureCNN`'s convolutions: (kernel, stride) 8, 4; 4, 2; 3, 1."""
+    sizes = sorted(space.shape or ())[-2:]  # the smallest axis is the channels
     for kernel, stride in ((8, 4), (4, 2), (3, 1)):
         sizes = [max(0, (size - kernel) // stride + 1) for size in sizes]
     return _CHANNELS * math.prod(sizes)
 
 
 def _size(space: spaces.Space[Any]) -> int:
-    """How many numbers SB3 makes of a point of a space."""
+    """Return how many inputs SB3 makes of an observation or action of this space."""
     if isinstance(space, spaces.Discrete):
         return int(space.n)
     return int(space.nvec.sum()) if isinstance(space, spaces.MultiDiscrete) else math.prod(space.shape or ())

@@ -1,4 +1,4 @@
-"""What one agent does: `predict` as its callers use it, one observation or a batch, every argument checked."""
+"""`predict` of one agent, for a single observation or a batch, with checked arguments."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from marl_sb3.wrappers.flat_observations import named_parts
 
 
 def require_known(agents: Iterable[AgentID], given: Mapping[str, Any]) -> None:
-    """Refuse what is not by agent, or by agents that no policy acts for.
+    """Refuse arguments that are no mappings by agent, and unknown agents.
 
     Args:
-        agents: those that policies act for.
-        given: argument -> what was given for it; None is left out.
+        agents: the agents that policies act for.
+        given: name of an argument -> its value; None is skipped.
 
     Raises:
-        ConfigError: names the argument.
+        ConfigError: an argument is wrong; the message names it.
     """
     known = list(agents)
     for argument, by_agent in given.items():
@@ -46,11 +46,11 @@ class AgentPredict:
     """The `predict` of one agent.
 
     Attributes:
-        agent: whose.
-        policy_id: its policy.
+        agent: the agent's id.
+        policy_id: the id of its policy.
         algorithm: the SB3 algorithm of that policy.
-        observation_space: as the env says.
-        action_space: as the env says.
+        observation_space: the agent's observation space in the env.
+        action_space: the agent's action space in the env.
     """
 
     agent: AgentID
@@ -62,10 +62,10 @@ class AgentPredict:
     def __call__(
         self, observation: Any, state: Any, episode_start: Any, action_mask: Any, deterministic: bool
     ) -> tuple[Any, States]:
-        """The action, and the state after it; see `PolicyBundle.predict_with_state`.
+        """Return the action and the new recurrent state; see `PolicyBundle.predict_with_state`.
 
         Raises:
-            ConfigError: names the agent, and what does not fit.
+            ConfigError: an argument does not fit the policy; the message names it and the agent.
         """
         observation = self._flat(observation)
         shape = self._batch_shape(observation)
@@ -94,7 +94,7 @@ class AgentPredict:
         return f"its policy {self.policy_id!r} ({type(self.algorithm).__name__})"
 
     def _batch_shape(self, observation: Any) -> tuple[int, ...]:
-        """(n,) of a batch of n observations, () of a single one."""
+        """Return (n,) for a batch of n observations, () for a single one."""
         space = self.observation_space
         if isinstance(space, spaces.Dict) and isinstance(observation, Mapping):
             name, space = next(iter(space.spaces.items()))

@@ -1,4 +1,4 @@
-"""What trains a policy of each algorithm; a new algorithm is a line here and one in `algorithms`."""
+"""The learner class of each algorithm. A new algorithm gets a line here and one in `algorithms`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.types import PolicyID
 
-# Subclasses are trained as their bases are.
+# A subclass of an algorithm has the learner of its base class.
 LEARNERS: Mapping[type[BaseAlgorithm], type[OnPolicyLearner]] = {
     stable_baselines3.PPO: PPOLearner,
     stable_baselines3.A2C: A2CLearner,
@@ -33,16 +33,16 @@ def make_learner(
     n_steps: int | None,
     update_path: str,
 ) -> OnPolicyLearner:
-    """Make what trains a policy.
+    """Make the learner of a policy.
 
     Args:
         rows: the rows of the policy.
         spec: algorithm, network and hyperparameters.
-        trained: whether it learns; if not it only acts.
-        seed: for the weights and everything drawn afterwards.
+        trained: whether the policy is trained; if not, it only acts.
+        seed: for the initial weights and all random draws of the algorithm.
         device: as in SB3.
-        n_steps: env steps per env in a rollout of PPO, where the spec does not say.
-        update_path: of `marl_sb3.PPO`; see there.
+        n_steps: env steps per env in a rollout of PPO, if the spec does not set it.
+        update_path: see `marl_sb3.PPO`.
 
     Raises:
         ConfigError: the hyperparameters do not fit the rollout or the spaces.
@@ -56,7 +56,9 @@ def make_learner(
 
 
 def common_steps(n_steps: int | None, specs: Mapping[PolicyID, PolicySpec]) -> int | None:
-    """The length of PPO's rollouts where a spec does not say: as given, or as the first spec that does; None: SB3's.
+    """Return the length of PPO's rollouts for specs without `n_steps`.
+
+    It is the given one, else that of the first spec with `n_steps`, else None: SB3's default.
 
     Raises:
         ConfigError: it is not an integer of at least 1.
@@ -67,7 +69,7 @@ def common_steps(n_steps: int | None, specs: Mapping[PolicyID, PolicySpec]) -> i
 
 
 def iteration_steps(learners: Sequence[OnPolicyLearner], n_steps: int | None) -> int:
-    """Env steps, of each env, in an iteration: as given, or the longest rollout, or as many of it as make a report."""
+    """Return the env steps of each env in an iteration: as given, or the longest rollout times rollouts per report."""
     if n_steps is not None:
         return n_steps
     return max(learner.algorithm.n_steps for learner in learners) * min(each.rollouts_per_report for each in learners)

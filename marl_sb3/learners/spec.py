@@ -1,4 +1,4 @@
-"""What a policy is to be: the algorithm, the network, the hyperparameters."""
+"""The specification of a policy: its algorithm, network and hyperparameters."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from marl_sb3.policies.hyperparameters import resolve_hyperparameters
 from marl_sb3.storage.state import State, StateReader, is_plain
 from marl_sb3.types import PolicyID
 
-# Of the numbers and words in the description of a policy in a checkpoint, which may come from a stranger.
+# Limits of the numbers and strings in a checkpoint's spec of a policy: the file may come from a stranger.
 _LARGEST, _LONGEST = 2**20, 100
 _MOST_EPOCHS, _MOST_LAYERS = 1000, 100
-_LONGEST_ROLLOUT = 2**16  # steps: buffers are made for as many
+_LONGEST_ROLLOUT = 2**16  # steps; a buffer takes memory for each of them
 
 
 class PolicySpec:
-    """An SB3 algorithm to be made for one policy.
+    """The SB3 algorithm that trains one policy, with its hyperparameters.
 
     Args:
         algorithm: `marl_sb3.PPO` (default), `stable_baselines3.PPO` or `A2C`, or a subclass of them.
@@ -51,23 +51,23 @@ class PolicySpec:
             )
         self.algorithm = algorithm
         self.policy = policy
-        self._given = canonical_hyperparameters(hyperparameters)  # `lin_3e-4` says more than a function
+        self._given = canonical_hyperparameters(hyperparameters)  # before `lin_3e-4` becomes a function
         self.hyperparameters = resolve_hyperparameters(algorithm, self._given)
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> PolicySpec:
-        """The same, with these hyperparameters where it has none of its own.
+        """Return this spec with `defaults` for the hyperparameters that it does not set.
 
         Raises:
             ConfigError: an unknown hyperparameter, or a value out of range.
         """
         defaults = canonical_hyperparameters(defaults)
-        resolve_hyperparameters(self.algorithm, defaults)  # says which name is wrong
+        resolve_hyperparameters(self.algorithm, defaults)  # the error names the wrong hyperparameter
         if defaults.keys() <= self._given.keys():
             return self
         return PolicySpec(self.algorithm, self.policy, **{**defaults, **self._given})
 
     def to_plain(self) -> State | None:
-        """The spec as plain data that `from_plain` takes; None if it holds classes or functions of somebody's own."""
+        """Return the spec as plain data for `from_plain`; None if it holds the user's own classes or functions."""
         name = algorithm_name(self.algorithm)
         if name is None or not isinstance(self.policy, str) or not is_plain(self._given):
             return None
@@ -75,14 +75,15 @@ class PolicySpec:
 
     @classmethod
     def from_plain(cls, plain: StateReader, num_weights: int) -> PolicySpec:
-        """The spec that `to_plain` described.
+        """Make a spec from what `to_plain` returned.
 
         Args:
             plain: the description; it may come from a stranger.
-            num_weights: that the policy has; a network that needs more is refused before it fills the memory.
+            num_weights: the number of weights that the policy has. A network that needs more is refused before it fills
+                the memory.
 
         Raises:
-            CheckpointError: it describes none.
+            CheckpointError: the data is not a valid spec.
             ConfigError: an unknown hyperparameter, or a value out of range.
         """
         given, algorithm = plain.fields("hyperparameters"), algorithm_class(plain.string("algorithm"))
@@ -96,7 +97,7 @@ class PolicySpec:
             given.integer("n_steps", 1, _LONGEST_ROLLOUT)
         if "n_epochs" in values:
             given.integer("n_epochs", 1, _MOST_EPOCHS)
-        resolve_hyperparameters(algorithm, values)  # before they are arguments, lest one is named `algorithm`
+        resolve_hyperparameters(algorithm, values)  # checked before `cls` is called: a name could be `algorithm`
         return cls(algorithm, plain.string("policy"), **values)
 
     def __repr__(self) -> str:
@@ -127,14 +128,14 @@ _Widths = Annotated[list[PositiveInt], Meta(max_length=_MOST_LAYERS)]
 
 
 def _fields(**kinds: Any) -> type[Struct]:
-    """Return the kind of mappings with some of these entries and no others."""
+    """Return the type of mappings that may hold these entries and no others."""
     # Not a class: msgspec would evaluate the text of its annotations while a checkpoint is read.
     return defstruct(
         "Fields", [(name, kind | UnsetType, UNSET) for name, kind in kinds.items()], forbid_unknown_fields=True
     )
 
 
-# What a checkpoint may say of a network. Classes are for the caller to pass.
+# The network settings that a checkpoint may hold. Classes are not among them: the caller passes those.
 _NETWORK: Mapping[str, Any] = {
     "net_arch": _Widths | Mapping[Literal["pi", "vf"], _Widths],
     "activation_fn": str,
@@ -142,17 +143,17 @@ _NETWORK: Mapping[str, Any] = {
     **dict.fromkeys(("ortho_init", "full_std", "use_expln", "squash_output"), bool),
     **dict.fromkeys(("share_features_extractor", "normalize_images"), bool),
     "features_extractor_kwargs": _fields(features_dim=FiniteFloat, cnn_output_dim=FiniteFloat, normalized_image=bool),
-    # Of Adam, which is SB3's; without the switches of PyTorch's ways to compute it.
+    # Settings of Adam, SB3's default; without those that choose PyTorch's implementation (`foreach`, `fused`, ...).
     "optimizer_kwargs": _fields(eps=FiniteFloat, weight_decay=FiniteFloat, betas=_Pair, amsgrad=bool),
 }
 
 
 def _require_no_more_weights(tree: Any, num_weights: int, where: str) -> None:
-    """Refuse lists of layers that have more connections than there are weights, and any number beyond those."""
+    """Refuse layers with more connections than the policy has weights, and any larger number."""
     children = list(tree.values()) if isinstance(tree, dict) else tree if isinstance(tree, list) else []
     widths = [child for child in children if isinstance(child, int)]
     if sum(one * other for one, other in pairwise([1, *widths])) > num_weights:
-        raise CheckpointError(f"{where} describes a network of more than the {num_weights} weights that are there")
+        raise CheckpointError(f"{where} describes a network of more weights than the {num_weights} in the checkpoint")
     for child in children:
         _require_no_more_weights(child, num_weights, where)
 
@@ -160,7 +161,7 @@ def _require_no_more_weights(tree: Any, num_weights: int, where: str) -> None:
 def policy_specs(
     policies: str | Mapping[PolicyID, PolicySpec], policy_ids: Sequence[PolicyID], defaults: Mapping[str, Any]
 ) -> dict[PolicyID, PolicySpec]:
-    """The spec of each policy, with the defaults for all of them filled in.
+    """Return the spec of each policy, with the defaults filled in.
 
     Raises:
         ConfigError: one of them is not a `PolicySpec`.

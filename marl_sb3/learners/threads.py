@@ -1,4 +1,4 @@
-"""The process around the training: how many threads work at a time, and what is not loaded."""
+"""How many threads a training uses; and keep PyTorch's compiler from being imported."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from threadpoolctl import ThreadpoolController
 
 
 def available_cores() -> int:
-    """The cores that this process may use: those of its affinity, at most `OMP_NUM_THREADS` where that is set."""
+    """Return the number of cores that this process may use: its CPU affinity, at most `OMP_NUM_THREADS` if set."""
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     limit = os.environ.get("OMP_NUM_THREADS", "")
@@ -22,25 +22,25 @@ def available_cores() -> int:
 
 
 def parallel_updates(n_threads: int) -> int:
-    """How many updates of `n_threads` threads each keep this process's cores busy, and no more than busy."""
+    """Return how many updates of `n_threads` threads each fit on this process's cores."""
     return max(1, available_cores() // n_threads)
 
 
 @lru_cache(maxsize=2)
 def _blas_libraries(with_scipy: bool) -> ThreadpoolController:
-    """Those that are loaded; SciPy's own, which the fused kernels call, comes with them."""
+    """Return the BLAS libraries that are loaded; `with_scipy` includes SciPy's, which the fused kernels call."""
     return ThreadpoolController().select(user_api="blas")
 
 
 def blas_threads(count: int) -> AbstractContextManager[object]:
-    """While it lasts, NumPy's and SciPy's BLAS use so many threads: small products are fastest with one."""
+    """Limit NumPy's and SciPy's BLAS to `count` threads inside the context: small products are fastest with one."""
     libraries = _blas_libraries("scipy.linalg.cython_blas" in sys.modules)
     limit: AbstractContextManager[object] = libraries.limit(limits=count)
     return limit
 
 
 def run_in_threads(jobs: Sequence[Callable[[], None]], at_once: int) -> None:
-    """Run jobs that release the interpreter's lock, so many at a time; raises what the first of them raised."""
+    """Run jobs that release the GIL in threads, `at_once` at a time; raises the first exception of a job."""
     if len(jobs) < 2 or at_once < 2:
         for job in jobs:
             job()
@@ -51,10 +51,10 @@ def run_in_threads(jobs: Sequence[Callable[[], None]], at_once: int) -> None:
 
 
 def start_without_dynamo() -> None:
-    """Keep PyTorch from importing its compiler when an optimizer is made: over a second of every start.
+    """Keep PyTorch from importing its compiler when an optimizer is made: this saves over a second of every start.
 
-    Some methods of optimizers are wrapped to hide them from the compiler, and import it when they are first called.
-    Where nothing has loaded it so far, there is nothing to hide from; the wrappers look for this attribute.
+    PyTorch wraps some methods of optimizers to hide them from its compiler, and the wrappers import the compiler when
+    they are first called. They skip the import on a method that has the attribute set here.
     """
     if "torch._dynamo" in sys.modules:
         return

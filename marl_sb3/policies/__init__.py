@@ -1,1 +1,1 @@
-"""Which policies a run has, the policy and the array columns of each agent, and hyperparameters for SB3."""
+"""The policies of a run, the policy and the array columns of each agent, and SB3's hyperparameters."""

@@ -1,4 +1,4 @@
-"""Which policies there are, which policy each agent has, and which of them are trained."""
+"""The policies of a run, the policy of each agent, and the policies that are trained."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def policy_of_agents(
 
 
 def _require_takes_agent(mapping: PolicyMappingFn) -> None:
-    """Refuse functions of more arguments: RLlib's take an episode, too."""
+    """Refuse functions with more than one argument, such as RLlib's, which also take an episode."""
     try:
         signature = inspect.signature(mapping)
     except (TypeError, ValueError):

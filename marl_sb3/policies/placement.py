@@ -53,16 +53,16 @@ class PolicyRows:
         return self.zero_based_observations.from_rows(of_policy)
 
     def masks(self, groups: Sequence[BoolArray | None]) -> BoolArray | None:
-        """(rows, n) from the action masks of all groups; None where the env gives none."""
+        """Return the rows' action masks, (rows, n), from those of all groups; None if the env gives none."""
         of_group = groups[self.group_index]
         return None if of_group is None else of_group[:, self._in_group].reshape(self.num_rows, -1)
 
     def of_envs(self, env_indices: Sequence[int]) -> BoolArray:
-        """(rows,) bool: the rows of these envs."""
+        """Return (rows,) bool: True for the rows of these envs."""
         return np.isin(np.arange(self.num_envs), list(env_indices)).repeat(len(self.agents))
 
     def of_agents(self, per_agent: Array) -> Array:
-        """(rows,) from an array over (E, all agents)."""
+        """Return the rows' values, (rows,), from an array over (E, all agents)."""
         return per_agent[:, self._among_all].reshape(-1)
 
     def put_actions(self, actions: Array, groups: Sequence[Array]) -> None:
@@ -83,7 +83,7 @@ class PolicyRows:
 
     @cached_property
     def mine(self) -> BoolArray:
-        """(all agents,) bool: which agents have this policy."""
+        """(all agents,) bool: True for agents with this policy."""
         return np.isin(np.arange(self.num_agents), self.agent_columns)
 
     @cached_property

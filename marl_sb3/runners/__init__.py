@@ -1,1 +1,1 @@
-"""What steps the envs with the policies that act in them: in this process, and elsewhere later."""
+"""Runners step the envs with the actions of the policies and collect experience, in this process so far."""

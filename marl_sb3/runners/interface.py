@@ -1,4 +1,4 @@
-"""What the joint loop asks of whatever steps the envs."""
+"""The protocol of runners, from which the joint loop gets its experience."""
 
 from __future__ import annotations
 
@@ -11,48 +11,48 @@ from marl_sb3.vec_env.step import VecStep
 
 
 class StepListener(Protocol):
-    """Hears of a rollout while it is under way."""
+    """Is called after every step of a rollout."""
 
     def on_step(self, step: VecStep, episodes: Sequence[Episode]) -> bool:
-        """All envs have taken a step, which ended these episodes; False stops the rollout."""
+        """Note a step of all envs, and the episodes that it ended; return False to stop the rollout."""
 
 
 class Runner(Part, Protocol):
-    """Collects experience: lets the policies act in the envs, and their collectors keep what comes of it."""
+    """Steps the envs with the policies' actions; the policies' collectors record the experience."""
 
     def begin_rollouts(self, *, anew: bool) -> bool:
-        """Begin the rollouts that are complete, or with `anew` all of them; whether there were any."""
+        """Begin new rollouts where the last one is complete, or with `anew` all of them; return whether any began."""
 
     def collect(self, env_steps: int, listener: StepListener) -> bool:
-        """Take steps in every env, and finish the rollouts that are then complete.
+        """Take steps in every env, and finish the rollouts that are complete afterwards.
 
         Args:
-            env_steps: of each env; no more than any rollout has left.
-            listener: hears of steps and episodes.
+            env_steps: number of steps of each env; at most as many as any rollout has left.
+            listener: called after every step.
 
         Returns:
-            False if the listener stopped it.
+            False if the listener stopped the rollout.
 
         Raises:
             EnvError: an env broke the `ParallelEnv` contract.
         """
 
     def forget_episodes(self) -> None:
-        """The next rollout begins new episodes in all envs."""
+        """Make the next rollout begin new episodes in all envs."""
 
     def read_state(self, saved: SavedPart) -> Callable[[], Mapping[int, str]]:
         """See `Part.read_state`.
 
         Returns:
-            A function that puts the envs back into the middle of their episodes. It raises `CheckpointError` if an env
-            refuses its own state, `EnvError` if one fails; it returns, for every env that could not be put back
-            exactly, why.
+            A function that restores the envs in the middle of their episodes. It returns env index -> reason for every
+            env that could not be restored exactly. It raises `CheckpointError` if an env refuses its saved state,
+            `EnvError` if an env fails.
         """
 
     def restart_lost(self, lost: Mapping[int, str], seed: int | None) -> None:
-        """The last step of loading, when all parts have been set: new episodes begin in these envs.
+        """Begin new episodes in these envs; the last step of loading, after all parts are restored.
 
         Args:
-            lost: what the function of `read_state` returned.
-            seed: of the envs, if none of them was put back; None: they keep theirs.
+            lost: env index -> reason, from the function that `read_state` returned.
+            seed: new seed of the envs if none of them was restored; None: they keep their seeds.
         """

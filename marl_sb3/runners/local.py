@@ -1,4 +1,4 @@
-"""Step the envs in this process, with the policies that are trained: nothing is copied."""
+"""Step the envs in this process, with the trained policies themselves: no weights are copied."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class LocalRunner:
 
     Args:
         env: the envs.
-        collectors: what acts for each policy.
+        collectors: the collector of each policy.
         tracker: follows the episodes.
 
     Attributes:
-        episodes_left_out: whether a checkpoint could not hold the running episodes; a warning has then been logged.
+        episodes_left_out: whether running episodes were left out of a checkpoint; a warning was logged then.
     """
 
     def __init__(
@@ -38,10 +38,10 @@ class LocalRunner:
         self.tracker = tracker
         self.episodes_left_out = False
         self._collectors = list(collectors.values())
-        self._latest: VecStep | None = None  # None: new episodes are to begin
+        self._latest: VecStep | None = None  # None: the next rollout begins new episodes
 
     def begin_rollouts(self, *, anew: bool) -> bool:
-        """See `Runner.begin_rollouts`; with new episodes all of them begin."""
+        """See `Runner.begin_rollouts`; if new episodes begin, so do all rollouts."""
         if self._latest is None:
             self._begin_episodes()
             anew = True
@@ -54,7 +54,7 @@ class LocalRunner:
         """See `Runner.collect`."""
         assert self._latest is not None, "begin_rollouts() comes first"
         step = self._latest
-        for collector in self._collectors:  # not before: callbacks may set weights when a rollout starts
+        for collector in self._collectors:  # here and not earlier: callbacks may set weights when a rollout starts
             collector.read_weights()
         for _ in range(env_steps):
             self._latest = step = self.env.step(self._act(step))
@@ -86,7 +86,7 @@ class LocalRunner:
     # --- State -------------------------------------------------------------------------------------------------------
 
     def get_state(self) -> State:
-        """See `Part.get_state`: the envs in the middle of their episodes, or why they are left out."""
+        """See `Part.get_state`: the envs in the middle of their episodes, or the reason why these are left out."""
         if self._latest is None:
             return {"running": None, "left_out": None}
         running = self.env.get_state()
@@ -99,10 +99,10 @@ class LocalRunner:
         return {"running": None, "left_out": why}
 
     def read_state(self, saved: SavedPart) -> Callable[[], dict[int, str]]:
-        """See `Runner.read_state`. If an env refuses its own state, new episodes are to begin in all envs."""
+        """See `Runner.read_state`. If an env refuses its saved state, new episodes will begin in all envs."""
         state = saved.state
         if saved.num_envs != self.env.num_envs:
-            return lambda: self._begin_anew(f"the checkpoint is of {saved.num_envs} envs, here are {self.env.num_envs}")
+            return lambda: self._begin_anew(f"the checkpoint has {saved.num_envs} envs, the run {self.env.num_envs}")
         if state.value("left_out") is not None:
             why = state.string("left_out")
             return lambda: self._begin_anew(why)
@@ -132,9 +132,9 @@ class LocalRunner:
 
 
 def _why_left_out(running: State) -> str | None:
-    """Why a checkpoint cannot hold the running episodes; None if it can."""
+    """Return the reason why a checkpoint cannot hold the running episodes; None if it can."""
     if not is_plain(running):
-        return "the get_state() of the env returned something else than plain data"
+        return "the env's get_state() returned something other than plain data"
     if not fits_into_state(running):
         return "the running episodes are too large for a checkpoint"
     return None

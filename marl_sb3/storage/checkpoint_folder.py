@@ -72,10 +72,10 @@ class CheckpointFolder:
         remove_unfinished(self.path)
 
     def load(self, which: str = "latest") -> Checkpoint:
-        """Read a checkpoint; a damaged one is passed over with a warning, and the next is read.
+        """Read a checkpoint; a damaged one is skipped with a warning, and the next best or next newest is read.
 
         Args:
-            which: `latest`, `best`, or the number of an iteration, for which there is no next.
+            which: `latest`, `best`, or the number of an iteration, which has no replacement.
 
         Raises:
             CheckpointError: there is no such checkpoint, or no valid one.

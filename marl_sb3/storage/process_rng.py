@@ -17,7 +17,7 @@ from marl_sb3.storage.state import State, StateReader
 _PYTHON_WORDS = 625  # Python's Mersenne twister: 624 words and the position
 _NUMPY_WORDS = 624
 
-# PyTorch's Mersenne twister reads from index `next`, up to `left` times: `CPUGeneratorImplState` in aten/src/ATen.
+# PyTorch's Mersenne twister reads `left` words from index `next` on: `CPUGeneratorImplState` in aten/src/ATen.
 _TORCH = np.dtype(
     [
         ("seed", "u8"),
@@ -93,7 +93,7 @@ def _read_cuda(state: StateReader) -> list[th.Tensor]:
 
 
 def _read_torch(state: StateReader) -> th.Tensor:
-    """Check the state of PyTorch's generator: PyTorch does not, and would read beyond its words."""
+    """Check the state of PyTorch's generator. PyTorch does not: a wrong index would make it read foreign memory."""
     raw = state.array("torch", np.uint8, (th.get_rng_state().numel(),))
     where = f"{state.where}/torch"
     if raw.nbytes == _TORCH.itemsize:
@@ -114,7 +114,7 @@ def _read_torch(state: StateReader) -> th.Tensor:
 
 
 def _require_torch_state(state: th.Tensor, device: str, where: str) -> None:
-    """Let a generator that nobody uses take the state."""
+    """Check a state by setting it in an unused generator."""
     try:
         th.Generator(device).set_state(state)
     except (RuntimeError, IndexError) as error:

@@ -1,4 +1,4 @@
-"""Read and write safetensors files by the safetensors library, with the checks that files of strangers need.
+"""Read and write safetensors files by the safetensors library, with the checks that untrusted files need.
 
 The library checks the format. This module checks the rest: the SHA-256, finite numbers, valid booleans, and shapes that
 NumPy can hold. The library's `save_file` is not used: it creates files that only their owner may read, and reports
@@ -24,7 +24,7 @@ from marl_sb3.storage.untrusted import opened
 from marl_sb3.types import Array
 
 SUFFIX = ".safetensors"
-_PIECE_BYTES = 2**24  # of a tensor that is verified, at a time
+_PIECE_BYTES = 2**24  # tensors are verified in pieces of this size
 _MAX_DIMENSIONS = 32  # of an array, in NumPy 1
 
 _DTYPES = {
@@ -96,7 +96,7 @@ def _is_finite(array: Array) -> bool:
 
 
 class StoredTensors(Mapping[str, Array]):
-    """The tensors of a file: `forms` are read at once, numbers when they are asked for.
+    """The tensors of a file. `forms` are read at once, a tensor when it is accessed.
 
     The file may come from a stranger and be large: compare `forms` with what is expected before reading numbers.
 
@@ -110,7 +110,7 @@ class StoredTensors(Mapping[str, Array]):
         forms: dtype and shape of each tensor.
 
     Raises:
-        CheckpointError: it is not a valid safetensors file; from `load` and `verify` too: the hash is another one, or a
+        CheckpointError: it is not a valid safetensors file. `load` and `verify` raise it too, if the hash differs or a
             number is not valid.
     """
 

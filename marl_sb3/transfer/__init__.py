@@ -1,1 +1,1 @@
-"""Weights in and out: of other runs, SB3 zips and ONNX."""
+"""Take initial weights from runs and SB3 zips; export policies to SB3 zips and ONNX."""

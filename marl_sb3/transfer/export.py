@@ -27,7 +27,7 @@ class Exported:
         path: the file.
         policy_id: the policy.
         difference: the largest difference between the outputs of the file and of the policy, see `onnx_check`; None
-            for a format whose outputs are not compared.
+            for a zip, whose outputs are not compared.
     """
 
     path: Path
@@ -48,7 +48,7 @@ def export_policies(
     Args:
         bundle: the policies, as `load_policies` returns them.
         out: folder; made if it does not exist.
-        about: metadata of ONNX files by name: where the policies come from.
+        about: metadata of ONNX files: the origin of the policies.
 
     Raises:
         ConfigError: a file exists already, or a policy cannot be exported in that format.
@@ -74,7 +74,7 @@ def _check_targets(out: Path, targets: Sequence[Path], force: bool) -> None:
         raise ConfigError(f"--out: {out} is not a folder", key="out")
     for path in targets:
         if os.path.lexists(path) and not force:
-            raise ConfigError(f"{path} is there already; --force replaces it", key="out")
+            raise ConfigError(f"{path} exists already; --force replaces it", key="out")
 
 
 # --- Formats ---------------------------------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ def _write_onnx_of(bundle: PolicyBundle, about: About, policy_id: PolicyID, path
     }
     try:
         path.write_bytes(to_onnx(algorithm, its.observation, metadata))
-        # The file is read again: the check is of what has been written.
+        # The file is read again to check what was written.
         difference = largest_difference(path.read_bytes(), algorithm, its.observation)
     except (ConfigError, ExportError) as error:
         raise type(error)(f"policy {policy_id!r}: {error}") from error

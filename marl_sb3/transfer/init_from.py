@@ -1,7 +1,7 @@
-"""Start from given weights: those of another run, or of an SB3 zip; all layers or some.
+"""Start policies from the weights of another run or of an SB3 zip: all layers or some.
 
-Weights alone are taken: optimizers begin anew, and counters stay as they are. Everything is looked at before anything
-is changed.
+Only weights are taken: optimizers start anew, and counters stay as they are. Everything is checked before anything is
+changed.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ ACCEPTED = "[POLICY=]PATH[:SOURCE_POLICY], PATH a run folder, a checkpoint or an
 
 _ONLY = "its only policy"  # the id of the policy in an SB3 zip
 _PREFIX = "policy."  # of the names of a policy's tensors in a checkpoint
-_SHOWN = 80  # characters of a name that a file brings along
+_SHOWN = 80  # characters shown of a name from a file
 
 
-# --- Where weights come from, in words -------------------------------------------------------------------------------
+# --- The text after `--init-from` ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class InitFrom:
-    """What some policies start from.
+    """A source of initial weights.
 
     Attributes:
-        path: a run folder (its best checkpoint counts), a checkpoint, or an SB3 zip.
-        policy_id: the policy that starts from it; None: all.
-        source_id: the policy of the source that is taken; None: the one with the same id. A zip has only one.
+        path: a run folder (its best checkpoint is used), a checkpoint, or an SB3 zip.
+        policy_id: the policy that gets the weights; None: all policies.
+        source_id: the policy of the source; None: the one with the same id, or the only one in a zip.
     """
 
     path: Path
@@ -56,13 +56,13 @@ class InitFrom:
     source_id: PolicyID | None = None
 
     def __str__(self) -> str:
-        """As after `--init-from`."""
+        """Return the text that `parse_init_from` reads."""
         target = "" if self.policy_id is None else f"{self.policy_id}="
         return f"{target}{self.path}{'' if self.source_id is None else f':{self.source_id}'}"
 
 
 def parse_init_from(text: str) -> InitFrom:
-    """What `--init-from` says: `RUN`, `FILE.zip`, `pol1=PATH`, `pol1=PATH:polX`."""
+    """Parse the value of `--init-from`: `RUN`, `FILE.zip`, `pol1=PATH`, `pol1=PATH:polX`."""
     policy_id, equals, rest = text.partition("=") if "=" in text else ("", "", text)
     path, colon, source_id = rest.rpartition(":")
     if not colon or (len(path) == 1 and source_id[:1] in ("\\", "/")):  # the colon of a drive
@@ -79,13 +79,13 @@ def init_from(
     *,
     trust_pickle: bool = False,
 ) -> None:
-    """Let policies start from the weights of others; nothing is changed unless all of it fits.
+    """Give policies the weights of others. If anything does not fit, nothing is changed.
 
     Args:
         trust_pickle: allow SB3 zips; see `learners.sb3.zip_file.sb3_weights`.
 
     Raises:
-        ConfigError: a source cannot be read, lacks a policy, or does not fit.
+        ConfigError: a source cannot be read, does not have a policy, or does not fit.
     """
     taken: list[tuple[th.Tensor, th.Tensor]] = []
     starting: dict[PolicyID, InitFrom] = {}
@@ -108,7 +108,7 @@ def init_from(
 def _read(
     algorithm: MultiAgentAlgorithm, source: InitFrom, targets: Sequence[PolicyID], trust_pickle: bool
 ) -> tuple[Mapping[PolicyID, Weights], dict[PolicyID, PolicyID]]:
-    """The weights of a source, and which of its policies each target takes."""
+    """Return the weights of a source, and target policy -> source policy."""
     if source.path.is_dir():
         weights = checkpoint_weights(find_checkpoint(source.path, "best"))
         return weights, {policy_id: source.source_id or policy_id for policy_id in targets}
@@ -125,7 +125,7 @@ def _read(
 
 
 class StoredWeights(Mapping[str, th.Tensor]):
-    """The weights of a policy in a checkpoint, read when they are asked for."""
+    """The weights of a policy in a checkpoint; a tensor is read when it is accessed."""
 
     def __init__(self, tensors: Mapping[str, Array]) -> None:
         self._tensors = tensors
@@ -143,21 +143,21 @@ class StoredWeights(Mapping[str, th.Tensor]):
         return f"{_PREFIX}{name}" in self._tensors
 
     def form(self, name: str) -> Form:
-        """What a tensor is; it is not read."""
+        """Return dtype and shape of a tensor without reading it."""
         return form_of(self._tensors, f"{_PREFIX}{name}")
 
     def load(self, names: Sequence[str]) -> Weights:
-        """Some of them, in one reading of the file."""
+        """Return some of the tensors, reading the file once."""
         wanted = [f"{_PREFIX}{name}" for name in names]
         read = self._tensors.load(wanted) if isinstance(self._tensors, StoredTensors) else self._tensors
         return {name: th.from_numpy(read[f"{_PREFIX}{name}"]) for name in names}
 
 
 def checkpoint_weights(checkpoint: Checkpoint) -> dict[PolicyID, StoredWeights]:
-    """The weights of each policy in a checkpoint.
+    """Return the weights of each policy in a checkpoint.
 
     Raises:
-        CheckpointError: a policy's file is not there.
+        CheckpointError: a policy's file is missing.
     """
     policy_ids = StateReader(checkpoint.state).fields("policies")
     return {
@@ -175,19 +175,19 @@ def load_weights(
     policies: Mapping[PolicyID, PolicyID] | Sequence[PolicyID] | None = None,
     layers: Sequence[str] | None = None,
 ) -> None:
-    """Give policies the weights of others, in place; nothing is changed unless all of them fit.
+    """Give policies the weights of others, in place. If a weight does not fit, nothing is changed.
 
-    The optimizers of these policies begin anew: what they had gathered belongs to other weights.
+    The optimizers of these policies start anew, because their state belongs to the old weights.
 
     Args:
-        source: by policy id, tensors by the names of SB3's `policy.state_dict()`; `algorithm.policies[...]` of another
-            algorithm has them, and `checkpoint_weights` and `learners.sb3.zip_file.sb3_weights` read them.
-        policies: the policies that get weights, by their own ids, or with the id of each in the source; None: all.
-        layers: patterns as of file names, such as `mlp_extractor.policy_net.*`: only the tensors that fit one are
-            taken; None: all, and the source must have no others.
+        source: policy id -> tensors by the names of SB3's `policy.state_dict()`: from `algorithm.policies[...]` of
+            another algorithm, `checkpoint_weights` or `learners.sb3.zip_file.sb3_weights`.
+        policies: ids of the policies that get weights, or a mapping from these ids to those in the source; None: all.
+        layers: patterns such as `mlp_extractor.policy_net.*` (wildcards as in file names); only tensors that match one
+            are taken. None: all tensors; the source must have the same ones.
 
     Raises:
-        ConfigError: an unknown policy or layer, a shape or type that differs, a number that is not finite.
+        ConfigError: an unknown policy or layer, another shape or dtype, or a number that is not finite.
     """
     if isinstance(policies, str):
         raise ConfigError(
@@ -204,7 +204,7 @@ def _fitting(
     pairs: Mapping[PolicyID, PolicyID],
     layers: Sequence[str] | None,
 ) -> list[tuple[th.Tensor, th.Tensor]]:
-    """Each tensor that is to change, and a copy of what it becomes."""
+    """Return each tensor that will change, with a copy of its new value."""
     taken = []
     for policy_id, source_id in pairs.items():
         own = _tensors_of(algorithm, policy_id)
@@ -214,24 +214,24 @@ def _fitting(
         weights = source[source_id]
         chosen = _chosen(policy_id, own, weights, layers)
         if isinstance(weights, StoredWeights):
-            for name in chosen:  # before they take memory
+            for name in chosen:  # before the tensors are read
                 _require_shape(_of_layer(policy_id, name), own[name], weights.form(name))
             weights = weights.load(chosen)
         for name in chosen:
             _require_fit(_of_layer(policy_id, name), own[name], weights[name])
-            taken.append((own[name], weights[name].detach().clone()))  # a copy: the source may be changed on the way
+            taken.append((own[name], weights[name].detach().clone()))  # a copy: the source may be one of the targets
     return taken
 
 
 def _tensors_of(algorithm: MultiAgentAlgorithm, policy_id: PolicyID) -> dict[str, th.Tensor]:
-    """The live tensors of a policy, not copies."""
+    """Return the policy's own tensors, not copies."""
     if policy_id not in algorithm.policies:
         raise ConfigError(f"unknown policy {policy_id!r}; accepted: {', '.join(algorithm.policies)}", key="init_from")
     return dict(algorithm.policies[policy_id].policy.state_dict())
 
 
 def _chosen(policy_id: PolicyID, own: Weights, source: Mapping[str, Any], layers: Sequence[str] | None) -> list[str]:
-    """The names of the layers that are taken; all of them are in the source."""
+    """Return the names of the layers to take; raises if the source does not have one."""
     for pattern in layers or ():
         if not any(fnmatchcase(name, pattern) for name in own):
             raise ConfigError(f"policy {policy_id!r} has no layer {pattern!r}; it has {', '.join(own)}")

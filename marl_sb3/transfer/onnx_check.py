@@ -1,4 +1,4 @@
-"""Whether an ONNX file acts as the policy that it was made of: both see the same random observations."""
+"""Check that an ONNX file acts as its policy, by comparing their outputs for random observations."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from marl_sb3.types import Array, Observations
 TOLERANCE = 1e-4
 BATCH_SIZES = (1, 7, 64)
 
-# Where a Box is wider, larger numbers would tell of rounding rather than of the graph.
+# The range of samples from wide Boxes: larger numbers would test rounding rather than the graph.
 _LARGEST_OBSERVATION = 10.0
 
 Arrays = Mapping[str, Array]
@@ -27,17 +27,18 @@ Arrays = Mapping[str, Array]
 def largest_difference(
     model: bytes, algorithm: BaseAlgorithm, observation_space: spaces.Space[Any], seed: int = 0
 ) -> float:
-    """Run an ONNX model in onnxruntime beside SB3's own `predict`, `get_distribution` and `predict_values`.
+    """Compare an ONNX model, run by onnxruntime, with SB3's `predict`, `get_distribution` and `predict_values`.
 
     Args:
         model: the content of the file.
-        algorithm: what it should act as.
-        observation_space: the env's.
-        seed: of the observations.
+        algorithm: the algorithm of the exported policy.
+        observation_space: the env's observation space.
+        seed: seed of the observations.
 
     Returns:
-        The largest difference of an output, relative to the largest number of that output where it is above 1. Of
-        choices it is how much likelier, in log-probability, SB3's own is: 0 where they agree.
+        The largest difference of an output, divided by the largest number of that output if that is above 1. For
+        discrete actions, the difference is the log-probability of SB3's action minus that of the model's: 0 if they
+        are the same.
 
     Raises:
         ConfigError: a package is missing.
@@ -47,13 +48,13 @@ def largest_difference(
     space = _checked_space(observation_space)
     space.seed(seed)
     largest = 0.0
-    # Other devices may calculate with fewer digits.
+    # Other devices may compute with less precision.
     policy = algorithm.policy if algorithm.policy.device.type == "cpu" else copy_on_cpu(algorithm)
     for rows in BATCH_SIZES:
         observations = _stacked([space.sample() for _ in range(rows)])
         expected, received = _by_sb3(policy, observations), _by_onnx(session, observations)
         for name, difference in _differences(algorithm.action_space, expected, received).items():
-            if not difference <= TOLERANCE:  # a NaN neither
+            if not difference <= TOLERANCE:  # True for NaN too
                 raise ExportError(
                     f"the ONNX graph does not act as the policy: {name} differ by {difference:.2g}; "
                     f"accepted: {TOLERANCE:g}"
@@ -74,7 +75,7 @@ def _session(model: bytes) -> Any:
 
 
 def _checked_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
-    """The space with wide Boxes made narrow; images are not wide."""
+    """Return the space with wide Boxes narrowed; images stay as they are."""
     if isinstance(space, spaces.Dict):
         return spaces.Dict({key: _checked_space(part) for key, part in space.spaces.items()})
     if isinstance(space, spaces.Box) and space.dtype != np.uint8:
@@ -108,7 +109,7 @@ def _by_sb3(policy: Any, observations: Observations) -> Arrays:
 
 
 def _parameters(distribution: Any) -> dict[str, th.Tensor]:
-    if isinstance(distribution, list):  # of a MultiDiscrete space
+    if isinstance(distribution, list):  # the distributions of a MultiDiscrete space
         return {"logits": th.cat([part.logits for part in distribution], dim=1)}
     if isinstance(distribution, th.distributions.Normal):
         return {"mean": distribution.mean, "log_std": distribution.stddev.log()}
@@ -131,7 +132,7 @@ def _relative(expected: Array, received: Array) -> float:
 
 
 def _likelier(space: spaces.Space[Any], expected: Arrays, received: Array) -> float:
-    """By how much, in log-probability, SB3's own choices are likelier than the received ones."""
+    """Return the largest log-probability of SB3's choices minus that of the received ones."""
     rows, logits = len(received), expected["logits"]
     chosen, other = (actions.reshape(rows, -1).astype(np.int64) for actions in (expected["actions"], received))
     if isinstance(space, spaces.MultiBinary):
@@ -145,5 +146,5 @@ def _likelier(space: spaces.Space[Any], expected: Arrays, received: Array) -> fl
 
 
 def _sizes(space: Any) -> Array:
-    """How many choices each part of a Discrete or MultiDiscrete space has."""
+    """Return the number of choices of each part of a Discrete or MultiDiscrete space."""
     return space.nvec.reshape(-1) if isinstance(space, spaces.MultiDiscrete) else np.array([space.n])

@@ -1,7 +1,7 @@
-"""A policy as an ONNX graph: observations as the env gives them in; actions, values and the distribution out.
+"""Convert a policy to an ONNX graph from the env's observations to actions, values and the action distribution.
 
-What SB3 does around its networks is in the graph: images channels first and divided by 255, one-hot numbers, actions
-clipped to their Box. onnx, onnxscript and onnxruntime are optional; `_optional` is the one place that imports them.
+The graph includes SB3's pre- and postprocessing: channels-first images divided by 255, one-hot encoding, actions
+clipped to their Box. onnx, onnxscript and onnxruntime are optional; only `_optional` imports them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _optional(name: str) -> ModuleType:
 
 
 def onnx_packages() -> tuple[ModuleType, ModuleType]:
-    """The modules onnx and onnxruntime.
+    """Import and return the modules onnx and onnxruntime.
 
     Raises:
         ConfigError: one of them, or onnxscript, which PyTorch's exporter needs, is not installed.
@@ -91,7 +91,7 @@ def _bernoulli(policy: ActorCriticPolicy, latent: th.Tensor) -> Outputs:
     return th.round(th.sigmoid(logits)), logits
 
 
-# Each gives the most likely actions and the parameters of the distribution, as SB3 keeps them.
+# Each returns the most likely actions and the parameters of the distribution, named as in SB3.
 _HEADS: Mapping[type[Any], tuple[Callable[[ActorCriticPolicy, th.Tensor], Outputs], tuple[str, ...]]] = {
     DiagGaussianDistribution: (_gaussian, ("mean", "log_std")),
     StateDependentNoiseDistribution: (_state_dependent, ("mean", "log_std")),
@@ -102,18 +102,18 @@ _HEADS: Mapping[type[Any], tuple[Callable[[ActorCriticPolicy, th.Tensor], Output
 
 
 class PolicyGraph(nn.Module):
-    """What is traced: a copy of a policy on the CPU, with everything around it.
+    """The module that is exported: a copy of a policy on the CPU, with its pre- and postprocessing.
 
     Args:
-        observation_space: the env's, before SB3 has moved an image's channels to the front.
+        observation_space: the env's space, in which an image may have its channels last.
 
     Attributes:
         input_names: `observation`, or `observation.<key>` for each key of a Dict.
         output_names: `actions` (batch, *action shape); `values` (batch,); then `logits` (batch, choices), which
-            are log-probabilities but for MultiBinary, or `mean` and `log_std` (batch, numbers) before any squashing.
+            are log-probabilities except for MultiBinary, or `mean` and `log_std` (batch, numbers) before any squashing.
 
     Raises:
-        ConfigError: it is not an actor-critic policy of SB3's, or has another action distribution.
+        ConfigError: it is not one of SB3's actor-critic policies, or its action distribution is not supported.
     """
 
     def __init__(self, algorithm: BaseAlgorithm, observation_space: spaces.Space[Any]) -> None:
@@ -134,7 +134,7 @@ class PolicyGraph(nn.Module):
         self.output_names = ("actions", "values", *parameters)
 
     def forward(self, *observations: th.Tensor) -> Outputs:
-        """The outputs for a batch of each input."""
+        """Return the outputs for a batch of each input."""
         prepared = [
             observation.permute(0, 3, 1, 2) if channels_last else observation
             for observation, channels_last in zip(observations, self._channels_last, strict=True)
@@ -148,7 +148,7 @@ class PolicyGraph(nn.Module):
         return self._within_space(actions), values.flatten(), *parameters
 
     def _within_space(self, actions: th.Tensor) -> th.Tensor:
-        """As at the end of SB3's `BasePolicy.predict`."""
+        """Clip or rescale actions as SB3's `BasePolicy.predict` does."""
         space = self.policy.action_space
         if not isinstance(space, spaces.Box):
             return actions
@@ -161,22 +161,22 @@ class PolicyGraph(nn.Module):
 
 
 def spaces_by_input(observation_space: spaces.Space[Any]) -> dict[str, spaces.Space[Any]]:
-    """The space of each input of a graph, by its name."""
+    """Return the space of each input of a graph: name -> space."""
     if isinstance(observation_space, spaces.Dict):
-        # With a prefix, lest a key have the name of something else in the graph.
+        # The prefix keeps keys from having the name of something else in the graph.
         return {f"{INPUT}.{key}": space for key, space in observation_space.spaces.items()}
     return {INPUT: observation_space}
 
 
 def arrays_by_input(observations: Observations) -> dict[str, Any]:
-    """A batch of observations as the inputs of a graph."""
+    """Return a batch of observations as the inputs of a graph: name -> array."""
     if isinstance(observations, dict):
         return {f"{INPUT}.{key}": array for key, array in observations.items()}
     return {INPUT: observations}
 
 
 def copy_on_cpu(algorithm: BaseAlgorithm) -> ActorCriticPolicy:
-    """The policy, made as in SB3's `OnPolicyAlgorithm._setup_model`: a trained one cannot be deep-copied."""
+    """Make a copy of the policy as SB3's `OnPolicyAlgorithm._setup_model` does: `deepcopy` fails on a trained one."""
     make: Any = type(algorithm.policy)
     with th.random.fork_rng(devices=[]):
         copy: ActorCriticPolicy = make(
@@ -195,18 +195,18 @@ def copy_on_cpu(algorithm: BaseAlgorithm) -> ActorCriticPolicy:
 
 
 def to_onnx(algorithm: BaseAlgorithm, observation_space: spaces.Space[Any], metadata: Mapping[str, str]) -> bytes:
-    """A policy as the content of an ONNX file.
+    """Return the content of an ONNX file of a policy.
 
     Args:
-        algorithm: the policy's algorithm; it stays as it is.
-        metadata: what the file says of itself, its `metadata_props`.
+        algorithm: the policy's algorithm; it is not changed.
+        metadata: the `metadata_props` of the file.
 
     Returns:
         A model with the inputs and outputs of `PolicyGraph`; the batch axis of each is free.
 
     Raises:
-        ConfigError: the policy has no such form, or a package is missing.
-        ExportError: PyTorch cannot turn the network into such a graph.
+        ConfigError: such a policy cannot be exported, or a package is missing.
+        ExportError: PyTorch cannot convert the network.
     """
     onnx, _ = onnx_packages()
     graph = PolicyGraph(algorithm, observation_space).eval()
@@ -225,7 +225,7 @@ def _examples(graph: PolicyGraph, observation_space: spaces.Space[Any]) -> Outpu
 
 
 def _traced(graph: PolicyGraph, examples: Outputs) -> Any:
-    """PyTorch's `ONNXProgram` of the graph."""
+    """Return PyTorch's `ONNXProgram` of the graph."""
     batch = th.export.Dim("batch")
     try:
         with _quiet_exporter():
@@ -246,14 +246,14 @@ def _traced(graph: PolicyGraph, examples: Outputs) -> Any:
 
 @contextmanager
 def _quiet_exporter() -> Iterator[None]:
-    """Without what PyTorch says on the way: it warns of packages that are not needed, and prints graphs that fail."""
+    """Silence PyTorch: it warns of packages that are not needed, and prints graphs on which it fails."""
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
-            # PyTorch 2.13 warns of a test of its own.
+            # PyTorch 2.13 warns about its own code.
             warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\)")
-            # All inputs have the same batch axis, which is what is wanted.
+            # All inputs share one batch axis, as intended.
             warnings.filterwarnings("ignore", message=r".*The axis name: batch will not be used")
             yield
     finally:
@@ -261,7 +261,7 @@ def _quiet_exporter() -> Iterator[None]:
 
 
 def _free_output_names(program: Any, names: Sequence[str]) -> None:
-    """PyTorch names the values within a graph after its operations: `mean`, say, which is then there twice."""
+    """Rename inner values with the name of an output: PyTorch names them after operations, such as `mean`."""
     for node in program.model.graph.all_nodes():
         for value in node.outputs:
             if value.name in names and not value.is_graph_output():
@@ -269,7 +269,7 @@ def _free_output_names(program: Any, names: Sequence[str]) -> None:
 
 
 def _without_traces(model: Any) -> Any:
-    """Without the stack traces that PyTorch attaches to every node: they tell the paths of this machine."""
+    """Remove the stack traces that PyTorch attaches to nodes: they contain paths of this machine."""
     for part in (*model.graph.node, *model.graph.value_info, *model.graph.input, *model.graph.output):
         del part.metadata_props[:]
         part.doc_string = ""

@@ -146,7 +146,7 @@ DISCRETE = {"kind": "Discrete", "n": 4, "start": 0}
 @pytest.mark.parametrize(
     ("its", "message"),
     [
-        ({"observation": HUGE, "action": DISCRETE}, r"describes policy 'agent1' with 3,8\d\d,\d\d\d weights or more"),
+        ({"observation": HUGE, "action": DISCRETE}, r"but describes it with at least 3,8\d\d,\d\d\d weights"),
         ({"observation": HUGE | {"shape": [2**30]}, "action": DISCRETE}, "accepted: at most"),
         ({"observation": DISCRETE, "action": {**DISCRETE, "n": 60_000}}, "describes policy 'agent1' with"),
         ({"observation": DISCRETE, "action": DISCRETE}, "as the policy is built"),

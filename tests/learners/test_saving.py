@@ -364,11 +364,11 @@ class Clever(th.optim.SGD):
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        (PolicySpec(policy=HalfPrecision), r"policy.extra has dtype torch.bfloat16, which no checkpoint holds"),
-        (PolicySpec(policy=Storyteller), r"policy._extra_state has str, which no checkpoint holds"),
+        (PolicySpec(policy=HalfPrecision), r"policy.extra has dtype torch.bfloat16, which a checkpoint cannot hold"),
+        (PolicySpec(policy=Storyteller), r"policy._extra_state has str, which a checkpoint cannot hold"),
         (
             PolicySpec(policy_kwargs={"optimizer_class": Hoarder}),
-            r"policy.optimizer \(Hoarder\) keeps what no",
+            r"policy.optimizer \(Hoarder\) has state that a",
         ),
         (
             PolicySpec(policy_kwargs={"optimizer_class": Clever}),
@@ -420,7 +420,7 @@ def test_a_state_that_turns_into_something_else_is_left_out(tmp_path: Path, capl
     assert fresh.n_calls == 2 * callback.n_calls
 
 
-@pytest.mark.parametrize("reason", ["too large for a checkpoint", "something else than plain data"])
+@pytest.mark.parametrize("reason", ["too large for a checkpoint", "something other than plain data"])
 def test_episodes_that_no_checkpoint_holds_are_left_out(
     reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -499,7 +499,7 @@ def test_another_number_of_envs_goes_on_inexactly(tmp_path: Path, caplog: pytest
         tmp_path / "saved", make_vec_env("arena", n_envs=5, max_timesteps=17), device="cpu", seed=7
     )
     assert [record.message for record in caplog.records] == [
-        "inexact: new episodes begin in all envs: the checkpoint is of 3 envs, here are 5"
+        "inexact: new episodes begin in all envs: the checkpoint has 3 envs, the run 5"
     ]
     assert_same(again, whole)
     assert (again.num_timesteps, again.iteration) == (whole.num_timesteps, 2)

@@ -405,7 +405,7 @@ WRONG = [
     ("run --env arena", "run/config.yaml is of env 'toy_envs:ScriptedEnv', not of 'arena'"),
     (f"run --env {OWN_ENV} --out run/config.yaml", "--out: run/config.yaml is not a folder"),
     (f"run --env {OWN_ENV} --out run/config.yaml/x", "--out: cannot write to run/config.yaml/x: Not a directory"),
-    (f"run --env {OWN_ENV} --out run/policies", "run/policies/a.zip is there already; --force replaces it"),
+    (f"run --env {OWN_ENV} --out run/policies", "run/policies/a.zip exists already; --force replaces it"),
 ]
 
 

@@ -19,5 +19,5 @@ INTEGERS = frozenset(name for table in TABLES.values() for name, kind in table.i
 
 
 def kinds_of(algorithm: type) -> Mapping[str, Any]:
-    """The table of an algorithm's class, or of the first of its base classes that has one; empty without any."""
+    """Return the table of an algorithm's class, or of its first base class with a table, or an empty one."""
     return next((TABLES[cls.__name__] for cls in algorithm.__mro__ if cls.__name__ in TABLES), {})

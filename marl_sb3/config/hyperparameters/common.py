@@ -1,6 +1,6 @@
-"""Kinds that several algorithms have in common, and the hyperparameters of all on-policy ones.
+"""Kinds of hyperparameters that algorithms share, and the hyperparameters of all on-policy algorithms.
 
-The upper bounds are far beyond what anybody trains with. They refuse what a damaged or hostile file may ask for.
+The upper bounds are far above useful values; they refuse absurd values in a damaged or hostile file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Line = Annotated[
 ]
 Schedule = PositiveFloat | Line
 
-# Of `policy_kwargs`: the layers of the networks.
+# `policy_kwargs.net_arch`: the layers of the networks.
 Width = Annotated[int, Meta(ge=1, le=2**20)]
 _AtMost1000 = Meta(max_length=1000)
 Layers = Annotated[Sequence[Width], _AtMost1000]

@@ -1,1 +1,1 @@
-"""What learners keep of the agents' experience until they update."""
+"""Buffers that hold the agents' experience until the next update."""

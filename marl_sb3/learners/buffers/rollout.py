@@ -1,4 +1,4 @@
-"""SB3's rollout buffers, for rows that do not act in every step."""
+"""SB3's rollout buffers extended to rows that do not act in every step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from marl_sb3.vec_env.observations import map_arrays
 _PER_STEP = ("actions", "values", "log_probs", "advantages", "returns")
 _OF_A_TRANSITION = ("actions", "rewards", "episode_starts", "values", "log_probs")
 
-if TYPE_CHECKING:  # what a mixin for both buffers may take for granted
+if TYPE_CHECKING:  # the base class, to mypy, of a mixin for both buffers
     _Base = RolloutBuffer
 else:
     _Base = object
@@ -27,12 +27,12 @@ else:
 
 @dataclass(frozen=True)
 class OpenTransitions:
-    """Transitions that were not over when their rollout was: they wait for pay or an end, and open the next rollout.
+    """Transitions that were still open at the end of a rollout; they are put at the start of the next one.
 
     Attributes:
-        rows: (rows,) bool; the rows that have one. The other places of the arrays are filler.
+        rows: (rows,) bool; the rows that have an open transition. The arrays hold filler for the others.
         observations: (rows, ...) what the agent saw when it acted.
-        columns: by name, (rows, ...) each: `actions`, `rewards` so far, `episode_starts`, `values`, `log_probs`.
+        columns: name -> (rows, ...): `actions`, `rewards` so far, `episode_starts`, `values`, `log_probs`.
     """
 
     rows: BoolArray
@@ -41,24 +41,24 @@ class OpenTransitions:
 
 
 class _TransitionsOnly(_Base):
-    """Mixed into an SB3 rollout buffer: holds the transitions of rows that do not act in every step.
+    """A mixin for SB3's rollout buffers: holds the transitions of rows that do not act in every step.
 
-    A row is one agent of one env. Its transition runs from its action to its next turn or its end. What it is paid
-    meanwhile is added to the reward of the step in which it acted, and returns and advantages run over the steps in
-    which it acted: the steps between do not exist for it. `get` draws minibatches from those steps alone.
-    Where every row acts in every step it does what SB3's buffer does, bit for bit.
+    A row is one agent of one env. Its transition runs from its action to its next turn or its end. Rewards in between
+    are added to the reward of the step in which it acted. Returns and advantages run over the steps in which it acted
+    and skip the others, and `get` draws minibatches from the steps in which it acted. Where every row acts in every
+    step, the results equal those of SB3's buffer bit for bit.
 
     Attributes:
-        acted: (buffer_size, n_envs) bool; the steps that hold a transition.
-        samples_drawn: agent steps handed out in minibatches since `reset`.
+        acted: (buffer_size, n_envs) bool; True where a row acted, so that there is a transition.
+        samples_drawn: number of agent steps in the minibatches drawn since `reset`.
     """
 
     acted: BoolArray
     samples_drawn: int
-    _open_at: Array  # (n_envs,) the step of each row's transition that is not over; -1: none
+    _open_at: Array  # (n_envs,) the step at which each row's open transition began; -1: it has none
 
     def reset(self) -> None:
-        """Empty the buffer, keeping its arrays unless `get` has flattened them."""
+        """Empty the buffer; its arrays are reused unless `get` has flattened them."""
         self.samples_drawn = 0
         self._open_at = np.full(self.n_envs, -1)
         if hasattr(self, "acted") and not self.generator_ready:
@@ -92,18 +92,19 @@ class _TransitionsOnly(_Base):
         self.full = self.pos == self.buffer_size
 
     def pay(self, rewards: Array) -> None:
-        """Add (n_envs,) rewards to the transitions that are open; a row that has none is paid for nothing."""
+        """Add (n_envs,) rewards to the open transitions; rewards of rows without one are ignored."""
         rows = np.flatnonzero(self._open_at >= 0)
         self.rewards[self._open_at[rows], rows] += rewards[rows]
 
     def end(self, ended: BoolArray) -> None:
-        """The transitions of these rows, (n_envs,) bool, are over."""
+        """Close the open transitions of these rows, (n_envs,) bool."""
         self._open_at[ended] = -1
 
     def break_off(self, rows: BoolArray) -> None:
-        """The episodes of these rows, (n_envs,) bool, are lost: nothing more is known of their open transitions.
+        """Drop the open transitions of these rows, (n_envs,) bool, because their episodes were given up.
 
-        What came before such a transition was not terminated: it leads to the value that the policy saw then.
+        The transition before a dropped one did not terminate: its return is bootstrapped from the value that the policy
+        estimated at the dropped one.
         """
         for row in np.flatnonzero(rows & (self._open_at >= 0)):
             lost = self._open_at[row]
@@ -114,7 +115,7 @@ class _TransitionsOnly(_Base):
             self._open_at[row] = -1
 
     def take_open(self, waiting: BoolArray) -> OpenTransitions | None:
-        """Take the open transitions of rows that wait, (n_envs,) bool, out of a full buffer; None if there is none."""
+        """Move the open transitions of waiting rows, (n_envs,) bool, out of the full buffer; None if there are none."""
         rows = waiting & (self._open_at >= 0)
         if not rows.any():
             return None
@@ -128,7 +129,7 @@ class _TransitionsOnly(_Base):
         return taken
 
     def put_open(self, waited: OpenTransitions) -> None:
-        """Open the rollout, whose first step has just begun, with transitions that `take_open` took."""
+        """Put transitions from `take_open` into the first step of the rollout, which has just begun."""
         rows = waited.rows
         for own, given in _pairs(self.observations, waited.observations):
             own[0][rows] = given[rows]
@@ -138,7 +139,7 @@ class _TransitionsOnly(_Base):
         self._open_at[rows] = 0
 
     def begun_state(self) -> State:
-        """The steps that have been taken of a rollout, as plain data and arrays."""
+        """Return the steps taken so far of the rollout, as plain data and arrays."""
         taken = slice(self.pos)
         return {
             "observations": map_arrays(lambda array: array[taken], self.observations),
@@ -148,13 +149,13 @@ class _TransitionsOnly(_Base):
         }
 
     def read_begun(self, state: StateReader, steps: int) -> Callable[[], None]:
-        """Read what `begun_state` returned after so many steps.
+        """Check what `begun_state` returned after `steps` steps.
 
         Returns:
-            A function that puts it into the empty buffer.
+            A function that puts the steps into the empty buffer.
 
         Raises:
-            CheckpointError: it does not fit this buffer.
+            CheckpointError: the state does not fit this buffer.
         """
         seen, columns = _read_transitions(state, self, slice(steps))
         open_at = state.array("open_at", np.int64, (self.n_envs,))
@@ -175,8 +176,8 @@ class _TransitionsOnly(_Base):
         """GAE (Schulman et al. 2016, eq. 16) over the transitions of each row.
 
         Args:
-            last_values: (n_envs,) value of what follows each row's last transition.
-            dones: (n_envs,) whether that transition ended its episode.
+            last_values: (n_envs,) value of the observation after each row's last transition.
+            dones: (n_envs,) whether that transition ended the episode.
         """
         if self.acted.all():
             super().compute_returns_and_advantage(last_values, dones)
@@ -195,7 +196,7 @@ class _TransitionsOnly(_Base):
 
     @property
     def num_transitions(self) -> int:
-        """How many agent steps there are to learn from."""
+        """The number of transitions in the buffer."""
         return int(self.acted.sum())
 
     def get(self, batch_size: int | None = None) -> Generator[Any, None, None]:
@@ -206,7 +207,7 @@ class _TransitionsOnly(_Base):
         if not self.generator_ready:
             self._keep_transitions()
             self.generator_ready = True
-        order = np.random.permutation(self.num_transitions)  # noqa: NPY002 - SB3's stream of random numbers
+        order = np.random.permutation(self.num_transitions)  # noqa: NPY002 - as SB3 draws
         size = batch_size or max(1, self.num_transitions)
         batches = (order[start : start + size] for start in range(0, self.num_transitions, size))
         yield from self._counted(self._get_samples(batch) for batch in batches)
@@ -217,7 +218,7 @@ class _TransitionsOnly(_Base):
             yield batch
 
     def _keep_transitions(self) -> None:
-        """Flatten as SB3 does, row after row, keeping the transitions only: also for `explained_variance`."""
+        """Flatten all arrays as SB3 does, row after row, and keep only the transitions."""
         keep = self.swap_and_flatten(self.acted).reshape(-1)
         for name in _PER_STEP:
             setattr(self, name, self.swap_and_flatten(getattr(self, name))[keep])
@@ -230,17 +231,17 @@ def _pairs(own: Any, given: Observations) -> list[tuple[Array, Array]]:
 
 
 class MaskedRolloutBuffer(_TransitionsOnly, RolloutBuffer):
-    """`RolloutBuffer` of transitions: steps in which a row does not act stay out of loss and normalisation."""
+    """A `RolloutBuffer` that leaves steps in which a row does not act out of loss and normalisation."""
 
 
 class MaskedDictRolloutBuffer(_TransitionsOnly, DictRolloutBuffer):
-    """The same for `Dict` observations."""
+    """A `MaskedRolloutBuffer` for `Dict` observations."""
 
 
 def flat_samples(rollout: Any, name: str) -> Any:
-    """An array of a rollout buffer as (samples, ...), in SB3's order: row after row; transitions only.
+    """Return an array of a rollout buffer as (samples, ...): only transitions, in SB3's order, row after row.
 
-    For observations of a `Dict` space: a dictionary of them.
+    Observations of a `Dict` space are a dictionary of such arrays.
     """
     observations: Observations = getattr(rollout, name)
     if rollout.generator_ready:
@@ -259,15 +260,15 @@ def flat_samples(rollout: Any, name: str) -> Any:
 
 
 def open_state(waited: OpenTransitions) -> State:
-    """As plain data and arrays."""
+    """Return open transitions as plain data and arrays."""
     return {"rows": waited.rows, "observations": waited.observations, "columns": dict(waited.columns)}
 
 
 def read_open(state: StateReader, buffer: _TransitionsOnly) -> OpenTransitions:
-    """What `open_state` described.
+    """Read what `open_state` returned.
 
     Raises:
-        CheckpointError: it does not fit the buffer.
+        CheckpointError: the state does not fit the buffer.
     """
     seen, columns = _read_transitions(state, buffer, 0)
     return OpenTransitions(state.array("rows", np.bool_, (buffer.n_envs,)), seen, columns)
@@ -276,7 +277,7 @@ def read_open(state: StateReader, buffer: _TransitionsOnly) -> OpenTransitions:
 def _read_transitions(
     state: StateReader, buffer: _TransitionsOnly, steps: int | slice
 ) -> tuple[Observations, dict[str, Array]]:
-    """Observations and columns of the shapes that these steps of the buffer have."""
+    """Read observations and columns, which have to have the shapes of these steps of the buffer."""
     read = state.fields("columns")
     read.require_names(_OF_A_TRANSITION)
     likes = {name: getattr(buffer, name)[steps] for name in _OF_A_TRANSITION}
@@ -298,6 +299,6 @@ def _read_part(state: StateReader, name: str, like: Array, space: spaces.Space[A
 
 
 def _require_category(array: Array, space: spaces.Space[Any], where: str) -> None:
-    """Numbers of categories are indices somewhere. Those of a Box are not: actions are kept before they are clipped."""
+    """Refuse categories out of range, which are used as indices. Box actions are stored unclipped and may be out."""
     if not isinstance(space, spaces.Box):
         require_possible(array.reshape(-1, *(space.shape or ())), space, where)

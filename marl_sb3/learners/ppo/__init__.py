@@ -1,1 +1,1 @@
-"""PPO: `marl_sb3.PPO`, and what trains a policy by it."""
+"""PPO: the class `marl_sb3.PPO`, and its learner."""

@@ -1,4 +1,4 @@
-"""A rollout on the device of its policy: one transfer for an update, instead of six for every minibatch."""
+"""A rollout on the policy's device: one transfer per update instead of six per minibatch."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class DeviceRollout:
     """The samples of a rollout buffer as tensors, and minibatches of them in the order that SB3 would draw.
 
     Args:
-        rollout: a full buffer. One with a `get` of its own is asked for its minibatches.
-        device: where the tensors are to be.
+        rollout: a full buffer. If it is of an unknown class, its own `get` makes the minibatches.
+        device: the device of the tensors.
 
     Attributes:
         values: (samples,) the values of the rollout.
@@ -49,7 +49,7 @@ class DeviceRollout:
         return tensors + [th.as_tensor(column.reshape(-1), device=device) for column in (*columns, self.returns)]
 
     def minibatches(self, batch_size: int) -> Iterator[Any]:
-        """One pass over the samples, in SB3's order."""
+        """Yield the minibatches of one pass over the samples, in SB3's order."""
         if not self._is_known:
             yield from self._rollout.get(batch_size)
             return

@@ -1,4 +1,4 @@
-"""Train a policy by PPO: by `marl_sb3.PPO` on either of its paths, or by `stable_baselines3.PPO`."""
+"""Train a policy by `marl_sb3.PPO`, on either of its update paths, or by `stable_baselines3.PPO`."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class PPOLearner(OnPolicyLearner):
     Args:
         rows: the rows of the policy.
         algorithm: its SB3 algorithm.
-        trained: whether it learns; if not it only acts.
-        update_path: see `marl_sb3.PPO`; `stable_baselines3.PPO` has one way only.
+        trained: whether the policy is trained; if not, it only acts.
+        update_path: see `marl_sb3.PPO`; `stable_baselines3.PPO` has no such choice.
     """
 
     recorded_as: ClassVar[Mapping[str, str]] = {
@@ -85,7 +85,7 @@ class PPOLearner(OnPolicyLearner):
         self._grad_updates = count
 
     def _more_metrics(self, recorded: Mapping[str, Any]) -> Result:
-        """`marl_sb3.PPO` knows more than SB3's records."""
+        """See `OnPolicyLearner._more_metrics`: the metrics that only `marl_sb3.PPO` has."""
         stats = getattr(self.algorithm, "update_stats", {}) if recorded else {}
         clipped = getattr(self.algorithm, "clip_range_vf", None) is not None
         return {
@@ -95,7 +95,7 @@ class PPOLearner(OnPolicyLearner):
 
 
 class FusedJob(TrainJob):
-    """An update in the kernels, which do not hold the interpreter's lock."""
+    """An update by the kernels, which release the GIL."""
 
     parallel = True
 
@@ -111,7 +111,7 @@ class FusedJob(TrainJob):
 
 
 def _choose_path(policy_id: str, algorithm: PPO, update_path: str) -> None:
-    if update_path != "auto":  # a subclass may have chosen already
+    if update_path != "auto":  # otherwise a subclass may have set its own
         algorithm.update_path = update_path
     fused = algorithm.fused_policy()
     reason = "" if fused or algorithm.update_path != "auto" else f" ({why_not_fused(algorithm)})"

@@ -1,4 +1,4 @@
-"""`stable_baselines3.PPO` with the same results, fewer waits and more to report."""
+"""`stable_baselines3.PPO` with the same results, faster, and with more metrics."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from marl_sb3.learners.ppo.fused.update import FusedUpdate, TorchUpdate
 from marl_sb3.learners.threads import blas_threads
 
 UPDATE_PATHS = ("auto", "fused", "torch")
-_EARLIER_NAMES = {"lean": "torch"}  # still accepted
+_EARLIER_NAMES = {"lean": "torch"}  # earlier names, still accepted
 
 
 class PPO(stable_baselines3.PPO):
@@ -33,8 +33,8 @@ class PPO(stable_baselines3.PPO):
     floating point tolerance; the *torch* one takes every other policy and equals SB3 bit for bit.
 
     Attributes:
-        update_path: `auto` takes the fused path where `fused.why_not_fused` has nothing against it; `fused` and
-            `torch` force one. May be set at any time between updates.
+        update_path: `auto` takes the fused path if it covers the policy, see `why_not_fused`; `fused` and `torch` force
+            one. May be set at any time between updates.
         num_grad_updates: optimizer steps taken since the object was made.
         update_stats: of the latest update, means over its minibatches: `gradients_global_norm` (before clipping) and
             `vf_loss_unclipped`.
@@ -71,7 +71,7 @@ class PPO(stable_baselines3.PPO):
     def collect_rollouts(
         self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
     ) -> bool:
-        """See `OnPolicyAlgorithm.collect_rollouts`; a policy that takes the fused way acts by the kernels too."""
+        """See `OnPolicyAlgorithm.collect_rollouts`; on the fused path the kernels also choose the actions."""
         fused = self.fused_policy()
         if fused is None:
             return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps)
@@ -81,7 +81,7 @@ class PPO(stable_baselines3.PPO):
         """Update the policy from the rollout buffer.
 
         Raises:
-            NumericError: fused only: a loss or gradient is not finite; weights are those before that minibatch.
+            NumericError: a loss or gradient is not finite (fused path only); the weights stay as before that minibatch.
         """
         update = self.prepare_update()
         with blas_threads(1):
@@ -91,9 +91,9 @@ class PPO(stable_baselines3.PPO):
             raise NumericError("a loss or a gradient is not finite; the update stopped at that minibatch")
 
     def prepare_update(self) -> FusedUpdate | TorchUpdate:
-        """Everything of an update that draws random numbers, in SB3's order, or that has to wait its turn.
+        """Do the part of an update that draws random numbers, in SB3's order, or that cannot run in parallel.
 
-        Fused updates of several policies may then `run` at the same time; `finish_update` is for one at a time again.
+        Fused updates of several policies may then `run` at the same time; `finish_update` is called for one at a time.
         """
         fused = self.fused_policy()
         if fused is None:
@@ -103,7 +103,7 @@ class PPO(stable_baselines3.PPO):
         return FusedUpdate(self, fused)
 
     def finish_update(self, update: FusedUpdate | TorchUpdate) -> None:
-        """Put the results of a fused update where SB3 keeps them."""
+        """Write the results of a fused update into SB3's objects."""
         if isinstance(update, FusedUpdate):
             update.write_back()
             self._n_updates += self.n_epochs
@@ -111,9 +111,9 @@ class PPO(stable_baselines3.PPO):
             self._record_update(update.means(), update.clip_range, None)
 
     def _train_torch(self) -> None:
-        """The loss is that of SB3's `ppo.py`, operation by operation.
+        """Update by PyTorch, with the same operations as SB3's `ppo.py`.
 
-        Statistics stay tensors until the end: SB3 waits for the device five times in each minibatch.
+        Statistics stay tensors until the end, where SB3 waits for the device five times in each minibatch.
         """
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.policy.optimizer)
@@ -216,7 +216,7 @@ class PPO(stable_baselines3.PPO):
 
 
 def _means_by_name(minibatches: list[dict[str, th.Tensor]]) -> dict[str, float]:
-    """The mean over minibatches of each statistic, with one transfer from the device for each."""
+    """Return the mean of each statistic over minibatches, with one transfer from the device per statistic."""
     names = minibatches[0]
     return {
         name: float(

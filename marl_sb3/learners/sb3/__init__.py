@@ -1,1 +1,1 @@
-"""The only room that knows SB3's private members: a new version of SB3 means one folder to look at."""
+"""The only folder that uses SB3's private members: for a new version of SB3, check this folder."""

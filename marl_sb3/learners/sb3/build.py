@@ -1,4 +1,4 @@
-"""Make the SB3 algorithm of a policy, if its hyperparameters fit its rollout."""
+"""Make the SB3 algorithm of a policy, after checking that its hyperparameters fit its rollout and spaces."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def build_algorithm(rows: PolicyRows, spec: PolicySpec, seed: int | None, device
     Args:
         rows: the rows of the policy.
         spec: algorithm, network and hyperparameters.
-        seed: for the weights and everything drawn afterwards.
+        seed: for the initial weights and all random draws of the algorithm.
         device: as in SB3.
 
     Raises:
@@ -43,7 +43,7 @@ def build_algorithm(rows: PolicyRows, spec: PolicySpec, seed: int | None, device
 
 
 def build_for_acting(rows: PolicyRows, spec: PolicySpec, device: str) -> OnPolicyAlgorithm:
-    """Make the SB3 algorithm of a policy that is to act, and not to learn: it has no room for a rollout.
+    """Make the SB3 algorithm of a policy that acts but does not learn: it gets no rollout buffer.
 
     Raises:
         ConfigError: the hyperparameters do not fit the spaces.
@@ -56,7 +56,7 @@ class _NoRollouts(RolloutBuffer):
     """The rollout buffer of an algorithm that only acts."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        """No memory is taken."""
+        """Allocate no memory."""
 
 
 def _made(
@@ -67,7 +67,7 @@ def _made(
     _check_policy_name(rows, spec)
     _check_policy_kwargs(rows, spec, settings["policy_kwargs"])
     with warnings.catch_warnings():
-        # `_check_fit` says the same in one line.
+        # `_check_fit` gives the same warning in one line.
         warnings.filterwarnings("ignore", message="You have specified a mini-batch size")
         try:
             return spec.algorithm(  # type: ignore[return-value, call-arg]
@@ -79,7 +79,7 @@ def _made(
                 **settings,
             )
         except (AssertionError, AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise ConfigError(f"policy {rows.policy_id!r}: {spec.algorithm.__name__} says: {error}") from error
+            raise ConfigError(f"policy {rows.policy_id!r}: {spec.algorithm.__name__} raised: {error}") from error
 
 
 def _check_policy_name(rows: PolicyRows, spec: PolicySpec) -> None:
@@ -97,7 +97,7 @@ _OF_SB3 = ("self", "observation_space", "action_space", "lr_schedule", "use_sde"
 
 
 def _check_policy_kwargs(rows: PolicyRows, spec: PolicySpec, given: Mapping[str, Any]) -> None:
-    """Refuse arguments that the policy class does not take; SB3 would tell the first of them in its own words."""
+    """Refuse arguments that the policy class does not take, with a clearer message than SB3's."""
     policy_class = spec.algorithm.policy_aliases[spec.policy] if isinstance(spec.policy, str) else spec.policy
     parameters = inspect.signature(policy_class.__init__).parameters
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
@@ -115,10 +115,10 @@ _ACTION_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.Mult
 
 
 def _check_spaces(rows: PolicyRows) -> None:
-    """Refuse spaces that SB3 takes and then gets wrong, or fails on in the first rollout.
+    """Refuse spaces that SB3 accepts but handles wrongly, or that make it fail in the first rollout.
 
     Raises:
-        ConfigError: names the policy, its agents and the space.
+        ConfigError: such a space; the message names the policy, its agents and the space.
     """
     where = f"policy {rows.policy_id!r}, agents {', '.join(map(str, rows.agents))}"
     action_space = rows.group.action_space
@@ -133,9 +133,9 @@ def _check_spaces(rows: PolicyRows) -> None:
 
 
 def _check_fit(rows: PolicyRows, spec: PolicySpec) -> None:
-    """Refuse spaces that SB3 cannot learn in, and a rollout that the hyperparameters do not fit.
+    """Refuse spaces that SB3 cannot learn in, and hyperparameters that do not fit the rollout.
 
-    As in SB3 a minibatch that is larger than the rollout is the whole rollout.
+    As in SB3, a `batch_size` larger than the rollout makes one minibatch of the whole rollout.
     """
     _check_spaces(rows)
     values = {**hyperparameter_defaults(spec.algorithm), **spec.hyperparameters}
@@ -160,5 +160,5 @@ def _check_fit(rows: PolicyRows, spec: PolicySpec) -> None:
 
 @functools.cache
 def _warn_once(message: str) -> None:
-    """A search builds the same policies again and again."""
+    """Log a warning once per process: a search builds the same policies many times."""
     _log.warning("%s", message)

@@ -25,7 +25,7 @@ def uses_noise(algorithm: BaseAlgorithm) -> bool:
 
 
 def draw_noise(algorithm: Any, rows: int) -> None:
-    """Draw a matrix for each of so many rows."""
+    """Draw a noise matrix for each of `rows` rows."""
     algorithm.policy.reset_noise(rows)
 
 
@@ -37,15 +37,15 @@ def is_noise_due(algorithm: Any, step: int) -> bool:
 
 @contextmanager
 def noise_of_rows(policy: Any, acting: BoolArray) -> Iterator[None]:
-    """Let the acting rows use their own matrices.
+    """Select the noise matrices of the acting rows inside the context.
 
-    SB3 finds a row's matrix by its position in the batch, and gives all rows the same one if the batch has another
-    length. A batch of the acting rows alone therefore needs their matrices picked out. Policies without gSDE are left
-    alone.
+    SB3 finds a row's matrix by the row's position in the batch, and uses one matrix for all rows if the batch has
+    another length. A batch of only the acting rows therefore needs a selection of matrices. Without gSDE nothing
+    changes.
 
     Args:
         policy: an SB3 policy whose noise was drawn for all rows.
-        acting: (rows,) bool; the rows that are evaluated inside, in this order.
+        acting: (rows,) bool; the rows of the batch that is evaluated inside the context, in this order.
     """
     distribution: Any = getattr(policy, "action_dist", None)
     if not _has_noise_for(distribution, len(acting)) or acting.all():
@@ -63,13 +63,13 @@ def noise_of_rows(policy: Any, acting: BoolArray) -> Iterator[None]:
 
 
 def _has_noise_for(distribution: Any, rows: int) -> bool:
-    """Whether there is a matrix per row; if a callback drew another number of them, all rows share one, as in SB3."""
+    """Whether there is a matrix per row; if a callback drew another number, all rows share one matrix, as in SB3."""
     return isinstance(distribution, StateDependentNoiseDistribution) and len(distribution.exploration_matrices) == rows
 
 
 @contextmanager
 def preserve_noise(algorithms: Iterable[Any]) -> Iterator[None]:
-    """Put the noise of these algorithms back at the end: inside, it is drawn on a copy of the distribution."""
+    """Restore the noise of these algorithms on exit: inside, noise is drawn on a copy of the distribution."""
     noisy = [(a.policy, a.policy.action_dist) for a in algorithms if uses_noise(a)]
     try:
         for policy, distribution in noisy:
@@ -84,20 +84,20 @@ def preserve_noise(algorithms: Iterable[Any]) -> Iterator[None]:
 
 
 def noise_matrices(policy: Any) -> Array:
-    """(rows + 1, features, actions): the matrix for a single observation, and one for each row."""
+    """Return (rows + 1, features, actions): the matrix for a single observation, then one for each row."""
     drawn = policy.action_dist
     matrices: Array = th.cat([drawn.exploration_mat[None], drawn.exploration_matrices]).detach().cpu().numpy()
     return matrices
 
 
 def read_noise_matrices(policy: Any, rows: int, state: StateReader, name: str) -> Callable[[], None]:
-    """Check what `noise_matrices` returned for so many rows.
+    """Check saved noise matrices of `rows` rows, see `noise_matrices`.
 
     Returns:
-        What puts it back.
+        A function that puts them back.
 
     Raises:
-        CheckpointError: it does not fit the policy.
+        CheckpointError: they do not fit the policy.
     """
     own = policy.action_dist.exploration_mat
     matrices = state.array(name, own.detach().cpu().numpy().dtype, (rows + 1, *own.shape))

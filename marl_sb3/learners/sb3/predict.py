@@ -1,4 +1,4 @@
-"""SB3's `predict` for all its policies: with recurrent state and action masks for those that have them."""
+"""SB3's `predict` with recurrent state and action masks, for the policies that take them."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def _predict_takes_masks(algorithm: type[BaseAlgorithm]) -> bool:
 
 
 def initial_states(algorithm: BaseAlgorithm, rows: int) -> States:
-    """The state of so many rows at the start of an episode; () for a policy without memory.
+    """Return the recurrent state of `rows` rows at the start of an episode; () for a policy without memory.
 
-    Memory is known as sb3-contrib's recurrent policies announce it: `predict` takes and returns the hidden and the cell
-    state of the actor's LSTM.
+    Policies with memory are those with the attributes of sb3-contrib's recurrent policies: their `predict` takes and
+    returns the hidden and the cell state of the actor's LSTM.
     """
     shape = getattr(algorithm.policy, "lstm_hidden_state_shape", None)
     if shape is None:
@@ -45,18 +45,18 @@ def predict(
     masks: BoolArray | None,
     deterministic: bool,
 ) -> tuple[Array, States]:
-    """One call of the algorithm's `predict`.
+    """Call the algorithm's `predict`.
 
     Args:
-        algorithm: whose policy acts.
-        observations: one, or a batch of rows.
-        states: of these rows, as `initial_states` returns it.
-        starts: (rows,) bool; the rows whose episode starts: their states are not used.
+        algorithm: the algorithm of the acting policy.
+        observations: a single observation, or a batch of rows.
+        states: recurrent state of these rows, laid out as by `initial_states`.
+        starts: (rows,) bool; True where an episode starts: the state is not used there.
         masks: (rows, n) bool, or None; only for an algorithm that takes them.
         deterministic: the most likely actions instead of sampled ones.
 
     Returns:
-        Actions as the env takes them, and the states after them.
+        The actions as the env takes them, and the new recurrent states.
     """
     more: dict[str, Any] = {} if masks is None else {"action_masks": masks}
     if states:

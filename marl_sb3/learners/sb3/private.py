@@ -1,4 +1,4 @@
-"""The private members of SB3's algorithms that are read or set here: a new SB3 version means a look at this file."""
+"""Access to private members of SB3's algorithms: for a new version of SB3, check this file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from marl_sb3.types import Array, Observations
 
 
 def progress_remaining(algorithm: BaseAlgorithm) -> float:
-    """From 1 at the start of training to 0 at its end: the argument of its schedules."""
+    """Return the argument of the algorithm's schedules: 1 at the start of training, 0 at its end."""
     return algorithm._current_progress_remaining
 
 
@@ -23,7 +23,7 @@ def set_progress_remaining(algorithm: BaseAlgorithm, progress: float) -> None:
 
 
 def num_updates(algorithm: BaseAlgorithm) -> int:
-    """Updates as SB3 counts them under `train/n_updates`: for PPO, epochs."""
+    """Return SB3's count `train/n_updates`: for PPO, the number of epochs."""
     return algorithm._n_updates
 
 
@@ -36,7 +36,7 @@ def set_num_updates(algorithm: BaseAlgorithm, count: int) -> None:
 
 
 def last_step(algorithm: BaseAlgorithm) -> tuple[Observations, Array]:
-    """What its env showed last, (n_envs, ...), and whether an episode starts with it, (n_envs,) bool."""
+    """Return the latest observations, (n_envs, ...), and whether they start an episode, (n_envs,) bool."""
     observations: Any = algorithm._last_obs
     starts: Any = algorithm._last_episode_starts
     return observations, starts
@@ -49,7 +49,7 @@ def set_last_step(algorithm: BaseAlgorithm, observations: Observations, starts: 
 
 
 def record_episodes(algorithm: BaseAlgorithm, infos: Sequence[dict[str, Any]], dones: Array) -> None:
-    """Keep returns, lengths and successes of the episodes that ended in a step, for `rollout/` metrics."""
+    """Record returns, lengths and successes of the episodes that ended in a step, for SB3's `rollout/` metrics."""
     algorithm._update_info_buffer(list(infos), dones)
 
 
@@ -57,7 +57,7 @@ def record_episodes(algorithm: BaseAlgorithm, infos: Sequence[dict[str, Any]], d
 
 
 def torch_members(algorithm: BaseAlgorithm) -> Mapping[str, Any]:
-    """Modules and optimizers by the names that SB3 saves them under, such as `policy.optimizer`."""
+    """Return modules and optimizers by the names under which SB3 saves them, such as `policy.optimizer`."""
     names, _ = algorithm._get_torch_save_params()
     return {name: _member(algorithm, name) for name in names}
 
@@ -70,7 +70,7 @@ def _member(algorithm: BaseAlgorithm, path: str) -> Any:
 
 
 def pickled_members(algorithm: BaseAlgorithm) -> Mapping[str, Any]:
-    """The attributes that SB3's `save` pickles: all but tensors, modules and those that the algorithm excludes."""
+    """Return the attributes that SB3's `save` pickles: all but tensors, modules and those the algorithm excludes."""
     names, tensors = algorithm._get_torch_save_params()
     apart = {name.partition(".")[0] for name in (*names, *tensors)} | {*algorithm._excluded_save_params()}
     return {name: value for name, value in vars(algorithm).items() if name not in apart}

@@ -1,4 +1,4 @@
-"""The env that an SB3 algorithm is told it has: the rows of its policy, without any steps."""
+"""A VecEnv that has only spaces, for SB3 algorithms whose experience comes from the joint loop."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from marl_sb3.policies.placement import PolicyRows
 
 
 class SpacesOnlyVecEnv(VecEnv):
-    """Spaces and number of rows of one policy. All policies act in the same envs: only the joint loop steps them."""
+    """Spaces and number of rows of one policy. Only the joint loop steps the envs, in which all policies act."""
 
     def __init__(self, rows: PolicyRows) -> None:
         super().__init__(rows.num_rows, rows.zero_based_observations.space, rows.zero_based_actions.space)
 
     def seed(self, seed: int | None = None) -> Sequence[int | None]:
-        """Nothing: the joint env has a seed of its own."""
+        """Do nothing: the joint env has its own seed."""
         return [None] * self.num_envs
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
-        """No row has attributes, but for the render mode that SB3 asks for."""
+        """Rows have no attribute except the render mode, which SB3 reads."""
         if attr_name != "render_mode":
             raise AttributeError(attr_name)
         return [None] * self.num_envs
 
     def env_is_wrapped(self, wrapper_class: type, indices: VecEnvIndices = None) -> list[bool]:
-        """No row is wrapped."""
+        """Return False for every row."""
         return [False] * self.num_envs
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing."""
 
     def _joint_only(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise RuntimeError("one policy cannot step the env alone: use MultiAgentAlgorithm.learn() or train_iteration()")

@@ -1,7 +1,7 @@
-"""The tensors of an SB3 algorithm as NumPy arrays, out and back in: weights, and what its optimizers keep.
+"""Read and write the tensors of an SB3 algorithm as NumPy arrays: its weights and its optimizers' state.
 
-Names are those of SB3's `get_parameters`: `policy.mlp_extractor.policy_net.0.weight`; of an optimizer,
-`policy.optimizer/<index of the parameter>/<name>`.
+Weights have the names of SB3's `get_parameters`, such as `policy.mlp_extractor.policy_net.0.weight`; the state of an
+optimizer is `policy.optimizer/<index of the parameter>/<name>`.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ Arrays = dict[str, Array]
 
 
 def weights(algorithm: BaseAlgorithm) -> Arrays:
-    """Copies of all parameters and buffers of its modules."""
+    """Return copies of all parameters and buffers of the algorithm's modules."""
     return {name: tensor.detach().cpu().numpy().copy() for name, tensor in _module_tensors(algorithm).items()}
 
 
 def read_weights(algorithm: BaseAlgorithm, file: TensorFile) -> Callable[[], None]:
-    """Check weights without reading them into memory.
+    """Check the form of weights in a file without reading them into memory.
 
     Returns:
-        A function that reads them and writes them into the modules, in place. It raises `CheckpointError`, and changes
-        nothing, if they are not what the checkpoint's manifest says.
+        A function that reads the weights and writes them into the modules, in place. If they do not match the
+        checkpoint's manifest, it raises `CheckpointError` and changes nothing.
 
     Raises:
-        CheckpointError: names, dtypes or shapes are others than the modules have.
+        CheckpointError: names, dtypes or shapes differ from those of the modules.
     """
     own = weight_forms(algorithm)
     _require_same_names(own, file.arrays, file.name)
@@ -56,10 +56,10 @@ def read_weights(algorithm: BaseAlgorithm, file: TensorFile) -> Callable[[], Non
 
 
 def weight_forms(algorithm: BaseAlgorithm) -> dict[str, Form]:
-    """Dtype and shape of all parameters and buffers of its modules.
+    """Return dtype and shape of all parameters and buffers of the algorithm's modules.
 
     Raises:
-        CheckpointError: a module keeps something else than tensors, or tensors that NumPy has no dtype for.
+        CheckpointError: a module's state holds something that is no tensor, or a tensor of a dtype that NumPy lacks.
     """
     return {name: _form(name, tensor) for name, tensor in _module_tensors(algorithm).items()}
 
@@ -69,11 +69,11 @@ def _form(name: str, tensor: Any) -> Form:
         return Form(th.empty(0, dtype=tensor.dtype).numpy().dtype, tuple(tensor.shape))
     except (TypeError, AttributeError) as error:
         what = f"dtype {tensor.dtype}" if isinstance(tensor, th.Tensor) else type(tensor).__name__
-        raise CheckpointError(f"{name} has {what}, which no checkpoint holds") from error
+        raise CheckpointError(f"{name} has {what}, which a checkpoint cannot hold") from error
 
 
 def _module_tensors(algorithm: BaseAlgorithm) -> dict[str, th.Tensor]:
-    """The live tensors, not copies of them."""
+    """Return the module's own tensors, not copies."""
     found: dict[str, th.Tensor] = {}
     for name, owner in torch_members(algorithm).items():
         if isinstance(owner, th.nn.Module):
@@ -98,7 +98,7 @@ def _require_same_names(own: Mapping[str, Any], arrays: Mapping[str, Any], where
 
 
 def optimizer_arrays(algorithm: BaseAlgorithm) -> Arrays:
-    """Copies of what the optimizers keep for each parameter."""
+    """Return copies of the optimizers' state of each parameter."""
     arrays: Arrays = {}
     for name, optimizer in _optimizers(algorithm).items():
         for index, parameter in enumerate(_parameters(optimizer)):
@@ -108,7 +108,7 @@ def optimizer_arrays(algorithm: BaseAlgorithm) -> Arrays:
 
 
 def optimizer_settings(algorithm: BaseAlgorithm) -> State:
-    """Learning rate and the like, of each group of parameters of each optimizer."""
+    """Return the settings (learning rate, ...) of each parameter group of each optimizer."""
     return {
         name: [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
         for name, optimizer in _optimizers(algorithm).items()
@@ -116,18 +116,18 @@ def optimizer_settings(algorithm: BaseAlgorithm) -> State:
 
 
 def read_optimizers(algorithm: BaseAlgorithm, file: TensorFile, settings: Any) -> Callable[[], None]:
-    """Read where the optimizers stood.
+    """Check the saved state of the optimizers.
 
     Args:
-        algorithm: whose optimizers.
+        algorithm: the algorithm that has the optimizers.
         file: what `optimizer_arrays` returned.
         settings: what `optimizer_settings` returned.
 
     Returns:
-        A function that puts them there.
+        A function that puts the state into the optimizers.
 
     Raises:
-        CheckpointError: a name, dtype, shape or setting is not that of such an optimizer.
+        CheckpointError: a name, dtype, shape or setting does not fit the optimizers.
     """
     optimizers, where = _optimizers(algorithm), file.name
     if not isinstance(settings, Mapping):
@@ -163,14 +163,14 @@ def _parameters(optimizer: th.optim.Optimizer) -> list[th.nn.Parameter]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-Kept = dict[str, dict[int, dict[str, Form]]]  # by optimizer and index of the parameter: what is kept for it, by name
+Kept = dict[str, dict[int, dict[str, Form]]]  # optimizer -> index of a parameter -> name -> form of the state
 
 
 def optimizer_forms(algorithm: BaseAlgorithm) -> Kept:
-    """What the optimizers keep for each parameter once they have stepped.
+    """Return the form of the optimizers' state of each parameter, as it is after a first step.
 
     Raises:
-        CheckpointError: an optimizer that no checkpoint can hold.
+        CheckpointError: a checkpoint cannot hold the state of an optimizer.
     """
     kept: Kept = {}
     for name, optimizer in _optimizers(algorithm).items():
@@ -188,7 +188,7 @@ def optimizer_forms(algorithm: BaseAlgorithm) -> Kept:
 
 
 def by_path(kept: Kept) -> dict[str, Form]:
-    """The same by the names in a checkpoint."""
+    """Return the forms by their names in a checkpoint."""
     return {
         f"{name}/{index}/{key}": form
         for name, of_parameters in kept.items()
@@ -198,7 +198,7 @@ def by_path(kept: Kept) -> dict[str, Form]:
 
 
 def _present(expected: Kept, arrays: Mapping[str, Array], where: str) -> Kept:
-    """What is kept of those parameters that steps have been taken with; all of it has the expected form."""
+    """Return the forms for the parameters that have state in `arrays`; refuse state of another form."""
     present = {
         name: {
             index: forms
@@ -216,37 +216,38 @@ def _present(expected: Kept, arrays: Mapping[str, Array], where: str) -> Kept:
     return present
 
 
-# Counts of steps, and means of squares: below 0 an optimizer would divide by 0, or by the root of a negative number.
+# Step counts and means of squares: with negative values an optimizer would divide by 0 or by a NaN.
 _LIMITS = {
     "step": (0.0, 2.0**53),
     **dict.fromkeys(("exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum"), (0.0, np.inf)),
 }
 
 
-_SIZES = (2, 3, 5, 7, 11, 13)  # of the axes of a probe: each tells which axis it is
+_SIZES = (2, 3, 5, 7, 11, 13)  # sizes of a probe parameter's axes: all differ, so that a size tells the axis
 
 
 def _kept_by(name: str, optimizer: th.optim.Optimizer, dimensions: int) -> dict[str, Form]:
-    """What such an optimizer keeps for a parameter of as many axes, of `_SIZES`: seen on one that is stepped once."""
+    """Return the form of the optimizer's state of a probe parameter of sizes `_SIZES`, found by taking one step."""
     parameter = th.nn.Parameter(th.zeros(_SIZES[:dimensions]))
     try:
         probe = _made_like(optimizer, parameter, {**optimizer.param_groups[0], "lr": 0.0})
         parameter.grad = th.zeros_like(parameter)
         _step_once(probe)
         tensors = {key: th.as_tensor(value) for key, value in probe.state[parameter].items()}
-    except Exception as error:  # an optimizer of somebody's own may raise anything
-        raise CheckpointError(f"{name} ({type(optimizer).__name__}) keeps what no checkpoint holds: {error}") from error
+    except Exception as error:  # a user's own optimizer may raise anything
+        kind = type(optimizer).__name__
+        raise CheckpointError(f"{name} ({kind}) has state that a checkpoint cannot hold: {error}") from error
     return {key: _form(f"{name}: {key}", tensor) for key, tensor in tensors.items()}
 
 
 def _step_once(optimizer: th.optim.Optimizer) -> None:
-    """`optimizer.step()` without PyTorch's wrappers, which import its compiler: over a second of every start."""
+    """Call `optimizer.step()` without PyTorch's wrappers, which import its compiler and take over a second."""
     with th.no_grad():
         inspect.unwrap(type(optimizer).step)(optimizer)
 
 
 def _scaled(form: Form, shape: Sequence[int]) -> Form:
-    """What is kept for a parameter of this shape, from what is kept for one of `_SIZES`."""
+    """Return the form of the state of a parameter of this shape, from that of a probe of sizes `_SIZES`."""
     sizes = dict(zip(_SIZES, shape, strict=False))
     return Form(form.dtype, tuple(sizes.get(size, size) for size in form.shape))
 
@@ -266,7 +267,7 @@ def _read_groups(name: str, optimizer: th.optim.Optimizer, saved: Any, where: st
     read = [_read_group(name, group, values, where) for group, values in zip(groups, saved, strict=True)]
     for group in read:
         try:
-            _made_like(optimizer, th.nn.Parameter(th.zeros(1)), group)  # which knows what it accepts
+            _made_like(optimizer, th.nn.Parameter(th.zeros(1)), group)  # the optimizer checks them
         except (TypeError, ValueError) as error:
             raise CheckpointError(f"{where}: {name} does not accept its settings: {error}") from error
     return read
@@ -280,16 +281,16 @@ def _read_group(name: str, group: Mapping[str, Any], saved: Any, where: str) -> 
     read = {key: _read_setting(value, saved[key]) for key, value in own.items()}
     for key, value in read.items():
         if value is _MISFIT:
-            raise CheckpointError(f"{where}: {name} has another kind of {key} than {own[key]!r}")
+            raise CheckpointError(f"{where}: {name} has a {key} of another type than {own[key]!r}")
     return {**read, "params": group["params"]}
 
 
 _MISFIT = object()
-_LARGEST = float(np.finfo(np.float32).max)  # PyTorch refuses larger ones in the middle of a step
+_LARGEST = float(np.finfo(np.float32).max)  # PyTorch raises in the middle of a step for larger numbers
 
 
 def _read_setting(own: Any, saved: Any) -> Any:
-    """The saved setting if it is of the kind of our own: a number, or a pair of them; all others are our own."""
+    """Return the saved setting: a number or a pair of numbers; anything else has to equal the optimizer's own."""
     if isinstance(own, tuple):
         fits = isinstance(saved, list) and len(saved) == len(own)
         parts = tuple(map(_read_setting, own, saved)) if fits else ()

@@ -116,11 +116,11 @@ REFUSED: dict[str, tuple[Callable[[zipfile.ZipFile], Any], str]] = {
     ),
     "packed without a limit": (
         lambda archive: archive.writestr("policy.pth", bytes(100), zipfile.ZIP_BZIP2),
-        "policy.pth is packed by a method that SB3 does not use",
+        "policy.pth is compressed by a method that SB3 does not use",
     ),
     "packed inside": (
         lambda archive: archive.writestr("policy.pth", packed_pth(saved({"weight": th.zeros(10**6)}))),
-        "policy.pth is packed, which PyTorch does not do",
+        "policy.pth is compressed, which PyTorch does not do",
     ),
     "old format": (
         lambda archive: archive.writestr("policy.pth", saved(ZEROS, _use_new_zipfile_serialization=False)),

@@ -1,1 +1,1 @@
-"""PPO's forward pass and update for plain MLPs, as kernels that numba compiles."""
+"""PPO's forward pass and update for plain MLPs, in kernels that numba compiles."""

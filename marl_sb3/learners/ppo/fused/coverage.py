@@ -1,4 +1,4 @@
-"""What the fused kernels cover, and what they leave to PyTorch."""
+"""Which policies the fused kernels can train; PyTorch trains the others."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ ACTIVATIONS = (nn.Tanh, nn.ReLU)  # in the order of the kernel's constants
 
 
 def why_not_fused(algorithm: Any) -> str | None:
-    """Why the kernels cannot train this `PPO`, in words; None if they can.
+    """Return the reason why the kernels cannot train this `PPO`, as a string; None if they can.
 
-    What is not known to be covered is not covered: hooks, replaced layers and subclasses take PyTorch's way.
+    Only what is known to be covered is covered: policies with hooks, replaced layers or subclasses use PyTorch.
     """
     policy = algorithm.policy
     if type(policy) is not ActorCriticPolicy:

@@ -12,8 +12,8 @@ Formulas: Schulman et al. 2017 (https://arxiv.org/abs/1707.06347), eq. 7 and 9, 
 PyTorch's `_single_tensor_adam`. tanh is within 3 units in the last place (ulp), and exactly 1 where the float32 nearest
 to it is: its slope, 1 - tanh^2, then vanishes where PyTorch's does. See docs/fused_accuracy.md.
 
-All kernels are in this one file because numba's cache looks at the file of the kernel that is called alone: it would go
-on using what was compiled from an older version of another.
+All kernels are in one file because numba's cache checks only the file of the kernel that is called. Kernels in other
+files could change, and the code compiled from their old version would still be used.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-import scipy.linalg.cython_blas  # noqa: F401 - whose BLAS numba calls: loaded now, so that its threads can be limited
+import scipy.linalg.cython_blas  # noqa: F401 - numba calls its BLAS; loaded here, so that its threads can be limited
 
 from marl_sb3.learners.ppo.fused.kernel_cache import compiled
 from marl_sb3.types import Array, FloatArray
@@ -40,11 +40,11 @@ class Nets(NamedTuple):
     Attributes:
         pi: the actor's layers, a table as above.
         vf: the critic's.
-        log_std: where a Gaussian's log standard deviations begin in `theta`.
+        log_std: offset in `theta` of a Gaussian's log standard deviations.
         sizes: (sub-distributions,) int64; number of categories of each; empty for a Gaussian.
-        gaussian: actions are real numbers.
+        gaussian: whether actions are real numbers.
         activation: TANH or RELU.
-        one_hot: inputs are given by the positions of their ones.
+        one_hot: whether inputs are given by the positions of their ones.
     """
 
     pi: Array
@@ -57,7 +57,7 @@ class Nets(NamedTuple):
 
 
 class Samples(NamedTuple):
-    """A rollout of N samples. Of each pair of arrays one is in use, the other has no columns.
+    """A rollout of N samples. Of indices and floats, and of the two kinds of actions, one array has no columns.
 
     Attributes:
         indices: (N, ones) int64; one-hot inputs.
@@ -98,7 +98,7 @@ _ZERO, _HALF, _ONE, _TWO = _f(0.0), _f(0.5), _f(1.0), _f(2.0)
 _HALF_LOG_TWO_PI = _f(0.5 * math.log(2.0 * math.pi))
 _CLIP_EPS = _f(1e-6)  # torch.nn.utils.clip_grad_norm_
 _ADV_EPS = _f(1e-8)
-# Of tanh, see `_tanh`: minimax polynomials on 0..0.625 and 0.625..9.1; above, 1 is the nearest float32.
+# For `_tanh`: minimax polynomials on 0..0.625 and 0.625..9.1; above 9.1 the nearest float32 is 1.
 _TANH_SMALL, _TANH_LARGE = _f(0.625), _f(9.1)
 _T3, _T5, _T7, _T9, _T11 = _f(-0.3333328), _f(0.13331406), _f(-0.053736515), _f(0.020628167), _f(-0.0056922967)
 _R0, _R1, _R2 = _f(1.0000076293945312), _f(0.4999546706676483), _f(0.12511205673217773)
@@ -106,27 +106,27 @@ _R3, _R4, _R5 = _f(0.02068271115422249), _f(0.0027249676641076803), _f(0.0002007
 _R6, _R7, _R8 = _f(3.967293014284223e-05), _f(-1.5761467011543573e-06), _f(3.643144452780689e-07)
 
 # error_model="numpy": a division that may raise cannot be vectorised.
-# fastmath without nnan and ninf: what is not finite must stay visible.
+# fastmath without nnan and ninf: NaN and infinity must not be optimised away.
 _FAST = {"reassoc", "contract", "arcp", "nsz", "afn"}
 _OPTIONS = {"nogil": True, "error_model": "numpy", "fastmath": _FAST, "no_cfunc_wrapper": True}
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _Scalar = Any  # a float32, once compiled
-_Space = tuple[Array, FloatArray, FloatArray]  # offsets of the layers, activations, gradients by them
+_Space = tuple[Array, FloatArray, FloatArray]  # offsets of the layers, activations, gradients of the activations
 
 
 def _kernel(function: _Function) -> _Function:
-    """Compile on the first call, for the types of its arguments; later processes load what was compiled."""
+    """Compile on the first call, for the types of its arguments; later processes load the compiled code."""
     return compiled(function, **_OPTIONS)
 
 
 def _inner_kernel(function: _Function) -> _Function:
-    """The same for what only kernels call: without the glue for Python, a quarter of the time to compile."""
+    """Compile a function that only kernels call, without the entry point for Python: a quarter of the compile time."""
     return compiled(function, **_OPTIONS, no_cpython_wrapper=True)
 
 
 def _precise_kernel(function: _Function) -> _Function:
-    """An inner kernel whose operations stay in the order in which they are written."""
+    """Compile an inner kernel without fastmath: its operations stay in the order in which they are written."""
     return compiled(function, **{**_OPTIONS, "fastmath": {"contract"}}, no_cpython_wrapper=True)
 
 
@@ -165,8 +165,8 @@ def _activate(values: FloatArray, bias: FloatArray, kind: int) -> None:
                 row[j] += bias[j]
 
 
-# Loops, because numba compiles the messages of slice assignments too: seconds of them. Where rows are short they are
-# given by array and index: a slice costs as much as ten numbers.
+# Loops instead of slice assignments: numba takes seconds to compile the error messages of those. Short rows are passed
+# as array and index: making a slice costs as much as ten numbers.
 
 
 @_inner_kernel
@@ -241,7 +241,7 @@ def forward_both(
     rows: int,
     activation: int,
 ) -> tuple[FloatArray, FloatArray]:
-    """`forward` of actor and critic: for few rows a call from Python costs as much as the network."""
+    """Run `forward` of actor and critic in one call: for few rows a call from Python costs as much as the network."""
     return (
         forward(theta, pi, pi_offsets, pi_work, indices, floats, one_hot, rows, activation),
         forward(theta, vf, vf_offsets, vf_work, indices, floats, one_hot, rows, activation),
@@ -269,12 +269,13 @@ def _first_layer_gradient(
 
 @_kernel
 def _through_activation(delta: FloatArray, values: FloatArray, kind: int, bias_grad: FloatArray) -> None:
-    """Multiply gradients, in place, by the slope of the activation whose values these are, and add up the rows.
+    """Multiply gradients, in place, by the slope of the activation, and sum them over the rows.
 
     Args:
-        delta: (rows, outputs), gradients by the values; changed to gradients by what went into the activation.
-        values: (rows, outputs).
-        kind: of the activation.
+        delta: (rows, outputs), gradients with respect to the outputs of the activation; changed to those with respect
+            to its inputs.
+        values: (rows, outputs) of the activation.
+        kind: TANH, RELU or LINEAR.
         bias_grad: (outputs,); filled with the sum of `delta` over the rows.
     """
     _clear(bias_grad)
@@ -308,10 +309,10 @@ def backward(
     rows: int,
     activation: int,
 ) -> None:
-    """Gradients of a net from those of its outputs.
+    """Compute the gradients of a net's parameters from those of its outputs.
 
-    `delta_work` has the layout of `work`: on entry its last layer holds the loss's gradient by the net's outputs; on
-    return `grad` holds those by the parameters.
+    `delta_work` has the layout of `work`. On entry its last layer holds the loss's gradient with respect to the net's
+    outputs; on return `grad` holds the gradient with respect to the parameters.
     """
     layers = table.shape[0]
     for layer in range(layers - 1, -1, -1):
@@ -332,7 +333,7 @@ def backward(
 
 @_inner_kernel
 def softmax(logits: FloatArray, probabilities: FloatArray, sizes: Array) -> None:
-    """Of each sub-distribution.
+    """Compute the softmax of each sub-distribution.
 
     Args:
         logits: (rows, sum of sizes); changed to log-probabilities.
@@ -387,7 +388,7 @@ def _categorical_delta(
     by_entropy: _Scalar,
     delta: FloatArray,
 ) -> _Scalar:
-    """Gradient by the logits of one row, in `delta`, which holds the probabilities; returns the row's entropy."""
+    """Write the gradient of one row's logits into `delta`, which holds the probabilities; returns the entropy."""
     start, total = 0, _ZERO
     for k in range(sizes.shape[0]):
         end, chosen = start + sizes[k], start + actions[row, k]
@@ -414,7 +415,7 @@ def _gaussian_delta(
     delta: FloatArray,
     log_std_grad: FloatArray,
 ) -> _Scalar:
-    """Gradient by the means of one row, in `delta`, added up by log_std; returns the row's entropy."""
+    """Write the gradient of one row's means into `delta`, and add up that of log_std; returns the row's entropy."""
     total = _ZERO
     for d in range(means.shape[1]):
         inverse = np.exp(-log_std[d])
@@ -470,7 +471,7 @@ def _adam(
 
 @_kernel
 def workspace(table: Array, rows: int) -> tuple[Array, int]:
-    """Where each layer's activations begin, and how many numbers they are."""
+    """Return the offset of each layer's activations, and the size of the workspace in numbers."""
     offsets = np.empty(table.shape[0], np.int64)
     size = 0
     for layer in range(table.shape[0]):
@@ -553,7 +554,7 @@ def _losses(
     log_std_grad: FloatArray,
     stats: Array,
 ) -> None:
-    """The parts of PPO's loss over a minibatch, in `stats`, and its gradients by the outputs of the nets."""
+    """Compute the parts of PPO's loss over a minibatch, into `stats`, and its gradients of the nets' outputs."""
     low, high, clip = _ONE - _f(settings.clip_range), _ONE + _f(settings.clip_range), _f(settings.clip_range)
     inverse_rows = _ONE / _f(rows)
     by_entropy = -_f(settings.ent_coef) * inverse_rows
@@ -571,7 +572,7 @@ def _losses(
         ratio = np.exp(log_ratio)
         bounded = low if ratio < low else (high if ratio > high else ratio)
         plain, bound = advantages[i] * ratio, advantages[i] * bounded
-        # As torch differentiates min(plain, bound): where the bound holds there is no slope.
+        # As torch differentiates min(plain, bound): the gradient is 0 where the bound is the smaller one.
         holds = bound < plain
         by_log_prob = _ZERO if holds else -plain * inverse_rows
         policy_loss -= bound if holds else plain
@@ -606,7 +607,7 @@ def _minibatch(
     vf_space: _Space,
     stats: Array,
 ) -> None:
-    """Gradients of the loss of a minibatch, in `grad`."""
+    """Compute the gradient of the loss of a minibatch, into `grad`."""
     indices, floats = batch.indices[:rows], batch.floats[:rows]
     pi_offsets, pi_work, pi_delta = pi_space
     vf_offsets, vf_work, vf_delta = vf_space
@@ -646,13 +647,13 @@ def train(
         adam_step: optimizer steps taken before.
         nets: `Nets`.
         samples: `Samples`, the rollout.
-        batch: `Samples` of at least `batch_size` rows, to work in.
+        batch: `Samples` of at least `batch_size` rows, as workspace.
         orders: (epochs, N) int64; the order of samples in each epoch.
         settings: `Settings`.
         stats: (minibatches, NUM_STATS) float64; filled.
 
     Returns:
-        How many minibatches there were. It stops behind one whose loss or gradient is not finite.
+        The number of minibatches done. The update stops after the first one with a loss or gradient that is not finite.
     """
     size = settings.batch_size
     pi_offsets, pi_size = workspace(nets.pi, size)

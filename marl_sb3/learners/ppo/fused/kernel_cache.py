@@ -1,4 +1,4 @@
-"""Compile functions with numba once per machine: later processes load what was compiled, unless it is damaged."""
+"""Compile functions with numba once per machine; later processes load the compiled code unless it is damaged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class RebuildingCache(FunctionCache):
-    """numba's cache of one function, for which a damaged file is like a missing one."""
+    """numba's cache of one function; a damaged file is treated like a missing one."""
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """See `numba.core.caching.Cache.load_overload`."""
@@ -37,12 +37,12 @@ def compiled(function: _Function, **options: Any) -> _Function:
     """Compile a function when it is first called with arguments of some types.
 
     Args:
-        function: of the subset of Python that numba compiles.
-        options: of `numba.njit`.
+        function: a function in the subset of Python that numba compiles.
+        options: passed to `numba.njit`.
     """
     try:
         made: Any = njit(cache=True, **options)(function)
         made._cache = RebuildingCache(function)  # type: ignore[no-untyped-call]
-    except RuntimeError:  # no folder that may be written to: compile in every process
+    except RuntimeError:  # no writable cache folder: compile in every process
         made = njit(**options)(function)
     return made  # type: ignore[no-any-return]

@@ -1,7 +1,7 @@
 """Run an SB3 `ActorCriticPolicy` on the fused kernels: parameters to arrays and back, and acting.
 
-The torch modules stay the truth. Their parameters and Adam's state are copied into the kernel's layout before an update
-and back after it: a copy of some 10,000 numbers costs less than one minibatch in PyTorch.
+The torch modules hold the authoritative parameters. They and Adam's state are copied into the kernel's layout before an
+update and back after it: a copy of some 10,000 numbers costs less than one minibatch in PyTorch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Inputs:
-    """Observations as the kernels read them: one of the two arrays is filled.
+    """Observations in the kernels' form: one of the two arrays is used, the other one has no columns.
 
     Attributes:
         indices: (rows, ones) int64; the positions of the ones of one-hot inputs.
@@ -43,7 +43,7 @@ class FusedPolicy:
     """An `ActorCriticPolicy` in the kernels' layout.
 
     Args:
-        policy: one that `why_not_fused` has nothing against.
+        policy: a policy that the kernels cover, see `why_not_fused`.
     """
 
     def __init__(self, policy: ActorCriticPolicy) -> None:
@@ -56,7 +56,7 @@ class FusedPolicy:
         self.activation = ACTIVATIONS.index(policy.activation_fn)
         self.is_gaussian = isinstance(policy.action_space, spaces.Box)
         self.sizes = _category_sizes(policy.action_space)
-        self._linears: list[tuple[nn.Linear, int]] = []  # each with its offset
+        self._linears: list[tuple[nn.Linear, int]] = []  # each with its offset in `theta`
         self._size = 0
         self.pi_table = self._table(policy.mlp_extractor.policy_net, policy.action_net)
         self.vf_table = self._table(policy.mlp_extractor.value_net, policy.value_net)
@@ -80,7 +80,7 @@ class FusedPolicy:
         self._work: dict[str, tuple[Array, FloatArray]] = {}
 
     def is_of(self, policy: ActorCriticPolicy) -> bool:
-        """Whether this is that policy still, with the layers that it had."""
+        """Whether this object was made for that policy with its present layers."""
         return policy is self.policy and _linears_of(policy) == [linear for linear, _ in self._linears]
 
     def _table(self, hidden: nn.Module, last: nn.Module) -> Array:
@@ -94,7 +94,7 @@ class FusedPolicy:
         return np.array(rows, dtype=np.int64)
 
     def _parameters(self) -> list[tuple[nn.Parameter, int, bool]]:
-        """Each parameter with its offset, and whether the kernels hold it transposed."""
+        """Return each parameter with its offset in `theta`, and whether the kernels hold it transposed."""
         listed: list[tuple[nn.Parameter, int, bool]] = []
         for linear, offset in self._linears:
             listed.append((linear.weight, offset, True))  # type: ignore[arg-type]
@@ -116,7 +116,7 @@ class FusedPolicy:
         return sum(parameter._version for parameter in self._watched)
 
     def _follow(self) -> None:
-        """Notice that a callback has set other parameters in the middle of a rollout."""
+        """Read the parameters again if a callback has set them in the middle of a rollout."""
         if self._version() != self._version_read:
             self.read_parameters()
 
@@ -126,7 +126,7 @@ class FusedPolicy:
             _write(parameter.detach(), self.theta, offset, transposed)
 
     def read_adam(self) -> tuple[FloatArray, FloatArray, int]:
-        """Adam's moments in the layout of `theta`, and the number of its steps."""
+        """Return Adam's moments in the layout of `theta`, and the number of its steps."""
         m, v = np.zeros_like(self.theta), np.zeros_like(self.theta)
         steps = 0
         for parameter, offset, transposed in self._parameters():
@@ -138,7 +138,7 @@ class FusedPolicy:
         return m, v, steps
 
     def write_adam(self, m: FloatArray, v: FloatArray, steps: int) -> None:
-        """Put the moments where PyTorch's Adam keeps them."""
+        """Copy the moments into PyTorch's Adam."""
         for parameter, offset, transposed in self._parameters():
             state = self.policy.optimizer.state[parameter]
             if not state:
@@ -152,7 +152,7 @@ class FusedPolicy:
     # --- Acting ------------------------------------------------------------------------------------------------------
 
     def inputs(self, observations: Array) -> Inputs:
-        """(rows, *observation shape) as the kernels read them.
+        """Return observations, (rows, *observation shape), in the kernels' form.
 
         Raises:
             EnvError: a number of a Discrete or MultiDiscrete observation is out of range.
@@ -180,11 +180,11 @@ class FusedPolicy:
             log_std = self.theta[self.log_std_offset :]
             std = np.exp(log_std)
             actions = outputs + std * noise
-            # From the rounded actions, as PyTorch and the update do: beside a mean of 1e4 the noise loses digits.
+            # From the rounded actions, as in PyTorch and in the update: added to a mean of 1e4, noise loses digits.
             scaled = (actions - outputs) / std
             log_probs = -0.5 * (scaled * scaled).sum(axis=1) - (log_std + np.float32(0.5 * np.log(2 * np.pi))).sum()
         else:
-            # As torch.multinomial draws one sample: the largest of p / e, with exponential e.
+            # torch.multinomial draws one sample like this: the index of the largest p / e, with exponential e.
             drawn = [th.empty(rows, int(size)).exponential_().numpy() for size in self.sizes]
             noise = drawn[0] if len(drawn) == 1 else np.concatenate(drawn, axis=1)
             actions, log_probs = self._kernel.sample(outputs, self.sizes, noise)
@@ -205,7 +205,7 @@ class FusedPolicy:
         return self.values(observations)
 
     def _both_nets(self, inputs: Inputs, rows: int) -> tuple[FloatArray, FloatArray]:
-        """Outputs of actor and critic: views of their workspaces, which the next call overwrites."""
+        """Return the outputs of actor and critic: views of their workspaces, which the next call overwrites."""
         pi, vf = (self.pi_table, *self._workspace("pi", rows)), (self.vf_table, *self._workspace("vf", rows))
         outputs: tuple[FloatArray, FloatArray] = self._kernel.forward_both(
             self.theta, *pi, *vf, inputs.indices, inputs.floats, self.one_hot, rows, self.activation
@@ -213,7 +213,7 @@ class FusedPolicy:
         return outputs
 
     def _workspace(self, key: str, rows: int) -> tuple[Array, FloatArray]:
-        """Of a net, for at least so many rows."""
+        """Return the workspace of a net, and its layers' offsets, for at least `rows` rows."""
         if self._work_rows.get(key, 0) < rows:
             self._work_rows[key] = rows
             offsets, size = self._kernel.workspace(self.pi_table if key == "pi" else self.vf_table, rows)
@@ -223,7 +223,7 @@ class FusedPolicy:
 
 @lru_cache(maxsize=1)
 def _compiled_kernel() -> ModuleType:
-    """The kernels, compiled or loaded from the cache of an earlier process."""
+    """Return the module of the kernels, compiled or loaded from the cache of an earlier process."""
     from marl_sb3.learners.ppo.fused import kernel
 
     cache = kernel.train.stats.cache_path  # type: ignore[attr-defined]
@@ -240,18 +240,18 @@ def _linears_of(policy: ActorCriticPolicy) -> list[nn.Linear]:
 
 
 def require_in_range(numbers: Array, sizes: Array, what: str, space: spaces.Space[Any]) -> None:
-    """Refuse what would index outside of an array: the kernels do not check, for speed.
+    """Refuse numbers that would be indices out of range: the kernels do not check, for speed.
 
     Args:
         numbers: (rows, parts) int64.
-        sizes: (parts,) how many values each part has.
-        what: the name of the quantity, for the message.
+        sizes: (parts,) number of values of each part.
+        what: name of the quantity, for the message.
         space: the space that it belongs to.
 
     Raises:
         EnvError: a number is negative or not below its size.
     """
-    wrong = numbers.view(np.uint64) >= sizes.view(np.uint64)  # negative numbers are huge ones then
+    wrong = numbers.view(np.uint64) >= sizes.view(np.uint64)  # as unsigned integers, negative numbers are huge
     if wrong.any():
         row = int(np.argwhere(wrong)[0, 0])
         raise EnvError(f"{what} {numbers[row].tolist()} is not in {space} (row {row} of the batch)")

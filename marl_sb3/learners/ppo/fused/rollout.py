@@ -1,7 +1,7 @@
-"""Fill the rollout buffer of a `PPO` that is used alone, on an SB3 `VecEnv`, through the fused kernels.
+"""Fill the rollout buffer of a single-agent `PPO`, which has an SB3 `VecEnv`, by the fused kernels.
 
-`OnPolicyAlgorithm.collect_rollouts` step by step, with three differences: the policy is evaluated by the kernels, the
-values of all agents that were truncated in a step are one batch, and callbacks find the locals that it documents.
+It repeats `OnPolicyAlgorithm.collect_rollouts` with three differences: the kernels evaluate the policy, the values of
+all agents that were truncated in a step are one batch, and callbacks get the locals that SB3 documents.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def collect_fused(
 
 
 def _step(algorithm: PPO, fused: FusedPolicy, known: dict[str, Any], step: int) -> bool:
-    """One step of all envs; `known` becomes what SB3's callbacks find in their `locals`."""
+    """Take one step of all envs; `known` is filled with the `locals` of SB3's callbacks."""
     observations, starts = last_step(algorithm)
     assert isinstance(observations, np.ndarray), "the kernels take no Dict observations"
     actions, values, log_probs = fused.act(observations)

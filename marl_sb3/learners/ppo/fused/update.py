@@ -1,4 +1,4 @@
-"""One PPO update through the fused kernels, in three parts: prepare, run (beside others), write back."""
+"""One PPO update by the fused kernels, in three parts: prepare, run (in parallel with others), write back."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 
 
 class TorchUpdate:
-    """An update that PyTorch does, wholly within `run`."""
+    """An update by PyTorch, all of it in `run`."""
 
     def __init__(self, train: Callable[[], None]) -> None:
         self.run = train
 
 
 class FusedUpdate:
-    """An update that the kernels do.
+    """An update by the kernels.
 
     Args:
-        algorithm: whose rollout buffer is full.
-        fused: its policy.
+        algorithm: the PPO to update; its rollout buffer is full.
+        fused: its policy in the kernels' layout.
 
     Attributes:
-        clip_range: in force in this update.
-        samples_drawn: agent steps in all minibatches.
+        clip_range: the clip range of this update.
+        samples_drawn: number of agent steps in all minibatches.
     """
 
     def __init__(self, algorithm: PPO, fused: FusedPolicy) -> None:
@@ -45,7 +45,7 @@ class FusedUpdate:
         samples = len(self._samples.returns)
         values = flat_samples(algorithm.rollout_buffer, "values").reshape(-1)
         self._explained_variance = float(explained_variance(values, self._samples.returns))
-        # SB3 draws the order of an epoch when it begins; nothing else draws from this stream meanwhile.
+        # SB3 draws the order of an epoch at its start. Drawing all at once gives the same numbers.
         orders = [np.random.permutation(samples) for _ in range(algorithm.n_epochs)]  # noqa: NPY002
         self._orders = np.stack(orders).astype(np.int64, copy=False)
         self._settings = _settings(algorithm, samples)
@@ -59,7 +59,7 @@ class FusedUpdate:
         self._steps = 0
 
     def run(self) -> None:
-        """The update itself; it does not hold the interpreter's lock."""
+        """Compute the update, without holding the GIL."""
         self._steps = self._kernel.train(
             self._fused.theta,
             self._m,
@@ -74,7 +74,7 @@ class FusedUpdate:
         )
 
     def write_back(self) -> None:
-        """Parameters and Adam's state into the torch objects, after `run`."""
+        """Copy parameters and Adam's state into the torch objects, after `run`."""
         self._fused.write_parameters()
         self._fused.write_adam(self._m, self._v, self._steps_before + self._steps)
 
@@ -85,12 +85,12 @@ class FusedUpdate:
 
     @property
     def is_finite(self) -> bool:
-        """Whether every loss and gradient was a number; if not, the update stopped before it used the bad one."""
+        """Whether every loss and gradient is finite; if not, the update stopped before it applied the first bad one."""
         used = self._stats[: self._steps]
         return bool(np.isfinite(used[:, [self._kernel.LOSS, self._kernel.GRAD_NORM]]).all())
 
     def means(self) -> dict[str, float]:
-        """Statistics over minibatches, named as in `PPO`; the KL is over the last epoch, as in SB3."""
+        """Return means of statistics over minibatches, named as in `PPO`; the KL is of the last epoch, as in SB3."""
         kernel, stats = self._kernel, self._stats[: self._steps]
         batches = len(self._stats) // len(self._orders)
         columns = {
