@@ -49,5 +49,5 @@ def test_stock_ppo_logs_the_metrics_that_the_joint_loop_has(monitored: bool) -> 
 
 def test_an_env_without_agents_is_refused() -> None:
     model = stable_baselines3.PPO("MlpPolicy", "CartPole-v1", n_steps=64, device="cpu")
-    with pytest.raises(ConfigError, match="the training env is DummyVecEnv; accepted: the VecEnv that as_sb3_vec_env"):
+    with pytest.raises(ConfigError, match="the training env is DummyVecEnv; accepted: that of as_sb3_vec_env"):
         model.learn(60, callback=AgentMetricsCallback())

@@ -148,7 +148,7 @@ DISCRETE = {"kind": "Discrete", "n": 4, "start": 0}
     [
         ({"observation": HUGE, "action": DISCRETE}, r"but describes it with at least 3,8\d\d,\d\d\d weights"),
         ({"observation": HUGE | {"shape": [2**30]}, "action": DISCRETE}, "accepted: at most"),
-        ({"observation": DISCRETE, "action": {**DISCRETE, "n": 60_000}}, "describes policy 'agent1' with"),
+        ({"observation": DISCRETE, "action": {**DISCRETE, "n": 60_000}}, "policy 'agent1', but describes it with"),
         ({"observation": DISCRETE, "action": DISCRETE}, "as the policy is built"),
         ({"observation": None, "action": DISCRETE}, r"does not hold the observation space .*: pass `env`"),
         ({"observation": DISCRETE, "action": {**DISCRETE, "start": 1}}, "as the policy is built"),
