@@ -1,11 +1,10 @@
-"""Find the factory of an env by its id, in PettingZoo's and Gymnasium's registries too."""
+"""Find the factory of an env by its id, in the registries of PettingZoo and Gymnasium and in installed packages."""
 
 from __future__ import annotations
 
 import difflib
 import importlib
 import inspect
-import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping
@@ -20,6 +19,7 @@ from pettingzoo.env_registry.exceptions import FailedToImport, PettingZooRegistr
 
 from marl_sb3.envs.batched import BatchedEnv
 from marl_sb3.envs.faults import raise_in_words
+from marl_sb3.envs.installed import hint, installed_factory, installed_ids
 from marl_sb3.errors import ConfigError
 
 EnvFactory = Callable[..., Any]  # makes a ParallelEnv, an AECEnv or a gymnasium.Env
@@ -54,8 +54,9 @@ def env_factory(env: str | EnvFactory) -> EnvFactory:
     """Return the factory for an env id; section ENV of `python -m marl_sb3.train --help` lists the kinds of ids.
 
     Args:
-        env: a registered or built-in id, a PettingZoo id, a Gymnasium id, `package.module:factory`, `package:ID` of an
-            env that the package registers when it is imported, or a factory itself.
+        env: a registered or built-in id, a PettingZoo id, a Gymnasium id, an id of an installed package,
+            `package.module:factory`, `package:ID` of an env that the package registers when it is imported, or a
+            factory itself.
 
     Raises:
         ConfigError: there is no such env, or it cannot be imported.
@@ -72,7 +73,7 @@ def env_factory(env: str | EnvFactory) -> EnvFactory:
     if ":" in env:
         return _imported_factory(env)
     pettingzoo_id = BUILTIN_ENVS.get(env, env)
-    factory = _pettingzoo_factory(pettingzoo_id) or _gymnasium_factory(env)
+    factory = _pettingzoo_factory(pettingzoo_id) or _gymnasium_factory(env) or installed_factory(env)
     if factory is None:
         raise ConfigError(_unknown(env), key="env")
     return factory
@@ -240,19 +241,13 @@ def _gymnasium_factory(env_id: str) -> EnvFactory | None:
 
 
 def _unknown(name: str) -> str:
-    known = [*BUILTIN_ENVS, *_registered, *pettingzoo.parallel_registry, *pettingzoo.aec_registry, *gymnasium.registry]
+    mine = [*BUILTIN_ENVS, *_registered, *installed_ids()]
+    known = [*mine, *pettingzoo.parallel_registry, *pettingzoo.aec_registry, *gymnasium.registry]
     close = list(dict.fromkeys(difflib.get_close_matches(name, known, n=3)))
-    hint = _module_hint(name) or (f"; did you mean {', '.join(close)}?" if close else ".")
-    mine = ", ".join([*BUILTIN_ENVS, *_registered])
+    other = _module_hint(name) or (f"; did you mean {', '.join(close)}?" if close else ".")
     shown = name if len(name) <= _SHOWN else f"{name[:_SHOWN]}..."
-    return f"unknown env {shown!r}{hint} Known: {mine}, PettingZoo and Gymnasium ids; or use package.module:factory"
-
-
-# Ids that users may try for envs of packages that register their envs only when they are imported, or never.
-_OF_OTHER_PACKAGES: Mapping[str, str] = {
-    r"(?:\w+[./])?(simple(?:_\w+)?_v[0-9]+)": r"mpe2.\1:parallel_env",
-    r"(ALE/.+)": r"ale_py:\1",
-}
+    known_ids = f"{', '.join(mine)}, PettingZoo and Gymnasium ids"
+    return f"unknown env {shown!r}{other} Known: {known_ids}; or use package.module:factory"
 
 
 def _module_hint(name: str) -> str:
@@ -260,12 +255,10 @@ def _module_hint(name: str) -> str:
     module = name.removesuffix(".py").replace("/", ".")
     if name.endswith(".py") or Path(f"{name.replace('.', '/')}.py").is_file():
         return f"; did you mean {module[:_SHOWN]}:NAME, where NAME is the env's class or a function that returns one?"
-    for pattern, env_id in _OF_OTHER_PACKAGES.items():
-        found = re.fullmatch(pattern, name[:_SHOWN])
-        if found:
-            package = re.split("[.:]", env_id)[0]
-            return f"; did you mean {found.expand(env_id)} of the package {package}, which has to be installed?"
-    return ""
+    if name.startswith("ALE/"):
+        return f"; did you mean ale_py:{name[:_SHOWN]} of the package ale_py, which has to be installed?"
+    packaged = hint(name[:_SHOWN])
+    return "" if packaged is None else f"; did you mean {packaged} of the package mpe2?"
 
 
 def _signature(factory: EnvFactory) -> inspect.Signature | None:

@@ -341,7 +341,7 @@ def test_factory_of_something_else_is_refused(product, problem):
         ("my_env.py", "unknown env 'my_env.py'; did you mean my_env:NAME, where NAME is the env's class or a function"),
         (
             "simple_spread_v3",
-            "unknown env 'simple_spread_v3'; did you mean mpe2.simple_spread_v3:parallel_env",
+            "unknown env 'simple_spread_v3'; did you mean mpe2/simple_spread-v3 of the package mpe2?",
         ),
         (
             "ALE/Pong-v5",
