@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from marl_sb3.cli.command import EXIT_DONE, EXIT_INTERRUPTED, run_command, setup_logging
-from marl_sb3.cli.parser import found_run, named_env
+from marl_sb3.cli.parser import assignments, found_run, named_env
 from marl_sb3.cli.train import RESUME_SETTINGS, SETTINGS, build_parser, require_resumable, stop_conditions
-from marl_sb3.cli.values import assignments
 from marl_sb3.startup import without_collections
 
 if TYPE_CHECKING:

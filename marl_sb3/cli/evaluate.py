@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from marl_sb3.cli.parser import CommandParser, add_env_option, add_run, add_verbosity
-from marl_sb3.cli.values import integer
+from marl_sb3.cli.parser import CommandParser, add_env_option, add_run, add_verbosity, integer
 from marl_sb3.errors import ConfigError
 
 _EPILOG = """\

@@ -6,8 +6,7 @@ import argparse
 import shlex
 from typing import Any
 
-from marl_sb3.cli.parser import CommandParser, add_env_option, add_verbosity
-from marl_sb3.cli.values import algorithm_name, assignments, integer
+from marl_sb3.cli.parser import CommandParser, add_env_option, add_verbosity, algorithm_name, assignments, integer
 
 _EPILOG = """\
 A space file has a range for each parameter:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from marl_sb3.evaluation.plan import EvaluationPlan, evaluation_seed
 from marl_sb3.evaluation.play import (
+    Evaluation,
     episodes_of_env,
     evaluate_policies,
     metric_names,
@@ -11,7 +12,6 @@ from marl_sb3.evaluation.play import (
     require_same_agents,
 )
 from marl_sb3.evaluation.preserve import preserve_training_state
-from marl_sb3.evaluation.result import Evaluation
 
 __all__ = [
     "Evaluation",

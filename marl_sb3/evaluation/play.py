@@ -1,26 +1,55 @@
-"""Policies play complete episodes in separate envs; a training in progress is not affected.
+"""Policies play complete episodes in envs of their own; a training in progress is not affected.
 
-The metrics are those of `metrics.EpisodeTracker`, with the names of a training result below `env_runners/`.
+The numbers are those of `metrics.EpisodeTracker`, under the names that a training result has below `env_runners/`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain, islice
 
 from marl_sb3.config.values import PositiveInt, require
 from marl_sb3.errors import ConfigError
 from marl_sb3.evaluation.preserve import preserve_training_state
-from marl_sb3.evaluation.result import Evaluation
 from marl_sb3.learners.bundle import PolicyBundle, PolicySpaces
 from marl_sb3.learners.interface import Actor
 from marl_sb3.metrics import Episode, EpisodeTracker, Result, finite_or_none, flatten
 from marl_sb3.policies.placement import rows_of_policy, zero_actions
 from marl_sb3.training.algorithm import MultiAgentAlgorithm
-from marl_sb3.types import Array
+from marl_sb3.types import AgentID, Array
 from marl_sb3.vec_env.interface import MultiAgentVecEnv
 from marl_sb3.vec_env.step import VecStep
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The result of an evaluation.
+
+    Attributes:
+        metrics: nested, with the names of `env_runners/`; None if no episode has a value.
+        episodes: the counted episodes, in the order in which they ended.
+    """
+
+    metrics: Result
+    episodes: tuple[Episode, ...]
+
+    def returns(self) -> list[float]:
+        """Return the sum of all agents' returns in each episode."""
+        return [sum(episode.agent_returns.values()) for episode in self.episodes]
+
+    def agent_returns(self, agent: AgentID) -> list[float]:
+        """Return the agent's return in each episode in which it took part."""
+        return [episode.agent_returns[agent] for episode in self.episodes if agent in episode.agent_returns]
+
+    def lengths(self) -> list[int]:
+        """Return the env steps of each episode."""
+        return [episode.length for episode in self.episodes]
+
+    def custom(self, name: str) -> list[float]:
+        """Return the custom metric of each episode that has it."""
+        return [episode.custom[name] for episode in self.episodes if name in episode.custom]
 
 
 def evaluate_policies(

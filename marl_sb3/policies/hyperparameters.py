@@ -10,8 +10,7 @@ from typing import Any
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.utils import LinearSchedule
 
-from marl_sb3.config.hyperparameters import kinds_of
-from marl_sb3.config.hyperparameters.common import Line, Networks
+from marl_sb3.config.hyperparameters import Line, Networks, kinds_of
 from marl_sb3.config.names import NO_COUNTERPART
 from marl_sb3.config.values import PositiveFloat, accepts, alternatives_of, refusal, require
 from marl_sb3.errors import ConfigError

@@ -19,9 +19,8 @@ from marl_sb3.display.progress import Pace
 from marl_sb3.display.screen import Room, screen_for
 from marl_sb3.display.text import duration, packed
 from marl_sb3.tuning.confirmed import confirmed
-from marl_sb3.tuning.report.confirmed_table import confirmed_table
 from marl_sb3.tuning.report.files import write_files
-from marl_sb3.tuning.report.trials_table import trials_table
+from marl_sb3.tuning.report.tables import confirmed_table, trials_table
 from marl_sb3.tuning.study import TuneStudy
 from marl_sb3.tuning.trial_attributes import RETRY_OF
 from marl_sb3.tuning.trial_text import trial_line

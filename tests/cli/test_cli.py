@@ -9,7 +9,7 @@ import pytest
 
 import marl_sb3
 from marl_sb3.cli.command import run_command
-from marl_sb3.cli.values import algorithm_name, assignments, integer
+from marl_sb3.cli.parser import algorithm_name, assignments, integer
 from marl_sb3.config.values import counted
 from marl_sb3.errors import ConfigError
 from marl_sb3.train import build_parser

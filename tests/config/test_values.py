@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from msgspec import Meta
 
-from marl_sb3.config.hyperparameters import TABLES
-from marl_sb3.config.hyperparameters.common import Networks, Schedule
+from marl_sb3.config.hyperparameters import TABLES, Networks, Schedule
 from marl_sb3.config.schema import ACCEPTED
 from marl_sb3.config.values import (
     Count,

@@ -22,8 +22,8 @@ from marl_sb3.tuning.confirmed import Candidate, confirmed, outcomes, winner
 from marl_sb3.tuning.jobs.confirmations import ConfirmationQueue, confirm
 from marl_sb3.tuning.jobs.queue import work
 from marl_sb3.tuning.jobs.trials import run_trials
-from marl_sb3.tuning.report.confirmed_table import confirmed_line, confirmed_rows
 from marl_sb3.tuning.report.files import write_files
+from marl_sb3.tuning.report.tables import confirmed_line, confirmed_rows
 from marl_sb3.tuning.study import TuneStudy
 
 SMALL: dict[str, Any] = {

@@ -26,7 +26,7 @@ from marl_sb3.tuning.jobs.trials import run_trial
 from marl_sb3.tuning.report import page as page_module
 from marl_sb3.tuning.report.figures import FIGURES
 from marl_sb3.tuning.report.files import best_yml, html_report, trials_csv
-from marl_sb3.tuning.report.trials_table import trials_table
+from marl_sb3.tuning.report.tables import trials_table
 from marl_sb3.tuning.search import Search
 from marl_sb3.tuning.space import parse_space
 from marl_sb3.tuning.study import TuneStudy

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from marl_sb3.runs.logs.events import EventsFormat, quiet_writers
 from marl_sb3.runs.logs.rows import PROGRESS_FILE, CsvFormat, JsonLinesFormat
-from marl_sb3.runs.logs.settings import write_settings
+from marl_sb3.runs.logs.tensorboard import EventsFormat, quiet_writers, write_settings
 from marl_sb3.runs.reader import RESULT_FILE
 from marl_sb3.runs.run import Run
 from marl_sb3.training.result_logger import ResultLogger, ResultWriter

@@ -14,9 +14,9 @@ from marl_sb3.config.schema import value_of
 from marl_sb3.errors import ConfigError
 from marl_sb3.storage.atomic import write_whole
 from marl_sb3.tuning.confirmed import confirmed, outcomes, winner
-from marl_sb3.tuning.report.confirmed_table import confirmed_line
 from marl_sb3.tuning.report.page import html_report
 from marl_sb3.tuning.report.rows import header, row
+from marl_sb3.tuning.report.tables import confirmed_line
 from marl_sb3.tuning.search import THE_SEARCH
 from marl_sb3.tuning.study import TuneStudy
 from marl_sb3.tuning.trial_attributes import SEED

@@ -19,9 +19,9 @@ from optuna.trial import FrozenTrial
 from marl_sb3.errors import ConfigError
 from marl_sb3.storage.atomic import write_whole
 from marl_sb3.tuning.confirmed import confirmed, winner
-from marl_sb3.tuning.report.confirmed_table import HEADER, confirmed_rows
 from marl_sb3.tuning.report.figures import FIGURES, draw
 from marl_sb3.tuning.report.rows import header, row
+from marl_sb3.tuning.report.tables import HEADER, confirmed_rows
 from marl_sb3.tuning.study import TuneStudy
 from marl_sb3.tuning.trial_text import measured, one_line, parameters_text, states
 

@@ -1,6 +1,7 @@
-"""Kinds of hyperparameters that algorithms share, and the hyperparameters of all on-policy algorithms.
+"""The hyperparameters of each algorithm: SB3's argument names and what is accepted for them, a table per algorithm.
 
-The upper bounds are far above useful values; they refuse absurd values in a damaged or hostile file.
+The upper bounds are far above useful values; they refuse absurd values in a damaged or hostile file. To add an
+algorithm, write its table and name it in `TABLES` by the class's name.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from marl_sb3.config.values import Fraction, NonNegativeFloat, PositiveFloat
+from marl_sb3.config.values import Fraction, NonNegativeFloat, PositiveFloat, takes_integers_only
 
 Steps = Annotated[int, Meta(ge=1, le=10**6)]
 Epochs = Annotated[int, Meta(ge=1, le=10**6)]
@@ -51,3 +52,28 @@ ON_POLICY: Mapping[str, Any] = {
     "sde_sample_freq": Annotated[int, Meta(ge=-1)],
     "policy_kwargs": PolicyKwargs,
 }
+
+PPO: Mapping[str, Any] = {
+    **ON_POLICY,
+    "batch_size": Minibatch,
+    "n_epochs": Epochs,
+    "clip_range": Schedule,
+    "clip_range_vf": Schedule | None,
+    "target_kl": PositiveFloat | None,
+}
+
+A2C: Mapping[str, Any] = {
+    **ON_POLICY,
+    "rms_prop_eps": PositiveFloat,
+    "use_rms_prop": bool,
+}
+
+TABLES: Mapping[str, Mapping[str, Any]] = {"PPO": PPO, "A2C": A2C}
+
+# The names that a file may give as 1e5 for 100000.
+INTEGERS = frozenset(name for table in TABLES.values() for name, kind in table.items() if takes_integers_only(kind))
+
+
+def kinds_of(algorithm: type) -> Mapping[str, Any]:
+    """Return the table of an algorithm's class, or of its first base class with a table, or an empty one."""
+    return next((TABLES[cls.__name__] for cls in algorithm.__mro__ if cls.__name__ in TABLES), {})
