@@ -7,11 +7,11 @@ changed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch as th
 
@@ -21,7 +21,7 @@ from marl_sb3.storage.checkpoint_folder import find_checkpoint
 from marl_sb3.storage.checkpoint_format import Checkpoint
 from marl_sb3.storage.policy_files import find_file
 from marl_sb3.storage.state import StateReader
-from marl_sb3.storage.tensor_file import Form, StoredTensors, form_of
+from marl_sb3.storage.tensor_file import StoredTensors, form_of
 from marl_sb3.types import Array, PolicyID
 
 if TYPE_CHECKING:
@@ -29,11 +29,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-Weights = Mapping[str, th.Tensor]  # of one policy, by the names of its `state_dict`
-
 ACCEPTED = "[POLICY=]PATH[:SOURCE_POLICY], PATH a run folder, a checkpoint or an SB3 zip"
 
-_ONLY = "its only policy"  # the id of the policy in an SB3 zip
 _PREFIX = "policy."  # of the names of a policy's tensors in a checkpoint
 _SHOWN = 80  # characters shown of a name from a file
 
@@ -81,146 +78,127 @@ def init_from(
 ) -> None:
     """Give policies the weights of others. If anything does not fit, nothing is changed.
 
+    The optimizers of these policies start anew, because their state belongs to the old weights.
+
     Args:
+        layers: patterns such as `mlp_extractor.policy_net.*` (wildcards as in file names); only tensors that match one
+            are taken. None: all tensors; the source must have the same ones.
         trust_pickle: allow SB3 zips; see `learners.sb3.zip_file.sb3_weights`.
 
     Raises:
         ConfigError: a source cannot be read, does not have a policy, or does not fit.
+        CheckpointError: a checkpoint is damaged, or there is none.
     """
     taken: list[tuple[th.Tensor, th.Tensor]] = []
     starting: dict[PolicyID, InitFrom] = {}
     for source in sources:
         targets = list(algorithm.policies) if source.policy_id is None else [source.policy_id]
+        own = {policy_id: _tensors_of(algorithm, policy_id) for policy_id in targets}
+        weights = _read(source, own, trust_pickle)
         for policy_id in targets:
             if policy_id in starting:
                 raise ConfigError(f"policy {policy_id!r} would start from two sources", key="init_from")
             starting[policy_id] = source
-        weights, pairs = _read(algorithm, source, targets, trust_pickle)
-        try:
-            taken += _fitting(algorithm, weights, pairs, layers)
-        except ConfigError as error:
-            raise ConfigError(f"{source.path}: {error}", key="init_from") from error
-    _take(algorithm, taken, starting)
+            try:
+                taken += _fitting(policy_id, own[policy_id], weights[policy_id], layers)
+            except ConfigError as error:
+                raise ConfigError(f"{source.path}: {error}", key="init_from") from error
+    with th.no_grad():
+        for tensor, received in taken:
+            tensor.copy_(received)
     for policy_id, source in starting.items():
+        algorithm.policies[policy_id].policy.optimizer.state.clear()
         _log.info("policy %s starts from %s", policy_id, source.path)
 
 
 def _read(
-    algorithm: MultiAgentAlgorithm, source: InitFrom, targets: Sequence[PolicyID], trust_pickle: bool
-) -> tuple[Mapping[PolicyID, Weights], dict[PolicyID, PolicyID]]:
-    """Return the weights of a source, and target policy -> source policy."""
+    source: InitFrom, own: Mapping[PolicyID, Mapping[str, th.Tensor]], trust_pickle: bool
+) -> dict[PolicyID, _Weights]:
+    """Return the weights of a source for each of these policies, whose own tensors are given."""
     if source.path.is_dir():
-        weights = checkpoint_weights(find_checkpoint(source.path, "best"))
-        return weights, {policy_id: source.source_id or policy_id for policy_id in targets}
+        found = _of_checkpoint(find_checkpoint(source.path, "best"))
+        wanted = {policy_id: source.source_id or policy_id for policy_id in own}
+        for source_id in wanted.values():
+            if source_id not in found:
+                there = ", ".join(name[:_SHOWN] for name in found)
+                words = f"the source has no policy {source_id!r}; it has {there}"
+                raise ConfigError(f"{source.path}: {words}", key="init_from")
+        return {policy_id: found[source_id] for policy_id, source_id in wanted.items()}
     if not source.path.is_file():
         raise ConfigError(f"there is no {source.path}; accepted: {ACCEPTED}", key="init_from")
     if source.source_id is not None:
         raise ConfigError(f"{source.path} holds one policy; accepted: no :SOURCE_POLICY after it", key="init_from")
-    expected = max((_size(_tensors_of(algorithm, policy_id)) for policy_id in targets), default=0)
-    only = sb3_weights(source.path, 4 * expected + 2**20, trust_pickle=trust_pickle)
-    return {_ONLY: only}, dict.fromkeys(targets, _ONLY)
+    expected = max((sum(tensor.nbytes for tensor in tensors.values()) for tensors in own.values()), default=0)
+    only = _of_zip(sb3_weights(source.path, 4 * expected + 2**20, trust_pickle=trust_pickle))
+    return dict.fromkeys(own, only)
 
 
-# --- Checkpoints -----------------------------------------------------------------------------------------------------
+# --- What files hold --------------------------------------------------------------------------------------------------
 
 
-class StoredWeights(Mapping[str, th.Tensor]):
-    """The weights of a policy in a checkpoint; a tensor is read when it is accessed."""
+class _Weights(NamedTuple):
+    """The weights of one policy in a file.
 
-    def __init__(self, tensors: Mapping[str, Array]) -> None:
-        self._tensors = tensors
+    Attributes:
+        forms: shape and dtype of each tensor, by the names of SB3's `policy.state_dict()`.
+        load: reads some of them.
+    """
 
-    def __getitem__(self, name: str) -> th.Tensor:
-        return th.from_numpy(self._tensors[f"{_PREFIX}{name}"])
-
-    def __iter__(self) -> Iterator[str]:
-        return (name.removeprefix(_PREFIX) for name in self._tensors if name.startswith(_PREFIX))
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-    def __contains__(self, name: object) -> bool:
-        return f"{_PREFIX}{name}" in self._tensors
-
-    def form(self, name: str) -> Form:
-        """Return dtype and shape of a tensor without reading it."""
-        return form_of(self._tensors, f"{_PREFIX}{name}")
-
-    def load(self, names: Sequence[str]) -> Weights:
-        """Return some of the tensors, reading the file once."""
-        wanted = [f"{_PREFIX}{name}" for name in names]
-        read = self._tensors.load(wanted) if isinstance(self._tensors, StoredTensors) else self._tensors
-        return {name: th.from_numpy(read[f"{_PREFIX}{name}"]) for name in names}
+    forms: Mapping[str, str]
+    load: Callable[[Sequence[str]], Mapping[str, th.Tensor]]
 
 
-def checkpoint_weights(checkpoint: Checkpoint) -> dict[PolicyID, StoredWeights]:
-    """Return the weights of each policy in a checkpoint.
+def _of_zip(tensors: Mapping[str, Any]) -> _Weights:
+    return _Weights(
+        {name: _form(tensor) for name, tensor in tensors.items()}, lambda names: {name: tensors[name] for name in names}
+    )
+
+
+def _of_checkpoint(checkpoint: Checkpoint) -> dict[PolicyID, _Weights]:
+    """Return the weights of each policy; a tensor is read when it is taken.
 
     Raises:
         CheckpointError: a policy's file is missing.
     """
-    policy_ids = StateReader(checkpoint.state).fields("policies")
     return {
-        policy_id: StoredWeights(find_file(checkpoint.tensors, checkpoint.name, number, "policy").arrays)
-        for number, policy_id in enumerate(policy_ids)
+        policy_id: _of_arrays(find_file(checkpoint.tensors, checkpoint.name, number, "policy").arrays)
+        for number, policy_id in enumerate(StateReader(checkpoint.state).fields("policies"))
     }
+
+
+def _of_arrays(arrays: Mapping[str, Array]) -> _Weights:
+    def load(names: Sequence[str]) -> dict[str, th.Tensor]:
+        paths = [f"{_PREFIX}{name}" for name in names]
+        read = arrays.load(paths) if isinstance(arrays, StoredTensors) else arrays
+        return {name: th.from_numpy(read[path]) for name, path in zip(names, paths, strict=True)}
+
+    forms = {path.removeprefix(_PREFIX): form_of(arrays, path) for path in arrays if path.startswith(_PREFIX)}
+    return _Weights({name: f"{form.shape} {form.dtype}" for name, form in forms.items()}, load)
+
+
+def _form(tensor: Any) -> str:
+    if not isinstance(tensor, th.Tensor) or tensor.layout != th.strided or tensor.is_meta:
+        return "no plain tensor"
+    return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
 
 
 # --- Into the policies -----------------------------------------------------------------------------------------------
 
 
-def load_weights(
-    algorithm: MultiAgentAlgorithm,
-    source: Mapping[PolicyID, Weights],
-    policies: Mapping[PolicyID, PolicyID] | Sequence[PolicyID] | None = None,
-    layers: Sequence[str] | None = None,
-) -> None:
-    """Give policies the weights of others, in place. If a weight does not fit, nothing is changed.
-
-    The optimizers of these policies start anew, because their state belongs to the old weights.
-
-    Args:
-        source: policy id -> tensors by the names of SB3's `policy.state_dict()`: from `algorithm.policies[...]` of
-            another algorithm, `checkpoint_weights` or `learners.sb3.zip_file.sb3_weights`.
-        policies: ids of the policies that get weights, or a mapping from these ids to those in the source; None: all.
-        layers: patterns such as `mlp_extractor.policy_net.*` (wildcards as in file names); only tensors that match one
-            are taken. None: all tensors; the source must have the same ones.
-
-    Raises:
-        ConfigError: an unknown policy or layer, another shape or dtype, or a number that is not finite.
-    """
-    if isinstance(policies, str):
-        raise ConfigError(
-            f"policies is {policies!r}; accepted: a list of policy ids, or a mapping to those of the source"
-        )
-    targets = list(algorithm.policies) if policies is None else list(policies)
-    pairs = dict(policies) if isinstance(policies, Mapping) else dict(zip(targets, targets, strict=True))
-    _take(algorithm, _fitting(algorithm, source, pairs, layers), pairs)
-
-
 def _fitting(
-    algorithm: MultiAgentAlgorithm,
-    source: Mapping[PolicyID, Weights],
-    pairs: Mapping[PolicyID, PolicyID],
-    layers: Sequence[str] | None,
+    policy_id: PolicyID, own: Mapping[str, th.Tensor], weights: _Weights, layers: Sequence[str] | None
 ) -> list[tuple[th.Tensor, th.Tensor]]:
-    """Return each tensor that will change, with a copy of its new value."""
-    taken = []
-    for policy_id, source_id in pairs.items():
-        own = _tensors_of(algorithm, policy_id)
-        if source_id not in source:
-            there = ", ".join(name[:_SHOWN] for name in source)
-            raise ConfigError(f"the source has no policy {source_id!r}; it has {there}", key="init_from")
-        weights = source[source_id]
-        chosen = _chosen(policy_id, own, weights, layers)
-        if isinstance(weights, StoredWeights):
-            for name in chosen:  # before the tensors are read
-                _require_shape(_of_layer(policy_id, name), own[name], weights.form(name))
-            weights = weights.load(chosen)
-        for name in chosen:
-            _require_fit(_of_layer(policy_id, name), own[name], weights[name])
-            taken.append((own[name], weights[name].detach().clone()))  # a copy: the source may be one of the targets
-    return taken
+    """Return each tensor of a policy that will change, with its new value."""
+    chosen = _chosen(policy_id, own, weights.forms, layers)
+    for name in chosen:  # before the tensors are read
+        if weights.forms[name] != _form(own[name]):
+            words = f"the source's is {weights.forms[name]}; accepted: {_form(own[name])}"
+            raise ConfigError(f"policy {policy_id!r}, layer {name!r}: {words}")
+    read = weights.load(chosen)
+    for name in chosen:
+        if not bool(th.isfinite(read[name]).all()):
+            raise ConfigError(f"policy {policy_id!r}, layer {name!r}: the source's is not finite")
+    return [(own[name], read[name]) for name in chosen]
 
 
 def _tensors_of(algorithm: MultiAgentAlgorithm, policy_id: PolicyID) -> dict[str, th.Tensor]:
@@ -230,7 +208,9 @@ def _tensors_of(algorithm: MultiAgentAlgorithm, policy_id: PolicyID) -> dict[str
     return dict(algorithm.policies[policy_id].policy.state_dict())
 
 
-def _chosen(policy_id: PolicyID, own: Weights, source: Mapping[str, Any], layers: Sequence[str] | None) -> list[str]:
+def _chosen(
+    policy_id: PolicyID, own: Collection[str], source: Collection[str], layers: Sequence[str] | None
+) -> list[str]:
     """Return the names of the layers to take; raises if the source does not have one."""
     for pattern in layers or ():
         if not any(fnmatchcase(name, pattern) for name in own):
@@ -243,39 +223,3 @@ def _chosen(policy_id: PolicyID, own: Weights, source: Mapping[str, Any], layers
         if name not in own:
             raise ConfigError(f"policy {policy_id!r} has no layer {name[:_SHOWN]!r}, which the source has")
     return chosen
-
-
-def _require_fit(what: str, own: th.Tensor, received: Any) -> None:
-    if not isinstance(received, th.Tensor) or received.layout != th.strided or received.is_meta:
-        raise ConfigError(f"{what}: the source has no plain tensor of that name")
-    if received.shape != own.shape or received.dtype != own.dtype:
-        raise ConfigError(f"{what}: the source's is {_form(received)}; accepted: {_form(own)}")
-    if not bool(th.isfinite(received).all()):
-        raise ConfigError(f"{what}: the source's is not finite")
-
-
-def _of_layer(policy_id: PolicyID, name: str) -> str:
-    return f"policy {policy_id!r}, layer {name!r}"
-
-
-def _require_shape(what: str, own: th.Tensor, received: Form) -> None:
-    if tuple(own.shape) != received.shape:
-        raise ConfigError(f"{what}: the source's is {received.shape} {received.dtype}; accepted: {_form(own)}")
-
-
-def _form(tensor: th.Tensor) -> str:
-    return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
-
-
-def _size(tensors: Weights) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-
-
-def _take(
-    algorithm: MultiAgentAlgorithm, taken: Sequence[tuple[th.Tensor, th.Tensor]], policy_ids: Mapping[PolicyID, Any]
-) -> None:
-    with th.no_grad():
-        for own, received in taken:
-            own.copy_(received)
-    for policy_id in policy_ids:
-        algorithm.policies[policy_id].policy.optimizer.state.clear()

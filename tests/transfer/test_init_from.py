@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +16,7 @@ from toy_envs import SampledEnv
 from marl_sb3 import PPO, ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
 from marl_sb3.errors import CheckpointError
 from marl_sb3.storage.checkpoint_folder import CheckpointFolder
-from marl_sb3.storage.checkpoint_format import read_checkpoint
-from marl_sb3.transfer.init_from import (
-    InitFrom,
-    checkpoint_weights,
-    init_from,
-    load_weights,
-    parse_init_from,
-)
+from marl_sb3.transfer.init_from import InitFrom, init_from, parse_init_from
 
 PI, VF = "mlp_extractor.policy_net", "mlp_extractor.value_net"
 
@@ -57,51 +52,56 @@ def assert_same(one: dict[str, th.Tensor], other: dict[str, th.Tensor]) -> None:
     assert all(th.equal(tensor, other[name]) for name, tensor in one.items())
 
 
+@pytest.fixture
+def run_folder(tmp_path: Path) -> Path:
+    """A run of policies `a` and `b`, with one checkpoint, and their zips."""
+    algorithm = make(1)
+    CheckpointFolder(tmp_path / "run" / "checkpoints").save(3, *algorithm.get_state(), algorithm.about(), keep=1)
+    algorithm.save_policies(tmp_path / "run" / "policies")
+    return tmp_path / "run"
+
+
+def zip_of(path: Path, tensors: dict[str, Any]) -> Path:
+    """An SB3 zip with these weights."""
+    data = io.BytesIO()
+    th.save(tensors, data)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("policy.pth", data.getvalue())
+    return path
+
+
+def start(text: str, algorithm: MultiAgentAlgorithm, **options: Any) -> None:
+    init_from(algorithm, [parse_init_from(part) for part in text.split()], **options)
+
+
 # --- By layers -------------------------------------------------------------------------------------------------------
 
 
-def test_all_layers_of_all_policies_by_their_ids() -> None:
-    source, algorithm = weights_of(make(1)), make(2)
-    load_weights(algorithm, source)
-    for policy_id, tensors in weights_of(algorithm).items():
-        assert_same(tensors, source[policy_id])
-
-
-def test_only_the_layers_that_fit_a_pattern() -> None:
+def test_only_the_layers_that_fit_a_pattern(run_folder: Path) -> None:
     algorithm = make(2)
     before = weights_of(algorithm)
-    load_weights(algorithm, weights_of(make(1)), ["b"], [f"{PI}.*", "action_net.weight"])
+    start(f"b={run_folder}", algorithm, layers=[f"{PI}.*", "action_net.weight"])
     assert changed(before, algorithm) == {f"b/{PI}.0.weight", "b/action_net.weight"}  # biases are zeros in both
 
 
-def test_layers_may_come_from_a_policy_with_another_head() -> None:
+def test_layers_may_come_from_a_policy_with_another_head(tmp_path: Path) -> None:
     source = weights_of(make(1))["a"]
     source["action_net.weight"] = th.zeros(99, 4)
     source["another.layer"] = th.zeros(1)
     algorithm = make(2)
-    load_weights(algorithm, {"x": source}, {"a": "x"}, [f"{PI}.*", f"{VF}.*"])
+    start(f"a={zip_of(tmp_path / 'x.zip', source)}", algorithm, layers=[f"{PI}.*", f"{VF}.*"], trust_pickle=True)
     assert th.equal(algorithm.policies["a"].policy.state_dict()[f"{VF}.0.weight"], source[f"{VF}.0.weight"])
 
 
-def test_policies_of_one_algorithm_can_change_places() -> None:
-    algorithm = make(2)
-    before = weights_of(algorithm)
-    live = {policy_id: policy.policy.state_dict() for policy_id, policy in algorithm.policies.items()}
-    load_weights(algorithm, live, {"a": "b", "b": "a"})
-    after = weights_of(algorithm)
-    assert_same(after["a"], before["b"])
-    assert_same(after["b"], before["a"])
-
-
 @pytest.mark.parametrize("update_path", ["fused", "torch"])
-def test_a_training_goes_on_from_the_new_weights_with_a_new_optimizer(update_path: str) -> None:
+def test_a_training_goes_on_from_the_new_weights_with_a_new_optimizer(run_folder: Path, update_path: str) -> None:
     """As if the algorithm had been made with these weights, whatever it has learned before."""
     source = weights_of(make(1))
     fresh, used = (make(2, update_path=update_path) for _ in range(2))
     used.train_iteration()
     counters = used.num_timesteps, used.iteration
     for algorithm in (fresh, used):
-        load_weights(algorithm, source)
+        start(f"{run_folder}", algorithm)
     assert (used.num_timesteps, used.iteration) == counters
     for algorithm in (fresh, used):
         algorithm.env.seed(3)
@@ -115,78 +115,48 @@ def test_a_training_goes_on_from_the_new_weights_with_a_new_optimizer(update_pat
 
 # --- Nothing is changed if anything is wrong -------------------------------------------------------------------------
 
-
-def with_tensor(name: str, tensor: Any) -> dict[str, Any]:
-    source = weights_of(make(1))
-    source["b"][name] = tensor
-    return source
-
-
-def without(name: str) -> dict[str, Any]:
-    source = weights_of(make(1))
-    del source["b"][name]
-    return source
-
-
-FAULTS: dict[str, tuple[Any, dict[str, Any], str]] = {
+NO_TENSOR = "layer 'value_net.bias': the source's is no plain tensor; accepted: (1,) float32"
+# What is wrong with one layer of the source (None: it is left out), and the message.
+FAULTS: dict[str, tuple[str, Any, str]] = {
     "shape": (
-        with_tensor(f"{PI}.0.weight", th.zeros(5, 2)),
-        {},
+        f"{PI}.0.weight",
+        th.zeros(5, 2),
         f"policy 'b', layer '{PI}.0.weight': the source's is (5, 2) float32; accepted: (4, 2) float32",
     ),
     "dtype": (
-        with_tensor("value_net.bias", th.zeros(1, dtype=th.float64)),
-        {},
+        "value_net.bias",
+        th.zeros(1, dtype=th.float64),
         "policy 'b', layer 'value_net.bias': the source's is (1,) float64; accepted: (1,) float32",
     ),
     "nan": (
-        with_tensor("value_net.bias", th.tensor([float("nan")])),
-        {},
+        "value_net.bias",
+        th.tensor([float("nan")]),
         "policy 'b', layer 'value_net.bias': the source's is not finite",
     ),
-    "no tensor": (with_tensor("value_net.bias", [1.0]), {}, "the source has no plain tensor of that name"),
-    "no numbers": (with_tensor("value_net.bias", th.zeros(1, device="meta")), {}, "no plain tensor of that name"),
-    "sparse": (with_tensor("value_net.bias", th.zeros(1).to_sparse()), {}, "no plain tensor of that name"),
-    "missing": (without("value_net.bias"), {}, "policy 'b': the source has no layer 'value_net.bias'"),
-    "too many": (with_tensor("log_std", th.zeros(1)), {}, "policy 'b' has no layer 'log_std', which the source has"),
-    "no such layer": (
-        with_tensor("x", None),
-        {"layers": ["action_nt.*"]},
-        "policy 'a' has no layer 'action_nt.*'; it has",
-    ),
-    "no such policy": ({"a": {}}, {"policies": ["b"]}, "the source has no policy 'b'; it has a"),
-    "no such target": ({"a": {}}, {"policies": {"c": "a"}}, "unknown policy 'c'; accepted: a, b"),
-    "a word": ({"a": {}}, {"policies": "a"}, "policies is 'a'; accepted: a list of policy ids"),
+    "no tensor": ("value_net.bias", [1.0], NO_TENSOR),
+    "no numbers": ("value_net.bias", th.zeros(1, device="meta"), NO_TENSOR),
+    "sparse": ("value_net.bias", th.zeros(1).to_sparse(), NO_TENSOR),
+    "missing": ("value_net.bias", None, "policy 'b': the source has no layer 'value_net.bias'"),
+    "too many": ("log_std", th.zeros(1), "policy 'b' has no layer 'log_std', which the source has"),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_source_that_does_not_fit_is_refused_and_nothing_is_changed(fault: str) -> None:
-    source, options, message = FAULTS[fault]
+def test_a_source_that_does_not_fit_is_refused_and_nothing_is_changed(tmp_path: Path, fault: str) -> None:
+    name, tensor, message = FAULTS[fault]
+    source: dict[str, Any] = {**weights_of(make(1))["b"], name: tensor}
+    path = zip_of(tmp_path / "b.zip", {name: tensor for name, tensor in source.items() if tensor is not None})
     algorithm = make(2)
     algorithm.train_iteration()
     before = weights_of(algorithm)
     with pytest.raises(ConfigError) as caught:
-        load_weights(algorithm, source, **options)
+        start(f"b={path}", algorithm, trust_pickle=True)
     assert message in str(caught.value)
     assert changed(before, algorithm) == set()
     assert all(policy.policy.optimizer.state for policy in algorithm.policies.values())
 
 
 # --- From files ------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def run_folder(tmp_path: Path) -> Path:
-    """A run of policies `a` and `b`, with one checkpoint, and their zips."""
-    algorithm = make(1)
-    CheckpointFolder(tmp_path / "run" / "checkpoints").save(3, *algorithm.get_state(), algorithm.about(), keep=1)
-    algorithm.save_policies(tmp_path / "run" / "policies")
-    return tmp_path / "run"
-
-
-def start(text: str, algorithm: MultiAgentAlgorithm, **options: Any) -> None:
-    init_from(algorithm, [parse_init_from(part) for part in text.split()], **options)
 
 
 def test_a_run_gives_each_policy_its_own(run_folder: Path) -> None:
@@ -221,10 +191,12 @@ def test_a_zip_starts_all_policies_or_one(run_folder: Path) -> None:
     assert_same(weights_of(algorithm)["b"], source)
 
 
-def test_checkpoints_are_read_by_policy(run_folder: Path) -> None:
-    found = checkpoint_weights(read_checkpoint(run_folder / "checkpoints" / "ckpt-000003"))
-    assert list(found) == ["a", "b"]
-    assert_same(dict(found["b"]), weights_of(make(1))["b"])
+def test_policies_can_change_places(run_folder: Path) -> None:
+    algorithm, before = make(1), weights_of(make(1))
+    start(f"a={run_folder}:b b={run_folder}:a", algorithm)
+    after = weights_of(algorithm)
+    assert_same(after["a"], before["b"])
+    assert_same(after["b"], before["a"])
 
 
 def test_a_policy_that_the_run_lacks_is_named_with_those_it_has(run_folder: Path) -> None:
@@ -234,6 +206,7 @@ def test_a_policy_that_the_run_lacks_is_named_with_those_it_has(run_folder: Path
 
 
 WRONG = [
+    ("b={run}", {"layers": ["action_nt.*"]}, "policy 'b' has no layer 'action_nt.*'; it has"),
     ("c={run}", {}, "unknown policy 'c'; accepted: a, b"),
     ("a={run}:c", {}, "the source has no policy 'c'; it has a, b"),
     ("{run} a={run}", {}, "policy 'a' would start from two sources"),
