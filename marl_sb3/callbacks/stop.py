@@ -9,11 +9,7 @@ from marl_sb3.training.callback import MultiAgentCallback
 
 
 class StopAfterSteps(MultiAgentCallback):
-    """Stops after the first iteration that completes `env_steps` env steps.
-
-    Args:
-        env_steps: env steps of the whole run.
-    """
+    """Stops after the first iteration that completes `env_steps` env steps."""
 
     def __init__(self, env_steps: int) -> None:
         super().__init__()
@@ -42,11 +38,7 @@ class StopOnMetric(MultiAgentCallback):
         self.reached: str | None = None
 
     def _init_callback(self) -> None:
-        """Refuse metrics that no result will have.
-
-        Raises:
-            ConfigError: a metric is unknown; the message suggests similar names.
-        """
+        """Refuse metrics that no result will have."""
         known = [*self.algorithm.metric_names(), *self._more_metrics]
         for name in self.thresholds:
             require_metric(name, known)

@@ -127,11 +127,7 @@ def algorithm_name(text: str) -> str:
 
 
 def assignments(option: str, texts: Iterable[str], accepted: str = "KEY=VALUE") -> dict[str, Any]:
-    """Parse the values of a repeatable option `KEY=VALUE`; each VALUE is YAML.
-
-    Args:
-        texts: the values of the option, one per occurrence.
-    """
+    """Parse the values of a repeatable option `KEY=VALUE`; each VALUE is YAML."""
     from marl_sb3.config import parse_value
 
     return {key: parse_value(value) for key, value in (assignment(option, text, accepted) for text in texts)}

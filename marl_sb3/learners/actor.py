@@ -28,11 +28,6 @@ D = TypeVar("D", bound=Decision)
 class RowActor(Generic[D]):
     """An `Actor` for the rows of one policy, in training and in evaluations.
 
-    Args:
-        rows: the rows of the policy.
-        algorithm: its SB3 algorithm.
-        decider: calls the algorithm.
-
     Attributes:
         step: steps since the rollout began.
         starts: (rows,) bool; True where an episode starts with the next action. Never changed in place.

@@ -15,11 +15,7 @@ _SUPPORTED = (stable_baselines3.PPO, stable_baselines3.A2C)
 
 
 def algorithm_class(name: str) -> type[BaseAlgorithm]:
-    """Return the class of an algorithm.
-
-    Raises:
-        ConfigError: the name is unknown.
-    """
+    """Return the class of an algorithm."""
     if name not in ALGORITHMS:
         raise ConfigError(f"unknown algorithm {name!r}; accepted: {', '.join(ALGORITHMS)}", key="algo")
     return ALGORITHMS[name]
@@ -31,11 +27,7 @@ def algorithm_name(algorithm: type[BaseAlgorithm]) -> str | None:
 
 
 def require_algorithm(algorithm: object) -> None:
-    """Refuse anything but a class of a supported algorithm.
-
-    Raises:
-        ConfigError: it is no such class.
-    """
+    """Refuse anything but a class of a supported algorithm."""
     if not (isinstance(algorithm, type) and issubclass(algorithm, _SUPPORTED)):
         names = ", ".join(cls.__name__ for cls in _SUPPORTED)
         raise ConfigError(f"algorithm is {algorithm!r}; accepted: {names} and subclasses", key="algo")

@@ -82,7 +82,6 @@ class PredictDecider:
     """Chooses actions by SB3's `predict`: for everything but training.
 
     Args:
-        algorithm: the SB3 algorithm of the policy.
         deterministic: the most likely actions instead of sampled ones.
     """
 

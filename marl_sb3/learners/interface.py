@@ -67,9 +67,7 @@ class Actor(Protocol):
         """Check a saved state.
 
         Args:
-            state: what `get_state` returned.
             step: steps since the rollout began.
-            under_way: as in `get_state`.
 
         Returns:
             A function that puts the state back.
@@ -103,9 +101,6 @@ class Collector(Protocol):
 
     def act(self, step: VecStep) -> Array:
         """Choose actions.
-
-        Args:
-            step: the latest step, with the observations to act on.
 
         Returns:
             (rows, *action shape), as the env takes them; filler that no env reads in rows that do not act.
@@ -174,11 +169,7 @@ class Learner(TensorPart, Protocol):
         """Return the metrics as they are before the first update, under the same names."""
 
     def read_weights(self, files: Mapping[str, TensorFile]) -> Callable[[], object]:
-        """Do what `read_state` does, but only for the weights.
-
-        Args:
-            files: as in `SavedPart`.
-        """
+        """Do what `read_state` does, but only for the weights."""
 
 
 def joined_metrics(of_updates: Sequence[Result]) -> Result:

@@ -28,8 +28,6 @@ def check_update(rows: PolicyRows, recorded: Mapping[str, Any], grad_norm: float
     """Refuse an update with results that are not finite.
 
     Args:
-        rows: the rows of the policy.
-        recorded: what the algorithm recorded in its logger.
         grad_norm: norm of the gradients; None if it is not known.
         rollout: the policy's rollout buffer.
 
@@ -46,11 +44,7 @@ def check_update(rows: PolicyRows, recorded: Mapping[str, Any], grad_norm: float
 
 @contextmanager
 def naming_faults(policy_id: PolicyID, where: str) -> Iterator[None]:
-    """Name the policy in the error that PyTorch raises for a distribution with NaN or infinite parameters.
-
-    Raises:
-        NumericError: instead of PyTorch's `ValueError`.
-    """
+    """Name the policy in the error that PyTorch raises for a distribution with NaN or infinite parameters."""
     try:
         yield
     except ValueError as error:

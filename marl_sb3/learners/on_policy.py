@@ -32,7 +32,6 @@ class OnPolicyLearner:
     """A `Learner` that updates by its algorithm's own `train()`.
 
     Args:
-        rows: the rows of the policy.
         algorithm: its SB3 algorithm, made by `build_algorithm`.
         trained: whether the policy is trained; if not, it only acts.
 

@@ -49,9 +49,6 @@ class ForwardPassDecider:
     """Chooses actions by the policy's forward pass, with the random draws of SB3's `collect_rollouts`.
 
     For policies without memory and without masks.
-
-    Args:
-        algorithm: the SB3 algorithm of the policy.
     """
 
     takes_masks = False
@@ -99,13 +96,7 @@ def env_actions(algorithm: OnPolicyAlgorithm, sampled: Array) -> Array:
 
 
 class OnPolicyActor(RowActor[OnPolicyDecision]):
-    """A `RowActor` that also estimates the values of observations, with its rows' recurrent state.
-
-    Args:
-        rows: the rows of the policy.
-        algorithm: its SB3 algorithm.
-        decider: calls the algorithm.
-    """
+    """A `RowActor` that also estimates the values of observations, with its rows' recurrent state."""
 
     def __init__(self, rows: PolicyRows, algorithm: OnPolicyAlgorithm, decider: OnPolicyDecider) -> None:
         super().__init__(rows, algorithm, decider)

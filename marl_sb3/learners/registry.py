@@ -36,11 +36,9 @@ def make_learner(
     """Make the learner of a policy.
 
     Args:
-        rows: the rows of the policy.
         spec: algorithm, network and hyperparameters.
         trained: whether the policy is trained; if not, it only acts.
         seed: for the initial weights and all random draws of the algorithm.
-        device: as in SB3.
         n_steps: env steps per env in a rollout of PPO, if the spec does not set it.
         update_path: see `marl_sb3.PPO`.
 
@@ -59,9 +57,6 @@ def common_steps(n_steps: int | None, specs: Mapping[PolicyID, PolicySpec]) -> i
     """Return the length of PPO's rollouts for specs without `n_steps`.
 
     It is the given one, else that of the first spec with `n_steps`, else None: SB3's default.
-
-    Raises:
-        ConfigError: it is not an integer of at least 1.
     """
     require("n_steps", n_steps, PositiveInt | None)
     own = [spec.hyperparameters["n_steps"] for spec in specs.values() if "n_steps" in spec.hyperparameters]

@@ -161,11 +161,7 @@ def _require_no_more_weights(tree: Any, num_weights: int, where: str) -> None:
 def policy_specs(
     policies: str | Mapping[PolicyID, PolicySpec], policy_ids: Sequence[PolicyID], defaults: Mapping[str, Any]
 ) -> dict[PolicyID, PolicySpec]:
-    """Return the spec of each policy, with the defaults filled in.
-
-    Raises:
-        ConfigError: one of them is not a `PolicySpec`.
-    """
+    """Return the spec of each policy, with the defaults filled in."""
     if isinstance(policies, str):
         return {policy_id: PolicySpec(**defaults) for policy_id in policy_ids}
     for policy_id, spec in policies.items():

@@ -45,10 +45,6 @@ def resolve_hyperparameters(algorithm_class: type[BaseAlgorithm], values: Mappin
 
     `lin_3e-4` becomes a schedule from 3e-4 down to 0; `policy_kwargs: {activation_fn: relu}` the class.
 
-    Args:
-        algorithm_class: the algorithm.
-        values: values by SB3's argument names.
-
     Raises:
         ConfigError: an unknown name, or a value out of range.
     """

@@ -17,11 +17,7 @@ _NAME_POLICIES = ', such as "policy_1"'
 
 
 def resolve_policies(policies: str | Mapping[PolicyID, Any], agents: Sequence[AgentID]) -> list[PolicyID]:
-    """Return the policy ids for `shared`, `per_agent` or a mapping of policies.
-
-    Raises:
-        ConfigError: another value, or an empty mapping.
-    """
+    """Return the policy ids for `shared`, `per_agent` or a mapping of policies."""
     shorthands = {SHARED: [SHARED], PER_AGENT: list(agents)}
     if isinstance(policies, str) and policies in shorthands:
         return shorthands[policies]
@@ -43,13 +39,8 @@ def policy_of_agents(
     """Return the policy of each agent.
 
     Args:
-        policy_ids: all policies.
-        agents: all agents.
         mapping: function or dictionary from agent to policy. None is accepted if there is only one choice:
             one policy for all, or policies named as the agents.
-
-    Raises:
-        ConfigError: an agent without a policy, an unknown policy, or a policy without agents.
     """
     if mapping is None:
         mapping = _evident_mapping(policy_ids, agents)
@@ -122,11 +113,7 @@ def _evident_mapping(policy_ids: Sequence[PolicyID], agents: Sequence[AgentID]) 
 def policies_that_train(
     policies_to_train: Sequence[PolicyID] | Callable[[PolicyID], bool] | None, policy_ids: Sequence[PolicyID]
 ) -> set[PolicyID]:
-    """Return the ids of the policies that are trained; None: all.
-
-    Raises:
-        ConfigError: an unknown id.
-    """
+    """Return the ids of the policies that are trained; None: all."""
     if policies_to_train is None:
         return set(policy_ids)
     if callable(policies_to_train):

@@ -28,7 +28,6 @@ class Runner(Part, Protocol):
 
         Args:
             env_steps: number of steps of each env; at most as many as any rollout has left.
-            listener: called after every step.
 
         Returns:
             False if the listener stopped the rollout.

@@ -22,11 +22,6 @@ _log = logging.getLogger(__name__)
 class LocalRunner:
     """A `Runner` on one vec env.
 
-    Args:
-        env: the envs.
-        collectors: the collector of each policy.
-        tracker: follows the episodes.
-
     Attributes:
         episodes_left_out: whether running episodes were left out of a checkpoint; a warning was logged then.
     """

@@ -87,7 +87,6 @@ def init_from(
 
     Raises:
         ConfigError: a source cannot be read, does not have a policy, or does not fit.
-        CheckpointError: a checkpoint is damaged, or there is none.
     """
     taken: list[tuple[th.Tensor, th.Tensor]] = []
     starting: dict[PolicyID, InitFrom] = {}
@@ -155,11 +154,7 @@ def _of_zip(tensors: Mapping[str, Any]) -> _Weights:
 
 
 def _of_checkpoint(checkpoint: Checkpoint) -> dict[PolicyID, _Weights]:
-    """Return the weights of each policy; a tensor is read when it is taken.
-
-    Raises:
-        CheckpointError: a policy's file is missing.
-    """
+    """Return the weights of each policy; a tensor is read when it is taken."""
     return {
         policy_id: _of_arrays(find_file(checkpoint.tensors, checkpoint.name, number, "policy").arrays)
         for number, policy_id in enumerate(StateReader(checkpoint.state).fields("policies"))

@@ -199,7 +199,6 @@ def to_onnx(algorithm: BaseAlgorithm, observation_space: spaces.Space[Any], meta
 
     Args:
         algorithm: the policy's algorithm; it is not changed.
-        metadata: the `metadata_props` of the file.
 
     Returns:
         A model with the inputs and outputs of `PolicyGraph`; the batch axis of each is free.

@@ -21,7 +21,6 @@ class DeviceRollout:
 
     Args:
         rollout: a full buffer. If it is of an unknown class, its own `get` makes the minibatches.
-        device: the device of the tensors.
 
     Attributes:
         values: (samples,) the values of the rollout.

@@ -23,8 +23,6 @@ class PPOLearner(OnPolicyLearner):
     """See `OnPolicyLearner`.
 
     Args:
-        rows: the rows of the policy.
-        algorithm: its SB3 algorithm.
         trained: whether the policy is trained; if not, it only acts.
         update_path: see `marl_sb3.PPO`; `stable_baselines3.PPO` has no such choice.
     """

@@ -29,10 +29,7 @@ def build_algorithm(rows: PolicyRows, spec: PolicySpec, seed: int | None, device
     """Make the SB3 algorithm of a policy.
 
     Args:
-        rows: the rows of the policy.
-        spec: algorithm, network and hyperparameters.
         seed: for the initial weights and all random draws of the algorithm.
-        device: as in SB3.
 
     Raises:
         ConfigError: the hyperparameters do not fit the rollout or the spaces.
@@ -115,11 +112,7 @@ _ACTION_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.Mult
 
 
 def _check_spaces(rows: PolicyRows) -> None:
-    """Refuse spaces that SB3 accepts but handles wrongly, or that make it fail in the first rollout.
-
-    Raises:
-        ConfigError: such a space; the message names the policy, its agents and the space.
-    """
+    """Refuse spaces that SB3 accepts but handles wrongly, or that make it fail in the first rollout."""
     where = f"policy {rows.policy_id!r}, agents {', '.join(map(str, rows.agents))}"
     action_space = rows.group.action_space
     if not isinstance(action_space, _ACTION_SPACES):

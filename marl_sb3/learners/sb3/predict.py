@@ -48,7 +48,6 @@ def predict(
     """Call the algorithm's `predict`.
 
     Args:
-        algorithm: the algorithm of the acting policy.
         observations: a single observation, or a batch of rows.
         states: recurrent state of these rows, laid out as by `initial_states`.
         starts: (rows,) bool; True where an episode starts: the state is not used there.

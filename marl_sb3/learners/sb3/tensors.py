@@ -118,11 +118,6 @@ def optimizer_settings(algorithm: BaseAlgorithm) -> State:
 def read_optimizers(algorithm: BaseAlgorithm, file: TensorFile, settings: Any) -> Callable[[], None]:
     """Check the saved state of the optimizers.
 
-    Args:
-        algorithm: the algorithm that has the optimizers.
-        file: what `optimizer_arrays` returned.
-        settings: what `optimizer_settings` returned.
-
     Returns:
         A function that puts the state into the optimizers.
 
@@ -167,11 +162,7 @@ Kept = dict[str, dict[int, dict[str, Form]]]  # optimizer -> index of a paramete
 
 
 def optimizer_forms(algorithm: BaseAlgorithm) -> Kept:
-    """Return the form of the optimizers' state of each parameter, as it is after a first step.
-
-    Raises:
-        CheckpointError: a checkpoint cannot hold the state of an optimizer.
-    """
+    """Return the form of the optimizers' state of each parameter, as it is after a first step."""
     kept: Kept = {}
     for name, optimizer in _optimizers(algorithm).items():
         if not is_plain(optimizer_settings(algorithm)[name]):

@@ -50,12 +50,7 @@ def sb3_weights(path: str | Path, max_bytes: int, *, trust_pickle: bool) -> dict
     against a malicious file.
 
     Args:
-        path: the zip.
         max_bytes: a larger `policy.pth` is refused before it is read.
-        trust_pickle: whether the caller trusts the author of the file.
-
-    Raises:
-        ConfigError: `trust_pickle` is False, or the file is not a valid SB3 zip.
     """
     if not trust_pickle:
         raise ConfigError(

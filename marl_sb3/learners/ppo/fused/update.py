@@ -29,7 +29,6 @@ class FusedUpdate:
 
     Args:
         algorithm: the PPO to update; its rollout buffer is full.
-        fused: its policy in the kernels' layout.
 
     Attributes:
         clip_range: the clip range of this update.
