@@ -44,7 +44,7 @@ def build_parser() -> argparse.ArgumentParser:
         choices=["shared", "per_agent"],
         help="one policy for all agents, or one for each; default: as in the preset, else shared",
     )
-    parser.add_argument("--algo", metavar="NAME", type=algorithm_name, help="algorithm: ppo or a2c; default: ppo")
+    parser.add_argument("--algo", metavar="NAME", type=algorithm_name, help="algorithm: ppo, a2c or trpo; default: ppo")
     parser.add_argument(
         "--timesteps", metavar="N", type=integer, help="env steps to train for; default: as in the preset, else 1000000"
     )

@@ -93,7 +93,7 @@ def build_parser() -> argparse.ArgumentParser:
         choices=["shared", "per_agent"],
         help="one policy for all agents, or one for each; default: as in the preset, else shared",
     )
-    add("--algo", metavar="NAME", type=algorithm_name, help="algorithm: ppo or a2c; default: ppo")
+    add("--algo", metavar="NAME", type=algorithm_name, help="algorithm: ppo, a2c or trpo; default: ppo")
     add("--vectorizer", metavar="NAME", help="auto, batched, sync or supersuit; default: auto")
     add("--device", metavar="NAME", help="auto, cpu or cuda; default: auto")
     add("--seed", metavar="S", type=integer, help="seed of the search; default: 0")

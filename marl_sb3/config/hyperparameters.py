@@ -39,18 +39,21 @@ Networks = Annotated[
 ]
 PolicyKwargs = Annotated[Mapping[str, Any], Meta(description="a mapping such as {net_arch: [64, 64]}")] | None
 
-ON_POLICY: Mapping[str, Any] = {
+ROLLOUT: Mapping[str, Any] = {
     "learning_rate": Schedule,
     "n_steps": Steps,
     "gamma": Fraction,
     "gae_lambda": Fraction,
+    "normalize_advantage": bool,
+    "policy_kwargs": PolicyKwargs,
+}
+GSDE: Mapping[str, Any] = {"use_sde": bool, "sde_sample_freq": Annotated[int, Meta(ge=-1)]}
+ON_POLICY: Mapping[str, Any] = {
+    **ROLLOUT,
+    **GSDE,
     "ent_coef": NonNegativeFloat,
     "vf_coef": NonNegativeFloat,
     "max_grad_norm": PositiveFloat,
-    "normalize_advantage": bool,
-    "use_sde": bool,
-    "sde_sample_freq": Annotated[int, Meta(ge=-1)],
-    "policy_kwargs": PolicyKwargs,
 }
 
 PPO: Mapping[str, Any] = {
@@ -68,7 +71,22 @@ A2C: Mapping[str, Any] = {
     "use_rms_prop": bool,
 }
 
-TABLES: Mapping[str, Mapping[str, Any]] = {"PPO": PPO, "A2C": A2C}
+_Iterations = Annotated[int, Meta(ge=1, le=1000)]
+
+TRPO: Mapping[str, Any] = {
+    **ROLLOUT,
+    **GSDE,
+    "batch_size": Minibatch,
+    "cg_max_steps": _Iterations,
+    "cg_damping": NonNegativeFloat,
+    "line_search_shrinking_factor": Annotated[float, Meta(gt=0, lt=1, description="a number above 0 and below 1")],
+    "line_search_max_iter": _Iterations,
+    "n_critic_updates": Epochs,
+    "target_kl": PositiveFloat,
+    "sub_sampling_factor": Annotated[int, Meta(ge=1)],
+}
+
+TABLES: Mapping[str, Mapping[str, Any]] = {"PPO": PPO, "A2C": A2C, "TRPO": TRPO}
 
 # The names that a file may give as 1e5 for 100000.
 INTEGERS = frozenset(name for table in TABLES.values() for name, kind in table.items() if takes_integers_only(kind))

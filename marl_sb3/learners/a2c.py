@@ -11,3 +11,4 @@ class A2CLearner(OnPolicyLearner):
     """Trains by A2C. Its rollouts are short: as in SB3, metrics are reported once per hundred rollouts."""
 
     rollouts_per_report: ClassVar[int] = 100
+    takes_common_steps: ClassVar[bool] = False

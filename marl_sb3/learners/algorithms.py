@@ -2,16 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
 
-import stable_baselines3
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from marl_sb3.errors import ConfigError
-from marl_sb3.learners.ppo.ppo import PPO
 
-ALGORITHMS: Mapping[str, type[BaseAlgorithm]] = {"ppo": PPO, "a2c": stable_baselines3.A2C}
-_SUPPORTED = (stable_baselines3.PPO, stable_baselines3.A2C)
+# Where the class of each name is: `module:class`. It is imported when it is asked for.
+_PLACES: Mapping[str, str] = {
+    "ppo": "marl_sb3.learners.ppo.ppo:PPO",
+    "a2c": "stable_baselines3.a2c.a2c:A2C",
+    "trpo": "sb3_contrib.trpo.trpo:TRPO",
+}
+_WITHOUT_NAME = ("stable_baselines3.ppo.ppo:PPO",)
+
+
+class _Algorithms(Mapping[str, type[BaseAlgorithm]]):
+    """The class of each name."""
+
+    def __getitem__(self, name: str) -> type[BaseAlgorithm]:
+        module, _, cls = _PLACES[name].partition(":")
+        return cast("type[BaseAlgorithm]", getattr(importlib.import_module(module), cls))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_PLACES)
+
+    def __len__(self) -> int:
+        return len(_PLACES)
+
+
+ALGORITHMS: Mapping[str, type[BaseAlgorithm]] = _Algorithms()
+
+
+def place_of(cls: type[Any]) -> str:
+    """Where a class is: `module:class`."""
+    return f"{cls.__module__}:{cls.__qualname__}"
 
 
 def algorithm_class(name: str) -> type[BaseAlgorithm]:
@@ -23,11 +50,12 @@ def algorithm_class(name: str) -> type[BaseAlgorithm]:
 
 def algorithm_name(algorithm: type[BaseAlgorithm]) -> str | None:
     """Return the name of an algorithm's class; None for a class without a name, such as a user's own subclass."""
-    return next((name for name, cls in ALGORITHMS.items() if cls is algorithm), None)
+    return next((name for name, place in _PLACES.items() if place == place_of(algorithm)), None)
 
 
 def require_algorithm(algorithm: object) -> None:
     """Refuse anything but a class of a supported algorithm."""
-    if not (isinstance(algorithm, type) and issubclass(algorithm, _SUPPORTED)):
-        names = ", ".join(cls.__name__ for cls in _SUPPORTED)
+    supported = dict.fromkeys([*_PLACES.values(), *_WITHOUT_NAME])
+    if not (isinstance(algorithm, type) and any(place_of(base) in supported for base in algorithm.__mro__)):
+        names = ", ".join(dict.fromkeys(place.partition(":")[2] for place in supported))
         raise ConfigError(f"algorithm is {algorithm!r}; accepted: {names} and subclasses", key="algo")

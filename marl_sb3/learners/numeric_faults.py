@@ -16,6 +16,8 @@ from marl_sb3.types import PolicyID
 
 _LOSSES = {
     "train/policy_gradient_loss": "policy loss",
+    "train/policy_objective": "policy loss",
+    "train/kl_divergence_loss": "KL divergence",
     "train/value_loss": "value loss",
     "train/entropy_loss": "entropy",
     "train/loss": "loss",

@@ -39,6 +39,7 @@ class OnPolicyLearner:
         recorded_as: metric -> the name under which the algorithm's `train()` records it in SB3's logger.
         metric_names: see `Learner`.
         rollouts_per_report: number of rollouts in an iteration, if the run does not set `n_steps`.
+        takes_common_steps: whether the `n_steps` of the run is the length of its rollouts, if its spec does not set it.
     """
 
     recorded_as: ClassVar[Mapping[str, str]] = {
@@ -59,17 +60,26 @@ class OnPolicyLearner:
         "num_module_steps_trained",
     )
     rollouts_per_report: ClassVar[int] = 1
+    takes_common_steps: ClassVar[bool] = True
 
     def __init__(self, rows: PolicyRows, algorithm: OnPolicyAlgorithm, trained: bool) -> None:
         self.policy_id = rows.policy_id
         self.algorithm = algorithm
         self.trained = trained
         self.rows = rows
+        self._require_fit()
         algorithm.set_logger(Logger(None, []))
         self._grad_updates = 0
         self._count_grad_updates()
         actor = OnPolicyActor(rows, algorithm, self._make_decider())
         self.collector = OnPolicyCollector(actor, algorithm, trained)
+
+    def _require_fit(self) -> None:
+        """Refuse settings and spaces that the algorithm takes and then fails on.
+
+        Raises:
+            ConfigError: names the policy and the setting.
+        """
 
     def _make_decider(self) -> OnPolicyDecider:
         """Return the decider that calls the algorithm in a rollout."""
@@ -111,7 +121,7 @@ class OnPolicyLearner:
         parameters = [p.numel() for p in self.algorithm.policy.parameters() if p.requires_grad]
         values = {
             **{name: recorded.get(key) for name, key in self.recorded_as.items()},
-            "total_loss": self._total_loss(recorded),
+            "total_loss": self._total_loss(recorded) if "total_loss" in self.metric_names else None,
             "entropy": None if entropy_loss is None else -entropy_loss,
             "num_grad_updates_lifetime": self.num_grad_updates,
             "num_trainable_parameters": sum(parameters),
@@ -123,6 +133,11 @@ class OnPolicyLearner:
     def _more_metrics(self, recorded: Mapping[str, Any]) -> Result:
         """Return metrics that only this algorithm has, besides those that it records."""
         return {}
+
+    @property
+    def least_transitions(self) -> int:
+        """How many transitions an update needs: SB3 divides by the standard deviation of the advantages."""
+        return 2 if getattr(self.algorithm, "normalize_advantage", False) else 1
 
     @property
     def num_grad_updates(self) -> int:
@@ -205,7 +220,7 @@ class OnPolicyLearner:
 
 
 class TrainJob:
-    """An update by one call of a function that trains the policy; no call if no agent acted in the rollout."""
+    """An update by one call of a function that trains the policy; no call if there are too few transitions."""
 
     parallel = False
 
@@ -215,7 +230,7 @@ class TrainJob:
 
     def run(self) -> None:
         """See `UpdateJob.run`."""
-        if self._learner.collector.buffer.num_transitions:
+        if self._learner.collector.buffer.num_transitions >= self._learner.least_transitions:
             with naming_faults(self._learner.policy_id, "update"):
                 self._train()
 

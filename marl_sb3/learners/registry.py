@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import stable_baselines3
-from stable_baselines3.common.base_class import BaseAlgorithm
-
 from marl_sb3.config.values import PositiveInt, require
 from marl_sb3.learners.a2c import A2CLearner
+from marl_sb3.learners.algorithms import place_of
 from marl_sb3.learners.on_policy import OnPolicyLearner
 from marl_sb3.learners.ppo.learner import PPOLearner
 from marl_sb3.learners.sb3.build import build_algorithm
 from marl_sb3.learners.spec import PolicySpec
+from marl_sb3.learners.trpo import TRPOLearner
 from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.types import PolicyID
 
-# A subclass of an algorithm has the learner of its base class.
-LEARNERS: Mapping[type[BaseAlgorithm], type[OnPolicyLearner]] = {
-    stable_baselines3.PPO: PPOLearner,
-    stable_baselines3.A2C: A2CLearner,
+# By the place of an algorithm's class, see `algorithms`. A subclass of an algorithm has the learner of its base class.
+LEARNERS: Mapping[str, type[OnPolicyLearner]] = {
+    "stable_baselines3.ppo.ppo:PPO": PPOLearner,
+    "stable_baselines3.a2c.a2c:A2C": A2CLearner,
+    "sb3_contrib.trpo.trpo:TRPO": TRPOLearner,
 }
 
 
@@ -39,14 +39,15 @@ def make_learner(
         spec: algorithm, network and hyperparameters.
         trained: whether the policy is trained; if not, it only acts.
         seed: for the initial weights and all random draws of the algorithm.
-        n_steps: env steps per env in a rollout of PPO, if the spec does not set it.
+        n_steps: env steps per env in a rollout, if the spec does not set it; A2C has a default of its own.
         update_path: see `marl_sb3.PPO`.
 
     Raises:
         ConfigError: the hyperparameters do not fit the rollout or the spaces.
     """
-    learner = next(learner for base, learner in LEARNERS.items() if issubclass(spec.algorithm, base))
-    if n_steps is not None and learner is PPOLearner:
+    bases = map(place_of, spec.algorithm.__mro__)
+    learner = next(LEARNERS[base] for base in bases if base in LEARNERS)
+    if n_steps is not None and learner.takes_common_steps:
         spec = spec.with_defaults({"n_steps": n_steps})
     algorithm = build_algorithm(rows, spec, seed, device)
     more: dict[str, Any] = {"update_path": update_path} if learner is PPOLearner else {}
@@ -54,7 +55,7 @@ def make_learner(
 
 
 def common_steps(n_steps: int | None, specs: Mapping[PolicyID, PolicySpec]) -> int | None:
-    """Return the length of PPO's rollouts for specs without `n_steps`.
+    """Return the length of rollouts for specs without `n_steps`.
 
     It is the given one, else that of the first spec with `n_steps`, else None: SB3's default.
     """

@@ -67,6 +67,11 @@ class PPOLearner(OnPolicyLearner):
         update = algorithm.prepare_update()
         return FusedJob(self, update) if isinstance(update, FusedUpdate) else TrainJob(self, update.run)
 
+    @property
+    def least_transitions(self) -> int:
+        """See `OnPolicyLearner.least_transitions`; PPO leaves the advantage of a minibatch of one as it is."""
+        return 1
+
     def _count_grad_updates(self) -> None:
         if not isinstance(self.algorithm, PPO):
             super()._count_grad_updates()

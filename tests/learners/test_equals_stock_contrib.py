@@ -1,0 +1,85 @@
+"""The algorithms of sb3-contrib: one shared policy trains bit for bit as theirs does."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import sb3_contrib
+import torch as th
+from gymnasium import spaces
+from stock_training import (
+    BOX,
+    Case,
+    leaves,
+    same,
+    sampled,
+    stock_model,
+    train_ours,
+    train_stock,
+)
+from toy_envs import SampledEnv, ScriptedEnv
+
+from marl_sb3 import MultiAgentAlgorithm, PolicySpec, make_vec_env
+from marl_sb3.errors import ConfigError
+
+NETWORK = {"policy_kwargs": {"net_arch": [8]}}
+OF_TRPO = {"small": {**NETWORK, "batch_size": 16, "n_critic_updates": 2, "learning_rate": 3e-3}}
+PARTS = spaces.Dict({"mode": spaces.Discrete(4), "vector": BOX})
+PENDULUM: dict[str, Any] = {"env": "Pendulum-v1", "env_kwargs": {"max_episode_steps": 9}}
+
+TRPO = {
+    "time limits inside rollouts": Case(**OF_TRPO),
+    "terminations": Case("CartPole-v1", {}, **OF_TRPO),
+    "other settings": Case(
+        hyperparameters={
+            "cg_max_steps": 3,
+            "cg_damping": 0.2,
+            "line_search_shrinking_factor": 0.5,
+            "line_search_max_iter": 4,
+            "target_kl": 0.1,
+            "sub_sampling_factor": 3,
+            "normalize_advantage": False,
+        },
+        **OF_TRPO,
+    ),
+    "gSDE": Case(**PENDULUM, hyperparameters={"use_sde": True, "sde_sample_freq": 4}, **OF_TRPO),
+    "MultiDiscrete actions": sampled(BOX, spaces.MultiDiscrete([3, 2]), **OF_TRPO),
+    "Dict observations": sampled(PARTS, spaces.Discrete(2), policy="MultiInputPolicy", **OF_TRPO),
+}
+CASES = {f"TRPO, {name}": (sb3_contrib.TRPO, case) for name, case in TRPO.items()}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_weights_and_optimizer_equal_those_of_sb3_contrib(name: str) -> None:
+    algorithm, case = CASES[name]
+    stock = stock_model(case, algorithm)
+    before = deepcopy(leaves(stock.get_parameters()))
+    expected = leaves(train_stock(stock, case).get_parameters())
+    ours = train_ours(case, algorithm).policies["p"]
+    found = leaves(ours.get_parameters())
+    assert expected.keys() == found.keys()
+    assert [path for path in expected if not same(expected[path], found[path])] == []
+    assert (ours.num_timesteps, ours._n_updates) == (stock.num_timesteps, stock._n_updates)
+    assert not any(same(before[path], found[path]) for path in before if path.endswith("net.weight"))
+
+
+def test_trpo_refuses_what_it_would_fail_on_in_its_first_update() -> None:
+    env = make_vec_env(SampledEnv, observation_space=PARTS, action_space=spaces.Discrete(2))
+    spec = PolicySpec(sb3_contrib.TRPO, "MultiInputPolicy", sub_sampling_factor=2)
+    with pytest.raises(ConfigError, match="policy 'p': sub_sampling_factor is 2, which TRPO cannot do with Dict"):
+        MultiAgentAlgorithm(env, {"p": spec}, n_steps=8)
+
+
+def test_trpo_without_a_direction_keeps_its_actor() -> None:
+    """Nothing is paid, and every value is 0."""
+    env = make_vec_env(ScriptedEnv, rewards={"a": [0.0] * 3, "b": [0.0] * 3})
+    algorithm = MultiAgentAlgorithm(env, {"p": PolicySpec(sb3_contrib.TRPO)}, n_steps=6, batch_size=4, device="cpu")
+    policy = algorithm.policies["p"].policy
+    with th.no_grad():
+        policy.value_net.weight.zero_()
+    before = policy.action_net.weight.clone()
+    metrics = algorithm.train_iteration()["learners"]["p"]
+    assert metrics["line_search_success"] == 0
+    assert th.equal(policy.action_net.weight, before)
