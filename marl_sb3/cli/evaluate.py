@@ -33,7 +33,7 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
     )
     add_run(parser)
-    parser.add_argument("--episodes", metavar="N", type=integer, default=20, help="complete episodes; default: 20")
+    parser.option("--episodes N", "complete episodes; default: 20", type=integer, default=20)
     actions = parser.add_mutually_exclusive_group()
     actions.add_argument(
         "--stochastic", action="store_true", help="sample the actions, as in training; default: the run's setting"
@@ -41,26 +41,16 @@ def build_parser() -> argparse.ArgumentParser:
     actions.add_argument(
         "--deterministic", action="store_true", help="take the most likely actions; default: the run's setting"
     )
-    parser.add_argument(
-        "--video", metavar="FILE", type=Path, help="film the first episode of env 0, as .gif or .mp4; default: no film"
+    parser.option("--video FILE", "film the first episode of env 0, as .gif or .mp4; default: no film", type=Path)
+    parser.option("--video-episodes N", "number of episodes of env 0 to film; default: 1", type=integer)
+    parser.option(
+        "--seed S", "seed of the episodes and of sampled actions; default: derived from the run's seed", type=integer
     )
-    parser.add_argument(
-        "--video-episodes", metavar="N", type=integer, help="number of episodes of env 0 to film; default: 1"
-    )
-    parser.add_argument(
-        "--seed",
-        metavar="S",
-        type=integer,
-        help="seed of the episodes and of sampled actions; default: derived from the run's seed",
-    )
-    parser.add_argument(
-        "--n-envs",
-        metavar="E",
-        type=integer,
-        help="envs that step together; default: as in the run, but no more than episodes",
+    parser.option(
+        "--n-envs E", "envs that step together; default: as in the run, but no more than episodes", type=integer
     )
     add_env_option(parser, also_positional=False)
-    parser.add_argument("--json", action="store_true", help="print one JSON object alone; default: a table")
+    parser.option("--json", "print one JSON object alone; default: a table")
     add_verbosity(parser)
     return parser
 

@@ -33,11 +33,9 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
     )
     add_run(parser)
-    parser.add_argument(
-        "--format", type=str.lower, choices=list(FORMATS), default="sb3", help="see below; default: sb3"
-    )
+    parser.option("--format", "see below; default: sb3", type=str.lower, choices=list(FORMATS), default="sb3")
     add_env_option(parser, also_positional=False, makes_env=False)
-    parser.add_argument("--out", metavar="DIR", help="folder of the files; default: RUN/export/FORMAT")
-    parser.add_argument("--force", action="store_true", help="replace existing files; default: off")
+    parser.option("--out DIR", "folder of the files; default: RUN/export/FORMAT")
+    parser.option("--force", "replace existing files; default: off")
     add_verbosity(parser)
     return parser

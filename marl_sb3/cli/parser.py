@@ -29,6 +29,15 @@ class CommandParser(argparse.ArgumentParser):
         words = f"marl_sb3 {marl_sb3.__version__}"
         self.add_argument("--version", action="version", version=words, help="print the version and exit")
 
+    def option(self, option: str, words: str, **settings: Any) -> None:
+        """Add an option: `--seed S` takes a value, called S in the help text; `--quiet` takes none."""
+        name, _, metavar = option.partition(" ")
+        if metavar:
+            settings["metavar"] = metavar
+        elif "choices" not in settings:
+            settings["action"] = "store_true"
+        self.add_argument(name, help=words, **settings)
+
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse a command line; the error about an unknown option suggests the one that may have been meant."""
         arguments, unknown = self.parse_known_args(args, namespace)

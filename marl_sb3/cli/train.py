@@ -39,81 +39,62 @@ def build_parser() -> argparse.ArgumentParser:
     parser = CommandParser(prog="python -m marl_sb3.train", description="Train the agents of an env.", epilog=_EPILOG)
     parser.add_argument("env", metavar="ENV", nargs="?", help="the env to train in; default: the one in --hparams")
     add_env_option(parser, also_positional=True)
-    parser.add_argument(
+    parser.option(
         "--policies",
+        "one policy for all agents, or one for each; default: as in the preset, else shared",
         choices=["shared", "per_agent"],
-        help="one policy for all agents, or one for each; default: as in the preset, else shared",
     )
-    parser.add_argument("--algo", metavar="NAME", type=algorithm_name, help="algorithm: ppo, a2c or trpo; default: ppo")
-    parser.add_argument(
-        "--timesteps", metavar="N", type=integer, help="env steps to train for; default: as in the preset, else 1000000"
-    )
-    parser.add_argument(
-        "--n-envs", metavar="E", type=integer, help="envs that step together; default: as in the preset, else 8"
-    )
-    parser.add_argument(
-        "--seed", metavar="S", type=integer, help="seed of the run; default: random, written to config.yaml"
-    )
-    parser.add_argument(
-        "--set",
-        metavar="KEY=VALUE",
+    parser.option("--algo NAME", "algorithm: ppo, a2c or trpo; default: ppo", type=algorithm_name)
+    parser.option("--timesteps N", "env steps to train for; default: as in the preset, else 1000000", type=integer)
+    parser.option("--n-envs E", "envs that step together; default: as in the preset, else 8", type=integer)
+    parser.option("--seed S", "seed of the run; default: random, written to config.yaml", type=integer)
+    parser.option(
+        "--set KEY=VALUE",
+        "change one setting, see below; may be repeated; default: none",
         dest="settings",
         action="append",
         default=[],
-        help="change one setting, see below; may be repeated; default: none",
     )
-    parser.add_argument(
-        "--hparams",
-        metavar="FILE",
-        help="settings by env id, or a run's config.yaml; default: the preset shipped for the algorithm",
+    parser.option(
+        "--hparams FILE", "settings by env id, or a run's config.yaml; default: the preset shipped for the algorithm"
     )
-    parser.add_argument(
-        "--stop",
-        metavar="METRIC=VALUE",
+    parser.option(
+        "--stop METRIC=VALUE",
+        "end when a metric is at least this; may be repeated; default: train for all env steps",
         action="append",
         default=[],
-        help="end when a metric is at least this; may be repeated; default: train for all env steps",
     )
-    parser.add_argument("--vectorizer", metavar="NAME", help="auto, batched, sync or supersuit; default: auto")
-    parser.add_argument("--device", metavar="NAME", help="auto, cpu or cuda; default: auto")
-    parser.add_argument(
-        "--init-from",
-        metavar="SOURCE",
+    parser.option("--vectorizer NAME", "auto, batched, sync or supersuit; default: auto")
+    parser.option("--device NAME", "auto, cpu or cuda; default: auto")
+    parser.option(
+        "--init-from SOURCE",
+        "start from the weights of [POLICY=]PATH[:SOURCE_POLICY], PATH a run folder (its best checkpoint), a "
+        "checkpoint or an SB3 zip; may be repeated; --set init_layers=[...] takes some layers; default: random "
+        "weights",
         action="append",
-        help="start from the weights of [POLICY=]PATH[:SOURCE_POLICY], PATH a run folder (its best checkpoint), a "
-        "checkpoint or an SB3 zip; may be repeated; --set init_layers=[...] takes some layers; default: random weights",
     )
-    parser.add_argument(
-        "--trust-pickle",
-        action="store_true",
-        help="read SB3 zips, which may run code: only files you trust; default: off",
-    )
-    parser.add_argument(
-        "--checkpoint-every",
-        metavar="K",
+    parser.option("--trust-pickle", "read SB3 zips, which may run code: only files you trust; default: off")
+    parser.option(
+        "--checkpoint-every K",
+        "iterations from one checkpoint to the next; 0: only at the end; default: 10",
         type=integer,
-        help="iterations from one checkpoint to the next; 0: only at the end; default: 10",
     )
-    parser.add_argument(
-        "--on-nan",
-        metavar="WHAT",
-        help="on a NaN: stop, or rollback to the latest checkpoint, at most 3 times; default: stop",
+    parser.option(
+        "--on-nan WHAT", "on a NaN: stop, or rollback to the latest checkpoint, at most 3 times; default: stop"
     )
-    parser.add_argument(
-        "--resume",
-        metavar="RUN",
-        help="continue a run from its newest checkpoint, in its folder; --timesteps N then trains N env steps more, "
-        "and schedules such as lin_X lead to the new end; default: none",
+    parser.option(
+        "--resume RUN",
+        "continue a run from its newest checkpoint, in its folder; --timesteps N then trains N env steps more, and "
+        "schedules such as lin_X lead to the new end; default: none",
     )
-    parser.add_argument("--run-dir", metavar="DIR", help="folder of the run, new or empty; default: runs/ENV/TIME-XXXX")
-    parser.add_argument(
-        "--agents",
-        metavar="N",
+    parser.option("--run-dir DIR", "folder of the run, new or empty; default: runs/ENV/TIME-XXXX")
+    parser.option(
+        "--agents N",
+        "number of agents to show, the best and the worst ones, or all; default: 8",
         type=_most_agents,
         default=8,
-        help="number of agents to show, the best and the worst ones, or all; default: 8",
     )
-    parser.add_argument("--quiet", action="store_true", help="print the run folder alone; default: off")
+    parser.option("--quiet", "print the run folder alone; default: off")
     add_verbosity(parser)
     return parser
 

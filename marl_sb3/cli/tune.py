@@ -33,73 +33,64 @@ OF_EACH_CALL = ("workers", "confirm_seeds", "confirm_best")  # options that a st
 def build_parser() -> argparse.ArgumentParser:
     """Make the parser of `tune`."""
     parser = CommandParser(prog="python -m marl_sb3.tune", description="Search for better settings.", epilog=_EPILOG)
-    add = parser.add_argument
-    add("env", metavar="ENV", nargs="?", help="the env to train in; default: arena, or the study's")
+    option = parser.option
+    parser.add_argument("env", metavar="ENV", nargs="?", help="the env to train in; default: arena, or the study's")
     add_env_option(parser, also_positional=True)
-    add("--trials", metavar="N", type=integer, help="how many settings are tried; default: 50, or the whole grid")
-    add("--timesteps", metavar="N", type=integer, help="env steps of a trial; default: as in the preset")
-    add("--n-envs", metavar="E", type=integer, help="envs that step together; default: as in the preset, else 8")
-    add(
-        "--study",
-        metavar="NAME",
-        help="name of the study; an existing one is continued; default: time and 4 hex digits",
+    option("--trials N", "how many settings are tried; default: 50, or the whole grid", type=integer)
+    option("--timesteps N", "env steps of a trial; default: as in the preset", type=integer)
+    option("--n-envs E", "envs that step together; default: as in the preset, else 8", type=integer)
+    option("--study NAME", "name of the study; an existing one is continued; default: time and 4 hex digits")
+    option("--new-study", "begin a new study even if another one has a similar name; default: refuse it, as a typo")
+    option("--storage URL", "a database such as sqlite:///study.db; default: a journal in the study's folder")
+    option("--workers N", "processes that run trials; default: 1", type=integer, default=1)
+    option("--sampler NAME", "tpe, random, grid or gp; default: tpe, or grid with --grid")
+    option("--pruner NAME", "median, asha or none; default: median, or none with --grid")
+    option(
+        "--hparams FILE",
+        "settings by env id, which the search starts from and is compared with; default: the shipped preset",
     )
-    add("--new-study", action="store_true",
-        help="begin a new study even if another one has a similar name; default: refuse it, as a typo")  # fmt: skip
-    add(
-        "--storage",
-        metavar="URL",
-        help="a database such as sqlite:///study.db; default: a journal in the study's folder",
-    )
-    add("--workers", metavar="N", type=integer, default=1, help="processes that run trials; default: 1")
-    add("--sampler", metavar="NAME", help="tpe, random, grid or gp; default: tpe, or grid with --grid")
-    add("--pruner", metavar="NAME", help="median, asha or none; default: median, or none with --grid")
-    add(
-        "--hparams",
-        metavar="FILE",
-        help="settings by env id, which the search starts from and is compared with; default: the shipped preset",
-    )
-    add("--space", metavar="FILE", help="the ranges to search, see below; default: those shipped for the algorithm")
-    add(
-        "--grid",
-        metavar="KEY=A,B,C",
+    option("--space FILE", "the ranges to search, see below; default: those shipped for the algorithm")
+    option(
+        "--grid KEY=A,B,C",
+        "try exactly these values; several --grid: all combinations; default: none",
         action="append",
         default=[],
-        help="try exactly these values; several --grid: all combinations; default: none",
     )
-    add("--objective", metavar="WHAT",
-        help="sum or min of all agents' returns, an agent, a custom metric or any metric; default: sum")  # fmt: skip
-    add("--mode", metavar="M", help="max or min; default: max")
-    add("--over", metavar="WHICH",
-        help="which evaluations of a trial count: last, best or mean_of_last_K; default: last")  # fmt: skip
-    add(
-        "--evaluations",
-        metavar="N",
+    option(
+        "--objective WHAT", "sum or min of all agents' returns, an agent, a custom metric or any metric; default: sum"
+    )
+    option("--mode M", "max or min; default: max")
+    option("--over WHICH", "which evaluations of a trial count: last, best or mean_of_last_K; default: last")
+    option(
+        "--evaluations N",
+        "evaluations of a trial, equally spaced; default: 10, or fewer in a short trial",
         type=integer,
-        help="evaluations of a trial, equally spaced; default: 10, or fewer in a short trial",
     )
-    add("--evaluation-episodes", metavar="N", type=integer, help="episodes of an evaluation; default: 10")
-    add("--confirm-seeds", metavar="K", type=integer, default=0,
-        help="train the best trials and the preset again with K fresh seeds each; default: 0, none")  # fmt: skip
-    add(
-        "--confirm-best",
-        metavar="B",
+    option("--evaluation-episodes N", "episodes of an evaluation; default: 10", type=integer)
+    option(
+        "--confirm-seeds K",
+        "train the best trials and the preset again with K fresh seeds each; default: 0, none",
         type=integer,
-        default=1,
-        help="how many trials --confirm-seeds trains again; default: 1",
+        default=0,
     )
-    add(
+    option("--confirm-best B", "how many trials --confirm-seeds trains again; default: 1", type=integer, default=1)
+    option(
         "--policies",
+        "one policy for all agents, or one for each; default: as in the preset, else shared",
         choices=["shared", "per_agent"],
-        help="one policy for all agents, or one for each; default: as in the preset, else shared",
     )
-    add("--algo", metavar="NAME", type=algorithm_name, help="algorithm: ppo, a2c or trpo; default: ppo")
-    add("--vectorizer", metavar="NAME", help="auto, batched, sync or supersuit; default: auto")
-    add("--device", metavar="NAME", help="auto, cpu or cuda; default: auto")
-    add("--seed", metavar="S", type=integer, help="seed of the search; default: 0")
-    add("--set", metavar="KEY=VALUE", dest="settings", action="append", default=[],
-        help="fix a setting in every trial; may be repeated; default: none")  # fmt: skip
-    add("--quiet", action="store_true", help="print the study's folder alone; default: off")
+    option("--algo NAME", "algorithm: ppo, a2c or trpo; default: ppo", type=algorithm_name)
+    option("--vectorizer NAME", "auto, batched, sync or supersuit; default: auto")
+    option("--device NAME", "auto, cpu or cuda; default: auto")
+    option("--seed S", "seed of the search; default: 0", type=integer)
+    option(
+        "--set KEY=VALUE",
+        "fix a setting in every trial; may be repeated; default: none",
+        dest="settings",
+        action="append",
+        default=[],
+    )
+    option("--quiet", "print the study's folder alone; default: off")
     add_verbosity(parser)
     return parser
 
