@@ -28,14 +28,6 @@ def raise_in_words(error: Exception, call: str, where: str) -> None:
     """Raise an `EnvRaisedError` from an exception of an env; return if the env did not cause the exception.
 
     Errors of this package, a full memory and a full disk are not caused by the env.
-
-    Args:
-        error: the exception.
-        call: the call that raised it, such as `step()`.
-        where: env, episode and step.
-
-    Raises:
-        EnvRaisedError: the env caused the exception.
     """
     if _is_of_the_env(error):
         raise EnvRaisedError(_words(error, call, where)) from error

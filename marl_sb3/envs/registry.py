@@ -57,9 +57,6 @@ def env_factory(env: str | EnvFactory) -> EnvFactory:
         env: a registered or built-in id, a PettingZoo id, a Gymnasium id, an id of an installed package,
             `package.module:factory`, `package:ID` of an env that the package registers when it is imported, or a
             factory itself.
-
-    Raises:
-        ConfigError: there is no such env, or it cannot be imported.
     """
     if not isinstance(env, str):
         if not callable(env):
@@ -90,12 +87,7 @@ def factory_id(factory: EnvFactory) -> str:
 
 
 def importable_id(env: str, factory: EnvFactory | None = None) -> str | None:
-    """An id that another process can import; None if only this process has the env.
-
-    Args:
-        env: an env id, registered or not.
-        factory: the factory, if the id is only its name.
-    """
+    """An id that another process can import; None if only this process has the env."""
     factory = factory or _registered.get(env)
     if factory is None:
         return env
@@ -112,7 +104,6 @@ def make_env(factory: EnvFactory, env_index: int, env_kwargs: Mapping[str, Any])
 
     Raises:
         ConfigError: the factory does not take these arguments, or returns another type.
-        EnvRaisedError: the factory raised an exception.
     """
     arguments = dict(env_kwargs)
     signature = _signature(factory)

@@ -60,9 +60,6 @@ class TurnBasedEnv(ParallelEnv):  # type: ignore[misc]
     `AECEnv.last` defines it. Its end comes with its dead turn, the turn in which PettingZoo's loops pass `None`; these
     turns are no steps. An agent that the env removes without a dead turn is reported in the same way. Rewards and ends
     may therefore belong to agents that did not act in the step.
-
-    Args:
-        env: the turn-based env.
     """
 
     def __init__(self, env: AECEnv) -> None:

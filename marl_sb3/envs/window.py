@@ -32,11 +32,7 @@ def import_pygame() -> Any:
 
 
 def check_render_mode(render_mode: str | None, accepted: Sequence[str]) -> None:
-    """Refuse a mode that an env does not have, and "human" where pygame is missing.
-
-    Raises:
-        ConfigError: as said.
-    """
+    """Refuse a mode that an env does not have, and "human" where pygame is missing."""
     if render_mode is not None and render_mode not in accepted:
         raise ConfigError(
             f"render_mode must be one of {', '.join(accepted)} or None; received {render_mode!r}",
@@ -52,7 +48,6 @@ class EnvWindow:
     After the user has closed it, further images are dropped and the program goes on.
 
     Args:
-        title: what the window is called.
         fps: images per second, at most.
     """
 

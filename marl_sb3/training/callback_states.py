@@ -33,7 +33,6 @@ class CallbackStates:
 
         Raises:
             ConfigError: a callback's state is something that no checkpoint holds.
-            CheckpointError: the state that waits is not that of the callback of its name.
         """
         _require_plain_states(callback)
         self._callback = callback

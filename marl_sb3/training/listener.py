@@ -14,13 +14,7 @@ from marl_sb3.vec_env.step import VecStep
 
 
 class CallbackListener:
-    """A `StepListener` that counts steps and episodes, and tells the callbacks of them.
-
-    Args:
-        model: `self` in the callbacks' `locals`.
-        counters: of the training.
-        callback: all callbacks in one.
-    """
+    """A `StepListener` that counts steps and episodes, and tells the callbacks of them."""
 
     def __init__(self, model: Any, counters: Counters, callback: BaseCallback) -> None:
         self._model = model

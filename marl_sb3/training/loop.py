@@ -38,9 +38,6 @@ class TrainingLoop:
     """Runs iterations.
 
     Args:
-        runner: collects experience.
-        learners: of all policies.
-        n_steps: env steps, of each env, in an iteration.
         at_once: how many updates run beside each other, where they can.
     """
 

@@ -72,9 +72,6 @@ def restore(setup: Setup, parts: TrainingParts, checkpoint: Checkpoint, seed: in
     """Put all parts where they were when a checkpoint was taken; nothing changes unless all of them accept it.
 
     Args:
-        setup: that of the training; the checkpoint has to be of such a one.
-        parts: its parts.
-        checkpoint: the checkpoint.
         seed: of the run, for envs that begin anew.
 
     Returns:

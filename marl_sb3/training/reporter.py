@@ -14,9 +14,6 @@ from marl_sb3.training.result_logger import log_result
 class Reporter:
     """Hands results on.
 
-    Args:
-        logger: SB3's logger.
-
     Attributes:
         logger: the same; may be replaced.
     """
@@ -29,8 +26,6 @@ class Reporter:
         """Let callbacks complete a result, then hear of it, and write it; False if one ends the training.
 
         Args:
-            result: of the iteration.
-            callback: all callbacks in one.
             env_steps: taken so far: the logger's step.
             write: whether the logger gets it now; otherwise what callbacks have added waits for the next one.
         """

@@ -19,15 +19,7 @@ def iteration_result(
     learners: Mapping[PolicyID, Learner],
     agents: Sequence[AgentID],
 ) -> Result:
-    """Nested; numbers are finite or None.
-
-    Args:
-        report: what the iteration was made of.
-        counters: after it.
-        tracker: the finished episodes.
-        learners: of all policies.
-        agents: in the order of the counters.
-    """
+    """Nested; numbers are finite or None."""
     env_steps, agent_steps, episodes = counters.of_iteration()
     updated = report.of_learners()
     measured = {

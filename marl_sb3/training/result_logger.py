@@ -26,9 +26,7 @@ class ResultWriter(Protocol):
         """Write an iteration.
 
         Args:
-            result: its metrics, nested.
             recorded: what callbacks have recorded since the latest result or dump, by flat name.
-            step: env steps so far.
         """
 
     def close(self) -> None:
@@ -36,12 +34,7 @@ class ResultWriter(Protocol):
 
 
 class ResultLogger(Logger):
-    """SB3's logger, which can write results.
-
-    Args:
-        folder: of the logs.
-        writers: the logs.
-    """
+    """SB3's logger, which can write results."""
 
     def __init__(self, folder: str | None, writers: Sequence[ResultWriter]) -> None:
         super().__init__(folder, cast("list[KVWriter]", list(writers)))

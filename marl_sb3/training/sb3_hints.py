@@ -23,11 +23,7 @@ def missing_attribute(policies: Mapping[PolicyID, BaseAlgorithm], name: str) -> 
 def require_observations_by_agent(
     policies: Mapping[PolicyID, BaseAlgorithm], observations: Any, of_sb3: Mapping[str, Any]
 ) -> None:
-    """Refuse calls of `predict` as SB3's own functions make them.
-
-    Raises:
-        ConfigError: with what such functions accept.
-    """
+    """Refuse calls of `predict` as SB3's own functions make them."""
     if of_sb3 or not isinstance(observations, Mapping):
         raise ConfigError(
             "MultiAgentAlgorithm.predict takes {agent: observation} and deterministic; SB3's functions for one "

@@ -42,11 +42,7 @@ def as_one_callback(callback: MaybeCallback, more: Sequence[BaseCallback] = ()) 
     """What `learn` was given as one callback.
 
     Args:
-        callback: see `accepted_callbacks`.
         more: callbacks that come after them.
-
-    Raises:
-        ConfigError: see `accepted_callbacks`.
     """
     return CallbackList([*accepted_callbacks(callback), *more])
 

@@ -17,11 +17,7 @@ _FIRST_STEPS = 64  # that there is room for; then it doubles
 
 
 class ActionLog:
-    """The actions of every agent of one env since its episode began.
-
-    Args:
-        groups: the agents by their spaces.
-    """
+    """The actions of every agent of one env since its episode began."""
 
     def __init__(self, groups: Sequence[AgentGroup]) -> None:
         self._forms = [
@@ -72,9 +68,6 @@ def require_possible(array: Array, space: spaces.Space[Any], where: str) -> None
     """Refuse numbers that are not in a space, (..., *space.shape), as envs and one-hot inputs do not check them.
 
     Zeros fill the places of inactive agents. Bounds of a Box hold but for rounding; it may have none.
-
-    Raises:
-        CheckpointError: `where` is the place of the array.
     """
     low: Any
     high: Any

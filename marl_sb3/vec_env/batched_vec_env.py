@@ -38,15 +38,7 @@ _NO_MASKS: ActionMasks = (None,)
 
 
 class BatchedVecEnv(InProcessVecEnv):
-    """A `MultiAgentVecEnv` on a `BatchedEnv`.
-
-    Args:
-        env: the envs.
-        seed: the run seed; None draws one.
-
-    Raises:
-        ConfigError: its agents have ids that are not accepted.
-    """
+    """A `MultiAgentVecEnv` on a `BatchedEnv`."""
 
     def __init__(self, env: BatchedEnv, seed: int | None = None) -> None:
         require_agents(env.possible_agents)

@@ -77,11 +77,7 @@ def agent_groups(env: Any) -> tuple[AgentGroup, ...]:
 
 
 def require_same_agents(env: Any, env_index: int, first: Any) -> None:
-    """Refuse an env that differs from the first one of its vec env.
-
-    Raises:
-        ConfigError: its agents or their spaces are others.
-    """
+    """Refuse an env that differs from the first one of its vec env."""
     where = f"all envs of a vec env need the same agents and spaces, but env {env_index} has"
     if set(env.possible_agents) != set(first.possible_agents):
         raise ConfigError(f"{where} agents {env.possible_agents}; those before it: {first.possible_agents}")
@@ -93,10 +89,6 @@ def require_same_agents(env: Any, env_index: int, first: Any) -> None:
 
 
 def require_separate(envs: Sequence[Any]) -> None:
-    """Refuse a factory that returned one env for several.
-
-    Raises:
-        ConfigError: it did.
-    """
+    """Refuse a factory that returned one env for several."""
     if len({id(innermost_env(env)) for env in envs}) < len(envs):
         raise ConfigError("the env factory returned the same env twice; it has to make a new one at each call")

@@ -57,11 +57,7 @@ def _zeros_of_part(space: spaces.Space[Any], shape: tuple[int, int]) -> Array:
 
 
 def read_observations(state: StateReader, like: Sequence[Observations]) -> tuple[Observations, ...]:
-    """The field `observations` of a state: arrays of the dtypes and shapes of `like`.
-
-    Raises:
-        CheckpointError: they are others.
-    """
+    """The field `observations` of a state: arrays of the dtypes and shapes of `like`."""
     listed = state.items("observations", len(like))
     groups = StateReader({str(number): group for number, group in enumerate(listed)}, f"{state.where}/observations")
     return tuple(_read_group(groups, str(number), wanted) for number, wanted in enumerate(like))

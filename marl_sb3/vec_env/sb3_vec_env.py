@@ -33,9 +33,6 @@ class FlatVecEnv(VecEnv):
     Attributes:
         env: the envs underneath.
         last_step: the latest step with all that rows do not show; None before the first.
-
-    Raises:
-        ConfigError: the agents' spaces differ.
     """
 
     def __init__(self, env: MultiAgentVecEnv) -> None:

@@ -33,8 +33,6 @@ class SeparateEnvs(InProcessVecEnv):
 
     Args:
         make_env: makes the env of an index; called once for each of the E envs.
-        num_envs: E.
-        seed: the run seed; None draws one.
 
     Raises:
         ConfigError: the envs differ in their agents or spaces, or are not separate envs, or there is no array for a

@@ -58,9 +58,7 @@ def require_settings(env: Any, configure: Callable[..., Any] | None, settings: M
     """Refuse settings that an env cannot take, or that a checkpoint cannot hold.
 
     Args:
-        env: for its name.
         configure: the env's own method; None if it has none.
-        settings: by name.
         first: what the method gets before the settings.
 
     Raises:

@@ -83,8 +83,6 @@ class EnvSlot:
 
     Args:
         env: the env, in the wrappers that every env wears.
-        index: which env of the vec env it is.
-        run_seed: the seed that the seeds of all its episodes follow from.
         layout: where the agents of the vec env stand in its arrays.
 
     Attributes:

@@ -58,11 +58,7 @@ def _shape(group: AgentGroup) -> tuple[int, ...]:
 
 
 def unpack(state: StateReader, layout: AgentLayout, num_envs: int) -> list[SlotState]:
-    """The states that `pack` was given.
-
-    Raises:
-        CheckpointError: they are not states of such envs.
-    """
+    """The states that `pack` was given."""
     shape = (num_envs, len(layout.agents))
     to_act, in_play, ended = (state.array(name, np.bool_, shape) for name in _FLAGS)
     if not to_act.any(axis=1).all() or (to_act & ended).any():

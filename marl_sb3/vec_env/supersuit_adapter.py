@@ -25,9 +25,6 @@ class SuperSuitAdapter(ParallelEnv):  # type: ignore[misc]
     An instance that is pickled leaves its slot behind: SuperSuit copies it with cloudpickle, and a copied env would
     repeat the random stream of the original. `SuperSuitVecEnv` gives each copy a slot of its own.
 
-    Args:
-        slot: the env.
-
     Attributes:
         slot: the env.
         options: what the next reset gets as its options.

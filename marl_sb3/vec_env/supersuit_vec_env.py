@@ -23,8 +23,6 @@ class SuperSuitVecEnv(SeparateEnvs):
 
     Args:
         make_env: makes the env of an index; called once for each of the E envs.
-        num_envs: E.
-        seed: the run seed; None draws one.
 
     Raises:
         ConfigError: the agents' spaces differ, which SuperSuit cannot vectorise, or the envs differ in their

@@ -40,7 +40,6 @@ def captioned(frame: Array, scene: Scene, legend: Mapping[str, Colour]) -> Array
 
     Args:
         frame: (height, width, 3) uint8; returned unchanged if it is too narrow for text.
-        scene: what the caption says.
         legend: colours by name. An agent's colour is drawn before its return; all others are listed at the end.
 
     Returns:

@@ -51,11 +51,7 @@ def innermost_env(env: ParallelEnv) -> Any:
 
 
 def require_agents(agents: Any) -> None:
-    """Refuse anything but a list of different agent ids. A set is refused: its order differs between processes.
-
-    Raises:
-        ConfigError: says what is wrong and what is accepted.
-    """
+    """Refuse anything but a list of different agent ids. A set is refused: its order differs between processes."""
     if not isinstance(agents, Collection) or isinstance(agents, (str, set, frozenset)) or len(agents) == 0:
         raise ConfigError(
             f"the env's possible_agents is {agents!r}; accepted: a list of agent ids, not empty", key="env"
@@ -67,11 +63,7 @@ def require_agents(agents: Any) -> None:
 
 
 def require_seeded_reset(reset: Callable[..., Any]) -> None:
-    """Refuse a `reset` that cannot be called with `seed` and `options`.
-
-    Raises:
-        ConfigError: names the arguments that it takes.
-    """
+    """Refuse a `reset` that cannot be called with `seed` and `options`."""
     try:
         signature = inspect.signature(reset)
     except (TypeError, ValueError):

@@ -28,8 +28,6 @@ class FilmedEnv(BaseParallelWrapper):  # type: ignore[misc]
 
     Args:
         env: an env with `render_mode="rgb_array"`.
-        on_frame: called with each frame.
-        n_episodes: number of episodes to film.
     """
 
     def __init__(self, env: ParallelEnv, on_frame: OnFrame, n_episodes: int) -> None:
@@ -84,8 +82,6 @@ def filming_factory(env: str | EnvFactory, on_frame: OnFrame, n_episodes: int) -
 
     Args:
         env: an env id, or a factory of `ParallelEnv`s.
-        on_frame: called with each frame.
-        n_episodes: number of episodes of env 0 to film.
 
     Raises:
         ConfigError: from this function or the factory; the env is unknown, or does not render images.

@@ -21,7 +21,6 @@ class BatchedArena(BatchedEnv):
     """E arenas that step together.
 
     Args:
-        num_envs: E.
         template: an arena with the settings of all of them; it renders them, too.
     """
 

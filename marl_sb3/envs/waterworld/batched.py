@@ -24,7 +24,6 @@ class BatchedWaterworld(BatchedEnv):
     """E ponds that step together.
 
     Args:
-        num_envs: E.
         template: a pond with the parameters of all of them; it renders them, too.
     """
 
