@@ -24,6 +24,7 @@ LAYERS = (
     ("metrics",),
     ("display",),
     ("policies",),
+    ("processing",),
     ("learners",),
     ("runners",),
     ("training",),

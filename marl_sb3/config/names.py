@@ -11,7 +11,9 @@ from typing import Any
 
 from marl_sb3.config.hyperparameters import INTEGERS
 from marl_sb3.config.literal_call import ACTIVATIONS, parse_literal
+from marl_sb3.config.processing import PROCESSING
 from marl_sb3.config.schema import SECTIONS, names_in
+from marl_sb3.config.values import takes_integers_only
 from marl_sb3.errors import ConfigError
 
 # RLlib's and Optuna's names of hyperparameters -> SB3's.
@@ -34,8 +36,11 @@ ALIASES: Mapping[str, str] = {
 
 # Other names of settings that are in a section: `checkpoint_every` is `checkpoints.every`.
 FLAT_NAMES: Mapping[str, str] = {
-    f"{section.removesuffix('s')}_{own}": f"{section}.{own}" for section in SECTIONS for own in names_in(section)
+    **{f"{section.removesuffix('s')}_{own}": f"{section}.{own}" for section in SECTIONS for own in names_in(section)},
+    **{name: f"processing.{name}" for name in PROCESSING},
 }
+_OF_PROCESSING = "processing."
+_INTEGERS = INTEGERS.union(name for name, kind in PROCESSING.items() if takes_integers_only(kind))
 HYPERPARAMETERS = "hyperparameters"  # the section of SB3's arguments; their names are accepted outside it, too
 
 # RLlib's names of settings that SB3 does not have, with advice.
@@ -55,6 +60,8 @@ def canonical_name(name: str) -> str:
     if name in FLAT_NAMES or name in ALIASES:
         return FLAT_NAMES.get(name) or ALIASES[name]
     policy_id, _, own = name.rpartition(".")
+    if own in PROCESSING and policy_id.endswith(".processing") and _is_policy(policy_id):
+        return f"{policy_id.removesuffix('.processing')}.{own}"
     return f"{policy_id}.{ALIASES[own]}" if own in ALIASES and _is_policy(policy_id) else name
 
 
@@ -90,18 +97,30 @@ def _given_twice(name: str, one: str, other: str) -> ConfigError:
 
 
 def canonical_hyperparameters(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return hyperparameters by SB3's names; `policy_kwargs.NAME` becomes an entry of `policy_kwargs`.
+    """Return the settings of one policy: hyperparameters by SB3's names, and those of its processing.
+
+    `policy_kwargs.NAME` becomes an entry of `policy_kwargs`; what is in a mapping `processing` stands beside the rest.
 
     Raises:
-        ConfigError: two names of one hyperparameter are given.
+        ConfigError: two names of one setting are given.
     """
-    settings = {name: value for name, (_, value) in canonical_settings(given).items()}
+    found = canonical_settings(_beside(given))
+    settings = {name.removeprefix(_OF_PROCESSING): value for name, (_, value) in found.items()}
     result = {name: value for name, value in settings.items() if not name.startswith("policy_kwargs.")}
     for name, value in settings.items():
         if name not in result:
             part = name.removeprefix("policy_kwargs.")
             result["policy_kwargs"] = {**(result.get("policy_kwargs") or {}), part: value}
     return result
+
+
+def _beside(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Put the settings in a mapping `processing` beside the others."""
+    section = given.get("processing")
+    if not isinstance(section, Mapping):
+        return dict(given)
+    named = {f"{_OF_PROCESSING}{name}": value for name, value in section.items()}
+    return {**{name: value for name, value in given.items() if name != "processing"}, **named}
 
 
 def read_value(name: str, value: Any) -> Any:
@@ -115,7 +134,7 @@ def read_value(name: str, value: Any) -> Any:
         ConfigError: `policy_kwargs` is a text that is not a literal.
     """
     own = name.rpartition(".")[2]
-    if own in INTEGERS and not name.startswith("env."):
+    if own in _INTEGERS and not name.startswith("env."):
         return as_integer(value)
     if own == "policy_kwargs" and isinstance(value, str):
         value = parse_literal(own, value)

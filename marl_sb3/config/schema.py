@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, cast, get_type_hints
 from msgspec import Meta
 
 from marl_sb3.config.ids import require_ids
+from marl_sb3.config.processing import ProcessingSettings, split_processing
 from marl_sb3.config.provenance import Source, source_of
 from marl_sb3.config.values import Count, Named, PositiveInt, Seed, Strings, accepts, refusal, require, shown
 from marl_sb3.errors import ConfigError
@@ -85,11 +86,13 @@ class PolicySettings:
         algo: name of its algorithm.
         policy: SB3 policy class, by name.
         hyperparameters: SB3's arguments, by name; all of them in a resolved configuration.
+        processing: settings of `ProcessingSettings`, by name, unchecked; those that are left out are off.
     """
 
     algo: str
     policy: str
     hyperparameters: Mapping[str, Any]
+    processing: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,7 @@ class TrainConfig:
         update_path: how PPO updates: `auto`, `fused` or `torch`; see `marl_sb3.PPO`.
         on_nan: what a NaN or an infinity does: `stop` ends the run, `rollback` returns to the latest checkpoint, at
             most three times.
+        processing: what is done to the observations, rewards and actions of each policy that does not set it itself.
         checkpoints: when they are written, and which are kept.
         evaluation: when the policies are evaluated, and how.
         stop: values by metric; the training ends when one metric reaches its value.
@@ -148,6 +152,7 @@ class TrainConfig:
     n_parallel_updates: PositiveInt | None = None
     update_path: str = "auto"
     on_nan: Literal["stop", "rollback"] = "stop"
+    processing: ProcessingSettings = field(default_factory=ProcessingSettings)
     checkpoints: CheckpointSettings = field(default_factory=CheckpointSettings)
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
     stop: _Stop = field(default_factory=dict)
@@ -173,11 +178,11 @@ class TrainConfig:
         return settings
 
     def of_policy(self, policy_id: PolicyID) -> PolicySettings:
-        """Return the settings of one policy: its own, and those of the run if it has the run's algorithm."""
-        own = self.own_settings(policy_id)
+        """Return the settings of one policy: its own, and the run's; hyperparameters if it has the run's algorithm."""
+        processing, own = split_processing(self.own_settings(policy_id))
         algo, policy = own.pop("algo", self.algo), own.pop("policy", self.policy)
         of_run = self.hyperparameters if algo == self.algo else {}
-        return PolicySettings(algo, policy, {**of_run, **own})
+        return PolicySettings(algo, policy, {**of_run, **own}, {**self.processing.changed(), **processing})
 
     def agents_of(self, policy_id: PolicyID) -> Sequence[AgentID] | None:
         """Return the agents that are listed for a policy; None if none are listed."""
@@ -216,7 +221,11 @@ def _settings_of(section: type) -> Iterator[tuple[str, Any]]:
             yield name, kind
 
 
-SECTIONS: Mapping[str, type] = {"checkpoints": CheckpointSettings, "evaluation": EvaluationSettings}
+SECTIONS: Mapping[str, type] = {
+    "processing": ProcessingSettings,
+    "checkpoints": CheckpointSettings,
+    "evaluation": EvaluationSettings,
+}
 
 # Setting -> kind; settings are named `n_envs`, `checkpoints.every`, ...
 ACCEPTED: Mapping[str, Any] = dict(_settings_of(TrainConfig))

@@ -14,7 +14,7 @@ from marl_sb3.config.values import PositiveInt, require
 from marl_sb3.errors import ConfigError
 from marl_sb3.evaluation.preserve import preserve_training_state
 from marl_sb3.learners.bundle import PolicyBundle, PolicySpaces
-from marl_sb3.learners.interface import Actor
+from marl_sb3.learners.player import Player
 from marl_sb3.metrics import Episode, EpisodeTracker, Result, finite_or_none, flatten
 from marl_sb3.policies.placement import rows_of_policy, zero_actions
 from marl_sb3.training.algorithm import MultiAgentAlgorithm
@@ -192,28 +192,23 @@ def _finished_by_step(
     bundle: PolicyBundle, env: MultiAgentVecEnv, tracker: EpisodeTracker, deterministic: bool
 ) -> Iterator[list[Episode]]:
     """Yield the episodes finished by each step of all envs, endlessly."""
-    actors = [
-        bundle.make_actor(rows_of_policy(env, policy_id, bundle.policy_of), deterministic)
-        for policy_id in bundle.policies
-    ]
     step = env.reset()
     tracker.begin()
-    for actor in actors:
-        actor.begin_rollout()
+    players = [
+        bundle.make_player(rows_of_policy(env, policy_id, bundle.policy_of), deterministic)
+        for policy_id in bundle.policies
+    ]
     while True:
-        step = env.step(_actions(actors, env, step))
-        for actor in actors:
-            actor.end_episodes(actor.rows.of_agents(step.terminated | step.truncated))
+        step = env.step(_actions(players, env, step))
+        for player in players:
+            player.observe(step)
         yield tracker.record(step)
 
 
-def _actions(actors: Sequence[Actor], env: MultiAgentVecEnv, step: VecStep) -> list[Array]:
+def _actions(players: Sequence[Player], env: MultiAgentVecEnv, step: VecStep) -> list[Array]:
     actions = zero_actions(env)
-    for actor in actors:
-        rows = actor.rows
-        masks = rows.masks(step.action_masks) if actor.takes_masks else None
-        decision = actor.act(rows.observations(step.observations), rows.of_agents(step.to_act), masks)
-        rows.put_actions(decision.actions, actions)
+    for player in players:
+        player.rows.put_actions(player.act(step), actions)
     return actions
 
 

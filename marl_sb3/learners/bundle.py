@@ -16,8 +16,10 @@ from marl_sb3.config.ids import file_names
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.learners.actor import RowActor
 from marl_sb3.learners.deciders import Actions, PredictDecider
+from marl_sb3.learners.player import Player
 from marl_sb3.learners.policy_size import least_weights
 from marl_sb3.learners.predict import AgentPredict, require_known
+from marl_sb3.learners.processed import policy_rows, processing_of
 from marl_sb3.learners.sb3.build import build_for_acting
 from marl_sb3.learners.sb3.predict import States
 from marl_sb3.learners.sb3.tensors import read_weights
@@ -26,6 +28,7 @@ from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.metrics import InfoMetric
 from marl_sb3.policies.mapping import policy_of_agents, resolve_policies
 from marl_sb3.policies.placement import PolicyRows
+from marl_sb3.processing import Processing, process_rows
 from marl_sb3.storage.checkpoint_folder import find_checkpoint
 from marl_sb3.storage.checkpoint_format import Checkpoint
 from marl_sb3.storage.policy_files import find_file, find_files
@@ -57,7 +60,8 @@ class PolicyBundle:
     Attributes:
         policies: policy id -> SB3 algorithm.
         policy_of: agent -> policy id.
-        spaces: policy id -> observation and action space.
+        spaces: policy id -> observation and action space of the env.
+        processing: policy id -> processing; its running statistics do not change.
         checkpoint: name of the checkpoint that the policies were loaded from; None if they were not.
         evaluation_deterministic: whether evaluations are deterministic by default; see `MultiAgentAlgorithm`.
         custom_metrics: metrics of evaluations, in addition to those that the env announces. Not saved in checkpoints.
@@ -66,6 +70,7 @@ class PolicyBundle:
     policies: Mapping[PolicyID, BaseAlgorithm]
     policy_of: Mapping[AgentID, PolicyID]
     spaces: Mapping[PolicyID, PolicySpaces]
+    processing: Mapping[PolicyID, Processing]
     checkpoint: str | None = None
     evaluation_deterministic: bool = True
     custom_metrics: Mapping[str, InfoMetric] = field(default_factory=dict)
@@ -81,9 +86,18 @@ class PolicyBundle:
             rows: the rows of the policy in these envs.
             deterministic: the most likely actions instead of sampled ones.
         """
-        return RowActor(
-            rows, self.policies[rows.policy_id], PredictDecider(self.policies[rows.policy_id], deterministic)
-        )
+        algorithm = self.policies[rows.policy_id]
+        return RowActor(rows, algorithm, PredictDecider(algorithm, deterministic))
+
+    def make_player(self, rows: PolicyRows, deterministic: bool) -> Player:
+        """Make an actor of a policy, with its processing, for envs whose episodes have just begun.
+
+        Args:
+            rows: the rows of the policy in these envs.
+            deterministic: the most likely actions instead of sampled ones.
+        """
+        processing, gamma = self.processing[rows.policy_id], self.policies[rows.policy_id].gamma  # type: ignore[attr-defined]
+        return Player(self.make_actor(rows, deterministic), process_rows(processing, rows, gamma, learns=False))
 
     def predict(
         self,
@@ -110,8 +124,9 @@ class PolicyBundle:
         episode_starts: Mapping[AgentID, Any] | None = None,
         action_masks: Mapping[AgentID, Any] | None = None,
         deterministic: bool = False,
+        rewards: Mapping[AgentID, Any] | None = None,
     ) -> tuple[dict[AgentID, Any], dict[AgentID, States]]:
-        """Return the action of each agent and the recurrent state of policies with memory.
+        """Return the action of each agent and the state of policies with memory.
 
         All mappings are by agent; an agent that is not in a mapping has no such input.
 
@@ -124,21 +139,24 @@ class PolicyBundle:
                 number of actions of a Discrete space, and the sum over the choices of a MultiDiscrete or MultiBinary
                 one. A mask is refused for a policy that takes none: it could choose a forbidden action.
             deterministic: the most likely action instead of a sampled one.
+            rewards: what each agent has been paid since its previous action, one number, or n; needed for policies
+                with `previous_reward`, but for the start of an episode. Others take no notice.
 
         Returns:
-            The actions, and the state for the next call, which has the agents with recurrent policies. The state of an
-            agent without an observation stays as it was.
+            The actions, and the state for the next call, which has the agents whose policies have memory: recurrent
+            ones, and those whose processing keeps something, such as stacked frames. The state of an agent without an
+            observation stays as it was.
 
         Raises:
             ConfigError: an agent that no policy acts for; an observation, a state or a mask that does not fit its
                 policy.
         """
         given = {"observations": observations, "state": state, "episode_starts": episode_starts}
-        require_known(self.policy_of, given | {"action_masks": action_masks})
-        state, starts, masks = state or {}, episode_starts or {}, action_masks or {}
+        require_known(self.policy_of, given | {"action_masks": action_masks, "rewards": rewards})
+        state, starts, masks, rewards = state or {}, episode_starts or {}, action_masks or {}, rewards or {}
         actions, after = {}, dict(state)
         for agent, observation in observations.items():
-            its = state.get(agent), starts.get(agent), masks.get(agent)
+            its = state.get(agent), starts.get(agent), masks.get(agent), rewards.get(agent)
             actions[agent], memory = self._predict_of(agent)(observation, *its, deterministic)
             if memory:
                 after[agent] = memory
@@ -146,7 +164,9 @@ class PolicyBundle:
 
     def _predict_of(self, agent: AgentID) -> AgentPredict:
         policy_id = self.policy_of[agent]
-        return AgentPredict(agent, policy_id, self.policies[policy_id], *self.spaces[policy_id])
+        place = self.agents_of(policy_id).index(agent)
+        its = self.spaces[policy_id]
+        return AgentPredict(agent, place, policy_id, self.policies[policy_id], self.processing[policy_id], *its)
 
     def save_policies(self, folder: str | Path) -> dict[PolicyID, Path]:
         """Save each policy as `folder/<policy id>.zip`, which stock SB3's `load` opens; see `ids.file_names`.
@@ -218,12 +238,27 @@ def read_bundle(
         )
         for number, policy_id in enumerate(_policy_ids(state, specs))
     }
+    rows = {policy_id: _rows(policy_id, policy_of, its) for policy_id, its in found.items()}
+    processing = {
+        policy_id: _processing(state.fields("policies").fields(policy_id), its, specs[policy_id])
+        for policy_id, its in rows.items()
+    }
     with preserve_rng():
         algorithms = {
-            policy_id: _algorithm(checkpoint, _rows(policy_id, policy_of, its), specs[policy_id], number, device)
-            for number, (policy_id, its) in enumerate(found.items())
+            policy_id: _algorithm(checkpoint, policy_rows(its, processing[policy_id]), specs[policy_id], number, device)
+            for number, (policy_id, its) in enumerate(rows.items())
         }
-    return PolicyBundle(algorithms, policy_of, found, checkpoint.name, deterministic)
+    return PolicyBundle(algorithms, policy_of, found, processing, checkpoint.name, deterministic)
+
+
+def _processing(learner: StateReader, rows: PolicyRows, spec: PolicySpec) -> Processing:
+    """The processing of a policy with the statistics of a checkpoint."""
+    try:
+        processing = processing_of(rows, spec)
+    except ConfigError as error:
+        raise CheckpointError(f"{learner.where}: {error}") from error
+    processing.read_state(learner.fields("processing"))()
+    return processing
 
 
 def _policy_ids(state: StateReader, specs: Mapping[PolicyID, PolicySpec]) -> list[PolicyID]:

@@ -13,6 +13,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from marl_sb3.learners.deciders import Decision
 from marl_sb3.metrics import Result
 from marl_sb3.policies.placement import PolicyRows
+from marl_sb3.processing import Processing
 from marl_sb3.storage.parts import TensorFile, TensorPart
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import Array, BoolArray, Observations, PolicyID
@@ -146,6 +147,10 @@ class Learner(TensorPart, Protocol):
     @property
     def algorithm(self) -> BaseAlgorithm:
         """The policy's SB3 algorithm."""
+
+    @property
+    def processing(self) -> Processing:
+        """What is done to the policy's observations, rewards and actions."""
 
     @property
     def collector(self) -> Collector:

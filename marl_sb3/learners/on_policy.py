@@ -23,6 +23,7 @@ from marl_sb3.learners.sb3.tensors import (
 )
 from marl_sb3.metrics import Result
 from marl_sb3.policies.placement import PolicyRows
+from marl_sb3.processing import Processing, process_rows
 from marl_sb3.storage.parts import SavedPart, TensorFile
 from marl_sb3.storage.rng import read_space_state, space_state
 from marl_sb3.storage.state import State, StateReader
@@ -34,6 +35,7 @@ class OnPolicyLearner:
     Args:
         algorithm: its SB3 algorithm, made by `build_algorithm`.
         trained: whether the policy is trained; if not, it only acts.
+        processing: of its observations, rewards and actions.
 
     Attributes:
         recorded_as: metric -> the name under which the algorithm's `train()` records it in SB3's logger.
@@ -62,7 +64,7 @@ class OnPolicyLearner:
     rollouts_per_report: ClassVar[int] = 1
     takes_common_steps: ClassVar[bool] = True
 
-    def __init__(self, rows: PolicyRows, algorithm: OnPolicyAlgorithm, trained: bool) -> None:
+    def __init__(self, rows: PolicyRows, algorithm: OnPolicyAlgorithm, trained: bool, processing: Processing) -> None:
         self.policy_id = rows.policy_id
         self.algorithm = algorithm
         self.trained = trained
@@ -72,7 +74,9 @@ class OnPolicyLearner:
         self._grad_updates = 0
         self._count_grad_updates()
         actor = OnPolicyActor(rows, algorithm, self._make_decider())
-        self.collector = OnPolicyCollector(actor, algorithm, trained)
+        self.processing = processing
+        processed = process_rows(processing, rows, algorithm.gamma, trained)
+        self.collector = OnPolicyCollector(actor, algorithm, processed, trained)
 
     def _require_fit(self) -> None:
         """Refuse settings and spaces that the algorithm takes and then fails on.
@@ -167,6 +171,7 @@ class OnPolicyLearner:
         algorithm = self.algorithm
         return {
             "rollout": self.collector.get_state(),
+            "processing": self.processing.get_state(),
             "num_timesteps": algorithm.num_timesteps,
             "n_updates": num_updates(algorithm),
             "grad_updates": self.num_grad_updates,
@@ -187,6 +192,7 @@ class OnPolicyLearner:
             self.read_weights(saved.files),
             read_optimizers(algorithm, saved.files["optimizer"], state.value("optimizers")),
             self._read_rollout(saved),
+            self.processing.read_state(state.fields("processing")),
             read_space_state(algorithm.observation_space, state, "observation_space"),
             read_space_state(algorithm.action_space, state, "action_space"),
             self._read_counts(state),

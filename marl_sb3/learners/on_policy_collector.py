@@ -23,6 +23,7 @@ from marl_sb3.learners.buffers.rollout import (
 )
 from marl_sb3.learners.numeric_faults import naming_faults
 from marl_sb3.learners.on_policy_actor import OnPolicyActor, OnPolicyDecision
+from marl_sb3.processing import RowProcessing
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import Array, BoolArray, Observations
 from marl_sb3.vec_env.step import VecStep
@@ -34,13 +35,17 @@ class OnPolicyCollector:
     Args:
         actor: acts for the rows of the policy.
         algorithm: the SB3 algorithm of the policy. Its rollout buffer has these rows.
+        processing: of the rows' observations, rewards and actions.
         records: whether the policy is trained, so that experience is recorded.
     """
 
-    def __init__(self, actor: OnPolicyActor, algorithm: OnPolicyAlgorithm, records: bool) -> None:
+    def __init__(
+        self, actor: OnPolicyActor, algorithm: OnPolicyAlgorithm, processing: RowProcessing, records: bool
+    ) -> None:
         self.rows = actor.rows
         self.actor = actor
         self.algorithm = algorithm
+        self.processing = processing
         self.records = records
         self._open: OpenTransitions | None = None  # carried over from the latest rollout to the next
 
@@ -57,11 +62,13 @@ class OnPolicyCollector:
     def begin_episodes(self) -> None:
         """See `Collector.begin_episodes`."""
         self.actor.begin_episodes()
+        self.processing.begin_episodes()
         self._open = None
 
     def restart_envs(self, env_indices: Sequence[int]) -> None:
         """See `Collector.restart_envs`."""
         self.actor.restart_envs(env_indices)
+        self.processing.restart_envs(env_indices)
         lost = self.rows.of_envs(env_indices)
         if self._under_way:
             self.buffer.break_off(lost)
@@ -84,14 +91,14 @@ class OnPolicyCollector:
     def act(self, step: VecStep) -> Array:
         """See `Collector.act`; if the policy is trained, a transition is opened for each row that acts."""
         acting = self.rows.of_agents(step.to_act)
-        observations = self._prepared(self.rows.observations(step.observations))
+        observations = self._prepared(self.processing.look(step))
         masks = self.rows.masks(step.action_masks) if self.actor.takes_masks else None
         starts = self.actor.starts
         with naming_faults(self.rows.policy_id, f"rollout, step {self.actor.step}"):
             decision = self.actor.act(observations, acting, masks)
         if self.records:
             self._store(observations, starts, acting, decision)
-        return decision.actions
+        return self.processing.act(decision.actions, acting)
 
     def _prepared(self, observations: Observations) -> Observations:
         env = self.algorithm.env
@@ -112,12 +119,12 @@ class OnPolicyCollector:
     def observe(self, step: VecStep) -> None:
         """See `Collector.observe`."""
         ended = self.rows.of_agents(step.terminated | step.truncated)
+        rewards = self.processing.observe(step)
         if self.records:
-            self._keep(step, ended)
+            self._keep(step, rewards, ended)
         self.actor.end_episodes(ended)
 
-    def _keep(self, step: VecStep, ended: BoolArray) -> None:
-        rewards = self.rows.of_agents(step.rewards).copy()  # a copy: others read the step's own array
+    def _keep(self, step: VecStep, rewards: Array, ended: BoolArray) -> None:
         self._add_values_at_time_limits(step, rewards)
         self.buffer.pay(rewards)
         self.buffer.end(ended)
@@ -126,8 +133,8 @@ class OnPolicyCollector:
         """Truncation is not termination: bootstrap from the value of the final observation (SB3 issue 633)."""
         wanted = self.rows.mine & step.truncated & ~step.terminated
         if wanted.any():
-            final = self.rows.zero_based_observations.from_env(step.final_observations.stacked(wanted))
-            observations, rows = self._prepared(final), self.rows.of_agents(wanted)
+            rows = self.rows.of_agents(wanted)
+            observations = self._prepared(self.processing.final_observations(step, wanted))
             rewards[rows] += self.algorithm.gamma * self.actor.final_values(observations, rows)
 
     def finish_rollout(self, step: VecStep) -> None:
@@ -139,7 +146,7 @@ class OnPolicyCollector:
         if not self.records:
             return
         acting = self.rows.of_agents(step.to_act)
-        values: Array = self.actor.values(self._prepared(self.rows.observations(step.observations)), acting)
+        values: Array = self.actor.values(self._prepared(self.processing.look(step)), acting)
         starts = self.actor.starts
         self._open = self.buffer.take_open(~acting)
         if self._open is not None:
@@ -153,6 +160,7 @@ class OnPolicyCollector:
         """Return the state of the rollout; with its arrays and noise only while they are still needed."""
         return {
             "actor": self.actor.get_state(under_way=self._under_way),
+            "processing": self.processing.get_state(),
             "step": self.actor.step,
             "open": None if self._open is None else open_state(self._open),
             "begun": self.buffer.begun_state() if self._under_way else None,
@@ -173,12 +181,14 @@ class OnPolicyCollector:
         """
         step = state.integer("step", 0, self.algorithm.n_steps) if self.records else 0
         put_actor = self.actor.read_state(state.fields("actor"), step, under_way=self._is_within(step))
+        put_processing = self.processing.read_state(state.fields("processing"))
         waiting = None if state.value("open") is None else read_open(state.fields("open"), self.buffer)
         set_begun = self.buffer.read_begun(state.fields("begun"), step) if self._is_within(step) else None
 
         def put_back() -> None:
             self.algorithm.policy.set_training_mode(False)
             put_actor()
+            put_processing()
             self._open = waiting
             self.buffer.reset()
             if set_begun is not None:

@@ -12,8 +12,11 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 
 from marl_sb3.errors import ConfigError
 from marl_sb3.learners.sb3.predict import States, initial_states, predict, takes_masks
-from marl_sb3.types import AgentID, BoolArray, PolicyID
+from marl_sb3.processing import Memory, Processing
+from marl_sb3.processing.features import REWARD
+from marl_sb3.types import AgentID, Array, BoolArray, Observations, PolicyID
 from marl_sb3.vec_env.masks import forbidden_place, forbidden_words, mask_fault
+from marl_sb3.vec_env.observations import map_arrays
 from marl_sb3.vec_env.zero_based import ZeroBased
 from marl_sb3.wrappers.action_mask import MASK, OBSERVATION, choices_of
 from marl_sb3.wrappers.flat_observations import named_parts
@@ -47,20 +50,24 @@ class AgentPredict:
 
     Attributes:
         agent: the agent's id.
+        place: the agent's index among the agents of its policy.
         policy_id: the id of its policy.
         algorithm: the SB3 algorithm of that policy.
+        processing: of the policy's observations and actions.
         observation_space: the agent's observation space in the env.
         action_space: the agent's action space in the env.
     """
 
     agent: AgentID
+    place: int
     policy_id: PolicyID
     algorithm: BaseAlgorithm
+    processing: Processing
     observation_space: spaces.Space[Any]
     action_space: spaces.Space[Any]
 
     def __call__(
-        self, observation: Any, state: Any, episode_start: Any, action_mask: Any, deterministic: bool
+        self, observation: Any, state: Any, episode_start: Any, action_mask: Any, reward: Any, deterministic: bool
     ) -> tuple[Any, States]:
         """Return the action and the new recurrent state; see `PolicyBundle.predict_with_state`.
 
@@ -69,15 +76,20 @@ class AgentPredict:
         """
         observation = self._flat(observation)
         shape = self._batch_shape(observation)
-        states = self._states(state, shape)
+        states, memory = self._states(state, shape)
         starts = self._starts(episode_start, shape)
         masks = None if action_mask is None else self._masks(action_mask, shape)
+        observation = ZeroBased(self.observation_space).from_env(observation)
+        if self.processing.settings.changed():
+            memory = self._rewarded(memory, starts | (state is None), reward, shape)
+            observation, memory = self._processed(observation, memory, shape)
         try:
-            counted = ZeroBased(self.observation_space).from_env(observation)
-            actions, after = predict(self.algorithm, counted, states, starts, masks, deterministic)
+            actions, after = predict(self.algorithm, observation, states, starts, masks, deterministic)
         except (ValueError, RuntimeError, TypeError) as error:
-            raise self._error(f"the observation does not fit {self.observation_space}: {error}") from error
-        return ZeroBased(self.action_space).to_env(actions), after
+            raise self._misfit(str(error)) from error
+        memory = self.processing.acted(memory, np.asarray(actions) if shape else np.asarray(actions)[None])
+        of_env = ZeroBased(self.action_space).to_env(self.processing.env_actions(actions))
+        return of_env, (*after, *memory.values())
 
     def _flat(self, observation: Any) -> Any:
         """What the policy sees of an observation that the env itself gave: see the wrappers of envs."""
@@ -85,6 +97,46 @@ class AgentPredict:
         if isinstance(observation, Mapping) and MASK not in keys and set(observation) == {OBSERVATION, MASK}:
             observation = observation[OBSERVATION]
         return named_parts(observation) if keys and isinstance(observation, (Mapping, tuple)) else observation
+
+    # --- Processing --------------------------------------------------------------------------------------------------
+
+    def _processed(self, observation: Any, memory: Memory, shape: tuple[int, ...]) -> tuple[Any, Memory]:
+        """Return what the policy sees, one or a batch, and the memory after it."""
+        rows = shape or (1,)
+        seen, memory = self.processing.observe(self._rows(observation, rows), memory, np.full(rows, self.place))
+        return seen if shape else map_arrays(lambda array: array[0], seen), memory
+
+    def _rows(self, observation: Any, rows: tuple[int, ...]) -> Observations:
+        """Return an observation, or a batch, as a batch."""
+        space = self.processing.env_observation_space
+        if not isinstance(space, spaces.Dict):
+            return self._rows_of(observation, space, rows)
+        if not isinstance(observation, Mapping) or set(observation) != set(space.spaces):
+            raise self._misfit("it has other keys")
+        return {key: self._rows_of(observation[key], part, rows) for key, part in space.spaces.items()}
+
+    def _rows_of(self, observation: Any, space: spaces.Space[Any], rows: tuple[int, ...]) -> Array:
+        array = np.asarray(observation)
+        wanted = (*rows, *(space.shape or ()))
+        if wanted not in (array.shape, (1, *array.shape)):
+            raise self._misfit(f"its shape is {array.shape}")
+        return array.reshape(wanted).astype(space.dtype)
+
+    def _misfit(self, why: str) -> ConfigError:
+        return self._error(f"the observation does not fit {self.observation_space}: {why}")
+
+    def _rewarded(self, memory: Memory, starts: BoolArray, reward: Any, shape: tuple[int, ...]) -> Memory:
+        """Return the memory with the reward, if the policy sees it; the initial memory where an episode starts."""
+        initial = self.processing.initial(len(starts))
+        if REWARD in memory and not starts.all():
+            given = None if reward is None else np.asarray(reward)
+            if given is None or given.dtype.kind not in "iuf" or given.shape != shape:
+                accepted = f"{shape[0]} numbers" if shape else "a number"
+                raise self._error(f"rewards is {reward!r:.200}; accepted: {accepted}, which {self._policy} sees")
+            memory = {**memory, REWARD: given.astype(np.float32).reshape(-1, 1)}
+        return {name: _where(starts, initial[name], array) for name, array in memory.items()}
+
+    # --- What was given ----------------------------------------------------------------------------------------------
 
     def _error(self, words: str) -> ConfigError:
         return ConfigError(f"agent {self.agent!r}: {words}")
@@ -102,8 +154,15 @@ class AgentPredict:
         whole = np.shape(observation)
         return whole[:1] if len(whole) > len(space.shape or ()) else ()
 
-    def _states(self, state: Any, shape: tuple[int, ...]) -> States:
-        fresh = initial_states(self.algorithm, *(shape or (1,)))
+    def _states(self, state: Any, shape: tuple[int, ...]) -> tuple[States, Memory]:
+        """The recurrent state of the policy, and the memory of its processing."""
+        rows = shape[0] if shape else 1
+        recurrent, memory = initial_states(self.algorithm, rows), self.processing.initial(rows)
+        given = self._arrays(state, (*recurrent, *memory.values()))
+        count = len(recurrent)
+        return given[:count], dict(zip(memory, given[count:], strict=True))
+
+    def _arrays(self, state: Any, fresh: States) -> States:
         if state is None:
             return fresh
         if not fresh:
@@ -112,9 +171,9 @@ class AgentPredict:
         if not fits:
             raise self._error(
                 f"the state does not fit {self._policy}; accepted: None, or what predict_with_state returned for the "
-                f"agent: {len(fresh)} arrays of shape {fresh[0].shape}"
+                f"agent: {len(fresh)} arrays of shape {', '.join(str(own.shape) for own in fresh)}"
             )
-        return tuple(np.asarray(part, dtype=np.float32) for part in state)
+        return tuple(np.asarray(part, dtype=own.dtype) for part, own in zip(state, fresh, strict=True))
 
     def _starts(self, episode_start: Any, shape: tuple[int, ...]) -> BoolArray:
         starts = np.asarray(False if episode_start is None else episode_start)
@@ -139,3 +198,8 @@ class AgentPredict:
         if nowhere is not None:
             raise self._error(forbidden_words(nowhere[2], choices))
         return allowed
+
+
+def _where(rows: BoolArray, one: Array, other: Array) -> Array:
+    """(rows, ...): the first array in some rows, the other one elsewhere."""
+    return np.where(rows.reshape(-1, *[1] * (one.ndim - 1)), one, other)

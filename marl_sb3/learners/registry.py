@@ -10,6 +10,7 @@ from marl_sb3.learners.a2c import A2CLearner
 from marl_sb3.learners.algorithms import place_of
 from marl_sb3.learners.on_policy import OnPolicyLearner
 from marl_sb3.learners.ppo.learner import PPOLearner
+from marl_sb3.learners.processed import policy_rows, processing_of
 from marl_sb3.learners.sb3.build import build_algorithm
 from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.learners.trpo import TRPOLearner
@@ -49,9 +50,10 @@ def make_learner(
     learner = next(LEARNERS[base] for base in bases if base in LEARNERS)
     if n_steps is not None and learner.takes_common_steps:
         spec = spec.with_defaults({"n_steps": n_steps})
-    algorithm = build_algorithm(rows, spec, seed, device)
+    processing = processing_of(rows, spec)
+    algorithm = build_algorithm(policy_rows(rows, processing), spec, seed, device)
     more: dict[str, Any] = {"update_path": update_path} if learner is PPOLearner else {}
-    return learner(rows, algorithm, trained, **more)
+    return learner(rows, algorithm, trained, processing, **more)
 
 
 def common_steps(n_steps: int | None, specs: Mapping[PolicyID, PolicySpec]) -> int | None:

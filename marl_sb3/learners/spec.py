@@ -10,6 +10,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType, defstruct
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from marl_sb3.config.names import canonical_hyperparameters
+from marl_sb3.config.processing import PROCESSING, ProcessingSettings, processing_settings, split_processing
 from marl_sb3.config.values import FiniteFloat, PositiveInt, accepts
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.learners.algorithms import algorithm_class, algorithm_name, require_algorithm
@@ -31,10 +32,17 @@ class PolicySpec:
         algorithm: `marl_sb3.PPO` (default), `stable_baselines3.PPO` or `A2C`, or a subclass of them.
         policy: SB3's policy name or class, `MlpPolicy` by default.
         hyperparameters: SB3's constructor arguments, by its names or RLlib's (`lr`, `minibatch_size`, `lambda_`, ...).
-            `learning_rate="lin_3e-4"` is a schedule.
+            `learning_rate="lin_3e-4"` is a schedule. And the settings of `ProcessingSettings`, such as
+            `normalize_observations=True`: by themselves, or in a mapping `processing`.
+
+    Attributes:
+        algorithm: as given.
+        policy: as given.
+        hyperparameters: SB3's constructor arguments.
+        processing: what is done to its observations, rewards and actions.
 
     Raises:
-        ConfigError: an unknown hyperparameter, or a value out of range.
+        ConfigError: an unknown setting, or a value out of range.
     """
 
     def __init__(
@@ -51,27 +59,33 @@ class PolicySpec:
             )
         self.algorithm = algorithm
         self.policy = policy
-        self._given = canonical_hyperparameters(hyperparameters)  # before `lin_3e-4` becomes a function
-        self.hyperparameters = resolve_hyperparameters(algorithm, self._given)
+        self._processing, self._given = split_processing(canonical_hyperparameters(hyperparameters))
+        self.processing: ProcessingSettings = processing_settings(self._processing)
+        self.hyperparameters = resolve_hyperparameters(algorithm, self._given)  # `_given` still has `lin_3e-4`
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> PolicySpec:
-        """Return this spec with `defaults` for the hyperparameters that it does not set.
+        """Return this spec with `defaults` for the settings that it does not have.
 
         Raises:
-            ConfigError: an unknown hyperparameter, or a value out of range.
+            ConfigError: an unknown setting, or a value out of range.
         """
+        own = {**self._given, **self._processing}
         defaults = canonical_hyperparameters(defaults)
-        resolve_hyperparameters(self.algorithm, defaults)  # the error names the wrong hyperparameter
-        if defaults.keys() <= self._given.keys():
-            return self
-        return PolicySpec(self.algorithm, self.policy, **{**defaults, **self._given})
+        # The error names the wrong hyperparameter.
+        resolve_hyperparameters(self.algorithm, split_processing(defaults)[1])
+        return self if defaults.keys() <= own.keys() else PolicySpec(self.algorithm, self.policy, **{**defaults, **own})
 
     def to_plain(self) -> State | None:
         """Return the spec as plain data for `from_plain`; None if it holds the user's own classes or functions."""
         name = algorithm_name(self.algorithm)
-        if name is None or not isinstance(self.policy, str) or not is_plain(self._given):
+        if name is None or not isinstance(self.policy, str) or not is_plain([self._given, self._processing]):
             return None
-        return {"algorithm": name, "policy": self.policy, "hyperparameters": self._given}
+        return {
+            "algorithm": name,
+            "policy": self.policy,
+            "hyperparameters": self._given,
+            "processing": self._processing,
+        }
 
     @classmethod
     def from_plain(cls, plain: StateReader, num_weights: int) -> PolicySpec:
@@ -98,11 +112,25 @@ class PolicySpec:
         if "n_epochs" in values:
             given.integer("n_epochs", 1, _MOST_EPOCHS)
         resolve_hyperparameters(algorithm, values)  # checked before `cls` is called: a name could be `algorithm`
-        return cls(algorithm, plain.string("policy"), **values)
+        return cls(algorithm, plain.string("policy"), **values, **_read_processing(plain))
 
     def __repr__(self) -> str:
-        settings = "".join(f", {name}={value!r}" for name, value in self.hyperparameters.items())
+        given = {**self.hyperparameters, **self._processing}
+        settings = "".join(f", {name}={value!r}" for name, value in given.items())
         return f"PolicySpec({self.algorithm.__name__}, {self.policy!r}{settings})"
+
+
+def _read_processing(plain: StateReader) -> dict[str, Any]:
+    """The settings of processing; none in checkpoints of versions that had none."""
+    if "processing" not in plain:
+        return {}
+    given = plain.fields("processing")
+    values = {name: given.value(name) for name in given.names()}
+    for name, value in values.items():
+        if name not in PROCESSING:
+            raise given.error(name, value, f"settings of {', '.join(PROCESSING)}")
+    processing_settings(values)
+    return values
 
 
 def _require_small(tree: Any, limit: int, where: str) -> None:

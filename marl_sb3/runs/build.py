@@ -185,7 +185,8 @@ def policy_spec(config: TrainConfig, policy_id: PolicyID) -> PolicySpec:
     """The specification of one policy of a run."""
     settings = config.of_policy(policy_id)
     try:
-        return PolicySpec(algorithm_class(settings.algo), settings.policy, **settings.hyperparameters)
+        given = {**settings.hyperparameters, **settings.processing}
+        return PolicySpec(algorithm_class(settings.algo), settings.policy, **given)
     except ConfigError as error:
         if error.key not in config.own_settings(policy_id):
             raise

@@ -58,8 +58,9 @@ class JointPolicies(ABC):
         episode_starts: Mapping[AgentID, Any] | None = None,
         action_masks: Mapping[AgentID, Any] | None = None,
         deterministic: bool = False,
+        rewards: Mapping[AgentID, Any] | None = None,
     ) -> tuple[dict[AgentID, Any], dict[AgentID, States]]:
-        """The action of each agent for its observation, with the memory of recurrent policies.
+        """The action of each agent for its observation, with the memory of recurrent policies and of processing.
 
         See `PolicyBundle.predict_with_state`: same arguments, same errors.
 
@@ -67,7 +68,8 @@ class JointPolicies(ABC):
             The actions, and the state for the next call, by agent.
         """
         require_observations_by_agent(self.policies, observations, {})
-        return self.bundle().predict_with_state(observations, state, episode_starts, action_masks, deterministic)
+        given = observations, state, episode_starts, action_masks, deterministic, rewards
+        return self.bundle().predict_with_state(*given)
 
     def get_parameters(self) -> dict[PolicyID, dict[str, Any]]:
         """Weights and optimizer state of each policy; see SB3's `get_parameters`."""

@@ -129,7 +129,8 @@ def set_up(
     }
     algorithms = {policy_id: learner.algorithm for policy_id, learner in learners.items()}
     n_steps = iteration_steps(list(learners.values()), n_steps)
-    bundle = PolicyBundle(algorithms, policy_of, spaces, evaluation_deterministic=evaluation_deterministic)
+    processing = {policy_id: learner.processing for policy_id, learner in learners.items()}
+    bundle = PolicyBundle(algorithms, policy_of, spaces, processing, evaluation_deterministic=evaluation_deterministic)
     made = Setup(env.num_envs, n_steps, specs, learners, bundle)
     made.require_savable()
     return made

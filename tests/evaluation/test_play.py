@@ -30,6 +30,7 @@ from marl_sb3.evaluation import (
     preserve_training_state,
 )
 from marl_sb3.learners.bundle import PolicyBundle, PolicySpaces, load_policies
+from marl_sb3.learners.processed import processing_of
 from marl_sb3.learners.sb3.spaces_only_vec_env import SpacesOnlyVecEnv
 from marl_sb3.metrics import flatten
 from marl_sb3.policies.placement import rows_of_policy
@@ -359,7 +360,8 @@ def bundle_of(algorithm_class: Any, policy: str, env: MultiAgentVecEnv, network:
     settings = {"n_steps": 2, "batch_size": 2, "device": "cpu", "seed": 0, "policy_kwargs": network}
     algorithm = algorithm_class(policy, SpacesOnlyVecEnv(rows), **settings)
     its_spaces = PolicySpaces(rows.group.observation_space, rows.group.action_space)
-    return PolicyBundle({"p": algorithm}, dict.fromkeys(env.agents, "p"), {"p": its_spaces})
+    raw = processing_of(rows, PolicySpec())
+    return PolicyBundle({"p": algorithm}, dict.fromkeys(env.agents, "p"), {"p": its_spaces}, {"p": raw})
 
 
 @pytest.mark.parametrize("deterministic", [True, False])

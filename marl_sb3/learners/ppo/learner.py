@@ -15,6 +15,7 @@ from marl_sb3.learners.ppo.fused.update import FusedUpdate
 from marl_sb3.learners.ppo.ppo import PPO
 from marl_sb3.metrics import Result
 from marl_sb3.policies.placement import PolicyRows
+from marl_sb3.processing import Processing
 
 _log = logging.getLogger(__name__)
 
@@ -24,6 +25,7 @@ class PPOLearner(OnPolicyLearner):
 
     Args:
         trained: whether the policy is trained; if not, it only acts.
+        processing: of its observations, rewards and actions.
         update_path: see `marl_sb3.PPO`; `stable_baselines3.PPO` has no such choice.
     """
 
@@ -50,11 +52,16 @@ class PPOLearner(OnPolicyLearner):
     )
 
     def __init__(
-        self, rows: PolicyRows, algorithm: OnPolicyAlgorithm, trained: bool, update_path: str = "auto"
+        self,
+        rows: PolicyRows,
+        algorithm: OnPolicyAlgorithm,
+        trained: bool,
+        processing: Processing,
+        update_path: str = "auto",
     ) -> None:
         if isinstance(algorithm, PPO):
             _choose_path(rows.policy_id, algorithm, update_path)
-        super().__init__(rows, algorithm, trained)
+        super().__init__(rows, algorithm, trained, processing)
 
     def begin_update(self, progress_remaining: float) -> UpdateJob:
         """See `Learner.begin_update`."""

@@ -1,0 +1,161 @@
+"""The processing of one policy: which processors there are, in which order, and their running statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from gymnasium import spaces
+from stable_baselines3.common.running_mean_std import RunningMeanStd
+
+from marl_sb3.config.processing import ProcessingSettings
+from marl_sb3.errors import ConfigError
+from marl_sb3.processing.actions import RescaleActions
+from marl_sb3.processing.by_key import Space
+from marl_sb3.processing.features import AgentIndicator, Appended, PreviousAction, PreviousReward, TimeFeature
+from marl_sb3.processing.frame_stack import FrameStack
+from marl_sb3.processing.images import Grayscale, Resize
+from marl_sb3.processing.interface import Look, Memory, ObservationProcessor, Policy
+from marl_sb3.processing.normalize import NormalizeObservations
+from marl_sb3.processing.rewards import Rewards
+from marl_sb3.processing.statistics import read_statistics, statistics_state
+from marl_sb3.storage.state import State, StateReader
+from marl_sb3.types import Array, Observations
+
+Make = Callable[[Space, ProcessingSettings, Policy], ObservationProcessor]
+
+
+def _resize(space: Space, settings: ProcessingSettings, policy: Policy) -> ObservationProcessor:
+    height, width = settings.resize or (0, 0)
+    return Resize(space, (height, width))
+
+
+def _normalize(space: Space, settings: ProcessingSettings, policy: Policy) -> ObservationProcessor:
+    return NormalizeObservations(space, settings.normalize_keys, settings.clip_observations, settings.normalize_epsilon)
+
+
+def _time_feature(space: Space, settings: ProcessingSettings, policy: Policy) -> ObservationProcessor:
+    return Appended(space, TimeFeature(policy, settings.time_feature or 1))
+
+
+# The order in which observations are processed; this is the one place that states it. Rewards are clipped, then
+# normalised. Frames are stacked after they are normalised, as rl-baselines3-zoo does it; numbers that are in order
+# already, such as one-hot codes, are appended last and stay as they are.
+ORDER: Mapping[str, Make] = {
+    "resize": _resize,
+    "grayscale": lambda space, settings, policy: Grayscale(space),
+    "normalize_observations": _normalize,
+    "frame_stack": lambda space, settings, policy: FrameStack(space, settings.frame_stack),
+    "previous_action": lambda space, settings, policy: Appended(space, PreviousAction(policy)),
+    "previous_reward": lambda space, settings, policy: Appended(space, PreviousReward(policy)),
+    "time_feature": _time_feature,
+    "agent_indicator": lambda space, settings, policy: Appended(space, AgentIndicator(policy)),
+}
+
+
+class Processing:
+    """What is done to the observations, rewards and actions of one policy.
+
+    It holds no rows: `RowProcessing` and `predict` bring the memory of theirs.
+
+    Args:
+        settings: what is on.
+        policy: whose; `action_space` is the env's.
+        observation_space: the env's.
+
+    Attributes:
+        settings: as given.
+        env_observation_space: the env's.
+        observation_space: in which the policy observes.
+        action_space: in which the policy acts.
+        processors: of observations, by setting, in their order.
+        rewards: the processor of rewards.
+        rescale: of actions; None: the env gets them as they are.
+
+    Raises:
+        ConfigError: a setting does not fit the spaces; names the policy.
+    """
+
+    def __init__(self, settings: ProcessingSettings, policy: Policy, observation_space: Space) -> None:
+        self.settings = settings
+        self.env_observation_space = self.observation_space = observation_space
+        self.processors: dict[str, ObservationProcessor] = {}
+        changed = settings.changed()
+        try:
+            self.rescale = RescaleActions(policy.action_space) if settings.rescale_actions else None
+            self.action_space: spaces.Space[Any] = self.rescale.space if self.rescale else policy.action_space
+            policy = policy._replace(action_space=self.action_space)
+            for name in ORDER:
+                if name in changed:
+                    self.processors[name] = ORDER[name](self.observation_space, settings, policy)
+                    self.observation_space = self.processors[name].space
+        except ConfigError as error:
+            raise ConfigError(f"policy {policy.policy_id!r}: {error}", key=error.key) from error
+        self.rewards = Rewards(settings)
+        self._remembering = [each for each in self.processors.values() if each.initial(1)]
+
+    @property
+    def changes_rewards(self) -> bool:
+        """Whether rewards are clipped or normalised."""
+        return self.settings.clip_rewards is not None or self.settings.normalize_rewards
+
+    @property
+    def remembers(self) -> bool:
+        """Whether rows remember anything: then one observation alone does not say what the policy sees."""
+        return bool(self._remembering)
+
+    def initial(self, rows: int) -> dict[str, Array]:
+        """What so many rows remember at the start of an episode."""
+        return {name: array for each in self._remembering for name, array in each.initial(rows).items()}
+
+    def observe(
+        self, seen: Observations, memory: Memory, agents: Array, learn: bool = False
+    ) -> tuple[Observations, Memory]:
+        """What the policy sees of what rows see, and what they remember then.
+
+        Args:
+            seen: (rows, ...) of the env's observation space.
+            memory: of these rows; it stays as it is.
+            agents: (rows,) which one of the policy's agents each is.
+            learn: whether running statistics take the observations in.
+        """
+        for each in self.processors.values():
+            seen, changed = each.observe(Look(seen, memory, agents, learn))
+            memory = {**memory, **changed} if changed else memory
+        return seen, memory
+
+    def acted(self, memory: Memory, actions: Array) -> Memory:
+        """What rows remember after they have taken actions, (rows, ...), of the policy's action space."""
+        for each in self._remembering:
+            memory = {**memory, **each.acted(memory, actions)}
+        return memory
+
+    def env_actions(self, actions: Array) -> Array:
+        """Actions of the policy, (rows, ...), as the env takes them."""
+        return actions if self.rescale is None else self.rescale(actions)
+
+    # --- State -------------------------------------------------------------------------------------------------------
+
+    @property
+    def statistics(self) -> dict[str, RunningMeanStd]:
+        """All running statistics, by name."""
+        return dict(self._statistics())
+
+    def _statistics(self) -> Iterator[tuple[str, RunningMeanStd]]:
+        normalize = self.processors.get("normalize_observations")
+        if isinstance(normalize, NormalizeObservations):
+            yield from ((f"observations/{key}" if key else "observations", own) for key, own in
+                        normalize.statistics.items())  # fmt: skip
+        yield from self.rewards.statistics.items()
+
+    def get_state(self) -> State:
+        """The running statistics, for `read_state`."""
+        return statistics_state(self.statistics)
+
+    def read_state(self, state: StateReader) -> Callable[[], None]:
+        """Check what `get_state` returned; see `Part.read_state`.
+
+        Raises:
+            CheckpointError: it is not the state of such processing.
+        """
+        return read_statistics(self.statistics, state)

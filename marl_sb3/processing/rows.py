@@ -1,0 +1,265 @@
+"""Process what comes and goes between the rows of a policy and its envs, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from marl_sb3.policies.placement import PolicyRows
+from marl_sb3.processing.features import REWARD
+from marl_sb3.processing.interface import Memory
+from marl_sb3.processing.processing import Processing
+from marl_sb3.storage.state import State, StateReader
+from marl_sb3.types import Array, BoolArray, Observations
+from marl_sb3.vec_env.observations import map_arrays
+from marl_sb3.vec_env.step import VecStep
+
+
+class RowProcessing(Protocol):
+    """Processes for the rows of a policy: in every step first `observe`, then `look`, then `act`."""
+
+    def begin_episodes(self) -> None:
+        """All envs have just been reset."""
+
+    def restart_envs(self, env_indices: Sequence[int]) -> None:
+        """These envs have begun new episodes: nothing follows from their last step."""
+
+    def observe(self, step: VecStep) -> Array:
+        """Take in what came of the latest actions.
+
+        Returns:
+            (rows,) float32: what the transitions are paid that these actions, or earlier ones, began.
+        """
+
+    def look(self, step: VecStep) -> Observations:
+        """(rows, ...): what the policy sees of the step. Rows that wait hold filler."""
+
+    def final_observations(self, step: VecStep, wanted: BoolArray) -> Observations:
+        """(n, ...): what the policy would see of the observations that agents, (E, A) bool, ended on."""
+
+    def act(self, actions: Array, acting: BoolArray) -> Array:
+        """Take in the policy's actions, (rows, ...), and return them as the env takes them."""
+
+    def get_state(self) -> State:
+        """All that `read_state` needs."""
+
+    def read_state(self, state: StateReader) -> Callable[[], None]:
+        """Check what `get_state` returned; see `Part.read_state`."""
+
+
+def process_rows(processing: Processing, rows: PolicyRows, gamma: float, learns: bool) -> RowProcessing:
+    """What processes for the rows of a policy.
+
+    Args:
+        processing: of the policy.
+        rows: its rows.
+        gamma: the discount of returns, by which rewards are normalised.
+        learns: whether running statistics take in what the rows see and are paid.
+    """
+    if not processing.settings.changed():
+        return Unprocessed(rows)
+    return ProcessedRows(processing, rows, gamma, learns)
+
+
+class Unprocessed:
+    """Everything as the env gives it and takes it."""
+
+    def __init__(self, rows: PolicyRows) -> None:
+        self._rows = rows
+
+    def begin_episodes(self) -> None:
+        """See `RowProcessing.begin_episodes`."""
+
+    def restart_envs(self, env_indices: Sequence[int]) -> None:
+        """See `RowProcessing.restart_envs`."""
+
+    def observe(self, step: VecStep) -> Array:
+        """See `RowProcessing.observe`."""
+        return self._rows.of_agents(step.rewards).copy()  # the step's own stay as they are: others read them
+
+    def look(self, step: VecStep) -> Observations:
+        """See `RowProcessing.look`."""
+        return self._rows.observations(step.observations)
+
+    def final_observations(self, step: VecStep, wanted: BoolArray) -> Observations:
+        """See `RowProcessing.final_observations`."""
+        return _final(self._rows, step, wanted)
+
+    def act(self, actions: Array, acting: BoolArray) -> Array:
+        """See `RowProcessing.act`."""
+        return actions
+
+    def get_state(self) -> State:
+        """See `RowProcessing.get_state`."""
+        return {}
+
+    def read_state(self, state: StateReader) -> Callable[[], None]:
+        """See `RowProcessing.read_state`."""
+        state.require_names([])
+        return lambda: None
+
+
+class ProcessedRows:
+    """See `RowProcessing`.
+
+    A row's memory advances when it is to act; while it waits, memory and statistics stand still. What it is paid is
+    summed up until its transition is over, at its next turn or its end, and is then processed as one reward. In an
+    episode in which a row acts in every step, that is the reward of every step.
+
+    Args: see `process_rows`.
+    """
+
+    def __init__(self, processing: Processing, rows: PolicyRows, gamma: float, learns: bool) -> None:
+        self._processing, self._rows, self._gamma, self._learns = processing, rows, gamma, learns
+        self._agents = np.tile(np.arange(len(rows.agents)), rows.num_envs)
+        self.begin_episodes()
+
+    def begin_episodes(self) -> None:
+        """See `RowProcessing.begin_episodes`."""
+        n = self._rows.num_rows
+        self._memory: Memory = self._processing.initial(n)
+        self._open = np.zeros(n, dtype=np.bool_)  # rows whose transition is not over
+        self._paid = np.zeros(n, dtype=np.float32)  # of these transitions
+        self._returns = np.zeros(n, dtype=np.float64)  # discounted, of the running episodes
+        self._forget_step(taken_in=False)
+
+    def _forget_step(self, *, taken_in: bool) -> None:
+        """The next step to look at is another one."""
+        self._before = self._memory
+        self._seen: Observations | None = None
+        self._taken_in = taken_in  # whether statistics know it already
+        self._awaits_outcome = False
+
+    def restart_envs(self, env_indices: Sequence[int]) -> None:
+        """See `RowProcessing.restart_envs`."""
+        lost = self._rows.of_envs(env_indices)
+        self._memory = self._reset(self._memory, lost)
+        self._open &= ~lost
+        self._paid[lost], self._returns[lost] = 0, 0
+        self._forget_step(taken_in=self._taken_in)
+
+    def _reset(self, memory: Memory, rows: BoolArray) -> Memory:
+        if not memory or not rows.any():
+            return memory
+        initial = self._processing.initial(int(rows.sum()))
+        return {name: _with_rows(array, rows, initial[name]) for name, array in memory.items()}
+
+    # --- What comes --------------------------------------------------------------------------------------------------
+
+    def observe(self, step: VecStep) -> Array:
+        """See `RowProcessing.observe`."""
+        self._awaits_outcome = False
+        ended = self._rows.of_agents(step.terminated | step.truncated)
+        closing = self._open & (ended | self._rows.of_agents(step.to_act))
+        self._paid += np.where(self._open, self._rows.of_agents(step.rewards), 0)
+        paid = np.where(closing, self._paid, 0)
+        if REWARD in self._memory:
+            rewards = _with_rows(self._memory[REWARD], closing, paid[closing, None])
+            self._memory = {**self._memory, REWARD: rewards}
+        self._before = self._memory
+        self._memory = self._reset(self._memory, ended)
+        self.look(step)  # statistics take in observations first, and final observations see that
+        processed = self._processing.rewards.process(paid, self._returns, self._gamma, closing, self._learns)
+        self._paid[closing] = 0
+        self._open &= ~closing
+        self._returns[ended] = 0
+        return processed
+
+    def look(self, step: VecStep) -> Observations:
+        """See `RowProcessing.look`."""
+        if self._awaits_outcome:
+            self.observe(step)  # nobody wants to know what it was worth: the rollout was given up
+        if self._seen is None:
+            to_act = self._rows.of_agents(step.to_act)
+            self._seen, self._after = self._look(self._rows.observations(step.observations), to_act)
+            self._taken_in = True
+        return self._seen
+
+    def _look(self, raw: Observations, to_act: BoolArray) -> tuple[Observations, Memory]:
+        learn = self._learns and not self._taken_in
+        if to_act.all():
+            return self._processing.observe(raw, self._memory, self._agents, learn)
+        filler = _zeros(self._processing, len(to_act))
+        if not to_act.any():
+            return filler, self._memory
+        memory = {name: array[to_act] for name, array in self._memory.items()}
+        rows = map_arrays(lambda array: array[to_act], raw)
+        seen, after = self._processing.observe(rows, memory, self._agents[to_act], learn)
+        for everywhere, own in _pairs(filler, seen):
+            everywhere[to_act] = own
+        return filler, {name: _with_rows(array, to_act, after[name]) for name, array in self._memory.items()}
+
+    def final_observations(self, step: VecStep, wanted: BoolArray) -> Observations:
+        """See `RowProcessing.final_observations`; nothing advances."""
+        rows = self._rows.of_agents(wanted)
+        memory = {name: array[rows] for name, array in self._before.items()}
+        return self._processing.observe(_final(self._rows, step, wanted), memory, self._agents[rows])[0]
+
+    # --- What goes ---------------------------------------------------------------------------------------------------
+
+    def act(self, actions: Array, acting: BoolArray) -> Array:
+        """See `RowProcessing.act`."""
+        after = self._processing.acted(self._after, actions)
+        if not acting.all():
+            after = {name: _with_rows(self._after[name], acting, array[acting]) for name, array in after.items()}
+        self._memory = after
+        self._open |= acting
+        self._forget_step(taken_in=False)
+        self._awaits_outcome = True
+        return self._processing.env_actions(actions)
+
+    # --- State -------------------------------------------------------------------------------------------------------
+
+    def get_state(self) -> State:
+        """See `RowProcessing.get_state`: what is needed to look at the latest step once more."""
+        return {
+            "memory": dict(self._memory),
+            "open": self._open,
+            "paid": self._paid,
+            "returns": self._returns,
+            "taken_in": self._taken_in,
+        }
+
+    def read_state(self, state: StateReader) -> Callable[[], None]:
+        """See `RowProcessing.read_state`."""
+        n = self._rows.num_rows
+        read, likes = state.fields("memory"), self._processing.initial(n)
+        read.require_names(list(likes))
+        memory = {name: read.array(name, like.dtype, like.shape) for name, like in likes.items()}
+        open_ = state.array("open", np.bool_, (n,))
+        paid = state.array("paid", np.float32, (n,))
+        returns = state.sums("returns", (n,))
+        taken_in = state.boolean("taken_in")
+
+        def put_back() -> None:
+            self._memory, self._open, self._paid, self._returns = memory, open_, paid, returns
+            self._forget_step(taken_in=taken_in)
+
+        return put_back
+
+
+def _final(rows: PolicyRows, step: VecStep, wanted: BoolArray) -> Observations:
+    observations: Observations = rows.zero_based_observations.from_env(step.final_observations.stacked(wanted))
+    return observations
+
+
+def _with_rows(array: Array, rows: BoolArray, values: Array) -> Array:
+    """A copy with other values in some rows."""
+    copy = array.copy()
+    copy[rows] = values
+    return copy
+
+
+def _zeros(processing: Processing, rows: int) -> Observations:
+    space = processing.observation_space
+    if hasattr(space, "spaces"):
+        return {key: np.zeros((rows, *part.shape), part.dtype) for key, part in space.spaces.items()}
+    return np.zeros((rows, *(space.shape or ())), space.dtype)
+
+
+def _pairs(everywhere: Observations, own: Observations) -> list[tuple[Array, Array]]:
+    if isinstance(everywhere, dict) and isinstance(own, dict):
+        return [(everywhere[key], own[key]) for key in everywhere]
+    return [(everywhere, own)]  # type: ignore[list-item]
