@@ -65,7 +65,7 @@ def settings_page() -> str:
         "A settings file has these for each env, beside the hyperparameters of the algorithm by SB3's names.\n"
         "`--set KEY=VALUE` changes one; see [change settings](../how_to/settings.md). `env.NAME` in `--set` is an\n"
         "entry of `env_kwargs`. A name with a dot is in a section: `checkpoints: {every: 5}` in a file,\n"
-        "`--set checkpoints.every=5`; the names `checkpoint_every` and `evaluation_interval`, without sections, mean\n"
+        "`--set checkpoints.every=5`; the flat names `checkpoint_every` and `evaluation_interval` mean\n"
         "the same.\n\n"
     )
     return intro + "\n".join(["| setting | default | what |", "| --- | --- | --- |", *rows]) + "\n"

@@ -1,4 +1,4 @@
-"""Write a film as GIF or MP4 by imageio; the file appears whole or not at all."""
+"""Write a film as GIF or MP4 by imageio, atomically."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from marl_sb3.storage.atomic import unfinished_path
 from marl_sb3.types import Array
 from marl_sb3.wrappers.caption import is_picture
 
-DEFAULT_FPS = 10.0  # of envs whose metadata has no "render_fps"
+DEFAULT_FPS = 10.0  # for envs without "render_fps" in their metadata
 
 
 class VideoFile:
     """A film that is being written: `add` takes frames one by one, `finish` puts the file in its place.
 
-    A context manager: leaving it without `finish` throws the film away.
+    As a context manager, it discards the film on exit unless `finish` was called.
 
     Args:
         path: the file; `.gif` repeats forever, `.mp4` is H.264.

@@ -42,7 +42,7 @@ class InfoMetric:
 
     def __post_init__(self) -> None:
         if not isinstance(self.key, Hashable):
-            raise ConfigError(f"metric of info key {self.key!r}: accepted: what can be a key of a dictionary")
+            raise ConfigError(f"metric of info key {self.key!r}: accepted: a hashable key of a dictionary")
         if self.reduce not in _REDUCTIONS:
             raise ConfigError(
                 f"metric of info key {self.key!r}: reduce is {self.reduce!r}; accepted: {', '.join(_REDUCTIONS)}"

@@ -1,1 +1,1 @@
-"""A run: what it is built from, its folder, its logs, and what it shows."""
+"""A run: building, executing and resuming it, its folder, its logs, and its output."""

@@ -1,4 +1,4 @@
-"""Build envs and policies from a configuration; errors name the file or option that a wrong setting came from."""
+"""Build envs and policies from a configuration; errors name the file or option of the wrong setting."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from marl_sb3.vec_env.seeding import fresh_seed
 
 
 def set_up_process(config: TrainConfig) -> None:
-    """Set the number of PyTorch's threads in this process, and leave out imports that a training does not need."""
+    """Set the number of PyTorch's threads in this process, and avoid imports that a training does not need."""
     torch.set_num_threads(config.n_threads)
     start_without_dynamo()
 
@@ -64,7 +64,7 @@ def _too_large_refused(config: TrainConfig) -> Iterator[None]:
 
 @contextmanager
 def source_named(config: TrainConfig, key: str | None = None) -> Iterator[None]:
-    """Begin the message of a `ConfigError` with the file or option that the wrong setting came from."""
+    """Put the file or option of the wrong setting before the message of a `ConfigError`."""
     try:
         yield
     except ConfigError as error:
@@ -72,14 +72,14 @@ def source_named(config: TrainConfig, key: str | None = None) -> Iterator[None]:
 
 
 def resolved(config: TrainConfig) -> TrainConfig:
-    """The configuration with a seed and all defaults of SB3, so that the run can be repeated after SB3 changes them.
+    """Return the configuration with a seed and all defaults of SB3, so that the run can be repeated with another SB3.
 
     The hyperparameters of the run are those of its algorithm. A policy with another one has that algorithm's defaults
     and its own settings.
     """
     seed = fresh_seed() if config.seed is None else config.seed
     at_once = config.n_parallel_updates or parallel_updates(config.n_threads)
-    # A given value is kept as it was written: `lin_3e-4` says more than a function.
+    # A given value is kept as it was written: `lin_3e-4` can be written to a file, the function made of it cannot.
     of_run = {**_defaults(config, config.algo, "algo"), **config.hyperparameters}
     others = {
         policy_id: {**_defaults(config, own["algo"], f"{policy_id}.algo"), **own}
@@ -139,7 +139,7 @@ def _build_algorithm(config: TrainConfig, env: MultiAgentVecEnv) -> MultiAgentAl
 def _require_known(config: TrainConfig, policy_ids: Sequence[PolicyID], env: MultiAgentVecEnv) -> None:
     """Refuse settings of policies that do not exist.
 
-    `evaluation.intervall` is such a setting, too: a misspelt one of a section reads as one of a policy `evaluation`.
+    A misspelt setting of a section, such as `evaluation.intervall`, looks like a setting of a policy `evaluation`.
     """
     for policy_id, settings in config.policy_settings.items():
         if policy_id in policy_ids:

@@ -1,4 +1,4 @@
-"""Let the policies of a run play as a plan says, and film them: the work of `python -m marl_sb3.evaluate`."""
+"""Evaluate the policies of a run by a plan, and film them: the work of `python -m marl_sb3.evaluate`."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _SUM = "sum of returns"
 
 @dataclass(frozen=True)
 class EvaluatedRun:
-    """A run, and what its evaluation resulted in.
+    """A run and the result of its evaluation.
 
     Attributes:
-        folder: of the run.
-        checkpoint: name of the checkpoint that was evaluated.
-        plan: what was played.
-        evaluation: what came out.
+        folder: folder of the run.
+        checkpoint: name of the evaluated checkpoint.
+        plan: settings of the evaluation.
+        evaluation: its result.
         video: the film; None if there is none.
     """
 
@@ -41,10 +41,10 @@ class EvaluatedRun:
     video: VideoFile | None
 
     def to_plain(self, actions: str) -> dict[str, Any]:
-        """All of it as JSON has it.
+        """Return everything as plain data for JSON.
 
         Args:
-            actions: which actions were taken, in words.
+            actions: description of the actions that were taken.
         """
         plan, evaluation = self.plan, self.evaluation
         agents = evaluation.metrics["agent_episode_returns_mean"]
@@ -66,17 +66,17 @@ class EvaluatedRun:
         return plain
 
     def headline(self, actions: str) -> str:
-        """What was played, in a line."""
+        """Describe the evaluation in a line."""
         plan = self.plan
         how = f"{counted(plan.n_episodes, 'episode')} in {counted(plan.n_envs, 'env')}, {actions}, seed {plan.seed}"
         return f"{self.folder}, {self.checkpoint}: {how}"
 
     def table(self, width: int) -> Table:
-        """The values of all episodes in at most `width` characters."""
+        """Make a table of the values of all episodes, at most `width` characters wide."""
         return samples_table(_samples(self.evaluation), width, bold=_SUM)
 
     def video_line(self) -> str:
-        """Where the film is, and what it shows."""
+        """Return a line with the path and the content of the film."""
         assert self.video is not None
         several = self.plan.film_episodes > 1
         what = f"{self.plan.film_episodes} of the episodes of env 0" if several else "an episode of env 0"
@@ -86,7 +86,7 @@ class EvaluatedRun:
 def evaluate_run(
     run: SavedRun, plan: EvaluationPlan, checkpoint: str = "best", video: VideoFile | None = None
 ) -> EvaluatedRun:
-    """Play, and write the film; a progress bar is shown on standard error if that is a terminal.
+    """Evaluate a run, and write the film; a progress bar is shown on standard error if that is a terminal.
 
     Args:
         checkpoint: `best`, `latest` or the number of an iteration.
@@ -108,7 +108,7 @@ def evaluate_run(
             on_episode=lambda _: bars.advance(playing),
         )
         if video is not None:
-            writing = bars.add_task("video frames", total=None)  # imageio does not say how far it is
+            writing = bars.add_task("video frames", total=None)  # imageio reports no progress
             video.finish()
             bars.update(writing, total=video.num_frames, completed=video.num_frames)
     return EvaluatedRun(run.files.path, policies.checkpoint, plan, evaluation, video)

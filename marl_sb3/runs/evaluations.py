@@ -1,4 +1,4 @@
-"""The evaluation of a run while it trains, and the names of all metrics that it will log."""
+"""The evaluations during a run, and the names of all metrics that it will log."""
 
 from __future__ import annotations
 

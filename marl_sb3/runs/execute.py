@@ -41,7 +41,7 @@ class LatestResults(MultiAgentCallback):
 def execute(run: Run, callbacks: Sequence[BaseCallback] = ()) -> Run:
     """Train a prepared run to its end, its stop condition, or a signal; then save its policies.
 
-    If the training fails, the policies are saved as they are then. The run is closed in any case.
+    If the training fails, the policies are saved in their present state. The run is closed in any case.
     """
     with ExitStack() as cleanup:
         cleanup.callback(run.close)
@@ -68,13 +68,13 @@ def execute(run: Run, callbacks: Sequence[BaseCallback] = ()) -> Run:
 
 
 class _Training:
-    """The phases of a run that are left to train, with the callbacks of the run.
+    """The remaining phases of a run, with the callbacks of the run.
 
     Attributes:
-        latest: knows the latest results.
-        signals: ends any phase, and the run.
-        stop: ends the last phase; each earlier one ends after the number of env steps at which the run was extended.
-        checkpoints: writes them.
+        latest: keeps the latest results.
+        signals: ends the run on a signal, in any phase.
+        stop: ends the last phase; each earlier phase ends at the env step at which the run was extended.
+        checkpoints: writes the checkpoints.
     """
 
     def __init__(self, run: Run, evaluations: Sequence[EvaluationCallback], callbacks: Sequence[BaseCallback]) -> None:
@@ -86,7 +86,7 @@ class _Training:
         self.checkpoints = _checkpoint_callback(run)
 
     def learn(self) -> None:
-        """Train all phases that are left."""
+        """Train all remaining phases."""
         algorithm = self._run.algorithm
         for phase in phases_after(self._run.config, algorithm.num_timesteps):
             self._learn_phase(phase)
@@ -95,7 +95,7 @@ class _Training:
             algorithm.keep_callback_states()
 
     def _learn_phase(self, phase: Phase) -> None:
-        """Train to the planned end; a NaN goes back to the latest checkpoint if the configuration says so."""
+        """Train to the planned end; on a NaN, return to the latest checkpoint if `on_nan` is `rollback`."""
         run, callbacks, rollbacks = self._run, self._callbacks(phase), 0
         while (left := phase.n_timesteps - run.algorithm.num_timesteps) > 0:
             try:

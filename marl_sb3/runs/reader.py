@@ -1,4 +1,4 @@
-"""Read the metrics that a run has logged: the one reader of `result.jsonl`."""
+"""Read the metrics of a run: the only reader of `result.jsonl`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ RESULT_FILE = "result.jsonl"
 
 
 def read_results(folder: Path) -> list[Result]:
-    """The metrics of all iterations that have been logged, nested; none if there is no log.
+    """Return the nested metrics of all logged iterations; empty if there is no log.
 
     Raises:
-        ConfigError: the log cannot be read, or a line of it is damaged; with file and line.
+        ConfigError: the log cannot be read, or a line is damaged; the message names file and line.
     """
     log = folder / RESULT_FILE
     if not log.is_file():
@@ -27,7 +27,7 @@ def read_results(folder: Path) -> list[Result]:
 
 
 def logged_lines(log: Path, data: bytes) -> Iterator[tuple[bytes, Result]]:
-    """The lines of a log with their results; an incomplete last line is left out: its process was killed."""
+    """Yield the lines of a log with their results, without an incomplete last line, which a killed process leaves."""
     for number, line in enumerate(data.splitlines(keepends=True), 1):
         if line.endswith(b"\n"):
             yield line, _result(f"{log}, line {number}", line)

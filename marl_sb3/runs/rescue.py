@@ -1,4 +1,4 @@
-"""Save the policies of a run, also after a failed training, whose traceback is kept too."""
+"""Save the policies of a run, also after a failed training, and the traceback of a failure."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def try_to_save_policies(run: Run) -> None:
         return
     try:
         run.policy_files = save_policies(run)
-    except Exception as error:  # torch raises errors of its own where a disk is full
+    except Exception as error:  # on a full disk, torch raises various errors
         _log.warning("the policies are not saved: %s", error)
 
 

@@ -1,4 +1,4 @@
-"""The policies of a run as they were at one of its checkpoints."""
+"""Load the policies of a run from one of its checkpoints."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from marl_sb3.vec_env import MultiAgentVecEnv, make_vec_env
 def load_run(
     folder: str | Path, checkpoint: str = "best", *, env: str | EnvFactory | None = None, device: str = "cpu"
 ) -> Run:
-    """A run that was trained before, with the policies of one of its checkpoints.
+    """Load a run that was trained before, with the policies of one of its checkpoints.
 
-    `run.history` has its metrics, `run.evaluate()` evaluates its policies, `run.policies` are the SB3 algorithms. To go
-    on with the training, use `marl_sb3.train(resume=folder)`.
+    `run.history` has its metrics, `run.evaluate()` evaluates its policies, `run.policies` are the SB3 algorithms. To
+    continue the training, use `marl_sb3.train(resume=folder)`.
 
     Args:
-        folder: the run folder, or a folder of runs, such as `runs/arena`: the newest.
-        checkpoint: of which the policies get the weights: `best`, `latest` or the number of an iteration.
-        env: the run's env id, or what makes the env; required if it is code of your own.
-        device: of the policies, whatever they were trained on.
+        folder: the run folder, or a folder of runs, such as `runs/arena`, for its newest run.
+        checkpoint: the checkpoint to load: `best`, `latest` or the number of an iteration.
+        env: the run's env id, or a factory of the env; required if the env is your own code.
+        device: device of the policies; it may differ from that of the training.
 
     Raises:
         ConfigError: it is not a run folder, `env` is required, or there is no such device.
@@ -60,7 +60,7 @@ def load_run(
 
 @dataclass(frozen=True)
 class SavedRun:
-    """A run that was trained before, as far as its policies are to act: no env is made, and nothing that trains.
+    """The policies of a run that was trained before. No env is made, and nothing that is needed for training only.
 
     Attributes:
         files: the run folder.
@@ -94,7 +94,7 @@ class SavedRun:
 
         Args:
             checkpoint: `best`, `latest` or the number of an iteration.
-            env: what they are to act in; needed where a space is of a kind that no checkpoint holds.
+            env: envs of the run; needed if a checkpoint cannot hold one of the spaces.
 
         Raises:
             CheckpointError: there is no such checkpoint, or it is damaged, or does not fit the run's configuration.
@@ -105,7 +105,7 @@ class SavedRun:
         except CheckpointError:
             if found.name in self.files.checkpoints.names():
                 raise
-            # A training that is under way removes older checkpoints, this one just now.
+            # A running training has just removed this checkpoint as one of the older ones.
             bundle = self._read(self.files.checkpoints.load(checkpoint), env)
         return replace(bundle, custom_metrics=info_metrics(self.config.custom_metrics, "custom_metrics"))
 
@@ -115,6 +115,6 @@ class SavedRun:
         return read_bundle(found, specs, self.config.device, env)
 
     def make_env(self, n_envs: int, seed: int) -> MultiAgentVecEnv:
-        """Envs like those of the training, to be closed by the caller."""
+        """Make envs like those of the training; the caller closes them."""
         config = self.config
         return make_vec_env(config.env, n_envs, seed, config.vectorizer, **config.env_kwargs)

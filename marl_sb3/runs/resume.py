@@ -1,4 +1,4 @@
-"""Go on with a run from its newest checkpoint."""
+"""Continue a run from its newest checkpoint."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def resume_run(
     factory: EnvFactory | None = None,
     **changes: Any,
 ) -> Run:
-    """Restore a run from its newest checkpoint; `execute` then continues it as if it had never stopped.
+    """Restore a run from its newest checkpoint; `execute` then continues it exactly.
 
     Log entries after that checkpoint are removed. A complete run stays as it is.
 

@@ -1,4 +1,4 @@
-"""Take a run back to one of its checkpoints: the state of its algorithm, and its logs."""
+"""Return a run to one of its checkpoints: the state of its algorithm, and its logs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAX_ROLLBACKS = 3
 
 
 def roll_back(run: Run, count: int, error: NumericError) -> None:
-    """Go back to the latest checkpoint, and go on from there with other random numbers.
+    """Return to the latest checkpoint, and continue from there with other random numbers.
 
     Args:
         count: the number of rollbacks of this training, including this one.
@@ -43,7 +43,7 @@ def bring_back(run: Run, checkpoint: Checkpoint) -> dict[str, str]:
     """Restore the state of a checkpoint, and truncate the logs to its iteration.
 
     Returns:
-        Why a part of the state could not be restored exactly, by part; empty if all of it was.
+        Part -> reason, for each part of the state that could not be restored exactly.
 
     Raises:
         CheckpointError: the checkpoint does not fit the run.

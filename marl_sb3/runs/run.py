@@ -30,14 +30,14 @@ class Run:
     Attributes:
         files: the run folder.
         config: the resolved configuration, as in `config.yaml`.
-        algorithm: the policies, and everything that trains them.
+        algorithm: the `MultiAgentAlgorithm`, with the policies.
         result: the metrics of the last iteration; None if none was finished.
         latest_evaluation: the metrics of the last iteration that was evaluated; None if none was.
         policy_files: the SB3 zip of each policy.
-        stopped_by: the stop condition or the signal that ended the run early, in words; None if there was none.
+        stopped_by: description of the stop condition or signal that ended the run early; None if there was none.
         interrupted: whether a signal ended the run.
-        checkpoint: name of the checkpoint that the run was restored from, or of the latest one that it wrote since.
-        factory: makes the env, if the id in the configuration is only its name.
+        checkpoint: name of the latest checkpoint that was loaded or written.
+        factory: makes the env, if the id in the configuration cannot be imported.
     """
 
     files: RunFolder
@@ -62,12 +62,12 @@ class Run:
         return self.algorithm.policies
 
     def bundle(self) -> PolicyBundle:
-        """The policies with all that is needed to act without an env."""
+        """Return the policies as a bundle, which acts without an env."""
         return replace(self.algorithm.bundle(), checkpoint=self.checkpoint)
 
     @property
     def best_checkpoint(self) -> Path | None:
-        """The folder of the best checkpoint by `checkpoint_metric`; None if no checkpoint has a value of it."""
+        """The folder of the best checkpoint by `checkpoints.metric`; None if no checkpoint has a value of it."""
         name = self.files.checkpoints.best()
         return None if name is None else self.files.checkpoints.path / name
 
@@ -82,19 +82,19 @@ class Run:
 
     @property
     def history(self) -> Any:
-        """The metrics of all iterations so far: a row for each, a column for each metric by its flat name.
+        """The metrics of all iterations so far: a row per iteration, a column per metric with its flat name.
 
-        A `pandas.DataFrame` where pandas is installed: `run.history["env_runners/episode_return_mean"]`. Otherwise a
+        It is a `pandas.DataFrame` if pandas is installed: `run.history["env_runners/episode_return_mean"]`; otherwise a
         list of dictionaries with the same names.
         """
         return table([flatten(result) for result in self.results])
 
     def make_env(self, n_envs: int | None = None, seed: int | None = None) -> MultiAgentVecEnv:
-        """Envs like those of the training, to be closed by the caller.
+        """Make envs like those of the training; the caller closes them.
 
         Args:
-            n_envs: how many; None: as many as in the training.
-            seed: of their episodes; None: not seeded.
+            n_envs: number of envs; None: as in the training.
+            seed: seed of the envs; None: not seeded.
         """
         config = self.config
         number = config.n_envs if n_envs is None else n_envs
@@ -107,19 +107,20 @@ class Run:
         seed: int | None = None,
         n_envs: int | None = None,
     ) -> Result:
-        """Let the policies, as they are in `algorithm`, play complete episodes in envs of their own.
+        """Let the present policies of `algorithm` play complete episodes in separate envs.
 
-        With the policies of the same checkpoint, `python -m marl_sb3.evaluate` gives the same figures.
+        For the policies of the same checkpoint, `python -m marl_sb3.evaluate` gives the same results.
 
         Args:
             n_episodes: complete episodes over all envs together.
-            deterministic: the most likely actions (True) or sampled ones (False); None: as the run's
-                `evaluation_deterministic` says.
-            seed: of the episodes and the actions; None: follows from the run's, so that calls compare.
-            n_envs: number of envs that step together; None: as in the training, but no more than episodes.
+            deterministic: the most likely actions (True) or sampled ones (False); None: the run's
+                `evaluation.deterministic`.
+            seed: seed of the episodes and the actions; None: derived from the run's seed, so that all calls play the
+                same episodes.
+            n_envs: number of envs that step together; None: as in the training, but no more than there are episodes.
 
         Returns:
-            The metrics by the names below `env_runners`: `["episode_return_mean"]`, ...
+            A nested dictionary with the names below `env_runners`: `["episode_return_mean"]`, ...
 
         Raises:
             ConfigError: a number is not accepted.
@@ -130,7 +131,7 @@ class Run:
             return evaluate_policies(self.algorithm, env, plan.n_episodes, plan.deterministic, plan.seed)
 
     def close(self) -> None:
-        """Close the envs of `algorithm` and unlock the run folder; the end of a training does both."""
+        """Close the envs of `algorithm` and unlock the run folder. The end of a training does this, too."""
         self.algorithm.env.close()
         self.files.unlock()
 

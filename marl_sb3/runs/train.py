@@ -1,4 +1,4 @@
-"""`marl_sb3.train(...)`: what the command does, as a function."""
+"""`marl_sb3.train(...)`: the command `train` as a function."""
 
 from __future__ import annotations
 

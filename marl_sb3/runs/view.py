@@ -24,11 +24,11 @@ _MOST_POLICIES = 8  # of more policies, only the folder is printed, not each fil
 def progress_of(
     run: Run, console: Console, *, keep: bool = False, most_agents: int | None = MOST_AGENTS
 ) -> ShowProgress:
-    """A callback that shows how the run goes.
+    """Make a callback that shows the progress of a run.
 
     Args:
         keep: keep the last view on the screen when the training ends.
-        most_agents: how many agents are shown; None: all.
+        most_agents: number of agents to show; None: all.
     """
     config = run.config
     higher_is_better = config.checkpoints.mode == "max"
@@ -37,7 +37,7 @@ def progress_of(
 
 
 def wanted_progress(run: Run, progress_bar: bool | None) -> list[ShowProgress]:
-    """The callbacks that show the progress of `marl_sb3.train(...)`: one or none.
+    """Return the callbacks, one or none, that show the progress of `marl_sb3.train(...)`.
 
     Args:
         progress_bar: whether to show it; None: in notebooks only.
@@ -47,7 +47,7 @@ def wanted_progress(run: Run, progress_bar: bool | None) -> list[ShowProgress]:
 
 
 def print_start(console: Console, run: Run) -> None:
-    """Print what is trained, and the run folder."""
+    """Print the main settings of the run and its folder."""
     config = run.config
     policies = config.policies if isinstance(config.policies, str) else ", ".join(config.policies)
     if run.checkpoint is not None:

@@ -200,7 +200,7 @@ class CheckedEnv(BaseParallelWrapper):  # type: ignore[misc]
             raise self.error(f"reward {fault}", agent, reward)
 
     def _mention_unearned(self, rewards: Mapping[AgentID, Any]) -> None:
-        """Warn, once per env, of rewards of agents that have not acted or have ended: they belong to no action."""
+        """Warn once per env about rewards of agents that have not acted or have ended: these belong to no action."""
         unearned = [agent for agent, reward in rewards.items() if reward and agent not in self._in_play]
         if unearned and not self._mentioned_unearned:
             self._mentioned_unearned = True
@@ -233,7 +233,7 @@ class CheckedEnv(BaseParallelWrapper):  # type: ignore[misc]
             raise self.error(f"{what} is missing (there is one for {known})", agent) from None
 
     def error(self, problem: str, agent: AgentID | None = None, value: Any = None) -> EnvError:
-        """What to raise for something that the env returned; names env, episode, step and agent."""
+        """Make the error for a fault of the env; its message names env, episode, step and agent."""
         where = self._where()
         kind = EnvNumericError if _holds_non_finite(value) else EnvError
         return kind(f"{where}, agent {agent!r}: {problem}" if agent is not None else f"{where}: {problem}")

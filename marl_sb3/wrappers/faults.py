@@ -15,7 +15,7 @@ _NONE_UNFIT: BoolArray = np.zeros(1, dtype=np.bool_)
 
 
 def _array_fault(space: spaces.Space[Any], value: Any) -> str | None:
-    """What is wrong with a value of a Box or MultiBinary space; the bounds of a Box are not checked."""
+    """Describe what is wrong with a value of a Box or MultiBinary space; the bounds of a Box are not checked."""
     array = np.asarray(value)
     if array.shape != space.shape:
         return f"has shape {array.shape}, its space says {space.shape}"
@@ -97,7 +97,7 @@ _FAULTS: Mapping[type, Callable[[spaces.Space[Any], Any], str | None]] = {
 
 
 def observation_fault(space: spaces.Space[Any], value: Any) -> str | None:
-    """Why `value` is not an observation of `space`, as the end of a sentence; None if it is one."""
+    """Describe why `value` is not an observation of `space`, as the end of a sentence; None if it is one."""
     try:
         return _FAULTS.get(type(space), _member_fault)(space, value)
     except ValueError:  # NumPy raises it for ragged lists
@@ -105,7 +105,7 @@ def observation_fault(space: spaces.Space[Any], value: Any) -> str | None:
 
 
 def reward_fault(reward: Any) -> str | None:
-    """Why `reward` is not a finite number, as the end of a sentence; None if it is one."""
+    """Describe why `reward` is not a finite number, as the end of a sentence; None if it is one."""
     if type(reward) is float and -_LARGEST_FLOAT32 <= reward <= _LARGEST_FLOAT32:  # fast path: NumPy takes longer
         return None
     try:

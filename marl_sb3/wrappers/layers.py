@@ -7,14 +7,14 @@ from typing import Any
 
 
 def layers(env: Any) -> Iterator[Any]:
-    """The env's wrappers from the outermost inwards, then the env itself."""
+    """Yield the env's wrappers from the outermost inwards, then the env itself."""
     while env is not None:
         yield env
         env = getattr(env, "__dict__", {}).get("env")
 
 
 def attribute(env: Any, name: str) -> Any:
-    """The attribute of the outermost layer that has it.
+    """Return the attribute of the outermost layer that has it.
 
     Raises:
         AttributeError: no layer has it.
@@ -23,13 +23,13 @@ def attribute(env: Any, name: str) -> Any:
 
 
 def owner(env: Any, name: str) -> Any:
-    """The outermost layer that defines `name`; the innermost where none does."""
+    """Return the outermost layer that defines `name`; the innermost layer if none does."""
     found = list(layers(env))
     return next((layer for layer in found if name in layer.__dict__ or hasattr(type(layer), name)), found[-1])
 
 
 def call_or_read(env: Any, name: str, /, *args: Any, **kwargs: Any) -> Any:
-    """What the method `name` of the outermost layer that has it returns; an attribute that is no method is read.
+    """Call the method `name` of the outermost layer that has it; an attribute that is no method is returned.
 
     Raises:
         AttributeError: no layer has it.

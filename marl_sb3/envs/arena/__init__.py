@@ -1,4 +1,4 @@
-"""The arena: its rules as array functions, one env, many envs at once, and how it is drawn."""
+"""The arena: its rules as array functions, the env, its batched version, and rendering."""
 
 from marl_sb3.envs.arena.env import ArenaEnv
 

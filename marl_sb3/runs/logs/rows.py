@@ -1,4 +1,4 @@
-"""Write each iteration's metrics to `result.jsonl`, as they are, and to `progress.csv`, flat."""
+"""Write each iteration's metrics to `result.jsonl`, nested, and to `progress.csv`, flat."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _ROW_VALUES = (str, bool, int, float, list, tuple, type(None))
 
 
 class _RowFormat(KVWriter):
-    """A row for each iteration; what a callback dumps between two iterations waits for the next row.
+    """Writes a row for each iteration, including values that callbacks dumped since the last row.
 
     Attributes:
-        name: by which the argument `exclude` of `logger.record` knows the format.
+        name: name of the format for the argument `exclude` of `logger.record`.
     """
 
     name: str
@@ -34,11 +34,11 @@ class _RowFormat(KVWriter):
         self._waiting: dict[str, Any] = {}
 
     def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
-        """Keep what is dumped for the next row."""
+        """Keep dumped values for the next row."""
         self._waiting.update(filter_excluded_keys(key_values, key_excluded, self.name))
 
     def write_result(self, result: Result, recorded: Mapping[str, Any], step: int) -> None:
-        """Write a row; it is on its way to the disk when this returns. See `ResultWriter.write_result`."""
+        """Write and flush a row. See `ResultWriter.write_result`."""
         more = {**self._waiting, **recorded}
         known = flatten(result)
         more = {name: value for name, value in more.items() if _fits_a_row(value) and name not in known}
@@ -50,12 +50,12 @@ class _RowFormat(KVWriter):
         """Append a row.
 
         Args:
-            recorded: flat; none of the result's names is among them.
+            recorded: flat names -> values; none of these names is in the result.
         """
 
 
 def _fits_a_row(value: Any) -> bool:
-    """Not so pictures and the like, which are for TensorBoard alone, even where `exclude` does not say so."""
+    """Whether a row can hold a value. Images and the like are for TensorBoard only, even without `exclude`."""
     return isinstance(value, _ROW_VALUES) or hasattr(value, "tolist")
 
 
@@ -68,7 +68,7 @@ def _without_pictures(result: Mapping[str, Any]) -> Result:
 
 
 class JsonLinesFormat(_RowFormat):
-    """One JSON object per line: the result as it is; what callbacks have recorded is nested at the `/` of its names."""
+    """One JSON object per line: the nested result. Values of callbacks are nested by the `/` in their names."""
 
     name = "json"
 
@@ -78,7 +78,7 @@ class JsonLinesFormat(_RowFormat):
 
     def _write_row(self, result: Result, recorded: dict[str, Any]) -> None:
         _nest(recorded, result)
-        # One write per line: a reader never sees half of one.
+        # One write per line: a reader never sees an incomplete line.
         _append(self._file, json.dumps(result, allow_nan=False) + "\n")
 
     def close(self) -> None:
@@ -87,7 +87,7 @@ class JsonLinesFormat(_RowFormat):
 
 
 class CsvFormat(_RowFormat):
-    """A column per name, in order of first appearance; what has no value is empty. A name that is new becomes one."""
+    """A column per name, in order of first appearance; a missing value is empty. New names add columns."""
 
     name = "csv"
 
@@ -128,20 +128,20 @@ def _append(file: TextIO, line: str) -> None:
 
 
 def _close(file: TextIO) -> None:
-    with suppress(OSError):  # of a line that could not be written, which has been said
+    with suppress(OSError):  # an error of a line that was reported when it was written
         file.close()
 
 
 def csv_line(values: Sequence[Any]) -> str:
-    """A line of CSV; None is empty."""
+    """Return a line of CSV; None becomes an empty field."""
     buffer = io.StringIO()
     csv.writer(buffer, lineterminator="\n").writerow(["" if value is None else value for value in values])
     return buffer.getvalue()
 
 
 def _nest(flat: Mapping[str, Any], nested: dict[str, Any]) -> None:
-    """Add flat names to a nested mapping, which loses none of its own values."""
-    # Shallow names first: a value at `a` must not replace what stands at `a/b`.
+    """Add values with flat names to a nested mapping, without replacing its own values."""
+    # Shallow names first: a value at `a` must not replace one at `a/b`.
     for name, value in sorted(flat.items(), key=lambda item: item[0].count("/")):
         *parents, leaf = name.split("/")
         place = nested

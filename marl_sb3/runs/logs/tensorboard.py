@@ -19,7 +19,7 @@ from marl_sb3.storage.atomic import with_filename, write_whole
 
 
 class EventsFormat(TensorBoardOutputFormat):
-    """TensorBoard's events, which a thread writes: its errors are raised here, with the name of what was written.
+    """Writes TensorBoard's events. A thread of TensorBoard writes the file; its errors are raised here, with the file.
 
     Args:
         folder: the folder that the file goes into.
@@ -37,12 +37,12 @@ class EventsFormat(TensorBoardOutputFormat):
         self.write({**recorded, **flatten(result)}, {}, step)
 
     def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
-        """Write the values; they are on their way to the disk when this returns."""
+        """Write and flush the values."""
         kept = filter_excluded_keys(key_values, key_excluded, self.name)
         scalars = {name: float(value) for name, value in kept.items() if isinstance(value, (int, float, np.number))}
         others = {name: value for name, value in kept.items() if name not in scalars}
         with with_filename(self._name):
-            # One event for all numbers: an event each takes ten times as long.
+            # One event for all numbers: an event for each takes ten times as long.
             values = [Summary.Value(tag=name, simple_value=value) for name, value in sorted(scalars.items())]
             assert self.writer.file_writer is not None, "it was made with the writer"
             self.writer.file_writer.add_summary(Summary(value=values), step)
@@ -50,13 +50,13 @@ class EventsFormat(TensorBoardOutputFormat):
 
     def close(self) -> None:
         """Close the file."""
-        with suppress(OSError):  # of what could not be written, which has been said
+        with suppress(OSError):  # an error that was reported when it occurred
             super().close()
 
 
 @contextmanager
 def quiet_writers() -> Iterator[None]:
-    """While it lasts, TensorBoard's threads print no traceback of an error that `EventsFormat` raises."""
+    """Keep TensorBoard's threads from printing tracebacks of errors that `EventsFormat` raises."""
     former = threading.excepthook
 
     def hook(failed: threading.ExceptHookArgs) -> None:
@@ -70,19 +70,19 @@ def quiet_writers() -> Iterator[None]:
         threading.excepthook = former
 
 
-# TensorBoard reads a folder's files in the order of their names: this one comes first, whenever it is written.
+# TensorBoard reads files in the order of their names: this file comes first, whenever it is written.
 SETTINGS_FILE = "events.out.tfevents.0000000000.settings"
 
 Value = bool | float | str
 
 
 def write_settings(folder: Path, config: TrainConfig, policy_ids: Sequence[str]) -> None:
-    """Write the settings to a file of their own, whole or not at all, in place of those of before a resume."""
+    """Write the settings to a file of their own, atomically; after a resume, they replace the former ones."""
     write_whole(folder / SETTINGS_FILE, b"".join(map(_record, _events(config, policy_ids))))
 
 
 def hyperparameters(config: TrainConfig, policy_ids: Sequence[str]) -> dict[str, Value]:
-    """The settings that runs are compared by, flat, under their names on the command line."""
+    """Return the settings for comparing runs, flat, named as on the command line."""
     own: dict[str, Any] = {}
     for policy_id in policy_ids:
         own.update({f"{policy_id}.{key}": value for key, value in config.own_settings(policy_id).items()})
@@ -106,14 +106,14 @@ def _events(config: TrainConfig, policy_ids: Sequence[str]) -> Iterator[Any]:
     make: Any = summary  # it has no types
     yield Event(file_version="brain.Event:2")
     experiment, start, _ = make.hparams(hyperparameters(config, policy_ids), {config.checkpoints.metric: None})
-    # Four spaces make code of it in Markdown.
+    # Four spaces mark code in Markdown.
     yaml = "".join(f"    {line}\n" for line in to_yaml(config).splitlines())
     for each in (experiment, _in_one_order(start), make.text("config", yaml)):
         yield Event(summary=each, step=0)
 
 
 def _in_one_order(summary: Any) -> Any:
-    """Protobuf writes mappings in any order: the same run has to write the same bytes."""
+    """Serialize mappings in a fixed order, unlike protobuf: the same run has to write the same bytes."""
     from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
     for value in summary.value:
@@ -123,7 +123,7 @@ def _in_one_order(summary: Any) -> Any:
 
 
 def _record(event: Any) -> bytes:
-    """An event as it stands in TensorBoard's files."""
+    """Return an event as a record of TensorBoard's files."""
     from tensorboard.summary.writer.record_writer import RecordWriter
 
     file = io.BytesIO()

@@ -1,4 +1,4 @@
-"""Take back what a run has logged after its checkpoint, so that no row is there twice when it goes on."""
+"""Truncate the logs of a run at its checkpoint, so that a resumed run logs no iteration twice."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from marl_sb3.storage.atomic import write_whole
 
 
 def truncate_logs(folder: Path, iteration: int, env_steps: int) -> None:
-    """Take everything out of a run's logs that was written after an iteration; what was cut off in its middle too.
+    """Remove from a run's logs all entries after an iteration, and incomplete entries.
 
     Raises:
-        ConfigError: a log is damaged; with the file.
+        ConfigError: a log is damaged; the message names the file.
     """
     _cut(folder / RESULT_FILE, lambda path, data: _lines_until(path, data, iteration))
     _cut(folder / PROGRESS_FILE, lambda path, data: _csv_until(path, data, iteration))
@@ -27,7 +27,7 @@ def truncate_logs(folder: Path, iteration: int, env_steps: int) -> None:
 
 
 def _cut(path: Path, keep: Callable[[Path, bytes], bytes]) -> None:
-    """Replace a file, if there is one, by what is to be kept of it."""
+    """Replace a file, if it exists, by the part of it to keep."""
     if path.exists():
         write_whole(path, keep(path, path.read_bytes()))
 
@@ -64,12 +64,12 @@ def _damaged(path: Path, why: str) -> ConfigError:
 
 
 def _events_until(path: Path, data: bytes, env_steps: int) -> bytes:
-    """TensorBoard's records: length (8 bytes), its checksum (4), an `Event`, its checksum (4)."""
+    """Parse TensorBoard's records: length (8 bytes), its checksum (4), an `Event`, its checksum (4)."""
     kept, start = [], 0
     while start + 12 <= len(data):
         end = start + 12 + int.from_bytes(data[start : start + 8], "little") + 4
         if end > len(data):
-            break  # half a record
+            break  # an incomplete record
         if _step_of_event(path, data[start + 12 : end - 4]) <= env_steps:
             kept.append(data[start:end])
         start = end
