@@ -28,9 +28,6 @@ class LiveView:
 
     Args:
         keep: leave the last picture on the screen when the training ends.
-
-    Attributes:
-        is_possible: whether the console supports a live view.
     """
 
     def __init__(

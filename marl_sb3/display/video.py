@@ -28,7 +28,6 @@ class VideoFile:
         path: the file; `.gif` repeats forever, `.mp4` is H.264.
 
     Attributes:
-        path: the file.
         fps: frames per second; may be set before the first frame.
         num_frames: how many frames were added.
 

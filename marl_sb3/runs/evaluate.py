@@ -24,15 +24,7 @@ _SUM = "sum of returns"
 
 @dataclass(frozen=True)
 class EvaluatedRun:
-    """A run and the result of its evaluation.
-
-    Attributes:
-        folder: folder of the run.
-        checkpoint: name of the evaluated checkpoint.
-        plan: settings of the evaluation.
-        evaluation: its result.
-        video: the film; None if there is none.
-    """
+    """A run and the result of its evaluation."""
 
     folder: Path
     checkpoint: str | None

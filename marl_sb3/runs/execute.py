@@ -71,10 +71,7 @@ class _Training:
     """The remaining phases of a run, with the callbacks of the run.
 
     Attributes:
-        latest: keeps the latest results.
-        signals: ends the run on a signal, in any phase.
         stop: ends the last phase; each earlier phase ends at the env step at which the run was extended.
-        checkpoints: writes the checkpoints.
     """
 
     def __init__(self, run: Run, evaluations: Sequence[EvaluationCallback], callbacks: Sequence[BaseCallback]) -> None:

@@ -75,9 +75,6 @@ class RunFolder:
     """The files of a run.
 
     Attributes:
-        path: the folder.
-        config_file: the resolved configuration.
-        checkpoints: the run's checkpoints.
         policies: SB3 zips, written at the end.
         resumes: one JSON object per resume: its checkpoint, and what could not be restored exactly.
     """

@@ -60,12 +60,7 @@ def load_run(
 
 @dataclass(frozen=True)
 class SavedRun:
-    """The policies of a run that was trained before. No env is made, and nothing that is needed for training only.
-
-    Attributes:
-        files: the run folder.
-        config: its configuration.
-    """
+    """The policies of a run that was trained before. No env is made, and nothing that is needed for training only."""
 
     files: RunFolder
     config: TrainConfig

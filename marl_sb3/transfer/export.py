@@ -24,8 +24,6 @@ class Exported:
     """A file that holds a policy.
 
     Attributes:
-        path: the file.
-        policy_id: the policy.
         difference: the largest difference between the outputs of the file and of the policy, see `onnx_check`; None
             for a zip, whose outputs are not compared.
     """

@@ -24,7 +24,6 @@ class Preview:
     """What is known about a run before it starts.
 
     Attributes:
-        metric_names: the flat names of all its metrics.
         minibatches: the minibatch size and the agent steps of a rollout, by policy; only for algorithms with both.
     """
 

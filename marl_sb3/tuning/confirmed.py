@@ -26,7 +26,6 @@ class Candidate:
     Attributes:
         trial: the number of the trial with these settings; None: the preset.
         values: the objective for each seed whose training finished.
-        failed: the number of failed trainings.
     """
 
     trial: int | None

@@ -21,7 +21,6 @@ class Objective:
     Attributes:
         of: `sum` or `min` of the agents' returns, an agent's id, the name of a custom metric, or the flat name of any
             metric.
-        mode: `max` or `min`.
         over: which evaluations of a trial count: `last`, `best`, or the mean of the last k, as `mean_of_last_3`.
     """
 

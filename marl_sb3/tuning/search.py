@@ -32,9 +32,6 @@ class Search:
     """All settings of a search.
 
     Attributes:
-        env: env id.
-        space: the parameters that are searched.
-        name: the study's name.
         trials: the number of trials, without retries of killed ones.
         seed: determines the seed of every trial and the draws of the sampler.
         algo: the algorithm's name; None: the default.
@@ -45,13 +42,7 @@ class Search:
         vectorizer: as in `TrainConfig`; None: as in the preset.
         device: as in `TrainConfig`; None: as in the preset.
         settings: set in every trial, by keys as after `--set`.
-        sampler: one of `SAMPLERS`.
-        pruner: one of `PRUNERS`.
-        objective: see `Objective`.
-        mode: see `Objective`.
-        over: see `Objective`.
         evaluations: the number of evaluations of a trial, equally spaced.
-        evaluation_episodes: the number of complete episodes of an evaluation.
         storage: the URL of a database; None: a journal in the study's folder.
     """
 

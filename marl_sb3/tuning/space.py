@@ -79,12 +79,7 @@ _SUGGEST: Mapping[str, Callable[[Any, str, tuple[Any, ...]], Any]] = {
 
 @dataclass(frozen=True)
 class Space:
-    """Parameters to search, and constants that are set in every trial.
-
-    Attributes:
-        parameters: the settings that are searched.
-        constants: values by key, as after `--set`.
-    """
+    """Parameters to search, and constants that are set in every trial."""
 
     parameters: tuple[Parameter, ...]
     constants: Mapping[str, Any]

@@ -26,9 +26,7 @@ class Comparison:
     All intervals are 95 % confidence intervals. With one seed, intervals that need a standard deviation are unbounded.
 
     Attributes:
-        winner_mean: mean over the winner's seeds.
         winner_ci: interval of that mean, by Student's t.
-        preset_mean: mean over the preset's seeds.
         preset_ci: interval of that mean, by Student's t.
         difference: the winner's mean minus the preset's.
         difference_ci: interval of the difference, by Welch's t, which allows for unequal variances.

@@ -87,11 +87,7 @@ class _Training:
 
 
 class ConfirmationQueue:
-    """Trainings of the preset and of trials with fresh seeds, as a `JobQueue`.
-
-    Attributes:
-        trainings: all of them.
-    """
+    """Trainings of the preset and of trials with fresh seeds, as a `JobQueue`."""
 
     def __init__(self, study: TuneStudy, trials: Sequence[int], seeds: int) -> None:
         self.arguments = ("confirm", *map(str, [seeds, *trials]))

@@ -110,9 +110,6 @@ class ReportEvaluations(MultiAgentCallback):
     Args:
         interval: env steps between evaluations.
         evaluations: the number of evaluations; after the last one, pruning would save nothing.
-
-    Attributes:
-        pruned: whether the trial was pruned.
     """
 
     def __init__(self, trial: optuna.trial.Trial, objective: Objective, interval: int, evaluations: int) -> None:

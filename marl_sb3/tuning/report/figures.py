@@ -27,8 +27,6 @@ class Figure:
     """A figure of the page.
 
     Attributes:
-        title: its heading.
-        note: what it shows.
         plot: makes the figure from `optuna.visualization`, a study and the number of the winner.
         missing: what a study lacks for this figure, as text; None: nothing.
     """
