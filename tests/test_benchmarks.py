@@ -40,6 +40,7 @@ RUNS = {
         ["--rollouts", "1", "--cases", "tanh-1"],
         {"gradient of one minibatch", "weights after 1 rollouts"},
     ),
+    "envs": (["--envs", "arena,CartPole-v1", "--env-steps", "12"], {"arena", "CartPole-v1"}),
     "fused_vs_torch_curves": (["--seeds", "2", "--timesteps", "2000"], {"episode_return_mean"}),
 }
 

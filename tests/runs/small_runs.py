@@ -22,6 +22,8 @@ CLOCKS = ("time", "throughput", "perf", "env_runners/episode_duration", "evaluat
 
 def start(folder: str, iterations: int = 8, **options: Any) -> marl_sb3.Run:
     settings = {**SMALL, "checkpoint_every": 2, **options.pop("settings", {})}
+    if options.get("env", "arena") != "arena":
+        del settings["env.max_timesteps"]
     arguments = {"env": "arena", "n_envs": 2, "seed": 7, "timesteps": 40 * iterations, **options}
     return marl_sb3.train(settings=settings, run_dir=folder, **arguments)
 

@@ -27,6 +27,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "per agent": {"policies": "per_agent"},
     "sync": {"vectorizer": "sync"},
     "supersuit": {"vectorizer": "supersuit"},
+    "turns": {"env": "classic/tictactoe-v3", "policies": "per_agent"},
     "one frozen": {"policies": "per_agent", "settings": {"policies_to_train": ["agent2"]}},
 }
 
