@@ -24,6 +24,7 @@ class ScriptedEnv(ParallelEnv):
         infos: whether `infos` has anything in it.
         joins: agent -> the step in which it appears; all others are there from the reset.
         skips: agent -> the steps in which it waits: it does not act, but it is paid, and it may end.
+        again: agent -> (step in which it lives again, step in which that life ends, how).
     """
 
     metadata: ClassVar = {"name": "scripted_v0", "render_modes": ["rgb_array"], "render_fps": 5}
@@ -37,8 +38,10 @@ class ScriptedEnv(ParallelEnv):
         env_index: int = 0,
         joins: Mapping[str, int] | None = None,
         skips: Mapping[str, Collection[int]] | None = None,
+        again: Mapping[str, tuple[int, int, str]] | None = None,
     ) -> None:
         self.joins = dict(joins or {})
+        self.again = dict(again or {})
         self.skips = dict(skips or {})
         self.script = dict(script or {"a": (3, "truncated"), "b": (3, "truncated")})
         self.rewards = dict(rewards or {})
@@ -80,9 +83,9 @@ class ScriptedEnv(ParallelEnv):
         self.received.append(dict(actions))
         self.step_count += 1
         there = self.present
-        ended = {agent: self.script[agent][0] == self.step_count for agent in there}
-        kinds = {agent: self.script[agent][1] if ended[agent] else "" for agent in there}
-        joined = [agent for agent in self.possible_agents if self.joins.get(agent) == self.step_count]
+        kinds = {agent: self._end(agent) for agent in there}
+        ended = {agent: kinds[agent] != "" for agent in there}
+        joined = [agent for agent in self.possible_agents if self.step_count in self._comes(agent)]
         self.present = [agent for agent in there if not ended[agent]] + joined
         self.agents = self._acting()
         infos: dict[str, Any] = {}
@@ -96,6 +99,15 @@ class ScriptedEnv(ParallelEnv):
             {agent: kinds[agent] in ("truncated", "both") for agent in there},
             infos,
         )
+
+    def _end(self, agent: str) -> str:
+        """How the agent ends in this step; "" if it does not."""
+        ends = [self.script[agent], *([self.again[agent][1:]] if agent in self.again else [])]
+        return next((kind for step, kind in ends if step == self.step_count), "")
+
+    def _comes(self, agent: str) -> list[int]:
+        """The steps after which the agent appears; 0 is the reset."""
+        return [self.joins.get(agent, 0), *([self.again[agent][0]] if agent in self.again else [])]
 
     def _acting(self) -> list[str]:
         return [agent for agent in self.present if self.step_count not in self.skips.get(agent, ())]
@@ -118,7 +130,7 @@ class NoisyEnv(ScriptedEnv):
     An agent sees [its number, noise, the digits of the latest actions]; it is paid noise.
 
     Args:
-        plans: for each env, what its episodes take in turn: (script, joins) or (script, joins, skips) as in
+        plans: for each env, what its episodes take in turn: (script, joins) and, optionally, skips and again, as in
             `ScriptedEnv`.
     """
 
@@ -135,8 +147,8 @@ class NoisyEnv(ScriptedEnv):
 
     def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
         self.rng = np.random.default_rng(seed)
-        self.script, self.joins, *skips = self.plan[self.episode % len(self.plan)]
-        self.skips = skips[0] if skips else {}
+        self.script, self.joins, *others = self.plan[self.episode % len(self.plan)]
+        self.skips, self.again = (*others, {}, {})[:2]
         self.action_sum = 0
         return super().reset(seed, options)
 

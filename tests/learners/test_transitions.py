@@ -12,6 +12,7 @@ import torch as th
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_envs import NoisyEnv
+from turn_env import TurnEnv, turn_env_plans
 from turn_plans import env_plans
 
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, make_vec_env
@@ -113,7 +114,17 @@ class PlainTrace(MultiAgentCallback):
 def test_every_transition_reaches_the_buffer_once_with_all_that_it_was_paid(
     policies: str, plans: Any, n_steps: int, rollouts: int
 ) -> None:
-    env = make_vec_env(NoisyEnv, n_envs=len(plans), seed=0, plans=plans)
+    _train_and_compare(NoisyEnv, policies, plans, n_steps, rollouts)
+
+
+@settings(max_examples=20, deadline=None, derandomize=True, database=None)
+@given(plans=turn_env_plans(), n_steps=st.integers(2, 7), rollouts=st.integers(1, 4))
+def test_every_transition_of_a_turn_based_env_reaches_the_buffer_once(plans: Any, n_steps: int, rollouts: int) -> None:
+    _train_and_compare(TurnEnv, "per_agent", plans, n_steps, rollouts)
+
+
+def _train_and_compare(made: Any, policies: str, plans: Any, n_steps: int, rollouts: int) -> None:
+    env = make_vec_env(made, n_envs=len(plans), seed=0, plans=plans)
     algorithm = MultiAgentAlgorithm(
         env,
         policies,
