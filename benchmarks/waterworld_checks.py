@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -62,9 +62,18 @@ def replay(trace: Mapping[str, Array], settings: Mapping[str, Any]) -> dict[str,
         differences["observation"].append(env.sensors.observations(state)[0] - seen)
         differences["reward"].append(paid[0] - rewards)
     largest = {f"largest {name} difference": float(np.abs(found).max()) for name, found in differences.items()}
-    unlike = np.abs(differences["reward"]) > 1e-6
-    steps = len(unlike) - int(trace["begins"].sum())
-    return {"env steps": steps, **largest, "rewards": steps * n_pursuers, "rewards that differ": int(unlike.sum())}
+    return {
+        "env steps": len(trace["begins"]) - int(trace["begins"].sum()),
+        **largest,
+        **_unlike("rewards", differences["reward"], 1e-6),
+        # A ray that just meets a rim on one side may just miss it on the other.
+        **_unlike("observed numbers", differences["observation"], 1e-3),
+    }
+
+
+def _unlike(name: str, differences: Sequence[Array], tolerance: float) -> dict[str, int]:
+    apart = np.abs(differences)
+    return {name: apart.size, f"{name} that differ": int((apart > tolerance).sum())}
 
 
 # --- Distributions ---------------------------------------------------------------------------------------------------

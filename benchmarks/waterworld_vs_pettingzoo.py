@@ -142,7 +142,15 @@ def compare(python: str, settings: Mapping[str, Any], policy: str, arguments: An
         "pettingzoo env steps/s": 1 / float(arrays["env_step_s"]),
         "pettingzoo versions": json.loads(str(arrays["versions"])),
     }
-    print("replay: " + listed({name: f"{value:.3g}" for name, value in found["replay"].items()}))
+    print(
+        "replay: "
+        + listed(
+            {
+                name: f"{value:,}" if isinstance(value, int) else f"{value:.2g}"
+                for name, value in found["replay"].items()
+            }
+        )
+    )
     print_table(["", "ours", "PettingZoo's", "z"], list(_number_rows(found["numbers"])))
     header = ["", "ours: mean", "SD", "PettingZoo's: mean", "SD", "means apart", "KS", "|z| > 2", "largest |z|"]
     print_table(header, [_block_row(name, block) for name, block in found["observations"].items()])

@@ -38,7 +38,9 @@ def test_our_rules_repeat_an_episode_of_pettingzoos(monkeypatch: pytest.MonkeyPa
     assert trace["moved"].sum() == 11  # 8 foods eaten, 3 poisons touched
     found = replay(trace, SETTINGS)
     assert found["env steps"] == 150
+    assert found["rewards"] == 3 * 151
     assert found["rewards that differ"] == 0
+    assert found["observed numbers that differ"] == 0
     # Of what PettingZoo computes in float32: thrusts and observations.
     assert found["largest position difference"] < 1e-6
     assert found["largest observation difference"] < 1e-5
