@@ -39,12 +39,12 @@ def sparkline(values: Sequence[float], *, ascii_only: bool = False) -> str:
     return "".join(bars[round((value / 2 - low / 2) / (high / 2 - low / 2) * (len(bars) - 1))] for value in values)
 
 
-def packed(parts: Iterable[str], width: int, separator: str = "  ") -> list[str]:
+def packed(parts: Iterable[str], width: int) -> list[str]:
     """Join parts into as few lines of at most `width` characters as possible; a part is never broken."""
     lines: list[str] = []
     for part in parts:
-        if lines and len(lines[-1]) + len(separator) + len(part) <= width:
-            lines[-1] += separator + part
+        if lines and len(lines[-1]) + 2 + len(part) <= width:
+            lines[-1] += f"  {part}"
         else:
             lines.append(part)
     return lines

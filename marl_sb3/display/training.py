@@ -57,6 +57,6 @@ def metric_value(result: Mapping[str, Any], name: str) -> float | None:
     return value if isinstance(value, (int, float)) else None
 
 
-def first_values(metrics: Mapping[str, Any], most: int = 4) -> str:
+def first_values(metrics: Mapping[str, Any]) -> str:
     """The first metrics of a custom evaluation function, with their names."""
-    return ", ".join(f"{name} {short(value)}" for name, value in list(flatten(metrics).items())[:most])
+    return ", ".join(f"{name} {short(value)}" for name, value in list(flatten(metrics).items())[:4])

@@ -11,24 +11,23 @@ from pathlib import Path
 UNFINISHED = ".unfinished-"  # how the names of temporary files and folders begin
 
 
-def write_whole(path: Path, content: bytes | str, *, sync: bool = False) -> Path:
+def write_whole(path: Path, content: bytes | str) -> Path:
     """Write a file; see `replaced_file`. Text is written as UTF-8, with its newlines as they are.
 
     Returns:
         The file.
     """
-    with replaced_file(path, sync=sync) as fresh:
+    with replaced_file(path) as fresh:
         fresh.write_bytes(content.encode() if isinstance(content, str) else content)
     return path
 
 
 @contextmanager
-def replaced_file(path: Path, *, sync: bool = False) -> Iterator[Path]:
+def replaced_file(path: Path) -> Iterator[Path]:
     """Yield a temporary path to write to; it replaces `path` unless an error is raised.
 
     Args:
         path: the file, in a folder that exists.
-        sync: whether to wait until the file is on the disk and not only in the cache of the system.
 
     Raises:
         OSError: names the file. The former file is unchanged, and the temporary file is removed.
@@ -37,11 +36,7 @@ def replaced_file(path: Path, *, sync: bool = False) -> Iterator[Path]:
     try:
         with with_filename(fresh):
             yield fresh
-        if sync:
-            sync_to_disk(fresh)
         os.replace(fresh, path)
-        if sync:
-            sync_to_disk(path.parent)
     except BaseException:
         with suppress(OSError):
             fresh.unlink()

@@ -105,13 +105,13 @@ class StateReader:
         """A printable string."""
         return _require_text(f"{self.where}/{name}", self.value(name))
 
-    def array(self, name: str, dtype: npt.DTypeLike, shape: Sequence[int | None], finite: bool = True) -> Array:
+    def array(self, name: str, dtype: npt.DTypeLike, shape: Sequence[int | None]) -> Array:
         """A writable copy of an array of exactly this dtype and shape; None in the shape accepts any length."""
         value = self.value(name)
         wanted = f"an array of {np.dtype(dtype)} {_shape_text(shape)}"
         if not isinstance(value, np.ndarray) or value.dtype != np.dtype(dtype) or not _fits(value.shape, shape):
             raise self.error(name, value, wanted)
-        if finite and value.dtype.kind == "f" and not np.isfinite(value).all():
+        if value.dtype.kind == "f" and not np.isfinite(value).all():
             raise self.error(name, value, f"{wanted}, finite")
         return value.copy()
 

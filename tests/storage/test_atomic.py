@@ -9,10 +9,9 @@ import pytest
 from marl_sb3.storage.atomic import remove_folder, replaced_file, replaced_folder, unfinished_path, write_whole
 
 
-@pytest.mark.parametrize("sync", [False, True])
-def test_a_file_is_replaced_and_nothing_else_is_left(sync: bool, tmp_path: Path) -> None:
+def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path: Path) -> None:
     path = write_whole(tmp_path / "file.txt", "first")
-    write_whole(path, "é\n", sync=sync)
+    write_whole(path, "é\n")
     assert path.read_bytes() == "é\n".encode()
     assert list(tmp_path.iterdir()) == [path]
 
