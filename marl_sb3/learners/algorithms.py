@@ -3,37 +3,20 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, cast
 
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from marl_sb3.errors import ConfigError
 
-# Where the class of each name is: `module:class`. It is imported when it is asked for.
-_PLACES: Mapping[str, str] = {
+# Where the class of each name is: `module:class`. `algorithm_class` imports it.
+ALGORITHMS: Mapping[str, str] = {
     "ppo": "marl_sb3.learners.ppo.ppo:PPO",
     "a2c": "stable_baselines3.a2c.a2c:A2C",
     "trpo": "sb3_contrib.trpo.trpo:TRPO",
 }
 _WITHOUT_NAME = ("stable_baselines3.ppo.ppo:PPO",)
-
-
-class _Algorithms(Mapping[str, type[BaseAlgorithm]]):
-    """The class of each name."""
-
-    def __getitem__(self, name: str) -> type[BaseAlgorithm]:
-        module, _, cls = _PLACES[name].partition(":")
-        return cast("type[BaseAlgorithm]", getattr(importlib.import_module(module), cls))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(_PLACES)
-
-    def __len__(self) -> int:
-        return len(_PLACES)
-
-
-ALGORITHMS: Mapping[str, type[BaseAlgorithm]] = _Algorithms()
 
 
 def place_of(cls: type[Any]) -> str:
@@ -45,17 +28,18 @@ def algorithm_class(name: str) -> type[BaseAlgorithm]:
     """Return the class of an algorithm."""
     if name not in ALGORITHMS:
         raise ConfigError(f"unknown algorithm {name!r}; accepted: {', '.join(ALGORITHMS)}", key="algo")
-    return ALGORITHMS[name]
+    module, _, cls = ALGORITHMS[name].partition(":")
+    return cast("type[BaseAlgorithm]", getattr(importlib.import_module(module), cls))
 
 
 def algorithm_name(algorithm: type[BaseAlgorithm]) -> str | None:
     """Return the name of an algorithm's class; None for a class without a name, such as a user's own subclass."""
-    return next((name for name, place in _PLACES.items() if place == place_of(algorithm)), None)
+    return next((name for name, place in ALGORITHMS.items() if place == place_of(algorithm)), None)
 
 
 def require_algorithm(algorithm: object) -> None:
     """Refuse anything but a class of a supported algorithm."""
-    supported = dict.fromkeys([*_PLACES.values(), *_WITHOUT_NAME])
+    supported = dict.fromkeys([*ALGORITHMS.values(), *_WITHOUT_NAME])
     if not (isinstance(algorithm, type) and any(place_of(base) in supported for base in algorithm.__mro__)):
         names = ", ".join(dict.fromkeys(place.partition(":")[2] for place in supported))
         raise ConfigError(f"algorithm is {algorithm!r}; accepted: {names} and subclasses", key="algo")

@@ -37,7 +37,7 @@ def test_defaults_are_those_of_sb3_without_what_belongs_to_the_run(algorithm: ty
     }
 
 
-@pytest.mark.parametrize("algorithm", [*ALGORITHMS.values(), stable_baselines3.PPO], ids=repr)
+@pytest.mark.parametrize("algorithm", [*map(algorithm_class, ALGORITHMS), stable_baselines3.PPO], ids=repr)
 def test_the_table_of_an_algorithm_has_its_arguments_and_accepts_their_defaults(algorithm: type) -> None:
     defaults = hyperparameter_defaults(algorithm)
     assert set(kinds_of(algorithm)) == set(defaults)

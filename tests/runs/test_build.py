@@ -12,7 +12,7 @@ from marl_sb3 import PolicySpec
 from marl_sb3.config import TrainConfig, load_config, to_yaml
 from marl_sb3.errors import ConfigError
 from marl_sb3.learners import spec
-from marl_sb3.learners.algorithms import ALGORITHMS
+from marl_sb3.learners.algorithms import algorithm_class
 from marl_sb3.policies.hyperparameters import hyperparameter_defaults
 from marl_sb3.runs.build import build, check_device, policy_spec, resolved
 
@@ -28,9 +28,9 @@ def test_each_policy_has_all_hyperparameters_of_its_own_algorithm(mixed: TrainCo
     one, other = mixed.of_policy("agent1"), mixed.of_policy("agent2")
     assert (one.algo, other.algo) == ("ppo", "a2c")
     for settings in (one, other):
-        assert set(settings.hyperparameters) == set(hyperparameter_defaults(ALGORITHMS[settings.algo]))
+        assert set(settings.hyperparameters) == set(hyperparameter_defaults(algorithm_class(settings.algo)))
     assert (one.hyperparameters["n_epochs"], one.hyperparameters["learning_rate"]) == (2, "lin_1e-3")
-    defaults = hyperparameter_defaults(ALGORITHMS["a2c"])
+    defaults = hyperparameter_defaults(algorithm_class("a2c"))
     assert other.hyperparameters == {**defaults, "gamma": 0.5}
 
 
@@ -87,7 +87,7 @@ def test_hyperparameters_are_checked_once_for_each_policy(mixed: TrainConfig, mo
     check = spec.require_algorithm
     monkeypatch.setattr(spec, "require_algorithm", lambda algorithm: (made.append(algorithm), check(algorithm)))
     build(mixed, None).env.close()
-    assert made == [ALGORITHMS["ppo"], ALGORITHMS["a2c"]]
+    assert made == [algorithm_class("ppo"), algorithm_class("a2c")]
 
 
 def test_defaults_that_a_spec_has_leave_it_as_it_is() -> None:
