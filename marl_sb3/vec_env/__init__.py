@@ -1,4 +1,4 @@
-"""Vectorised multi-agent envs: E envs as (E, A, ...) arrays, whatever steps them."""
+"""Vectorised multi-agent envs: E envs as (E, A, ...) arrays, with several vectorizers."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ __all__ = [
 
 
 def as_vec_env(env: MultiAgentVecEnv | str | EnvFactory) -> MultiAgentVecEnv:
-    """The envs themselves, or one env by its id or from its factory: see `make_vec_env`.
+    """Return `env` if it is a vec env; otherwise make a vec env of one env from an id or a factory.
 
     Raises:
-        ConfigError: it is something else; the message says what `make_vec_env` makes of it.
+        ConfigError: it is of another type; the message says how `make_vec_env` takes it.
     """
     return env if isinstance(env, MultiAgentVecEnv) else make_vec_env(env)
 
 
 def _require_maker(env: Any) -> None:
-    """Refuse an env that exists already: every env needs one of its own, made when it is needed."""
+    """Refuse an env object: a vec env needs a factory that makes each of its envs."""
     kind = next((words for cls, words in _INSTANCES.items() if isinstance(env, cls)), None)
     if kind is not None:
         name = type(env).__name__
         raise ConfigError(
-            f"env is {kind}, {name}; accepted: an env id, or what makes such envs, as in "
+            f"env is {kind}, {name}; accepted: an env id, or a factory of such envs, as in "
             f"make_vec_env(lambda: {name}(...), n_envs=8)",
             key="env",
         )
@@ -59,7 +59,7 @@ _INSTANCES: Mapping[type, str] = {
     ParallelEnv: "a single ParallelEnv",
     AECEnv: "a single AECEnv",
     gymnasium.Env: "a single Gymnasium env",
-    VecEnv: "an SB3 VecEnv, whose rows are not agents of one env (stock SB3 algorithms train in it)",
+    VecEnv: "an SB3 VecEnv, in which rows are not the agents of one env (stock SB3 algorithms train in it)",
     MultiAgentVecEnv: "a MultiAgentVecEnv already",
 }
 
@@ -79,8 +79,8 @@ def _supersuit(factory: EnvFactory, n_envs: int, seed: int | None, env_kwargs: M
 def _batched(factory: EnvFactory, n_envs: int, seed: int | None, env_kwargs: Mapping[str, Any]) -> MultiAgentVecEnv:
     make_batched = batched_factory(factory)
     if make_batched is None:
-        raise ConfigError("the env has no batched twin (`make_batched`); use the sync vectorizer", key="vectorizer")
-    make_env(factory, 0, env_kwargs).close()  # says what is wrong with the arguments
+        raise ConfigError("the env has no batched version (`make_batched`); use the sync vectorizer", key="vectorizer")
+    make_env(factory, 0, env_kwargs).close()  # raises better errors for wrong arguments
     return BatchedVecEnv(make_batched(n_envs, **env_kwargs), seed)
 
 
@@ -95,7 +95,7 @@ VECTORIZERS: Mapping[str, Callable[[EnvFactory, int, int | None, Mapping[str, An
     "sync": _sync,
     "supersuit": _supersuit,
 }
-_EARLIER_NAMES = {"serial": "sync"}  # still accepted
+_EARLIER_NAMES = {"serial": "sync"}  # earlier names, still accepted
 
 
 def make_vec_env(
@@ -110,12 +110,12 @@ def make_vec_env(
     Args:
         env: an env id as on the command line, or a factory of a `ParallelEnv`, an `AECEnv` or a `gymnasium.Env` (its
             class, say).
-        n_envs: how many, at least 1.
-        seed: run seed, from which the seed of every episode of every env follows; None draws one.
-        vectorizer: `batched` for envs that bring a batched twin, `sync` for any, `supersuit` for those whose
-            agents have equal spaces, or `auto`, which picks the fastest that can run the env: the first of these.
-            Which one it is does not change what happens in the envs.
-        env_kwargs: passed to the factory. A factory with a parameter `env_index` is told the env's index.
+        n_envs: number of envs, at least 1.
+        seed: run seed, from which the seeds of all episodes are derived; None draws one.
+        vectorizer: `batched` for envs with a batched version, `sync` for any env, `supersuit` for envs in which all
+            agents have the same spaces, or `auto`: `batched` if possible, otherwise `sync`. All of them give the same
+            results.
+        env_kwargs: passed to the factory. A factory with a parameter `env_index` also gets the env's index.
 
     Raises:
         ConfigError: one of the arguments is wrong; the message says which values are accepted.

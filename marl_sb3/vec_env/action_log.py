@@ -1,4 +1,4 @@
-"""The actions of one env's running episode, by which it can be brought back to where it was."""
+"""The log of the actions of an env's running episode, which restores the env by a replay."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from marl_sb3.errors import CheckpointError
 from marl_sb3.types import Array
 from marl_sb3.vec_env.groups import AgentGroup
 
-MAX_BYTES = 2**26  # of all logs in a checkpoint; those that do not fit are left out, and their envs begin new episodes
-_FIRST_STEPS = 64  # that there is room for; then it doubles
+MAX_BYTES = 2**26  # of all logs in a checkpoint; logs that do not fit are left out, and their envs begin new episodes
+_FIRST_STEPS = 64  # initial capacity, doubled when it is exceeded
 
 
 class ActionLog:
-    """The actions of every agent of one env since its episode began."""
+    """The actions of all agents of one env since the start of its episode."""
 
     def __init__(self, groups: Sequence[AgentGroup]) -> None:
         self._forms = [
@@ -28,15 +28,15 @@ class ActionLog:
         self._complete = True
 
     def begin(self) -> None:
-        """An episode begins."""
+        """Begin an episode with an empty log."""
         self._length, self._complete = 0, True
 
     def drop(self) -> None:
-        """The actions of the running episode are not known."""
+        """Mark the actions of the running episode as unknown."""
         self._length, self._complete = 0, False
 
     def record(self, actions: Sequence[Array]) -> None:
-        """Keep the actions of one step: per group, (A_group, ...)."""
+        """Append the actions of one step: per group, (A_group, ...)."""
         number = self._length
         if number == len(self._rows[0]):
             self._grow()
@@ -46,7 +46,7 @@ class ActionLog:
             self._length = number + 1
 
     def _grow(self) -> None:
-        """Make room for twice as many steps, up to what a checkpoint can hold."""
+        """Double the capacity, up to the limit of a checkpoint."""
         if sum(rows.nbytes for rows in self._rows) > MAX_BYTES:
             self._rows = self._room(_FIRST_STEPS)
             self.drop()
@@ -60,14 +60,14 @@ class ActionLog:
         return [np.empty((steps, *shape), dtype) for shape, dtype in self._forms]
 
     def actions(self) -> tuple[Array, ...] | None:
-        """Per group, copies of (steps, A_group, ...); None where they are not known."""
+        """Return copies of the actions per group, (steps, A_group, ...); None if they are unknown."""
         return tuple(rows[: self._length].copy() for rows in self._rows) if self._complete else None
 
 
 def require_possible(array: Array, space: spaces.Space[Any], where: str) -> None:
-    """Refuse numbers that are not in a space, (..., *space.shape), as envs and one-hot inputs do not check them.
+    """Refuse numbers that are not in a space, (..., *space.shape): envs and one-hot inputs do not check them.
 
-    Zeros fill the places of inactive agents. Bounds of a Box hold but for rounding; it may have none.
+    Zeros, which fill the places of inactive agents, are accepted. Bounds of a Box are checked up to rounding.
     """
     low: Any
     high: Any

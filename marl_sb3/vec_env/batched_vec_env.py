@@ -1,4 +1,4 @@
-"""E envs stepped as arrays by a `BatchedEnv`: what the other vectorizers do, without touching single envs."""
+"""E envs stepped as arrays by a `BatchedEnv`, with the same results as of the other vectorizers."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class BatchedVecEnv(InProcessVecEnv):
         return self._first_step(self._shown(), self._all_envs)
 
     def _first_step(self, observations: Observations, reset: Sequence[int]) -> VecStep:
-        """The step after a reset of these envs; all agents of all envs act next."""
+        """Return the first step after a reset of these envs; all agents of all envs act next."""
         to_act = np.ones((self.num_envs, len(self.agents)), dtype=np.bool_)
         return first_step((observations,), self._masks(to_act), to_act, {index: self._reset_info() for index in reset})
 
@@ -154,7 +154,7 @@ class BatchedVecEnv(InProcessVecEnv):
         )
 
     def _masks(self, to_act: BoolArray) -> ActionMasks:
-        """The masks of the agents that act next; asking for the first time tells whether there are any."""
+        """Return the masks of the agents that act next; the first call finds out whether there are any."""
         masks = self._asked_for_masks()
         if self._masked is None:
             self._masked = masks is not None and self._choices is not None
@@ -193,11 +193,11 @@ class BatchedVecEnv(InProcessVecEnv):
         return observations
 
     def _blame(self, error: Exception, call: str, env_indices: Sequence[int]) -> None:
-        """Raise what the batched env has raised in words, if it is its fault."""
+        """Raise an `EnvRaisedError` if the batched env caused this exception."""
         raise_in_words(error, call, self._where_and_seed(env_indices))
 
     def _where_and_seed(self, env_indices: Sequence[int]) -> str:
-        """Of the first of these envs: which of them it was, nobody knows."""
+        """Describe the first of these envs: it is not known which of them failed."""
         first, count = env_indices[0], len(env_indices)
         episode = int(self._episodes[first])
         batch = f" (the first of {count} in one batch)" if count > 1 else ""
@@ -214,7 +214,7 @@ class BatchedVecEnv(InProcessVecEnv):
             raise self._error(env_index, column, f"reward is {rewards[env_index, column]}, not a finite number")
 
     def _check_observations(self, observations: Observations) -> None:
-        """Bounds of a Box are the env's own business; what a network cannot take is not."""
+        """Refuse observations that a network cannot take; the bounds of a Box are not checked."""
         space: Any = self.groups[0].observation_space
         if isinstance(observations, dict):
             for key, array in observations.items():
@@ -251,7 +251,7 @@ class BatchedVecEnv(InProcessVecEnv):
             raise
 
     def _call(self, name: str, env_indices: Sequence[int], /, *args: Any, **kwargs: Any) -> list[Any]:
-        """A batched env is asked for one env with `render`; its attributes belong to all envs."""
+        """See `MultiAgentVecEnv.call`: `render` is for single envs, attributes belong to all envs."""
         return [
             OneOfBatch(self._env, index, self._settings[index].in_force, self._render).call(name, *args, **kwargs)
             for index in env_indices
@@ -277,7 +277,7 @@ class BatchedVecEnv(InProcessVecEnv):
         }
 
     def _set_state(self, state: StateReader) -> Mapping[int, str]:
-        """See `MultiAgentVecEnv.set_state`; all envs are brought back exactly, or none is."""
+        """See `MultiAgentVecEnv.set_state`; either all envs are restored exactly, or none."""
         run_seed = state.integer("run_seed", 0, MAX_SEED)
         counts = {name: state.counts(name, (self.num_envs,)) for name in ("episodes", "episode_steps")}
         to_act = state.array("to_act", np.bool_, (self.num_envs, len(self.agents)))

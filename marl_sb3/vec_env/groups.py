@@ -1,4 +1,4 @@
-"""Agents by their spaces; envs that have to be alike, and apart."""
+"""Group agents by their spaces; check that envs have the same agents and are separate objects."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class AgentGroup:
     """Agents with the same spaces: their observations fit one array, (E, len(agents), ...)."""
 
     agents: tuple[AgentID, ...]
-    columns: tuple[int, ...]  # where each stands on the agent axis of `MultiAgentVecEnv.agents`
+    columns: tuple[int, ...]  # index of each agent on the axis of all agents
     observation_space: spaces.Space[Any]
     action_space: spaces.Space[Any]
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where an agent stands in the arrays of a vec env."""
+    """The indices of an agent in the arrays of a vec env."""
 
     column: int  # on the agent axis
     group: int
@@ -36,12 +36,12 @@ class Place:
 
 
 class AgentLayout:
-    """Where the agents of an env stand in the arrays.
+    """The places of an env's agents in the arrays.
 
     Attributes:
         agents: all agent ids, in the order of the agent axis.
         groups: the agents by their spaces.
-        places: {agent: where it stands}.
+        places: agent -> its place.
     """
 
     def __init__(self, env: Any) -> None:
@@ -54,16 +54,16 @@ class AgentLayout:
         }
 
     def flags(self, agents: Collection[AgentID]) -> BoolArray:
-        """(A,) bool: which agents are among these."""
+        """Return (A,) bool: True for these agents."""
         return np.array([agent in agents for agent in self.agents], dtype=np.bool_)
 
     def flagged(self, flags: BoolArray) -> list[AgentID]:
-        """The agents that are marked in (A,)."""
+        """Return the agents that are marked in `flags`, (A,)."""
         return [agent for agent, flag in zip(self.agents, flags.tolist(), strict=True) if flag]
 
 
 def agent_groups(env: Any) -> tuple[AgentGroup, ...]:
-    """The agents of an env by their spaces."""
+    """Group the agents of an env by their spaces."""
     members: list[tuple[Any, list[AgentID]]] = []
     for agent in env.possible_agents:
         own = (env.observation_space(agent), env.action_space(agent))
@@ -89,6 +89,6 @@ def require_same_agents(env: Any, env_index: int, first: Any) -> None:
 
 
 def require_separate(envs: Sequence[Any]) -> None:
-    """Refuse a factory that returned one env for several."""
+    """Refuse a factory that returned the same env twice."""
     if len({id(innermost_env(env)) for env in envs}) < len(envs):
         raise ConfigError("the env factory returned the same env twice; it has to make a new one at each call")

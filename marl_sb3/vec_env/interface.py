@@ -1,7 +1,7 @@
-"""What a vectorised multi-agent env is: E envs, A agents, arrays with both axes in front.
+"""The interface of vectorised multi-agent envs: E envs, A agents, arrays with both axes in front.
 
-Every vectorizer (batched, sync, SuperSuit's) fulfils `MultiAgentVecEnv`;
-nothing above this layer sees a single env or an agent dictionary.
+Every vectorizer (batched, sync, SuperSuit's) implements `MultiAgentVecEnv`; higher layers never handle single envs or
+dictionaries of agents.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from marl_sb3.vec_env.step import VecStep
 if TYPE_CHECKING:
     from marl_sb3.vec_env.sb3_vec_env import FlatVecEnv
 
-Options = Mapping[str, Any] | None  # of one env's reset
+Options = Mapping[str, Any] | None  # options of the reset of one env
 
 
 class MultiAgentVecEnv(ABC):
     """E envs stepped together. An env resets itself in the step in which the last of its agents ends.
 
-    `reset` begins episodes. `send` gives the envs their actions and `recv` returns what came of them; `step` is both.
-    Between `send` and `recv` the envs may be running elsewhere, so nothing else may be asked of them: every other
-    method but `close` raises `VecEnvOrderError`, and the actions must not be changed.
+    `reset` begins episodes. `send` passes actions to the envs and `recv` returns the resulting step; `step` does both.
+    Between `send` and `recv` the envs may be running in other processes: all other methods except `close` raise
+    `VecEnvOrderError`, and the actions must not be changed.
 
-    A vectorizer implements `_reset`, `_send` and `_recv`, and sets `_latest` where `set_state` changes what is to see.
+    A vectorizer implements `_reset`, `_send` and `_recv`, and sets `_latest` in `_set_state`.
 
     Attributes:
         num_envs: E.
@@ -49,7 +49,7 @@ class MultiAgentVecEnv(ABC):
 
     @property
     def latest(self) -> VecStep:
-        """The latest step: of `reset`, `recv`, or `set_state`, after which nobody has acted yet.
+        """The latest step: from `reset`, from `recv`, or after `set_state`, when no agent has acted yet.
 
         Raises:
             VecEnvOrderError: there is none before the first reset.
@@ -59,7 +59,7 @@ class MultiAgentVecEnv(ABC):
         return self._latest
 
     def seed(self, seed: int) -> None:
-        """Start the seeds of all episodes anew at the next `reset`; see `seeding.episode_seed`."""
+        """Set the run seed, from the next `reset` on; see `seeding.episode_seed`."""
         self._require_idle("seed()")
         self._seed(seed)
 
@@ -67,7 +67,7 @@ class MultiAgentVecEnv(ABC):
         """Begin a new episode in every env.
 
         Args:
-            options: for each env, what its `reset` gets as its options; None for none.
+            options: the options of each env's `reset`; None: no options.
 
         Returns:
             The first step: `to_act`, observations, masks, and `reset_infos` of every env; see `VecStep`.
@@ -84,7 +84,7 @@ class MultiAgentVecEnv(ABC):
         return step
 
     def _require_known(self, options: Sequence[Options]) -> None:
-        """Refuse options that the env's metadata do not list, where they list any under `reset_options`."""
+        """Refuse unknown options if the env's metadata list the known ones under `reset_options`."""
         known = self.metadata.get("reset_options")
         unknown = sorted({str(name) for of_env in options for name in of_env or () if name not in (known or ())})
         if known is not None and unknown:
@@ -124,7 +124,7 @@ class MultiAgentVecEnv(ABC):
         return step
 
     def call(self, name: str, env_indices: Sequence[int], /, *args: Any, **kwargs: Any) -> list[Any]:
-        """What the method `name` of each of these envs returns; an attribute that is no method is read.
+        """Call the method `name` of each of these envs; an attribute that is no method is returned.
 
         A name is looked up in the env's wrappers from the outermost inwards, then in the env. Every env also has
         `get_wrapper_attr(name)`, `set_wrapper_attr(name, value)` and `has_wrapper(wrapper_class)`. The envs of a
@@ -137,11 +137,11 @@ class MultiAgentVecEnv(ABC):
         return self._call(name, env_indices, *args, **kwargs)
 
     def configure(self, env_indices: Sequence[int], /, **settings: Any) -> None:
-        """Change settings of these envs from their next episodes on; the running ones go on as they began.
+        """Change settings of these envs from their next episodes on; running episodes keep theirs.
 
         An env takes settings if it, or one of its wrappers, has a method `configure(**settings)`; a batched env has
-        `configure(env_indices, **settings)`. The method is called right before the env's next reset, and raises what
-        it raises from there: it checks the values. What has been set is part of the state.
+        `configure(env_indices, **settings)`. The method is called right before the env's next reset; it checks the
+        values, and its errors are raised from that reset. The settings are part of the state.
 
         Raises:
             ConfigError: there is no such env, the env has no `configure` or takes no such setting, or a value is not
@@ -158,29 +158,29 @@ class MultiAgentVecEnv(ABC):
         """Close every env, even while a step is under way. A second call does nothing."""
 
     def get_state(self) -> State:
-        """All that `set_state` needs to go on from here, in the middle of episodes."""
+        """Return the state for `set_state`, also in the middle of episodes."""
         self._require_idle("get_state()")
         return self._get_state()
 
     def set_state(self, state: StateReader) -> Mapping[int, str]:
-        """Go on from where `get_state` was called, on envs made in the same way; `latest` then shows where they are.
+        """Restore a state on envs that were made in the same way, and set `latest`.
 
         Returns:
-            For every env that could not be brought back exactly, why; it has begun its next episode.
+            Env index -> reason, for every env that could not be restored exactly; it has begun its next episode.
 
         Raises:
-            CheckpointError: it is not the state of such envs.
+            CheckpointError: the state does not fit the envs.
         """
         self._require_idle("set_state()")
         return self._set_state(state)
 
     def as_sb3_vec_env(self) -> FlatVecEnv:
-        """A plain SB3 `VecEnv`, one row per agent: row `e * A + a` is agent `a` of env `e`.
+        """Return an SB3 `VecEnv` with one row per agent: row `e * A + a` is agent `a` of env `e`.
 
-        Stock SB3's PPO on it trains as `MultiAgentAlgorithm` with one shared policy does, to the same weights, if every
-        agent acts in every step of an episode: bit for bit on PyTorch's path, to floating-point tolerance on the fused
-        one. Where agents end at different steps, join late or take turns, the two differ: a `VecEnv` has no idle rows,
-        so SB3 also trains on the steps in which an agent does not act.
+        If every agent acts in every step, stock SB3's PPO on it gets the same weights as `MultiAgentAlgorithm` with
+        one shared policy: bit for bit on PyTorch's path, to floating-point tolerance on the fused path. If agents end
+        at different steps, join late or take turns, the two differ: a `VecEnv` cannot mark idle rows, so SB3 also
+        trains on steps in which an agent does not act.
 
         Raises:
             ConfigError: the agents' spaces differ.
@@ -201,7 +201,7 @@ class MultiAgentVecEnv(ABC):
 
     @abstractmethod
     def _reset(self, options: Sequence[Options] | None) -> VecStep:
-        """See `reset`; options, if any, are as many as envs."""
+        """See `reset`; there are no options, or one for each env."""
 
     @abstractmethod
     def _send(self, actions: Sequence[Array]) -> None:

@@ -1,8 +1,8 @@
-"""Which actions agents may take next: the masks that envs give, found, checked and laid out as arrays.
+"""Action masks: read them from the envs' infos, check them, and put them into arrays.
 
-An env gives a mask as `infos[agent]["action_mask"]`, from `reset` and `step`, for each agent that acts next. A group of
-agents has masks if one of them has one when the first of the group acts for the first time; masks are then required of
-all of them.
+An env returns a mask as `infos[agent]["action_mask"]`, from `reset` and `step`, for each agent that acts next. A group
+of agents has masks if one of its agents has a mask when an agent of the group acts for the first time. From then on,
+all agents of the group must have masks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NO_INFO: Mapping[str, Any] = {}
 
 
 def forbidden_place(masks: BoolArray, choices: Sequence[int]) -> tuple[int, ...] | None:
-    """The first [env, column, choice] of which every action is forbidden, if there is one.
+    """Return the first [env, column, choice] with every action forbidden; None if there is none.
 
     Args:
         masks: (E, A, sum of choices).
@@ -36,13 +36,13 @@ def forbidden_place(masks: BoolArray, choices: Sequence[int]) -> tuple[int, ...]
 
 
 def forbidden_words(choice: int, choices: Sequence[int]) -> str:
-    """What is wrong with a mask that forbids every action of a choice."""
+    """Describe the fault of a mask that forbids every action of a choice."""
     which = "" if len(choices) == 1 else f" of choice {choice} (counted from 0)"
     return f"{MASK} forbids every action{which}; an agent that acts needs one"
 
 
 def mask_fault(mask: Array, size: int, space: spaces.Space[Any]) -> str | None:
-    """What is wrong with the form of one agent's mask, if anything is."""
+    """Describe what is wrong with the form of one agent's mask; None if nothing is."""
     if mask.shape != (size,):
         return f"{MASK} has shape {mask.shape}; accepted: ({size},), for {space}"
     if mask.dtype != np.bool_ and not (mask.dtype.kind in "iuf" and np.isin(mask, (0, 1)).all()):
@@ -51,14 +51,14 @@ def mask_fault(mask: Array, size: int, space: spaces.Space[Any]) -> str | None:
 
 
 class MaskReader:
-    """Finds the groups that have masks, and reads these out of the infos of separate envs.
+    """Finds the groups that have masks, and reads the masks from the infos of separate envs.
 
     Args:
         groups: the agents by their spaces.
         num_envs: E.
 
     Attributes:
-        none: the masks of envs that give none.
+        none: the masks of envs without masks.
     """
 
     def __init__(self, groups: Sequence[AgentGroup], num_envs: int) -> None:
@@ -70,7 +70,7 @@ class MaskReader:
         self.adopt(self.none)
 
     def adopt(self, masks: ActionMasks) -> None:
-        """Go on with the groups that have masks here; the others are looked at again when one of their agents acts."""
+        """Continue with the groups that have masks here; the others are checked again when an agent acts."""
         self._masked = [mask is not None for mask in masks]
         self._undecided = {
             number for number, found in enumerate(self._masked) if not found and self._choices[number] is not None
@@ -82,14 +82,15 @@ class MaskReader:
         return not self._undecided and True not in self._masked
 
     def read(self, slots: Sequence[EnvSlot], infos: Mapping[int, Mapping[str, Any]]) -> ActionMasks:
-        """The masks of the agents that act next.
+        """Return the masks of the agents that act next.
 
         Args:
             slots: the envs.
-            infos: what each of them said when it showed what its agents see now, by index.
+            infos: env index -> the infos that came with the present observations.
 
         Raises:
-            EnvError: a mask is missing, has another shape, or forbids everything; names env, episode, step and agent.
+            EnvError: a mask is missing, has a wrong shape, or forbids every action; the message names env, episode,
+                step and agent.
         """
         for number in list(self._undecided):
             self._decide(number, slots, infos)
@@ -133,10 +134,10 @@ class MaskReader:
 
 
 def read_masks(state: StateReader, groups: Sequence[AgentGroup], num_envs: int) -> ActionMasks:
-    """The field `action_masks` of a state: per group, an array of (E, A_group, n) bool, or null.
+    """Read the field `action_masks` of a state: per group, an array of (E, A_group, n) bool, or null.
 
     Raises:
-        CheckpointError: it is something else, or an agent may do nothing.
+        CheckpointError: the field has another form, or forbids every action of an agent.
     """
     listed = state.items("action_masks", len(groups))
     by_group = StateReader({str(n): masks for n, masks in enumerate(listed)}, f"{state.where}/action_masks")

@@ -22,15 +22,15 @@ def map_arrays(function: Callable[[Array], Array], observations: Observations) -
 
 
 def to_rows(observations: Observations) -> Observations:
-    """(E, A, ...) to (E * A, ...): row `e * A + a` is agent `a` of env `e`."""
+    """Reshape (E, A, ...) to (E * A, ...): row `e * A + a` is agent `a` of env `e`."""
     return map_arrays(lambda array: array.reshape(-1, *array.shape[2:]), observations)
 
 
 def zero_observations(groups: Sequence[AgentGroup], num_envs: int) -> tuple[Observations, ...]:
-    """Per group, zeros of shape (E, A_group, ...).
+    """Return zeros of shape (E, A_group, ...) per group.
 
     Raises:
-        ConfigError: no array holds the observations of a space.
+        ConfigError: observations of a space cannot be held in arrays.
     """
     return tuple(_zeros_of_group(group, num_envs) for group in groups)
 
@@ -57,7 +57,7 @@ def _zeros_of_part(space: spaces.Space[Any], shape: tuple[int, int]) -> Array:
 
 
 def read_observations(state: StateReader, like: Sequence[Observations]) -> tuple[Observations, ...]:
-    """The field `observations` of a state: arrays of the dtypes and shapes of `like`."""
+    """Read the field `observations` of a state: arrays with the dtypes and shapes of `like`."""
     listed = state.items("observations", len(like))
     groups = StateReader({str(number): group for number, group in enumerate(listed)}, f"{state.where}/observations")
     return tuple(_read_group(groups, str(number), wanted) for number, wanted in enumerate(like))
@@ -77,7 +77,7 @@ def same(one: Sequence[Observations], other: Sequence[Observations]) -> bool:
 
 
 def stacked(of_envs: Sequence[Observations]) -> Observations:
-    """One batch, (E, ...), of the observations of E envs."""
+    """Stack the observations of E envs to one batch, (E, ...)."""
     first = of_envs[0]
     if isinstance(first, dict):
         return {key: np.stack([observations[key] for observations in of_envs]) for key in first}
@@ -85,7 +85,7 @@ def stacked(of_envs: Sequence[Observations]) -> Observations:
 
 
 def taken(observations: Observations, place: int | tuple[int, ...]) -> Any:
-    """What stands in a place."""
+    """Return the observation at a place."""
     return map_arrays(lambda array: array[place], observations)
 
 
@@ -103,7 +103,7 @@ def put(observation: Any, array: Observations, place: int | tuple[int, int]) -> 
 
 
 def zeros_where_idle(observations: Observations, to_act: BoolArray) -> Observations:
-    """A copy: the original may hold final observations."""
+    """Return a copy with zeros where an agent does not act next; the original may hold final observations there."""
 
     def filled(array: Array) -> Array:
         array = array.copy()

@@ -1,4 +1,4 @@
-"""One env of a batch, as far as it can be asked for anything alone."""
+"""Access to a single env of a batched env."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from marl_sb3.envs.batched import BatchedEnv
 
 @dataclass(frozen=True)
 class OneOfBatch:
-    """What one env of a batch can be asked for: its picture, and what all envs of the batch share."""
+    """One env of a batched env: it renders, and has the attributes that all envs share."""
 
     env: BatchedEnv
     index: int
-    in_force: Mapping[str, Any]  # what `configure` has set for it
+    in_force: Mapping[str, Any]  # the settings that `configure` has set for it
     render_env: Callable[[int], Any]
 
     def call(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
@@ -32,11 +32,11 @@ class OneOfBatch:
         return self.render_env(self.index)
 
     def get_wrapper_attr(self, name: str) -> Any:
-        """An attribute of the batch, or what `configure` has set for this env."""
+        """Return a setting that `configure` has set for this env, otherwise an attribute of the batched env."""
         return self._read(name)
 
     def _read(self, name: str, *default: Any) -> Any:
-        """An attribute of the batch; what `configure` has set for this env comes before it."""
+        """Return a setting that `configure` has set for this env, otherwise an attribute of the batched env."""
         return self.in_force[name] if name in self.in_force else getattr(self.env, name, *default)
 
     def set_wrapper_attr(self, name: str, value: Any) -> None:
@@ -49,7 +49,7 @@ class OneOfBatch:
 
 
 def _no_attribute() -> None:
-    """Stands for an attribute that is absent, as None may be its value."""
+    """Mark an absent attribute: None may be the value of an attribute."""
 
 
 _OF_ONE_ENV = ("render", "get_wrapper_attr", "set_wrapper_attr", "has_wrapper")

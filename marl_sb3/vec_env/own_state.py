@@ -1,4 +1,4 @@
-"""Envs whose class has `get_state() -> plain data` and `set_state(data)`: asked for their state, not played again."""
+"""Save and restore envs by their own `get_state() -> plain data` and `set_state(data)`, without a replay."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from marl_sb3.wrappers.layers import layers
 
 
 def own_state(env: Any) -> State | None:
-    """What the env's own `get_state` returns; None if it has none, or if a checkpoint cannot hold it.
+    """Return the state from the env's own `get_state`; None if it has none, or if a checkpoint cannot hold the state.
 
     Args:
         env: in the wrappers that `wrap` applied.
     """
     inner = _made_by_factory(env)
     if not all(callable(getattr(type(inner), name, None)) for name in ("get_state", "set_state")):
-        return None  # asked of the class: PettingZoo's wrappers pass questions on to envs that know less than they
+        return None  # looked up in the class: wrappers forward attributes to inner envs, which lack their state
     return ask_for_state(inner.get_state, env.where_and_seed())
 
 
 def set_own_state(env: Any, state: Mapping[str, Any]) -> str | None:
-    """Give a state to the env's own `set_state`; what is wrong with the outcome, if anything is."""
+    """Call the env's own `set_state`, and check the result; returns the fault, or None."""
     inner = _made_by_factory(env)
     inner.set_state(state)
     if not _same_tree(inner.get_state(), state):
-        return "its get_state() returns something else than its set_state() was given"
+        return "after set_state(), its get_state() returns another state"
     return None
 
 

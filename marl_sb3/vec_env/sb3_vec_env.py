@@ -24,15 +24,15 @@ class FlatVecEnv(VecEnv):
     """Row `e * A + a` is agent `a` of env `e`.
 
     A row is done in the step in which its agent is terminated or truncated, with `terminal_observation` and
-    `TimeLimit.truncated` in its info. If other agents of the env go on, the row then idles until the env resets:
-    zero observations, zero rewards, not done, `info["active"]` False. A row whose agent waits for its turn idles, too,
-    with what the agent is paid meanwhile. SB3's algorithms cannot leave such steps
-    out of their training, and count them in their advantages; `MultiAgentAlgorithm` leaves them out. Weights therefore
-    equal those of `MultiAgentAlgorithm` only where no row ever idles: see `MultiAgentVecEnv.as_sb3_vec_env`.
+    `TimeLimit.truncated` in its info. If other agents of the env continue, the row idles until the env resets: zero
+    observations, zero rewards, not done, `info["active"]` False. The row of an agent that waits for its turn idles too,
+    with the rewards that the agent gets meanwhile. SB3's algorithms train on such steps, `MultiAgentAlgorithm` does
+    not. Weights therefore equal those of `MultiAgentAlgorithm` only if no row ever idles: see
+    `MultiAgentVecEnv.as_sb3_vec_env`.
 
     Attributes:
-        env: the envs underneath.
-        last_step: the latest step with all that rows do not show; None before the first.
+        env: the vec env.
+        last_step: the latest step, with data that rows do not have; None before the first.
     """
 
     def __init__(self, env: MultiAgentVecEnv) -> None:
@@ -63,9 +63,9 @@ class FlatVecEnv(VecEnv):
         self._actions = actions
 
     def step_wait(self) -> VecEnvStepReturn:
-        """Step every env; infos are new dictionaries, a row each."""
+        """Step every env; the infos are new dictionaries, one per row."""
         assert self._actions is not None, "step_async() comes first"
-        # SB3 chooses MultiBinary actions as floats.
+        # SB3 passes MultiBinary actions as floats.
         actions = np.asarray(self._actions, dtype=self.action_space.dtype)
         actions = self._chosen.to_env(actions)
         step = self.env.step((actions.reshape(self.env.num_envs, self._agents_per_env, *actions.shape[1:]),))
@@ -98,7 +98,7 @@ class FlatVecEnv(VecEnv):
         return rows
 
     def seed(self, seed: int | None = None) -> Sequence[int | None]:
-        """Seed every env; the seeds of all episodes follow from this one. Takes effect at the next `reset`."""
+        """Set the seed from which the seeds of all episodes are derived. Takes effect at the next `reset`."""
         run_seed = fresh_seed() if seed is None else seed
         self.env.seed(run_seed)
         self._seeds = [run_seed] * self.num_envs
@@ -109,11 +109,11 @@ class FlatVecEnv(VecEnv):
         self.env.close()
 
     def get_images(self) -> Sequence[Array | None]:
-        """One image per env (not per row: the agents of an env share a picture)."""
+        """Return one image per env (not per row: the agents of an env share an image)."""
         return self.env.call("render", range(self.env.num_envs))
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
-        """The attribute of each row's env."""
+        """Return the attribute of each row's env."""
         return self.env.call("get_wrapper_attr", self._env_indices(indices), attr_name)
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
@@ -130,7 +130,7 @@ class FlatVecEnv(VecEnv):
         return self.env.call(method_name, self._env_indices(indices), *method_args, **method_kwargs)
 
     def env_is_wrapped(self, wrapper_class: type, indices: VecEnvIndices = None) -> list[bool]:
-        """Whether each row's env wears this wrapper."""
+        """Whether each row's env has this wrapper."""
         return self.env.call("has_wrapper", self._env_indices(indices), wrapper_class)
 
     def _env_indices(self, indices: VecEnvIndices) -> list[int]:

@@ -1,4 +1,4 @@
-"""What vec envs have in common that are made of E separate `ParallelEnv`s in this process."""
+"""The base class of vec envs that consist of E separate `ParallelEnv`s in this process."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ EnvFactory = Callable[[int], ParallelEnv]  # env index -> a new env
 class SeparateEnvs(InProcessVecEnv):
     """A `MultiAgentVecEnv` of E `EnvSlot`s.
 
-    In a checkpoint an env is the seed of its running episode and the actions since; it is brought back by playing them
-    again. An env whose own class has `get_state() -> tree of plain data and arrays` and `set_state(tree)` is asked
-    instead.
+    A checkpoint holds the seed of each env's running episode and the actions since its start, which are replayed to
+    restore the env. If the env's own class has `get_state() -> tree of plain data and arrays` and `set_state(tree)`,
+    these are used instead.
 
     Args:
         make_env: makes the env of an index; called once for each of the E envs.
 
     Raises:
-        ConfigError: the envs differ in their agents or spaces, or are not separate envs, or there is no array for a
-            kind of space.
+        ConfigError: the envs differ in their agents or spaces, are not separate objects, or have a space of a kind that
+            arrays cannot hold.
     """
 
     def __init__(self, make_env: EnvFactory, num_envs: int, seed: int | None = None) -> None:
@@ -54,7 +54,7 @@ class SeparateEnvs(InProcessVecEnv):
         self.metadata = dict(first.metadata)
         self.render_mode = getattr(first.unwrapped, "render_mode", None)
         self._masks = MaskReader(self.groups, num_envs)
-        zero_observations(self.groups, num_envs)  # refuses what no array can hold
+        zero_observations(self.groups, num_envs)  # refuses spaces that arrays cannot hold
 
     def _seed(self, seed: int) -> None:
         for slot in self._slots:
@@ -64,30 +64,30 @@ class SeparateEnvs(InProcessVecEnv):
         return {index: self._slots[index].reset_infos for index in env_indices}
 
     def _first_step(self, observations: tuple[Observations, ...]) -> VecStep:
-        """The step after a reset of all envs."""
+        """Return the first step after a reset of all envs."""
         infos = self._reset_infos(range(self.num_envs))
         return first_step(observations, self._masks.read(self._slots, infos), self._turns(), infos)
 
     def _masks_after(
         self, infos: Sequence[Mapping[str, Any]], reset_infos: Mapping[int, Mapping[str, Any]]
     ) -> ActionMasks:
-        """The masks after a step, from its infos, and from those of the resets that it brought."""
+        """Return the masks after a step, from its infos and those of the resets in it."""
         if self._masks.idle:
             return self._masks.none
         return self._masks.read(self._slots, {**dict(enumerate(infos)), **reset_infos})
 
     def _turns(self) -> BoolArray:
-        """(E, A); the agents that act next, in a new array: `VecStep.acted` keeps the old one."""
+        """Return the agents that act next, (E, A) bool, in a new array: `VecStep.acted` refers to the old one."""
         return np.array([[agent in slot.to_act for agent in self.agents] for slot in self._slots])
 
     def _show(self, slot: EnvSlot, observations: tuple[Observations, ...]) -> None:
-        """Write what the agents see that act next into their places."""
+        """Write the observations of the agents that act next into their places."""
         for agent in slot.to_act:
             place = self._layout.places[agent]
             put(slot.shown[agent], observations[place.group], (slot.index, place.group_column))
 
     def _shown(self) -> tuple[Observations, ...]:
-        """Per group, (E, A_group, ...)."""
+        """Return the present observations per group, (E, A_group, ...)."""
         observations = zero_observations(self.groups, self.num_envs)
         for slot in self._slots:
             self._show(slot, observations)
@@ -119,7 +119,7 @@ class SeparateEnvs(InProcessVecEnv):
         return inexact
 
     def _take_masks(self, masks: ActionMasks, reset_infos: Mapping[int, Mapping[str, Any]]) -> None:
-        """Take over the masks of a state; those of the envs that have begun an episode instead are read from it."""
+        """Restore the masks of a state; masks of envs that have begun new episodes are read from their infos."""
         self._masks.adopt(masks)
         begun = list(reset_infos)
         new_masks = self._masks.read([self._slots[index] for index in begun], reset_infos)

@@ -1,4 +1,4 @@
-"""Settings of envs that change while they are used, from one episode to the next: a curriculum, say."""
+"""Settings of envs that change from one episode to the next, as in a curriculum."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from marl_sb3.storage.state import State, StateReader, is_plain
 
 
 class EnvSettings:
-    """What `configure` has set for one env.
+    """The settings that `configure` has set for one env.
 
     Attributes:
-        in_force: the settings of its running episode, as far as `configure` has set them.
-        coming: those that its next episode begins with.
+        in_force: settings of its running episode.
+        coming: settings that its next episode begins with.
     """
 
     def __init__(self, in_force: Mapping[str, Any] | None = None, coming: Mapping[str, Any] | None = None) -> None:
@@ -24,11 +24,11 @@ class EnvSettings:
         self.coming = dict(coming or {})
 
     def tell(self, settings: Mapping[str, Any]) -> None:
-        """Keep these for the next episode."""
+        """Keep settings for the next episode."""
         self.coming.update(deepcopy(dict(settings)))
 
     def begin_episode(self) -> Mapping[str, Any]:
-        """The settings that the env has to be given now; they are in force from here on."""
+        """Put the coming settings in force, and return them for the env's `configure`."""
         new, self.coming = self.coming, {}
         self.in_force.update(new)
         return new
@@ -39,10 +39,10 @@ class EnvSettings:
 
 
 def read_settings(state: StateReader, num_envs: int) -> list[EnvSettings]:
-    """The field `settings` of a state.
+    """Read the field `settings` of a state.
 
     Raises:
-        CheckpointError: it is not a list of what `EnvSettings.get_state` returns.
+        CheckpointError: it is not a list of states from `EnvSettings.get_state`.
     """
     listed = state.items("settings", num_envs)
     readers = [StateReader(one, f"{state.where}/settings/{index}") for index, one in enumerate(listed)]
@@ -59,10 +59,10 @@ def require_settings(env: Any, configure: Callable[..., Any] | None, settings: M
 
     Args:
         configure: the env's own method; None if it has none.
-        first: what the method gets before the settings.
+        first: arguments of the method before the settings.
 
     Raises:
-        ConfigError: the env has no `configure`, or it takes no such settings, or a value is not plain data.
+        ConfigError: the env has no `configure`, the method does not take such settings, or a value is not plain data.
     """
     kind = type(env).__name__
     if configure is None:
@@ -82,10 +82,10 @@ def require_settings(env: Any, configure: Callable[..., Any] | None, settings: M
 
 
 def put_back(settings: EnvSettings, env: Any, configure: Callable[..., Any] | None, index: int, *first: Any) -> None:
-    """Give an env the settings that were in force.
+    """Give an env the settings that were in force when it was saved.
 
     Raises:
-        CheckpointError: it does not take them.
+        CheckpointError: the env does not take them.
     """
     try:
         for part in (settings.in_force, settings.coming):

@@ -1,4 +1,4 @@
-"""One env of a vec env: its seeds, its agents' turns and ends, its actions, and how it is brought back."""
+"""One env of a vec env: its seeds, its agents' turns and ends, its actions and its state."""
 
 from __future__ import annotations
 
@@ -26,15 +26,16 @@ _NOBODY: Mapping[AgentID, Any] = MappingProxyType({})
 
 @dataclass(slots=True)
 class SlotStep:
-    """What one step of one env means to its agents.
+    """The result of one step of one env.
 
     Attributes:
-        observations: of the agents that act next, by agent; after an episode's last step those of the next reset.
-        rewards: of the agents in play, whether or not they acted; an agent without an entry was paid nothing.
-        ends: (terminated, truncated) of the agents that ended in this step, on whoever's move.
-        final_observations: what the agents that ended saw last, as far as the env says.
-        infos: what the env said in this step.
-        reset_infos: what the env said when its next episode began; None if the episode goes on.
+        observations: agent -> observation, for the agents that act next; after an episode's last step, of the next
+            reset.
+        rewards: agent -> reward, for the agents in play, whether or not they acted; 0 for an agent without an entry.
+        ends: agent -> (terminated, truncated), for the agents that ended in this step, whether or not they acted.
+        final_observations: agent -> last observation, for the agents that ended, if the env returned one.
+        infos: the infos of the step.
+        reset_infos: the infos of the next episode's reset; None if the episode continues.
     """
 
     observations: Mapping[AgentID, Any]
@@ -47,19 +48,19 @@ class SlotStep:
 
 @dataclass(frozen=True)
 class SlotState:
-    """One env in the middle of an episode: all that brings it back.
+    """The state of one env in the middle of an episode.
 
     Attributes:
-        run_seed: the seed that the seeds of its episodes follow from.
+        run_seed: the seed from which the seeds of its episodes are derived.
         episode: index of the running episode.
         to_act: (A,) bool; the agents that act next.
         in_play: (A,) bool; the agents that have acted and have not ended.
         ended: (A,) bool; the agents that have ended.
-        observations: per group, (A_group, ...); what the agents that act next see.
-        own: what the env's own `get_state` returned; None if it has none.
-        actions: per group, (steps, A_group, ...); the actions since the episode began. None where `own` is enough, or
-            where they are too many.
-        settings: what `configure` has set.
+        observations: per group, (A_group, ...); the observations of the agents that act next.
+        own: the state from the env's own `get_state`; None if it has none.
+        actions: per group, (steps, A_group, ...); the actions since the start of the episode. None if there is `own`,
+            or if there are too many actions.
+        settings: the settings from `configure`.
     """
 
     run_seed: int
@@ -74,7 +75,7 @@ class SlotState:
 
 
 class EnvSlot:
-    """All there is to one env: its seeds, its agents' turns and ends, its action log and its state.
+    """One env with its seeds, its agents' turns and ends, its action log and its state.
 
     The env's `agents` are those that act in the next step. An agent that has acted and is not among them waits for
     its next turn until a flag says that it has ended; meanwhile it may be paid, and it may end. The next episode begins
@@ -82,8 +83,8 @@ class EnvSlot:
     episode, see `EndedAgents`.
 
     Args:
-        env: the env, in the wrappers that every env wears.
-        layout: where the agents of the vec env stand in its arrays.
+        env: the env with the wrappers that every env gets.
+        layout: the places of the agents in the arrays of the vec env.
 
     Attributes:
         env: the env.
@@ -91,8 +92,8 @@ class EnvSlot:
         to_act: the agents that act in the next step, in the order of `possible_agents`.
         in_play: the agents that have acted in the episode and have not ended.
         ended: the agents that have ended in the episode.
-        settings: what `configure` has set for it.
-        shown: the observations of the agents that act in the next step, by agent; others may be there.
+        settings: the settings from `configure`.
+        shown: agent -> observation, for the agents that act in the next step; it may have further agents.
         reset_infos: the infos of the latest reset.
     """
 
@@ -115,7 +116,7 @@ class EnvSlot:
         self.run_seed, self.episode = run_seed, -1
 
     def require_settings(self, settings: Mapping[str, Any]) -> None:
-        """Refuse what the env cannot take; see `settings.require_settings`."""
+        """Refuse settings that the env cannot take; see `settings.require_settings`."""
         require_settings(self.env.unwrapped, self.env.settings_method(), settings)
 
     def reset(self, options: Mapping[str, Any] | None = None) -> Mapping[AgentID, Any]:
@@ -151,7 +152,7 @@ class EnvSlot:
         self.in_play.update(actions)
         if len(rewards) > len(actions):
             rewards = {agent: reward for agent, reward in rewards.items() if agent in self.in_play}
-        step = SlotStep(observations, rewards, infos, _NOBODY, _NOBODY)  # so it is in most steps
+        step = SlotStep(observations, rewards, infos, _NOBODY, _NOBODY)  # the usual case: no agent ends
         for agent in actions:
             if terminated[agent] or truncated[agent]:
                 self._end(agent, step, bool(terminated[agent]), bool(truncated[agent]))
@@ -159,7 +160,7 @@ class EnvSlot:
             self._end_waiting(actions, step, terminated, truncated)
         self._find_turns()
         if not self.to_act:
-            step.infos = deepcopy(infos)  # the reset comes before anyone reads them
+            step.infos = deepcopy(infos)  # a copy: the env is reset before the infos are read
             step.observations = self.reset()
             step.reset_infos = self.reset_infos
         return step
@@ -171,7 +172,7 @@ class EnvSlot:
         terminated: Mapping[AgentID, Any],
         truncated: Mapping[AgentID, Any],
     ) -> None:
-        """Agents that did not act may end on another agent's move, or before they have acted at all."""
+        """End agents that did not act: they may end by another agent's action, or before their first action."""
         for agent in {**terminated, **truncated}:
             flags = bool(terminated.get(agent)), bool(truncated.get(agent))
             if any(flags) and agent not in actions and agent not in self.ended and agent in self._agents:
@@ -194,7 +195,7 @@ class EnvSlot:
     # --- State -------------------------------------------------------------------------------------------------------
 
     def get_state(self) -> SlotState:
-        """All that `set_state` needs to go on from here: the env's own state, or else its seed and its actions."""
+        """Return the state for `set_state`: the env's own state, or its seed and its actions."""
         own = own_state(self.env)
         return SlotState(
             self.run_seed,
@@ -209,10 +210,10 @@ class EnvSlot:
         )
 
     def set_state(self, state: SlotState) -> str | None:
-        """Go on from where `get_state` was called; the state has been checked.
+        """Restore a state that has been checked.
 
         Returns:
-            None, or why this is not possible: the env has then begun its next episode.
+            None, or the reason why this is not possible; the env has then begun its next episode.
 
         Raises:
             CheckpointError: the env's own `set_state` refused its state.
@@ -237,11 +238,11 @@ class EnvSlot:
             raise
         except EnvRaisedError as error:
             return str(error)
-        except Exception as error:  # an env may raise anything if it does not repeat itself
+        except Exception as error:  # an env that does not repeat itself may raise anything
             return f"{type(error).__name__}: {error}"
 
     def _continue_at(self, run_seed: int, episode: int) -> None:
-        """Make the next reset this episode of this run seed."""
+        """Make the next reset begin this episode of this run seed."""
         self.run_seed, self.episode = run_seed, episode - 1
         self.env.continue_at(episode)
 
@@ -250,14 +251,14 @@ class EnvSlot:
         self.reset()
         for actions in zip(*state.actions, strict=True):
             if self.episode != state.episode:
-                break  # it has ended too early
+                break  # the episode has ended too early
             self.step(actions)
         same_turns = np.array_equal(self.layout.flags(self.to_act), state.to_act) and np.array_equal(
             self.layout.flags(self.in_play), state.in_play
         )
         if self.episode == state.episode and same_turns and same(self._shown_arrays(), state.observations):
             return None
-        return "the same seed and actions led to something else"
+        return "the same seed and actions led to a different state"
 
     def _set_own(self, state: SlotState, own: Mapping[str, Any]) -> str | None:
         why = set_own_state(self.env, own)
@@ -266,7 +267,7 @@ class EnvSlot:
         flagged = self.layout.flagged
         to_act, in_play, ended = flagged(state.to_act), set(flagged(state.in_play)), set(flagged(state.ended))
         if set(self.env.agents) - ended != set(to_act):
-            return "its agents are others than those that were to act"
+            return "other agents act next than in the saved state"
         self.episode += 1
         self.to_act, self.in_play, self.ended = to_act, in_play, EndedAgents(ended)
         self.ended.look_at(self.env.agents)
@@ -279,7 +280,7 @@ class EnvSlot:
         return None
 
     def _shown_arrays(self) -> tuple[Observations, ...]:
-        """Per group, (A_group, ...); zeros where an agent does not act next."""
+        """Return observations per group, (A_group, ...); zeros where an agent does not act next."""
         arrays = tuple(
             map_arrays(lambda array: array[0], group) for group in zero_observations(self.layout.groups, num_envs=1)
         )

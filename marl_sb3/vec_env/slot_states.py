@@ -1,4 +1,4 @@
-"""The states of E env slots as arrays for a checkpoint, and back, with checks: a stranger may have written it."""
+"""Pack the states of E env slots into arrays for a checkpoint, and unpack them with checks."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from marl_sb3.vec_env.settings import read_settings
 from marl_sb3.vec_env.slot import SlotState
 
 _FLAGS = ("to_act", "in_play", "ended")
-_LEFT_OUT = -1  # the length of a log that is not in the checkpoint
+_LEFT_OUT = -1  # stands for the length of a log that is left out of the checkpoint
 
 
 def pack(states: Sequence[SlotState], groups: Sequence[AgentGroup]) -> State:
-    """The states as plain data; the arrays of all envs are joined."""
+    """Return the states as plain data; the arrays of all envs are joined."""
     return {
         "run_seed": states[0].run_seed,
         "episodes": np.array([state.episode for state in states], dtype=np.int64),
@@ -35,7 +35,7 @@ def pack(states: Sequence[SlotState], groups: Sequence[AgentGroup]) -> State:
 
 
 def _pack_logs(logs: Sequence[tuple[Array, ...] | None], groups: Sequence[AgentGroup]) -> State:
-    """The logs one after the other, the shortest ones if they do not all fit."""
+    """Concatenate the logs; if not all of them fit, only the shortest ones."""
     sizes = [None if log is None else sum(actions.nbytes for actions in log) for log in logs]
     kept, total = set(), 0
     for size, index in sorted((size, index) for index, size in enumerate(sizes) if size is not None):
@@ -58,7 +58,7 @@ def _shape(group: AgentGroup) -> tuple[int, ...]:
 
 
 def unpack(state: StateReader, layout: AgentLayout, num_envs: int) -> list[SlotState]:
-    """The states that `pack` was given."""
+    """Return the states from what `pack` returned; a stranger may have written it."""
     shape = (num_envs, len(layout.agents))
     to_act, in_play, ended = (state.array(name, np.bool_, shape) for name in _FLAGS)
     if not to_act.any(axis=1).all() or (to_act & ended).any():
@@ -91,7 +91,7 @@ def unpack(state: StateReader, layout: AgentLayout, num_envs: int) -> list[SlotS
 
 
 def _require_possible(observations: Sequence[Observations], groups: Sequence[AgentGroup], where: str) -> None:
-    """Refuse impossible categories; the bounds of a Box are the env's own business."""
+    """Refuse categories out of range; the bounds of a Box are not checked."""
     for group, seen in zip(groups, observations, strict=True):
         space = group.observation_space
         parts = space.spaces.items() if isinstance(space, spaces.Dict) else [("", space)]

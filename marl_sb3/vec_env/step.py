@@ -1,4 +1,4 @@
-"""What one step of E envs brings: `VecStep` and the containers in it."""
+"""The result of one step of E envs: `VecStep` and the containers in it."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ ActionMasks = tuple[BoolArray | None, ...]  # per group
 
 
 class StepInfos(Protocol):
-    """The infos of one step of E envs, as the envs gave them."""
+    """The infos of one step of E envs, as the envs returned them."""
 
     def __getitem__(self, env_index: int) -> Mapping[str, Any]:
-        """The info dictionary of one env: by agent id, plus any other key that the env put in."""
+        """Return the info dictionary of one env: agent id -> info, and any other keys of the env."""
 
     def values(self, agent: AgentID, key: str) -> Array:
-        """(E,) float64: `infos[agent][key]` of each env, NaN where it is absent."""
+        """Return `infos[agent][key]` of each env, (E,) float64; NaN where it is absent."""
 
 
 class DictInfos:
-    """`StepInfos` over one dictionary per env."""
+    """`StepInfos` from one dictionary per env."""
 
     def __init__(self, infos: Sequence[Mapping[str, Any]]) -> None:
         self._infos = infos
@@ -40,7 +40,7 @@ class DictInfos:
 
 
 class ArrayInfos:
-    """`StepInfos` over arrays; a dictionary is made for the envs that are asked for."""
+    """`StepInfos` from arrays; the dictionary of an env is made when it is accessed."""
 
     def __init__(self, infos: Mapping[AgentID, Mapping[str, Array]], num_envs: int) -> None:
         self._infos = infos
@@ -71,7 +71,7 @@ class FinalObservations(Mapping[tuple[int, int], Any]):
         return len(self._by_place)
 
     def stacked(self, wanted: BoolArray) -> Observations:
-        """The observations at the places marked in `wanted`, (E, A), as one batch in the order of `np.argwhere`."""
+        """Return the observations at the places marked in `wanted`, (E, A), as a batch ordered as by `np.argwhere`."""
         chosen = [self[env_index, column] for env_index, column in np.argwhere(wanted).tolist()]
         if isinstance(chosen[0], Mapping):
             return {key: np.stack([observation[key] for observation in chosen]) for key in chosen[0]}
@@ -106,10 +106,10 @@ NO_FINAL_OBSERVATIONS = FinalObservations({})
 
 @dataclass(frozen=True)
 class VecStep:
-    """One step of E envs with A agents, or their reset: a first step, in which nobody acted and nothing was paid.
+    """One step of E envs with A agents; or a reset, which is a first step without actions and rewards.
 
-    Rewards and ends belong to an agent whether or not it acted: one that waits for its turn may be paid, and may end,
-    on another agent's move. What an agent is paid before its first action or after its end belongs to nothing and is 0.
+    Rewards and ends belong to an agent whether or not it acted: an agent that waits for its turn may get a reward, and
+    may end, by another agent's action. Rewards before an agent's first action or after its end are set to 0.
 
     The vec env owns the arrays and may write the next step into them: they are valid until the next `send`, `step` or
     `reset`. `copy` makes a step to keep.
@@ -119,13 +119,13 @@ class VecStep:
             zeros where the agent does not act next.
         action_masks: per group, (E, A_group, n) bool, True where the agent's next action is allowed; all True where the
             agent does not act next. None for a group whose envs give no masks. n is laid out as sb3-contrib does it:
-            Discrete(n) has n, MultiDiscrete the sum of its `nvec`, MultiBinary(k) 2 k.
+            `nvec` for MultiDiscrete, 2 k for MultiBinary(k).
         rewards: (E, A) float32.
         terminated: (E, A) bool; True in the one step in which the agent was terminated.
         truncated: (E, A) bool; True in the one step in which the agent was truncated.
         acted: (E, A) bool; the agents that acted in this step.
         to_act: (E, A) bool; the agents that act in the next step.
-        episode_done: (E,) bool; the envs whose last agents ended here, and which have been reset.
+        episode_done: (E,) bool; the envs in which the last agents ended in this step, and which have been reset.
         final_observations: {(env index, agent column): the observation that the agent ended on}.
         infos: the infos that the envs returned from this step.
         reset_infos: {env index: the infos of its reset}, for the envs that were reset.
@@ -144,7 +144,7 @@ class VecStep:
     reset_infos: Mapping[int, Mapping[str, Any]]
 
     def copy(self) -> VecStep:
-        """A step of its own, infos included, that later steps do not change."""
+        """Return a deep copy, which later steps do not change."""
         return deepcopy(self)
 
 
@@ -154,7 +154,7 @@ def first_step(
     to_act: BoolArray,
     reset_infos: Mapping[int, Mapping[str, Any]],
 ) -> VecStep:
-    """The step that a reset returns: nobody has acted, no reward, no end, empty infos.
+    """Make the step that a reset returns: no actions, no rewards, no ends, empty infos.
 
     Args:
         observations: per group, (E, A_group, ...).

@@ -1,8 +1,8 @@
-"""One env as SuperSuit needs it: every agent present in every step, nothing lost on the way.
+"""Adapt one env to SuperSuit: every agent is present in every step, and no data is lost.
 
-SuperSuit's `MarkovVectorEnv` wants all possible agents in all dictionaries, resets the env by itself and without a
-seed, and forgets what it does not put into its arrays. `SuperSuitAdapter` stands between it and the env: it fills the
-places of agents that do not act, and keeps the whole step in `last_step`.
+SuperSuit's `MarkovVectorEnv` needs all possible agents in all dictionaries, resets the env by itself and without a
+seed, and drops data that is not in its arrays. `SuperSuitAdapter` is between it and the env: it fills the places of
+agents that do not act, and keeps the complete step in `last_step`.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from marl_sb3.vec_env.slot import EnvSlot, SlotStep
 
 
 class SuperSuitAdapter(ParallelEnv):  # type: ignore[misc]
-    """The env of a slot, with all its agents there, always.
+    """The env of a slot, in which all agents are always present.
 
-    An instance that is pickled leaves its slot behind: SuperSuit copies it with cloudpickle, and a copied env would
-    repeat the random stream of the original. `SuperSuitVecEnv` gives each copy a slot of its own.
+    A pickled instance has no slot: SuperSuit copies the adapter by cloudpickle, and a copied env would repeat the
+    random numbers of the original. `SuperSuitVecEnv` gives each copy its own slot.
 
     Attributes:
         slot: the env.
-        options: what the next reset gets as its options.
-        last_step: the latest step, with all that SuperSuit's arrays do not show; None before the first.
+        options: options of the next reset.
+        last_step: the latest step, with data that SuperSuit's arrays do not have; None before the first.
     """
 
     def __init__(self, slot: EnvSlot) -> None:
@@ -59,15 +59,15 @@ class SuperSuitAdapter(ParallelEnv):  # type: ignore[misc]
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[AgentID, Any], dict[AgentID, dict[str, Any]]]:
-        """Begin the next episode, or show the one that `step` has begun; the arguments, never set, do not count."""
+        """Begin the next episode, or return that which `step` has begun; SuperSuit never sets the arguments."""
         observations, self._first_of_episode = self._first_of_episode, None
         if observations is None:
             observations, self.options = self.slot.reset(self.options), None
-        # No infos: SuperSuit would write them over those of the episode's last step.
+        # No infos: SuperSuit would overwrite those of the episode's last step.
         return self._fill(observations), {}
 
     def step(self, actions: Mapping[AgentID, Any]) -> tuple[dict[AgentID, Any], ...]:
-        """Step the env. SuperSuit resets when every agent counts as ended: when the episode is over."""
+        """Step the env. All agents are reported as ended at the end of the episode, when SuperSuit has to reset."""
         step = self.last_step = self.slot.step([np.stack([actions[agent] for agent in self.possible_agents])])
         over = step.reset_infos is not None
         if over:

@@ -19,7 +19,7 @@ from marl_sb3.vec_env.supersuit_adapter import SuperSuitAdapter
 
 
 class SuperSuitVecEnv(SeparateEnvs):
-    """`pettingzoo_env_to_vec_env_v1` and `concat_vec_envs_v1`, with a `SuperSuitAdapter` below each copy.
+    """A vec env of `pettingzoo_env_to_vec_env_v1` and `concat_vec_envs_v1`, with a `SuperSuitAdapter` for each env.
 
     Args:
         make_env: makes the env of an index; called once for each of the E envs.
@@ -87,7 +87,7 @@ def _last_step(adapter: SuperSuitAdapter) -> SlotStep:
 
 
 def _require_single_group(groups: Sequence[AgentGroup]) -> None:
-    """SuperSuit takes agents of one kind only."""
+    """Refuse agents with different spaces, which SuperSuit does not support."""
     first = groups[0]
     for other in groups[1:]:
         for kind in ("observation_space", "action_space"):
@@ -95,5 +95,5 @@ def _require_single_group(groups: Sequence[AgentGroup]) -> None:
             if ours != theirs:
                 raise ConfigError(
                     f"agents {first.agents[0]!r} and {other.agents[0]!r} have different {kind}s: {ours} and {theirs}; "
-                    "the supersuit vectorizer takes envs whose agents all have the same spaces"
+                    "the supersuit vectorizer takes only envs in which all agents have the same spaces"
                 )

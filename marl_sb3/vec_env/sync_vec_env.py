@@ -1,4 +1,4 @@
-"""E separate `ParallelEnv`s stepped one after the other, each agent's data written straight into its place."""
+"""E separate `ParallelEnv`s, stepped one after the other into the same arrays."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from marl_sb3.vec_env.step import DictInfos, FinalObservations, VecStep
 
 @dataclass
 class _Arrays:
-    """A `VecStep` in the making: fresh arrays, in which only what happened is filled in."""
+    """The arrays of a `VecStep` while it is filled."""
 
     observations: tuple[Observations, ...]
     rewards: Array
@@ -30,11 +30,11 @@ class _Arrays:
 
 
 class SyncVecEnv(SeparateEnvs):
-    """Takes any `ParallelEnv`, agents with unequal spaces too; see `SeparateEnvs`."""
+    """A vec env of any `ParallelEnv`s, also with agents that have different spaces; see `SeparateEnvs`."""
 
     def __init__(self, make_env: EnvFactory, num_envs: int, seed: int | None = None) -> None:
         super().__init__(make_env, num_envs, seed)
-        self._known_turns = [slot.to_act for slot in self._slots]  # as the latest `to_act` shows them
+        self._known_turns = [slot.to_act for slot in self._slots]  # the turns in the latest `to_act`
 
     def _reset(self, options: Sequence[Options] | None) -> VecStep:
         for slot in self._slots:
@@ -68,7 +68,7 @@ class SyncVecEnv(SeparateEnvs):
         )
 
     def _write(self, slot: EnvSlot, step: SlotStep, arrays: _Arrays) -> None:
-        """Put what a step of one env means into its places."""
+        """Write the result of a step of one env into the arrays."""
         index, places = slot.index, self._layout.places
         rewards = arrays.rewards[index]
         for agent, reward in step.rewards.items():

@@ -422,7 +422,10 @@ def test_an_id_or_a_factory_makes_one_env(env: Any) -> None:
     [
         (ScriptedEnv, r"a single ParallelEnv, ScriptedEnv; .* make_vec_env\(lambda: ScriptedEnv\(...\), n_envs=8\)"),
         (lambda: gymnasium.make("CartPole-v1").unwrapped, "a single Gymnasium env, CartPoleEnv; accepted: an env id"),
-        (lambda: make_vec_env(ScriptedEnv).as_sb3_vec_env(), "an SB3 VecEnv, whose rows are not agents of one env"),
+        (
+            lambda: make_vec_env(ScriptedEnv).as_sb3_vec_env(),
+            "an SB3 VecEnv, in which rows are not the agents",
+        ),
         (lambda: None, "env is None; accepted: an id or a factory"),
     ],
 )

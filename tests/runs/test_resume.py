@@ -226,7 +226,7 @@ def test_a_resume_that_is_not_exact_is_marked(in_tmp: Path, caplog: pytest.LogCa
     with caplog.at_level(logging.WARNING, logger="marl_sb3"):
         run = marl_sb3.train(Moody, resume="run")
     assert run.algorithm.num_timesteps == 120
-    message = "inexact resume: env 0: the same seed and actions led to something else"
+    message = "inexact resume: env 0: the same seed and actions led to a different state"
     assert message in [record.getMessage() for record in caplog.records]
     (entry,) = map(json.loads, (in_tmp / "run" / "resumes.jsonl").read_text().splitlines())
     assert entry["exact"] is False

@@ -19,7 +19,7 @@ from marl_sb3.vec_env import BatchedVecEnv, SyncVecEnv
 def test_auto_takes_the_batched_twin_where_there_is_one() -> None:
     assert isinstance(make_vec_env("arena"), BatchedVecEnv)
     assert isinstance(make_vec_env(ScriptedEnv), SyncVecEnv)
-    with pytest.raises(ConfigError, match="no batched twin"):
+    with pytest.raises(ConfigError, match="no batched version"):
         make_vec_env(ScriptedEnv, vectorizer="batched")
 
 

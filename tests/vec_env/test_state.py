@@ -97,7 +97,7 @@ def test_an_env_that_does_not_repeat_itself_begins_anew_and_is_named(tmp_path):
     trace(vec, np.random.default_rng(0), 2)
     again = make_vec_env(make, n_envs=3)
     inexact = again.set_state(through_a_file(vec.get_state(), tmp_path))
-    assert inexact == {1: "the same seed and actions led to something else"}
+    assert inexact == {1: "the same seed and actions led to a different state"}
     assert [env.unwrapped.step_count for env in again.envs] == [2, 0, 2]
     steps = again.step([np.zeros((3, len(again.agents)), dtype=np.int64)])
     assert steps.acted[1].all()
@@ -193,7 +193,7 @@ def test_a_state_that_is_not_taken_over_is_noticed(tmp_path):
     vec.reset()
     trace(vec, np.random.default_rng(0), 2)
     inexact = again.set_state(through_a_file(vec.get_state(), tmp_path))
-    assert inexact == {0: "its get_state() returns something else than its set_state() was given"}
+    assert inexact == {0: "after set_state(), its get_state() returns another state"}
 
 
 def test_an_episode_that_is_too_long_is_left_out_and_said(tmp_path, monkeypatch):
