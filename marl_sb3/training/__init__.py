@@ -1,1 +1,1 @@
-"""The joint training: the public class, the loop of collecting and updating, counters, results, checkpoints' parts."""
+"""The joint training: the public class, the training loop, counters, results, the parts of a checkpoint."""

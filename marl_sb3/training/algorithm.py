@@ -51,35 +51,36 @@ class MultiAgentAlgorithm(JointPolicies):
     """Train the policies of all agents of a `MultiAgentVecEnv` at the same time.
 
     Args:
-        env: the envs, from `make_vec_env`; or, for one env, what `make_vec_env` takes: an env id or a factory.
-        policies: `shared` (one policy for all agents), `per_agent` (one each, named as the agent), or specs by
-            policy id.
-        policy_mapping_fn: agent id -> policy id, as a function or a dictionary. Not needed where it is clear.
-        policies_to_train: ids, or a function of the id; the others act and keep their weights. None: all.
-        n_steps: env steps, of each env, in an iteration, and in a rollout of each PPO policy that does not say itself.
-            None: as the policies say, or SB3's default.
-        seed: for weights, actions, minibatches and envs; None: not seeded.
+        env: the envs from `make_vec_env`; for a single env, also an env id or a factory.
+        policies: `shared` (one policy for all agents), `per_agent` (one for each agent, named like it), or a mapping
+            from policy ids to specs.
+        policy_mapping_fn: agent id -> policy id, as a function or a dictionary. Not needed for `shared`, `per_agent`,
+            or policies named as the agents.
+        policies_to_train: ids, or a function of the id; the other policies act and keep their weights. None: all.
+        n_steps: env steps of each env in an iteration, and in a rollout of each PPO policy without its own `n_steps`.
+            None: as in the specs of the policies, or SB3's default.
+        seed: seed of weights, actions, minibatches and envs; None: not seeded.
         device: as in SB3.
-        stats_window_size: over how many finished episodes the metrics of episodes run.
-        custom_metrics: numbers per episode from the env's infos, besides those that the env announces.
-        update_path: how `marl_sb3.PPO` updates: `auto`, `fused` or `torch`; see there.
+        stats_window_size: number of finished episodes that the metrics of episodes run over.
+        custom_metrics: metrics from the env's infos, in addition to those that the env announces.
+        update_path: how `marl_sb3.PPO` updates: `auto`, `fused` or `torch`; see `marl_sb3.PPO`.
         n_threads: threads of one matrix product in the fused kernels; PyTorch has its own setting.
-        n_parallel_updates: how many policies are updated beside each other, where they can be; None: as many as keep
-            this process's cores busy. It changes no result.
-        evaluation_deterministic: what evaluations of the policies do unless they are told: the most likely actions
-            (True), or sampled ones as in the training (False).
+        n_parallel_updates: number of policies that are updated in parallel, if possible; None: as many as there are
+            cores for. It changes no result.
+        evaluation_deterministic: the default of evaluations: the most likely actions (True), or sampled ones as in the
+            training (False).
         verbose: 1 prints the metrics after each iteration.
         tensorboard_log: folder for TensorBoard's events, or None.
-        hyperparameters: for every policy that does not set its own; by SB3's names.
+        hyperparameters: hyperparameters of every policy that does not set its own; by SB3's names.
 
     Attributes:
-        policies: the SB3 algorithm of each policy.
-        policy_of: the policy id of each agent.
+        policies: policy id -> SB3 algorithm.
+        policy_of: agent -> policy id.
         num_timesteps: env steps taken.
         iteration: iterations done.
-        between_iterations: whether the latest iteration is over: only then the state is that of a whole number of them.
+        between_iterations: whether no iteration is under way; exact resume is only possible between iterations.
         tracker: the finished episodes that the metrics run over.
-        parts: what a checkpoint holds: the learner of each policy, the runner, counters and the like.
+        parts: the parts of a checkpoint: the learner of each policy, the runner, the counters, ...
 
     Raises:
         ConfigError: an argument is wrong; the message says what is accepted.
@@ -135,7 +136,7 @@ class MultiAgentAlgorithm(JointPolicies):
         self.parts = persistence.TrainingParts(learners, self._runner, self.tracker, self._counters)
         self._reporter = Reporter(default_logger(verbose, tensorboard_log))
         self.between_iterations = True
-        machine_load()  # the first call has nothing to compare with
+        machine_load()  # CPU use is measured since the previous call; this is the first one
 
     def __repr__(self) -> str:
         env = self.env.metadata.get("name", type(self.env).__name__)
@@ -145,20 +146,20 @@ class MultiAgentAlgorithm(JointPolicies):
         return f"MultiAgentAlgorithm({env} x {self.env.num_envs}, {len(self.env.agents)} agents, {policies}, {trained})"
 
     def __getattr__(self, name: str) -> Any:
-        """Say where what SB3's algorithms have is to be found: each policy has its own."""
+        """Raise an error; if SB3's algorithms have the attribute, its message refers to the policies."""
         raise missing_attribute(self.__dict__.get("policies", {}), name)
 
     # --- SB3's interface -------------------------------------------------------------------------------------------
 
     @property
     def logger(self) -> Logger:
-        """SB3's logger: what callbacks record is written along with the metrics of the iteration."""
+        """SB3's logger: values that callbacks record are written with the metrics of the iteration."""
         return self._reporter.logger
 
     def set_logger(self, logger: Logger) -> None:
         """Replace the logger; it gets the metrics after each iteration, with env steps as the step.
 
-        A `ResultLogger` gets the result as it is; any other gets it flat.
+        A `ResultLogger` gets the nested result; any other logger gets flat metrics.
         """
         self._reporter.logger = logger
 
@@ -175,16 +176,16 @@ class MultiAgentAlgorithm(JointPolicies):
         reset_num_timesteps: bool = True,
         progress_bar: bool = False,
     ) -> MultiAgentAlgorithm:
-        """Train for at least `total_timesteps` env steps: whole iterations, as in SB3.
+        """Train for at least `total_timesteps` env steps, in complete iterations as in SB3.
 
         Args:
-            total_timesteps: env steps; more by that many if `reset_num_timesteps` is False.
-            callback: SB3 callbacks, one or a list, or a function; a `MultiAgentCallback` hears more.
-            log_interval: iterations between writes of the logger; what callbacks have recorded, or added to results,
-                waits for the next.
-            tb_log_name: not used; there for SB3's signature. The run folder names the run.
+            total_timesteps: env steps; if `reset_num_timesteps` is False, in addition to those already taken.
+            callback: SB3 callbacks, one or a list, or a function; a `MultiAgentCallback` has more methods.
+            log_interval: iterations between writes of the logger; values that callbacks have recorded, or added to
+                results, are kept for the next write.
+            tb_log_name: not used; part of SB3's signature.
             reset_num_timesteps: start counters, schedules and episodes anew; False continues.
-            progress_bar: show how the training goes: a live view on terminals and in notebooks, plain lines elsewhere.
+            progress_bar: show the progress: a live view on terminals and in notebooks, plain lines elsewhere.
 
         Raises:
             ConfigError: `total_timesteps` is not a positive number, or a callback cannot work here.
@@ -222,10 +223,10 @@ class MultiAgentAlgorithm(JointPolicies):
         joined.on_training_end()
 
     def train_iteration(self) -> Result:
-        """One rollout and one update of every policy that is trained.
+        """Run one iteration: rollouts and updates of every policy that is trained.
 
-        Schedules stand still, at their start unless `learn` has moved them: one iteration does not know of how many
-        it is.
+        Schedules do not advance, because the total number of iterations is unknown: they keep the value that the last
+        `learn` left, or that of their start.
 
         Returns:
             The metrics of the iteration, nested; see docs/reference/metrics.md.
@@ -238,7 +239,7 @@ class MultiAgentAlgorithm(JointPolicies):
         return result
 
     def bundle(self) -> PolicyBundle:
-        """The policies with what is needed to act by them where there is no env."""
+        """Return the policies as a bundle, which acts without an env."""
         return replace(
             self._setup.bundle,
             evaluation_deterministic=self.evaluation_deterministic,
@@ -248,51 +249,51 @@ class MultiAgentAlgorithm(JointPolicies):
     # --- State -------------------------------------------------------------------------------------------------------
 
     def get_state(self) -> tuple[State, Mapping[str, Arrays]]:
-        """Everything that goes on after this iteration, random generators included.
+        """Return the full state of the training, including the random generators.
 
         Returns:
-            A tree of plain data and arrays; and the tensors of each policy and of its optimizers, by file name.
+            A tree of plain data and arrays; and file name -> tensors, of the policies and of their optimizers.
         """
         setup = replace(self._setup, bundle=self.bundle())
         return persistence.state_of(setup, self.parts), persistence.tensors_of(self.parts)
 
     def set_state(self, checkpoint: Checkpoint) -> dict[int, str]:
-        """Go on from where a checkpoint was taken, in `learn(..., reset_num_timesteps=False)`.
+        """Restore the state of a checkpoint; `learn(..., reset_num_timesteps=False)` then continues from there.
 
         Returns:
-            For every env that could not be brought back exactly, why; it has begun its next episode.
+            Env index -> reason, for every env that could not be restored exactly; it has begun its next episode.
 
         Raises:
-            CheckpointError: the checkpoint is of something else: other policies, envs, shapes.
+            CheckpointError: the checkpoint has other policies, envs or shapes.
         """
         lost = persistence.restore(self._setup, self.parts, checkpoint, self.seed)
         self.between_iterations = True
         return lost
 
     def set_weights(self, checkpoint: Checkpoint) -> None:
-        """Take the weights alone.
+        """Restore only the weights of a checkpoint.
 
         Raises:
-            CheckpointError: the policies are others, or differ in their layers.
+            CheckpointError: the policies or their layers differ.
         """
         persistence.restore_weights(self.parts, checkpoint)
 
     def about(self) -> State:
-        """What a checkpoint of this moment is of, for its manifest."""
+        """Return the description of a checkpoint of the present state, for its manifest."""
         return {"iteration": self.iteration, "num_env_steps": self.num_timesteps, "versions": persistence.versions()}
 
     def save(self, path: str | Path) -> Path:
-        """Write a checkpoint: a folder that `load` reads and that runs no code when it is read.
+        """Write a checkpoint: a folder that `load` reads without running code from it.
 
         Args:
-            path: the folder to be; one that is a checkpoint or empty is replaced. A suffix `.zip` is left out: SB3 zips
-                are what `save_policies` writes.
+            path: the folder. An empty folder or a checkpoint is replaced. A suffix `.zip` is removed, because a
+                checkpoint is no zip; `save_policies` writes SB3 zips.
 
         Returns:
             The folder.
 
         Raises:
-            ConfigError: something else is there.
+            ConfigError: the path exists, and is neither an empty folder nor a checkpoint.
             NumericError: a weight is not finite.
         """
         folder = without_zip(path)
@@ -310,21 +311,21 @@ class MultiAgentAlgorithm(JointPolicies):
         checkpoint: str = "latest",
         **settings: Any,
     ) -> MultiAgentAlgorithm:
-        """Make the algorithm that was saved, and go on from where it was.
+        """Load an algorithm that was saved, to continue its training.
 
-        With another number of envs it is inexact: weights, optimizers and counters go on, episodes begin anew.
+        With another number of envs it does not continue exactly: weights, optimizers and counters are restored, but new
+        episodes begin.
 
         Args:
-            path: what `save` wrote, a run folder, one of a run's checkpoints, or a folder of runs: its newest run.
-            env: envs like those that it was trained in, as many of them to go on exactly; or what makes one.
-            policies: specs by policy id; needed where they held classes or functions, which no checkpoint holds.
+            path: the folder that `save` wrote, a run folder, a checkpoint of a run, or a folder of runs for its newest.
+            env: envs like those of the training, as many for an exact continuation; or an id or factory of one env.
+            policies: policy id -> spec; needed if a spec has classes or functions, which a checkpoint cannot hold.
             checkpoint: of a run folder: `latest`, `best` or the number of an iteration.
-            settings: more arguments of the constructor, such as `device`.
+            settings: further arguments of the constructor, such as `device`.
 
         Raises:
-            CheckpointError: the checkpoint is damaged, or does not fit `env`, `policies` or the settings; or there is
-                none at `path`.
-            ConfigError: the checkpoint does not hold the specs of its policies: `policies` is needed.
+            CheckpointError: the checkpoint is missing, damaged, or does not fit `env`, `policies` or the settings.
+            ConfigError: the checkpoint does not hold the spec of a policy: `policies` is needed.
         """
         found = find_checkpoint(path, checkpoint)
         arguments = constructor_arguments(found, policies, settings.get("n_steps"))
@@ -337,22 +338,22 @@ class MultiAgentAlgorithm(JointPolicies):
         return algorithm
 
     def keep_callback_states(self) -> None:
-        """Let the callbacks of the next `learn` go on from where those of the latest one are."""
+        """Give the states of the callbacks of the last `learn` to those of the next one."""
         self.parts.callbacks.keep()
 
     def forget_episodes(self) -> None:
-        """Someone else has stepped the envs: the next rollout begins new episodes."""
+        """Make the next rollout begin new episodes, because the envs were stepped by other code."""
         self._runner.forget_episodes()
 
     # --- One iteration ---------------------------------------------------------------------------------------------
 
     def metric_names(self) -> list[str]:
-        """The flat names of all metrics of a result, known before the first iteration."""
+        """Return the flat names of all metrics of a result, also before the first iteration."""
         return list(flatten(self._result(IterationReport())))
 
     @property
     def episodes_left_out(self) -> bool:
-        """Whether a checkpoint could not hold the running episodes; a warning has then been logged."""
+        """Whether running episodes were left out of a checkpoint; a warning was logged then."""
         return self._runner.episodes_left_out
 
     @property
@@ -366,7 +367,7 @@ class MultiAgentAlgorithm(JointPolicies):
         return self._counters.iteration
 
     def _iterate(self, callback: BaseCallback) -> Result | None:
-        """One iteration; None if a callback stopped it."""
+        """Run one iteration; returns None if a callback stopped it."""
         self.between_iterations = False
         self._counters.begin_iteration()
         listener = CallbackListener(self, self._counters, callback)

@@ -1,4 +1,4 @@
-"""Callbacks that know what several agents are: SB3's `BaseCallback` with more moments."""
+"""Callbacks for several agents: SB3's `BaseCallback` with more methods."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 
 class MultiAgentCallback(BaseCallback):
-    """An SB3 callback that also hears of finished episodes and iterations.
+    """An SB3 callback that is also called at the end of episodes and iterations.
 
     `self.model` is the `MultiAgentAlgorithm`, `self.num_timesteps` counts env steps. In `_on_step`,
     `self.locals["step"]` is the `VecStep` just taken; `dones` ((E,) bool: env episodes that ended), `rewards`
-    ((E, A)) and `infos` are there for callbacks written for SB3.
+    ((E, A)) and `infos` are provided for callbacks written for SB3.
     """
 
     @property
     def algorithm(self) -> MultiAgentAlgorithm:
-        """`self.model`, by its type."""
+        """`self.model` with its type."""
         return self.model  # type: ignore[return-value]
 
     def _on_step(self) -> bool:
@@ -41,12 +41,12 @@ class MultiAgentCallback(BaseCallback):
         return True
 
     def on_iteration_logged(self, result: Result) -> None:
-        """Called after the iteration's metrics have been written: everything that belongs to it is done."""
+        """Called after the iteration's metrics were written, when the iteration is complete."""
 
     def get_state(self) -> State:
-        """What the callback has to remember when the run is resumed, as plain data and arrays.
+        """Return the state that a resumed run needs, as plain data and arrays.
 
-        Called when a training starts, too, to see that a checkpoint can hold it.
+        Also called when a training starts, to check that a checkpoint can hold the state.
         """
         return {}
 
@@ -54,17 +54,17 @@ class MultiAgentCallback(BaseCallback):
         """Called after `on_training_start` of a resumed run, with what `get_state` returned.
 
         Raises:
-            CheckpointError: it is not the state of such a callback. It may come from a stranger: check all of it.
+            CheckpointError: the state does not fit the callback. It may come from a stranger: check all of it.
         """
 
 
 def multi_agent_callbacks(callback: Any) -> Iterator[MultiAgentCallback]:
-    """The `MultiAgentCallback`s within SB3's lists and event callbacks, in order."""
+    """Yield the `MultiAgentCallback`s within SB3's lists and event callbacks, in order."""
     return (each for each in all_callbacks(callback) if isinstance(each, MultiAgentCallback))
 
 
 def all_callbacks(callback: Any) -> Iterator[BaseCallback]:
-    """A callback, and those within SB3's lists and event callbacks, in order."""
+    """Yield a callback and all callbacks within SB3's lists and event callbacks, in order."""
     if isinstance(callback, CallbackList):
         for child in callback.callbacks:
             yield from all_callbacks(child)

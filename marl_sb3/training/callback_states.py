@@ -1,4 +1,4 @@
-"""What callbacks remember from one training to the next, and in checkpoints."""
+"""The states of callbacks, in checkpoints and from one training to the next."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _PLAIN = "plain data: finite numbers, strings, booleans, None, NumPy arrays, and
 
 
 class CallbackStates:
-    """The part of a checkpoint that belongs to the callbacks of `learn`.
+    """The part of a checkpoint with the states of the callbacks of `learn`.
 
-    Callbacks are there from the start of a training on. A state that is loaded before waits for them.
+    A state that is loaded before a training is kept until the training starts, when its callbacks are known.
     """
 
     def __init__(self) -> None:
@@ -29,10 +29,10 @@ class CallbackStates:
         self._waiting: State | None = None
 
     def begin(self, callback: BaseCallback) -> None:
-        """A training starts with this callback: give it the state that waits for it.
+        """Start a training with this callback, and give it the state that was loaded before.
 
         Raises:
-            ConfigError: a callback's state is something that no checkpoint holds.
+            ConfigError: a checkpoint cannot hold the state of a callback.
         """
         _require_plain_states(callback)
         self._callback = callback
@@ -41,12 +41,12 @@ class CallbackStates:
             self._waiting = None
 
     def keep(self) -> None:
-        """Let the callbacks of the next training go on from where those of the latest one are."""
+        """Keep the states of the callbacks for those of the next training."""
         if self._callback is not None:
             self._waiting = _states(self._callback)
 
     def get_state(self) -> State:
-        """See `Part.get_state`: of each callback its calls, and its own state; None where no checkpoint can hold it."""
+        """See `Part.get_state`: number of calls and state of each callback; None if a checkpoint cannot hold it."""
         if self._waiting is not None:
             return self._waiting
         return {} if self._callback is None else _states(self._callback)
@@ -62,7 +62,7 @@ class CallbackStates:
 
 
 def _require_plain_states(callback: BaseCallback) -> None:
-    """Refuse callbacks that remember what no checkpoint holds, while nothing is lost yet."""
+    """Refuse, at the start of the training, callbacks with a state that a checkpoint cannot hold."""
     for each in multi_agent_callbacks(callback):
         if not is_plain(each.get_state()):
             raise ConfigError(f"{type(each).__name__}.get_state() does not return {_PLAIN}", key="callback")
@@ -73,7 +73,7 @@ def _states(callback: BaseCallback) -> State:
 
 
 def _by_name(callback: BaseCallback) -> dict[str, BaseCallback]:
-    """Each callback by its class, and a number where there are several of it: views come and go between runs."""
+    """Name each callback by its class, with a number if there are several: positions differ between runs with views."""
     named: dict[str, BaseCallback] = {}
     for each in all_callbacks(callback):
         alike = sum(type(other) is type(each) for other in named.values())

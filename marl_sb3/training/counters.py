@@ -1,4 +1,4 @@
-"""How far a training is: what it has counted since its start, and within the running iteration."""
+"""Counters of a training: since its start, and of the running iteration."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Counters:
         iteration: iterations done.
         episodes: finished episodes.
         time_s: seconds of rollouts and updates.
-        planned_env_steps: at which the training is to end; None before `learn` has been called.
+        planned_env_steps: env steps at the planned end; None before `learn` was called.
     """
 
     agent_steps: Array
@@ -39,32 +39,32 @@ class Counters:
 
     @classmethod
     def of_agents(cls, number: int) -> Counters:
-        """Nothing counted yet."""
+        """Make counters of 0 for a number of agents."""
         return cls(np.zeros(number, dtype=np.int64))
 
     def restart(self) -> None:
-        """Count from 0 again; nothing is planned."""
+        """Set all counters to 0, without a planned end."""
         self.__dict__.update(Counters.of_agents(len(self.agent_steps)).__dict__)
 
     @property
     def progress_remaining(self) -> float:
-        """From 1 at the start of training to 0 at its planned end, for schedules; 1 where no end is planned."""
+        """Return 1 at the start of training, 0 at its planned end, for schedules; 1 without a planned end."""
         if self.planned_env_steps is None:
             return 1.0
         return max(0.0, 1.0 - self.env_steps / self.planned_env_steps)
 
     def begin_iteration(self) -> None:
-        """What is counted from here on belongs to the next iteration."""
+        """Begin to count the next iteration."""
         self._before = (self.env_steps, self.agent_steps.copy(), self.episodes)
 
     def count_step(self, step: VecStep, episodes: int) -> None:
-        """All envs have taken a step, which ended so many episodes."""
+        """Count a step of all envs, and the number of episodes that it ended."""
         self.env_steps += len(step.acted)
         self.agent_steps += step.acted.sum(axis=0)
         self.episodes += episodes
 
     def of_iteration(self) -> tuple[int, Array, int]:
-        """Env steps, agent steps (A,) and episodes of the iteration."""
+        """Return env steps, agent steps (A,) and episodes of the running iteration."""
         env_steps, agent_steps, episodes = self._before
         return self.env_steps - env_steps, self.agent_steps - agent_steps, self.episodes - episodes
 

@@ -1,4 +1,4 @@
-"""What several policies can do together without being trained: act, give and take weights, be saved."""
+"""Methods of several policies together that are not training: act, get and set weights, save."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from marl_sb3.types import AgentID, PolicyID
 
 
 class JointPolicies(ABC):
-    """The base of `MultiAgentAlgorithm`: all of its policies at once, by agent or by policy id.
+    """The base class of `MultiAgentAlgorithm`, with the methods on all policies that are not training.
 
     Attributes:
-        policies: the SB3 algorithm of each policy.
+        policies: policy id -> SB3 algorithm.
     """
 
     policies: Mapping[PolicyID, BaseAlgorithm]
 
     @abstractmethod
     def bundle(self) -> PolicyBundle:
-        """The policies with what is needed to act by them where there is no env."""
+        """Return the policies as a bundle, which acts without an env."""
 
     def predict(
         self,
@@ -37,16 +37,17 @@ class JointPolicies(ABC):
         action_masks: Mapping[AgentID, Any] | None = None,
         **of_sb3: Any,
     ) -> dict[AgentID, Any]:
-        """The action of each agent for its observation.
+        """Return the action of each agent.
 
         Args:
             observations: by agent; any subset of the agents. A leading batch axis is kept.
             deterministic: the most likely action instead of a sampled one.
             action_masks: by agent; see `PolicyBundle.predict_with_state`.
-            of_sb3: not accepted; SB3's functions for one policy, such as `evaluate_policy`, are told what is.
+            of_sb3: not accepted; the error tells users of SB3's functions for one policy, such as `evaluate_policy`,
+                what to use.
 
         Raises:
-            ConfigError: an agent that the env does not have, or observations that are not by agent.
+            ConfigError: an agent is unknown, or `observations` is no mapping by agent.
         """
         require_observations_by_agent(self.policies, observations, of_sb3)
         return self.bundle().predict(observations, deterministic, action_masks)
@@ -62,7 +63,7 @@ class JointPolicies(ABC):
     ) -> tuple[dict[AgentID, Any], dict[AgentID, States]]:
         """The action of each agent for its observation, with the memory of recurrent policies and of processing.
 
-        See `PolicyBundle.predict_with_state`: same arguments, same errors.
+        See `PolicyBundle.predict_with_state`, which has the same arguments and errors.
 
         Returns:
             The actions, and the state for the next call, by agent.
@@ -72,11 +73,11 @@ class JointPolicies(ABC):
         return self.bundle().predict_with_state(*given)
 
     def get_parameters(self) -> dict[PolicyID, dict[str, Any]]:
-        """Weights and optimizer state of each policy; see SB3's `get_parameters`."""
+        """Return weights and optimizer state of each policy; see SB3's `get_parameters`."""
         return {policy_id: algorithm.get_parameters() for policy_id, algorithm in self.policies.items()}
 
     def set_parameters(self, parameters: Mapping[PolicyID, Mapping[str, Any]], exact_match: bool = True) -> None:
-        """Set those of some policies or of all; see SB3's `set_parameters`.
+        """Set weights and optimizer state of some or all policies; see SB3's `set_parameters`.
 
         Raises:
             ConfigError: an unknown policy id.
@@ -88,7 +89,7 @@ class JointPolicies(ABC):
             self.policies[policy_id].set_parameters(dict(values), exact_match=exact_match)
 
     def is_finite(self) -> bool:
-        """Whether all weights of all policies are numbers."""
+        """Whether all weights of all policies are finite."""
         return all(
             bool(th.isfinite(parameter).all())
             for algorithm in self.policies.values()
@@ -99,6 +100,6 @@ class JointPolicies(ABC):
         """Save each policy as `folder/<policy id>.zip`, which stock SB3's `load` opens; see `ids.file_names`.
 
         Returns:
-            The files.
+            policy id -> file.
         """
         return self.bundle().save_policies(folder)

@@ -1,4 +1,4 @@
-"""What hears of a rollout while it is under way: the counters, then the callbacks."""
+"""Pass the steps of a rollout to the counters and to the callbacks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from marl_sb3.vec_env.step import VecStep
 
 
 class CallbackListener:
-    """A `StepListener` that counts steps and episodes, and tells the callbacks of them."""
+    """A `StepListener` that counts steps and episodes, and calls the callbacks."""
 
     def __init__(self, model: Any, counters: Counters, callback: BaseCallback) -> None:
         self._model = model

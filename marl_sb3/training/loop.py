@@ -17,12 +17,12 @@ from marl_sb3.types import PolicyID
 
 @dataclass
 class IterationReport:
-    """What an iteration was made of.
+    """Times and metrics of one iteration.
 
     Attributes:
-        sampling_s: seconds in which experience was collected.
-        update_s: seconds in which policies were updated.
-        metrics: by policy, the metrics of each of its updates.
+        sampling_s: seconds of collecting experience.
+        update_s: seconds of updates.
+        metrics: policy id -> the metrics of each of its updates.
     """
 
     sampling_s: float = 0.0
@@ -30,7 +30,7 @@ class IterationReport:
     metrics: dict[PolicyID, list[Result]] = field(default_factory=dict)
 
     def of_learners(self) -> dict[PolicyID, Result]:
-        """By policy that was updated, the metrics of all its updates in one."""
+        """Return policy id -> the joined metrics of all its updates, for the policies that were updated."""
         return {policy_id: joined_metrics(of_updates) for policy_id, of_updates in self.metrics.items()}
 
 
@@ -38,7 +38,7 @@ class TrainingLoop:
     """Runs iterations.
 
     Args:
-        at_once: how many updates run beside each other, where they can.
+        at_once: number of updates that run in parallel, if possible.
     """
 
     def __init__(self, runner: Runner, learners: Mapping[PolicyID, Learner], n_steps: int, at_once: int) -> None:
@@ -46,20 +46,20 @@ class TrainingLoop:
         self._runner = runner
         self._trained = [learner for learner in learners.values() if learner.trained]
         self._at_once = at_once
-        self._anew = False  # whether rollouts were given up, so that all begin anew
+        self._anew = False  # whether rollouts were stopped, so that all of them begin anew
 
     def iterate(
         self, callback: BaseCallback, listener: StepListener, progress_remaining: Callable[[], float]
     ) -> IterationReport | None:
-        """One iteration.
+        """Run one iteration.
 
         Args:
-            callback: hears of the beginning and the end of each rollout.
-            listener: hears of steps and episodes.
+            callback: called at the start and the end of each rollout.
+            listener: called after every step.
             progress_remaining: from 1 at the start of training to 0 at its end, for schedules.
 
         Returns:
-            None if the listener stopped it.
+            The report; None if the listener stopped the iteration.
         """
         report, taken = IterationReport(), 0
         while taken < self.n_steps:
@@ -79,7 +79,7 @@ class TrainingLoop:
         return report
 
     def _begin_rollouts(self, callback: BaseCallback, steps_left: int) -> int:
-        """Begin those that are due; how many env steps there are to the nearest update or the iteration's end."""
+        """Begin the rollouts that are due; returns the env steps to the next update or the end of the iteration."""
         begun = self._runner.begin_rollouts(anew=self._anew)
         self._anew = False
         if begun or not self._trained:
@@ -87,7 +87,7 @@ class TrainingLoop:
         return min([steps_left, *(learner.due_in() for learner in self._trained)])
 
     def _update(self, due: Sequence[Learner], progress_remaining: float, report: IterationReport) -> None:
-        """Update the policies that are due; those that can, beside each other."""
+        """Update the policies that are due, in parallel where possible."""
         jobs = {learner.policy_id: learner.begin_update(progress_remaining) for learner in due}
         for job in jobs.values():
             if not job.parallel:

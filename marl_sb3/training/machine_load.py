@@ -1,4 +1,4 @@
-"""How busy the machine is, as far as it says so."""
+"""The load of the machine: CPU and memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import psutil
 
 
 def machine_load() -> dict[str, float | None]:
-    """CPU use since the last call and use of memory, in percent; None where the system does not tell."""
+    """Return CPU use since the last call and memory use, in percent; None if the system does not report it."""
     return {
         "cpu_util_percent": _reading(psutil.cpu_percent),
         "ram_util_percent": _reading(lambda: psutil.virtual_memory().percent),
@@ -19,5 +19,5 @@ def machine_load() -> dict[str, float | None]:
 def _reading(read: Callable[[], Any]) -> float | None:
     try:
         return float(read())
-    except Exception:  # of whatever kind: containers hide parts of /proc, and a training does not need them
+    except Exception:  # of any type: containers hide parts of /proc, and the training does not need these values
         return None

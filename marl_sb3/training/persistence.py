@@ -1,4 +1,4 @@
-"""The parts of a training as a checkpoint, and back: their names and their order, nothing of what is in them."""
+"""Save and restore the parts of a training: the names and the order of the parts in a checkpoint."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _log = logging.getLogger(__name__)
 
 @lru_cache(maxsize=1)
 def versions() -> State:
-    """The versions with which a resumed run goes on exactly; with others it may not."""
+    """Return the versions of the libraries; with other versions, a resumed run may not be exact."""
     return {name: version(name) for name in ("marl_sb3", "stable-baselines3", "torch", "numpy")}
 
 
 @dataclass(frozen=True)
 class TrainingParts:
-    """All that a training goes on from, besides its `Setup`."""
+    """All parts with a state, which a resumed training needs besides its `Setup`."""
 
     learners: Mapping[PolicyID, Learner]
     runner: Runner
@@ -44,7 +44,7 @@ class TrainingParts:
     randomness: ProcessRandomness = field(default_factory=ProcessRandomness)
 
     def by_name(self) -> dict[str, Part]:
-        """The parts without tensors, by their names in a checkpoint."""
+        """Return the parts without tensors, by their names in a checkpoint."""
         return {
             "env": self.runner,
             "tracker": self.tracker,
@@ -55,7 +55,7 @@ class TrainingParts:
 
 
 def state_of(setup: Setup, parts: TrainingParts) -> State:
-    """Everything but the tensors of learners."""
+    """Return the whole state except for the tensors of learners."""
     return {
         **setup.to_plain(),
         "policies": {policy_id: learner.get_state() for policy_id, learner in parts.learners.items()},
@@ -64,21 +64,21 @@ def state_of(setup: Setup, parts: TrainingParts) -> State:
 
 
 def tensors_of(parts: TrainingParts) -> dict[str, Arrays]:
-    """The tensors of learners by file name."""
+    """Return the tensors of learners by file name."""
     return policy_files.by_file(learner.get_tensors() for learner in parts.learners.values())
 
 
 def restore(setup: Setup, parts: TrainingParts, checkpoint: Checkpoint, seed: int | None) -> dict[int, str]:
-    """Put all parts where they were when a checkpoint was taken; nothing changes unless all of them accept it.
+    """Restore all parts from a checkpoint. If a part does not accept its state, nothing is changed.
 
     Args:
-        seed: of the run, for envs that begin anew.
+        seed: the run seed, for envs that begin new episodes.
 
     Returns:
-        For every env that could not be put back exactly, why; it has begun its next episode.
+        Env index -> reason, for every env that could not be restored exactly; it has begun its next episode.
 
     Raises:
-        CheckpointError: the checkpoint is of something else.
+        CheckpointError: the checkpoint does not fit the training.
     """
     state = StateReader(checkpoint.state)
     setup.require_same(state)
@@ -87,19 +87,19 @@ def restore(setup: Setup, parts: TrainingParts, checkpoint: Checkpoint, seed: in
     put_random = parts.randomness.read_state(saved.pop("random"))
     others = {**_learners_by_name(parts), **parts.by_name()}
     setters = [others[name].read_state(part) for name, part in saved.items()]
-    lost = dict(put_envs())  # first: a user's env may refuse its own state
+    lost = dict(put_envs())  # first: a user's env may refuse its saved state
     for put_back in setters:
         put_back()
     parts.runner.restart_lost(lost, _seed_of_new_episodes(seed, parts.counters.env_steps))
-    put_random()  # last: nothing may draw after it
+    put_random()  # last: no random numbers may be drawn afterwards
     return lost
 
 
 def restore_weights(parts: TrainingParts, checkpoint: Checkpoint) -> None:
-    """Set the weights alone; nothing changes unless all of them fit.
+    """Restore only the weights. If a tensor does not fit, nothing is changed.
 
     Raises:
-        CheckpointError: the policies are others, or differ in their layers.
+        CheckpointError: the policies or their layers differ.
     """
     files = _files(parts, checkpoint)
     for put_back in [learner.read_weights(files[policy_id]) for policy_id, learner in parts.learners.items()]:
@@ -128,12 +128,12 @@ def _saved_parts(parts: TrainingParts, checkpoint: Checkpoint) -> dict[str, Save
 
 
 def _seed_of_new_episodes(seed: int | None, env_steps: int) -> int | None:
-    """Other episodes than those of the first rollout."""
+    """Return a seed for new episodes that differ from those of the first rollout."""
     return None if seed is None else int(np.random.SeedSequence(seed, spawn_key=(env_steps,)).generate_state(1)[0])
 
 
 def warn_of_inexact(envs: Mapping[int, str], num_envs: int) -> None:
-    """Log a line for each reason why envs could not be put back exactly."""
+    """Log a line for each reason why envs could not be restored exactly."""
     for why in dict.fromkeys(envs.values()):
         those = [str(index) for index, reason in envs.items() if reason == why]
         which = "all envs" if len(those) == num_envs else f"envs {', '.join(those)}" if those[1:] else f"env {those[0]}"

@@ -1,4 +1,4 @@
-"""SB3's table of metrics on standard output, which ends no training."""
+"""SB3's table of metrics on standard output; a failure to print does not end the training."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from stable_baselines3.common.logger import HumanOutputFormat, KVWriter
 from marl_sb3.display.guard import Guard
 from marl_sb3.output import LenientStream
 
-_MAX_LENGTH = 1000  # characters of a name: SB3 raises where names look alike when they are cut
+_MAX_LENGTH = 1000  # characters of a name: SB3 raises if shortened names are equal
 
 
 class _StandardOutput:
-    """What `sys.stdout` is at the moment: while a live view is shown, tables go above it."""
+    """Writes to the current `sys.stdout`: a live view replaces it, so that tables go above the view."""
 
     def write(self, text: str) -> None:
         LenientStream(sys.stdout).write(text)
@@ -31,8 +31,8 @@ class PrintedMetrics(KVWriter):
         self._show: Guard[None] = Guard(lambda: None)
 
     def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
-        """Print; the first failure is reported, and the last thing printed."""
+        """Print the table; after a failure, which is logged, nothing more is printed."""
         self._show(self._table.write, key_values, key_excluded, step)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing."""

@@ -1,4 +1,4 @@
-"""Where the result of an iteration goes: callbacks complete it and hear of it, the logger writes it."""
+"""Report the result of an iteration: callbacks complete and receive it, the logger writes it."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from marl_sb3.training.result_logger import log_result
 
 
 class Reporter:
-    """Hands results on.
+    """Passes results to callbacks and to the logger.
 
     Attributes:
-        logger: the same; may be replaced.
+        logger: the logger; it may be replaced.
     """
 
     def __init__(self, logger: Logger) -> None:
         self.logger = logger
-        self._unwritten: Result = {}  # what callbacks have added to results since one was written
+        self._unwritten: Result = {}  # metrics that callbacks have added since a result was written
 
     def report(self, result: Result, callback: BaseCallback, env_steps: int, *, write: bool) -> bool:
-        """Let callbacks complete a result, then hear of it, and write it; False if one ends the training.
+        """Let callbacks complete a result and receive it, and write it; returns False if one ends the training.
 
         Args:
-            env_steps: taken so far: the logger's step.
-            write: whether the logger gets it now; otherwise what callbacks have added waits for the next one.
+            env_steps: env steps so far, the logger's step.
+            write: whether the logger writes it now; otherwise metrics added by callbacks are kept for the next write.
         """
         callbacks, measured = list(multi_agent_callbacks(callback)), set(result)
         for each in callbacks:
             each.complete_result(result)
-        # Every callback hears of the iteration, even if an earlier one wants to end the training.
+        # Every callback gets the result, even if an earlier one ends the training.
         answers = [each.on_iteration_end(result) for each in callbacks]
         if write:
             self.write(result, env_steps)
@@ -43,13 +43,13 @@ class Reporter:
         return all(answers)
 
     def write(self, result: Result, env_steps: int) -> None:
-        """Let the logger write a result, with what has been waiting for one."""
+        """Let the logger write a result, with the metrics that were kept for it."""
         log_result(self.logger, {**self._unwritten, **result}, env_steps)
         self._unwritten = {}
 
 
 def default_logger(verbose: int, tensorboard_log: str | None) -> Logger:
-    """Prints if `verbose`, and writes TensorBoard's events if there is a folder for them."""
+    """Make a logger that prints if `verbose`, and writes TensorBoard's events if there is a folder for them."""
     formats: list[KVWriter] = [PrintedMetrics()] if verbose else []
     if tensorboard_log is not None:
         formats.append(TensorBoardOutputFormat(tensorboard_log))

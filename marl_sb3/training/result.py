@@ -1,4 +1,4 @@
-"""The result dictionary of an iteration, by the metrics' names; see docs/reference/metrics.md."""
+"""Make the result dictionary of an iteration; docs/reference/metrics.md describes its metrics."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def iteration_result(
     learners: Mapping[PolicyID, Learner],
     agents: Sequence[AgentID],
 ) -> Result:
-    """Nested; numbers are finite or None."""
+    """Return the nested result of an iteration; numbers are finite or None."""
     env_steps, agent_steps, episodes = counters.of_iteration()
     updated = report.of_learners()
     measured = {

@@ -1,4 +1,4 @@
-"""SB3's logger, for iterations: its writers get each result as it is, beside what callbacks have recorded."""
+"""SB3's logger extended to results: its writers get each nested result, and the values recorded by callbacks."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from marl_sb3.metrics import Result, flatten
 
 
 class ResultWriter(Protocol):
-    """A log of iterations. SB3's `write`, which it has too, gets what a callback dumps between two iterations.
+    """A log of iterations. Its `write`, as in SB3, gets values that a callback dumps between two iterations.
 
     Attributes:
-        name: by which the argument `exclude` of `logger.record` knows it.
+        name: name of the log for the argument `exclude` of `logger.record`.
     """
 
     name: str
@@ -26,7 +26,7 @@ class ResultWriter(Protocol):
         """Write an iteration.
 
         Args:
-            recorded: what callbacks have recorded since the latest result or dump, by flat name.
+            recorded: flat name -> value, recorded by callbacks since the latest result or dump.
         """
 
     def close(self) -> None:
@@ -34,14 +34,14 @@ class ResultWriter(Protocol):
 
 
 class ResultLogger(Logger):
-    """SB3's logger, which can write results."""
+    """SB3's logger with a method to write results."""
 
     def __init__(self, folder: str | None, writers: Sequence[ResultWriter]) -> None:
         super().__init__(folder, cast("list[KVWriter]", list(writers)))
         self._writers = list(writers)
 
     def write_result(self, result: Result, step: int) -> None:
-        """Write an iteration to all logs, with what has been recorded since the latest."""
+        """Write an iteration to all logs, with the values recorded since the last one."""
         if self.level == DISABLED:
             return
         for writer in self._writers:
@@ -52,7 +52,7 @@ class ResultLogger(Logger):
 
 
 def log_result(logger: Logger, result: Result, step: int) -> None:
-    """Write an iteration to a logger; one of SB3's own, which knows flat names only, gets the result flat."""
+    """Write an iteration to a logger; SB3's own loggers get flat names."""
     if isinstance(logger, ResultLogger):
         logger.write_result(result, step)
         return

@@ -12,7 +12,7 @@ from marl_sb3.types import PolicyID
 
 
 def missing_attribute(policies: Mapping[PolicyID, BaseAlgorithm], name: str) -> AttributeError:
-    """What to raise for an attribute that `MultiAgentAlgorithm` does not have; says so if its policies have it."""
+    """Make the error for an attribute that `MultiAgentAlgorithm` lacks; it refers to the policies if they have it."""
     of_one = next(iter(policies.values()), None)
     if name.startswith("_") or of_one is None or not hasattr(of_one, name):
         return AttributeError(f"MultiAgentAlgorithm has no attribute {name!r}")
@@ -23,7 +23,7 @@ def missing_attribute(policies: Mapping[PolicyID, BaseAlgorithm], name: str) -> 
 def require_observations_by_agent(
     policies: Mapping[PolicyID, BaseAlgorithm], observations: Any, of_sb3: Mapping[str, Any]
 ) -> None:
-    """Refuse calls of `predict` as SB3's own functions make them."""
+    """Refuse calls of `predict` with the arguments of SB3's own functions."""
     if of_sb3 or not isinstance(observations, Mapping):
         raise ConfigError(
             "MultiAgentAlgorithm.predict takes {agent: observation} and deterministic; SB3's functions for one "

@@ -1,4 +1,4 @@
-"""What a training is set up with: policies, who they act for, and their learners; and all this in a checkpoint."""
+"""The setup of a training: its policies, their agents and their learners; and the setup in a checkpoint."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from marl_sb3.storage.tensor_file import require_storable
 from marl_sb3.types import AgentID, PolicyID, PolicyMappingFn
 from marl_sb3.vec_env.interface import MultiAgentVecEnv
 
-_LONGEST_ROLLOUT = 2**16  # steps; a checkpoint may come from a stranger, and buffers are made for as many
+_LONGEST_ROLLOUT = 2**16  # steps; the file may come from a stranger, and a buffer takes memory for each step
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What a training is set up with.
+    """The setup of a training.
 
     Attributes:
         num_envs: E.
-        n_steps: env steps, of each env, in an iteration.
-        specs: of each policy.
-        learners: of each policy.
-        bundle: the policies with what is needed to act by them.
+        n_steps: env steps of each env in an iteration.
+        specs: policy id -> spec.
+        learners: policy id -> learner.
+        bundle: the policies, ready to act.
     """
 
     num_envs: int
@@ -45,7 +45,7 @@ class Setup:
     bundle: PolicyBundle
 
     def to_plain(self) -> State:
-        """As a checkpoint holds it."""
+        """Return the setup as plain data for a checkpoint."""
         return {
             "num_envs": self.num_envs,
             "n_steps": self.n_steps,
@@ -57,10 +57,10 @@ class Setup:
         }
 
     def require_savable(self) -> None:
-        """Refuse what could be trained and then not be saved.
+        """Refuse, before the training, a setup that could not be saved afterwards.
 
         Raises:
-            ConfigError: of which policy, and why.
+            ConfigError: a policy could not be saved; the message says why.
         """
         for policy_id, policy in self.bundle.policies.items():
             try:
@@ -74,10 +74,10 @@ class Setup:
             raise ConfigError(f"{len(self.learners)} policies are more than a checkpoint can hold", key="policies")
 
     def require_same(self, state: StateReader) -> None:
-        """Refuse a checkpoint of other agents or policies, or of other iterations.
+        """Refuse a checkpoint with other agents, other policies or another `n_steps`.
 
         Raises:
-            CheckpointError: with what differs.
+            CheckpointError: the message says what differs.
         """
         policy_of = state.fields("policy_of")
         policy_of.require_names(list(self.bundle.policy_of))
@@ -137,7 +137,7 @@ def set_up(
 
 
 def _policy_seed(seed: int | None, index: int) -> int | None:
-    """The first policy gets the run's seed, as SB3 would; the others one of their own, lest they start alike."""
+    """Return the run's seed for the first policy, as in SB3; other seeds for the others, so that weights differ."""
     if seed is None or index == 0:
         return seed
     return int(np.random.SeedSequence(seed, spawn_key=(index,)).generate_state(1)[0])
@@ -146,16 +146,16 @@ def _policy_seed(seed: int | None, index: int) -> int | None:
 def constructor_arguments(
     checkpoint: Checkpoint, policies: Mapping[PolicyID, PolicySpec] | None, n_steps: int | None
 ) -> dict[str, Any]:
-    """What the constructor of the algorithm in a checkpoint has to be given.
+    """Return the arguments of the constructor for the algorithm in a checkpoint.
 
     Args:
         checkpoint: the checkpoint; it may come from a stranger.
-        policies: what the caller says that they are.
-        n_steps: what the caller says that it is.
+        policies: specs from the caller; None: those in the checkpoint.
+        n_steps: the value from the caller; None: that in the checkpoint.
 
     Raises:
-        CheckpointError: the checkpoint does not say, or what it says makes no policy.
-        ConfigError: policies were made of classes or functions, and `policies` is None.
+        CheckpointError: the specs in the checkpoint are missing or not valid.
+        ConfigError: a policy was made of classes or functions, and `policies` is None.
     """
     state = StateReader(checkpoint.state)
     policy_of = state.fields("policy_of")

@@ -11,7 +11,7 @@ from marl_sb3.training.callback import MultiAgentCallback
 
 
 class ShowProgress(MultiAgentCallback):
-    """Tells a view how the training goes. An error of the view ends the view, never the training.
+    """Passes the progress of the training to a view. An error of the view ends the view, but not the training.
 
     Args:
         view: from `marl_sb3.display.live_view.training_view`.
@@ -38,10 +38,10 @@ class ShowProgress(MultiAgentCallback):
         self.close()
 
     def close(self) -> None:
-        """Give the terminal back, whatever ended the training."""
+        """Close the view and release the terminal."""
         self._show(self._view.close)
 
 
 def progress_bar_callback() -> ShowProgress:
-    """What `learn(progress_bar=True)` shows: a view on standard output, whose last picture stays."""
+    """Make the callback of `learn(progress_bar=True)`: a view on standard output that keeps its last picture."""
     return ShowProgress(training_view(standard_console(), "training", Goals(), keep=True))

@@ -1,7 +1,7 @@
-"""SB3's own callbacks: which of them `MultiAgentAlgorithm` takes, and what replaces the others.
+"""SB3's own callbacks: `MultiAgentAlgorithm` accepts some, and names replacements of the others.
 
-Those that count steps and episodes work as they are. Those that evaluate or save one policy in the middle of a rollout
-do not: there are several policies, and a training can be resumed exactly only between iterations.
+Callbacks that count steps and episodes work unchanged. Callbacks that evaluate or save one policy in the middle of a
+rollout do not: there are several policies, and exact resume is only possible between iterations.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from stable_baselines3.common.type_aliases import MaybeCallback
 from marl_sb3.errors import ConfigError
 from marl_sb3.training.callback import all_callbacks
 
-# A class stands for its subclasses: sb3_contrib's MaskableEvalCallback is an EvalCallback.
+# Subclasses are included: sb3_contrib's MaskableEvalCallback is an EvalCallback.
 _INSTEAD: Mapping[type[BaseCallback], str] = {
     EvalCallback: "marl_sb3.callbacks.EvaluationCallback(env, interval=10, duration=20): it evaluates all policies "
     "together, in envs from make_vec_env",
@@ -33,28 +33,29 @@ _INSTEAD: Mapping[type[BaseCallback], str] = {
     LogEveryNTimesteps: "learn(log_interval=...): metrics are of whole iterations of n_steps steps in each env",
     StopTrainingOnRewardThreshold: 'marl_sb3.callbacks.StopOnMetric({"env_runners/episode_return_mean": 15}); for the '
     "metric of an EvaluationCallback, StopOnMetric({name: value}, evaluation.metric_names(algo))",
-    StopTrainingOnNoModelImprovement: "a marl_sb3.MultiAgentCallback whose on_iteration_end(result) returns False when "
-    "result has not improved for too long",
+    StopTrainingOnNoModelImprovement: "a marl_sb3.MultiAgentCallback with on_iteration_end(result), which returns "
+    "False when result has not improved for too long",
 }
 
 
 def as_one_callback(callback: MaybeCallback, more: Sequence[BaseCallback] = ()) -> BaseCallback:
-    """What `learn` was given as one callback.
+    """Join the callbacks that `learn` was given to one callback.
 
     Args:
-        more: callbacks that come after them.
+        more: callbacks to add after them.
     """
     return CallbackList([*accepted_callbacks(callback), *more])
 
 
 def accepted_callbacks(callback: MaybeCallback) -> list[BaseCallback]:
-    """What a user gives as callbacks, as a list.
+    """Return the callbacks of a user as a list.
 
     Args:
         callback: SB3 callbacks, one or a list; a function of (locals, globals); or None.
 
     Raises:
-        ConfigError: something else is among them, or a callback of SB3's that cannot work here; with what can.
+        ConfigError: one of them is no callback, or is a callback of SB3 that cannot work here; the message names a
+            replacement.
     """
     if isinstance(callback, BaseCallback):
         callbacks: list[Any] = [callback]

@@ -70,7 +70,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "StopTrainingOnNoModelImprovement": (
         lambda _: stock.StopTrainingOnNoModelImprovement(1),
-        r"a marl_sb3.MultiAgentCallback whose on_iteration_end\(result\) returns False",
+        r"a marl_sb3.MultiAgentCallback with on_iteration_end\(result\), which returns False when",
     ),
 }
 
