@@ -28,7 +28,7 @@ EXIT_INTERRUPTED = 130
 def run_command(command: Callable[[], int], verbosity: int) -> int:
     """Run a command; an exception becomes a message and an exit code, and with `-v` also a traceback.
 
-    If the reader of standard output has gone (`| head`), the command goes on, and its exit code stays the same. If
+    If the reader of standard output has gone (`| head`), the command continues with the same exit code. If
     output cannot be written for another reason, such as a full disk, the exit code is 1.
     """
     with lenient_output() as output, interrupting():

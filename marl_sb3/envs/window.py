@@ -45,7 +45,7 @@ def check_render_mode(render_mode: str | None, accepted: Sequence[str]) -> None:
 class EnvWindow:
     """A window that shows images at a steady rate; the first image opens it.
 
-    After the user has closed it, further images are dropped and the program goes on.
+    After the user has closed it, further images are dropped and the program continues.
 
     Args:
         fps: images per second, at most.

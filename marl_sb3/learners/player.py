@@ -1,4 +1,4 @@
-"""Act for the rows of one policy where nothing is learned: evaluations, and whatever else plays."""
+"""Act for the rows of one policy without learning, as in evaluations."""
 
 from __future__ import annotations
 

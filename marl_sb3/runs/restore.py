@@ -73,7 +73,7 @@ class SavedRun:
 
         Args:
             env: the run's env id; needed where it is code of your own and will be made.
-            device: where the policies go, whatever they were trained on.
+            device: device of the policies; it may differ from that of the training.
 
         Raises:
             ConfigError: it is not a run folder, is of another env, or there is no such device.

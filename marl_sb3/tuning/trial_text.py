@@ -1,4 +1,4 @@
-"""Trials as text that is safe to print, whatever an error of an env contains."""
+"""Trials as text that is safe to print, even if an env's error has control characters."""
 
 from __future__ import annotations
 

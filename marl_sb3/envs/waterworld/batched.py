@@ -17,7 +17,7 @@ from marl_sb3.types import Array
 if TYPE_CHECKING:
     from marl_sb3.envs.waterworld.env import WaterworldEnv
 
-_FARTHEST = 10.0  # positions and speeds of a state that is brought back; those of an episode stay far below it
+_FARTHEST = 10.0  # limit of positions and speeds in a saved state; in an episode they stay far below it
 
 
 class BatchedWaterworld(BatchedEnv):

@@ -92,7 +92,7 @@ class WaterworldEnv(ParallelEnv[AgentID, Array, Array]):  # type: ignore[misc]  
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[AgentID, Array], Infos]:
-        """Start an episode. Without a seed the current generator goes on; `options` are not used."""
+        """Start an episode. Without a seed, the current generator is used; `options` are ignored."""
         if seed is not None or self._rng is None:
             self._rng = np.random.default_rng(seed)
         self._state = rules.empty_state(1, self.parameters)
