@@ -1,0 +1,115 @@
+"""`marl_sb3.examine`: what `python -m marl_sb3.doctor` calls."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from marl_sb3.checkup.finding import Seen
+from marl_sb3.checkup.fingerprint import difference
+from marl_sb3.checkup.job import Job
+from marl_sb3.checkup.report import Report, facts_of
+from marl_sb3.checkup.supervisor import PlayProcess, told_finding
+from marl_sb3.config.values import PositiveInt, at_least, require
+from marl_sb3.envs.registry import EnvFactory, env_factory, importable_id, named_factory
+
+EPISODES, STEPS = 10, 2_000  # recorded at most, unless the caller says more
+_RECORD_S = 3.0  # how long recording may take, unless the caller says how much
+_LONG_S = 24 * 3600.0
+MEASURE_S = 0.5
+
+
+def examine(
+    env: str | EnvFactory,
+    env_kwargs: Mapping[str, Any] | None = None,
+    *,
+    episodes: int | None = None,
+    steps: int | None = None,
+    seed: int = 0,
+    timeout_s: float = 30.0,
+    measure_s: float = MEASURE_S,
+    isolated: bool = True,
+    on_call: Callable[[str], None] = lambda _: None,
+) -> Report:
+    """Play an env for a few seconds with random actions, and report what would go wrong in a training.
+
+    Args:
+        env: an env id as on the command line, or a factory, as for `make_vec_env`.
+        env_kwargs: arguments of the factory.
+        episodes: how many are recorded at most; None: 10, for 3 seconds.
+        steps: how many env steps are recorded at most; None: 2,000, for 3 seconds.
+        seed: that the seeds of all episodes and actions follow from.
+        timeout_s: how long one call of the env may take.
+        measure_s: how long steps per second are measured; 0: not at all, and no policy is tried.
+        isolated: play in processes of their own, which survive hangs and crashes of the env, and compare episodes of
+            two processes. False plays in this process, where a debugger works.
+        on_call: is told several times a second what is played.
+
+    Raises:
+        ConfigError: there is no such env, or an argument is wrong.
+        EnvRaisedError: the module of the env raised an exception when it was imported.
+    """
+    for name, value in (("episodes", episodes), ("steps", steps)):
+        require(name, value, PositiveInt | None)
+    require("seed", seed, at_least(0))
+    env_id, factory = named_factory(env)
+    assert env_id is not None
+    seconds = _RECORD_S if episodes is None and steps is None else _LONG_S
+    most = (episodes or (EPISODES if steps is None else steps), steps or (STEPS if episodes is None else sys.maxsize))
+    job = Job(env_id, env_kwargs or {}, seed, *most, seconds, measure_s, timeout_s)
+    if not isolated:
+        return _examine_here(job, factory)
+    with TemporaryDirectory(prefix="marl_sb3-") as folder:
+        return _examine_apart(job, factory, Path(folder), on_call)
+
+
+def _examine_here(job: Job, factory: EnvFactory | None) -> Report:
+    from marl_sb3.checkup.examination import examine_here  # takes seconds: other processes do this otherwise
+    from marl_sb3.checkup.plays import patient_of
+    from marl_sb3.checkup.watch import Watch
+
+    patient = patient_of(job, factory or env_factory(job.env), Watch())
+    findings = list(examine_here(patient))
+    return Report.of(job.env, job.seed, findings, facts_of(patient.evidence))
+
+
+def _examine_apart(job: Job, factory: EnvFactory | None, folder: Path, on_call: Callable[[str], None]) -> Report:
+    path = importable_id(job.env, factory)
+    apart = path is not None and _is_plain(job.env_kwargs)
+    forked = None if apart else factory or env_factory(job.env)
+    sent = replace(job, env=path or job.env, search_path=tuple(sys.path))
+    processes = [PlayProcess(folder / "play", sent, forked)]
+    try:
+        if apart:
+            processes.append(PlayProcess(folder / "compare", replace(sent, only_fingerprint=True), None))
+        for process in processes:
+            process.wait(on_call)
+        findings = processes[0].findings()
+        differs = _difference(*processes) if apart else None
+    finally:
+        for process in processes:
+            process.kill()
+    findings += [] if differs is None else [told_finding("differs-between-processes", differs)]
+    facts = {**(processes[0].told("facts") or {}), "compared_processes": apart}
+    return Report.of(job.env, job.seed, findings, facts)
+
+
+def _difference(play: PlayProcess, compare: PlayProcess) -> Seen | None:
+    one, other = play.told("fingerprint"), compare.told("fingerprint")
+    found = None if one is None or other is None else difference(one, other)
+    if found is None:
+        return None
+    return Seen(f"{found.what} differs between two processes with the same seed and actions", None, 0, found.step)
+
+
+def _is_plain(env_kwargs: Mapping[str, Any]) -> bool:
+    try:
+        json.dumps(env_kwargs)
+    except (TypeError, ValueError):
+        return False
+    return True

@@ -1,0 +1,149 @@
+"""Advice: what does not break a training but makes it slower, harder or noisier."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from marl_sb3.checkup.checks.values import observed, parts_of
+from marl_sb3.checkup.evidence import Evidence, mapping
+from marl_sb3.checkup.finding import Check, Seen, Severity
+from marl_sb3.types import AgentID
+
+_LARGE = 10.0  # of an observation, for a network that is made for numbers around 1
+_LARGE_REWARD, _SMALL_REWARD = 100.0, 1e-3
+_LINES = 3  # of warnings and prints that are shown
+
+
+def _is_image(space: spaces.Space[Any]) -> bool:
+    return isinstance(space, spaces.Box) and space.dtype == np.uint8
+
+
+def large_observations(evidence: Evidence) -> Iterator[Seen]:
+    """The largest number of each agent's observations, if it is large; images are scaled anyway."""
+    largest: dict[tuple[AgentID, str], float] = defaultdict(float)
+    for _, _, agent, observation in observed(evidence):
+        for space, value, name in parts_of(evidence.observation_spaces[agent], observation):
+            if isinstance(space, spaces.Box) and not _is_image(space):
+                size = _largest(value)
+                if np.isfinite(size):
+                    largest[agent, name] = max(largest[agent, name], size)
+    for (agent, name), size in largest.items():
+        if size > _LARGE:
+            yield Seen(f"observations{name} reach {size:.4g}", str(agent))
+
+
+def _largest(value: Any) -> float:
+    try:
+        array = np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        return 0.0
+    return float(np.abs(array).max()) if array.size else 0.0
+
+
+def _rewards(evidence: Evidence) -> dict[AgentID, list[float]]:
+    found: dict[AgentID, list[float]] = defaultdict(list)
+    for _, step in evidence.steps():
+        for agent, reward in mapping(step.rewards).items():
+            if isinstance(reward, (int, float, np.number, np.ndarray)) and np.ndim(reward) == 0 and np.isfinite(reward):
+                found[agent].append(float(reward))
+    return found
+
+
+def reward_scale(evidence: Evidence) -> Iterator[Seen]:
+    """Agents whose largest reward is large or tiny."""
+    for agent, rewards in _rewards(evidence).items():
+        largest = max(map(abs, rewards))
+        if largest > _LARGE_REWARD or 0 < largest < _SMALL_REWARD:
+            yield Seen(f"the largest reward is {largest:.4g}", str(agent))
+
+
+def no_rewards(evidence: Evidence) -> Iterator[Seen]:
+    """Agents that are paid nothing but 0."""
+    for agent, rewards in _rewards(evidence).items():
+        if rewards and not any(rewards):
+            yield Seen(f"all of {len(rewards):,} rewards are 0", str(agent))
+
+
+def blind_agents(evidence: Evidence) -> Iterator[Seen]:
+    """Agents that see the same in all of at least ten steps."""
+    sights: dict[AgentID, list[Any]] = defaultdict(list)
+    for _, _, agent, observation in observed(evidence):
+        sights[agent].append(observation)
+    for agent, seen in sights.items():
+        if len(seen) >= 10 and all(_same(seen[0], other) for other in seen[1:]):
+            yield Seen(f"all of {len(seen):,} observations are equal", str(agent))
+
+
+def _same(one: Any, other: Any) -> bool:
+    from marl_sb3.checkup.fingerprint import checksum
+
+    return checksum(one) == checksum(other)
+
+
+def action_ranges(evidence: Evidence) -> Iterator[Seen]:
+    """Box actions whose range is not -1 to 1."""
+    for agent, space in evidence.action_spaces.items():
+        if isinstance(space, spaces.Box) and not (np.all(space.low == -1) and np.all(space.high == 1)):
+            yield Seen(f"actions range from {np.min(space.low):.4g} to {np.max(space.high):.4g}", str(agent))
+
+
+def prints(evidence: Evidence) -> Iterator[Seen]:
+    """What the env printed."""
+    lines = [line for line in evidence.printed.splitlines() if line.strip()]
+    for line in lines[:_LINES]:
+        yield Seen(f"{len(lines):,} lines, among them {line.strip()[:100]!r}")
+
+
+def warns(evidence: Evidence) -> Iterator[Seen]:
+    """What the env warned of."""
+    for words in evidence.warned[:_LINES]:
+        yield Seen(words)
+
+
+def _check(name: str, title: str, why: str, remedy: str, find: Callable[..., Any]) -> Check:
+    return Check(name, "episodes", Severity.ADVICE, title, why, remedy, find)
+
+
+ADVICE: tuple[Check, ...] = (
+    _check(
+        "observation-scale", "observations are larger than 10",
+        "Networks learn best from numbers around 1; large ones slow the learning or stop it.",
+        "Divide observations by their range in the env, or normalise them.", large_observations,
+    ),
+    _check(
+        "observation-constant", "an agent always sees the same",
+        "It cannot react to anything.",
+        "Look whether its observation is ever filled. Nothing if the game is one of hidden moves.", blind_agents,
+    ),
+    _check(
+        "reward-scale", "rewards are very large or very small",
+        "Value losses grow with the square of the rewards, and the clipped gradient then belongs to the values alone.",
+        "Scale rewards so that an episode's return is between 1 and 100, or normalise them.", reward_scale,
+    ),
+    _check(
+        "reward-always-zero", "an agent is never paid under random actions",
+        "Nothing is learned before the first reward is found.",
+        "Look whether rewards are set at all. If they are rare, reward progress too, or play longer.", no_rewards,
+    ),
+    _check(
+        "action-range", "continuous actions do not range from -1 to 1",
+        "A new policy draws actions around 0 with a deviation of 1: it may see a small part of the range, or "
+        "mostly its bounds.",
+        "Let the env take actions from -1 to 1 and scale them itself.", action_ranges,
+    ),
+    _check(
+        "prints", "the env prints",
+        "With many envs, the output hides everything else and takes time.",
+        "Print on demand, with `logging` for example.", prints,
+    ),
+    _check(
+        "warns", "the env gives warnings",
+        "They tell of mistakes in the env or in how it is used.",
+        "Read them, and mend what they say.", warns,
+    ),
+)  # fmt: skip

@@ -1,0 +1,154 @@
+"""Checks of the agents' lives: who acts, who ends, when, and with which flag."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from marl_sb3.checkup.evidence import Episode, Evidence, mapping
+from marl_sb3.checkup.finding import Check, Seen, Severity, shown
+from marl_sb3.types import AgentID
+
+_ALIKE = 3  # episodes of the same length, ended by termination, that look like a time limit
+
+
+def unknown(evidence: Evidence) -> Iterator[Seen]:
+    """Live agents that `possible_agents` does not list."""
+    for episode, step in evidence.steps():
+        for agent in step.agents:
+            if agent not in evidence.agents:
+                yield episode.seen(step, "is live but not in possible_agents", shown(agent))
+
+
+def live_after_end(evidence: Evidence) -> Iterator[Seen]:
+    """Agents that are still, or again, in `agents` after they have ended; the first of each episode."""
+    for episode in evidence.episodes:
+        ends = episode.ends()
+        for step in episode.steps:
+            late = [agent for agent in step.agents if agent in ends and ends[agent][0] <= step.number]
+            if late:
+                what = f"is in `agents`, though it ended in step {ends[late[0]][0]}"
+                yield episode.seen(step, what, late[0])
+                break
+
+
+def silent_ends(evidence: Evidence) -> Iterator[Seen]:
+    """Agents that have acted and are neither terminated nor truncated when nobody is left to act."""
+    for episode in evidence.episodes:
+        if episode.is_over:
+            acted = dict.fromkeys(agent for step in episode.steps for agent in step.acting)
+            for agent in acted:
+                if agent not in episode.ends():
+                    what = "the episode is over, but the agent is neither terminated nor truncated"
+                    yield episode.seen(episode.steps[-1], what, agent)
+
+
+def unearned(evidence: Evidence) -> Iterator[Seen]:
+    """Rewards, other than 0, of agents that have not acted yet or have ended; the first of each agent."""
+    told: set[AgentID] = set()
+    for episode in evidence.episodes:
+        acted: set[AgentID] = set()
+        for step in episode.steps:
+            acted.update(step.acting)
+            for agent, reward in mapping(step.rewards).items():
+                late = episode.ends().get(agent, (step.number,))[0] < step.number
+                if (late or agent not in acted) and agent not in told and _is_not_zero(reward):
+                    told.add(agent)
+                    why = "has ended" if late else "has not acted yet"
+                    yield episode.seen(step, f"a reward for an agent that {why}", agent, shown(reward))
+
+
+def _is_not_zero(reward: Any) -> bool:
+    try:
+        return bool(reward != 0)
+    except (TypeError, ValueError):
+        return False
+
+
+def never_acts(evidence: Evidence) -> Iterator[Seen]:
+    """Agents that acted in no step of any episode that was played to its end."""
+    over = [episode for episode in evidence.episodes if episode.is_over]
+    acted = {agent for _, step in evidence.steps() for agent in step.acting}
+    if over:
+        words = f"the agent acts in none of {len(over)} episodes"
+        yield from (Seen(words, str(agent)) for agent in evidence.agents if agent not in acted)
+
+
+def never_ends(evidence: Evidence) -> Iterator[Seen]:
+    """An episode that has no end."""
+    if evidence.longest:
+        yield Seen(f"an episode has not ended after {evidence.longest:,} env steps with random actions", None, 0)
+
+
+def _ended_alike(episode: Episode) -> bool:
+    """Whether all agents were terminated, and not truncated, in the last step."""
+    ends = episode.ends().values()
+    return bool(ends) and all(end == (episode.length, True, False) for end in ends)
+
+
+def disguised_time_limit(evidence: Evidence) -> Iterator[Seen]:
+    """Episodes that always end in the same step, later than the first, with all agents terminated."""
+    over = [episode for episode in evidence.episodes if episode.is_over]
+    lengths = {episode.length for episode in over}
+    if len(over) >= _ALIKE and len(lengths) == 1 and lengths != {1} and all(map(_ended_alike, over)):
+        words = f"all {len(over)} episodes end in step {over[0].length} with `terminated`, none with `truncated`"
+        yield Seen(words)
+
+
+def ends_early(evidence: Evidence) -> Iterator[Seen]:
+    """Agents that end before others do; the first of each episode."""
+    for episode in evidence.episodes:
+        for agent, (number, *_) in episode.ends().items():
+            if episode.is_over and number < episode.length:
+                what = f"ends, the episode goes on to step {episode.length}"
+                yield episode.seen(episode.steps[number], what, agent)
+                break
+
+
+def _check(name: str, severity: Severity, title: str, why: str, remedy: str, find: Callable[..., Any]) -> Check:
+    return Check(name, "episodes", severity, title, why, remedy, find)
+
+
+AGENTS: tuple[Check, ...] = (
+    _check(
+        "unknown-agent", Severity.FAULT, "an agent is live that possible_agents does not list",
+        "It has no policy and no place in the arrays; a training stops there.",
+        "List every agent that may ever appear in `possible_agents`.", unknown,
+    ),
+    _check(
+        "ends-without-flag", Severity.FAULT, "an episode is over, but an agent has no flag that says so",
+        "Nobody knows whether the agent's return goes on after the end; a training stops there.",
+        "Set `terminated` or `truncated` for each agent in the step in which it leaves `agents` for good.", silent_ends,
+    ),
+    _check(
+        "live-after-end", Severity.WARNING, "an agent stays in `agents` after it has ended",
+        "marl_sb3 lets it act no more; other libraries go on with it, or never reset the env.",
+        "Remove an agent from `agents` in the step in which it ends.", live_after_end,
+    ),
+    _check(
+        "reward-not-counted", Severity.WARNING, "an agent is paid that has not acted, or has ended",
+        "The reward belongs to no action, so that nothing is learned from it.",
+        "Pay an agent from its first action to its end; add later rewards to those of its last step.", unearned,
+    ),
+    _check(
+        "never-acts", Severity.WARNING, "an agent never acts",
+        "Its policy gets no data. If it is the only agent of its policy, that policy is never trained.",
+        "Remove it from `possible_agents`, or look for the reason; --episodes plays more.", never_acts,
+    ),
+    _check(
+        "never-ends", Severity.WARNING, "an episode does not end",
+        "Without ends there are no returns to report, to compare or to stop by.",
+        "Truncate episodes after a number of steps. If they are that long, --steps plays more.", never_ends,
+    ),
+    _check(
+        "time-limit-terminates", Severity.WARNING, "episodes always end in the same step, as terminated",
+        "This looks like a time limit. After `terminated` nothing is expected to come, so that values near the limit "
+        "are learned too low.",
+        "Report a time limit as `truncated`. If the task itself ends in that step, leave it.", disguised_time_limit,
+    ),
+    _check(
+        "ends-early", Severity.ADVICE, "agents end before others",
+        "marl_sb3 trains no step of an agent after its end; SuperSuit and stock SB3 train on padding.",
+        "Nothing, but compare returns of agents with their numbers of steps in mind.", ends_early,
+    ),
+)  # fmt: skip

@@ -1,0 +1,53 @@
+"""Checks of what an env offers beyond episodes: its state, its pictures, its way through a vectorizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from marl_sb3.checkup.checks.stops import stop_check
+from marl_sb3.checkup.evidence import Evidence
+from marl_sb3.checkup.finding import Check, Seen, Severity
+
+
+def no_film(evidence: Evidence) -> Iterator[Seen]:
+    """The env cannot be filmed."""
+    modes = evidence.metadata.get("render_modes", evidence.metadata.get("render.modes", []))
+    if "rgb_array" not in (modes or ()):
+        yield Seen(f"render_modes are {modes!r}")
+
+
+def refused(evidence: Evidence) -> Iterator[Seen]:
+    """The vectorizer refuses the env for a reason that no other check has found."""
+    return iter(()) if evidence.faulty else evidence.stopped("vectorizer-refuses")
+
+
+MORE: tuple[Check, ...] = (
+    stop_check(
+        "state-not-restored", "state", Severity.FAULT, "set_state(get_state()) does not bring the env back",
+        "A resumed run goes on from another state than the one it was saved in.",
+        "Let get_state() return everything that an episode changes, the state of random generators too, as plain "
+        "data and arrays, and set_state() put it back, in a new env as well.",
+    ),
+    stop_check(
+        "render-fails", "render", Severity.WARNING, "a render mode does not work",
+        "`evaluate --video` fails, or films something else.",
+        "Return an array (height, width, 3) of uint8 for rgb_array and a string for ansi, or remove the mode from "
+        "metadata['render_modes'].",
+    ),
+    Check(
+        "no-film", "render", Severity.ADVICE, "the env has no render mode rgb_array",
+        "`evaluate --video` cannot film it.",
+        "List 'rgb_array' in metadata['render_modes'], take an argument render_mode, and return an array (height, "
+        "width, 3) of uint8 from render().", no_film,
+    ),
+    Check(
+        "vectorizer-refuses", "speed", Severity.FAULT, "the vectorizer refuses the env",
+        "A training stops there.",
+        "Change what the message says.", refused,
+    ),
+    stop_check(
+        "no-algorithm", "speed", Severity.FAULT, "no algorithm can learn with these spaces",
+        "SB3 takes Box, Discrete, MultiDiscrete and MultiBinary actions, and Dicts of such observations.",
+        "Change the space as the message says, or flatten it by a wrapper.",
+    ),
+)  # fmt: skip

@@ -1,0 +1,16 @@
+"""All checks, by the play after which they are made; a new check is a function and a line in one of these tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from marl_sb3.checkup.checks.advice import ADVICE
+from marl_sb3.checkup.checks.agents import AGENTS
+from marl_sb3.checkup.checks.interface import INTERFACE
+from marl_sb3.checkup.checks.more import MORE
+from marl_sb3.checkup.checks.processes import PROCESSES
+from marl_sb3.checkup.checks.seeds import SEEDS
+from marl_sb3.checkup.checks.values import VALUES
+from marl_sb3.checkup.finding import Check
+
+CHECKS: Sequence[Check] = (*INTERFACE, *VALUES, *AGENTS, *SEEDS, *MORE, *ADVICE, *PROCESSES)

@@ -1,0 +1,307 @@
+"""Checks of the values that reset() and step() return: observations, rewards, flags, infos, masks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from marl_sb3.checkup.actions import mask_of
+from marl_sb3.checkup.evidence import Episode, Evidence, Step, mapping
+from marl_sb3.checkup.finding import Check, Seen, Severity, shown
+from marl_sb3.types import AgentID
+from marl_sb3.vec_env.masks import choices_of, forbidden_place, forbidden_words, mask_fault
+from marl_sb3.wrappers.faults import observation_fault, reward_fault
+
+_HUGE_INFO = 64 * 1024  # bytes of one agent's infos
+_TOLERANCE = 1e-5  # of bounds, relative to them: float32 rounds
+
+
+def observed(evidence: Evidence) -> Iterator[tuple[Episode, Step, AgentID, Any]]:
+    """All observations of known agents, with their episodes and steps."""
+    for episode, step in evidence.steps():
+        for agent, observation in mapping(step.observations).items():
+            if agent in evidence.observation_spaces:
+                yield episode, step, agent, observation
+
+
+def parts_of(space: spaces.Space[Any], value: Any, name: str = "") -> Iterator[tuple[spaces.Space[Any], Any, str]]:
+    """The parts of an observation that have no parts, with their spaces and where they are."""
+    if isinstance(space, spaces.Dict):
+        for key, part in space.spaces.items():
+            if key in mapping(value):
+                yield from parts_of(part, value[key], f"{name}, key {key!r}")
+    elif isinstance(space, spaces.Tuple):
+        if isinstance(value, (tuple, list)):
+            for number, (part, each) in enumerate(zip(space.spaces, value, strict=False)):
+                yield from parts_of(part, each, f"{name}, part {number}")
+    else:
+        yield space, value, name
+
+
+def _floats(value: Any) -> Any:
+    """The value as an array of numbers; None if it is none."""
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        return None
+    return array if array.dtype.kind in "biuf" else None
+
+
+def _is_finite(space: spaces.Space[Any], value: Any) -> bool:
+    arrays = [_floats(part) for _, part, _ in parts_of(space, value)]
+    return all(array is None or np.isfinite(array).all() for array in arrays)
+
+
+def not_finite(evidence: Evidence) -> Iterator[Seen]:
+    """Observations that hold NaN or an infinity."""
+    for episode, step, agent, observation in observed(evidence):
+        for _, value, name in parts_of(evidence.observation_spaces[agent], observation):
+            array = _floats(value)
+            if array is not None and not np.isfinite(array).all():
+                place = tuple(int(index) for index in np.argwhere(~np.isfinite(array))[0])
+                yield episode.seen(step, f"observation{name} is {array[place]} at index {place}", agent)
+
+
+def outside_space(evidence: Evidence) -> Iterator[Seen]:
+    """Observations of the wrong shape, dtype, keys or, of integers, range."""
+    for episode, step, agent, observation in observed(evidence):
+        space = evidence.observation_spaces[agent]
+        if _is_finite(space, observation):
+            fault = _fault(space, observation)
+            if fault:
+                yield episode.seen(step, f"observation {fault}", agent, shown(observation))
+
+
+def _fault(space: spaces.Space[Any], observation: Any) -> str | None:
+    for part, value, name in parts_of(space, observation):
+        fault = observation_fault(part, value)
+        if fault:
+            return f"{fault}{name}"
+    if isinstance(space, spaces.Dict):
+        return observation_fault(space, observation) if set(mapping(observation)) != set(space.spaces) else None
+    if isinstance(space, spaces.Tuple) and (not isinstance(observation, tuple) or len(observation) != len(space)):
+        return f"is no tuple of {len(space)}"
+    return None
+
+
+def beyond_bounds(evidence: Evidence) -> Iterator[Seen]:
+    """Observations below the `low` or above the `high` of their Box."""
+    for episode, step, agent, observation in observed(evidence):
+        for space, value, name in parts_of(evidence.observation_spaces[agent], observation):
+            array = _floats(value)
+            if isinstance(space, spaces.Box) and array is not None and array.shape == space.shape:
+                words = _beyond(space, array)
+                if words:
+                    yield episode.seen(step, f"observation{name} is {words}", agent)
+
+
+def _beyond(space: spaces.Box, array: Any) -> str | None:
+    low, high = (bound.astype(np.float64) for bound in (space.low, space.high))
+    with np.errstate(invalid="ignore"):
+        slack = _TOLERANCE * np.maximum(1.0, np.minimum(np.abs(low), np.abs(high)))
+        outside = (array < low - slack) | (array > high + slack)
+    if not outside.any():
+        return None
+    place = tuple(int(index) for index in np.argwhere(outside)[0])
+    return f"{array[place]} at index {place}, its space says {space.low[place]} to {space.high[place]}"
+
+
+def other_dtype(evidence: Evidence) -> Iterator[Seen]:
+    """Observations whose dtype is another one than their space's; the first of each agent."""
+    told: set[AgentID] = set()
+    for episode, step, agent, observation in observed(evidence):
+        for space, value, name in parts_of(evidence.observation_spaces[agent], observation):
+            array = _floats(value)
+            boxed = isinstance(space, (spaces.Box, spaces.MultiBinary, spaces.MultiDiscrete))
+            if array is None or not boxed or space.dtype is None or agent in told:
+                continue
+            if array.dtype != space.dtype and np.can_cast(array.dtype, space.dtype, "same_kind"):
+                told.add(agent)
+                yield episode.seen(step, f"observation{name} is {array.dtype}, its space says {space.dtype}", agent)
+
+
+def missing(evidence: Evidence) -> Iterator[Seen]:
+    """Values that agents need and did not get: to act, or after acting."""
+    for episode, step in evidence.steps():
+        parts = {"reward": step.rewards, "terminated flag": step.terminated, "truncated flag": step.truncated}
+        for agent in step.acting:
+            for name, values in parts.items():
+                if agent not in mapping(values):
+                    yield episode.seen(step, f"{name} is missing for an agent that acted", agent)
+        for agent in episode.to_act_after(step):
+            if agent in evidence.agents and agent not in mapping(step.observations):
+                yield episode.seen(step, "observation is missing for an agent that acts next", agent)
+
+
+def missing_final(evidence: Evidence) -> Iterator[Seen]:
+    """Agents that ended in a step without an observation."""
+    for episode, step in evidence.steps():
+        ends = step.ends()
+        for agent in step.acting:
+            if agent in ends and mapping(step.observations).get(agent) is None:
+                yield episode.seen(step, "the agent ends without a final observation", agent)
+
+
+def reward_faults(evidence: Evidence) -> Iterator[Seen]:
+    """Rewards that are not finite numbers."""
+    for episode, step in evidence.steps():
+        for agent, reward in mapping(step.rewards).items():
+            fault = reward_fault(reward)
+            if fault:
+                yield episode.seen(step, f"reward {fault}", agent)
+
+
+def flag_types(evidence: Evidence) -> Iterator[Seen]:
+    """Flags that are neither True nor False; the first of each agent."""
+    told: set[AgentID] = set()
+    for episode, step in evidence.steps():
+        for name, flags in (("terminated", step.terminated), ("truncated", step.truncated)):
+            for agent, flag in mapping(flags).items():
+                if not isinstance(flag, (bool, np.bool_)) and agent not in told:
+                    told.add(agent)
+                    yield episode.seen(step, f"{name} is {type(flag).__name__}", agent, shown(flag))
+
+
+def info_types(evidence: Evidence) -> Iterator[Seen]:
+    """Infos of agents that are no mappings."""
+    for episode, step in evidence.steps():
+        for agent, info in mapping(step.infos).items():
+            if agent in evidence.agents and not isinstance(info, Mapping):
+                yield episode.seen(step, "info is no dictionary", agent, shown(info))
+
+
+def info_missing(evidence: Evidence) -> Iterator[Seen]:
+    """Agents that acted, or act first, without an entry in the infos; the first of each agent."""
+    told: set[AgentID] = set()
+    for episode, step in evidence.steps():
+        for agent in step.acting if step.number else step.agents:
+            if agent not in mapping(step.infos) and agent not in told:
+                told.add(agent)
+                yield episode.seen(step, "infos have no entry for the agent", agent)
+
+
+def info_sizes(evidence: Evidence) -> Iterator[Seen]:
+    """Infos that hold more than 64 KiB of arrays and strings; the first of each agent."""
+    told: set[AgentID] = set()
+    for episode, step in evidence.steps():
+        for agent, info in mapping(step.infos).items():
+            size = _size(info)
+            if size > _HUGE_INFO and agent not in told:
+                told.add(agent)
+                yield episode.seen(step, f"info holds {size / 1024:,.0f} KiB", agent)
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, Mapping):
+        return sum(map(_size, value.values()))
+    if isinstance(value, (list, tuple, set)):
+        return sum(map(_size, value))
+    return int(getattr(value, "nbytes", len(value) if isinstance(value, (str, bytes)) else 8))
+
+
+def mask_faults(evidence: Evidence) -> Iterator[Seen]:
+    """Action masks of the wrong form, or that forbid everything."""
+    for episode, step in evidence.steps():
+        for agent in episode.to_act_after(step):
+            observation, info = mapping(step.observations).get(agent), mapping(step.infos).get(agent)
+            mask = mask_of(observation, info)
+            if mask is not None and agent in evidence.agents:
+                fault = _mask_fault(evidence.action_spaces[agent], mask)
+                if fault:
+                    yield episode.seen(step, fault, agent)
+
+
+def _mask_fault(space: spaces.Space[Any], mask: Any) -> str | None:
+    choices, array = choices_of(space), _floats(mask)
+    if choices is None:
+        return f"action_mask is there, but the action space {space} has no masks"
+    if array is None:
+        return f"action_mask is {shown(mask)}; accepted: booleans, or 0 and 1"
+    fault = mask_fault(array, sum(choices), space)
+    if fault is None and (place := forbidden_place(array.astype(np.bool_)[None, None], choices)) is not None:
+        fault = forbidden_words(place[2], choices)
+    return fault
+
+
+def rewritten(evidence: Evidence) -> Iterator[Seen]:
+    """Observations that the env changed in place after it had returned them."""
+    for episode, step in evidence.steps():
+        for agent in step.rewritten:
+            yield episode.seen(step, "the observation returned here was changed by the next step", agent)
+
+
+def _check(name: str, severity: Severity, title: str, why: str, remedy: str, find: Callable[..., Any]) -> Check:
+    return Check(name, "episodes", severity, title, why, remedy, find)
+
+
+VALUES: tuple[Check, ...] = (
+    _check(
+        "observation-not-finite", Severity.FAULT, "an observation is NaN or infinite",
+        "One NaN turns all weights of the network into NaN; a training stops when it sees one.",
+        "Look for divisions by zero, logarithms of zero and empty means in the env.", not_finite,
+    ),
+    _check(
+        "observation-space", Severity.FAULT, "an observation does not fit its space",
+        "The network is built for the space, so that a training stops at such an observation.",
+        "Change the observation or the space until space.contains(observation) holds.", outside_space,
+    ),
+    _check(
+        "observation-bounds", Severity.WARNING, "an observation lies outside the bounds of its Box",
+        "Images are divided by the bounds, and normalising by bounds goes wrong.",
+        "Give the Box the true bounds, or -inf and inf.", beyond_bounds,
+    ),
+    _check(
+        "observation-dtype", Severity.ADVICE, "observations have another dtype than their space",
+        "Every step converts them; numbers that the space's dtype cannot hold are rounded.",
+        "Return arrays of the space's dtype, such as array.astype(np.float32).", other_dtype,
+    ),
+    _check(
+        "missing-value", Severity.FAULT, "an agent gets no observation, reward or flag",
+        "Nothing can be learned from the step, so that a training stops there.",
+        "Return a value for each agent that acted, and an observation for each agent in `agents`.", missing,
+    ),
+    _check(
+        "missing-final-observation", Severity.FAULT, "an agent ends without a final observation",
+        "The return of a truncated agent is completed with the value of its final observation.",
+        "In the step in which an agent ends, return its observation too.", missing_final,
+    ),
+    _check(
+        "reward-not-a-number", Severity.FAULT, "a reward is not a finite number",
+        "One NaN turns all weights of the network into NaN; a training stops when it sees one.",
+        "Return a float for each agent that acted.", reward_faults,
+    ),
+    _check(
+        "flag-type", Severity.WARNING, "a terminated or truncated flag is not a boolean",
+        "Any object counts as true unless it is empty or zero, None as false.",
+        "Return True or False.", flag_types,
+    ),
+    _check(
+        "info-type", Severity.FAULT, "an info is not a dictionary",
+        "A training stops there.",
+        "Return a dictionary for each agent, empty if there is nothing to tell.", info_types,
+    ),
+    _check(
+        "info-missing", Severity.ADVICE, "infos have no entry for an agent",
+        "marl_sb3 takes it as empty; SuperSuit and other libraries fail.",
+        "Return a dictionary for each agent, empty if there is nothing to tell.", info_missing,
+    ),
+    _check(
+        "info-huge", Severity.WARNING, "an info holds more than 64 KiB",
+        "Infos are kept and copied in every step; workers send them to another process.",
+        "Put pictures and histories elsewhere, and numbers only into infos.", info_sizes,
+    ),
+    _check(
+        "action-mask", Severity.FAULT, "an action mask is wrong",
+        "A policy that knows masks has no action to take, or takes a forbidden one.",
+        "Return a mask with an entry for each action, at least one of them true, for each agent that acts next.",
+        mask_faults,
+    ),
+    _check(
+        "observation-rewritten", Severity.WARNING, "the env changes an observation after returning it",
+        "Code that keeps observations, such as a replay buffer, keeps the later numbers instead.",
+        "Return a new array in each step: array.copy().", rewritten,
+    ),
+)  # fmt: skip

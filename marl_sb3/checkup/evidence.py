@@ -1,0 +1,190 @@
+"""What the plays of an examination record, for the checks to look at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gymnasium import spaces
+
+from marl_sb3.checkup.finding import Seen
+from marl_sb3.checkup.fingerprint import Difference, Fingerprint
+from marl_sb3.types import AgentID
+
+_NOTHING: Mapping[Any, Any] = {}
+
+
+@dataclass
+class Step:
+    """A reset or a step, with copies of what the env returned, whatever its type.
+
+    Attributes:
+        number: index in the episode; 0 is the reset.
+        acting: the agents that acted in it; none in a reset.
+        actions: their actions.
+        agents: the env's `agents` afterwards.
+        observations: by agent.
+        rewards: by agent; empty in a reset.
+        terminated: by agent; empty in a reset.
+        truncated: by agent; empty in a reset.
+        infos: by agent.
+        rewritten: the agents whose observation was changed by the next step, in the array returned here.
+    """
+
+    number: int
+    acting: tuple[AgentID, ...]
+    actions: Mapping[AgentID, Any]
+    agents: tuple[AgentID, ...]
+    observations: Any
+    rewards: Any = field(default_factory=dict)
+    terminated: Any = field(default_factory=dict)
+    truncated: Any = field(default_factory=dict)
+    infos: Any = field(default_factory=dict)
+    rewritten: tuple[AgentID, ...] = ()
+
+    def ends(self) -> dict[AgentID, tuple[bool, bool]]:
+        """(terminated, truncated) of the agents that one of the flags is true for."""
+        terminated, truncated = mapping(self.terminated), mapping(self.truncated)
+        flags = {
+            agent: (truth(terminated.get(agent)), truth(truncated.get(agent))) for agent in {**terminated, **truncated}
+        }
+        return {agent: both for agent, both in flags.items() if any(both)}
+
+
+@dataclass
+class Episode:
+    """An episode as it was played.
+
+    Attributes:
+        index: from 0, in the order of the play.
+        seed: that the env was reset with.
+        steps: the reset and the steps.
+        is_over: whether the env ended it; False if it was cut or broke.
+        stopped: the check that tells why it broke, and what was seen; None if it did not break.
+    """
+
+    index: int
+    seed: int
+    steps: list[Step] = field(default_factory=list)
+    is_over: bool = False
+    stopped: tuple[str, Seen] | None = None
+    _ends: tuple[int, dict[AgentID, tuple[int, bool, bool]]] | None = None
+
+    @property
+    def length(self) -> int:
+        """The number of steps, without the reset."""
+        return max(0, len(self.steps) - 1)
+
+    def seen(self, step: Step, what: str, agent: Any = None, value: str | None = None) -> Seen:
+        """A place in this episode."""
+        return Seen(what, None if agent is None else str(agent), self.index, step.number, value)
+
+    def to_act_after(self, step: Step) -> list[AgentID]:
+        """The agents that are live after a step and have not ended."""
+        ended = {agent for agent, (number, *_) in self.ends().items() if number <= step.number}
+        return [agent for agent in step.agents if agent not in ended]
+
+    def ends(self) -> dict[AgentID, tuple[int, bool, bool]]:
+        """(step, terminated, truncated) of the first end of each agent."""
+        if self._ends is not None and self._ends[0] == len(self.steps):
+            return self._ends[1]
+        found: dict[AgentID, tuple[int, bool, bool]] = {}
+        for step in self.steps[1:]:
+            for agent, (terminated, truncated) in step.ends().items():
+                found.setdefault(agent, (step.number, terminated, truncated))
+        self._ends = len(self.steps), found
+        return found
+
+    def returns(self) -> dict[AgentID, float]:
+        """The sum of the rewards of each agent, as far as they are numbers."""
+        sums: dict[AgentID, float] = {}
+        for step in self.steps[1:]:
+            for agent, reward in mapping(step.rewards).items():
+                try:
+                    sums[agent] = sums.get(agent, 0.0) + float(reward)
+                except (TypeError, ValueError):
+                    continue
+        return sums
+
+
+@dataclass
+class Comparisons:
+    """Where episodes that should be equal differ; None where they are equal.
+
+    Attributes:
+        fresh: the same seed in two new envs.
+        fresh_with_globals: the same, with Python's and NumPy's global generators seeded alike before each.
+        again: the same seed at the start and after other episodes of the same env.
+        other_seed: two seeds in two new envs.
+        interleaved: the same seed alone, and in turns with another env.
+        moved: the global generators whose state changed while an episode was played.
+    """
+
+    fresh: Difference | None = None
+    fresh_with_globals: Difference | None = None
+    again: Difference | None = None
+    other_seed: Difference | None = None
+    interleaved: Difference | None = None
+    moved: tuple[str, ...] = ()
+
+
+@dataclass
+class Evidence:
+    """All that is known of an env.
+
+    Attributes:
+        agents: its `possible_agents`.
+        observation_spaces: by agent.
+        action_spaces: by agent.
+        metadata: of the env.
+        stops: the checks that found what stopped a play, and what they saw.
+        episodes: those of the first play.
+        longest: env steps of the longest play without an end; 0: an episode has ended.
+        printed: what the env printed while it was played.
+        warned: the warnings that it gave meanwhile.
+        fingerprint: of the first episode.
+        comparisons: None if the episodes could not be compared.
+        faulty: whether a fault has been found.
+        facts: what is no finding, such as steps per second.
+    """
+
+    agents: tuple[AgentID, ...] = ()
+    observation_spaces: Mapping[AgentID, spaces.Space[Any]] = field(default_factory=dict)
+    action_spaces: Mapping[AgentID, spaces.Space[Any]] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    stops: list[tuple[str, Seen]] = field(default_factory=list)
+    episodes: list[Episode] = field(default_factory=list)
+    longest: int = 0
+    printed: str = ""
+    warned: list[str] = field(default_factory=list)
+    fingerprint: Fingerprint = field(default_factory=list)
+    comparisons: Comparisons | None = None
+    faulty: bool = False
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def stop(self, check: str, seen: Seen) -> None:
+        """Keep what stopped a play, once."""
+        if (check, seen) not in self.stops:
+            self.stops.append((check, seen))
+
+    def stopped(self, check: str) -> Iterator[Seen]:
+        """What stopped a play and is told by this check."""
+        return (seen for name, seen in self.stops if name == check)
+
+    def steps(self) -> Iterator[tuple[Episode, Step]]:
+        """All resets and steps of all episodes."""
+        return ((episode, step) for episode in self.episodes for step in episode.steps)
+
+
+def mapping(value: Any) -> Mapping[Any, Any]:
+    """The value if it is a mapping; else an empty one: another check says so."""
+    return value if isinstance(value, Mapping) else _NOTHING
+
+
+def truth(flag: Any) -> bool:
+    """Whether a flag is true; of what has no truth value, False."""
+    try:
+        return bool(flag)
+    except (TypeError, ValueError):
+        return False

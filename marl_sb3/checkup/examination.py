@@ -1,0 +1,72 @@
+"""Examine an env in this process: the plays in their order, each followed by its checks."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import redirect_stderr, redirect_stdout
+
+from marl_sb3.checkup.checks.registry import CHECKS
+from marl_sb3.checkup.finding import Finding, Severity, finding_of
+from marl_sb3.checkup.more_plays import bring_back, measure_speed, render_frames
+from marl_sb3.checkup.player import StoppedError
+from marl_sb3.checkup.plays import Patient, look_at_interface, record_episodes, repeat_episodes, restored_globals
+
+PLAYS: Mapping[str, Callable[[Patient], None]] = {
+    "interface": look_at_interface,
+    "episodes": record_episodes,
+    "seeds": repeat_episodes,
+    "state": bring_back,
+    "render": render_frames,
+    "speed": measure_speed,
+    "close": lambda _: None,  # envs are closed in all plays
+}
+
+
+def examine_here(patient: Patient) -> Iterator[Finding]:
+    """Play, and yield what is found after each play.
+
+    An env that cannot be made or reset is not played any further.
+
+    Raises:
+        ConfigError: the factory does not take the arguments, or returns no env.
+    """
+    told: set[str] = set()
+    evidence = patient.evidence
+    for name in PLAYS:
+        _play(patient, name)
+        for finding in _findings(patient, name):
+            if finding.check not in told:
+                told.add(finding.check)
+                evidence.faulty = evidence.faulty or finding.severity is Severity.FAULT
+                yield finding
+        if not evidence.agents or (name == "episodes" and not _was_played(patient)):
+            return
+
+
+def _play(patient: Patient, name: str) -> None:
+    text = io.StringIO()
+    try:
+        with restored_globals(), redirect_stdout(text), redirect_stderr(text):
+            PLAYS[name](patient)
+    except StoppedError as stopped:
+        patient.evidence.stop(stopped.check, stopped.seen)
+    patient.watch.rest()
+    if name == "episodes":
+        patient.evidence.printed = text.getvalue()
+
+
+def _findings(patient: Patient, play: str) -> Iterator[Finding]:
+    """What the checks of this play find, and what stopped it."""
+    for check in CHECKS:
+        if check.after == play or check.id in _STOPS:
+            finding = finding_of(check, check.find(patient.evidence))
+            if finding is not None:
+                yield finding
+
+
+_STOPS = ("raises", "bad-return", "no-agents")  # may happen in any play
+
+
+def _was_played(patient: Patient) -> bool:
+    return any(len(episode.steps) > 1 for episode in patient.evidence.episodes)

@@ -1,0 +1,178 @@
+"""Plays that ask the env for more than episodes: its state, its pictures, its speed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import closing
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from pettingzoo import ParallelEnv
+
+from marl_sb3.checkup.evidence import Step
+from marl_sb3.checkup.finding import Seen, shown
+from marl_sb3.checkup.fingerprint import Fingerprint, difference
+from marl_sb3.checkup.player import Player, StoppedError, guarded
+from marl_sb3.checkup.plays import Patient
+from marl_sb3.errors import ConfigError, MarlSb3Error
+from marl_sb3.storage.state import is_plain
+from marl_sb3.types import Array
+
+if TYPE_CHECKING:
+    from marl_sb3.vec_env import MultiAgentVecEnv, VecStep
+
+_BEFORE, _AFTER = 10, 20  # steps before and after the state is taken, at most
+_N_ENVS = 8  # of the vectorizer
+_LONG = 10_000  # env steps of a measured episode at most
+
+
+def bring_back(patient: Patient) -> None:
+    """Take the state in the middle of an episode, give it to a new env, and let both go on."""
+    evidence = patient.evidence
+    with patient.player() as player:
+        kind = type(player.env)
+        if not all(callable(getattr(kind, name, None)) for name in ("get_state", "set_state")):
+            return
+        player.play(patient.seed_of(0), patient.seed, max(1, min(_BEFORE, evidence.episodes[0].length // 2)))
+        if not player.goes_on:
+            return
+        try:
+            seen = _state_fault(patient, player)
+        except StoppedError as stopped:
+            seen = stopped.seen
+    if seen is not None:
+        evidence.stop("state-not-restored", seen)
+
+
+def _state_fault(patient: Patient, player: Player) -> Seen | None:
+    """What is wrong with the state of a player's env, if anything is."""
+    where = None, 0, player.steps_done
+    state = guarded(player.env.get_state, "get_state()", *where[1:])
+    if not (isinstance(state, dict) and is_plain(state)):
+        words = "get_state() returned something else than a dictionary of numbers, strings, arrays and None"
+        return Seen(words, *where, shown(state))
+    with patient.player() as other:
+        saved = deepcopy(state)  # as a checkpoint does: the env may return its own arrays
+        guarded(lambda: other.env.set_state(saved), "set_state()", *where[1:])
+        other.adopt(player)
+        found = difference(_rest(player), _rest(other))
+    if found is None:
+        return None
+    words = f"{found.what} differs after set_state() with the state of step {where[2]}"
+    return Seen(words, None, 0, where[2] + 1 + found.step)
+
+
+def _rest(player: Player) -> Fingerprint:
+    """Play on; what comes from here on."""
+    player.fingerprint = []
+    for _ in range(_AFTER):
+        if player.goes_on:
+            player.step()
+    return player.fingerprint
+
+
+def render_frames(patient: Patient) -> None:
+    """Render a frame in each of the env's modes but `human`, which would open a window."""
+    modes = patient.evidence.metadata.get("render_modes", patient.evidence.metadata.get("render.modes", ()))
+    for mode in modes if isinstance(modes, (list, tuple)) else ():
+        if mode is not None and mode != "human":
+            _render(patient, str(mode))
+
+
+def _render(patient: Patient, mode: str) -> None:
+    try:
+        env = patient.make(render_mode=mode)
+    except (ConfigError, StoppedError) as error:
+        patient.evidence.stop("render-fails", Seen(f"render_mode {mode!r}: {error}"))
+        return
+    try:
+        player = Player(env, patient.evidence, patient.watch)
+        player.play(patient.seed_of(0), patient.seed, 2)
+        patient.watch.at("render()", 0, player.steps_done)
+        fault = _picture_fault(mode, guarded(env.render, "render()", 0, player.steps_done))
+        if fault:
+            patient.evidence.stop("render-fails", Seen(f"render_mode {mode!r}: render() returned {fault}"))
+    except StoppedError as stopped:
+        seen = stopped.seen
+        words = f"render_mode {mode!r}: {seen.what}"
+        patient.evidence.stop("render-fails", Seen(words, None, seen.episode, seen.step, None, seen.details))
+    finally:
+        patient.close(env)
+
+
+def _picture_fault(mode: str, picture: Any) -> str | None:
+    if mode == "ansi":
+        return None if isinstance(picture, str) else f"{type(picture).__name__}, not a string"
+    if mode != "rgb_array":
+        return None
+    if not isinstance(picture, np.ndarray):
+        return f"{type(picture).__name__}, not an array"
+    fits = picture.ndim == 3 and picture.shape[2] == 3 and picture.dtype == np.uint8
+    return None if fits else f"an array {picture.shape} of {picture.dtype}, not (height, width, 3) of uint8"
+
+
+def measure_speed(patient: Patient) -> None:
+    """Count the env steps per second of one env alone, and of a vectorizer, with random actions."""
+    if patient.measure_s <= 0 or any(patient.evidence.stopped("raises")):
+        return
+    with patient.player() as player:
+        patient.evidence.facts["env_steps_per_s"] = _speed_alone(patient, player.env)
+    patient.evidence.facts.update(_through_vectorizer(patient))
+
+
+def _speed_alone(patient: Patient, env: ParallelEnv) -> float:
+    player = _TimedPlayer(env, patient.evidence, patient.watch)
+    until, steps, episode = time.perf_counter() + patient.measure_s, 0, 0
+    while time.perf_counter() < until and player.episode.stopped is None:
+        player.play(patient.seed_of(episode), patient.seed + episode, _LONG, until)
+        steps, episode = steps + player.steps_done, episode + 1
+    return steps / max(player.busy_s, 1e-9)
+
+
+class _TimedPlayer(Player):
+    """Records nothing but the time that the env takes.
+
+    Attributes:
+        busy_s: seconds in the env.
+    """
+
+    busy_s = 0.0
+
+    def _call(self, name: str, call: Callable[[], Any], size: int) -> Any:
+        start = time.perf_counter()
+        returned = super()._call(name, call, size)
+        self.busy_s += time.perf_counter() - start
+        return returned
+
+    def _record(self, step: Step) -> None:
+        self._latest = (step.observations, step.infos)
+
+
+def _through_vectorizer(patient: Patient) -> dict[str, Any]:
+    from marl_sb3.checkup.fit import RandomRows, fitting
+    from marl_sb3.vec_env import make_vec_env
+
+    patient.watch.at("make_vec_env()")
+    try:
+        with closing(make_vec_env(patient.factory, _N_ENVS, patient.seed, **patient.env_kwargs)) as vec_env:
+            facts = fitting(vec_env, patient.evidence)
+            if any(patient.evidence.stopped("no-algorithm")):
+                return facts
+            return {**facts, **_speed_of(vec_env, RandomRows(vec_env, patient.seed).draw, patient)}
+    except MarlSb3Error as error:
+        patient.evidence.stop("vectorizer-refuses", Seen(str(error)))
+        return {}
+
+
+def _speed_of(vec_env: MultiAgentVecEnv, draw: Callable[[VecStep], list[Array]], patient: Patient) -> dict[str, Any]:
+    step, count, busy_s = vec_env.reset(), 0, 0.0
+    until = time.perf_counter() + patient.measure_s
+    while time.perf_counter() < until:
+        patient.watch.at("step() of the vectorizer", None, count)
+        drawn = draw(step)
+        start = time.perf_counter()
+        step = vec_env.step(drawn)
+        busy_s, count = busy_s + time.perf_counter() - start, count + 1
+    return {"vectorizer_n_envs": _N_ENVS, "vectorizer_env_steps_per_s": _N_ENVS * count / max(busy_s, 1e-9)}

@@ -1,0 +1,203 @@
+"""Play episodes in an env, record what it returns, and survive what it does."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+from pettingzoo import ParallelEnv
+
+from marl_sb3.checkup.actions import RandomActions
+from marl_sb3.checkup.evidence import Episode, Evidence, Step, mapping
+from marl_sb3.checkup.finding import Seen, shown
+from marl_sb3.checkup.fingerprint import Fingerprint, checksum, step_fingerprint
+from marl_sb3.checkup.watch import Watch
+from marl_sb3.envs.faults import raise_in_words
+from marl_sb3.errors import EnvRaisedError, MarlSb3Error
+from marl_sb3.types import AgentID
+
+
+class StoppedError(Exception):
+    """The env did something after which it cannot be played on."""
+
+    def __init__(self, check: str, seen: Seen) -> None:
+        super().__init__(str(seen))
+        self.check = check
+        self.seen = seen
+
+
+def guarded(call: Callable[[], Any], name: str, episode: int | None = None, step: int | None = None) -> Any:
+    """Call the env.
+
+    Raises:
+        StoppedError: it raised an exception, or tried to end the process.
+    """
+    try:
+        return call()
+    except (Exception, SystemExit) as error:
+        details = traceback.format_exc()
+        seen = Seen(_words(error, name), None, episode, step, None, details)
+        raise StoppedError("raises", seen) from error
+
+
+def _words(error: BaseException, call: str) -> str:
+    if isinstance(error, MarlSb3Error):
+        return f"{call}: {error}"
+    if not isinstance(error, Exception):
+        return f"{call} raised {type(error).__name__}: {error}, which ends the process"
+    try:
+        raise_in_words(error, call, "")
+    except EnvRaisedError as told:
+        return str(told).removeprefix(": ")
+    return f"{call} raised {type(error).__name__}: {error}"
+
+
+class Player:
+    """Plays one env with random actions.
+
+    Args:
+        env: the env.
+        evidence: for the agents and their spaces.
+        watch: is told of every call.
+        keep: record copies of everything; otherwise only the fingerprint.
+
+    Attributes:
+        env: the env.
+        episode: the one that is played.
+        fingerprint: of this episode.
+        steps_done: of this episode.
+        keeps: whether copies of everything are recorded.
+    """
+
+    def __init__(self, env: ParallelEnv, evidence: Evidence, watch: Watch, *, keep: bool = False) -> None:
+        self.env = env
+        self._evidence = evidence
+        self._watch = watch
+        self.keeps = keep
+        self._ended: set[AgentID] = set()
+        self._latest: tuple[Any, Any] = ({}, {})  # observations and infos as the env returned them
+        self.episode = Episode(-1, 0)
+        self.fingerprint: Fingerprint = []
+        self.steps_done = 0
+
+    def play(self, seed: int, action_seed: int, most_steps: int, until: float | None = None) -> Episode:
+        """Play an episode, or the beginning of it.
+
+        Args:
+            seed: for the env.
+            action_seed: for the actions.
+            most_steps: where it is cut.
+            until: time of `time.perf_counter` at which it is cut; None: never.
+        """
+        self.begin(seed, action_seed)
+        while self.goes_on and self.steps_done < most_steps:
+            if until is not None and time.perf_counter() > until:
+                break
+            self.step()
+        return self.episode
+
+    def begin(self, seed: int, action_seed: int) -> None:
+        """Reset the env."""
+        self._actions = RandomActions(self._evidence.action_spaces, action_seed)
+        self.episode = Episode(self.episode.index + 1, seed)
+        self.fingerprint, self._ended, self.steps_done = [], set(), 0
+        self._attempt(self._reset)
+
+    def adopt(self, other: Player) -> None:
+        """Go on where another player is, in an env that has been given the state of the other's env."""
+        self.episode, self._ended = replace(other.episode), set(other._ended)
+        self._latest, self.steps_done = other._latest, other.steps_done
+        self._actions = deepcopy(other._actions)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the episode can be played on."""
+        return not self.episode.is_over and self.episode.stopped is None
+
+    def step(self) -> None:
+        """Take a step of the episode."""
+        self._attempt(self._step)
+
+    def _attempt(self, part: Callable[[], None]) -> None:
+        try:
+            part()
+        except StoppedError as stopped:
+            self.episode.stopped = stopped.check, stopped.seen
+
+    def _reset(self) -> None:
+        returned = self._call("reset()", lambda: self.env.reset(seed=self.episode.seed, options=None), 2)
+        self._record(Step(0, (), {}, self._live(), returned[0], infos=returned[1]))
+        if not self._acting():
+            raise StoppedError("no-agents", Seen("no agent is live after reset()", None, self.episode.index, 0))
+
+    def _step(self) -> None:
+        acting = self._acting()
+        observations, infos = mapping(self._latest[0]), mapping(self._latest[1])
+        actions = {agent: self._actions.draw(agent, observations.get(agent), infos.get(agent)) for agent in acting}
+        self.steps_done += 1
+        returned = self._call("step()", lambda: self.env.step(dict(actions)), 5)
+        step = Step(self.steps_done, acting, actions, self._live(), *returned)
+        self._ended.update(step.ends())
+        self._record(step)
+        self.episode.is_over = not self._acting()
+
+    def _call(self, name: str, call: Callable[[], Any], size: int) -> Any:
+        self._watch.at(name, self.episode.index, self.steps_done)
+        returned = guarded(call, name, self.episode.index, self.steps_done)
+        if not (isinstance(returned, tuple) and len(returned) == size):
+            outline = f"a tuple of {len(returned)}" if isinstance(returned, tuple) else type(returned).__name__
+            raise StoppedError("bad-return", self._seen(f"{name} returned {outline}, not a tuple of {size}"))
+        names = ("observations", "infos")
+        if size == 5:
+            names = ("observations", "rewards", "terminated", "truncated", "infos")  # type: ignore[assignment]
+        for part, value in zip(names, returned, strict=True):
+            if not isinstance(value, Mapping):
+                what = f"{part} of {name} are no mapping by agent"
+                raise StoppedError("bad-return", self._seen(what, shown(value)))
+        return returned
+
+    def _seen(self, what: str, value: str | None = None) -> Seen:
+        return Seen(what, None, self.episode.index, self.steps_done, value)
+
+    def _live(self) -> tuple[AgentID, ...]:
+        agents = getattr(self.env, "agents", None)
+        try:
+            return tuple(agents)  # type: ignore[arg-type]
+        except TypeError:
+            raise StoppedError("no-agents", self._seen("the env's `agents` is no list", shown(agents))) from None
+
+    def _acting(self) -> tuple[AgentID, ...]:
+        """The agents that act in the next step."""
+        live = self._live()
+        return tuple(agent for agent in self._evidence.agents if agent in live and agent not in self._ended)
+
+    def _record(self, step: Step) -> None:
+        self.fingerprint.append(
+            step_fingerprint(step.agents, step.observations, step.rewards, step.terminated, step.truncated)
+        )
+        former, self._latest = self._latest, (step.observations, step.infos)
+        if not self.keeps:
+            return
+        if self.episode.steps:
+            last = self.episode.steps[-1]
+            last.rewritten = _rewritten(former[0], last.observations)
+        step.observations, step.infos = _copy(step.observations), _copy(step.infos)
+        step.rewards, step.terminated = _copy(step.rewards), _copy(step.terminated)
+        step.truncated = _copy(step.truncated)
+        self.episode.steps.append(step)
+
+
+def _copy(value: Any) -> Any:
+    try:
+        return deepcopy(value)
+    except Exception:  # what cannot be copied is no number; the checks look at the original
+        return value
+
+
+def _rewritten(returned: Mapping[AgentID, Any], copy: Mapping[AgentID, Any]) -> tuple[AgentID, ...]:
+    """The agents whose observation is not any more what it was when the env returned it."""
+    return tuple(agent for agent in copy if agent in returned and checksum(returned[agent]) != checksum(copy[agent]))

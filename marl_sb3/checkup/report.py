@@ -1,0 +1,81 @@
+"""The result of an examination."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from marl_sb3.checkup.evidence import Evidence
+from marl_sb3.checkup.finding import Finding, Severity
+from marl_sb3.config.values import counted
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was found in an env.
+
+    Attributes:
+        env: id of the env.
+        seed: that the seeds of all episodes follow from.
+        findings: faults first, then warnings, then advice.
+        facts: what was played, steps per second, and what fits the env, by name.
+    """
+
+    env: str
+    seed: int
+    findings: list[Finding]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, env: str, seed: int, findings: Iterable[Finding], facts: Mapping[str, Any]) -> Report:
+        """A report with its findings in order."""
+        order = list(Severity)
+        return cls(env, seed, sorted(findings, key=lambda finding: order.index(finding.severity)), facts)
+
+    def of_severity(self, severity: Severity) -> list[Finding]:
+        """The findings that are this bad."""
+        return [finding for finding in self.findings if finding.severity is severity]
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether no fault was found; there may be warnings and advice."""
+        return not self.of_severity(Severity.FAULT)
+
+    def summary(self) -> str:
+        """The numbers of findings, in words."""
+        faults, warnings, advice = (len(self.of_severity(severity)) for severity in Severity)
+        parts = [counted(faults, "fault") if faults else "no faults"]
+        parts += [counted(warnings, "warning")] if warnings else []
+        parts += ["1 piece of advice" if advice == 1 else f"{advice} pieces of advice"] if advice else []
+        return ", ".join(parts)
+
+    def to_plain(self) -> dict[str, Any]:
+        """The report as JSON has it."""
+        findings = [finding.to_plain() for finding in self.findings]
+        return {"env": self.env, "seed": self.seed, "healthy": self.is_healthy, "findings": findings, **self.facts}
+
+
+def facts_of(evidence: Evidence) -> dict[str, Any]:
+    """What was played, and what the plays measured."""
+    over = [episode for episode in evidence.episodes if episode.is_over]
+    sums = [sum(episode.returns().values()) for episode in over]
+    lengths = [episode.length for episode in over]
+    return {
+        "agents": [str(agent) for agent in evidence.agents],
+        "num_episodes": len(over),
+        "num_env_steps": sum(episode.length for episode in evidence.episodes),
+        "episode_len": _extremes(lengths),
+        "episode_return": _extremes(sums),
+        "ends": dict(Counter(words for episode in over for words in _ends(episode.ends().values()))),
+        **evidence.facts,
+    }
+
+
+def _extremes(values: list[Any]) -> dict[str, float] | None:
+    return {"min": min(values), "mean": sum(values) / len(values), "max": max(values)} if values else None
+
+
+def _ends(ends: Iterable[tuple[int, bool, bool]]) -> Iterable[str]:
+    return ("terminated" if terminated else "truncated" for _, terminated, _ in ends)

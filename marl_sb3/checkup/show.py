@@ -1,0 +1,147 @@
+"""Print a report for people."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from marl_sb3.checkup.finding import Finding, Seen, Severity
+from marl_sb3.checkup.report import Report
+from marl_sb3.config.values import counted
+from marl_sb3.display.text import number
+
+_STYLES = {Severity.FAULT: "bold red", Severity.WARNING: "bold yellow", Severity.ADVICE: "bold cyan"}
+_PLACES = 2  # that are shown of a finding, without -v
+_AGENTS = 8  # that are named
+
+
+def print_report(console: Console, report: Report, env_settings: Mapping[str, Any], *, verbose: bool) -> None:
+    """Print what was played, each finding, what fits the env, and the verdict.
+
+    Args:
+        console: where to.
+        report: the report.
+        env_settings: arguments of the env, for the command that is suggested.
+        verbose: show more places, tracebacks too.
+    """
+    for finding in report.findings:
+        _print_finding(console, finding, verbose=verbose)
+    rows = list(_facts(report))
+    if rows:
+        console.print(_grid(rows))
+        console.print()
+    if report.is_healthy and report.facts.get("vectorizer"):
+        console.print(_train_command(report, env_settings), soft_wrap=True, markup=False)
+        console.print()
+    style = "bold green" if report.is_healthy else "bold red"
+    console.print(Text(f"{report.env}: {report.summary()}", style=style), soft_wrap=True)
+
+
+def _print_finding(console: Console, finding: Finding, *, verbose: bool) -> None:
+    title = Text(f"{finding.severity.upper()}  ", style=_STYLES[finding.severity])
+    title.append(finding.title[0].upper() + finding.title[1:], style="bold")
+    title.append(f"  [{finding.check}]", style="dim")
+    console.print(title)
+    rows = [("seen", words) for words in _places(finding, verbose)]
+    rows += [("why", finding.why), ("do", finding.remedy)]
+    console.print(_grid([(f"  {label}", words) for label, words in rows]))
+    for details in _details(finding) if verbose else ():
+        console.print(Text(details.rstrip(), style="dim"), soft_wrap=True)
+    console.print()
+
+
+def _places(finding: Finding, verbose: bool) -> Iterator[str]:
+    shown = finding.seen if verbose else finding.seen[:_PLACES]
+    more = finding.count - len(shown)
+    for number_of, seen in enumerate(shown, start=1):
+        is_last = number_of == len(shown)
+        rest = f", and {counted(more, 'time')} more" if is_last and more else ""
+        yield f"{_printable(seen)}{rest}"
+
+
+def _printable(seen: Seen) -> str:
+    """Escape control characters: an env's text may hold some that terminals execute."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(seen))
+
+
+def _details(finding: Finding) -> Iterator[str]:
+    return (seen.details for seen in finding.seen if seen.details)
+
+
+def _grid(rows: list[tuple[str, str]]) -> Table:
+    """Labels in a narrow column, and text that is wrapped beside them; a label is not repeated."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    former = None
+    for label, words in rows:
+        table.add_row("" if label == former else label, Text(words))
+        former = label
+    return table
+
+
+def _facts(report: Report) -> Iterator[tuple[str, str]]:
+    facts = report.facts
+    if facts.get("agents"):
+        yield "agents", _names(facts["agents"])
+    yield from _episodes(facts)
+    for group in facts.get("groups", ()):
+        words = f"{group['observation_space']} -> {group['action_space']}"
+        yield "spaces", words if len(facts["groups"]) == 1 else f"{_names(group['agents'])}: {words}"
+    yield from _speeds(facts)
+    if facts.get("vectorizer"):
+        policies = " and ".join(dict.fromkeys(group["policy"] for group in facts["groups"]))
+        one = "one shared policy" if facts["policies"] == "shared" else "a policy for each agent"
+        yield "fits", f"{facts['algorithm'].upper()} with {policies}, {one}, vectorizer {facts['vectorizer']}"
+    if facts.get("compared_processes") is False:
+        yield "left out", "the comparison of two processes, which have to be able to import the env"
+
+
+def _episodes(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    if not facts.get("num_env_steps"):
+        return
+    words = f"{counted(facts['num_episodes'], 'whole episode')}, {counted(facts['num_env_steps'], 'env step')}"
+    length, total = facts["episode_len"], facts["episode_return"]
+    if length is not None:
+        ends = ", ".join(f"{count} {how}" for how, count in facts["ends"].items())
+        words += f"; ends of agents: {ends or 'none'}"
+    yield "played", words
+    if length is not None and total is not None:
+        yield "episode length", f"mean {number(length['mean'], 1)}, {length['min']:,} to {length['max']:,}"
+        span = f"{number(total['min'])} to {number(total['max'])}"
+        yield "sum of returns", f"mean {number(total['mean'])}, {span}, with random actions"
+
+
+def _speeds(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    alone, together = facts.get("env_steps_per_s"), facts.get("vectorizer_env_steps_per_s")
+    if alone is not None:
+        words = f"{alone:,.0f} in one env"
+        if together is not None:
+            words += f", {together:,.0f} in {facts['vectorizer_n_envs']} envs through the vectorizer"
+        yield "env steps per s", words
+
+
+def _names(agents: list[str]) -> str:
+    shown = ", ".join(agents[:_AGENTS])
+    return f"{len(agents)}: {shown}{', ...' if len(agents) > _AGENTS else ''}"
+
+
+def _train_command(report: Report, env_settings: Mapping[str, Any]) -> str:
+    """The command that trains in the env as it was examined."""
+    facts, words = report.facts, ["python -m marl_sb3.train", shlex.quote(report.env)]
+    words += ["--policies per_agent"] if facts["policies"] == "per_agent" else []
+    classes = {group["policy"] for group in facts["groups"]}
+    if classes != {"MlpPolicy"} and len(classes) == 1:
+        words.append(f"--set policy={classes.pop()}")
+    elif classes != {"MlpPolicy"}:
+        own = {agent: group["policy"] for group in facts["groups"] for agent in group["agents"]}
+        words += [
+            f"--set {shlex.quote(f'{agent}.policy={name}')}" for agent, name in own.items() if name != "MlpPolicy"
+        ]
+    words += [f"--set {shlex.quote(f'env.{name}={value}')}" for name, value in env_settings.items()]
+    return " ".join(words)
