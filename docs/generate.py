@@ -1,6 +1,7 @@
 """Write the pages of the reference that follow from the code: `python docs/generate.py`.
 
-The commands come from their argparse parsers, the settings from `TrainConfig`. A test compares the pages.
+The commands come from their argparse parsers, the settings from `TrainConfig`, the checks from their registry. A test
+compares the pages.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any
 
+from marl_sb3.checkup.checks.registry import CHECKS
+from marl_sb3.checkup.finding import Severity
 from marl_sb3.config.schema import SECTIONS, TrainConfig
 
 HERE = Path(__file__).parent
@@ -32,7 +35,7 @@ def commands_page() -> str:
 def command_names() -> list[str]:
     """The modules that can be run: those with a parser, in the order in which one needs them."""
     found = {path.stem for path in PACKAGE.glob("*.py") if "build_parser" in path.read_text(encoding="utf-8")}
-    usual = [name for name in ("train", "evaluate", "export", "tune") if name in found]
+    usual = [name for name in ("train", "evaluate", "export", "tune", "doctor") if name in found]
     return usual + sorted(found.difference(usual))
 
 
@@ -93,7 +96,24 @@ def _in_cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-PAGES = {"commands.md": commands_page, "settings.md": settings_page}
+def checks_page() -> str:
+    """All checks of `doctor`, the worst first."""
+    order = list(Severity)
+    checks = sorted(CHECKS, key=lambda check: order.index(check.severity))
+    rows = [
+        f"| `{check.id}` | {check.severity} | {' | '.join(map(_in_cell, (check.title, check.why, check.remedy)))} |"
+        for check in checks
+    ]
+    intro = (
+        "# Checks of doctor\n\n"
+        "What `python -m marl_sb3.doctor` looks for; see [examine an env](../how_to/doctor.md). A test plants each of\n"
+        "these in a small env and wants it found, and nothing else.\n\n"
+    )
+    header = ["| check | severity | what is wrong | why it matters | what to do |", "| --- | --- | --- | --- | --- |"]
+    return intro + "\n".join([*header, *rows]) + "\n"
+
+
+PAGES = {"checks.md": checks_page, "commands.md": commands_page, "settings.md": settings_page}
 
 if __name__ == "__main__":
     for name, page in PAGES.items():

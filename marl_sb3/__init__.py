@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import marl_sb3.envs  # noqa: F401 - registers the built-in envs with PettingZoo
 
 if TYPE_CHECKING:
+    from marl_sb3.checkup.api import examine as examine
     from marl_sb3.envs.registry import register_env as register_env
     from marl_sb3.errors import ConfigError as ConfigError
     from marl_sb3.errors import EnvError as EnvError
@@ -51,6 +52,7 @@ _HOME = {
     "PolicySpec": "marl_sb3.learners.spec",
     "Run": "marl_sb3.runs.run",
     "evaluate_policies": "marl_sb3.evaluation",
+    "examine": "marl_sb3.checkup.api",
     "load_policies": "marl_sb3.learners.bundle",
     "load_run": "marl_sb3.runs.restore",
     "make_vec_env": "marl_sb3.vec_env",

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from marl_sb3.cli.parser import CommandParser
 
-COMMANDS = ("train", "tune", "evaluate", "export")
+COMMANDS = ("train", "tune", "evaluate", "export", "doctor")
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -31,10 +31,10 @@ LAYERS = (
     ("evaluation",),
     ("transfer",),
     ("callbacks",),
-    ("runs",),
+    ("runs", "checkup"),
     ("cli",),
     ("tuning",),
-    ("train", "evaluate", "export", "tune"),
+    ("train", "evaluate", "export", "tune", "doctor"),
     ("__main__",),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

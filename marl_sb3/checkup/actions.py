@@ -11,7 +11,8 @@ from gymnasium import spaces
 
 from marl_sb3.checkup.evidence import mapping
 from marl_sb3.types import AgentID
-from marl_sb3.vec_env.masks import KEY
+
+_MASK = "action_mask"  # as in `vec_env.masks`, whose import takes seconds
 
 
 class RandomActions:
@@ -41,4 +42,4 @@ class RandomActions:
 
 def mask_of(observation: Any, info: Any) -> Any:
     """The action mask in an agent's infos or its Dict observation; None if there is none."""
-    return mapping(info).get(KEY, mapping(observation).get(KEY))
+    return mapping(info).get(_MASK, mapping(observation).get(_MASK))

@@ -157,6 +157,7 @@ def _through_vectorizer(patient: Patient) -> dict[str, Any]:
     patient.watch.at("make_vec_env()")
     try:
         with closing(make_vec_env(patient.factory, _N_ENVS, patient.seed, **patient.env_kwargs)) as vec_env:
+            patient.watch.rest()
             facts = fitting(vec_env, patient.evidence)
             if any(patient.evidence.stopped("no-algorithm")):
                 return facts

@@ -102,7 +102,7 @@ class Player:
 
     def begin(self, seed: int, action_seed: int) -> None:
         """Reset the env."""
-        self._actions = RandomActions(self._evidence.action_spaces, action_seed)
+        self._chosen = RandomActions(self._evidence.action_spaces, action_seed)
         self.episode = Episode(self.episode.index + 1, seed)
         self.fingerprint, self._ended, self.steps_done = [], set(), 0
         self._attempt(self._reset)
@@ -111,7 +111,7 @@ class Player:
         """Go on where another player is, in an env that has been given the state of the other's env."""
         self.episode, self._ended = replace(other.episode), set(other._ended)
         self._latest, self.steps_done = other._latest, other.steps_done
-        self._actions = deepcopy(other._actions)
+        self._chosen = deepcopy(other._chosen)
 
     @property
     def goes_on(self) -> bool:
@@ -137,7 +137,7 @@ class Player:
     def _step(self) -> None:
         acting = self._acting()
         observations, infos = mapping(self._latest[0]), mapping(self._latest[1])
-        actions = {agent: self._actions.draw(agent, observations.get(agent), infos.get(agent)) for agent in acting}
+        actions = {agent: self._chosen.draw(agent, observations.get(agent), infos.get(agent)) for agent in acting}
         self.steps_done += 1
         returned = self._call("step()", lambda: self.env.step(dict(actions)), 5)
         step = Step(self.steps_done, acting, actions, self._live(), *returned)

@@ -24,7 +24,6 @@ from marl_sb3.checkup.watch import Watch
 from marl_sb3.envs.registry import EnvFactory, make_env
 from marl_sb3.errors import ConfigError, EnvRaisedError
 from marl_sb3.types import AgentID
-from marl_sb3.vec_env.seeding import episode_seed
 from marl_sb3.wrappers.env_interface import require_interface
 
 _REPEATED_STEPS = 300  # of an episode that is played again, at most
@@ -75,8 +74,8 @@ class Patient:
             raise StoppedError("raises", Seen(str(error).removeprefix("env 0: "))) from error
 
     def seed_of(self, episode: int) -> int:
-        """The seed of an episode."""
-        return episode_seed(self.seed, 0, episode)
+        """The seed of an episode: 31 bits, as many as all envs take."""
+        return int(np.random.SeedSequence((self.seed, episode)).generate_state(1)[0]) >> 1
 
     @contextmanager
     def player(self, *, keep: bool = False) -> Iterator[Player]:

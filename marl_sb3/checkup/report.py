@@ -65,6 +65,7 @@ def facts_of(evidence: Evidence) -> dict[str, Any]:
     return {
         "agents": [str(agent) for agent in evidence.agents],
         "num_episodes": len(over),
+        "unending": evidence.longest,
         "num_env_steps": sum(episode.length for episode in evidence.episodes),
         "episode_len": _extremes(lengths),
         "episode_return": _extremes(sums),

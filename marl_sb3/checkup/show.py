@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from marl_sb3.checkup.finding import Finding, Seen, Severity
@@ -18,6 +17,8 @@ from marl_sb3.display.text import number
 _STYLES = {Severity.FAULT: "bold red", Severity.WARNING: "bold yellow", Severity.ADVICE: "bold cyan"}
 _PLACES = 2  # that are shown of a finding, without -v
 _AGENTS = 8  # that are named
+_GAP = 2  # characters between columns
+_LEAST_WIDTH = 20  # characters of a text
 
 
 def print_report(console: Console, report: Report, env_settings: Mapping[str, Any], *, verbose: bool) -> None:
@@ -33,7 +34,7 @@ def print_report(console: Console, report: Report, env_settings: Mapping[str, An
         _print_finding(console, finding, verbose=verbose)
     rows = list(_facts(report))
     if rows:
-        console.print(_grid(rows))
+        _print_rows(console, rows)
         console.print()
     if report.is_healthy and report.facts.get("vectorizer"):
         console.print(_train_command(report, env_settings), soft_wrap=True, markup=False)
@@ -48,8 +49,7 @@ def _print_finding(console: Console, finding: Finding, *, verbose: bool) -> None
     title.append(f"  [{finding.check}]", style="dim")
     console.print(title)
     rows = [("seen", words) for words in _places(finding, verbose)]
-    rows += [("why", finding.why), ("do", finding.remedy)]
-    console.print(_grid([(f"  {label}", words) for label, words in rows]))
+    _print_rows(console, [*rows, ("why", finding.why), ("do", finding.remedy)], _GAP)
     for details in _details(finding) if verbose else ():
         console.print(Text(details.rstrip(), style="dim"), soft_wrap=True)
     console.print()
@@ -73,16 +73,16 @@ def _details(finding: Finding) -> Iterator[str]:
     return (seen.details for seen in finding.seen if seen.details)
 
 
-def _grid(rows: list[tuple[str, str]]) -> Table:
-    """Labels in a narrow column, and text that is wrapped beside them; a label is not repeated."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
+def _print_rows(console: Console, rows: list[tuple[str, str]], indent: int = 0) -> None:
+    """Print labels in a narrow column, and text that is wrapped beside them; a label is not repeated."""
+    left = indent + max(len(label) for label, _ in rows) + _GAP
     former = None
     for label, words in rows:
-        table.add_row("" if label == former else label, Text(words))
+        start = "" if label == former else label
         former = label
-    return table
+        for line in Text(words).wrap(console, max(_LEAST_WIDTH, console.width - left)):
+            console.print(Text.assemble((" " * indent + start.ljust(left - indent), "dim"), line.plain.rstrip()))
+            start = ""
 
 
 def _facts(report: Report) -> Iterator[tuple[str, str]]:
@@ -110,6 +110,7 @@ def _episodes(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if length is not None:
         ends = ", ".join(f"{count} {how}" for how, count in facts["ends"].items())
         words += f"; ends of agents: {ends or 'none'}"
+        words += "" if facts["num_episodes"] else f"; no end in {counted(facts['unending'], 'env step')}, see --steps"
     yield "played", words
     if length is not None and total is not None:
         yield "episode length", f"mean {number(length['mean'], 1)}, {length['min']:,} to {length['max']:,}"

@@ -11,7 +11,7 @@ from marl_sb3.errors import ConfigError
 
 _EPILOG = """\
 A fault breaks a training, or spoils what it learns or repeats. A warning may be
-one. Advice does not count. docs/how_to/doctor.md lists all checks.
+one. Advice does not count. docs/reference/checks.md lists them all.
 
 The env is played in processes of their own, which survive its hangs and
 crashes. The last line of the output is the verdict.

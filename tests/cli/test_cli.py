@@ -68,7 +68,7 @@ def test_names_of_algorithms_are_those_of_the_papers_too() -> None:
     assert algorithm_name("PPO") == "ppo"
 
 
-@pytest.mark.parametrize("command", ["train", "tune", "evaluate", "export"])
+@pytest.mark.parametrize("command", ["train", "tune", "evaluate", "export", "doctor"])
 def test_every_command_tells_its_version(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         importlib.import_module(f"marl_sb3.{command}").main(["--version"])

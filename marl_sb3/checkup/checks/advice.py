@@ -110,15 +110,16 @@ def _check(name: str, title: str, why: str, remedy: str, find: Callable[..., Any
 
 
 ADVICE: tuple[Check, ...] = (
+    Check(
+        "observation-constant", "episodes", Severity.WARNING, "an agent always sees the same",
+        "It cannot react to anything.",
+        "Look whether its observation is ever filled; some envs draw pictures only with --set "
+        "env.render_mode=rgb_array.", blind_agents,
+    ),
     _check(
         "observation-scale", "observations are larger than 10",
         "Networks learn best from numbers around 1; large ones slow the learning or stop it.",
         "Divide observations by their range in the env, or normalise them.", large_observations,
-    ),
-    _check(
-        "observation-constant", "an agent always sees the same",
-        "It cannot react to anything.",
-        "Look whether its observation is ever filled. Nothing if the game is one of hidden moves.", blind_agents,
     ),
     _check(
         "reward-scale", "rewards are very large or very small",

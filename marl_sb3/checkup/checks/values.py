@@ -12,7 +12,6 @@ from marl_sb3.checkup.actions import mask_of
 from marl_sb3.checkup.evidence import Episode, Evidence, Step, mapping
 from marl_sb3.checkup.finding import Check, Seen, Severity, shown
 from marl_sb3.types import AgentID
-from marl_sb3.vec_env.masks import choices_of, forbidden_place, forbidden_words, mask_fault
 from marl_sb3.wrappers.faults import observation_fault, reward_fault
 
 _HUGE_INFO = 64 * 1024  # bytes of one agent's infos
@@ -215,6 +214,8 @@ def mask_faults(evidence: Evidence) -> Iterator[Seen]:
 
 
 def _mask_fault(space: spaces.Space[Any], mask: Any) -> str | None:
+    from marl_sb3.vec_env.masks import choices_of, forbidden_place, forbidden_words, mask_fault  # takes seconds
+
     choices, array = choices_of(space), _floats(mask)
     if choices is None:
         return f"action_mask is there, but the action space {space} has no masks"

@@ -1,0 +1,67 @@
+"""What an examination finds from outside the process in which the env is played."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pytest
+from doctor.planted import PLANTED, PLANTED_IN_PROCESSES, Crashes, DrawsFromNumpy, Hangs, Healthy, OrderOfASet
+from pettingzoo import ParallelEnv
+
+from marl_sb3.checkup.api import examine
+from marl_sb3.checkup.checks.registry import CHECKS
+from marl_sb3.checkup.report import Report
+
+NOT_PLANTED = {"vectorizer-refuses"}  # found where all other checks have missed something
+
+
+def in_a_fork(factory: Callable[..., ParallelEnv], timeout_s: float = 30.0) -> Report:
+    """Examined in a fork of this process, which starts in no time: a lambda cannot be imported."""
+    return examine(lambda render_mode=None: factory(render_mode), steps=30, measure_s=0.0, timeout_s=timeout_s)
+
+
+def test_every_check_has_a_planted_fault() -> None:
+    planted = {*PLANTED, *PLANTED_IN_PROCESSES, *NOT_PLANTED}
+    assert planted == {check.id for check in CHECKS}
+    assert len(CHECKS) == len(planted)
+
+
+def test_findings_come_from_the_process_as_they_are() -> None:
+    assert in_a_fork(Healthy).findings == []
+    (finding,) = in_a_fork(DrawsFromNumpy).findings
+    assert finding.check == "global-rng"
+    assert str(finding.seen[0]).endswith("differs with the same seed, unless numpy.random is seeded from outside")
+
+
+def test_a_call_that_does_not_return_is_found_with_the_line_that_was_running() -> None:
+    (finding,) = in_a_fork(Hangs, timeout_s=0.3).findings
+    (seen,) = finding.seen
+    assert (finding.check, seen.episode, seen.step) == ("hangs", 0, 5)
+    assert seen.what.startswith("step() has not returned after 0.3 s (")
+    assert seen.what.endswith("in step)")
+
+
+def test_a_crash_is_found_with_its_signal() -> None:
+    (finding,) = in_a_fork(Crashes).findings
+    (seen,) = finding.seen
+    assert (finding.check, seen.episode, seen.step) == ("crashes", 0, 5)
+    assert seen.what.startswith("step() ended the process: signal SIGABRT (")
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_an_env_that_leaves_is_found_with_its_exit_code(code: int) -> None:
+    class Leaves(Healthy):
+        def step(self, actions: object) -> object:
+            os._exit(code)
+
+    (finding,) = in_a_fork(Leaves).findings
+    assert finding.check == "crashes"
+    assert finding.seen[0].what == f"step() ended the process: exit code {code}"
+
+
+def test_episodes_are_compared_between_processes() -> None:
+    report = examine(OrderOfASet, steps=30, measure_s=0.0)
+    assert [finding.check for finding in report.findings] == ["differs-between-processes"]
+    assert report.findings[0].seen[0].step == 0
+    assert report.facts["compared_processes"] is True
