@@ -11,8 +11,9 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from marl_sb3.cli import EXIT_DONE, EXIT_FAILED, named_env, run_command, setup_logging
+from marl_sb3.cli.command import EXIT_DONE, EXIT_FAILED, run_command, setup_logging
 from marl_sb3.cli.doctor import build_parser, env_settings, require_env
+from marl_sb3.cli.parser import named_env
 
 if TYPE_CHECKING:
     from marl_sb3.checkup.report import Report

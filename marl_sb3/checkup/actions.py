@@ -11,8 +11,7 @@ from gymnasium import spaces
 
 from marl_sb3.checkup.evidence import mapping
 from marl_sb3.types import AgentID
-
-_MASK = "action_mask"  # as in `vec_env.masks`, whose import takes seconds
+from marl_sb3.wrappers.action_mask import MASK
 
 
 class RandomActions:
@@ -42,4 +41,4 @@ class RandomActions:
 
 def mask_of(observation: Any, info: Any) -> Any:
     """The action mask in an agent's infos or its Dict observation; None if there is none."""
-    return mapping(info).get(_MASK, mapping(observation).get(_MASK))
+    return mapping(info).get(MASK, mapping(observation).get(MASK))

@@ -29,6 +29,7 @@ class Step:
         terminated: by agent; empty in a reset.
         truncated: by agent; empty in a reset.
         infos: by agent.
+        to_act: the agents that act in the next step.
         rewritten: the agents whose observation was changed by the next step, in the array returned here.
     """
 
@@ -41,6 +42,7 @@ class Step:
     terminated: Any = field(default_factory=dict)
     truncated: Any = field(default_factory=dict)
     infos: Any = field(default_factory=dict)
+    to_act: tuple[AgentID, ...] = ()
     rewritten: tuple[AgentID, ...] = ()
 
     def ends(self) -> dict[AgentID, tuple[bool, bool]]:
@@ -69,7 +71,6 @@ class Episode:
     steps: list[Step] = field(default_factory=list)
     is_over: bool = False
     stopped: tuple[str, Seen] | None = None
-    _ends: tuple[int, dict[AgentID, tuple[int, bool, bool]]] | None = None
 
     @property
     def length(self) -> int:
@@ -80,20 +81,20 @@ class Episode:
         """A place in this episode."""
         return Seen(what, None if agent is None else str(agent), self.index, step.number, value)
 
-    def to_act_after(self, step: Step) -> list[AgentID]:
-        """The agents that are live after a step and have not ended."""
-        ended = {agent for agent, (number, *_) in self.ends().items() if number <= step.number}
-        return [agent for agent in step.agents if agent not in ended]
+    def in_play(self) -> Iterator[tuple[Step, set[AgentID]]]:
+        """Each step with the agents that had acted, in it or earlier, and had not ended before it."""
+        playing: set[AgentID] = set()
+        for step in self.steps:
+            playing.update(step.acting)
+            yield step, playing
+            playing.difference_update(step.ends())
 
     def ends(self) -> dict[AgentID, tuple[int, bool, bool]]:
         """(step, terminated, truncated) of the first end of each agent."""
-        if self._ends is not None and self._ends[0] == len(self.steps):
-            return self._ends[1]
         found: dict[AgentID, tuple[int, bool, bool]] = {}
         for step in self.steps[1:]:
             for agent, (terminated, truncated) in step.ends().items():
                 found.setdefault(agent, (step.number, terminated, truncated))
-        self._ends = len(self.steps), found
         return found
 
     def returns(self) -> dict[AgentID, float]:

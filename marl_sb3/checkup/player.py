@@ -19,6 +19,7 @@ from marl_sb3.checkup.watch import Watch
 from marl_sb3.envs.faults import raise_in_words
 from marl_sb3.errors import EnvRaisedError, MarlSb3Error
 from marl_sb3.types import AgentID
+from marl_sb3.wrappers.ended_agents import EndedAgents
 
 
 class StoppedError(Exception):
@@ -78,7 +79,7 @@ class Player:
         self._evidence = evidence
         self._watch = watch
         self.keeps = keep
-        self._ended: set[AgentID] = set()
+        self._ended = EndedAgents()
         self._latest: tuple[Any, Any] = ({}, {})  # observations and infos as the env returned them
         self.episode = Episode(-1, 0)
         self.fingerprint: Fingerprint = []
@@ -104,12 +105,12 @@ class Player:
         """Reset the env."""
         self._chosen = RandomActions(self._evidence.action_spaces, action_seed)
         self.episode = Episode(self.episode.index + 1, seed)
-        self.fingerprint, self._ended, self.steps_done = [], set(), 0
+        self.fingerprint, self._ended, self.steps_done = [], EndedAgents(), 0
         self._attempt(self._reset)
 
     def adopt(self, other: Player) -> None:
         """Go on where another player is, in an env that has been given the state of the other's env."""
-        self.episode, self._ended = replace(other.episode), set(other._ended)
+        self.episode, self._ended = replace(other.episode), deepcopy(other._ended)
         self._latest, self.steps_done = other._latest, other.steps_done
         self._chosen = deepcopy(other._chosen)
 
@@ -142,6 +143,7 @@ class Player:
         returned = self._call("step()", lambda: self.env.step(dict(actions)), 5)
         step = Step(self.steps_done, acting, actions, self._live(), *returned)
         self._ended.update(step.ends())
+        self._ended.look_at(step.agents)
         self._record(step)
         self.episode.is_over = not self._acting()
 
@@ -179,6 +181,7 @@ class Player:
         self.fingerprint.append(
             step_fingerprint(step.agents, step.observations, step.rewards, step.terminated, step.truncated)
         )
+        step.to_act = self._acting()
         former, self._latest = self._latest, (step.observations, step.infos)
         if not self.keeps:
             return

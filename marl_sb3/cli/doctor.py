@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from marl_sb3.cli.parser import CommandParser, add_env_option, add_verbosity
-from marl_sb3.cli.values import assignments, integer
+from marl_sb3.cli.parser import CommandParser, add_env_option, add_verbosity, assignments, integer
 from marl_sb3.errors import ConfigError
 
 _EPILOG = """\

@@ -273,7 +273,7 @@ class PaidBeforehand(Changed):
         if self.t == 1:
             self.agents = ["a", "b"]
             step[0]["b"] = self.observe("b")
-            step[1]["b"] = 1.0
+            step[1]["b"], step[4]["b"] = 1.0, {}
         return step
 
 

@@ -22,13 +22,12 @@ def unknown(evidence: Evidence) -> Iterator[Seen]:
 
 
 def live_after_end(evidence: Evidence) -> Iterator[Seen]:
-    """Agents that are still, or again, in `agents` after they have ended; the first of each episode."""
+    """Agents that stay in `agents` after they have ended; the first of each episode."""
     for episode in evidence.episodes:
-        ends = episode.ends()
         for step in episode.steps:
-            late = [agent for agent in step.agents if agent in ends and ends[agent][0] <= step.number]
+            late = [agent for agent in step.agents if agent in evidence.agents and agent not in step.to_act]
             if late:
-                what = f"is in `agents`, though it ended in step {ends[late[0]][0]}"
+                what = f"is in `agents`, though it ended in step {episode.ends()[late[0]][0]}"
                 yield episode.seen(step, what, late[0])
                 break
 
@@ -37,26 +36,22 @@ def silent_ends(evidence: Evidence) -> Iterator[Seen]:
     """Agents that have acted and are neither terminated nor truncated when nobody is left to act."""
     for episode in evidence.episodes:
         if episode.is_over:
-            acted = dict.fromkeys(agent for step in episode.steps for agent in step.acting)
-            for agent in acted:
-                if agent not in episode.ends():
-                    what = "the episode is over, but the agent is neither terminated nor truncated"
-                    yield episode.seen(episode.steps[-1], what, agent)
+            *_, (step, playing) = episode.in_play()
+            for agent in sorted(playing.difference(step.ends()), key=str):
+                what = "the episode is over, but the agent is neither terminated nor truncated"
+                yield episode.seen(step, what, agent)
 
 
 def unearned(evidence: Evidence) -> Iterator[Seen]:
     """Rewards, other than 0, of agents that have not acted yet or have ended; the first of each agent."""
     told: set[AgentID] = set()
     for episode in evidence.episodes:
-        acted: set[AgentID] = set()
-        for step in episode.steps:
-            acted.update(step.acting)
+        for step, playing in episode.in_play():
             for agent, reward in mapping(step.rewards).items():
-                late = episode.ends().get(agent, (step.number,))[0] < step.number
-                if (late or agent not in acted) and agent not in told and _is_not_zero(reward):
+                if agent not in playing and agent not in told and _is_not_zero(reward):
                     told.add(agent)
-                    why = "has ended" if late else "has not acted yet"
-                    yield episode.seen(step, f"a reward for an agent that {why}", agent, shown(reward))
+                    what = "a reward for an agent that has not acted yet, or has ended"
+                    yield episode.seen(step, what, agent, shown(reward))
 
 
 def _is_not_zero(reward: Any) -> bool:

@@ -12,6 +12,7 @@ from marl_sb3.checkup.actions import mask_of
 from marl_sb3.checkup.evidence import Episode, Evidence, Step, mapping
 from marl_sb3.checkup.finding import Check, Seen, Severity, shown
 from marl_sb3.types import AgentID
+from marl_sb3.wrappers.action_mask import choices_of
 from marl_sb3.wrappers.faults import observation_fault, reward_fault
 
 _HUGE_INFO = 64 * 1024  # bytes of one agent's infos
@@ -130,8 +131,8 @@ def missing(evidence: Evidence) -> Iterator[Seen]:
             for name, values in parts.items():
                 if agent not in mapping(values):
                     yield episode.seen(step, f"{name} is missing for an agent that acted", agent)
-        for agent in episode.to_act_after(step):
-            if agent in evidence.agents and agent not in mapping(step.observations):
+        for agent in step.to_act:
+            if agent not in mapping(step.observations):
                 yield episode.seen(step, "observation is missing for an agent that acts next", agent)
 
 
@@ -173,10 +174,10 @@ def info_types(evidence: Evidence) -> Iterator[Seen]:
 
 
 def info_missing(evidence: Evidence) -> Iterator[Seen]:
-    """Agents that acted, or act first, without an entry in the infos; the first of each agent."""
+    """Agents with an observation and without an entry in the infos; the first of each agent."""
     told: set[AgentID] = set()
     for episode, step in evidence.steps():
-        for agent in step.acting if step.number else step.agents:
+        for agent in mapping(step.observations):
             if agent not in mapping(step.infos) and agent not in told:
                 told.add(agent)
                 yield episode.seen(step, "infos have no entry for the agent", agent)
@@ -204,17 +205,17 @@ def _size(value: Any) -> int:
 def mask_faults(evidence: Evidence) -> Iterator[Seen]:
     """Action masks of the wrong form, or that forbid everything."""
     for episode, step in evidence.steps():
-        for agent in episode.to_act_after(step):
+        for agent in step.to_act:
             observation, info = mapping(step.observations).get(agent), mapping(step.infos).get(agent)
             mask = mask_of(observation, info)
-            if mask is not None and agent in evidence.agents:
+            if mask is not None:
                 fault = _mask_fault(evidence.action_spaces[agent], mask)
                 if fault:
                     yield episode.seen(step, fault, agent)
 
 
 def _mask_fault(space: spaces.Space[Any], mask: Any) -> str | None:
-    from marl_sb3.vec_env.masks import choices_of, forbidden_place, forbidden_words, mask_fault  # takes seconds
+    from marl_sb3.vec_env.masks import forbidden_place, forbidden_words, mask_fault  # takes seconds
 
     choices, array = choices_of(space), _floats(mask)
     if choices is None:
