@@ -6,6 +6,7 @@ import re
 import runpy
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +37,11 @@ class WorkHere:
 
 @pytest.fixture
 def short_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trainings and searches end early, and searches run in this process: the only way in which pages are changed."""
+    """Trainings and searches end early, searches and examinations run in this process; no page is changed otherwise."""
     from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
     from marl_sb3 import MultiAgentAlgorithm
+    from marl_sb3.checkup import api as checkup
     from marl_sb3.tuning import api
     from marl_sb3.tuning.jobs import confirmations, run
 
@@ -65,6 +67,7 @@ def short_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
         confirmations, "_trainings", lambda study, trials, seeds: trainings(study, trials, min(seeds, 2))
     )
     monkeypatch.setattr(run, "Workers", WorkHere)
+    monkeypatch.setattr(checkup, "examine", partial(checkup.examine, isolated=False, measure_s=0.0))
 
 
 @pytest.fixture(scope="session")

@@ -186,6 +186,7 @@ def _play_on(patient: Patient, player: Player) -> None:
     player.keeps = True
     if player.goes_on:
         patient.evidence.longest = player.steps_done
+    episode.is_over = False  # not in the steps that are kept
     if episode.stopped is not None:
         patient.evidence.stop(*episode.stopped)
 
