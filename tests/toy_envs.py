@@ -11,6 +11,8 @@ import numpy as np
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
+from marl_sb3.wrappers.action_mask import choices_of
+
 
 class ScriptedEnv(ParallelEnv):
     """Each agent ends when the script says, in the way it says.
@@ -25,6 +27,8 @@ class ScriptedEnv(ParallelEnv):
         joins: agent -> the step in which it appears; all others are there from the reset.
         skips: agent -> the steps in which it waits: it does not act, but it is paid, and it may end.
         again: agent -> (step in which it lives again, step in which that life ends, how).
+        masked: whether agents that act have action masks: the first action is forbidden in even steps, the second in
+            odd ones.
     """
 
     metadata: ClassVar = {"name": "scripted_v0", "render_modes": ["rgb_array"], "render_fps": 5}
@@ -39,7 +43,9 @@ class ScriptedEnv(ParallelEnv):
         joins: Mapping[str, int] | None = None,
         skips: Mapping[str, Collection[int]] | None = None,
         again: Mapping[str, tuple[int, int, str]] | None = None,
+        masked: bool = False,
     ) -> None:
+        self.masked = masked
         self.joins = dict(joins or {})
         self.again = dict(again or {})
         self.skips = dict(skips or {})
@@ -77,7 +83,7 @@ class ScriptedEnv(ParallelEnv):
         self.present = [agent for agent in self.possible_agents if not self.joins.get(agent)]
         self.agents = self._acting()
         infos = {agent: {"reset": self.episode} for agent in self.agents} if self.with_infos else {}
-        return {agent: self.observation(agent) for agent in self.agents}, infos
+        return {agent: self.observation(agent) for agent in self.agents}, self._with_masks(infos)
 
     def step(self, actions: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
         self.received.append(dict(actions))
@@ -97,7 +103,7 @@ class ScriptedEnv(ParallelEnv):
             {agent: self._reward(agent) for agent in there},
             {agent: kinds[agent] in ("terminated", "both") for agent in there},
             {agent: kinds[agent] in ("truncated", "both") for agent in there},
-            infos,
+            self._with_masks(infos),
         )
 
     def _end(self, agent: str) -> str:
@@ -108,6 +114,13 @@ class ScriptedEnv(ParallelEnv):
     def _comes(self, agent: str) -> list[int]:
         """The steps after which the agent appears; 0 is the reset."""
         return [self.joins.get(agent, 0), *([self.again[agent][0]] if agent in self.again else [])]
+
+    def _with_masks(self, infos: dict[str, Any]) -> dict[str, Any]:
+        if self.masked:
+            mask = np.ones(sum(choices_of(self._action_space)), dtype=bool)
+            mask[self.step_count % 2] = False
+            infos |= {agent: {**infos.get(agent, {}), "action_mask": mask} for agent in self.agents}
+        return infos
 
     def _acting(self) -> list[str]:
         return [agent for agent in self.present if self.step_count not in self.skips.get(agent, ())]
@@ -138,10 +151,11 @@ class NoisyEnv(ScriptedEnv):
         self,
         plans: Sequence[Sequence[tuple[Mapping[str, Any], ...]]],
         env_index: int = 0,
+        masked: bool = False,
     ) -> None:
         self.plan = plans[env_index]
         script, joins, *_ = self.plan[0]
-        super().__init__(script, joins=joins, env_index=env_index)
+        super().__init__(script, joins=joins, env_index=env_index, masked=masked)
         self.action_sum = 0
         self.unpicklable = threading.Lock()
 
@@ -174,8 +188,9 @@ class SampledEnv(ScriptedEnv):
         observation_space: spaces.Space[Any],
         action_space: spaces.Space[Any],
         script: Mapping[str, tuple[int, str]] | None = None,
+        masked: bool = False,
     ) -> None:
-        super().__init__(script)
+        super().__init__(script, masked=masked)
         self._observation_space = deepcopy(observation_space)
         self._action_space = action_space
         self.shown: list[dict[str, Any]] = []

@@ -130,9 +130,14 @@ def integer(text: str) -> int:
     raise argparse.ArgumentTypeError(f"received {text[:60]!r}; accepted: an integer, such as 100000, 1e5 or 100k")
 
 
+ALGORITHM_HELP = "algorithm: ppo, a2c, trpo or maskable_ppo; default: ppo"
+
+
 def algorithm_name(text: str) -> str:
     """Parse the name of an algorithm, for `type=`: `PPO` becomes `ppo`."""
-    return text.lower()
+    from marl_sb3.config.names import canonical_algorithm
+
+    return str(canonical_algorithm(text))
 
 
 def assignments(option: str, texts: Iterable[str], accepted: str = "KEY=VALUE") -> dict[str, Any]:

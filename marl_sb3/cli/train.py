@@ -5,7 +5,15 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from marl_sb3.cli.parser import CommandParser, add_env_option, add_verbosity, algorithm_name, assignments, integer
+from marl_sb3.cli.parser import (
+    ALGORITHM_HELP,
+    CommandParser,
+    add_env_option,
+    add_verbosity,
+    algorithm_name,
+    assignments,
+    integer,
+)
 from marl_sb3.errors import ConfigError
 
 _EPILOG = """\
@@ -44,7 +52,7 @@ def build_parser() -> argparse.ArgumentParser:
         "one policy for all agents, or one for each; default: as in the preset, else shared",
         choices=["shared", "per_agent"],
     )
-    parser.option("--algo NAME", "algorithm: ppo, a2c or trpo; default: ppo", type=algorithm_name)
+    parser.option("--algo NAME", ALGORITHM_HELP, type=algorithm_name)
     parser.option("--timesteps N", "env steps to train for; default: as in the preset, else 1000000", type=integer)
     parser.option("--n-envs E", "envs that step together; default: as in the preset, else 8", type=integer)
     parser.option("--seed S", "seed of the run; default: random, written to config.yaml", type=integer)

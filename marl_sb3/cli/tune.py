@@ -6,7 +6,15 @@ import argparse
 import shlex
 from typing import Any
 
-from marl_sb3.cli.parser import CommandParser, add_env_option, add_verbosity, algorithm_name, assignments, integer
+from marl_sb3.cli.parser import (
+    ALGORITHM_HELP,
+    CommandParser,
+    add_env_option,
+    add_verbosity,
+    algorithm_name,
+    assignments,
+    integer,
+)
 
 _EPILOG = """\
 A space file has a range for each parameter:
@@ -79,7 +87,7 @@ def build_parser() -> argparse.ArgumentParser:
         "one policy for all agents, or one for each; default: as in the preset, else shared",
         choices=["shared", "per_agent"],
     )
-    option("--algo NAME", "algorithm: ppo, a2c or trpo; default: ppo", type=algorithm_name)
+    option("--algo NAME", ALGORITHM_HELP, type=algorithm_name)
     option("--vectorizer NAME", "auto, batched, sync or supersuit; default: auto")
     option("--device NAME", "auto, cpu or cuda; default: auto")
     option("--seed S", "seed of the search; default: 0", type=integer)

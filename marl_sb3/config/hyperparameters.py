@@ -65,6 +65,8 @@ PPO: Mapping[str, Any] = {
     "target_kl": PositiveFloat | None,
 }
 
+MASKABLE_PPO: Mapping[str, Any] = {name: kind for name, kind in PPO.items() if name not in GSDE}
+
 A2C: Mapping[str, Any] = {
     **ON_POLICY,
     "rms_prop_eps": PositiveFloat,
@@ -86,7 +88,7 @@ TRPO: Mapping[str, Any] = {
     "sub_sampling_factor": Annotated[int, Meta(ge=1)],
 }
 
-TABLES: Mapping[str, Mapping[str, Any]] = {"PPO": PPO, "A2C": A2C, "TRPO": TRPO}
+TABLES: Mapping[str, Mapping[str, Any]] = {"PPO": PPO, "A2C": A2C, "TRPO": TRPO, "MaskablePPO": MASKABLE_PPO}
 
 # The names that a file may give as 1e5 for 100000.
 INTEGERS = frozenset(name for table in TABLES.values() for name, kind in table.items() if takes_integers_only(kind))

@@ -34,6 +34,14 @@ ALIASES: Mapping[str, str] = {
     "net_arch": "policy_kwargs.net_arch",
 }
 
+# Algorithms by their names in any case, without `_` and `-`: SB3's classes, and names of rl-baselines3-zoo.
+_ALGORITHMS: Mapping[Any, str] = {
+    **{name.replace("_", ""): name for name in ("ppo", "a2c", "trpo", "maskable_ppo", "recurrent_ppo")},
+    "ppomask": "maskable_ppo",
+    "ppolstm": "recurrent_ppo",
+    "pporecurrent": "recurrent_ppo",
+}
+
 # Other names of settings that are in a section: `checkpoint_every` is `checkpoints.every`.
 FLAT_NAMES: Mapping[str, str] = {
     **{f"{section.removesuffix('s')}_{own}": f"{section}.{own}" for section in SECTIONS for own in names_in(section)},
@@ -134,6 +142,8 @@ def read_value(name: str, value: Any) -> Any:
         ConfigError: `policy_kwargs` is a text that is not a literal.
     """
     own = name.rpartition(".")[2]
+    if own == "algo" and not name.startswith("env."):
+        return canonical_algorithm(value)
     if own in _INTEGERS and not name.startswith("env."):
         return as_integer(value)
     if own == "policy_kwargs" and isinstance(value, str):
@@ -141,6 +151,12 @@ def read_value(name: str, value: Any) -> Any:
     if own == "policy_kwargs" and isinstance(value, Mapping) and "activation_fn" in value:
         return {**value, "activation_fn": _activation(value["activation_fn"])}
     return _activation(value) if name.endswith("policy_kwargs.activation_fn") else value
+
+
+def canonical_algorithm(value: Any) -> Any:
+    """Convert `RecurrentPPO` or `ppo_lstm` to `recurrent_ppo`. Unknown names are returned unchanged."""
+    plain = value.lower().replace("_", "").replace("-", "") if isinstance(value, str) else None
+    return _ALGORITHMS.get(plain, value)
 
 
 def as_integer(value: Any) -> Any:

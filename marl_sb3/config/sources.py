@@ -14,6 +14,7 @@ from marl_sb3.config.ids import with_text_ids
 from marl_sb3.config.names import (
     HYPERPARAMETERS,
     as_integer,
+    canonical_algorithm,
     canonical_hyperparameters,
     canonical_name,
     canonical_settings,
@@ -51,6 +52,7 @@ def load_config(
     file alone must not import code.
     """
     _require_kinds(hparams, settings)
+    algo = None if algo is None else canonical_algorithm(algo)
     named = [name for name in (env, trusted_env) if name is not None]
     notes: list[str] = []
     if hparams is not None:

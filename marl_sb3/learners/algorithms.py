@@ -15,6 +15,7 @@ ALGORITHMS: Mapping[str, str] = {
     "ppo": "marl_sb3.learners.ppo.ppo:PPO",
     "a2c": "stable_baselines3.a2c.a2c:A2C",
     "trpo": "sb3_contrib.trpo.trpo:TRPO",
+    "maskable_ppo": "sb3_contrib.ppo_mask.ppo_mask:MaskablePPO",
 }
 _WITHOUT_NAME = ("stable_baselines3.ppo.ppo:PPO",)
 

@@ -33,10 +33,10 @@ class TorchForwardPass:
     def __init__(self, algorithm: OnPolicyAlgorithm) -> None:
         self._algorithm = algorithm
 
-    def act(self, observations: Observations) -> tuple[Array, FloatArray, FloatArray]:
-        """See `ForwardPass.act`."""
+    def act(self, observations: Observations, **arguments: Any) -> tuple[Array, FloatArray, FloatArray]:
+        """See `ForwardPass.act`; `arguments` are more arguments of the policy."""
         with th.no_grad():
-            actions, values, log_probs = self._algorithm.policy(self._tensor(observations))
+            actions, values, log_probs = self._algorithm.policy(self._tensor(observations), **arguments)
         return actions.cpu().numpy(), values.cpu().numpy().reshape(-1), log_probs.cpu().numpy()
 
     def values(self, observations: Observations) -> FloatArray:

@@ -100,6 +100,17 @@ class Collector(Protocol):
     def read_weights(self) -> None:
         """Note that the weights may have changed since the latest step, by a learner or a callback."""
 
+    @property
+    def takes_masks(self) -> bool:
+        """Whether the policy needs action masks."""
+
+    def masks(self, step: VecStep) -> BoolArray | None:
+        """Return the (rows, n) action masks of a step; None for a policy without masks.
+
+        Raises:
+            ConfigError: the policy needs masks, an agent acts next, and the env gives none.
+        """
+
     def act(self, step: VecStep) -> Array:
         """Choose actions.
 

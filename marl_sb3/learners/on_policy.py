@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
+from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
+from marl_sb3.learners.buffers.rollout import MaskedDictRolloutBuffer, MaskedRolloutBuffer
 from marl_sb3.learners.interface import UpdateJob
 from marl_sb3.learners.numeric_faults import check_update, check_weights, naming_faults
 from marl_sb3.learners.on_policy_actor import ForwardPassDecider, OnPolicyActor, OnPolicyDecider
@@ -77,6 +79,16 @@ class OnPolicyLearner:
         self.processing = processing
         processed = process_rows(processing, rows, algorithm.gamma, trained)
         self.collector = OnPolicyCollector(actor, algorithm, processed, trained)
+        self.collector.buffer.least_minibatch = self.least_minibatch
+
+    @staticmethod
+    def buffer_class(*, is_dict: bool) -> type[RolloutBuffer]:
+        """Return the class of the rollout buffer.
+
+        Args:
+            is_dict: whether the observations are of a `Dict` space.
+        """
+        return MaskedDictRolloutBuffer if is_dict else MaskedRolloutBuffer
 
     def _require_fit(self) -> None:
         """Refuse settings and spaces that the algorithm takes and then fails on.
@@ -139,8 +151,13 @@ class OnPolicyLearner:
         return {}
 
     @property
+    def least_minibatch(self) -> int:
+        """The number of transitions that a minibatch needs; see `TransitionsOnly.least_minibatch`."""
+        return 1
+
+    @property
     def least_transitions(self) -> int:
-        """How many transitions an update needs: SB3 divides by the standard deviation of the advantages."""
+        """The number of transitions that an update needs: SB3 divides by the standard deviation of the advantages."""
         return 2 if getattr(self.algorithm, "normalize_advantage", False) else 1
 
     @property

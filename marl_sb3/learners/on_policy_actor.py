@@ -10,7 +10,7 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
 from marl_sb3.learners.actor import RowActor
 from marl_sb3.learners.deciders import Batch, Decider, zero_actions_of
-from marl_sb3.learners.forward_pass import forward_pass
+from marl_sb3.learners.forward_pass import ForwardPass, forward_pass
 from marl_sb3.learners.sb3.predict import States
 from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.types import Array, BoolArray, FloatArray, Observations
@@ -51,6 +51,8 @@ class ForwardPassDecider:
     For policies without memory and without masks.
     """
 
+    _forward_pass: ForwardPass
+
     takes_masks = False
 
     def __init__(self, algorithm: OnPolicyAlgorithm) -> None:
@@ -67,14 +69,11 @@ class ForwardPassDecider:
 
     def decide(self, batch: Batch) -> tuple[OnPolicyDecision, States]:
         """See `Decider.decide`."""
-        sampled, values, log_probs = self._forward_pass.act(batch.observations)
-        return OnPolicyDecision(env_actions(self._algorithm, sampled), sampled, values, log_probs), ()
+        return on_policy_decision(self._algorithm, *self._forward_pass.act(batch.observations)), ()
 
     def no_decision(self, rows: int) -> OnPolicyDecision:
         """See `Decider.no_decision`."""
-        actions = zero_actions_of(self._algorithm, rows)
-        values, log_probs = (np.zeros(rows, dtype=np.float32) for _ in range(2))
-        return OnPolicyDecision(actions, actions.copy(), values, log_probs)
+        return no_on_policy_decision(self._algorithm, rows)
 
     def values(self, batch: Batch) -> FloatArray:
         """See `OnPolicyDecider.values`."""
@@ -83,6 +82,20 @@ class ForwardPassDecider:
     def final_values(self, batch: Batch) -> FloatArray:
         """See `OnPolicyDecider.final_values`."""
         return self._forward_pass.final_values(batch.observations)
+
+
+def on_policy_decision(
+    algorithm: OnPolicyAlgorithm, sampled: Array, values: FloatArray, log_probs: FloatArray
+) -> OnPolicyDecision:
+    """Return a decision with these sampled actions."""
+    return OnPolicyDecision(env_actions(algorithm, sampled), sampled, values, log_probs)
+
+
+def no_on_policy_decision(algorithm: OnPolicyAlgorithm, rows: int) -> OnPolicyDecision:
+    """Return a decision of zeros."""
+    actions = zero_actions_of(algorithm, rows)
+    values, log_probs = (np.zeros(rows, dtype=np.float32) for _ in range(2))
+    return OnPolicyDecision(actions, actions.copy(), values, log_probs)
 
 
 def env_actions(algorithm: OnPolicyAlgorithm, sampled: Array) -> Array:

@@ -14,6 +14,7 @@ import torch as th
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecTransposeImage
 
+from marl_sb3.errors import ConfigError
 from marl_sb3.learners.buffers.rollout import (
     MaskedDictRolloutBuffer,
     MaskedRolloutBuffer,
@@ -21,6 +22,7 @@ from marl_sb3.learners.buffers.rollout import (
     open_state,
     read_open,
 )
+from marl_sb3.learners.deciders import Batch
 from marl_sb3.learners.numeric_faults import naming_faults
 from marl_sb3.learners.on_policy_actor import OnPolicyActor, OnPolicyDecision
 from marl_sb3.processing import RowProcessing
@@ -92,23 +94,44 @@ class OnPolicyCollector:
         """See `Collector.act`; if the policy is trained, a transition is opened for each row that acts."""
         acting = self.rows.of_agents(step.to_act)
         observations = self._prepared(self.processing.look(step))
-        masks = self.rows.masks(step.action_masks) if self.actor.takes_masks else None
-        starts = self.actor.starts
+        seen = Batch(observations, self.actor.starts, self.masks(step), self.actor.states)
         with naming_faults(self.rows.policy_id, f"rollout, step {self.actor.step}"):
-            decision = self.actor.act(observations, acting, masks)
+            decision = self.actor.act(observations, acting, seen.masks)
         if self.records:
-            self._store(observations, starts, acting, decision)
+            self._store(seen, acting, decision)
         return self.processing.act(decision.actions, acting)
+
+    @property
+    def takes_masks(self) -> bool:
+        """See `Collector.takes_masks`."""
+        return self.actor.takes_masks
+
+    def masks(self, step: VecStep) -> BoolArray | None:
+        """Return the (rows, n) action masks of a step; None for a policy without masks.
+
+        Raises:
+            ConfigError: the policy needs masks, an agent acts next, and the env gives none.
+        """
+        if not self.actor.takes_masks:
+            return None
+        masks = self.rows.masks(step.action_masks)
+        if masks is None and self.rows.of_agents(step.to_act).any():
+            raise ConfigError(
+                f"policy {self.rows.policy_id!r}: action masks missing for {type(self.algorithm).__name__}: the env "
+                f"gives none for {', '.join(self.rows.agents)}; accepted: masks in infos[agent]['action_mask'], in "
+                "observations {observation, action_mask}, or from action_masks() of a Gymnasium env",
+                key="algo",
+            )
+        return masks
 
     def _prepared(self, observations: Observations) -> Observations:
         env = self.algorithm.env
         return env.transpose_observations(observations) if isinstance(env, VecTransposeImage) else observations
 
-    def _store(
-        self, observations: Observations, starts: BoolArray, acted: BoolArray, decision: OnPolicyDecision
-    ) -> None:
+    def _store(self, seen: Batch, acted: BoolArray, decision: OnPolicyDecision) -> None:
         _, sampled, values, log_probs = decision
-        self.buffer.begin_step(observations, sampled, starts, values, log_probs, acted)
+        observations, starts, masks, states = seen
+        self.buffer.begin_step(observations, sampled, starts, values, log_probs, acted, masks=masks, states=states)
         if self._open is not None:
             self.buffer.put_open(self._open)
             self._open = None

@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
 
+from marl_sb3.envs.single_agent import MASK
 from marl_sb3.errors import ConfigError
 from marl_sb3.learners.sb3.predict import States, initial_states, predict, takes_masks
 from marl_sb3.processing import Memory, Processing
@@ -18,7 +19,7 @@ from marl_sb3.types import AgentID, Array, BoolArray, Observations, PolicyID
 from marl_sb3.vec_env.masks import forbidden_place, forbidden_words, mask_fault
 from marl_sb3.vec_env.observations import map_arrays
 from marl_sb3.vec_env.zero_based import ZeroBased
-from marl_sb3.wrappers.action_mask import MASK, OBSERVATION, choices_of
+from marl_sb3.wrappers.action_mask import OBSERVATION, choices_of
 from marl_sb3.wrappers.flat_observations import named_parts
 
 

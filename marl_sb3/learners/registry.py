@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gymnasium import spaces
+
 from marl_sb3.config.values import PositiveInt, require
 from marl_sb3.learners.a2c import A2CLearner
 from marl_sb3.learners.algorithms import place_of
 from marl_sb3.learners.on_policy import OnPolicyLearner
 from marl_sb3.learners.ppo.learner import PPOLearner
+from marl_sb3.learners.ppo.maskable import MaskablePPOLearner
 from marl_sb3.learners.processed import policy_rows, processing_of
 from marl_sb3.learners.sb3.build import build_algorithm
 from marl_sb3.learners.spec import PolicySpec
@@ -22,6 +25,7 @@ LEARNERS: Mapping[str, type[OnPolicyLearner]] = {
     "stable_baselines3.ppo.ppo:PPO": PPOLearner,
     "stable_baselines3.a2c.a2c:A2C": A2CLearner,
     "sb3_contrib.trpo.trpo:TRPO": TRPOLearner,
+    "sb3_contrib.ppo_mask.ppo_mask:MaskablePPO": MaskablePPOLearner,
 }
 
 
@@ -51,7 +55,9 @@ def make_learner(
     if n_steps is not None and learner.takes_common_steps:
         spec = spec.with_defaults({"n_steps": n_steps})
     processing = processing_of(rows, spec)
-    algorithm = build_algorithm(policy_rows(rows, processing), spec, seed, device)
+    processed = policy_rows(rows, processing)
+    is_dict = isinstance(processed.group.observation_space, spaces.Dict)
+    algorithm = build_algorithm(processed, spec, seed, device, learner.buffer_class(is_dict=is_dict))
     more: dict[str, Any] = {"update_path": update_path} if learner is PPOLearner else {}
     return learner(rows, algorithm, trained, processing, **more)
 

@@ -20,6 +20,7 @@ from marl_sb3.learners.threads import parallel_updates, start_without_dynamo
 from marl_sb3.metrics import info_metrics
 from marl_sb3.policies.hyperparameters import hyperparameter_defaults
 from marl_sb3.policies.mapping import resolve_policies
+from marl_sb3.storage.process_rng import preserve_rng
 from marl_sb3.training.algorithm import MultiAgentAlgorithm
 from marl_sb3.types import AgentID, PolicyID
 from marl_sb3.vec_env import MultiAgentVecEnv, make_vec_env
@@ -45,10 +46,27 @@ def build(config: TrainConfig, factory: EnvFactory | None) -> MultiAgentAlgorith
     with source_named(config), _too_large_refused(config):
         env = make_vec_env(factory or config.env, config.n_envs, config.seed, config.vectorizer, **config.env_kwargs)
         try:
-            return _build_algorithm(config, env)
+            algorithm = _build_algorithm(config, env)
+            _require_masks(config, factory, algorithm)
+            return algorithm
         except BaseException:
             env.close()
             raise
+
+
+def _require_masks(config: TrainConfig, factory: EnvFactory | None, algorithm: MultiAgentAlgorithm) -> None:
+    """Refuse an env without action masks for a policy that needs them, before there is a run folder."""
+    collectors = [learner.collector for learner in algorithm.parts.learners.values()]
+    if not any(collector.takes_masks for collector in collectors):
+        return
+    with preserve_rng():
+        probe = make_vec_env(factory or config.env, config.n_envs, config.seed, config.vectorizer, **config.env_kwargs)
+        try:
+            step = probe.reset()
+        finally:
+            probe.close()
+    for collector in collectors:
+        collector.masks(step)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
 from marl_sb3.errors import ConfigError
-from marl_sb3.types import Array
+from marl_sb3.types import Array, BoolArray
 from marl_sb3.vec_env.observations import to_rows
 from marl_sb3.vec_env.seeding import fresh_seed
 from marl_sb3.vec_env.zero_based import ZeroBased
@@ -18,6 +18,9 @@ from marl_sb3.vec_env.zero_based import ZeroBased
 if TYPE_CHECKING:
     from marl_sb3.vec_env.interface import MultiAgentVecEnv
     from marl_sb3.vec_env.step import VecStep
+
+
+_MASKS = "action_masks"
 
 
 class FlatVecEnv(VecEnv):
@@ -113,7 +116,9 @@ class FlatVecEnv(VecEnv):
         return self.env.call("render", range(self.env.num_envs))
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
-        """Return the attribute of each row's env."""
+        """Return the attribute of each row's env; `action_masks`, which sb3-contrib asks for, where there are masks."""
+        if attr_name == _MASKS and self._masks() is not None:
+            return [self.env_method] * len(self._env_indices(indices))
         return self.env.call("get_wrapper_attr", self._env_indices(indices), attr_name)
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
@@ -123,11 +128,22 @@ class FlatVecEnv(VecEnv):
     def env_method(
         self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
     ) -> list[Any]:
-        """Call a method of each named row's env; of each env once if no rows are named."""
+        """Call a method of each named row's env; of each env once if no rows are named.
+
+        `action_masks`, which sb3-contrib calls, returns the (n,) mask of each row's agent.
+        """
+        masks = self._masks() if method_name == _MASKS else None
+        if masks is not None:
+            return [masks[row] for row in self._get_indices(indices)]
         if indices is None:
             by_env = self.env.call(method_name, range(self.env.num_envs), *method_args, **method_kwargs)
             return [result for result in by_env for _ in range(self._agents_per_env)]
         return self.env.call(method_name, self._env_indices(indices), *method_args, **method_kwargs)
+
+    def _masks(self) -> BoolArray | None:
+        """Return the (E * A, n) action masks of the latest step; None without masks."""
+        of_group = self.env.latest.action_masks[0]
+        return None if of_group is None else of_group.reshape(self.num_envs, -1)
 
     def env_is_wrapped(self, wrapper_class: type, indices: VecEnvIndices = None) -> list[bool]:
         """Whether each row's env has this wrapper."""

@@ -10,9 +10,10 @@ from gymnasium import spaces
 from pettingzoo import ParallelEnv
 from pettingzoo.utils import BaseParallelWrapper
 
+from marl_sb3.envs.single_agent import MASK
 from marl_sb3.types import AgentID
 
-OBSERVATION, MASK = "observation", "action_mask"
+OBSERVATION = "observation"
 _NO_INFO: Mapping[str, Any] = {}
 
 

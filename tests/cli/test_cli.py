@@ -65,7 +65,8 @@ def test_an_option_that_is_not_known_says_which_may_have_been_meant(
 
 
 def test_names_of_algorithms_are_those_of_the_papers_too() -> None:
-    assert algorithm_name("PPO") == "ppo"
+    names = {"PPO": "ppo", "TRPO": "trpo", "MaskablePPO": "maskable_ppo", "ppo_lstm": "recurrent_ppo", "poo": "poo"}
+    assert {name: algorithm_name(name) for name in names} == names
 
 
 @pytest.mark.parametrize("command", ["train", "tune", "evaluate", "export", "doctor"])

@@ -29,6 +29,16 @@ class Kind:
     hyperparameters: Mapping[str, Any]
     stock: type[BaseAlgorithm] | None
     update_path: str = "auto"
+    masked: bool = False
+
+    def scripted(self, **options: Any) -> Any:
+        return make_vec_env(ScriptedEnv, masked=self.masked, **options)
+
+    def in_turns(self) -> Any:
+        """Episodes of 7 steps in which agent b waits now and then; rollouts of 3 and 6 steps end while it does."""
+        script = {"a": (7, "truncated"), "b": (7, "terminated")}
+        plans = [[(script, {}, {"b": [1, 3, 4, 6]})]] * 2
+        return make_vec_env(NoisyEnv, n_envs=2, seed=1, plans=plans, masked=self.masked)
 
     def spec(self, **more: Any) -> PolicySpec:
         return PolicySpec(self.algorithm, **{**self.hyperparameters, "policy_kwargs": {"net_arch": [4]}, **more})
@@ -41,22 +51,17 @@ LEARNERS = {
     "stock PPO": Kind(stable_baselines3.PPO, SMALL_PPO, stable_baselines3.PPO),
     "A2C": Kind(stable_baselines3.A2C, {"n_steps": 3}, stable_baselines3.A2C),
     "TRPO": Kind(sb3_contrib.TRPO, {"n_steps": 6, "batch_size": 4, "n_critic_updates": 2}, sb3_contrib.TRPO),
+    "MaskablePPO": Kind(sb3_contrib.MaskablePPO, SMALL_PPO, None, masked=True),
 }
 each_learner = pytest.mark.parametrize("kind", LEARNERS.values(), ids=LEARNERS)
 
 
 def make(kind: Kind, policies: tuple[str, ...] = ("a", "b"), env: Any = None, **options: Any) -> MultiAgentAlgorithm:
-    env = make_vec_env(ScriptedEnv, n_envs=2) if env is None else env
+    env = kind.scripted(n_envs=2) if env is None else env
     specs = {policy: kind.spec() for policy in policies}
     return MultiAgentAlgorithm(
         env, specs, **{"n_steps": 6, "seed": 3, "device": "cpu", "update_path": kind.update_path, **options}
     )
-
-
-def in_turns() -> Any:
-    """Episodes of 7 steps in which agent b waits now and then; rollouts of 3 and 6 steps end while it does."""
-    script = {"a": (7, "truncated"), "b": (7, "terminated")}
-    return make_vec_env(NoisyEnv, n_envs=2, seed=1, plans=[[(script, {}, {"b": [1, 3, 4, 6]})]] * 2)
 
 
 def tensors(algorithm: MultiAgentAlgorithm, policy_id: str) -> dict[str, np.ndarray]:
@@ -141,7 +146,7 @@ def test_a_policy_that_is_not_trained_keeps_its_weights(kind: Kind) -> None:
 def test_what_another_policys_agents_are_paid_does_not_matter(kind: Kind) -> None:
     def trained(rewards: list[float]) -> MultiAgentAlgorithm:
         script = {"a": (5, "truncated"), "b": (5, "truncated")}
-        algorithm = make(kind, env=make_vec_env(ScriptedEnv, n_envs=2, script=script, rewards={"b": rewards}))
+        algorithm = make(kind, env=kind.scripted(n_envs=2, script=script, rewards={"b": rewards}))
         algorithm.learn(3 * 6 * 2)
         return algorithm
 
@@ -154,7 +159,7 @@ def test_what_another_policys_agents_are_paid_does_not_matter(kind: Kind) -> Non
 @each_learner
 def test_a_single_transition_leaves_the_weights_finite(kind: Kind) -> None:
     """Normalised, its advantage would be 0 / 0."""
-    env = make_vec_env(ScriptedEnv, script={"a": (1, "terminated"), "b": (9, "terminated")})
+    env = kind.scripted(script={"a": (1, "terminated"), "b": (9, "terminated")})
     spec = kind.spec(n_steps=6, normalize_advantage=True)
     algorithm = MultiAgentAlgorithm(
         env, {"a": spec, "b": spec}, n_steps=6, seed=0, device="cpu", update_path=kind.update_path
@@ -169,14 +174,14 @@ def test_a_single_transition_leaves_the_weights_finite(kind: Kind) -> None:
 @pytest.mark.parametrize("n_steps", [6, 4])
 def test_a_training_goes_on_exactly_from_within_a_rollout_too(kind: Kind, n_steps: int, tmp_path: Path) -> None:
     """Iterations of 4 steps end within rollouts of 6 and of 3; agent b waits meanwhile."""
-    whole = make(kind, env=in_turns(), n_steps=n_steps)
+    whole = make(kind, env=kind.in_turns(), n_steps=n_steps)
     for _ in range(2):
         whole.train_iteration()
     whole.save(tmp_path / "saved")
     expected = [whole.train_iteration()["learners"] for _ in range(3)]
     again = MultiAgentAlgorithm.load(
         tmp_path / "saved",
-        in_turns(),
+        kind.in_turns(),
         policies={policy_id: kind.spec() for policy_id in whole.policies},
         device="cpu",
         update_path=kind.update_path,
@@ -189,7 +194,7 @@ def test_a_training_goes_on_exactly_from_within_a_rollout_too(kind: Kind, n_step
 def test_a_policy_that_is_not_trained_acts_by_the_weights_that_it_is_given(kind: Kind) -> None:
     """Its own n_steps do not matter: 50 are more than an iteration, 1 is less."""
     for n_steps in (50, 2):
-        env = make_vec_env(ScriptedEnv, n_envs=2)
+        env = kind.scripted(n_envs=2)
         specs = {"a": kind.spec(n_steps=n_steps), "b": kind.spec()}
         algorithm = MultiAgentAlgorithm(
             env, specs, policies_to_train=["b"], n_steps=6, seed=3, device="cpu", update_path=kind.update_path
@@ -208,7 +213,7 @@ def test_a_policy_that_is_not_trained_acts_by_the_weights_that_it_is_given(kind:
 def test_a_training_with_a_policy_that_is_not_trained_goes_on(kind: Kind, tmp_path: Path) -> None:
     def build() -> MultiAgentAlgorithm:
         specs = {"a": kind.spec(n_steps=2), "b": kind.spec()}
-        return MultiAgentAlgorithm(in_turns(), specs, policies_to_train=["b"], n_steps=6, seed=3, device="cpu")
+        return MultiAgentAlgorithm(kind.in_turns(), specs, policies_to_train=["b"], n_steps=6, seed=3, device="cpu")
 
     whole = build()
     whole.train_iteration()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ import torch as th
 from gymnasium import spaces
 from stock_training import (
     BOX,
+    IMAGE,
+    TINY_CNN,
     Case,
     leaves,
     same,
@@ -48,7 +51,33 @@ TRPO = {
     "MultiDiscrete actions": sampled(BOX, spaces.MultiDiscrete([3, 2]), **OF_TRPO),
     "Dict observations": sampled(PARTS, spaces.Discrete(2), policy="MultiInputPolicy", **OF_TRPO),
 }
-CASES = {f"TRPO, {name}": (sb3_contrib.TRPO, case) for name, case in TRPO.items()}
+OF_PPO = {"small": {**NETWORK, "batch_size": 16, "n_epochs": 2, "learning_rate": 3e-3}}
+
+
+def masked(observation_space: spaces.Space, action_space: spaces.Space, **options: Any) -> Case:
+    """A toy env whose agents have action masks."""
+    case = sampled(observation_space, action_space, **{**OF_PPO, **options})
+    return replace(case, env_kwargs={**case.env_kwargs, "masked": True})
+
+
+MASKABLE_PPO = {
+    "Discrete actions": masked(BOX, spaces.Discrete(3)),
+    "a batch size that leaves three over": masked(BOX, spaces.Discrete(3), hyperparameters={"batch_size": 31}),
+    "other settings": masked(
+        BOX,
+        spaces.Discrete(4),
+        hyperparameters={"clip_range_vf": 0.1, "target_kl": 1e-4, "ent_coef": 0.1, "normalize_advantage": False},
+    ),
+    "MultiDiscrete actions": masked(BOX, spaces.MultiDiscrete([3, 2])),
+    "MultiBinary actions": masked(BOX, spaces.MultiBinary(3)),
+    "Dict observations": masked(PARTS, spaces.Discrete(3), policy="MultiInputPolicy"),
+    "images": masked(IMAGE, spaces.Discrete(3), policy="CnnPolicy", hyperparameters=TINY_CNN),
+}
+CASES = {
+    f"{algorithm.__name__}, {name}": (algorithm, case)
+    for algorithm, cases in ((sb3_contrib.TRPO, TRPO), (sb3_contrib.MaskablePPO, MASKABLE_PPO))
+    for name, case in cases.items()
+}
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch as th
@@ -15,9 +15,6 @@ from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import Array, BoolArray, Observations
 from marl_sb3.vec_env.action_log import require_possible
 from marl_sb3.vec_env.observations import map_arrays
-
-_PER_STEP = ("actions", "values", "log_probs", "advantages", "returns")
-_OF_A_TRANSITION = ("actions", "rewards", "episode_starts", "values", "log_probs")
 
 if TYPE_CHECKING:  # the base class, to mypy, of a mixin for both buffers
     _Base = RolloutBuffer
@@ -32,7 +29,7 @@ class OpenTransitions:
     Attributes:
         rows: (rows,) bool; the rows that have an open transition. The arrays hold filler for the others.
         observations: (rows, ...) what the agent saw when it acted.
-        columns: name -> (rows, ...): `actions`, `rewards` so far, `episode_starts`, `values`, `log_probs`.
+        columns: name -> (rows, ...): the buffer's `of_transition`; `rewards` are those so far.
     """
 
     rows: BoolArray
@@ -40,7 +37,7 @@ class OpenTransitions:
     columns: Mapping[str, Array]
 
 
-class _TransitionsOnly(_Base):
+class TransitionsOnly(_Base):
     """A mixin for SB3's rollout buffers: holds the transitions of rows that do not act in every step.
 
     A row is one agent of one env. Its transition runs from its action to its next turn or its end. Rewards in between
@@ -49,10 +46,16 @@ class _TransitionsOnly(_Base):
     step, the results equal those of SB3's buffer bit for bit.
 
     Attributes:
+        of_transition: names of the arrays that are filled when a row acts, (buffer_size, n_envs, ...) each.
+        of_sample: names of the arrays that minibatches are made of.
         acted: (buffer_size, n_envs) bool; True where a row acted, so that there is a transition.
         samples_drawn: number of agent steps in the minibatches drawn since `reset`.
+        least_minibatch: a last minibatch of fewer transitions becomes a part of the one before it.
     """
 
+    of_transition: ClassVar[tuple[str, ...]] = ("actions", "rewards", "episode_starts", "values", "log_probs")
+    of_sample: ClassVar[tuple[str, ...]] = ("actions", "values", "log_probs", "advantages", "returns")
+    least_minibatch: int = 1
     acted: BoolArray
     samples_drawn: int
     _open_at: Array  # (n_envs,) the step at which each row's open transition began; -1: it has none
@@ -76,8 +79,16 @@ class _TransitionsOnly(_Base):
         values: Array,
         log_probs: Array,
         acted: BoolArray,
+        masks: BoolArray | None = None,
+        states: Sequence[Array] = (),
     ) -> None:
-        """Open a transition for each row that acts; arrays of (n_envs, ...), filler in all other rows."""
+        """Open a transition for each row that acts; arrays of (n_envs, ...), filler in all other rows.
+
+        Args:
+            masks: (n_envs, n) action masks; only buffers of policies that take masks keep them.
+            states: recurrent state before the action, (layers, n_envs, size) each; only buffers of recurrent policies
+                keep it.
+        """
         here = self.pos
         for own, given in _pairs(self.observations, observations):
             own[here] = given.reshape(own[here].shape)
@@ -123,7 +134,7 @@ class _TransitionsOnly(_Base):
         taken = OpenTransitions(
             rows,
             map_arrays(lambda array: array[places], self.observations),
-            {name: getattr(self, name)[places] for name in _OF_A_TRANSITION},
+            {name: getattr(self, name)[places] for name in self.of_transition},
         )
         self.acted[self._open_at[rows], np.flatnonzero(rows)] = False
         return taken
@@ -143,7 +154,7 @@ class _TransitionsOnly(_Base):
         taken = slice(self.pos)
         return {
             "observations": map_arrays(lambda array: array[taken], self.observations),
-            "columns": {name: getattr(self, name)[taken] for name in _OF_A_TRANSITION},
+            "columns": {name: getattr(self, name)[taken] for name in self.of_transition},
             "acted": self.acted[taken],
             "open_at": self._open_at,
         }
@@ -201,16 +212,21 @@ class _TransitionsOnly(_Base):
 
     def get(self, batch_size: int | None = None) -> Generator[Any, None, None]:
         """Minibatches of transitions in random order, see `RolloutBuffer.get`."""
-        if self.acted.all():
+        if self.acted.all() and self.least_minibatch == 1:
             yield from self._counted(super().get(batch_size))
             return
         if not self.generator_ready:
             self._keep_transitions()
             self.generator_ready = True
         order = np.random.permutation(self.num_transitions)  # noqa: NPY002 - as SB3 draws
-        size = batch_size or max(1, self.num_transitions)
-        batches = (order[start : start + size] for start in range(0, self.num_transitions, size))
-        yield from self._counted(self._get_samples(batch) for batch in batches)
+        yield from self._counted(self._get_samples(batch) for batch in self._split(order, batch_size))
+
+    def _split(self, order: Array, batch_size: int | None) -> list[Array]:
+        """Split indices of transitions into minibatches."""
+        starts = list(range(0, len(order), batch_size or max(1, len(order))))
+        if len(starts) > 1 and len(order) - starts[-1] < self.least_minibatch:
+            starts.pop()
+        return np.split(order, starts[1:])
 
     def _counted(self, batches: Iterable[Any]) -> Generator[Any, None, None]:
         for batch in batches:
@@ -220,7 +236,7 @@ class _TransitionsOnly(_Base):
     def _keep_transitions(self) -> None:
         """Flatten all arrays as SB3 does, row after row, and keep only the transitions."""
         keep = self.swap_and_flatten(self.acted).reshape(-1)
-        for name in _PER_STEP:
+        for name in self.of_sample:
             setattr(self, name, self.swap_and_flatten(getattr(self, name))[keep])
         observations: Any = self.observations
         self.observations = map_arrays(lambda array: self.swap_and_flatten(array)[keep], observations)  # type: ignore[assignment]
@@ -230,11 +246,11 @@ def _pairs(own: Any, given: Observations) -> list[tuple[Array, Array]]:
     return [(own[key], given[key]) for key in given] if isinstance(given, dict) else [(own, given)]
 
 
-class MaskedRolloutBuffer(_TransitionsOnly, RolloutBuffer):
+class MaskedRolloutBuffer(TransitionsOnly, RolloutBuffer):
     """A `RolloutBuffer` that leaves steps in which a row does not act out of loss and normalisation."""
 
 
-class MaskedDictRolloutBuffer(_TransitionsOnly, DictRolloutBuffer):
+class MaskedDictRolloutBuffer(TransitionsOnly, DictRolloutBuffer):
     """A `MaskedRolloutBuffer` for `Dict` observations."""
 
 
@@ -264,7 +280,7 @@ def open_state(waited: OpenTransitions) -> State:
     return {"rows": waited.rows, "observations": waited.observations, "columns": dict(waited.columns)}
 
 
-def read_open(state: StateReader, buffer: _TransitionsOnly) -> OpenTransitions:
+def read_open(state: StateReader, buffer: TransitionsOnly) -> OpenTransitions:
     """Read what `open_state` returned.
 
     Raises:
@@ -275,12 +291,12 @@ def read_open(state: StateReader, buffer: _TransitionsOnly) -> OpenTransitions:
 
 
 def _read_transitions(
-    state: StateReader, buffer: _TransitionsOnly, steps: int | slice
+    state: StateReader, buffer: TransitionsOnly, steps: int | slice
 ) -> tuple[Observations, dict[str, Array]]:
     """Read observations and columns, which have to have the shapes of these steps of the buffer."""
     read = state.fields("columns")
-    read.require_names(_OF_A_TRANSITION)
-    likes = {name: getattr(buffer, name)[steps] for name in _OF_A_TRANSITION}
+    read.require_names(buffer.of_transition)
+    likes = {name: getattr(buffer, name)[steps] for name in buffer.of_transition}
     columns = {name: read.array(name, like.dtype, like.shape) for name, like in likes.items()}
     _require_category(columns["actions"], buffer.action_space, f"{read.where}/actions")
     own: Any = buffer.observations

@@ -16,7 +16,6 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
 from marl_sb3.config.values import counted
 from marl_sb3.errors import ConfigError
-from marl_sb3.learners.buffers.rollout import MaskedDictRolloutBuffer, MaskedRolloutBuffer
 from marl_sb3.learners.sb3.spaces_only_vec_env import SpacesOnlyVecEnv
 from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.policies.hyperparameters import hyperparameter_defaults
@@ -25,18 +24,20 @@ from marl_sb3.policies.placement import PolicyRows
 _log = logging.getLogger(__name__)
 
 
-def build_algorithm(rows: PolicyRows, spec: PolicySpec, seed: int | None, device: str) -> OnPolicyAlgorithm:
+def build_algorithm(
+    rows: PolicyRows, spec: PolicySpec, seed: int | None, device: str, buffer: type[RolloutBuffer]
+) -> OnPolicyAlgorithm:
     """Make the SB3 algorithm of a policy.
 
     Args:
         seed: for the initial weights and all random draws of the algorithm.
+        buffer: class of its rollout buffer.
 
     Raises:
         ConfigError: the hyperparameters do not fit the rollout or the spaces.
     """
     _check_fit(rows, spec)
-    is_dict = isinstance(rows.group.observation_space, spaces.Dict)
-    return _made(rows, spec, seed, device, MaskedDictRolloutBuffer if is_dict else MaskedRolloutBuffer)
+    return _made(rows, spec, seed, device, buffer)
 
 
 def build_for_acting(rows: PolicyRows, spec: PolicySpec, device: str) -> OnPolicyAlgorithm:
