@@ -10,8 +10,8 @@ import numpy as np
 from gymnasium import spaces
 
 from marl_sb3.checkup.evidence import mapping
+from marl_sb3.envs.single_agent import MASK
 from marl_sb3.types import AgentID
-from marl_sb3.wrappers.action_mask import MASK
 
 
 class RandomActions:
