@@ -11,15 +11,15 @@ class Source:
     """Where a setting was given.
 
     Attributes:
-        words: the place, for messages: `--set gamma`, `h.yml, arena.gamma`.
+        label: the place, for messages: `--set gamma`, `h.yml, arena.gamma`.
         path: the dotted key with which it was given: `agent1.gamma`. Empty if it was given without one.
     """
 
-    words: str
+    label: str
     path: str = ""
 
     def __str__(self) -> str:
-        return self.words
+        return self.label
 
 
 def source_of(sources: Mapping[str, Source], key: str | None) -> Source | None:

@@ -45,7 +45,7 @@ def check_update(rows: PolicyRows, recorded: Mapping[str, Any], grad_norm: float
 
 
 @contextmanager
-def naming_faults(policy_id: PolicyID, where: str) -> Iterator[None]:
+def policy_in_errors(policy_id: PolicyID, where: str) -> Iterator[None]:
     """Name the policy in the error that PyTorch raises for a distribution with NaN or infinite parameters."""
     try:
         yield

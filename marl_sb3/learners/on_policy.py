@@ -11,7 +11,7 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
 from marl_sb3.learners.buffers.rollout import MaskedDictRolloutBuffer, MaskedRolloutBuffer
 from marl_sb3.learners.interface import UpdateJob
-from marl_sb3.learners.numeric_faults import check_update, check_weights, naming_faults
+from marl_sb3.learners.numeric_faults import check_update, check_weights, policy_in_errors
 from marl_sb3.learners.on_policy_actor import ForwardPassDecider, OnPolicyActor, OnPolicyDecider
 from marl_sb3.learners.on_policy_collector import OnPolicyCollector
 from marl_sb3.learners.sb3.private import num_updates, progress_remaining, set_num_updates, set_progress_remaining
@@ -254,7 +254,7 @@ class TrainJob:
     def run(self) -> None:
         """See `UpdateJob.run`."""
         if self._learner.collector.buffer.num_transitions >= self._learner.least_transitions:
-            with naming_faults(self._learner.policy_id, "update"):
+            with policy_in_errors(self._learner.policy_id, "update"):
                 self._train()
 
     def finish(self) -> Result:

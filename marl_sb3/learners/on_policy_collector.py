@@ -23,7 +23,7 @@ from marl_sb3.learners.buffers.rollout import (
     read_open,
 )
 from marl_sb3.learners.deciders import Batch
-from marl_sb3.learners.numeric_faults import naming_faults
+from marl_sb3.learners.numeric_faults import policy_in_errors
 from marl_sb3.learners.on_policy_actor import OnPolicyActor, OnPolicyDecision
 from marl_sb3.processing import RowProcessing
 from marl_sb3.storage.state import State, StateReader
@@ -81,7 +81,7 @@ class OnPolicyCollector:
         """See `Collector.begin_rollout`."""
         self.algorithm.policy.set_training_mode(False)
         self.buffer.reset()
-        with naming_faults(self.rows.policy_id, "rollout"):
+        with policy_in_errors(self.rows.policy_id, "rollout"):
             self.actor.begin_rollout()
 
     def read_weights(self) -> None:
@@ -95,7 +95,7 @@ class OnPolicyCollector:
         acting = self.rows.of_agents(step.to_act)
         observations = self._prepared(self.processing.look(step))
         seen = Batch(observations, self.actor.starts, self.masks(step), self.actor.states)
-        with naming_faults(self.rows.policy_id, f"rollout, step {self.actor.step}"):
+        with policy_in_errors(self.rows.policy_id, f"rollout, step {self.actor.step}"):
             decision = self.actor.act(observations, acting, seen.masks)
         if self.records:
             self._store(seen, acting, decision)
