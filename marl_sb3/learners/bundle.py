@@ -23,6 +23,7 @@ from marl_sb3.learners.processed import policy_rows, processing_of
 from marl_sb3.learners.sb3.build import build_for_acting
 from marl_sb3.learners.sb3.predict import States
 from marl_sb3.learners.sb3.tensors import read_weights
+from marl_sb3.learners.sb3.vec_normalize import write_processing
 from marl_sb3.learners.sb3.zip_file import write_zip
 from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.metrics import InfoMetric
@@ -171,6 +172,9 @@ class PolicyBundle:
     def save_policies(self, folder: str | Path) -> dict[PolicyID, Path]:
         """Save each policy as `folder/<policy id>.zip`, which stock SB3's `load` opens; see `ids.file_names`.
 
+        A policy with processing gets `<policy id>.processing.json` beside it; one with normalisation
+        `<policy id>.vecnormalize.pkl`, which SB3's `VecNormalize.load` opens.
+
         Returns:
             policy id -> file.
         """
@@ -178,7 +182,9 @@ class PolicyBundle:
         folder.mkdir(parents=True, exist_ok=True)
         paths = {policy_id: folder / name for policy_id, name in file_names(list(self.policies), ".zip").items()}
         for policy_id, path in paths.items():
-            write_zip(self.policies[policy_id], path)
+            algorithm = self.policies[policy_id]
+            write_zip(algorithm, path)
+            write_processing(self.processing[policy_id], algorithm.gamma, path)  # type: ignore[attr-defined]
         return paths
 
     def spaces_to_plain(self) -> State:

@@ -24,6 +24,7 @@ class NormalizeObservations(Memoryless):
         epsilon: added to variances before they divide.
 
     Attributes:
+        before: the space of what it is given.
         statistics: by key, or of the whole.
 
     Raises:
@@ -31,7 +32,7 @@ class NormalizeObservations(Memoryless):
     """
 
     def __init__(self, space: Space, keys: Sequence[str] | None, clip: float, epsilon: float) -> None:
-        self.clip, self.epsilon = clip, epsilon
+        self.clip, self.epsilon, self.before = clip, epsilon, space
         boxes = _boxes(space, keys)
         self.statistics = {key: RunningMeanStd(shape=box.shape) for key, box in boxes.items()}
         normal = {key: spaces.Box(-clip, clip, box.shape, np.float32) for key, box in boxes.items()}
@@ -42,7 +43,11 @@ class NormalizeObservations(Memoryless):
         if look.learn:
             for key, own in self.statistics.items():
                 own.update(part(look.seen, key))
-        return map_parts(look.seen, {key: self._normalizer(own) for key, own in self.statistics.items()}), {}
+        return self.normalized(look.seen), {}
+
+    def normalized(self, seen: Observations) -> Observations:
+        """Return normalised observations; the statistics do not change."""
+        return map_parts(seen, {key: self._normalizer(own) for key, own in self.statistics.items()})
 
     def _normalizer(self, own: RunningMeanStd) -> Callable[[Array], Array]:
         mean, deviation = own.mean, np.sqrt(own.var + self.epsilon)

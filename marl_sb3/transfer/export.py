@@ -58,13 +58,23 @@ def export_policies(
     targets = {policy_id: out / name for policy_id, name in file_names(list(bundle.policies), chosen.suffix).items()}
     with ExitStack() as cleanup:
         with path_is_usable("--out: cannot write to", out, "out"):
-            _check_targets(out, list(targets.values()), force)
+            beside = [path.with_suffix(suffix) for path in targets.values() for suffix in chosen.companions]
+            _check_targets(out, [*targets.values(), *beside], force)
             out.mkdir(parents=True, exist_ok=True)
             unfinished = cleanup.enter_context(temporary_folder(out / f"{UNFINISHED}export"))
         written = chosen.write(bundle, about, unfinished)
         for file in written:
-            os.replace(file.path, targets[file.policy_id])
+            _move(file.path, targets[file.policy_id], chosen.companions)
     return [replace(file, path=targets[file.policy_id]) for file in written]
+
+
+def _move(path: Path, target: Path, companions: Sequence[str]) -> None:
+    """Move a policy's file; the files beside it become those that were written with it."""
+    for suffix in companions:
+        target.with_suffix(suffix).unlink(missing_ok=True)
+        if path.with_suffix(suffix).exists():
+            os.replace(path.with_suffix(suffix), target.with_suffix(suffix))
+    os.replace(path, target)
 
 
 def _check_targets(out: Path, targets: Sequence[Path], force: bool) -> None:
@@ -81,6 +91,7 @@ def _check_targets(out: Path, targets: Sequence[Path], force: bool) -> None:
 @dataclass(frozen=True)
 class _Format:
     suffix: str
+    companions: Sequence[str]  # suffixes of files that may be beside a policy's
     # Writes into an empty folder, with the file names of `ids.file_names`.
     write: Callable[[PolicyBundle, About, Path], list[Exported]]
 
@@ -101,23 +112,29 @@ def _write_onnx(bundle: PolicyBundle, about: About, folder: Path) -> list[Export
 def _write_onnx_of(bundle: PolicyBundle, about: About, policy_id: PolicyID, path: Path) -> Exported:
     from marl_sb3.transfer.onnx_check import largest_difference
     from marl_sb3.transfer.onnx_graph import to_onnx
+    from marl_sb3.transfer.onnx_processing import graph_of
 
     algorithm, its = bundle.policies[policy_id], bundle.spaces[policy_id]
+    processing, space, of_processing = graph_of(bundle.processing[policy_id], its.observation)
     metadata = {
         "policy": policy_id,
         "agents": json.dumps(bundle.agents_of(policy_id)),
         "observation_space": str(its.observation),
         "action_space": str(its.action),
+        **of_processing,
         **about,
         "checkpoint": bundle.checkpoint or "",
     }
     try:
-        path.write_bytes(to_onnx(algorithm, its.observation, metadata))
+        path.write_bytes(to_onnx(algorithm, space, metadata, processing))
         # The file is read again to check what was written.
-        difference = largest_difference(path.read_bytes(), algorithm, its.observation)
+        difference = largest_difference(path.read_bytes(), algorithm, space, processing=processing)
     except (ConfigError, ExportError) as error:
         raise type(error)(f"policy {policy_id!r}: {error}") from error
     return Exported(path, policy_id, difference)
 
 
-FORMATS: Mapping[str, _Format] = {"sb3": _Format(".zip", _write_sb3), "onnx": _Format(".onnx", _write_onnx)}
+FORMATS: Mapping[str, _Format] = {
+    "sb3": _Format(".zip", (".vecnormalize.pkl", ".processing.json"), _write_sb3),
+    "onnx": _Format(".onnx", (), _write_onnx),
+}

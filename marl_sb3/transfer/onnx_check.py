@@ -13,6 +13,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 
 from marl_sb3.errors import ExportError
 from marl_sb3.transfer.onnx_graph import arrays_by_input, copy_on_cpu, onnx_packages
+from marl_sb3.transfer.onnx_processing import UNPROCESSED, GraphProcessing
 from marl_sb3.types import Array, Observations
 
 TOLERANCE = 1e-4
@@ -25,15 +26,20 @@ Arrays = Mapping[str, Array]
 
 
 def largest_difference(
-    model: bytes, algorithm: BaseAlgorithm, observation_space: spaces.Space[Any], seed: int = 0
+    model: bytes,
+    algorithm: BaseAlgorithm,
+    observation_space: spaces.Space[Any],
+    seed: int = 0,
+    processing: GraphProcessing = UNPROCESSED,
 ) -> float:
     """Compare an ONNX model, run by onnxruntime, with SB3's `predict`, `get_distribution` and `predict_values`.
 
     Args:
         model: the content of the file.
         algorithm: the algorithm of the exported policy.
-        observation_space: the env's observation space.
+        observation_space: of what the model takes.
         seed: seed of the observations.
+        processing: what the model does around the policy.
 
     Returns:
         The largest difference of an output, divided by the largest number of that output if that is above 1. For
@@ -52,7 +58,8 @@ def largest_difference(
     policy = algorithm.policy if algorithm.policy.device.type == "cpu" else copy_on_cpu(algorithm)
     for rows in BATCH_SIZES:
         observations = _stacked([space.sample() for _ in range(rows)])
-        expected, received = _by_sb3(policy, observations), _by_onnx(session, observations)
+        expected, received = _by_sb3(policy, processing.observe(observations)), _by_onnx(session, observations)
+        expected = {**expected, "actions": processing.env_actions(expected["actions"])}
         for name, difference in _differences(algorithm.action_space, expected, received).items():
             if not difference <= TOLERANCE:  # True for NaN too
                 raise ExportError(

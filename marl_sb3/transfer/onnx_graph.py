@@ -31,6 +31,7 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from torch import nn
 
 from marl_sb3.errors import ConfigError, ExportError
+from marl_sb3.transfer.onnx_processing import UNPROCESSED, GraphProcessing
 from marl_sb3.types import Observations
 
 INPUT = "observation"
@@ -105,7 +106,8 @@ class PolicyGraph(nn.Module):
     """The module that is exported: a copy of a policy on the CPU, with its pre- and postprocessing.
 
     Args:
-        observation_space: the env's space, in which an image may have its channels last.
+        observation_space: of what the graph takes; an image may have its channels last.
+        processing: what the graph does around the policy.
 
     Attributes:
         input_names: `observation`, or `observation.<key>` for each key of a Dict.
@@ -116,7 +118,9 @@ class PolicyGraph(nn.Module):
         ConfigError: it is not one of SB3's actor-critic policies, or its action distribution is not supported.
     """
 
-    def __init__(self, algorithm: BaseAlgorithm, observation_space: spaces.Space[Any]) -> None:
+    def __init__(
+        self, algorithm: BaseAlgorithm, observation_space: spaces.Space[Any], processing: GraphProcessing
+    ) -> None:
         super().__init__()
         if not isinstance(algorithm.policy, ActorCriticPolicy) or type(algorithm.policy.action_dist) not in _HEADS:
             kind, distribution = type(algorithm.policy), type(getattr(algorithm.policy, "action_dist", None))
@@ -126,6 +130,7 @@ class PolicyGraph(nn.Module):
             )
         self.policy = copy_on_cpu(algorithm)
         self._head, parameters = _HEADS[type(self.policy.action_dist)]
+        self._processing = processing
         by_input = spaces_by_input(observation_space)
         inner = spaces_by_input(algorithm.observation_space)
         self._keys = tuple(observation_space.spaces) if isinstance(observation_space, spaces.Dict) else ()
@@ -135,9 +140,11 @@ class PolicyGraph(nn.Module):
 
     def forward(self, *observations: th.Tensor) -> Outputs:
         """Return the outputs for a batch of each input."""
+        keys = self._keys or ("",)
+        processed = [self._processing.traced_observation(*each) for each in zip(keys, observations, strict=True)]
         prepared = [
             observation.permute(0, 3, 1, 2) if channels_last else observation
-            for observation, channels_last in zip(observations, self._channels_last, strict=True)
+            for observation, channels_last in zip(processed, self._channels_last, strict=True)
         ]
         features = self.policy.extract_features(
             dict(zip(self._keys, prepared, strict=True)) if self._keys else prepared[0]
@@ -145,7 +152,7 @@ class PolicyGraph(nn.Module):
         for_actions, for_values = features if isinstance(features, tuple) else (features, features)
         actions, *parameters = self._head(self.policy, self.policy.mlp_extractor.forward_actor(for_actions))
         values = self.policy.value_net(self.policy.mlp_extractor.forward_critic(for_values))
-        return self._within_space(actions), values.flatten(), *parameters
+        return self._processing.traced_actions(self._within_space(actions)), values.flatten(), *parameters
 
     def _within_space(self, actions: th.Tensor) -> th.Tensor:
         """Clip or rescale actions as SB3's `BasePolicy.predict` does."""
@@ -194,11 +201,19 @@ def copy_on_cpu(algorithm: BaseAlgorithm) -> ActorCriticPolicy:
 # --- The file --------------------------------------------------------------------------------------------------------
 
 
-def to_onnx(algorithm: BaseAlgorithm, observation_space: spaces.Space[Any], metadata: Mapping[str, str]) -> bytes:
+def to_onnx(
+    algorithm: BaseAlgorithm,
+    observation_space: spaces.Space[Any],
+    metadata: Mapping[str, str],
+    processing: GraphProcessing = UNPROCESSED,
+) -> bytes:
     """Return the content of an ONNX file of a policy.
 
     Args:
         algorithm: the policy's algorithm; it is not changed.
+        observation_space: of what the graph takes.
+        metadata: of the file.
+        processing: what the graph does around the policy.
 
     Returns:
         A model with the inputs and outputs of `PolicyGraph`; the batch axis of each is free.
@@ -208,7 +223,7 @@ def to_onnx(algorithm: BaseAlgorithm, observation_space: spaces.Space[Any], meta
         ExportError: PyTorch cannot convert the network.
     """
     onnx, _ = onnx_packages()
-    graph = PolicyGraph(algorithm, observation_space).eval()
+    graph = PolicyGraph(algorithm, observation_space, processing).eval()
     program = _traced(graph, _examples(graph, observation_space))
     _free_output_names(program, graph.output_names)
     model = _without_traces(program.model_proto)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices
 
@@ -38,3 +39,10 @@ class SpacesOnlyVecEnv(VecEnv):
         raise RuntimeError("one policy cannot step the env alone: use MultiAgentAlgorithm.learn() or train_iteration()")
 
     reset = step_async = step_wait = set_attr = env_method = _joint_only
+
+
+class OneRow(SpacesOnlyVecEnv):
+    """The same with one row, of these spaces."""
+
+    def __init__(self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
+        VecEnv.__init__(self, 1, observation_space, action_space)

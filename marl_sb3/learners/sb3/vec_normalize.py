@@ -1,0 +1,71 @@
+"""Write what SB3 users need of a policy's processing: a `VecNormalize`, and the settings as JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from gymnasium import spaces
+from stable_baselines3.common.vec_env import VecNormalize
+
+from marl_sb3.learners.sb3.spaces_only_vec_env import OneRow
+from marl_sb3.processing import Processing
+from marl_sb3.processing.normalize import NormalizeObservations
+
+_NOTE = (
+    "The zip holds the policy behind its processing. `statistics` of normalised observations and rewards are in "
+    "VECNORMALIZE.pkl, which `VecNormalize.load(path, venv)` of Stable-Baselines3 opens; all other settings have to be "
+    "applied to the env in this order. marl_sb3.load_policies does all of it."
+)
+
+
+def write_processing(processing: Processing, gamma: float, zip_path: Path) -> None:
+    """Write the processing of a policy beside its SB3 zip; nothing is written if there is none.
+
+    `NAME.vecnormalize.pkl` is what `VecNormalize.load` opens: statistics that do not change (`training=False`). It is
+    written if observations or rewards are normalised. `NAME.processing.json` has the settings.
+
+    Args:
+        processing: of the policy.
+        gamma: its discount.
+        zip_path: `NAME.zip`.
+    """
+    changed = processing.settings.changed()
+    if not changed:
+        return
+    if processing.statistics:
+        vec_normalize(processing, gamma).save(str(zip_path.with_suffix(".vecnormalize.pkl")))
+    note = _NOTE.replace("VECNORMALIZE", f"{zip_path.stem}.vecnormalize")
+    text = json.dumps({"note": note, "settings": changed, "order": list(processing.processors)}, indent=2)
+    zip_path.with_suffix(".processing.json").write_text(text + "\n", encoding="utf-8")
+
+
+def vec_normalize(processing: Processing, gamma: float) -> VecNormalize:
+    """Make a `VecNormalize` with the statistics of a policy, which do not change.
+
+    Args:
+        processing: of the policy.
+        gamma: its discount.
+    """
+    settings = processing.settings
+    normalize = processing.processors.get("normalize_observations")
+    assert normalize is None or isinstance(normalize, NormalizeObservations)
+    before: spaces.Space[Any] = processing.env_observation_space if normalize is None else normalize.before
+    made = VecNormalize(
+        OneRow(before, processing.action_space),
+        training=False,
+        norm_obs=normalize is not None,
+        norm_reward=settings.normalize_rewards,
+        clip_obs=settings.clip_observations,
+        clip_reward=settings.clip_normalized_rewards,
+        gamma=gamma,
+        epsilon=settings.normalize_epsilon,
+        norm_obs_keys=list(normalize.statistics) if normalize and isinstance(before, spaces.Dict) else None,
+    )
+    if normalize is not None:
+        copies: Any = {key: own.copy() for key, own in normalize.statistics.items()}
+        made.obs_rms = copies if isinstance(before, spaces.Dict) else next(iter(copies.values()))
+    if settings.normalize_rewards:
+        made.ret_rms = processing.rewards.statistics["returns"].copy()
+    return made
