@@ -98,37 +98,51 @@ def test_sections_are_not_envs(tmp_path: Path) -> None:
     assert load_config(None, hparams=path).env == "default"
 
 
-NORMALIZE = "VecNormalize: running normalisation of observations and rewards"
+NORMALIZED = {"normalize_observations": True, "normalize_rewards": True}
+
+
+@pytest.mark.parametrize(
+    ("entry", "settings", "processing"),
+    [
+        ({"normalize": True}, {}, NORMALIZED),
+        ({"normalize": "{'norm_obs': False, 'norm_reward': True}"}, {}, {"normalize_rewards": True}),
+        (
+            {"normalize": "dict(norm_reward=False, clip_obs=5.)"},
+            {},
+            {"normalize_observations": True, "clip_observations": 5.0},
+        ),
+        ({"normalize": {"clip_reward": 3, "training": True}}, {}, {**NORMALIZED, "clip_normalized_rewards": 3}),
+        ({"normalize": True, "normalize_kwargs": {"epsilon": 0.1}}, {}, {**NORMALIZED, "normalize_epsilon": 0.1}),
+        ({"normalize": True, "frame_stack": 2}, {"normalize": False}, {"frame_stack": 2}),
+        ({"normalize": {}, "frame_stack": None}, {}, {}),
+        ({"normalize": True}, {"normalize_rewards": False}, {"normalize_observations": True}),
+    ],
+)  # fmt: skip
+def test_processing_means_what_it_means_in_the_zoo(entry: dict, settings: dict, processing: dict) -> None:
+    config = load_config("CartPole-v1", hparams={"CartPole-v1": entry}, settings=settings)
+    assert config.processing.changed() == processing
 
 
 @pytest.mark.parametrize(
     ("env", "settings", "message"),
     [
-        (
-            "CartPole-v1",
-            {},
-            "CartPole-v1.normalize: not supported yet: normalize is \"{'norm_obs': False, 'norm_reward': True}\" "
-            f"({NORMALIZE}); frame_stack is 2 (VecFrameStack: the latest observations stacked into one); "
-            "to train without: --set normalize=false --set frame_stack=1",
-        ),
-        ("CartPole-v1", {"frame_stack": 1}, "to train without: --set normalize=false"),
-        ("ALE/Pong-v5", {}, "atari.env_wrapper: not supported yet: env_wrapper is ['stable_baselines3"),
-        ("PongNoFrameskip-v4", {}, "atari.env_wrapper: not supported yet"),
-        ("Pendulum-v1", {"normalize": True}, f"--set normalize: not supported yet: normalize is True ({NORMALIZE})"),
         ("Pendulum-v1", {"callback": "x.Y"}, "pass marl_sb3.train(callback=[...])"),
         ("Pendulum-v1", {"vec_env_wrapper": "x.Y"}, "vec_env_wrapper is 'x.Y' (wrappers around the vectorized env"),
+        (
+            "Pendulum-v1",
+            {"normalize": {"clip": 3}},
+            "--set normalize: normalize has clip=3; accepted: true, false",
+        ),
+        ("Pendulum-v1", {"normalize": {"training": False}}, "normalize has training=False; accepted"),
+        ("Pendulum-v1", {"normalize": {"gamma": 0.9}}, "rewards are discounted by the policy's gamma"),
+        ("Pendulum-v1", {"normalize": 3}, "normalize is 3; accepted: true, false or a mapping with norm_obs"),
     ],
 )
-def test_what_is_not_supported_yet_is_named(zoo: Path, env: str, settings: dict, message: str) -> None:
+def test_what_is_not_supported_is_named(zoo: Path, env: str, settings: dict, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(env, hparams=zoo, settings=settings)
     assert message in str(caught.value)
     assert "did you mean" not in str(caught.value)
-
-
-def test_what_is_not_supported_can_be_taken_out(zoo: Path) -> None:
-    config = load_config("CartPole-v1", hparams=zoo, settings={"normalize": False, "frame_stack": 1})
-    assert config.hyperparameters["batch_size"] == 256
 
 
 # Networks in a text
@@ -197,6 +211,5 @@ def test_the_table_of_a_file_says_what_loads_and_trains(zoo: Path, in_tmp: Path)
         "| `MissingEnv-v0` | yes | not tried, the env is not installed |",
         "| `CartPole-v1` | no: some.yml, CartPole-v1.n_envs: n_envs is 'x'; accepted: an integer of at least 1 |  |",
         "| `Pendulum-v1` | yes | yes, 16 env steps |",
-        "| `MountainCarContinuous-v0` | no: `normalize`, `frame_stack` not supported yet | "
-        "without them: yes, 16 env steps |",
+        "| `MountainCarContinuous-v0` | yes | yes, 16 env steps |",
     ]

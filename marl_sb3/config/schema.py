@@ -33,6 +33,10 @@ _Extensions = Annotated[
         "highest; or null"
     ),
 ]
+_Wrappers = Annotated[
+    str | Sequence[Any] | Mapping[Any, Any] | None,
+    Meta(description="a name of a wrapper, {name: arguments}, a list of these, or null"),
+]
 _Threads = Annotated[int, Meta(ge=1, le=1024)]  # PyTorch starts all at once, and dies if the system refuses one
 _QUOTE = " (in YAML: in quotes)"
 
@@ -115,6 +119,8 @@ class TrainConfig:
         policies_to_train: ids of the policies that learn; the others act and keep their weights. None: all learn.
         init_from: sources of the initial weights, each as after `--init-from`. None: random weights.
         init_layers: patterns of the layers that are taken from them, such as `mlp_extractor.policy_net.*`. None: all.
+        env_wrapper: wrappers of a Gymnasium env, the innermost first: names, or `{name: arguments}`, as in files of
+            rl-baselines3-zoo; the names are those of a table. None: no wrappers.
         vectorizer: how envs are stepped: `auto`, `batched`, `sync` or `supersuit`; see `make_vec_env`.
         device: `auto`, `cpu` or `cuda`.
         n_threads: threads of one operation of PyTorch or BLAS. Small networks are slower with more than one.
@@ -146,6 +152,7 @@ class TrainConfig:
     policies_to_train: _PolicyIds | None = None
     init_from: Strings | None = None
     init_layers: Strings | None = None
+    env_wrapper: _Wrappers = None
     vectorizer: str = "auto"
     device: str = "auto"
     n_threads: _Threads = 1

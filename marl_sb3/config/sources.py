@@ -22,7 +22,7 @@ from marl_sb3.config.names import (
 from marl_sb3.config.provenance import Source, source_of
 from marl_sb3.config.schema import ACCEPTED, BY_POLICY, SECTIONS, TrainConfig, names_in, nested
 from marl_sb3.config.values import Named, require, shown, takes_integers_only
-from marl_sb3.config.zoo_format import KEYS, refuse_unsupported
+from marl_sb3.config.zoo_format import KEYS, refuse_unsupported, translated
 from marl_sb3.errors import ConfigError
 
 
@@ -127,13 +127,19 @@ class _Settings:
                 self.sources[key] = Source(where(written), written if dotted else "")
                 if key in BY_POLICY:
                     self.sources.update(_sources_by_policy(written, value, where))
-                if key not in ACCEPTED and (dotted or key != written):
-                    self.set_path(key, value)
-                else:
-                    self.put(key, value)
+                for name, own in translated(key, value).items():
+                    self.sources[name] = self.sources[key]
+                    self.set_or_put(name, own, dotted=dotted or key != written)
         except ConfigError as error:
             key = error.key or ""
             raise ConfigError(f"{self.sources.get(key) or where(key)}: {error}", key=error.key) from error
+
+    def set_or_put(self, key: str, value: Any, *, dotted: bool) -> None:
+        """Set a value by its name, or by its path if the source uses paths."""
+        if key not in ACCEPTED and dotted:
+            self.set_path(key, value)
+        else:
+            self.put(key, value)
 
     def put(self, key: str, value: Any) -> None:
         """Set a field or a hyperparameter. Whether the algorithm has it is checked when the policies are made."""

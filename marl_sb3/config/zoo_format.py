@@ -1,4 +1,4 @@
-"""The sections of rl-baselines3-zoo's files, and the keys of these files that marl_sb3 does not support yet."""
+"""The sections of rl-baselines3-zoo's files, and those keys of its files that are not settings of marl_sb3."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from marl_sb3.config.literal_call import parse_literal
 from marl_sb3.config.provenance import Source
 from marl_sb3.errors import ConfigError
 
@@ -30,14 +31,58 @@ class _Key:
 
 _NONE: tuple[Any, ...] = (None, "", [], {}, False)
 _KEYS: Mapping[str, _Key] = {
-    "normalize": _Key("VecNormalize: running normalisation of observations and rewards", (False, None, {})),
-    "frame_stack": _Key("VecFrameStack: the latest observations stacked into one", (1, None, 0)),
-    "env_wrapper": _Key("wrappers around each env, named by their Python classes", _NONE),
     "vec_env_wrapper": _Key("wrappers around the vectorized env, named by their Python classes", _NONE),
     "callback": _Key("callbacks named by their Python classes; pass marl_sb3.train(callback=[...])", _NONE),
     "monitor_kwargs": _Key("arguments of SB3's Monitor", _NONE),
 }
 KEYS = frozenset(_KEYS)
+
+
+# VecNormalize's arguments -> settings.
+_NORMALIZE: Mapping[str, str] = {
+    "norm_obs": "processing.normalize_observations",
+    "norm_reward": "processing.normalize_rewards",
+    "norm_obs_keys": "processing.normalize_keys",
+    "clip_obs": "processing.clip_observations",
+    "clip_reward": "processing.clip_normalized_rewards",
+    "epsilon": "processing.normalize_epsilon",
+}
+_ALWAYS_SO = {"training": True}  # arguments that have one value here
+
+
+def translated(key: str, value: Any) -> dict[str, Any]:
+    """Return the settings that a key of a file means, by name; most keys mean themselves.
+
+    `normalize` is true, false, or arguments of `VecNormalize`: a mapping, or its text. `normalize_kwargs` has such
+    arguments, too. The discount of rewards is always the policy's `gamma`.
+
+    Raises:
+        ConfigError: an argument that `VecNormalize` does not have, or that has no counterpart.
+    """
+    if key in ("normalize", "normalize_kwargs"):
+        return _normalize(key, parse_literal(key, value) if isinstance(value, str) and value else value)
+    if key == "processing.frame_stack" and value in (None, 0):
+        return {key: 1}
+    return {key: None} if key == "env_wrapper" and not value else {key: value}
+
+
+def _normalize(key: str, value: Any) -> dict[str, Any]:
+    on = ("norm_obs", "norm_reward")
+    if isinstance(value, Mapping):
+        arguments = {**(dict.fromkeys(on, True) if key == "normalize" and value else {}), **value}
+    elif key == "normalize" and (value is None or isinstance(value, bool)):
+        arguments = dict.fromkeys(on, bool(value))
+    else:
+        raise ConfigError(f"{key} is {_shown(value)}; accepted: {_NORMALIZE_WORDS}", key=key)
+    for name, argument in arguments.items():
+        if name == "gamma":
+            raise ConfigError(f"{key} has gamma {argument!r}; rewards are discounted by the policy's gamma", key=key)
+        if name not in _NORMALIZE and _ALWAYS_SO.get(name) != argument:
+            raise ConfigError(f"{key} has {name}={_shown(argument)}; accepted: {_NORMALIZE_WORDS}", key=key)
+    return {_NORMALIZE[name]: argument for name, argument in arguments.items() if name in _NORMALIZE}
+
+
+_NORMALIZE_WORDS = f"true, false or a mapping with {', '.join(_NORMALIZE)}"
 
 
 def section_for(env: str, sections: Mapping[Any, Any]) -> str | None:

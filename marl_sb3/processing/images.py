@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from marl_sb3.envs import area
 from marl_sb3.errors import ConfigError
-from marl_sb3.processing import area
 from marl_sb3.processing.by_key import Space, map_parts, parts_of, with_parts
 from marl_sb3.processing.interface import Look, Memory, Memoryless
 from marl_sb3.processing.limits import require_size

@@ -73,7 +73,8 @@ def graph_of(
     normalize = processing.processors.get("normalize_observations")
     if set(processing.processors) <= _IN_GRAPH:
         assert normalize is None or isinstance(normalize, NormalizeObservations)
-        return GraphProcessing(normalize, processing.rescale), observation_space, {"input": "observations of the env"}
+        metadata = {"input": "observations of the env"} if processing.settings.changed() else {}
+        return GraphProcessing(normalize, processing.rescale), observation_space, metadata
     metadata = {"input": "processed observations", "processing": json.dumps(description(processing))}
     return GraphProcessing(None, processing.rescale), processing.observation_space, metadata
 
