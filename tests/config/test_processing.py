@@ -77,7 +77,7 @@ def test_the_library_takes_the_same_names() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"frame_stack": 0}, "--set frame_stack: processing.frame_stack is 0; accepted: an integer from 1 to 256"),
+        ({"frame_stack": -1}, "--set frame_stack: processing.frame_stack is -1; accepted: an integer from 1 to 256"),
         ({"frame_stack": 2, "processing.frame_stack": 3}, "are both given"),
     ],
 )
