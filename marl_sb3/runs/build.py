@@ -61,7 +61,9 @@ def _require_masks(config: TrainConfig, factory: EnvFactory | None, algorithm: M
     if not any(collector.takes_masks for collector in collectors):
         return
     with preserve_rng():
-        probe = make_vec_env(factory or config.env, config.n_envs, config.seed, config.vectorizer, **config.env_kwargs)
+        probe = make_vec_env(
+            env_of(config, factory), config.n_envs, config.seed, config.vectorizer, **config.env_kwargs
+        )
         try:
             step = probe.reset()
         finally:
