@@ -17,15 +17,13 @@ from marl_sb3.envs.batched import BatchedEnv
 from marl_sb3.envs.waterworld import rules
 from marl_sb3.envs.waterworld.parameters import Parameters
 from marl_sb3.envs.waterworld.render import legend, render_rgb
-from marl_sb3.envs.waterworld.sensors import Sensors
+from marl_sb3.envs.waterworld.sensors import BOUND, Sensors
 from marl_sb3.envs.window import EnvWindow, check_render_mode
 from marl_sb3.errors import EnvError
 from marl_sb3.types import AgentID, Array
 
 Infos = dict[AgentID, dict[str, Any]]
 StepResult = tuple[dict[AgentID, Array], dict[AgentID, float], dict[AgentID, bool], dict[AgentID, bool], Infos]
-
-_SPEED_BOUND = np.float32(np.sqrt(2))  # of two things that swim straight at each other along a diagonal
 
 
 class WaterworldEnv(ParallelEnv[AgentID, Array, Array]):  # type: ignore[misc]  # PettingZoo ships no types.
@@ -66,7 +64,7 @@ class WaterworldEnv(ParallelEnv[AgentID, Array, Array]):  # type: ignore[misc]  
 
         self.pond = rules.Pond(self.parameters)
         self.sensors = Sensors(self.pond)
-        bounds = Box(-_SPEED_BOUND, _SPEED_BOUND, (self.sensors.size,))
+        bounds = Box(-BOUND, BOUND, (self.sensors.size,))
         self.observation_spaces = dict.fromkeys(self.possible_agents, bounds)
         self.action_spaces = dict.fromkeys(self.possible_agents, Box(-1, 1, (2,)))
 

@@ -15,6 +15,7 @@ from marl_sb3.envs.waterworld.rules import FloatArray, IntArray, Pond, PondState
 from marl_sb3.types import Array, BoolArray
 from marl_sb3.types import FloatArray as Float32Array
 
+BOUND = np.float32(np.sqrt(2))  # of an observation: the speed of two that swim straight at each other along a diagonal
 _ALMOST_ONE = 1 - 1e-4  # A wall that is farther away than this part of the range is not sensed.
 
 
@@ -98,7 +99,8 @@ class Sensors:
             (wall - own[:, axis]) * factor + offset for axis, (wall, factor, offset) in enumerate(self._walls)
         )
         nearest = np.minimum(along_x, along_y)
-        distances: FloatArray = np.where(nearest < _ALMOST_ONE, np.maximum(nearest, 0), 1)
+        # Negative for a pursuer that has pushed its centre into the wall.
+        distances: FloatArray = np.where(nearest < _ALMOST_ONE, np.maximum(nearest, -BOUND), 1)
         return distances
 
     def _hits(self, state: PondState, own: FloatArray) -> _Hits:

@@ -96,8 +96,9 @@ def test_walls_are_read_along_the_rays():
     assert walls == pytest.approx([1, 1, 1, 0.5 * np.sqrt(2), 0.5, 0.5 * np.sqrt(2), 1, 1])
 
 
-def test_a_pursuer_in_a_wall_reads_no_negative_distance():
-    assert seen([[-0.01, 0.5]])["wall"] == pytest.approx([1, 1, 0, 1])
+def test_a_pursuer_whose_centre_is_in_a_wall_reads_negative_distances_within_the_space():
+    assert seen([[-0.01, 0.5]])["wall"] == pytest.approx([1, 1, -0.05, 1])
+    assert seen([[-0.5, 0.5]])["wall"] == [1, 1, -np.float32(np.sqrt(2)), 1]
 
 
 def test_flags_say_what_is_touched_after_a_step():
