@@ -16,7 +16,8 @@ ENVS = (
     *("arena", "waterworld"),
     *(f"sisl/{name}" for name in ("multiwalker-v9", "pursuit-v5")),
     *(f"butterfly/{name}" for name in ("cooperative_pong-v6", "knights_archers_zombies-v11", "pistonball-v6")),
-    *(f"classic/{name}" for name in ("rps-v2", "tictactoe-v3", "connect_four-v3", "chess-v6", "leduc_holdem-v4")),
+    *(f"classic/{name}" for name in ("rps-v2", "tictactoe-v3", "connect_four-v3", "chess-v6", "go-v5", "hanabi-v5")),
+    *(f"classic/{name}" for name in ("leduc_holdem-v4", "texas_holdem-v4", "texas_holdem_no_limit-v6")),
     *(
         f"mpe2.{name}:parallel_env"
         for name in (
@@ -33,17 +34,15 @@ ENVS = (
     ),
     *(f"magent2.environments.{name}:parallel_env" for name in ("battle_v4", "adversarial_pursuit_v4", "gather_v5")),
     *("CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0"),
-    *("LunarLander-v3", "BipedalWalker-v3", "FrozenLake-v1", "Taxi-v3", "CliffWalking-v1", "Blackjack-v1"),
+    *("LunarLander-v3", "BipedalWalker-v3", "FrozenLake-v1", "Taxi-v4", "CliffWalking-v1", "Blackjack-v1"),
 )
-HEADER = ("env", "faults", "warnings", "advice", "env steps per s: alone, in 8 envs")
+HEADER = ("env", "faults", "warnings", "advice")
 
 
 def row(report: Report) -> tuple[str, ...]:
     """What was found in an env, see `HEADER`."""
     found = [", ".join(f"`{finding.check}`" for finding in report.of_severity(severity)) for severity in Severity]
-    speeds = [report.facts.get(name) for name in ("env_steps_per_s", "vectorizer_env_steps_per_s")]
-    words = ", ".join("-" if speed is None else f"{speed:,.0f}" for speed in speeds)
-    return f"`{report.env}`", *(names or "-" for names in found), words
+    return f"`{report.env}`", *(names or "-" for names in found)
 
 
 def main() -> None:

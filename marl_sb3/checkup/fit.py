@@ -11,21 +11,25 @@ from stable_baselines3.common.preprocessing import is_image_space
 from marl_sb3.checkup.evidence import Evidence
 from marl_sb3.checkup.finding import Seen
 from marl_sb3.errors import ConfigError
+from marl_sb3.learners.algorithms import ALGORITHMS
 from marl_sb3.learners.sb3.build import build_for_acting
 from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.policies.placement import rows_of_policy
 from marl_sb3.types import Array
 from marl_sb3.vec_env import AgentGroup, BatchedVecEnv, MultiAgentVecEnv, VecStep
 
+MASKED = "maskable_ppo"  # the algorithm for envs with action masks
 _FINITE = 10.0  # unbounded actions are drawn from -10 to 10
 
 
 def fitting(vec_env: MultiAgentVecEnv, evidence: Evidence) -> dict[str, Any]:
     """What fits, by name; what no algorithm can learn in becomes a finding."""
     groups = [_group(vec_env, number, evidence) for number in range(len(vec_env.groups))]
+    masked = any(mask is not None for mask in vec_env.reset().action_masks)
     return {
         "vectorizer": "batched" if isinstance(vec_env, BatchedVecEnv) else "sync",
-        "algorithm": "ppo",
+        "algorithm": MASKED if masked and MASKED in ALGORITHMS else "ppo",
+        "action_masks": masked,
         "policies": "shared" if len(groups) == 1 else "per_agent",
         "groups": groups,
     }

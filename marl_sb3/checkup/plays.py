@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -28,6 +29,7 @@ from marl_sb3.wrappers.env_interface import require_interface
 
 _REPEATED_STEPS = 300  # of an episode that is played again, at most
 _REPEATED_S = 0.6  # how long that may take
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # which Gymnasium puts around its warnings
 _MOST_BYTES = 2**28  # of observations that are kept
 UNENDING_STEPS = 10_000  # after which an episode without an end is reported
 
@@ -261,7 +263,7 @@ def _warnings_kept(evidence: Evidence) -> Iterator[None]:
         yield
     kinds = (DeprecationWarning, PendingDeprecationWarning, ResourceWarning)
     for warning in caught:
-        words = " ".join(str(warning.message).split())
+        words = " ".join(_COLOURS.sub("", str(warning.message)).split())
         if not issubclass(warning.category, kinds) and words not in evidence.warned:
             evidence.warned.append(words)
 

@@ -98,6 +98,8 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
         policies = " and ".join(dict.fromkeys(group["policy"] for group in facts["groups"]))
         one = "one shared policy" if facts["policies"] == "shared" else "a policy for each agent"
         yield "fits", f"{facts['algorithm'].upper()} with {policies}, {one}, vectorizer {facts['vectorizer']}"
+    if facts.get("action_masks"):
+        yield "action masks", "given by the env; an algorithm that knows masks never takes a forbidden action"
     if facts.get("compared_processes") is False:
         yield "left out", "the comparison of two processes, which have to be able to import the env"
 
@@ -110,7 +112,8 @@ def _episodes(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if length is not None:
         ends = ", ".join(f"{count} {how}" for how, count in facts["ends"].items())
         words += f"; ends of agents: {ends or 'none'}"
-        words += "" if facts["num_episodes"] else f"; no end in {counted(facts['unending'], 'env step')}, see --steps"
+    elif facts["unending"]:
+        words += f"; no end in {counted(facts['unending'], 'env step')}"
     yield "played", words
     if length is not None and total is not None:
         yield "episode length", f"mean {number(length['mean'], 1)}, {length['min']:,} to {length['max']:,}"
@@ -135,6 +138,7 @@ def _names(agents: list[str]) -> str:
 def _train_command(report: Report, env_settings: Mapping[str, Any]) -> str:
     """The command that trains in the env as it was examined."""
     facts, words = report.facts, ["python -m marl_sb3.train", shlex.quote(report.env)]
+    words += [] if facts["algorithm"] == "ppo" else [f"--algo {facts['algorithm']}"]
     words += ["--policies per_agent"] if facts["policies"] == "per_agent" else []
     classes = {group["policy"] for group in facts["groups"]}
     if classes != {"MlpPolicy"} and len(classes) == 1:

@@ -119,12 +119,12 @@ ADVICE: tuple[Check, ...] = (
     _check(
         "observation-scale", "observations are larger than 10",
         "Networks learn best from numbers around 1; large ones slow the learning or stop it.",
-        "Divide observations by their range in the env, or normalise them.", large_observations,
+        "Divide observations by their range in the env, or --set normalize_observations=true.", large_observations,
     ),
     _check(
         "reward-scale", "rewards are very large or very small",
         "Value losses grow with the square of the rewards, and the clipped gradient then belongs to the values alone.",
-        "Scale rewards so that an episode's return is between 1 and 100, or normalise them.", reward_scale,
+        "Scale rewards so that an episode's return is between 1 and 100, or --set normalize_rewards=true.", reward_scale,
     ),
     _check(
         "reward-always-zero", "an agent is never paid under random actions",
@@ -135,7 +135,7 @@ ADVICE: tuple[Check, ...] = (
         "action-range", "continuous actions do not range from -1 to 1",
         "A new policy draws actions around 0 with a deviation of 1: it may see a small part of the range, or "
         "mostly its bounds.",
-        "Let the env take actions from -1 to 1 and scale them itself.", action_ranges,
+        "--set rescale_actions=true, or let the env take actions from -1 to 1 and scale them itself.", action_ranges,
     ),
     _check(
         "prints", "the env prints",
