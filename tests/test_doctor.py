@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from doctor.planted import EndsEarly, Healthy, LargeNumbers, NotANumber, Raises
+from doctor.planted import EndsEarly, Healthy, InfiniteReward, LargeNumbers, NotANumber, Raises
 
 from marl_sb3 import doctor
 from marl_sb3.checkup import api
@@ -64,6 +64,11 @@ def test_json_holds_the_findings_and_what_was_played(capsys: pytest.CaptureFixtu
     assert finding["seen"][0]["agent"] == "a"
     assert plain["agents"] == ["a", "b"]
     assert plain["episode_len"]["min"] >= 6
+
+
+def test_json_has_finite_numbers_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(InfiniteReward, "--json") == 1
+    assert json.loads(capsys.readouterr().out)["episode_return"] is None
 
 
 def test_a_traceback_is_shown_on_demand(capsys: pytest.CaptureFixture[str]) -> None:

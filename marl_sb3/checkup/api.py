@@ -15,7 +15,7 @@ from marl_sb3.checkup.fingerprint import difference
 from marl_sb3.checkup.job import Job
 from marl_sb3.checkup.report import Report, facts_of
 from marl_sb3.checkup.supervisor import PlayProcess, told_finding
-from marl_sb3.config.values import PositiveInt, at_least, require
+from marl_sb3.config.values import PositiveFloat, PositiveInt, at_least, require
 from marl_sb3.envs.registry import EnvFactory, env_factory, importable_id, named_factory
 
 EPISODES, STEPS = 10, 2_000  # recorded at most, unless the caller says more
@@ -57,6 +57,9 @@ def examine(
     for name, value in (("episodes", episodes), ("steps", steps)):
         require(name, value, PositiveInt | None)
     require("seed", seed, at_least(0))
+    require("timeout", timeout_s, PositiveFloat)
+    if not isinstance(env, str):
+        env_factory(env)  # says what is wrong with it
     env_id, factory = named_factory(env)
     assert env_id is not None
     seconds = _RECORD_S if episodes is None and steps is None else _LONG_S

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -75,7 +76,10 @@ def facts_of(evidence: Evidence) -> dict[str, Any]:
 
 
 def _extremes(values: list[Any]) -> dict[str, float] | None:
-    return {"min": min(values), "mean": sum(values) / len(values), "max": max(values)} if values else None
+    """Smallest, mean and largest value; None if there are none, or if one is no finite number."""
+    if not values or not math.isfinite(sum(values)):
+        return None
+    return {"min": min(values), "mean": sum(values) / len(values), "max": max(values)}
 
 
 def _ends(ends: Iterable[tuple[int, bool, bool]]) -> Iterable[str]:

@@ -78,6 +78,81 @@ class Changed(Healthy):
         raise NotImplementedError
 
 
+class Draws(Healthy):
+    """Agents are paid nothing but by chance: the step of the end is drawn while the episode is played."""
+
+    def step(self, actions: Mapping[str, Any]) -> Step:
+        self.length = self.t + 1 if self.rng.random() < 0.2 else 100
+        return super().step(actions)
+
+
+class KeepsState(Healthy):
+    """Its state brings it back."""
+
+    def get_state(self) -> dict[str, Any]:
+        state = {"t": self.t, "length": self.length, "agents": list(self.agents)}
+        return {**state, "rng": self.rng.bit_generator.state}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        self.t, self.length, self.agents = state["t"], state["length"], list(state["agents"])
+        self.rng.bit_generator.state = state["rng"]
+
+
+class LivesAgain(Changed):
+    """Agent b ends in the third step, and is there again after the fifth; both ends are wanted."""
+
+    def change(self, *step: Any, over: bool) -> Any:
+        observations, rewards, terminated, truncated, infos = step
+        terminated["b"] = self.t == 3
+        if self.t == 5:
+            observations["b"], infos["b"] = self.observe("b"), {}
+        if not over:
+            self.agents = ["a"] if self.t in (3, 4) else ["a", "b"]
+        return observations, rewards, {**terminated}, {**truncated, "b": over}, infos
+
+
+class TakesTurns(Changed):
+    """The agents act in turns; each sees the other's move, and both are paid in each step."""
+
+    def begin(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        observations, infos = super().begin()
+        self.agents = ["a"]
+        return {"a": observations["a"]}, {"a": infos["a"]}
+
+    def step(self, actions: Mapping[str, Any]) -> Any:
+        self.t += 1
+        over = self.t >= self.length
+        (acted,) = self.agents
+        self.agents = [] if over else ["b" if acted == "a" else "a"]
+        seen = list(self.possible_agents) if over else self.agents
+        paid = list(self.possible_agents) if self.t > 1 else [acted]
+        return (
+            {agent: self.observe(agent) for agent in seen},
+            dict.fromkeys(paid, float(actions[acted])),
+            dict.fromkeys(self.possible_agents, over),
+            dict.fromkeys(self.possible_agents, False),
+            {agent: {} for agent in seen},
+        )
+
+
+class Nested(Healthy):
+    """Its observations are Dicts and Tuples in one another, with a mask."""
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__(render_mode)
+        inner = spaces.Tuple([spaces.Box(0, 1, (3,), np.float32), spaces.Discrete(4)])
+        space = spaces.Dict({"observation": inner, "action_mask": spaces.MultiBinary(3)})
+        self.spaces = {agent: (space, action) for agent, (_, action) in self.spaces.items()}
+
+    def observe(self, agent: str) -> Any:
+        number = int(self.rng.integers(4))
+        return {"observation": (super().observe(agent), number), "action_mask": np.array([1, 0, number > 1], np.int8)}
+
+    def step(self, actions: Mapping[str, Any]) -> Step:
+        assert 1 not in actions.values(), "a forbidden action"
+        return super().step(actions)
+
+
 # --- The interface ----------------------------------------------------------------------------------------------------
 
 
@@ -491,6 +566,16 @@ class Crashes(Healthy):
             os.abort()
         return super().step(actions)
 
+
+# In these, nothing is to be found but what belongs to them.
+HEALTHY: Mapping[Callable[..., ParallelEnv], set[str]] = {
+    Healthy: set(),
+    Draws: set(),
+    KeepsState: set(),
+    LivesAgain: {"ends-early"},
+    TakesTurns: set(),
+    Nested: set(),
+}
 
 # Each check by its id, with the envs in which it alone has to find something.
 PLANTED: Mapping[str, tuple[Callable[..., ParallelEnv], ...]] = {

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from doctor.planted import PLANTED, Healthy
+from doctor.planted import HEALTHY, PLANTED, Healthy
 from pettingzoo import ParallelEnv
 
 from marl_sb3.checkup.api import examine
 from marl_sb3.checkup.report import Report
+from marl_sb3.errors import ConfigError
 
 CASES = [(check, factory) for check, factories in PLANTED.items() for factory in factories]
 
@@ -28,5 +29,13 @@ def test_a_planted_fault_is_found_alone(check: str, factory: Callable[..., Paral
     assert found(report) == [check], [str(seen) for finding in report.findings for seen in finding.seen]
 
 
-def test_nothing_is_found_in_the_healthy_env() -> None:
-    assert found(examined(Healthy, measure_s=0.01)) == []
+@pytest.mark.parametrize("factory", HEALTHY, ids=lambda factory: factory.__name__)
+def test_nothing_is_found_in_a_healthy_env(factory: Callable[..., ParallelEnv]) -> None:
+    report = examined(factory, measure_s=0.01)
+    assert set(found(report)) == HEALTHY[factory], [str(finding.seen[0]) for finding in report.findings]
+    assert report.facts["vectorizer_env_steps_per_s"] > 0
+
+
+def test_an_env_that_exists_already_is_refused() -> None:
+    with pytest.raises(ConfigError, match="accepted: an id or a factory"):
+        examine(Healthy())

@@ -124,7 +124,8 @@ ADVICE: tuple[Check, ...] = (
     _check(
         "reward-scale", "rewards are very large or very small",
         "Value losses grow with the square of the rewards, and the clipped gradient then belongs to the values alone.",
-        "Scale rewards so that an episode's return is between 1 and 100, or --set normalize_rewards=true.", reward_scale,
+        "Scale rewards so that an episode's return is between 1 and 100, or --set normalize_rewards=true.",
+        reward_scale,
     ),
     _check(
         "reward-always-zero", "an agent is never paid under random actions",
