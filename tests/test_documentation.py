@@ -15,6 +15,7 @@ from documentation import PAGES, ROOT, blocks, run_command, run_page
 from test_layers import LAYERS
 
 import marl_sb3
+from marl_sb3.checkup.checks.registry import CHECKS
 from marl_sb3.config import load_config
 from marl_sb3.runs.prepare import prepare
 
@@ -120,6 +121,13 @@ GENERATED = runpy.run_path(str(ROOT / "docs" / "generate.py"))["PAGES"]
 def test_generated_page_is_current(name: str) -> None:
     page = (ROOT / "docs" / "reference" / name).read_text(encoding="utf-8")
     assert page == GENERATED[name](), "write it anew: python docs/generate.py"
+
+
+def test_the_findings_in_other_packages_are_of_checks_that_exist() -> None:
+    rows = [line for line in text_of("how_to/doctor.md").splitlines() if line.startswith("| `")]
+    named = {name for row in rows for name in re.findall(r"`([a-z-]+)`", row.split("|", 2)[2])}
+    assert named
+    assert named <= {check.id for check in CHECKS}
 
 
 def text_of(page: str) -> str:
