@@ -88,7 +88,13 @@ TRPO: Mapping[str, Any] = {
     "sub_sampling_factor": Annotated[int, Meta(ge=1)],
 }
 
-TABLES: Mapping[str, Mapping[str, Any]] = {"PPO": PPO, "A2C": A2C, "TRPO": TRPO, "MaskablePPO": MASKABLE_PPO}
+TABLES: Mapping[str, Mapping[str, Any]] = {
+    "PPO": PPO,
+    "A2C": A2C,
+    "TRPO": TRPO,
+    "MaskablePPO": MASKABLE_PPO,
+    "RecurrentPPO": PPO,
+}
 
 # The names that a file may give as 1e5 for 100000.
 INTEGERS = frozenset(name for table in TABLES.values() for name, kind in table.items() if takes_integers_only(kind))

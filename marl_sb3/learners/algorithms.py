@@ -16,6 +16,7 @@ ALGORITHMS: Mapping[str, str] = {
     "a2c": "stable_baselines3.a2c.a2c:A2C",
     "trpo": "sb3_contrib.trpo.trpo:TRPO",
     "maskable_ppo": "sb3_contrib.ppo_mask.ppo_mask:MaskablePPO",
+    "recurrent_ppo": "sb3_contrib.ppo_recurrent.ppo_recurrent:RecurrentPPO",
 }
 _WITHOUT_NAME = ("stable_baselines3.ppo.ppo:PPO",)
 
@@ -31,6 +32,11 @@ def algorithm_class(name: str) -> type[BaseAlgorithm]:
         raise ConfigError(f"unknown algorithm {name!r}; accepted: {', '.join(ALGORITHMS)}", key="algo")
     module, _, cls = ALGORITHMS[name].partition(":")
     return cast("type[BaseAlgorithm]", getattr(importlib.import_module(module), cls))
+
+
+def is_recurrent(algorithm: type[BaseAlgorithm]) -> bool:
+    """Whether a class is RecurrentPPO or a subclass of it."""
+    return ALGORITHMS["recurrent_ppo"] in map(place_of, algorithm.__mro__)
 
 
 def algorithm_name(algorithm: type[BaseAlgorithm]) -> str | None:

@@ -10,10 +10,12 @@ from typing import Any
 from gymnasium import spaces
 from stable_baselines3.common.preprocessing import is_image_space
 
+from marl_sb3.learners.algorithms import is_recurrent
 from marl_sb3.learners.spec import PolicySpec
 
 _LAYERS = (64, 64)  # SB3's default `net_arch` of `MlpPolicy` and `MultiInputPolicy`
 _CNN_FEATURES, _COMBINED_FEATURES = 512, 256  # of `NatureCNN` alone, and for an image in a Dict
+_LSTM_SIZE = 256  # SB3's default `lstm_hidden_size`
 _CHANNELS = 64  # of the last convolution of `NatureCNN`
 
 
@@ -23,13 +25,23 @@ def least_weights(spec: PolicySpec, observation_space: spaces.Space[Any], action
     It counts the weight matrices of the actor or of the critic, whichever is larger.
     """
     network = spec.hyperparameters.get("policy_kwargs") or {}
-    features, weights = _features(str(spec.policy), observation_space, network.get("features_extractor_kwargs") or {})
-    layers = network.get("net_arch", [] if spec.policy == "CnnPolicy" else list(_LAYERS))
+    policy = str(spec.policy).replace("Lstm", "")
+    features, weights = _features(policy, observation_space, network.get("features_extractor_kwargs") or {})
+    if is_recurrent(spec.algorithm):
+        size = network.get("lstm_hidden_size", _LSTM_SIZE)
+        weights += _lstm(features, size, network.get("n_lstm_layers", 1))
+        features = size
+    layers = network.get("net_arch", [] if policy == "CnnPolicy" else list(_LAYERS))
     nets: list[Sequence[int]] = [layers]
     if isinstance(layers, Mapping):
         nets = [layers.get("pi", []), layers.get("vf", [])]
     ends = (_size(action_space), 1)
     return weights + max(_matrices([features, *net, end]) for net, end in zip(nets, ends, strict=False))
+
+
+def _lstm(inputs: int, size: int, layers: int) -> int:
+    """Return the number of weights between the inputs, the 4 gates and the outputs of each layer."""
+    return 4 * size * (inputs + size) + (layers - 1) * 4 * size * 2 * size
 
 
 def _matrices(widths: Sequence[int]) -> int:

@@ -13,6 +13,7 @@ from marl_sb3.learners.algorithms import place_of
 from marl_sb3.learners.on_policy import OnPolicyLearner
 from marl_sb3.learners.ppo.learner import PPOLearner
 from marl_sb3.learners.ppo.maskable import MaskablePPOLearner
+from marl_sb3.learners.ppo.recurrent import RecurrentPPOLearner
 from marl_sb3.learners.processed import policy_rows, processing_of
 from marl_sb3.learners.sb3.build import build_algorithm
 from marl_sb3.learners.spec import PolicySpec
@@ -26,6 +27,7 @@ LEARNERS: Mapping[str, type[OnPolicyLearner]] = {
     "stable_baselines3.a2c.a2c:A2C": A2CLearner,
     "sb3_contrib.trpo.trpo:TRPO": TRPOLearner,
     "sb3_contrib.ppo_mask.ppo_mask:MaskablePPO": MaskablePPOLearner,
+    "sb3_contrib.ppo_recurrent.ppo_recurrent:RecurrentPPO": RecurrentPPOLearner,
 }
 
 

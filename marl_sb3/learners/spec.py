@@ -13,7 +13,7 @@ from marl_sb3.config.names import canonical_hyperparameters
 from marl_sb3.config.processing import PROCESSING, ProcessingSettings, processing_settings, split_processing
 from marl_sb3.config.values import FiniteFloat, PositiveInt, accepts
 from marl_sb3.errors import CheckpointError, ConfigError
-from marl_sb3.learners.algorithms import algorithm_class, algorithm_name, require_algorithm
+from marl_sb3.learners.algorithms import algorithm_class, algorithm_name, is_recurrent, require_algorithm
 from marl_sb3.learners.ppo.ppo import PPO
 from marl_sb3.policies.hyperparameters import resolve_hyperparameters
 from marl_sb3.storage.state import State, StateReader, is_plain
@@ -29,8 +29,8 @@ class PolicySpec:
     """The SB3 algorithm that trains one policy, with its hyperparameters.
 
     Args:
-        algorithm: `marl_sb3.PPO` (default), `stable_baselines3.PPO` or `A2C`, or a subclass of them.
-        policy: SB3's policy name or class, `MlpPolicy` by default.
+        algorithm: `marl_sb3.PPO` (default), another algorithm of SB3 or sb3-contrib in `ALGORITHMS`, or a subclass.
+        policy: SB3's policy name or class, `MlpPolicy` by default; with RecurrentPPO, it is its `MlpLstmPolicy`.
         hyperparameters: SB3's constructor arguments, by its names or RLlib's (`lr`, `minibatch_size`, `lambda_`, ...).
             `learning_rate="lin_3e-4"` is a schedule. And the settings of `ProcessingSettings`, such as
             `normalize_observations=True`: by themselves, or in a mapping `processing`.
@@ -52,6 +52,8 @@ class PolicySpec:
         **hyperparameters: Any,
     ) -> None:
         require_algorithm(algorithm)
+        if isinstance(policy, str) and is_recurrent(algorithm) and not policy.endswith("LstmPolicy"):
+            policy = f"{policy.removesuffix('Policy')}LstmPolicy"
         if isinstance(policy, str) and policy not in algorithm.policy_aliases:
             raise ConfigError(
                 f"unknown policy {policy!r} of {algorithm.__name__}; accepted: {', '.join(algorithm.policy_aliases)}",
@@ -171,6 +173,10 @@ _NETWORK: Mapping[str, Any] = {
     **dict.fromkeys(("ortho_init", "full_std", "use_expln", "squash_output"), bool),
     **dict.fromkeys(("share_features_extractor", "normalize_images"), bool),
     "features_extractor_kwargs": _fields(features_dim=FiniteFloat, cnn_output_dim=FiniteFloat, normalized_image=bool),
+    "lstm_hidden_size": PositiveInt,
+    "n_lstm_layers": Annotated[int, Meta(ge=1, le=_MOST_LAYERS)],
+    **dict.fromkeys(("shared_lstm", "enable_critic_lstm"), bool),
+    "lstm_kwargs": _fields(dropout=FiniteFloat),
     # Settings of Adam, SB3's default; without those that choose PyTorch's implementation (`foreach`, `fused`, ...).
     "optimizer_kwargs": _fields(eps=FiniteFloat, weight_decay=FiniteFloat, betas=_Pair, amsgrad=bool),
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ class Kind:
     stock: type[BaseAlgorithm] | None
     update_path: str = "auto"
     masked: bool = False
+    network: Mapping[str, Any] = field(default_factory=lambda: {"net_arch": [4]})
 
     def scripted(self, **options: Any) -> Any:
         return make_vec_env(ScriptedEnv, masked=self.masked, **options)
@@ -41,7 +42,7 @@ class Kind:
         return make_vec_env(NoisyEnv, n_envs=2, seed=1, plans=plans, masked=self.masked)
 
     def spec(self, **more: Any) -> PolicySpec:
-        return PolicySpec(self.algorithm, **{**self.hyperparameters, "policy_kwargs": {"net_arch": [4]}, **more})
+        return PolicySpec(self.algorithm, **{**self.hyperparameters, "policy_kwargs": self.network, **more})
 
 
 SMALL_PPO = {"n_steps": 6, "batch_size": 4, "n_epochs": 2}
@@ -52,6 +53,12 @@ LEARNERS = {
     "A2C": Kind(stable_baselines3.A2C, {"n_steps": 3}, stable_baselines3.A2C),
     "TRPO": Kind(sb3_contrib.TRPO, {"n_steps": 6, "batch_size": 4, "n_critic_updates": 2}, sb3_contrib.TRPO),
     "MaskablePPO": Kind(sb3_contrib.MaskablePPO, SMALL_PPO, None, masked=True),
+    "RecurrentPPO": Kind(
+        sb3_contrib.RecurrentPPO,
+        SMALL_PPO,
+        None,  # it cannot be made for the arena's observations
+        network={"net_arch": [4], "lstm_hidden_size": 4, "n_lstm_layers": 2},
+    ),
 }
 each_learner = pytest.mark.parametrize("kind", LEARNERS.values(), ids=LEARNERS)
 
@@ -94,8 +101,8 @@ def test_one_policy_equals_stock_sb3_bit_for_bit(kind: Kind) -> None:
 
     ours = make(kind, ("shared",), envs())
     ours.learn(5 * 6 * 2)
-    settings = {**kind.hyperparameters, "policy_kwargs": {"net_arch": [4]}}
-    stock = kind.stock("MlpPolicy", envs().as_sb3_vec_env(), seed=3, device="cpu", **settings)  # type: ignore[call-arg]
+    settings = {**kind.hyperparameters, "policy_kwargs": kind.network}
+    stock = kind.stock(kind.spec().policy, envs().as_sb3_vec_env(), seed=3, device="cpu", **settings)  # type: ignore[call-arg]
     stock.learn(5 * 6 * 2 * 2)
     for name, value in stock.policy.state_dict().items():
         assert th.equal(value, ours.policies["shared"].policy.state_dict()[name]), name
@@ -225,7 +232,7 @@ def test_a_training_with_a_policy_that_is_not_trained_goes_on(kind: Kind, tmp_pa
     assert_same(again, whole)
 
 
-@pytest.mark.parametrize("name", ["PPO, PyTorch", "A2C", "TRPO"])
+@pytest.mark.parametrize("name", ["PPO, PyTorch", "A2C", "TRPO", "RecurrentPPO"])
 @pytest.mark.parametrize("sde_sample_freq", [-1, 2])
 def test_noise_of_gsde_is_brought_back_within_a_rollout(name: str, sde_sample_freq: int, tmp_path: Path) -> None:
     spec = LEARNERS[name].spec(use_sde=True, sde_sample_freq=sde_sample_freq)

@@ -73,9 +73,47 @@ MASKABLE_PPO = {
     "Dict observations": masked(PARTS, spaces.Discrete(3), policy="MultiInputPolicy"),
     "images": masked(IMAGE, spaces.Discrete(3), policy="CnnPolicy", hyperparameters=TINY_CNN),
 }
+
+
+def with_memory(case: Case, **network: Any) -> Case:
+    """The same with small LSTMs."""
+    kwargs = {**case.hyperparameters.get("policy_kwargs", {"net_arch": [8]}), "lstm_hidden_size": 4, **network}
+    policy = case.policy.replace("Policy", "LstmPolicy")
+    return replace(case, policy=policy, hyperparameters={**case.hyperparameters, "policy_kwargs": kwargs})
+
+
+RECURRENT_PPO = {
+    "time limits inside rollouts": with_memory(sampled(BOX, spaces.Discrete(3), **OF_PPO)),
+    "terminations": with_memory(Case("CartPole-v1", {}, **OF_PPO), n_lstm_layers=2),
+    "time limits, continuous actions": with_memory(Case(**PENDULUM, **OF_PPO), enable_critic_lstm=False),
+    "gSDE": with_memory(Case(**PENDULUM, hyperparameters={"use_sde": True, "sde_sample_freq": 4}, **OF_PPO)),
+    "a shared LSTM": with_memory(
+        sampled(BOX, spaces.Discrete(3), **OF_PPO), shared_lstm=True, enable_critic_lstm=False
+    ),
+    "other settings": with_memory(
+        sampled(
+            BOX,
+            spaces.MultiDiscrete([3, 2]),
+            hyperparameters={
+                "clip_range_vf": 0.1,
+                "target_kl": 1e-4,
+                "ent_coef": 0.1,
+                "normalize_advantage": False,
+                "batch_size": 19,
+            },
+            **OF_PPO,
+        )
+    ),
+    "Dict observations": with_memory(sampled(PARTS, spaces.Discrete(2), policy="MultiInputPolicy", **OF_PPO)),
+    "images": with_memory(sampled(IMAGE, spaces.Discrete(2), policy="CnnPolicy", hyperparameters=TINY_CNN, **OF_PPO)),
+}
 CASES = {
     f"{algorithm.__name__}, {name}": (algorithm, case)
-    for algorithm, cases in ((sb3_contrib.TRPO, TRPO), (sb3_contrib.MaskablePPO, MASKABLE_PPO))
+    for algorithm, cases in (
+        (sb3_contrib.TRPO, TRPO),
+        (sb3_contrib.MaskablePPO, MASKABLE_PPO),
+        (sb3_contrib.RecurrentPPO, RECURRENT_PPO),
+    )
     for name, case in cases.items()
 }
 

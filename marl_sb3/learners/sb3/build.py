@@ -7,15 +7,19 @@ import functools
 import inspect
 import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from gymnasium import spaces
+from stable_baselines3.common import torch_layers
+from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
 from marl_sb3.config.values import counted
 from marl_sb3.errors import ConfigError
+from marl_sb3.learners.algorithms import is_recurrent
 from marl_sb3.learners.sb3.spaces_only_vec_env import SpacesOnlyVecEnv
 from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.policies.hyperparameters import hyperparameter_defaults
@@ -68,21 +72,54 @@ def _made(
         # `_check_fit` gives the same warning in one line.
         warnings.filterwarnings("ignore", message="You have specified a mini-batch size")
         try:
-            return spec.algorithm(  # type: ignore[return-value, call-arg]
-                policy=spec.policy,
-                env=SpacesOnlyVecEnv(rows),
-                seed=seed,
-                device=device,
-                rollout_buffer_class=buffer,
+            arguments = {
+                "policy": spec.policy,
+                "env": SpacesOnlyVecEnv(rows),
+                "seed": seed,
+                "device": device,
                 **settings,
-            )
+            }
+            if is_recurrent(spec.algorithm):
+                return _recurrent(spec.algorithm, arguments, buffer)
+            return spec.algorithm(rollout_buffer_class=buffer, **arguments)  # type: ignore[return-value, call-arg]
         except (AssertionError, AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
             raise ConfigError(f"policy {rows.policy_id!r}: {spec.algorithm.__name__} raised: {error}") from error
 
 
+def _recurrent(
+    algorithm: type[BaseAlgorithm], arguments: Mapping[str, Any], buffer: Callable[..., RolloutBuffer]
+) -> OnPolicyAlgorithm:
+    """Make a RecurrentPPO, which takes no class of buffers: its own gets one step, and is replaced."""
+    n_steps = arguments.get("n_steps", hyperparameter_defaults(algorithm)["n_steps"])
+    with _integer_sizes():
+        made: Any = algorithm(**{**arguments, "n_steps": 1})
+    made.n_steps = n_steps
+    lstm = made.policy.lstm_actor
+    spaces_and_states: Any = (
+        made.observation_space,
+        made.action_space,
+        (n_steps, made.n_envs, lstm.num_layers, lstm.hidden_size),
+    )
+    settings = {"gamma": made.gamma, "gae_lambda": made.gae_lambda, "n_envs": made.n_envs}
+    made.rollout_buffer = buffer(n_steps, *spaces_and_states, made.device, **settings)
+    return made  # type: ignore[no-any-return]
+
+
+@contextmanager
+def _integer_sizes() -> Iterator[None]:
+    """Let SB3 count the numbers of a MultiDiscrete observation as an `int`: PyTorch's LSTM refuses NumPy's integers."""
+    layers: Any = torch_layers
+    size_of = layers.get_flattened_obs_dim
+    layers.get_flattened_obs_dim = lambda space: int(size_of(space))
+    try:
+        yield
+    finally:
+        layers.get_flattened_obs_dim = size_of
+
+
 def _check_policy_name(rows: PolicyRows, spec: PolicySpec) -> None:
     """Refuse a policy for other observations than these; SB3 finds out by itself, but not in these words."""
-    if spec.policy in ("MlpPolicy", "CnnPolicy") and isinstance(rows.group.observation_space, spaces.Dict):
+    if str(spec.policy).startswith(("Mlp", "Cnn")) and isinstance(rows.group.observation_space, spaces.Dict):
         parts, agents = ", ".join(rows.group.observation_space.spaces), ", ".join(rows.agents)
         raise ConfigError(
             f"policy {rows.policy_id!r}: agents {agents} observe several parts ({parts}), but {spec.policy} takes one "

@@ -1,0 +1,101 @@
+"""RecurrentPPO: PPO with LSTMs, by sb3-contrib."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch as th
+from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.utils import obs_as_tensor
+
+from marl_sb3.learners.deciders import Batch
+from marl_sb3.learners.on_policy_actor import (
+    OnPolicyDecider,
+    OnPolicyDecision,
+    no_on_policy_decision,
+    on_policy_decision,
+)
+from marl_sb3.learners.ppo.contrib import ContribPPOLearner
+from marl_sb3.learners.sb3.predict import States
+from marl_sb3.types import FloatArray
+from marl_sb3.vec_env.observations import map_arrays
+
+
+class RecurrentPPOLearner(ContribPPOLearner):
+    """See `OnPolicyLearner`."""
+
+    @staticmethod
+    def buffer_class(*, is_dict: bool) -> type[RolloutBuffer]:
+        """See `OnPolicyLearner.buffer_class`."""
+        from marl_sb3.learners.buffers import recurrent
+
+        return recurrent.MemoryDictRolloutBuffer if is_dict else recurrent.MemoryRolloutBuffer
+
+    def _make_decider(self) -> OnPolicyDecider:
+        return RecurrentDecider(self.algorithm)
+
+
+class RecurrentDecider:
+    """Chooses actions as `RecurrentPPO.collect_rollouts` does.
+
+    The states are hidden and cell state of the actor's LSTM, then those of the critic's.
+    """
+
+    takes_masks = False
+
+    def __init__(self, algorithm: OnPolicyAlgorithm) -> None:
+        self._algorithm = algorithm
+        self._policy: Any = algorithm.policy
+
+    def read_weights(self) -> None:
+        """See `OnPolicyDecider.read_weights`: PyTorch's modules are asked each time."""
+
+    def initial_states(self, rows: int) -> States:
+        """See `Decider.initial_states`."""
+        lstm = self._policy.lstm_actor
+        return tuple(np.zeros((lstm.num_layers, rows, lstm.hidden_size), dtype=np.float32) for _ in range(4))
+
+    def decide(self, batch: Batch) -> tuple[OnPolicyDecision, States]:
+        """See `Decider.decide`."""
+        from sb3_contrib.common.recurrent.type_aliases import RNNStates
+
+        observations = obs_as_tensor(batch.observations, self._algorithm.device)
+        hidden_pi, cell_pi, hidden_vf, cell_vf = self._tensors(batch.states)
+        with th.no_grad():
+            actions, values, log_probs, after = self._policy(
+                observations, RNNStates((hidden_pi, cell_pi), (hidden_vf, cell_vf)), self._starts(batch)
+            )
+        sampled = actions.cpu().numpy(), values.cpu().numpy().reshape(-1), log_probs.cpu().numpy()
+        states = tuple(state.cpu().numpy() for state in (*after.pi, *after.vf))
+        return on_policy_decision(self._algorithm, *sampled), states
+
+    def no_decision(self, rows: int) -> OnPolicyDecision:
+        """See `Decider.no_decision`."""
+        return no_on_policy_decision(self._algorithm, rows)
+
+    def values(self, batch: Batch) -> FloatArray:
+        """See `OnPolicyDecider.values`."""
+        return self._values(obs_as_tensor(batch.observations, self._algorithm.device), batch)
+
+    def final_values(self, batch: Batch) -> FloatArray:
+        """See `OnPolicyDecider.final_values`; one by one, as sb3-contrib does."""
+        rows = np.eye(len(batch.starts), dtype=bool)
+        return np.concatenate([self._final_value(batch.of_rows(row)) for row in rows])
+
+    def _final_value(self, batch: Batch) -> FloatArray:
+        observation = map_arrays(lambda array: array[0], batch.observations)
+        return self._values(self._policy.obs_to_tensor(observation)[0], batch)
+
+    def _values(self, observations: Any, batch: Batch) -> FloatArray:
+        with th.no_grad():
+            values = self._policy.predict_values(observations, self._tensors(batch.states)[2:], self._starts(batch))
+        result: FloatArray = values.cpu().numpy().reshape(-1)
+        return result
+
+    def _tensors(self, states: States) -> tuple[th.Tensor, ...]:
+        return tuple(th.as_tensor(np.ascontiguousarray(state), device=self._algorithm.device) for state in states)
+
+    def _starts(self, batch: Batch) -> th.Tensor:
+        return th.as_tensor(batch.starts, dtype=th.float32, device=self._algorithm.device)

@@ -1,0 +1,127 @@
+"""RecurrentPPO: every row keeps its own memory, and sequences follow the transitions of an agent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import sb3_contrib
+import torch as th
+from sb3_contrib.common.recurrent.type_aliases import RNNStates
+from toy_envs import NoisyEnv, ScriptedEnv
+
+import marl_sb3
+from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
+
+NETWORK = {"net_arch": [], "lstm_hidden_size": 3, "n_lstm_layers": 2}
+SMALL: dict[str, Any] = {"n_steps": 5, "batch_size": 7, "n_epochs": 1, "policy_kwargs": NETWORK}
+AGENTS = {"a": (7, "truncated"), "b": (7, "terminated"), "c": (3, "truncated")}
+WAITS = {"b": [1, 3, 4, 6], "c": [1]}
+
+
+def spec(**more: Any) -> PolicySpec:
+    return PolicySpec(sb3_contrib.RecurrentPPO, **{**SMALL, **more})
+
+
+class Buffers(marl_sb3.MultiAgentCallback):
+    """Keeps what the buffers hold at the end of each rollout, and checks their minibatches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rollouts: list[dict[str, Any]] = []
+        self.checked = 0
+
+    def _on_rollout_end(self) -> None:
+        for policy_id, policy in self.algorithm.policies.items():
+            buffer: Any = policy.rollout_buffer
+            names = ("acted", "observations", "episode_starts", "hidden_states_pi", "cell_states_pi", "log_probs")
+            kept = {name: getattr(buffer, name).copy() for name in names}
+            self.rollouts.append({"policy_id": policy_id, **kept})
+
+    def _on_step(self) -> bool:
+        return True
+
+
+def in_turns(mapping: Any = None) -> MultiAgentAlgorithm:
+    """Agents that wait, end at other times, and are in the middle of a transition when rollouts end."""
+    env = make_vec_env(NoisyEnv, n_envs=2, seed=1, plans=[[(AGENTS, {}, WAITS)]] * 2)
+    ids = sorted(set((mapping or {"a": "p"}).values()))
+    return MultiAgentAlgorithm(
+        env, {policy_id: spec(learning_rate=lambda _: 0.0) for policy_id in ids}, mapping, seed=3, device="cpu"
+    )
+
+
+MAPPINGS = [dict.fromkeys("abc", "p"), {"a": "p", "b": "q", "c": "q"}]
+
+
+@pytest.mark.parametrize("mapping", MAPPINGS)
+def test_states_are_those_of_a_loop_over_each_agents_own_transitions(mapping: Any) -> None:
+    algorithm, buffers = in_turns(mapping), Buffers()
+    algorithm.learn(4 * 5 * 2, callback=buffers)
+    compared = 0
+    for policy_id in algorithm.policies:
+        policy: Any = algorithm.policies[policy_id].policy
+        rollouts = [rollout for rollout in buffers.rollouts if rollout["policy_id"] == policy_id]
+        for row in range(rollouts[0]["acted"].shape[1]):
+            zeros = th.zeros(2, 1, 3)
+            states = RNNStates((zeros, zeros), (zeros, zeros))
+            for rollout in rollouts:
+                for step in np.flatnonzero(rollout["acted"][:, row]):
+                    np.testing.assert_allclose(rollout["hidden_states_pi"][step, row], states.pi[0][:, 0], atol=1e-5)
+                    np.testing.assert_allclose(rollout["cell_states_pi"][step, row], states.pi[1][:, 0], atol=1e-5)
+                    seen = th.as_tensor(rollout["observations"][step, row])[None]
+                    start = th.as_tensor(rollout["episode_starts"][step, row : row + 1])
+                    with th.no_grad():
+                        states = policy(seen, states, start)[3]
+                    compared += 1
+    # Each episode of 7 steps has 7 of a, 3 of b and 2 of c; two envs take 20 steps each.
+    assert compared == sum(int(rollout["acted"].sum()) for rollout in buffers.rollouts) > 2 * 2 * 12
+
+
+def test_minibatches_are_sequences_of_one_row_and_one_episode() -> None:
+    """The weights have not changed since the rollout: every log-probability is the one that was stored."""
+    algorithm = in_turns(MAPPINGS[0])
+    policy: Any = algorithm.policies["p"]
+    checked: list[int] = []
+
+    def check() -> None:
+        for batch in policy.rollout_buffer.get(7):
+            mask = batch.mask > 0
+            with th.no_grad():
+                found = policy.policy.evaluate_actions(
+                    batch.observations, batch.actions.long().flatten(), batch.lstm_states, batch.episode_starts
+                )[1]
+            th.testing.assert_close(found[mask], batch.old_log_prob[mask], atol=1e-5, rtol=1e-4)
+            checked.append(int(mask.sum()))
+
+    policy.train = check
+    acted = []
+    for _ in range(4):
+        algorithm.train_iteration()
+        acted.append(policy.rollout_buffer.num_transitions)
+    assert sum(checked) == sum(acted) > 2 * 2 * 12
+    assert max(checked) == 7
+
+
+def test_the_name_of_a_policy_may_be_that_of_one_without_memory() -> None:
+    assert PolicySpec(sb3_contrib.RecurrentPPO).policy == "MlpLstmPolicy"
+    assert PolicySpec(sb3_contrib.RecurrentPPO, "CnnLstmPolicy").policy == "CnnLstmPolicy"
+    with pytest.raises(ConfigError, match="unknown policy 'MlppLstmPolicy' of RecurrentPPO; accepted: MlpLstmPolicy"):
+        PolicySpec(sb3_contrib.RecurrentPPO, "MlppPolicy")
+
+
+def test_it_trains_on_multidiscrete_observations_beside_another_algorithm() -> None:
+    """sb3-contrib counts their numbers by NumPy, which PyTorch's LSTM refuses."""
+    env = make_vec_env("arena", n_envs=2, max_timesteps=7, height=4)
+    specs = {"agent1": spec(), "agent2": PolicySpec(n_steps=5, batch_size=5)}
+    algorithm = MultiAgentAlgorithm(env, specs, seed=0, device="cpu")
+    assert algorithm.train_iteration()["learners"]["agent1"]["num_module_steps_trained"] == 2 * 5
+    assert type(algorithm.policies["agent1"].policy.features_dim) is int
+
+
+def test_a_rollout_buffer_is_made_once() -> None:
+    """sb3-contrib's own has room for one step."""
+    policy: Any = MultiAgentAlgorithm(make_vec_env(ScriptedEnv), {"p": spec(n_steps=6)}, device="cpu").policies["p"]
+    assert (policy.n_steps, policy.rollout_buffer.buffer_size) == (6, 6)
+    assert policy.rollout_buffer.hidden_states_pi.shape == (6, 2, 2, 3)
