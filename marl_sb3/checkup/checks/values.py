@@ -1,21 +1,18 @@
-"""Checks of the values that reset() and step() return: observations, rewards, flags, infos, masks."""
+"""Checks of the values that reset() and step() return: observations, rewards, flags."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
-from marl_sb3.checkup.actions import mask_of
 from marl_sb3.checkup.evidence import Episode, Evidence, Step, mapping
 from marl_sb3.checkup.finding import Check, Seen, Severity, shown
 from marl_sb3.types import AgentID
-from marl_sb3.wrappers.action_mask import choices_of
 from marl_sb3.wrappers.faults import observation_fault, reward_fault
 
-_HUGE_INFO = 64 * 1024  # bytes of one agent's infos
 _TOLERANCE = 1e-5  # of bounds, relative to them: float32 rounds
 
 
@@ -41,7 +38,7 @@ def parts_of(space: spaces.Space[Any], value: Any, name: str = "") -> Iterator[t
         yield space, value, name
 
 
-def _floats(value: Any) -> Any:
+def as_numbers(value: Any) -> Any:
     """The value as an array of numbers; None if it is none."""
     try:
         array = np.asarray(value)
@@ -51,7 +48,7 @@ def _floats(value: Any) -> Any:
 
 
 def _is_finite(space: spaces.Space[Any], value: Any) -> bool:
-    arrays = [_floats(part) for _, part, _ in parts_of(space, value)]
+    arrays = [as_numbers(part) for _, part, _ in parts_of(space, value)]
     return all(array is None or np.isfinite(array).all() for array in arrays)
 
 
@@ -59,7 +56,7 @@ def not_finite(evidence: Evidence) -> Iterator[Seen]:
     """Observations that hold NaN or an infinity."""
     for episode, step, agent, observation in observed(evidence):
         for _, value, name in parts_of(evidence.observation_spaces[agent], observation):
-            array = _floats(value)
+            array = as_numbers(value)
             if array is not None and not np.isfinite(array).all():
                 place = tuple(int(index) for index in np.argwhere(~np.isfinite(array))[0])
                 yield episode.seen(step, f"observation{name} is {array[place]} at index {place}", agent)
@@ -91,7 +88,7 @@ def beyond_bounds(evidence: Evidence) -> Iterator[Seen]:
     """Observations below the `low` or above the `high` of their Box."""
     for episode, step, agent, observation in observed(evidence):
         for space, value, name in parts_of(evidence.observation_spaces[agent], observation):
-            array = _floats(value)
+            array = as_numbers(value)
             if isinstance(space, spaces.Box) and array is not None and array.shape == space.shape:
                 words = _beyond(space, array)
                 if words:
@@ -114,7 +111,7 @@ def other_dtype(evidence: Evidence) -> Iterator[Seen]:
     told: set[AgentID] = set()
     for episode, step, agent, observation in observed(evidence):
         for space, value, name in parts_of(evidence.observation_spaces[agent], observation):
-            array = _floats(value)
+            array = as_numbers(value)
             boxed = isinstance(space, (spaces.Box, spaces.MultiBinary, spaces.MultiDiscrete))
             if array is None or not boxed or space.dtype is None or agent in told:
                 continue
@@ -163,69 +160,6 @@ def flag_types(evidence: Evidence) -> Iterator[Seen]:
                 if not isinstance(flag, (bool, np.bool_)) and agent not in told:
                     told.add(agent)
                     yield episode.seen(step, f"{name} is {type(flag).__name__}", agent, shown(flag))
-
-
-def info_types(evidence: Evidence) -> Iterator[Seen]:
-    """Infos of agents that are no mappings."""
-    for episode, step in evidence.steps():
-        for agent, info in mapping(step.infos).items():
-            if agent in evidence.agents and not isinstance(info, Mapping):
-                yield episode.seen(step, "info is no dictionary", agent, shown(info))
-
-
-def info_missing(evidence: Evidence) -> Iterator[Seen]:
-    """Agents with an observation and without an entry in the infos; the first of each agent."""
-    told: set[AgentID] = set()
-    for episode, step in evidence.steps():
-        for agent in mapping(step.observations):
-            if agent not in mapping(step.infos) and agent not in told:
-                told.add(agent)
-                yield episode.seen(step, "infos have no entry for the agent", agent)
-
-
-def info_sizes(evidence: Evidence) -> Iterator[Seen]:
-    """Infos that hold more than 64 KiB of arrays and strings; the first of each agent."""
-    told: set[AgentID] = set()
-    for episode, step in evidence.steps():
-        for agent, info in mapping(step.infos).items():
-            size = _size(info)
-            if size > _HUGE_INFO and agent not in told:
-                told.add(agent)
-                yield episode.seen(step, f"info holds {size / 1024:,.0f} KiB", agent)
-
-
-def _size(value: Any) -> int:
-    if isinstance(value, Mapping):
-        return sum(map(_size, value.values()))
-    if isinstance(value, (list, tuple, set)):
-        return sum(map(_size, value))
-    return int(getattr(value, "nbytes", len(value) if isinstance(value, (str, bytes)) else 8))
-
-
-def mask_faults(evidence: Evidence) -> Iterator[Seen]:
-    """Action masks of the wrong form, or that forbid everything."""
-    for episode, step in evidence.steps():
-        for agent in step.to_act:
-            observation, info = mapping(step.observations).get(agent), mapping(step.infos).get(agent)
-            mask = mask_of(observation, info)
-            if mask is not None:
-                fault = _mask_fault(evidence.action_spaces[agent], mask)
-                if fault:
-                    yield episode.seen(step, fault, agent)
-
-
-def _mask_fault(space: spaces.Space[Any], mask: Any) -> str | None:
-    from marl_sb3.vec_env.masks import forbidden_place, forbidden_words, mask_fault  # takes seconds
-
-    choices, array = choices_of(space), _floats(mask)
-    if choices is None:
-        return f"action_mask is there, but the action space {space} has no masks"
-    if array is None:
-        return f"action_mask is {shown(mask)}; accepted: booleans, or 0 and 1"
-    fault = mask_fault(array, sum(choices), space)
-    if fault is None and (place := forbidden_place(array.astype(np.bool_)[None, None], choices)) is not None:
-        fault = forbidden_words(place[2], choices)
-    return fault
 
 
 def rewritten(evidence: Evidence) -> Iterator[Seen]:
@@ -279,27 +213,6 @@ VALUES: tuple[Check, ...] = (
         "flag-type", Severity.WARNING, "a terminated or truncated flag is not a boolean",
         "Any object counts as true unless it is empty or zero, None as false.",
         "Return True or False.", flag_types,
-    ),
-    _check(
-        "info-type", Severity.FAULT, "an info is not a dictionary",
-        "A training stops there.",
-        "Return a dictionary for each agent, empty if there is nothing to tell.", info_types,
-    ),
-    _check(
-        "info-missing", Severity.ADVICE, "infos have no entry for an agent",
-        "marl_sb3 takes it as empty; SuperSuit and other libraries fail.",
-        "Return a dictionary for each agent, empty if there is nothing to tell.", info_missing,
-    ),
-    _check(
-        "info-huge", Severity.WARNING, "an info holds more than 64 KiB",
-        "Infos are kept and copied in every step; workers send them to another process.",
-        "Put pictures and histories elsewhere, and numbers only into infos.", info_sizes,
-    ),
-    _check(
-        "action-mask", Severity.FAULT, "an action mask is wrong",
-        "A policy that knows masks has no action to take, or takes a forbidden one.",
-        "Return a mask with an entry for each action, at least one of them true, for each agent that acts next.",
-        mask_faults,
     ),
     _check(
         "observation-rewritten", Severity.WARNING, "the env changes an observation after returning it",
