@@ -96,13 +96,19 @@ def restore(setup: Setup, parts: TrainingParts, checkpoint: Checkpoint, seed: in
 
 
 def restore_weights(parts: TrainingParts, checkpoint: Checkpoint) -> None:
-    """Restore only the weights. If a tensor does not fit, nothing is changed.
+    """Restore only the weights, and the statistics by which observations are normalised for them.
+
+    If anything does not fit, nothing is changed.
 
     Raises:
         CheckpointError: the policies or their layers differ.
     """
-    files = _files(parts, checkpoint)
-    for put_back in [learner.read_weights(files[policy_id]) for policy_id, learner in parts.learners.items()]:
+    files, saved = _files(parts, checkpoint), StateReader(checkpoint.state).fields("policies")
+    setters = []
+    for policy_id, learner in parts.learners.items():
+        setters.append(learner.read_weights(files[policy_id]))
+        setters.append(learner.processing.read_state(saved.fields(policy_id).fields("processing")))
+    for put_back in setters:
         put_back()
 
 

@@ -78,7 +78,8 @@ def init_from(
 ) -> None:
     """Give policies the weights of others. If anything does not fit, nothing is changed.
 
-    The optimizers of these policies start anew, because their state belongs to the old weights.
+    Running statistics of normalised observations and rewards come along, unless `layers` takes only some tensors. The
+    optimizers of these policies start anew, because their state belongs to the old weights.
 
     Args:
         layers: patterns such as `mlp_extractor.policy_net.*` (wildcards as in file names); only tensors that match one
@@ -90,6 +91,7 @@ def init_from(
     """
     taken: list[tuple[th.Tensor, th.Tensor]] = []
     starting: dict[PolicyID, InitFrom] = {}
+    put_statistics: list[Callable[[], None]] = []
     for source in sources:
         targets = list(algorithm.policies) if source.policy_id is None else [source.policy_id]
         own = {policy_id: _tensors_of(algorithm, policy_id) for policy_id in targets}
@@ -102,12 +104,33 @@ def init_from(
                 taken += _fitting(policy_id, own[policy_id], weights[policy_id], layers)
             except ConfigError as error:
                 raise ConfigError(f"{source.path}: {error}", key="init_from") from error
+            if layers is None:
+                put_statistics += _statistics(algorithm, policy_id, weights[policy_id], source.path)
+    for put in put_statistics:
+        put()
     with th.no_grad():
         for tensor, received in taken:
             tensor.copy_(received)
     for policy_id, source in starting.items():
         algorithm.policies[policy_id].policy.optimizer.state.clear()
         _log.info("policy %s starts from %s", policy_id, source.path)
+
+
+def _statistics(
+    algorithm: MultiAgentAlgorithm, policy_id: PolicyID, source: _Weights, path: Path
+) -> list[Callable[[], None]]:
+    """Return what sets the running statistics of a policy to those of its source; warn if the source has others."""
+    processing = algorithm.parts.learners[policy_id].processing
+    names = list(processing.statistics)
+    found = [] if source.statistics is None else list(source.statistics)
+    if sorted(found) == sorted(names):
+        return [] if source.statistics is None else [processing.read_state(source.statistics)]
+    mine, theirs = ", ".join(names) or "none", ", ".join(found) or "none"
+    _log.warning(
+        "policy %s normalises with running statistics of: %s; %s has: %s: its weights may not suit what it observes",
+        policy_id, mine, path, theirs[:200],
+    )  # fmt: skip
+    return []
 
 
 def _read(
@@ -141,10 +164,12 @@ class _Weights(NamedTuple):
     Attributes:
         forms: shape and dtype of each tensor, by the names of SB3's `policy.state_dict()`.
         load: reads some of them.
+        statistics: the running statistics of its processing; None if the file does not hold any.
     """
 
     forms: Mapping[str, str]
     load: Callable[[Sequence[str]], Mapping[str, th.Tensor]]
+    statistics: StateReader | None = None
 
 
 def _of_zip(tensors: Mapping[str, Any]) -> _Weights:
@@ -155,9 +180,12 @@ def _of_zip(tensors: Mapping[str, Any]) -> _Weights:
 
 def _of_checkpoint(checkpoint: Checkpoint) -> dict[PolicyID, _Weights]:
     """Return the weights of each policy; a tensor is read when it is taken."""
+    policies = StateReader(checkpoint.state).fields("policies")
     return {
-        policy_id: _of_arrays(find_file(checkpoint.tensors, checkpoint.name, number, "policy").arrays)
-        for number, policy_id in enumerate(StateReader(checkpoint.state).fields("policies"))
+        policy_id: _of_arrays(find_file(checkpoint.tensors, checkpoint.name, number, "policy").arrays)._replace(
+            statistics=policies.fields(policy_id).fields("processing")
+        )
+        for number, policy_id in enumerate(policies)
     }
 
 

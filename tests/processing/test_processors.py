@@ -12,11 +12,13 @@ import pytest
 from gymnasium import spaces
 from toy_envs import NoisyEnv, SampledEnv
 
+import marl_sb3
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, load_policies, make_vec_env
 from marl_sb3.config.processing import PROCESSING
 from marl_sb3.evaluation import play_episodes
 from marl_sb3.policies.placement import rows_of_policy
 from marl_sb3.processing import ORDER
+from marl_sb3.transfer.init_from import InitFrom, init_from
 
 IMAGE = spaces.Box(0, 255, (12, 14, 3), "uint8")
 FORCE = spaces.Box(np.array([0, -3], np.float32), np.array([5, 9], np.float32))
@@ -194,3 +196,17 @@ def test_a_lost_statistic_is_found(tmp_path: Path) -> None:
 def test_settings_that_do_not_fit_are_refused_in_words(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         shared(Kind(settings))
+
+
+def test_weights_come_with_the_statistics_that_they_suit(in_tmp: Path, caplog: pytest.LogCaptureFixture) -> None:
+    settings = {"n_steps": 8, "batch_size": 16, "n_epochs": 1, "normalize_observations": True}
+    run = marl_sb3.train("Pendulum-v1", timesteps=32, n_envs=2, seed=1, settings=settings)
+    statistics = everything(run.algorithm)
+    loaded = marl_sb3.load_run(run.folder, checkpoint="latest").algorithm
+    assert_same(statistics, everything(loaded))
+    started = MultiAgentAlgorithm(make_vec_env("Pendulum-v1"), n_steps=16, batch_size=16, normalize_observations=True)
+    init_from(started, [InitFrom(run.folder)])
+    assert_same(statistics, everything(started))
+    plain = MultiAgentAlgorithm(make_vec_env("Pendulum-v1"), n_steps=16, batch_size=16)
+    init_from(plain, [InitFrom(run.folder)])
+    assert "policy shared normalises with running statistics of: none; " in caplog.text
