@@ -14,6 +14,7 @@ from marl_sb3.errors import ConfigError
 from marl_sb3.learners.algorithms import ALGORITHMS
 from marl_sb3.learners.sb3.build import build_for_acting
 from marl_sb3.learners.spec import PolicySpec
+from marl_sb3.learners.threads import start_without_dynamo
 from marl_sb3.policies.placement import rows_of_policy
 from marl_sb3.types import Array
 from marl_sb3.vec_env import AgentGroup, BatchedVecEnv, MultiAgentVecEnv, VecStep
@@ -24,6 +25,7 @@ _FINITE = 10.0  # unbounded actions are drawn from -10 to 10
 
 def fitting(vec_env: MultiAgentVecEnv, evidence: Evidence) -> dict[str, Any]:
     """What fits, by name; what no algorithm can learn in becomes a finding."""
+    start_without_dynamo()
     groups = [_group(vec_env, number, evidence) for number in range(len(vec_env.groups))]
     masked = any(mask is not None for mask in vec_env.reset().action_masks)
     return {
