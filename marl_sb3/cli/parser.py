@@ -130,7 +130,7 @@ def integer(text: str) -> int:
     raise argparse.ArgumentTypeError(f"received {text[:60]!r}; accepted: an integer, such as 100000, 1e5 or 100k")
 
 
-ALGORITHM_HELP = "algorithm: ppo, a2c, trpo, maskable_ppo or recurrent_ppo; default: ppo"
+ALGORITHM_HELP = "algorithm: ppo, a2c, trpo, maskable_ppo, recurrent_ppo or dqn; default: ppo"
 
 
 def algorithm_name(text: str) -> str:

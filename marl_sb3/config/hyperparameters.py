@@ -7,7 +7,7 @@ algorithm, write its table and name it in `TABLES` by the class's name.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
@@ -88,12 +88,44 @@ TRPO: Mapping[str, Any] = {
     "sub_sampling_factor": Annotated[int, Meta(ge=1)],
 }
 
+# --- With a replay buffer --------------------------------------------------------------------------------------------
+
+_TrainFreq = Annotated[
+    Annotated[int, Meta(ge=1)]
+    | Annotated[Sequence[Annotated[int, Meta(ge=1)] | Literal["step", "episode"]], Meta(min_length=2, max_length=2)],
+    Meta(description="an integer of at least 1, or [N, step], or [N, episode]"),
+]
+_REPLAY: Mapping[str, Any] = {
+    "learning_rate": Schedule,
+    "buffer_size": Annotated[int, Meta(ge=1)],
+    "learning_starts": Annotated[int, Meta(ge=0)],
+    "batch_size": Annotated[int, Meta(ge=1)],
+    "tau": Fraction,
+    "gamma": Fraction,
+    "train_freq": _TrainFreq,
+    "gradient_steps": Annotated[int, Meta(ge=-1)],
+    "replay_buffer_kwargs": Annotated[Mapping[str, Any], Meta(description="a mapping")] | None,
+    "optimize_memory_usage": bool,
+    "n_steps": Steps,
+    "policy_kwargs": PolicyKwargs,
+}
+
+DQN: Mapping[str, Any] = {
+    **_REPLAY,
+    "target_update_interval": Annotated[int, Meta(ge=1)],
+    "exploration_fraction": Fraction,
+    "exploration_initial_eps": Fraction,
+    "exploration_final_eps": Fraction,
+    "max_grad_norm": PositiveFloat | None,
+}
+
 TABLES: Mapping[str, Mapping[str, Any]] = {
     "PPO": PPO,
     "A2C": A2C,
     "TRPO": TRPO,
     "MaskablePPO": MASKABLE_PPO,
     "RecurrentPPO": PPO,
+    "DQN": DQN,
 }
 
 # The names that a file may give as 1e5 for 100000.

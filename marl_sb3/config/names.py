@@ -36,7 +36,7 @@ ALIASES: Mapping[str, str] = {
 
 # Algorithms by their names in any case, without `_` and `-`: SB3's classes, and names of rl-baselines3-zoo.
 _ALGORITHMS: Mapping[Any, str] = {
-    **{name.replace("_", ""): name for name in ("ppo", "a2c", "trpo", "maskable_ppo", "recurrent_ppo")},
+    **{name.replace("_", ""): name for name in ("ppo", "a2c", "trpo", "maskable_ppo", "recurrent_ppo", "dqn")},
     "ppomask": "maskable_ppo",
     "ppolstm": "recurrent_ppo",
     "pporecurrent": "recurrent_ppo",

@@ -17,6 +17,7 @@ ALGORITHMS: Mapping[str, str] = {
     "trpo": "sb3_contrib.trpo.trpo:TRPO",
     "maskable_ppo": "sb3_contrib.ppo_mask.ppo_mask:MaskablePPO",
     "recurrent_ppo": "sb3_contrib.ppo_recurrent.ppo_recurrent:RecurrentPPO",
+    "dqn": "stable_baselines3.dqn.dqn:DQN",
 }
 _WITHOUT_NAME = ("stable_baselines3.ppo.ppo:PPO",)
 
@@ -26,12 +27,17 @@ def place_of(cls: type[Any]) -> str:
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
+def class_at(place: str) -> type[Any]:
+    """Import the class at a place: `module:class`."""
+    module, _, cls = place.partition(":")
+    return cast("type[Any]", getattr(importlib.import_module(module), cls))
+
+
 def algorithm_class(name: str) -> type[BaseAlgorithm]:
     """Return the class of an algorithm."""
     if name not in ALGORITHMS:
         raise ConfigError(f"unknown algorithm {name!r}; accepted: {', '.join(ALGORITHMS)}", key="algo")
-    module, _, cls = ALGORITHMS[name].partition(":")
-    return cast("type[BaseAlgorithm]", getattr(importlib.import_module(module), cls))
+    return class_at(ALGORITHMS[name])
 
 
 def is_recurrent(algorithm: type[BaseAlgorithm]) -> bool:

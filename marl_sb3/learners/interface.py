@@ -194,7 +194,9 @@ def joined_metrics(of_updates: Sequence[Result]) -> Result:
     return {name: _joined(name, [metrics[name] for metrics in of_updates]) for name in latest}
 
 
-_LATEST = frozenset({"curr_lr", "num_grad_updates_lifetime", "num_trainable_parameters"})
+_LATEST = frozenset(
+    {"curr_lr", "exploration_rate", "num_grad_updates_lifetime", "num_trainable_parameters", "replay_buffer_size"}
+)
 _SUMMED = frozenset({"num_module_steps_trained"})
 
 

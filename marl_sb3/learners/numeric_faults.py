@@ -22,6 +22,7 @@ _LOSSES = {
     "train/entropy_loss": "entropy",
     "train/loss": "loss",
 }
+_IN_UPDATE = "it began in the update, possibly by too high a learning rate"
 # From cause to consequence.
 _ROLLOUT = ("rewards", "values", "log_probs", "advantages", "returns")
 
@@ -42,6 +43,33 @@ def check_update(rows: PolicyRows, recorded: Mapping[str, Any], grad_norm: float
         faults = ["gradient"]
     if faults:
         raise NumericError(f"policy {rows.policy_id!r}: the {faults[0]} is not finite; {_origin(rows, rollout)}")
+
+
+_REPLAY_LOSSES = {
+    "train/loss": "loss",
+    "train/critic_loss": "critic loss",
+    "train/actor_loss": "actor loss",
+    "train/ent_coef_loss": "loss of the entropy coefficient",
+    "train/ent_coef": "entropy coefficient",
+}
+
+
+def check_replay_update(policy_id: PolicyID, recorded: Mapping[str, Any], buffer: Any) -> None:
+    """Refuse the results of an update from a replay buffer that are not finite.
+
+    Args:
+        recorded: what the algorithm recorded in its logger.
+        buffer: the replay buffer of the policy.
+
+    Raises:
+        NumericError: names the policy, the quantity, and where it began.
+    """
+    faults = [words for name, words in _REPLAY_LOSSES.items() if not math.isfinite(recorded.get(name, 0.0))]
+    if not faults:
+        return
+    bad = next((name for name, array in buffer.tensors().items() if not np.isfinite(array).all()), None)
+    origin = f"it began in the {bad} of the replay buffer" if bad else f"the replay buffer is finite: {_IN_UPDATE}"
+    raise NumericError(f"policy {policy_id!r}: the {faults[0]} is not finite; {origin}")
 
 
 @contextmanager
@@ -74,7 +102,7 @@ def _origin(rows: PolicyRows, rollout: Any) -> str:
         if len(bad):
             where = _place(rows, rollout, bad[0].tolist())
             return f"it began in the {name.replace('_', '-')} of the rollout{where}"
-    return "the rollout is finite: it began in the update, possibly by too high a learning rate"
+    return f"the rollout is finite: {_IN_UPDATE}"
 
 
 def _place(rows: PolicyRows, rollout: Any, index: list[int]) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.utils import LinearSchedule
 
 from marl_sb3.config.hyperparameters import Line, Networks, kinds_of
@@ -27,6 +28,7 @@ _RESERVED = frozenset(
         "stats_window_size",
         "rollout_buffer_class",
         "rollout_buffer_kwargs",
+        "replay_buffer_class",
         "monitor_wrapper",
         "_init_setup_model",
     }
@@ -67,6 +69,8 @@ def _unknown_name(algorithm_class: type[BaseAlgorithm], name: str, known: Mappin
 
 
 def _resolve(name: str, value: Any, kind: Any) -> Any:
+    if name == "action_noise" and isinstance(value, ActionNoise):
+        return value
     takes_schedules = Line in alternatives_of(kind)
     if takes_schedules and callable(value):
         return value

@@ -6,6 +6,7 @@ A checkpoint is a folder `ckpt-<iteration>` with these files:
     arrays.safetensors             the arrays of the state
     policy-000.safetensors ...     the weights of each policy, in the order of `state.json`
     optimizer-000.safetensors ...  the state of its optimizers
+    replay-000.safetensors ...     its replay buffer, if it has one
     manifest.json                  size and SHA-256 of all other files; a description of the checkpoint
 
 It is written to a temporary folder, and every file is synced to the disk, the manifest last; then the folder is
@@ -21,7 +22,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ from marl_sb3.storage.tensor_file import (
     require_finite,
     require_storable,
     tensor_bytes,
+    tensor_chunks,
 )
 from marl_sb3.storage.untrusted import MAX_BRACKETS, opening_brackets, parse_json, read_bytes, unique
 from marl_sb3.types import Array
@@ -102,12 +104,12 @@ def write_checkpoint(folder: Path, state: State, tensors: Tensors, about: Mappin
     contents = {_STATE: _json(plain), _file_of(_ARRAYS): tensor_bytes(arrays)}
     _require_readable(folder, contents)
     with replaced_folder(folder, sync=True) as fresh:
-        files = {name: _write_file(fresh / name, data) for name, data in contents.items()}
+        files = {name: _write_file(fresh / name, [data]) for name, data in contents.items()}
         for name, weights in tensors.items():
-            files[_file_of(name)] = _write_file(fresh / _file_of(name), tensor_bytes(weights))
+            files[_file_of(name)] = _write_file(fresh / _file_of(name), tensor_chunks(weights))
         manifest = _json({"format": FORMAT, "about": about, "files": files})
         _require_readable(folder, {MANIFEST: manifest})
-        _write_file(fresh / MANIFEST, manifest)
+        _write_file(fresh / MANIFEST, [manifest])
     return len(manifest) + sum(int(entry["size"]) for entry in files.values())
 
 
@@ -123,18 +125,22 @@ def _file_of(name: str) -> str:
     return f"{name}{SUFFIX}"
 
 
-def _write_file(path: Path, data: bytes) -> dict[str, Any]:
+def _write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> dict[str, Any]:
     """Write a file to the disk; returns its entry in the manifest."""
+    size, digest = 0, hashlib.sha256()
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         with with_filename(path):
-            rest = memoryview(data)
-            while rest:
-                rest = rest[os.write(descriptor, rest) :]
+            for chunk in chunks:
+                digest.update(chunk)
+                size += len(chunk)
+                rest = memoryview(chunk)
+                while rest:
+                    rest = rest[os.write(descriptor, rest) :]
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    return {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    return {"size": size, "sha256": digest.hexdigest()}
 
 
 def _json(tree: Any) -> bytes:

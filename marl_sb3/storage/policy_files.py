@@ -9,8 +9,9 @@ from marl_sb3.storage.state import StateReader
 
 # Files are numbered from 0, in the order of the mapping `policies` of the state: `policy-000`.
 KINDS = ("policy", "optimizer")  # weights; state of the optimizers
+OPTIONAL_KINDS = ("replay",)  # the replay buffer of a policy that has one
 
-PATTERN = rf"(?:{'|'.join(KINDS)})-[0-9]{{3,6}}"  # matches their names without suffix
+PATTERN = rf"(?:{'|'.join((*KINDS, *OPTIONAL_KINDS))})-[0-9]{{3,6}}"  # matches their names without suffix
 
 OfPolicy = Mapping[str, TensorFile]  # the files of a policy by kind
 
@@ -47,6 +48,14 @@ def find_files(tensors: Mapping[str, Arrays], where: str, num_policies: int) -> 
     Raises:
         CheckpointError: a file is missing, or there are files of further policies.
     """
-    expected = sorted(file_name(kind, number) for kind in KINDS for number in range(num_policies))
-    StateReader(tensors, where).require_names(expected)
-    return [{kind: find_file(tensors, where, number, kind) for kind in KINDS} for number in range(num_policies)]
+    required = [file_name(kind, number) for kind in KINDS for number in range(num_policies)]
+    optional = [file_name(kind, number) for kind in OPTIONAL_KINDS for number in range(num_policies)]
+    StateReader(tensors, where).require_names([*required, *(name for name in optional if name in tensors)])
+    return [
+        {
+            kind: find_file(tensors, where, number, kind)
+            for kind in (*KINDS, *OPTIONAL_KINDS)
+            if kind in KINDS or file_name(kind, number) in tensors
+        }
+        for number in range(num_policies)
+    ]

@@ -8,9 +8,11 @@ errors of the disk as text without an error number.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +34,7 @@ _DTYPES = {
     **{f"F{8 * size}": np.dtype(f"f{size}") for size in (2, 4, 8)},
     "BOOL": np.dtype(np.bool_),
 }
+_DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 class Form(NamedTuple):
@@ -63,6 +66,14 @@ def copies(tensors: Mapping[str, Array]) -> dict[str, Array]:
     return {name: array.copy() for name, array in tensors.items()}
 
 
+def pieces(tensors: Mapping[str, Array], name: str) -> Iterator[tuple[int, Array]]:
+    """A tensor in slices of its first axis, each with the index where it begins; a stored one takes little memory."""
+    if isinstance(tensors, StoredTensors):
+        yield from tensors.pieces(name)
+    else:
+        yield 0, tensors[name]
+
+
 # --- Writing ---------------------------------------------------------------------------------------------------------
 
 
@@ -85,6 +96,32 @@ def tensor_bytes(tensors: Mapping[str, Array]) -> bytes:
     """The content of the file that holds these tensors."""
     # The library reads the memory of an array as it is, so that the array has to be in C order.
     return save({name: np.asarray(array, order="C") for name, array in tensors.items()})
+
+
+def tensor_chunks(tensors: Mapping[str, Array]) -> Iterator[bytes | memoryview]:
+    """The same content in pieces: the numbers are not copied, so that a large replay buffer needs no memory twice.
+
+    The format is that of https://huggingface.co/docs/safetensors: the length of the header, the header, the numbers.
+    """
+    forms = {name: form_of(tensors, name) for name in tensors}
+    order = sorted(forms, key=lambda name: (-forms[name].dtype.itemsize, name))  # each is aligned to its dtype
+    ends = list(accumulate(forms[name].nbytes for name in order))
+    header = {
+        name: {
+            "dtype": _DTYPE_NAMES[forms[name].dtype.newbyteorder("=")],
+            "shape": forms[name].shape,
+            "data_offsets": [end - forms[name].nbytes, end],
+        }
+        for name, end in zip(order, ends, strict=True)
+    }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for name in order:
+        array = np.asarray(tensors[name], order="C")
+        numbers = array.astype(array.dtype.newbyteorder("<"), copy=False).reshape(-1).view(np.uint8)
+        for begin in range(0, len(numbers), _PIECE_BYTES):
+            yield numbers[begin : begin + _PIECE_BYTES].data
 
 
 def _is_finite(array: Array) -> bool:
@@ -140,6 +177,17 @@ class StoredTensors(Mapping[str, Array]):
         for name, array in loaded.items():
             self._require_valid(name, array)
         return loaded
+
+    def pieces(self, name: str) -> Iterator[tuple[int, Array]]:
+        """The numbers of one tensor in slices of its first axis, each with the index where it begins.
+
+        The file is not verified again: see `verify`.
+        """
+        with self._opened() as file:
+            begin = 0
+            for piece in _pieces(file, name, self.forms[name]):
+                yield begin, piece
+                begin += len(piece)
 
     def verify(self) -> None:
         """Check the hash and all numbers, in little memory."""

@@ -110,6 +110,7 @@ class MultiAgentAlgorithm(JointPolicies):
         self.seed = seed
         self.n_threads = n_threads
         self.n_parallel_updates = n_parallel_updates or parallel_updates(n_threads)
+        self._counters = Counters.of_agents(len(env.agents))
         self._setup = set_up(
             env,
             policies,
@@ -121,6 +122,7 @@ class MultiAgentAlgorithm(JointPolicies):
             device=device,
             update_path=update_path,
             evaluation_deterministic=evaluation_deterministic,
+            progress_remaining=lambda: self._counters.progress_remaining,
         )
         self.policies: Mapping[PolicyID, BaseAlgorithm] = self._setup.bundle.policies
         self.policy_of = self._setup.bundle.policy_of
@@ -132,7 +134,6 @@ class MultiAgentAlgorithm(JointPolicies):
         self.tracker = EpisodeTracker(env, self.policy_of, stats_window_size, custom_metrics)
         self._runner = LocalRunner(env, {name: each.collector for name, each in learners.items()}, self.tracker)
         self._loop = TrainingLoop(self._runner, learners, self.n_steps, self.n_parallel_updates)
-        self._counters = Counters.of_agents(len(env.agents))
         self.parts = persistence.TrainingParts(learners, self._runner, self.tracker, self._counters)
         self._reporter = Reporter(default_logger(verbose, tensorboard_log))
         self.between_iterations = True

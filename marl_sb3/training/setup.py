@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,12 +11,14 @@ import numpy as np
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.learners.bundle import PolicyBundle, PolicySpaces, specs_of_checkpoint
 from marl_sb3.learners.interface import Learner
+from marl_sb3.learners.processed import policy_rows, processing_of
 from marl_sb3.learners.registry import common_steps, iteration_steps, make_learner
+from marl_sb3.learners.sb3.build import is_off_policy
 from marl_sb3.learners.sb3.tensors import by_path, optimizer_forms, weight_forms
 from marl_sb3.learners.sb3.zip_file import require_zippable
 from marl_sb3.learners.spec import PolicySpec, policy_specs
 from marl_sb3.policies.mapping import policies_that_train, policy_of_agents, resolve_policies
-from marl_sb3.policies.placement import rows_of_policy
+from marl_sb3.policies.placement import PolicyRows, rows_of_policy
 from marl_sb3.storage.checkpoint_format import Checkpoint, fits_into_state
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.storage.tensor_file import require_storable
@@ -100,6 +102,7 @@ def set_up(
     device: str,
     update_path: str,
     evaluation_deterministic: bool,
+    progress_remaining: Callable[[], float],
 ) -> Setup:
     """Make the policies and their learners; the arguments are those of `MultiAgentAlgorithm`.
 
@@ -112,6 +115,7 @@ def set_up(
     rollout_steps = common_steps(n_steps, specs)
     trained = policies_that_train(policies_to_train, policy_ids)
     rows = {policy_id: rows_of_policy(env, policy_id, policy_of) for policy_id in policy_ids}
+    _require_memory(rows, specs, trained)
     learners = {
         policy_id: make_learner(
             rows[policy_id],
@@ -121,6 +125,7 @@ def set_up(
             device,
             rollout_steps,
             update_path,
+            progress_remaining,
         )
         for index, policy_id in enumerate(policy_ids)
     }
@@ -134,6 +139,20 @@ def set_up(
     made = Setup(env.num_envs, n_steps, specs, learners, bundle)
     made.require_savable()
     return made
+
+
+def _require_memory(
+    rows: Mapping[PolicyID, PolicyRows], specs: Mapping[PolicyID, PolicySpec], trained: Collection[PolicyID]
+) -> None:
+    with_replay = [policy_id for policy_id in trained if is_off_policy(specs[policy_id].algorithm)]
+    if with_replay:
+        from marl_sb3.learners.sb3.replay import require_memory
+
+        in_processed_spaces = {
+            policy_id: policy_rows(rows[policy_id], processing_of(rows[policy_id], specs[policy_id]))
+            for policy_id in with_replay
+        }
+        require_memory((in_processed_spaces[policy_id], specs[policy_id]) for policy_id in with_replay)
 
 
 def _policy_seed(seed: int | None, index: int) -> int | None:

@@ -13,6 +13,7 @@ import sb3_contrib
 import stable_baselines3
 import torch as th
 from stable_baselines3.common.base_class import BaseAlgorithm
+from stock_training import leaves
 from toy_envs import NoisyEnv, ScriptedEnv
 
 import marl_sb3
@@ -31,6 +32,9 @@ class Kind:
     update_path: str = "auto"
     masked: bool = False
     network: Mapping[str, Any] = field(default_factory=lambda: {"net_arch": [4]})
+    cadence: str = "n_steps"  # the hyperparameter that says after how many steps it updates
+    losses: tuple[str, ...] = ("policy_loss",)
+    chooses: str = "action_net"  # the layer of the policy whose largest output is its action
 
     def scripted(self, **options: Any) -> Any:
         return make_vec_env(ScriptedEnv, masked=self.masked, **options)
@@ -46,6 +50,7 @@ class Kind:
 
 
 SMALL_PPO = {"n_steps": 6, "batch_size": 4, "n_epochs": 2}
+SMALL_REPLAY = {"train_freq": 3, "buffer_size": 30, "learning_starts": 4, "batch_size": 4, "gradient_steps": 2}
 LEARNERS = {
     "PPO, fused": Kind(marl_sb3.PPO, SMALL_PPO, None, "fused"),
     "PPO, PyTorch": Kind(marl_sb3.PPO, SMALL_PPO, stable_baselines3.PPO, "torch"),
@@ -58,6 +63,14 @@ LEARNERS = {
         SMALL_PPO,
         None,  # it cannot be made for the arena's observations
         network={"net_arch": [4], "lstm_hidden_size": 4, "n_lstm_layers": 2},
+    ),
+    "DQN": Kind(
+        stable_baselines3.DQN,
+        {**SMALL_REPLAY, "target_update_interval": 8, "exploration_fraction": 0.9},
+        stable_baselines3.DQN,
+        cadence="train_freq",
+        losses=("qf_loss",),
+        chooses="q_net.q_net.2",
     ),
 }
 each_learner = pytest.mark.parametrize("kind", LEARNERS.values(), ids=LEARNERS)
@@ -73,10 +86,10 @@ def make(kind: Kind, policies: tuple[str, ...] = ("a", "b"), env: Any = None, **
 
 def tensors(algorithm: MultiAgentAlgorithm, policy_id: str) -> dict[str, np.ndarray]:
     parameters = algorithm.policies[policy_id].get_parameters()
-    weights = {name: value.clone().numpy() for name, value in parameters["policy"].items()}
-    kept = parameters["policy.optimizer"]["state"]
-    return weights | {
-        f"{i}/{key}": th.as_tensor(value).clone().numpy() for i, state in kept.items() for key, value in state.items()
+    return {
+        name: th.as_tensor(value).detach().clone().numpy()
+        for name, value in leaves(parameters).items()
+        if isinstance(value, th.Tensor) or "/state/" in name
     }
 
 
@@ -120,7 +133,7 @@ def test_metrics_have_the_names_that_were_announced_and_numbers_once_it_has_trai
     assert list(metrics) == list(learner.metric_names)
     assert metrics["num_module_steps_trained"] > 0
     assert metrics["num_grad_updates_lifetime"] > 0
-    assert metrics["policy_loss"] is not None
+    assert all(metrics[name] is not None for name in kind.losses)
     assert "total_loss" not in metrics or metrics["total_loss"] is not None
 
 
@@ -136,7 +149,7 @@ def test_it_counts_down_to_its_update(kind: Kind) -> None:
 
     watch, algorithm = Watch(), make(kind)
     algorithm.learn(2 * 6 * 2, callback=watch)
-    n_steps = kind.hyperparameters["n_steps"]
+    n_steps = kind.hyperparameters[kind.cadence]
     assert watch.due == [n_steps - 1 - step % n_steps for step in range(12)]
 
 
@@ -163,7 +176,9 @@ def test_what_another_policys_agents_are_paid_does_not_matter(kind: Kind) -> Non
     assert any(not np.array_equal(value, tensors(other, "b")[name]) for name, value in tensors(one, "b").items())
 
 
-@each_learner
+@pytest.mark.parametrize(
+    "kind", [kind for kind in LEARNERS.values() if kind.cadence == "n_steps"], ids=lambda kind: str(kind.algorithm)
+)
 def test_a_single_transition_leaves_the_weights_finite(kind: Kind) -> None:
     """Normalised, its advantage would be 0 / 0."""
     env = kind.scripted(script={"a": (1, "terminated"), "b": (9, "terminated")})
@@ -202,13 +217,13 @@ def test_a_policy_that_is_not_trained_acts_by_the_weights_that_it_is_given(kind:
     """Its own n_steps do not matter: 50 are more than an iteration, 1 is less."""
     for n_steps in (50, 2):
         env = kind.scripted(n_envs=2)
-        specs = {"a": kind.spec(n_steps=n_steps), "b": kind.spec()}
+        specs = {"a": kind.spec(**{kind.cadence: n_steps}), "b": kind.spec()}
         algorithm = MultiAgentAlgorithm(
             env, specs, policies_to_train=["b"], n_steps=6, seed=3, device="cpu", update_path=kind.update_path
         )
         algorithm.train_iteration()
         with th.no_grad():
-            algorithm.policies["a"].policy.action_net.bias.copy_(th.tensor([-99.0, -99.0, 99.0]))
+            algorithm.policies["a"].policy.get_submodule(kind.chooses).bias.copy_(th.tensor([-99.0, -99.0, 99.0]))
         algorithm.train_iteration()
         for received in env.call("received", range(2)):
             taken = [int(actions["a"]) for actions in received if "a" in actions]
@@ -219,7 +234,7 @@ def test_a_policy_that_is_not_trained_acts_by_the_weights_that_it_is_given(kind:
 @each_learner
 def test_a_training_with_a_policy_that_is_not_trained_goes_on(kind: Kind, tmp_path: Path) -> None:
     def build() -> MultiAgentAlgorithm:
-        specs = {"a": kind.spec(n_steps=2), "b": kind.spec()}
+        specs = {"a": kind.spec(**{kind.cadence: 2}), "b": kind.spec()}
         return MultiAgentAlgorithm(kind.in_turns(), specs, policies_to_train=["b"], n_steps=6, seed=3, device="cpu")
 
     whole = build()

@@ -7,15 +7,15 @@ import functools
 import inspect
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from gymnasium import spaces
 from stable_baselines3.common import torch_layers
 from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.buffers import RolloutBuffer
-from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.buffers import BaseBuffer
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
 from marl_sb3.config.values import counted
 from marl_sb3.errors import ConfigError
@@ -29,50 +29,66 @@ _log = logging.getLogger(__name__)
 
 
 def build_algorithm(
-    rows: PolicyRows, spec: PolicySpec, seed: int | None, device: str, buffer: type[RolloutBuffer]
-) -> OnPolicyAlgorithm:
+    rows: PolicyRows, spec: PolicySpec, seed: int | None, device: str, buffer: type[BaseBuffer]
+) -> BaseAlgorithm:
     """Make the SB3 algorithm of a policy.
 
     Args:
         seed: for the initial weights and all random draws of the algorithm.
-        buffer: class of its rollout buffer.
+        buffer: class of its rollout or replay buffer.
 
     Raises:
         ConfigError: the hyperparameters do not fit the rollout or the spaces.
     """
+    if is_off_policy(spec.algorithm):
+        from marl_sb3.learners.sb3.replay import check_replay, replay_settings
+
+        _check_spaces(rows)
+        check_replay(rows, spec)
+        return _made(rows, spec, seed, device, {**replay_settings(rows, spec), "replay_buffer_class": buffer})
     _check_fit(rows, spec)
-    return _made(rows, spec, seed, device, buffer)
+    return _made(rows, spec, seed, device, {"rollout_buffer_class": buffer})
 
 
-def build_for_acting(rows: PolicyRows, spec: PolicySpec, device: str) -> OnPolicyAlgorithm:
-    """Make the SB3 algorithm of a policy that acts but does not learn: it gets no rollout buffer.
+def build_for_acting(rows: PolicyRows, spec: PolicySpec, device: str) -> BaseAlgorithm:
+    """Make the SB3 algorithm of a policy that acts but does not learn: it gets no buffer.
 
     Raises:
         ConfigError: the hyperparameters do not fit the spaces.
     """
     _check_spaces(rows)
-    return _made(rows, spec, None, device, _NoRollouts)
+    if is_off_policy(spec.algorithm):
+        from marl_sb3.learners.sb3.replay import check_action_space, replay_settings
+
+        check_action_space(rows, spec)
+        return _made(rows, spec, None, device, {**replay_settings(rows, spec), "replay_buffer_class": _NoBuffer})
+    return _made(rows, spec, None, device, {"rollout_buffer_class": _NoBuffer})
 
 
-class _NoRollouts(RolloutBuffer):
-    """The rollout buffer of an algorithm that only acts."""
+def is_off_policy(algorithm: type[BaseAlgorithm]) -> bool:
+    """Whether an algorithm learns from a replay buffer; what it needs for that is imported when it is asked for."""
+    return issubclass(algorithm, OffPolicyAlgorithm)
+
+
+class _NoBuffer:
+    """The buffer of an algorithm that only acts."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         """Allocate no memory."""
 
 
-def _made(
-    rows: PolicyRows, spec: PolicySpec, seed: int | None, device: str, buffer: type[RolloutBuffer]
-) -> OnPolicyAlgorithm:
-    settings = dict(spec.hyperparameters)
+def _made(rows: PolicyRows, spec: PolicySpec, seed: int | None, device: str, more: Mapping[str, Any]) -> BaseAlgorithm:
+    settings = {**spec.hyperparameters, **more}
     settings["policy_kwargs"] = dict(settings.get("policy_kwargs") or {})  # SB3 writes into it
     _check_policy_name(rows, spec)
     _check_policy_kwargs(rows, spec, settings["policy_kwargs"])
     with warnings.catch_warnings():
         # `_check_fit` gives the same warning in one line.
         warnings.filterwarnings("ignore", message="You have specified a mini-batch size")
+        # `require_memory` refuses such a buffer.
+        warnings.filterwarnings("ignore", message="This system does not have apparently enough memory")
         try:
-            arguments = {
+            arguments: dict[str, Any] = {
                 "policy": spec.policy,
                 "env": SpacesOnlyVecEnv(rows),
                 "seed": seed,
@@ -80,19 +96,18 @@ def _made(
                 **settings,
             }
             if is_recurrent(spec.algorithm):
-                return _recurrent(spec.algorithm, arguments, buffer)
-            return spec.algorithm(rollout_buffer_class=buffer, **arguments)  # type: ignore[return-value, call-arg]
+                return _recurrent(spec.algorithm, arguments)
+            return spec.algorithm(**arguments)
         except (AssertionError, AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
             raise ConfigError(f"policy {rows.policy_id!r}: {spec.algorithm.__name__} raised: {error}") from error
 
 
-def _recurrent(
-    algorithm: type[BaseAlgorithm], arguments: Mapping[str, Any], buffer: Callable[..., RolloutBuffer]
-) -> OnPolicyAlgorithm:
+def _recurrent(algorithm: type[BaseAlgorithm], arguments: Mapping[str, Any]) -> BaseAlgorithm:
     """Make a RecurrentPPO, which takes no class of buffers: its own gets one step, and is replaced."""
     n_steps = arguments.get("n_steps", hyperparameter_defaults(algorithm)["n_steps"])
     with _integer_sizes():
-        made: Any = algorithm(**{**arguments, "n_steps": 1})
+        own = {name: value for name, value in arguments.items() if name != "rollout_buffer_class"}
+        made: Any = algorithm(**{**own, "n_steps": 1})
     made.n_steps = n_steps
     lstm = made.policy.lstm_actor
     spaces_and_states: Any = (
@@ -101,7 +116,7 @@ def _recurrent(
         (n_steps, made.n_envs, lstm.num_layers, lstm.hidden_size),
     )
     settings = {"gamma": made.gamma, "gae_lambda": made.gae_lambda, "n_envs": made.n_envs}
-    made.rollout_buffer = buffer(n_steps, *spaces_and_states, made.device, **settings)
+    made.rollout_buffer = arguments["rollout_buffer_class"](n_steps, *spaces_and_states, made.device, **settings)
     return made  # type: ignore[no-any-return]
 
 

@@ -35,6 +35,11 @@ def is_noise_due(algorithm: Any, step: int) -> bool:
     return every > 0 and step % every == 0
 
 
+def _noisy(policy: Any) -> Any:
+    """The module with the action distribution: the actor of an off-policy policy, else the policy itself."""
+    return policy.actor if isinstance(getattr(policy, "actor", None), th.nn.Module) else policy
+
+
 @contextmanager
 def noise_of_rows(policy: Any, acting: BoolArray) -> Iterator[None]:
     """Select the noise matrices of the acting rows inside the context.
@@ -47,7 +52,7 @@ def noise_of_rows(policy: Any, acting: BoolArray) -> Iterator[None]:
         policy: an SB3 policy whose noise was drawn for all rows.
         acting: (rows,) bool; the rows of the batch that is evaluated inside the context, in this order.
     """
-    distribution: Any = getattr(policy, "action_dist", None)
+    distribution: Any = getattr(_noisy(policy), "action_dist", None)
     if not _has_noise_for(distribution, len(acting)) or acting.all():
         yield
         return
@@ -70,14 +75,14 @@ def _has_noise_for(distribution: Any, rows: int) -> bool:
 @contextmanager
 def preserve_noise(algorithms: Iterable[Any]) -> Iterator[None]:
     """Restore the noise of these algorithms on exit: inside, noise is drawn on a copy of the distribution."""
-    noisy = [(a.policy, a.policy.action_dist) for a in algorithms if uses_noise(a)]
+    found = [(_noisy(a.policy), _noisy(a.policy).action_dist) for a in algorithms if uses_noise(a)]
     try:
-        for policy, distribution in noisy:
-            policy.action_dist = copy(distribution)
+        for module, distribution in found:
+            module.action_dist = copy(distribution)
         yield
     finally:
-        for policy, distribution in noisy:
-            policy.action_dist = distribution
+        for module, distribution in found:
+            module.action_dist = distribution
 
 
 # --- State -----------------------------------------------------------------------------------------------------------
@@ -85,7 +90,7 @@ def preserve_noise(algorithms: Iterable[Any]) -> Iterator[None]:
 
 def noise_matrices(policy: Any) -> Array:
     """Return (rows + 1, features, actions): the matrix for a single observation, then one for each row."""
-    drawn = policy.action_dist
+    drawn = _noisy(policy).action_dist
     matrices: Array = th.cat([drawn.exploration_mat[None], drawn.exploration_matrices]).detach().cpu().numpy()
     return matrices
 
@@ -99,11 +104,12 @@ def read_noise_matrices(policy: Any, rows: int, state: StateReader, name: str) -
     Raises:
         CheckpointError: they do not fit the policy.
     """
-    own = policy.action_dist.exploration_mat
+    module = _noisy(policy)
+    own = module.action_dist.exploration_mat
     matrices = state.array(name, own.detach().cpu().numpy().dtype, (rows + 1, *own.shape))
 
     def put_back() -> None:
         drawn = th.as_tensor(matrices, device=own.device)
-        policy.action_dist.exploration_mat, policy.action_dist.exploration_matrices = drawn[0], drawn[1:]
+        module.action_dist.exploration_mat, module.action_dist.exploration_matrices = drawn[0], drawn[1:]
 
     return put_back

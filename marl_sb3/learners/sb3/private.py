@@ -32,6 +32,25 @@ def set_num_updates(algorithm: BaseAlgorithm, count: int) -> None:
     algorithm._n_updates = count
 
 
+# --- Off-policy algorithms -------------------------------------------------------------------------------------------
+
+
+def after_step(algorithm: BaseAlgorithm) -> None:
+    """What the algorithm does after each step of all envs: DQN copies its target network and sets its epsilon."""
+    algorithm._on_step()  # type: ignore[attr-defined]
+
+
+def num_steps(algorithm: BaseAlgorithm) -> int:
+    """How often `after_step` was called, as DQN counts; 0 for an algorithm that does not count."""
+    return int(getattr(algorithm, "_n_calls", 0))
+
+
+def set_num_steps(algorithm: BaseAlgorithm, count: int) -> None:
+    """Set what `num_steps` returns."""
+    if hasattr(algorithm, "_n_calls"):
+        algorithm._n_calls = count
+
+
 # --- A rollout on an SB3 VecEnv --------------------------------------------------------------------------------------
 
 
@@ -59,6 +78,12 @@ def record_episodes(algorithm: BaseAlgorithm, infos: Sequence[dict[str, Any]], d
 def torch_members(algorithm: BaseAlgorithm) -> Mapping[str, Any]:
     """Return modules and optimizers by the names under which SB3 saves them, such as `policy.optimizer`."""
     names, _ = algorithm._get_torch_save_params()
+    return {name: _member(algorithm, name) for name in names}
+
+
+def torch_variables(algorithm: BaseAlgorithm) -> Mapping[str, Any]:
+    """Tensors outside all modules by the names that SB3 saves them under, such as SAC's `log_ent_coef`."""
+    _, names = algorithm._get_torch_save_params()
     return {name: _member(algorithm, name) for name in names}
 
 

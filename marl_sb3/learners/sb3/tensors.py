@@ -15,7 +15,7 @@ import torch as th
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from marl_sb3.errors import CheckpointError
-from marl_sb3.learners.sb3.private import torch_members
+from marl_sb3.learners.sb3.private import torch_members, torch_variables
 from marl_sb3.storage.parts import TensorFile
 from marl_sb3.storage.state import State, is_plain
 from marl_sb3.storage.tensor_file import Form, copies, form_of
@@ -78,7 +78,7 @@ def _module_tensors(algorithm: BaseAlgorithm) -> dict[str, th.Tensor]:
     for name, owner in torch_members(algorithm).items():
         if isinstance(owner, th.nn.Module):
             found.update({f"{name}.{key}": tensor for key, tensor in owner.state_dict().items()})
-    return found
+    return {**found, **torch_variables(algorithm)}
 
 
 def _optimizers(algorithm: BaseAlgorithm) -> dict[str, th.optim.Optimizer]:
@@ -92,6 +92,11 @@ def _require_same_names(own: Mapping[str, Any], arrays: Mapping[str, Any], where
     for name in arrays:
         if name not in own:
             raise CheckpointError(f"{where}: {name[:80]!r} is not in the policy as it is built")
+
+
+def num_optimized(algorithm: BaseAlgorithm) -> int:
+    """Return how many numbers the optimizers step: target networks do not count."""
+    return sum(parameter.numel() for each in _optimizers(algorithm).values() for parameter in _parameters(each))
 
 
 # --- Optimizers ------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from marl_sb3.learners.sb3.private import pickled_members
 _SHOWN = 80  # characters shown of a name from the file
 
 
-_OURS = ("rollout_buffer_class",)  # a class of marl_sb3
+_OURS = ("rollout_buffer_class", "replay_buffer_class")  # classes of marl_sb3
 
 
 def write_zip(algorithm: BaseAlgorithm, path: Path) -> None:

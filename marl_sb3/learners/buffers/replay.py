@@ -1,0 +1,189 @@
+"""SB3's replay buffers, for rows that do not act in every step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gymnasium import spaces
+from stable_baselines3.common.buffers import DictReplayBuffer, ReplayBuffer
+
+from marl_sb3.errors import CheckpointError
+from marl_sb3.storage.parts import TensorFile
+from marl_sb3.storage.state import State, StateReader
+from marl_sb3.storage.tensor_file import form_of, pieces
+from marl_sb3.types import Array, Observations
+from marl_sb3.vec_env.action_log import require_possible
+
+_COLUMNS = ("actions", "rewards", "dones", "timeouts")
+
+if TYPE_CHECKING:  # base class of the mixin for type checkers: both buffers have its attributes
+    _Base = ReplayBuffer
+else:
+    _Base = object
+
+
+class _TransitionsOnly(_Base):
+    """Mixin for an SB3 replay buffer: a ring of single transitions, whatever rows they are of.
+
+    SB3 adds a line of `n_envs` transitions at once. Here the places of a line are filled one after the other: line by
+    line, and in the order in which the transitions ended. If every row acts in every step, this is SB3's layout, and
+    minibatches are drawn with the same random numbers. A line that is being filled for the first time is not drawn
+    from yet.
+    """
+
+    _filled: int = 0  # places of the line `pos` that hold a transition
+
+    def reset(self) -> None:
+        """Empty the buffer; its arrays stay."""
+        super().reset()
+        self._filled = 0
+
+    @property
+    def num_transitions(self) -> int:
+        """Number of transitions in the buffer."""
+        lines = self.buffer_size if self.full else self.pos
+        return lines * self.n_envs + (0 if self.full else self._filled)
+
+    @property
+    def can_sample(self) -> bool:
+        """Whether there is a line to draw from."""
+        return self.full or self.pos > 0
+
+    def add_transitions(
+        self,
+        observations: Observations,
+        next_observations: Observations,
+        actions: Array,
+        rewards: Array,
+        dones: Array,
+        timeouts: Array,
+    ) -> None:
+        """Add n transitions, at most `n_envs` of them; all arrays are (n, ...).
+
+        Args:
+            dones: whether the episode of the agent ended.
+            timeouts: whether it was truncated and not terminated.
+        """
+        number = len(rewards)
+        places = self._next_places(number)
+        for own, given in pairs(self.observations, observations):
+            own[places] = given.reshape(number, *own.shape[2:])
+        for own, given in pairs(self.next_observations, next_observations):
+            own[places] = given.reshape(number, *own.shape[2:])
+        self.actions[places] = actions.reshape(number, self.action_dim)
+        self.rewards[places] = rewards
+        self.dones[places] = dones
+        if self.handle_timeout_termination:
+            self.timeouts[places] = timeouts
+        self._advance(number)
+
+    def _next_places(self, number: int) -> Any:
+        if number == self.n_envs and self._filled == 0:
+            return self.pos  # a whole line, which is faster
+        places = self.pos * self.n_envs + self._filled + np.arange(number)
+        return np.divmod(places % (self.buffer_size * self.n_envs), self.n_envs)
+
+    def _advance(self, number: int) -> None:
+        lines, self._filled = divmod(self._filled + number, self.n_envs)
+        self.pos += lines
+        if self.pos >= self.buffer_size:
+            self.full = True
+            self.pos -= self.buffer_size
+
+    # --- State -------------------------------------------------------------------------------------------------------
+
+    def get_state(self) -> State:
+        """Return the place of the next transition."""
+        return {"pos": self.pos, "filled": self._filled, "full": self.full}
+
+    def tensors(self) -> dict[str, Array]:
+        """Return views of the lines that hold transitions, by name."""
+        return {name: array[: self._lines] for name, array in self._arrays().items()}
+
+    @property
+    def _lines(self) -> int:
+        return self.buffer_size if self.full else self.pos + (self._filled > 0)
+
+    def _arrays(self) -> dict[str, Array]:
+        named: dict[str, Array] = {}
+        for name in ("observations", "next_observations"):
+            of_all: Any = getattr(self, name)
+            parts = {f"{name}/{key}": part for key, part in of_all.items()} if isinstance(of_all, dict) else None
+            named.update(parts or {name: of_all})
+        return {**named, **{name: getattr(self, name) for name in _COLUMNS}}
+
+    def read_state(self, state: StateReader, file: TensorFile) -> Callable[[], None]:
+        """Check what `get_state` and `tensors` returned, in little memory.
+
+        Returns:
+            A function that sets it.
+
+        Raises:
+            CheckpointError: it does not fit this buffer.
+        """
+        full, pos = state.boolean("full"), state.integer("pos", 0, self.buffer_size - 1)
+        filled = state.integer("filled", 0, self.n_envs - 1)
+        lines = self.buffer_size if full else pos + (filled > 0)
+        own = self._arrays()
+        if set(file.arrays) != set(own):
+            names = ", ".join(name[:80] for name in file.arrays)
+            raise CheckpointError(f"{file.name} holds {names}; accepted: {', '.join(own)}")
+        for name, array in own.items():
+            form = form_of(file.arrays, name)
+            if form.dtype != array.dtype or form.shape != (lines, *array.shape[1:]):
+                wanted = f"{array.dtype} {(lines, *array.shape[1:])}"
+                raise CheckpointError(f"{file.name}: {name} is {form}; accepted: {wanted}")
+            _require_categories(name, file, self)
+
+        def put_back() -> None:
+            self.pos, self._filled, self.full = pos, filled, full
+            for name, array in self._arrays().items():
+                for begin, piece in pieces(file.arrays, name):
+                    array[begin : begin + len(piece)] = piece
+
+        return put_back
+
+
+def _require_categories(name: str, file: TensorFile, buffer: ReplayBuffer) -> None:
+    """Refuse numbers of categories outside their space: they are indices into arrays."""
+    column, _, key = name.partition("/")
+    if column in _COLUMNS[1:]:
+        return
+    space: Any = buffer.action_space if column == "actions" else buffer.observation_space
+    space = space.spaces[key] if key else space
+    if not isinstance(space, spaces.Box):
+        for _, piece in pieces(file.arrays, name):
+            require_possible(piece.reshape(-1, *(space.shape or ())), space, f"{file.name}: {name}")
+
+
+def pairs(own: Any, given: Observations) -> Iterator[tuple[Array, Array]]:
+    """Pair the arrays of two batches of observations, part by part."""
+    if isinstance(given, dict):
+        yield from ((own[key], given[key]) for key in own)
+    else:
+        yield own, given
+
+
+class TransitionReplayBuffer(_TransitionsOnly, ReplayBuffer):
+    """`ReplayBuffer` of single transitions."""
+
+
+class TransitionDictReplayBuffer(_TransitionsOnly, DictReplayBuffer):
+    """The same for `Dict` observations."""
+
+
+def replay_bytes(
+    buffer_size: int, rows: int, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]
+) -> int:
+    """Return the memory of a replay buffer for these rows, in bytes."""
+    parts = observation_space.spaces.values() if isinstance(observation_space, spaces.Dict) else [observation_space]
+    observation = sum(_bytes_of(part) for part in parts)
+    lines = max(buffer_size // rows, 1)
+    return lines * rows * (2 * observation + _bytes_of(action_space) + 3 * np.dtype(np.float32).itemsize)
+
+
+def _bytes_of(space: spaces.Space[Any]) -> int:
+    return math.prod(space.shape or ()) * np.dtype(space.dtype).itemsize

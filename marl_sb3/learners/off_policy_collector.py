@@ -1,0 +1,301 @@
+"""Fill the replay buffer of an SB3 off-policy algorithm.
+
+The order of random draws and of floating point operations is that of SB3's `off_policy_algorithm.py`. A shared policy
+therefore trains bit for bit as in SB3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from stable_baselines3.common.noise import ActionNoise
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.type_aliases import TrainFreq, TrainFrequencyUnit
+from stable_baselines3.common.vec_env import VecTransposeImage
+
+from marl_sb3.learners.action_noise import RowNoise
+from marl_sb3.learners.actor import RowActor
+from marl_sb3.learners.buffers.open_transitions import OpenTransitions
+from marl_sb3.learners.buffers.replay import TransitionDictReplayBuffer, TransitionReplayBuffer
+from marl_sb3.learners.deciders import Actions, Batch, zero_actions_of
+from marl_sb3.learners.numeric_faults import policy_in_errors
+from marl_sb3.learners.sb3.predict import States
+from marl_sb3.learners.sb3.private import after_step, set_progress_remaining
+from marl_sb3.policies.placement import PolicyRows
+from marl_sb3.processing import RowProcessing
+from marl_sb3.storage.state import State, StateReader
+from marl_sb3.types import Array, BoolArray, Observations
+from marl_sb3.vec_env.observations import map_arrays
+from marl_sb3.vec_env.step import VecStep
+
+
+class ExploringDecider:
+    """Decides as SB3's off-policy algorithms explore: random actions until `learning_starts`, then `predict`.
+
+    Args:
+        warms_up: whether the first actions are random; a policy that is not trained acts by its weights.
+    """
+
+    takes_masks = False
+
+    def __init__(self, algorithm: OffPolicyAlgorithm, warms_up: bool) -> None:
+        self._algorithm = algorithm
+        self._warms_up = warms_up
+
+    def initial_states(self, rows: int) -> States:
+        """See `Decider.initial_states`."""
+        return ()
+
+    def decide(self, batch: Batch) -> tuple[Actions, States]:
+        """See `Decider.decide`."""
+        algorithm = self._algorithm
+        if self._is_warming_up():
+            return Actions(np.array([algorithm.action_space.sample() for _ in range(len(batch.starts))])), ()
+        actions, _ = algorithm.predict(batch.observations, deterministic=False)
+        return Actions(actions), ()
+
+    def _is_warming_up(self) -> bool:
+        algorithm = self._algorithm
+        by_noise = algorithm.use_sde and algorithm.use_sde_at_warmup
+        return self._warms_up and algorithm.num_timesteps < algorithm.learning_starts and not by_noise
+
+    def no_decision(self, rows: int) -> Actions:
+        """See `Decider.no_decision`."""
+        return Actions(zero_actions_of(self._algorithm, rows))
+
+
+class OffPolicyCollector:
+    """See `Collector`; the transitions are added to `algorithm.replay_buffer` when they are over.
+
+    A transition of an agent runs from its action to its next turn or its end, with everything that it is paid
+    meanwhile. A rollout is what SB3 collects between two updates.
+
+    Args:
+        algorithm: the SB3 algorithm of the policy; its buffer is made for these rows.
+        processing: of the rows' observations, rewards and actions.
+        records: whether its learner learns; if not, it only acts, without exploration.
+        progress_remaining: from 1 at the start of training to 0 at its end, for schedules of exploration.
+
+    Attributes:
+        agent_steps: actions since the rollout began.
+        takes_masks: see `Collector.takes_masks`.
+    """
+
+    takes_masks = False
+
+    def __init__(
+        self,
+        rows: PolicyRows,
+        algorithm: OffPolicyAlgorithm,
+        processing: RowProcessing,
+        records: bool,
+        progress_remaining: Callable[[], float],
+    ) -> None:
+        self.rows = rows
+        self.algorithm = algorithm
+        self.processing = processing
+        self.records = records
+        self.agent_steps = 0
+        self.actor = RowActor(rows, algorithm, ExploringDecider(algorithm, records))
+        self._progress_remaining = progress_remaining
+        self._episodes = 0  # of agents, that ended since the rollout began
+        self._observed = True  # whether `observe` has been called after the latest `act`
+        self._noise = self._make_noise()
+        space = algorithm.action_space
+        self._open = OpenTransitions(rows.num_rows, algorithm.observation_space, space, self.buffer.actions.dtype)
+
+    def _make_noise(self) -> RowNoise | None:
+        noise = self.algorithm.action_noise
+        return RowNoise(noise, self.rows.num_rows) if self.records and isinstance(noise, ActionNoise) else None
+
+    @property
+    def buffer(self) -> TransitionReplayBuffer | TransitionDictReplayBuffer:
+        """The replay buffer."""
+        return self.algorithm.replay_buffer  # type: ignore[return-value]
+
+    @property
+    def steps_left(self) -> int:
+        """See `Collector.steps_left`; when an episode ends is not known beforehand."""
+        return self._left(self.actor.step, self._episodes) if self.records else 0
+
+    def _left(self, steps: int, episodes: int) -> int:
+        every: TrainFreq = self.algorithm.train_freq  # type: ignore[assignment]
+        if every.unit is TrainFrequencyUnit.STEP:
+            return every.frequency - steps
+        return 0 if episodes >= every.frequency else 1
+
+    def begin_episodes(self) -> None:
+        """See `Collector.begin_episodes`."""
+        self.actor.begin_episodes()
+        self.processing.begin_episodes()
+        self._forget(np.ones(self.rows.num_rows, dtype=np.bool_))
+
+    def restart_envs(self, env_indices: Sequence[int]) -> None:
+        """See `Collector.restart_envs`."""
+        self.actor.restart_envs(env_indices)
+        self.processing.restart_envs(env_indices)
+        self._forget(self.rows.of_envs(env_indices))
+
+    def _forget(self, rows: BoolArray) -> None:
+        """Nothing is known of what came of the latest actions of these rows, (rows,) bool."""
+        self._open.drop(rows)
+        if self._noise is not None:
+            self._noise.reset(rows)
+
+    def begin_rollout(self) -> None:
+        """See `Collector.begin_rollout`; open transitions go on, unless a callback stopped the training in a step."""
+        self.algorithm.policy.set_training_mode(False)
+        self.agent_steps = self._episodes = 0
+        if not self._observed:
+            self._forget(np.ones(self.rows.num_rows, dtype=np.bool_))
+            self._observed = True
+        with policy_in_errors(self.rows.policy_id, "rollout"):
+            self.actor.begin_rollout()
+
+    def read_weights(self) -> None:
+        """See `Collector.read_weights`: nothing is kept of them."""
+
+    def masks(self, step: VecStep) -> BoolArray | None:
+        """See `Collector.masks`: no algorithm with a replay buffer takes any."""
+        return None
+
+    # --- Acting ------------------------------------------------------------------------------------------------------
+
+    def act(self, step: VecStep) -> Array:
+        """See `Collector.act`; a policy that learns opens a transition for each row that acts."""
+        acting = self.rows.of_agents(step.to_act)
+        observations = self._prepared(self.processing.look(step))
+        with policy_in_errors(self.rows.policy_id, f"rollout, step {self.actor.step}"):
+            chosen = self.actor.act(observations, acting).actions
+        actions, learned = self._explored(chosen, acting)
+        if self.records:
+            self._open.begin(acting, observations, learned)
+            number = int(acting.sum())
+            self.algorithm.num_timesteps += number
+            self.agent_steps += number
+            self._observed = False
+        return self.processing.act(actions, acting)
+
+    def _prepared(self, observations: Observations) -> Observations:
+        env = self.algorithm.env
+        return env.transpose_observations(observations) if isinstance(env, VecTransposeImage) else observations
+
+    def _explored(self, chosen: Array, acting: BoolArray) -> tuple[Array, Array]:
+        """The actions as the env takes them, and as they are learned from: in a Box from -1 to 1."""
+        if not isinstance(self.algorithm.action_space, spaces.Box):
+            return chosen, chosen
+        policy = self.algorithm.policy
+        scaled = policy.scale_action(chosen)
+        if self._noise is not None and acting.any():
+            noise = self._noise.draw(acting)
+            if acting.all():
+                scaled = np.clip(scaled + noise, -1, 1)
+            else:
+                scaled[acting] = np.clip(scaled[acting] + noise, -1, 1)
+        return policy.unscale_action(scaled), scaled
+
+    # --- What came of it ---------------------------------------------------------------------------------------------
+
+    def observe(self, step: VecStep) -> None:
+        """See `Collector.observe`."""
+        ended = self.rows.of_agents(step.terminated | step.truncated)
+        rewards = self.processing.observe(step)
+        if self.records:
+            self._keep(step, rewards, ended)
+            set_progress_remaining(self.algorithm, self._progress_remaining())
+            after_step(self.algorithm)
+            self._episodes += int(ended.sum())
+            if self._noise is not None:
+                self._noise.reset(ended)
+        self._observed = True
+        self.actor.end_episodes(ended)
+
+    def _keep(self, step: VecStep, rewards: Array, ended: BoolArray) -> None:
+        self._open.pay(rewards)
+        over = self._open.rows & (ended | self.rows.of_agents(step.to_act))
+        if not over.any():
+            return
+        timeouts = self.rows.of_agents(step.truncated & ~step.terminated)
+        following = self._following(step, ended & over)
+        observations, actions, rewards = self._open.take(over)
+        self.buffer.add_transitions(
+            observations,
+            map_arrays(lambda array: array[over], following),
+            actions,
+            rewards,
+            ended[over],
+            timeouts[over],
+        )
+
+    def _following(self, step: VecStep, ended: BoolArray) -> Observations:
+        """What each row saw next: agents that ended, what they ended on."""
+        following = self._prepared(self.processing.look(step))
+        if not ended.any():
+            return following
+        places = np.argwhere(self.rows.mine & (step.terminated | step.truncated))
+        known = np.zeros(step.terminated.shape, dtype=np.bool_)
+        for place in map(tuple, places.tolist()):
+            known[place] = place in step.final_observations
+        if not known.any():
+            return following
+        final: Any = self._prepared(self.processing.final_observations(step, known))
+        rows = self.rows.of_agents(known)
+        if isinstance(following, dict):
+            return {key: _replaced(array, rows, final[key]) for key, array in following.items()}
+        return _replaced(following, rows, final)
+
+    def finish_rollout(self, step: VecStep) -> None:
+        """See `Collector.finish_rollout`: open transitions go on."""
+
+    # --- State -------------------------------------------------------------------------------------------------------
+
+    def get_state(self) -> State:
+        """Return the state of the rollout, and the transitions that are not over."""
+        return {
+            "actor": self.actor.get_state(under_way=self._is_within(self.actor.step, self._episodes)),
+            "processing": self.processing.get_state(),
+            "step": self.actor.step,
+            "episodes": self._episodes,
+            "agent_steps": self.agent_steps,
+            "open": self._open.get_state(),
+            "noise": None if self._noise is None else self._noise.get_state(),
+        }
+
+    def _is_within(self, steps: int, episodes: int) -> bool:
+        return self.records and steps > 0 and self._left(steps, episodes) > 0
+
+    def read_state(self, state: StateReader) -> Callable[[], None]:
+        """Check what `get_state` returned; see `Part.read_state`.
+
+        Raises:
+            CheckpointError: it is not the state of such a rollout.
+        """
+        steps, episodes = state.integer("step"), state.integer("episodes")
+        agent_steps = state.integer("agent_steps")
+        if self.records and self._left(steps, episodes) < 0:
+            raise state.error("step", steps, f"an integer up to {steps + self._left(steps, episodes)}")
+        under_way = self._is_within(steps, episodes)
+        put_actor = self.actor.read_state(state.fields("actor"), steps, under_way=under_way)
+        put_processing = self.processing.read_state(state.fields("processing"))
+        put_open = self._open.read_state(None if state.value("open") is None else state.fields("open"))
+        put_noise = None if self._noise is None else self._noise.read_state(state.fields("noise"))
+
+        def put_back() -> None:
+            self.algorithm.policy.set_training_mode(False)
+            put_actor()
+            put_processing()
+            put_open()
+            self._episodes, self.agent_steps, self._observed = episodes, agent_steps, True
+            if put_noise is not None:
+                put_noise()
+
+        return put_back
+
+
+def _replaced(array: Array, rows: BoolArray, values: Array) -> Array:
+    array = array.copy()  # the step's own stay as they are: others read them
+    array[rows] = values
+    return array

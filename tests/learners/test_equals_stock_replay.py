@@ -1,0 +1,119 @@
+"""Algorithms with a replay buffer train bit for bit as in stock SB3, whatever the spaces and the hyperparameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.utils import LinearSchedule
+from stock_training import IMAGE, MIXED, TINY_CNN, TINY_MIX, leaves, same
+from toy_envs import SampledEnv
+
+from marl_sb3 import MultiAgentAlgorithm, MultiAgentVecEnv, PolicySpec, make_vec_env
+from marl_sb3.learners.algorithms import algorithm_class
+
+SEED = 7
+SMALL = {
+    "learning_starts": 10,
+    "batch_size": 8,
+    "buffer_size": 40,
+    "learning_rate": 1e-2,
+    "policy_kwargs": {"net_arch": [8]},
+}
+
+
+@dataclass
+class Case:
+    """What is trained; SB3's own settings where they are written differently."""
+
+    algorithm: str
+    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
+    env: Any = "CartPole-v1"
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    n_envs: int = 1
+    policy: str = "MlpPolicy"
+    stock: Mapping[str, Any] = field(default_factory=dict)
+
+    def envs(self) -> MultiAgentVecEnv:
+        return make_vec_env(self.env, n_envs=self.n_envs, **self.env_kwargs)
+
+
+ENDS_TOGETHER = {"a": (5, "truncated"), "b": (5, "terminated")}
+
+
+def sampled(algorithm: str, seen: spaces.Space, done: spaces.Space, **options: Any) -> Case:
+    """A toy env with two agents, truncated and terminated at once, so that no row ever idles."""
+    env_kwargs = {"observation_space": seen, "action_space": done, "script": ENDS_TOGETHER}
+    return Case(algorithm, env=SampledEnv, env_kwargs=env_kwargs, n_envs=2, **options)
+
+
+TARGETS = {"target_update_interval": 12, "exploration_fraction": 0.7}
+EPISODES = {"env": "Pendulum-v1", "env_kwargs": {"max_episode_steps": 15}}
+CHOICE = spaces.Discrete(3)
+
+CASES = {
+    "DQN": Case("dqn", TARGETS),
+    "DQN, 4 envs": Case("dqn", {**TARGETS, "train_freq": 2, "gradient_steps": 3}, n_envs=4),
+    "DQN, as many gradient steps as agent steps": Case("dqn", {**TARGETS, "gradient_steps": -1}, n_envs=2),
+    "DQN, two agents, time limits": Case("dqn", TARGETS, "arena", {"max_timesteps": 7, "height": 4}, n_envs=2),
+    "DQN, time limits as ends": Case(
+        "dqn",
+        {**TARGETS, "replay_buffer_kwargs": {"handle_timeout_termination": False}},
+        "arena",
+        {"max_timesteps": 7, "height": 4},
+        n_envs=2,
+    ),
+    "DQN, schedule and soft targets": Case(
+        "dqn",
+        {"learning_rate": "lin_1e-2", "tau": 0.1, "target_update_interval": 1, "gamma": 0.8},
+        stock={"learning_rate": LinearSchedule(1e-2, 0, 1)},
+    ),
+    "DQN, Dict observations": sampled(
+        "dqn", MIXED, CHOICE, policy="MultiInputPolicy", hyperparameters={**TARGETS, **TINY_MIX}
+    ),
+    "DQN, images": sampled("dqn", IMAGE, CHOICE, policy="CnnPolicy", hyperparameters={**TARGETS, **TINY_CNN}),
+    "DQN, Discrete observations": sampled("dqn", spaces.Discrete(5), CHOICE, hyperparameters=TARGETS),
+}
+STEPS = 60  # agent steps of each row; all rollouts end with it
+
+
+def train_ours(case: Case) -> Any:
+    spec = PolicySpec(algorithm_class(case.algorithm), case.policy, **{**SMALL, **case.hyperparameters})
+    ours = MultiAgentAlgorithm(case.envs(), {"p": spec}, n_steps=STEPS // 2, seed=SEED, device="cpu")
+    before = {
+        path: th.clone(leaf)
+        for path, leaf in leaves(ours.policies["p"].get_parameters()).items()
+        if isinstance(leaf, th.Tensor)
+    }
+    ours.learn(STEPS * case.n_envs)
+    return before, ours.policies["p"]
+
+
+def train_stock(case: Case) -> Any:
+    settings = {**SMALL, **case.hyperparameters, **case.stock}
+    env = case.envs().as_sb3_vec_env()
+    stock = algorithm_class(case.algorithm)(case.policy, env, seed=SEED, device="cpu", **settings)  # type: ignore[call-arg]
+    return stock.learn(STEPS * env.num_envs)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_weights_optimizers_and_replay_equal_those_of_stock_sb3(name: str) -> None:
+    before, ours = train_ours(CASES[name])
+    stock = train_stock(CASES[name])
+    expected, found = leaves(stock.get_parameters()), leaves(ours.get_parameters())
+    assert expected.keys() == found.keys()
+    assert [path for path in expected if not same(expected[path], found[path])] == []
+    assert not any(same(before[path], found[path]) for path in before if path.endswith("weight"))
+    assert (ours.num_timesteps, ours._n_updates) == (stock.num_timesteps, stock._n_updates)
+    assert ours._n_updates >= 5
+    assert (ours.replay_buffer.pos, ours.replay_buffer.full) == (stock.replay_buffer.pos, stock.replay_buffer.full)
+    for column in ("observations", "next_observations", "actions", "rewards", "dones", "timeouts"):
+        own, theirs = getattr(ours.replay_buffer, column), getattr(stock.replay_buffer, column)
+        for key in theirs if isinstance(theirs, dict) else [...]:
+            np.testing.assert_array_equal(own[key], theirs[key], err_msg=f"{column} {key}")
+    assert getattr(ours, "exploration_rate", 0) == getattr(stock, "exploration_rate", 0)

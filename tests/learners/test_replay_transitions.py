@@ -1,0 +1,142 @@
+"""What reaches a replay buffer: transitions that run to the agent's next turn or its end, worked by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import stable_baselines3
+from gymnasium import spaces
+from toy_envs import SampledEnv, ScriptedEnv
+
+from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, make_vec_env
+from marl_sb3.errors import ConfigError, NumericError
+from marl_sb3.learners.buffers.replay import TransitionReplayBuffer
+
+SMALL = {"buffer_size": 100, "learning_starts": 100, "policy_kwargs": {"net_arch": [4]}}
+
+
+def trained(env: Any, n_steps: int, **hyperparameters: Any) -> MultiAgentAlgorithm:
+    specs = {agent: PolicySpec(stable_baselines3.DQN, **{**SMALL, **hyperparameters}) for agent in "ab"}
+    algorithm = MultiAgentAlgorithm(env, specs, n_steps=n_steps, seed=0, device="cpu")
+    algorithm.train_iteration()
+    return algorithm
+
+
+def stored(algorithm: MultiAgentAlgorithm, policy_id: str) -> list[tuple[Any, ...]]:
+    """(step seen, reward, step seen next, done, timeout) of each transition, in the order in which they ended."""
+    buffer: Any = algorithm.policies[policy_id].replay_buffer
+    number = buffer.num_transitions
+    columns = (
+        buffer.observations[..., 2],
+        buffer.rewards,
+        buffer.next_observations[..., 2],
+        buffer.dones,
+        buffer.timeouts,
+    )
+    return list(zip(*(column.reshape(-1)[:number].tolist() for column in columns), strict=True))
+
+
+def test_a_transition_spans_the_steps_in_which_its_agent_waits() -> None:
+    script = {"a": (6, "truncated"), "b": (6, "terminated")}
+    rewards = {"a": [1.0] * 6, "b": [1.0, 2.0, 4.0, 8.0, 16.0, 32.0]}
+    env = make_vec_env(ScriptedEnv, script=script, rewards=rewards, skips={"b": [1, 2, 5]})
+    algorithm = trained(env, 6)
+    assert stored(algorithm, "b") == [(0, 7, 3, 0, 0), (3, 8, 4, 0, 0), (4, 48, 6, 1, 0)]
+    assert stored(algorithm, "a") == [(i, 1, i + 1, i == 5, i == 5) for i in range(6)]
+    assert [algorithm.policies[name].num_timesteps for name in "ab"] == [6, 3]
+    numbers = {name: algorithm.policies[name].replay_buffer.observations[:3, 0, 0].tolist() for name in "ab"}
+    assert numbers == {"a": [1, 1, 1], "b": [2, 2, 2]}
+
+
+def test_an_open_transition_goes_on_after_an_update_and_into_the_next_iteration() -> None:
+    env = make_vec_env(ScriptedEnv, script={"a": (9, "truncated"), "b": (9, "truncated")}, skips={"b": [2, 3, 4, 5, 6]})
+    algorithm = trained(env, 4, train_freq=2)
+    assert stored(algorithm, "b") == [(0, 2, 1, 0, 0)]
+    algorithm.train_iteration()
+    assert stored(algorithm, "b") == [(0, 2, 1, 0, 0), (1, 12, 7, 0, 0), (7, 2, 8, 0, 0)]
+
+
+def test_the_step_in_which_a_callback_stopped_the_training_leaves_no_transition() -> None:
+    class Stop(MultiAgentCallback):
+        def _on_step(self) -> bool:
+            return self.num_timesteps != 3
+
+    env = make_vec_env(ScriptedEnv, script={"a": (9, "truncated"), "b": (9, "truncated")})
+    algorithm = trained(env, 2)
+    algorithm.learn(4, callback=Stop(), reset_num_timesteps=False)
+    algorithm.train_iteration()
+    assert [seen for seen, *_ in stored(algorithm, "a")] == [0, 1, 3, 4]
+
+
+def test_transitions_fill_lines_in_the_order_in_which_they_ended() -> None:
+    buffer = TransitionReplayBuffer(6, spaces.Box(0, 99, (1,)), spaces.Discrete(2), n_envs=2)
+
+    def add(*numbers: float) -> None:
+        values = np.array(numbers)
+        zeros = np.zeros(len(numbers))
+        buffer.add_transitions(values, values + 0.5, zeros, values, zeros, zeros)
+
+    add(1)
+    assert (buffer.num_transitions, buffer.can_sample) == (1, False)
+    add(2, 3)
+    assert (buffer.num_transitions, buffer.can_sample, buffer.pos, buffer.full) == (3, True, 1, False)
+    assert {float(reward) for reward in buffer.sample(50).rewards} == {1, 2}  # the line of 3 is being filled
+    add(4)
+    add(5)
+    add(6, 7)
+    assert buffer.rewards.tolist() == [[7, 2], [3, 4], [5, 6]]
+    assert buffer.next_observations[..., 0].tolist() == [[7.5, 2.5], [3.5, 4.5], [5.5, 6.5]]
+    assert (buffer.num_transitions, buffer.full, buffer.pos) == (6, True, 0)
+    assert {float(reward) for reward in buffer.sample(200).rewards} == {2, 3, 4, 5, 6, 7}
+
+
+def test_an_update_waits_for_a_line_of_transitions() -> None:
+    env = make_vec_env(
+        ScriptedEnv, n_envs=3, script={"a": (9, "truncated"), "b": (9, "truncated")}, skips={"b": [1, 2]}
+    )
+    algorithm = trained(env, 2, learning_starts=0, train_freq=1, batch_size=2)
+    counts = {name: algorithm.policies[name]._n_updates for name in "ab"}
+    assert counts == {"a": 2, "b": 0}
+
+
+def test_a_loss_that_is_not_finite_names_the_policy_and_its_origin() -> None:
+    env = make_vec_env(ScriptedEnv)
+    algorithm = trained(env, 4, learning_starts=1, train_freq=1, batch_size=2)
+    algorithm.policies["b"].replay_buffer.rewards[0] = np.inf
+    with pytest.raises(
+        NumericError, match=r"policy 'b': the loss is not finite; it began in the rewards of the replay"
+    ):
+        algorithm.learn(100, reset_num_timesteps=False)
+
+
+def of_agents(action_space: Any) -> Any:
+    return make_vec_env(SampledEnv, observation_space=spaces.Box(-1, 1, (3,)), action_space=action_space)
+
+
+@pytest.mark.parametrize(
+    ("hyperparameters", "words"),
+    [
+        ({"optimize_memory_usage": True}, "optimize_memory_usage is true.*accepted: false"),
+        ({"n_steps": 3}, "n_steps is 3: n-step returns.*accepted: 1"),
+        ({"train_freq": [1, "episode"]}, "train_freq is in episodes.*1 env x 2 agents.*accepted: steps"),
+        ({"train_freq": [1, "hour"]}, r"train_freq is .*accepted: an integer of at least 1, or \[N, step\]"),
+        ({"train_freq": ["step", 1]}, "DQN raised: The unit of the `train_freq` must be"),
+        ({"buffer_size": 10**15}, "replay buffers need more memory than is available .*a smaller buffer_size"),
+        ({"buffer_size": 0}, "buffer_size is 0; accepted: an integer of at least 1"),
+        ({"replay_buffer_class": "HerReplayBuffer"}, "'replay_buffer_class' is set by marl_sb3"),
+        ({"normalize_observations": True}, "normalize is on.*accepted: false"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(hyperparameters: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        MultiAgentAlgorithm(
+            of_agents(spaces.Discrete(2)), {"p": PolicySpec(stable_baselines3.DQN, **{**SMALL, **hyperparameters})}
+        )
+
+
+def test_an_algorithm_that_does_not_choose_such_actions_is_refused() -> None:
+    env = of_agents(spaces.MultiDiscrete([2, 2]))
+    with pytest.raises(ConfigError, match=r"agents a, b: the action space is MultiDiscrete.*accepted by DQN: Discrete"):
+        MultiAgentAlgorithm(env, {"p": PolicySpec(stable_baselines3.DQN, **SMALL)})
