@@ -121,6 +121,8 @@ class TrainConfig:
         init_layers: patterns of the layers that are taken from them, such as `mlp_extractor.policy_net.*`. None: all.
         env_wrapper: wrappers of a Gymnasium env, the innermost first: names, or `{name: arguments}`, as in files of
             rl-baselines3-zoo; the names are those of a table. None: no wrappers.
+        episode_horizon: env steps after which all agents of an env are truncated, if its episode is not over before.
+            None: the env alone ends its episodes.
         vectorizer: how envs are stepped: `auto`, `batched`, `sync` or `supersuit`; see `make_vec_env`.
         device: `auto`, `cpu` or `cuda`.
         n_threads: threads of one operation of PyTorch or BLAS. Small networks are slower with more than one.
@@ -153,6 +155,7 @@ class TrainConfig:
     init_from: Strings | None = None
     init_layers: Strings | None = None
     env_wrapper: _Wrappers = None
+    episode_horizon: PositiveInt | None = None
     vectorizer: str = "auto"
     device: str = "auto"
     n_threads: _Threads = 1

@@ -20,7 +20,7 @@ from marl_sb3.learners.threads import parallel_updates, start_without_dynamo
 from marl_sb3.metrics import info_metrics
 from marl_sb3.policies.hyperparameters import hyperparameter_defaults
 from marl_sb3.policies.mapping import resolve_policies
-from marl_sb3.runs.envs import env_of
+from marl_sb3.runs.envs import env_of, env_settings
 from marl_sb3.storage.process_rng import preserve_rng
 from marl_sb3.training.algorithm import MultiAgentAlgorithm
 from marl_sb3.types import AgentID, PolicyID
@@ -45,7 +45,9 @@ def build(config: TrainConfig, factory: EnvFactory | None) -> MultiAgentAlgorith
         ConfigError: a setting does not fit.
     """
     with source_named(config), _too_large_refused(config):
-        env = make_vec_env(env_of(config, factory), config.n_envs, config.seed, config.vectorizer, **config.env_kwargs)
+        env = make_vec_env(
+            env_of(config, factory), config.n_envs, config.seed, config.vectorizer, **env_settings(config)
+        )
         try:
             algorithm = _build_algorithm(config, env)
             _require_masks(config, factory, algorithm)
@@ -62,7 +64,7 @@ def _require_masks(config: TrainConfig, factory: EnvFactory | None, algorithm: M
         return
     with preserve_rng():
         probe = make_vec_env(
-            env_of(config, factory), config.n_envs, config.seed, config.vectorizer, **config.env_kwargs
+            env_of(config, factory), config.n_envs, config.seed, config.vectorizer, **env_settings(config)
         )
         try:
             step = probe.reset()

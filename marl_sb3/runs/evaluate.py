@@ -13,7 +13,7 @@ from marl_sb3.config.values import counted
 from marl_sb3.display.episodes import Samples, progress_bars, samples_table
 from marl_sb3.evaluation import Evaluation, EvaluationPlan, play_episodes
 from marl_sb3.metrics.sample_stats import sample_stats
-from marl_sb3.runs.envs import env_of
+from marl_sb3.runs.envs import env_of, env_settings
 from marl_sb3.runs.restore import SavedRun
 from marl_sb3.vec_env import MultiAgentVecEnv, make_vec_env
 
@@ -113,7 +113,7 @@ def _make_env(run: SavedRun, plan: EvaluationPlan, video: VideoFile | None) -> M
     from marl_sb3.wrappers.filmed_env import filming_factory
 
     factory = filming_factory(env_of(run.config), video.add, plan.film_episodes)
-    env = make_vec_env(factory, plan.n_envs, plan.seed, **run.config.env_kwargs)
+    env = make_vec_env(factory, plan.n_envs, plan.seed, **env_settings(run.config))
     video.fps = env.metadata.get("render_fps") or video.fps
     return env
 

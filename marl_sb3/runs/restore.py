@@ -13,7 +13,7 @@ from marl_sb3.errors import CheckpointError
 from marl_sb3.learners.bundle import PolicyBundle, read_bundle
 from marl_sb3.metrics.infos import info_metrics
 from marl_sb3.runs.build import build, check_device, policy_spec, set_up_process
-from marl_sb3.runs.envs import env_of
+from marl_sb3.runs.envs import env_of, env_settings
 from marl_sb3.runs.folder import RunFolder
 from marl_sb3.runs.reader import read_results
 from marl_sb3.runs.run import Run
@@ -113,4 +113,4 @@ class SavedRun:
     def make_env(self, n_envs: int, seed: int) -> MultiAgentVecEnv:
         """Make envs like those of the training; the caller closes them."""
         config = self.config
-        return make_vec_env(env_of(config), n_envs, seed, config.vectorizer, **config.env_kwargs)
+        return make_vec_env(env_of(config), n_envs, seed, config.vectorizer, **env_settings(config))

@@ -16,7 +16,7 @@ from marl_sb3.evaluation import EvaluationPlan, evaluate_policies
 from marl_sb3.learners.bundle import PolicyBundle
 from marl_sb3.metrics import Result, flatten
 from marl_sb3.metrics.table import table
-from marl_sb3.runs.envs import env_of
+from marl_sb3.runs.envs import env_of, env_settings
 from marl_sb3.runs.folder import RunFolder
 from marl_sb3.runs.reader import read_results
 from marl_sb3.training.algorithm import MultiAgentAlgorithm
@@ -99,7 +99,7 @@ class Run:
         """
         config = self.config
         number = config.n_envs if n_envs is None else n_envs
-        return make_vec_env(env_of(config, self.factory), number, seed, config.vectorizer, **config.env_kwargs)
+        return make_vec_env(env_of(config, self.factory), number, seed, config.vectorizer, **env_settings(config))
 
     def evaluate(
         self,

@@ -103,6 +103,7 @@ def make_vec_env(
     n_envs: int = 1,
     seed: int | None = None,
     vectorizer: str = "auto",
+    episode_horizon: int | None = None,
     **env_kwargs: Any,
 ) -> MultiAgentVecEnv:
     """Make `n_envs` envs that step together.
@@ -115,6 +116,8 @@ def make_vec_env(
         vectorizer: `batched` for envs with a batched version, `sync` for any env, `supersuit` for envs in which all
             agents have the same spaces, or `auto`: `batched` if possible, otherwise `sync`. All of them give the same
             results.
+        episode_horizon: env steps after which all agents of an env are truncated, if its episode is not over before;
+            None: the env alone ends its episodes.
         env_kwargs: passed to the factory. A factory with a parameter `env_index` also gets the env's index.
 
     Raises:
@@ -127,4 +130,8 @@ def make_vec_env(
     if seed is not None and (not isinstance(seed, Integral) or seed < 0):
         raise ConfigError(f"seed is {seed!r}; accepted: an integer of at least 0, or None", key="seed")
     _require_maker(env)
-    return VECTORIZERS[vectorizer](env_factory(env), n_envs, seed, env_kwargs)
+    require("episode_horizon", episode_horizon, PositiveInt | None)
+    made = VECTORIZERS[vectorizer](env_factory(env), n_envs, seed, env_kwargs)
+    if episode_horizon is not None:
+        made.limit_episodes(episode_horizon)
+    return made

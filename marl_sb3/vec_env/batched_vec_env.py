@@ -51,6 +51,7 @@ class BatchedVecEnv(InProcessVecEnv):
         self.render_mode = env.render_mode
         self._episodes = np.full(self.num_envs, -1)
         self._episode_steps = np.zeros(self.num_envs, dtype=np.int64)
+        self._horizon: int | None = None
         self._run_seed = fresh_seed() if seed is None else seed
         self._all_envs = list(range(self.num_envs))
         self._closed = False
@@ -69,6 +70,10 @@ class BatchedVecEnv(InProcessVecEnv):
             raise ConfigError(f"reset options {given}: the batched env {name} takes none; use vectorizer='sync'")
         self._begin_episodes(self._all_envs, given)
         return self._first_step(self._shown(), self._all_envs)
+
+    def limit_episodes(self, env_steps: int) -> None:
+        """See `MultiAgentVecEnv.limit_episodes`."""
+        self._horizon = env_steps
 
     def _first_step(self, observations: Observations, reset: Sequence[int]) -> VecStep:
         """Return the first step after a reset of these envs; all agents of all envs act next."""
@@ -104,6 +109,9 @@ class BatchedVecEnv(InProcessVecEnv):
         terminated, truncated = step.terminated, step.truncated
         if not acted.all():
             rewards, terminated, truncated = rewards * acted, terminated & acted, truncated & acted
+        if self._horizon is not None:
+            over = (self._episode_steps >= self._horizon)[:, None]
+            truncated = truncated | (over & acted & ~terminated)
         self._check_rewards(rewards)
         observations = self._shown()
         ended = terminated | truncated

@@ -136,6 +136,16 @@ class MultiAgentVecEnv(ABC):
         self._require_idle(f"call({name!r})")
         return self._call(name, env_indices, *args, **kwargs)
 
+    def limit_episodes(self, env_steps: int) -> None:
+        """Truncate all agents after so many env steps of an episode, if the env has not ended it before.
+
+        An agent is truncated on what it sees then; one that waits, on what it saw last.
+
+        Raises:
+            ConfigError: these envs cannot do that.
+        """
+        raise ConfigError(f"episode_horizon: {type(self).__name__} cannot end episodes", key="episode_horizon")
+
     def configure(self, env_indices: Sequence[int], /, **settings: Any) -> None:
         """Change settings of these envs from their next episodes on; running episodes keep theirs.
 

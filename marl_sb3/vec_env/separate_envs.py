@@ -56,6 +56,11 @@ class SeparateEnvs(InProcessVecEnv):
         self._masks = MaskReader(self.groups, num_envs)
         zero_observations(self.groups, num_envs)  # refuses spaces that arrays cannot hold
 
+    def limit_episodes(self, env_steps: int) -> None:
+        """See `MultiAgentVecEnv.limit_episodes`."""
+        for slot in self._slots:
+            slot.horizon = env_steps
+
     def _seed(self, seed: int) -> None:
         for slot in self._slots:
             slot.seed(seed)

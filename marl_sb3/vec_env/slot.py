@@ -61,6 +61,7 @@ class SlotState:
         actions: per group, (steps, A_group, ...); the actions since the start of the episode. None if there is `own`,
             or if there are too many actions.
         settings: the settings from `configure`.
+        steps: env steps of the running episode.
     """
 
     run_seed: int
@@ -72,6 +73,7 @@ class SlotState:
     own: Mapping[str, Any] | None
     actions: tuple[Array, ...] | None
     settings: EnvSettings
+    steps: int
 
 
 class EnvSlot:
@@ -95,6 +97,7 @@ class EnvSlot:
         settings: the settings from `configure`.
         shown: agent -> observation, for the agents that act in the next step; it may have further agents.
         reset_infos: the infos of the latest reset.
+        horizon: env steps after which all agents are truncated; None: the env alone ends its episodes.
     """
 
     def __init__(self, env: ParallelEnv, index: int, run_seed: int, layout: AgentLayout) -> None:
@@ -107,6 +110,9 @@ class EnvSlot:
         self.shown: Mapping[AgentID, Any] = {}
         self.reset_infos: Mapping[str, Any] = {}
         self.settings = EnvSettings()
+        self.horizon: int | None = None
+        self._steps = 0
+        self._last_seen: dict[AgentID, Any] = {}  # only with a horizon: agents that wait are truncated on it
         self._agents = layout.agents
         self._log = ActionLog(layout.groups)
         self.seed(run_seed)
@@ -131,6 +137,7 @@ class EnvSlot:
         chosen = episode_seed(self.run_seed, self.index, self.episode)
         self.shown, self.reset_infos = self.env.reset(seed=chosen, options=options)
         self.in_play, self.ended = set(), EndedAgents()
+        self._steps, self._last_seen = 0, {}
         self._log.begin()
         self._find_turns()
         return self.shown
@@ -147,6 +154,9 @@ class EnvSlot:
         return self._step(given)
 
     def _step(self, actions: Mapping[AgentID, Any]) -> SlotStep:
+        if self.horizon is not None:
+            self._last_seen.update({agent: deepcopy(self.shown[agent]) for agent in actions})
+        self._steps += 1
         observations, rewards, terminated, truncated, infos = self.env.step(actions)
         self.shown = observations
         self.in_play.update(actions)
@@ -159,11 +169,21 @@ class EnvSlot:
         if len(self.in_play) + len(step.ends) > len(actions) or len(terminated) > len(actions):
             self._end_waiting(actions, step, terminated, truncated)
         self._find_turns()
+        if self.horizon is not None and self._steps >= self.horizon:
+            self._truncate_all(step)
         if not self.to_act:
             step.infos = deepcopy(infos)  # a copy: the env is reset before the infos are read
             step.observations = self.reset()
             step.reset_infos = self.reset_infos
         return step
+
+    def _truncate_all(self, step: SlotStep) -> None:
+        """End the episode for all agents in play: they are truncated, on what they saw last."""
+        for agent in [agent for agent in self._agents if agent in self.in_play]:
+            self._end(agent, step, terminated=False, truncated=True)
+            if agent not in step.final_observations:
+                step.final_observations = {**step.final_observations, agent: self._last_seen[agent]}
+        self.to_act = []
 
     def _end_waiting(
         self,
@@ -207,6 +227,7 @@ class EnvSlot:
             own,
             self._log.actions() if own is None else None,
             self.settings,
+            self._steps,
         )
 
     def set_state(self, state: SlotState) -> str | None:
@@ -268,7 +289,10 @@ class EnvSlot:
         to_act, in_play, ended = flagged(state.to_act), set(flagged(state.in_play)), set(flagged(state.ended))
         if set(self.env.agents) - ended != set(to_act):
             return "other agents act next than in the saved state"
+        if self.horizon is not None and in_play - set(to_act):
+            return "episode_horizon needs what the agents that wait have seen last"
         self.episode += 1
+        self._steps = state.steps
         self.to_act, self.in_play, self.ended = to_act, in_play, EndedAgents(ended)
         self.ended.look_at(self.env.agents)
         self.env.adopt(in_play, ended)

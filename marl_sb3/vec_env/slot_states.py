@@ -29,6 +29,7 @@ def pack(states: Sequence[SlotState], groups: Sequence[AgentGroup]) -> State:
         **{name: np.stack([getattr(state, name) for state in states]) for name in _FLAGS},
         "observations": [stacked([state.observations[number] for state in states]) for number in range(len(groups))],
         "own": [state.own for state in states],
+        "steps": np.array([state.steps for state in states], dtype=np.int64),
         "settings": [state.settings.get_state() for state in states],
         "log": _pack_logs([state.actions for state in states], groups),
     }
@@ -66,7 +67,7 @@ def unpack(state: StateReader, layout: AgentLayout, num_envs: int) -> list[SlotS
     if (in_play & ended).any():
         raise state.error("in_play", in_play, "no agent that has ended")
     run_seed = state.integer("run_seed", 0, MAX_SEED)
-    episodes = state.counts("episodes", (num_envs,)).tolist()
+    episodes, steps = (state.counts(name, (num_envs,)).tolist() for name in ("episodes", "steps"))
     observations = read_observations(state, zero_observations(layout.groups, num_envs))
     _require_possible(observations, layout.groups, f"{state.where}/observations")
     own = state.items("own", num_envs)
@@ -85,6 +86,7 @@ def unpack(state: StateReader, layout: AgentLayout, num_envs: int) -> list[SlotS
             own[index],
             logs[index],
             settings[index],
+            steps[index],
         )
         for index in range(num_envs)
     ]
