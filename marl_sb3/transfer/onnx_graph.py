@@ -31,6 +31,7 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from torch import nn
 
 from marl_sb3.errors import ConfigError, ExportError
+from marl_sb3.learners.sb3.predict import initial_states, takes_masks
 from marl_sb3.transfer.onnx_processing import UNPROCESSED, GraphProcessing
 from marl_sb3.types import Observations
 
@@ -102,6 +103,14 @@ _HEADS: Mapping[type[Any], tuple[Callable[[ActorCriticPolicy, th.Tensor], Output
 }
 
 
+def _require_plain_policy(algorithm: BaseAlgorithm) -> None:
+    """Refuse policies that take more than an observation."""
+    more = "recurrent state" if initial_states(algorithm, 1) else "action masks" if takes_masks(algorithm) else None
+    if more is not None:
+        name = type(algorithm).__name__
+        raise ConfigError(f"{name} needs {more}, which the ONNX export does not cover; accepted: --format sb3")
+
+
 class PolicyGraph(nn.Module):
     """The module that is exported: a copy of a policy on the CPU, with its pre- and postprocessing.
 
@@ -122,6 +131,7 @@ class PolicyGraph(nn.Module):
         self, algorithm: BaseAlgorithm, observation_space: spaces.Space[Any], processing: GraphProcessing
     ) -> None:
         super().__init__()
+        _require_plain_policy(algorithm)
         if not isinstance(algorithm.policy, ActorCriticPolicy) or type(algorithm.policy.action_dist) not in _HEADS:
             kind, distribution = type(algorithm.policy), type(getattr(algorithm.policy, "action_dist", None))
             raise ConfigError(

@@ -12,12 +12,9 @@ import sb3_contrib
 from gymnasium import spaces
 from toy_envs import SampledEnv
 
-from marl_sb3 import MultiAgentAlgorithm, MultiAgentVecEnv, make_vec_env
+from marl_sb3 import MultiAgentAlgorithm, MultiAgentVecEnv, PolicySpec, make_vec_env
 from marl_sb3.errors import CheckpointError
 from marl_sb3.evaluation import play_episodes
-from marl_sb3.learners.bundle import PolicyBundle, PolicySpaces
-from marl_sb3.learners.sb3.spaces_only_vec_env import SpacesOnlyVecEnv
-from marl_sb3.policies.placement import rows_of_policy
 from marl_sb3.storage.state import StateReader
 
 SEEN_ALWAYS = spaces.Box(0.5, 0.5, (3,))  # the noise is all that changes an action
@@ -184,11 +181,8 @@ def test_the_memory_of_an_actor_goes_on_from_its_state(turns: Turns) -> None:
 
 def test_no_illegal_move_reaches_an_env_from_a_policy_that_takes_masks() -> None:
     env = make_vec_env("classic/tictactoe-v3", n_envs=3, seed=0)
-    rows = rows_of_policy(env, "masked", dict.fromkeys(env.agents, "masked"))
-    policy = sb3_contrib.MaskablePPO("MlpPolicy", SpacesOnlyVecEnv(rows), **contrib.SMALL)
-    its_spaces = PolicySpaces(rows.group.observation_space, rows.group.action_space)
-    bundle = PolicyBundle({"masked": policy}, dict.fromkeys(env.agents, "masked"), {"masked": its_spaces})
-    episodes = play_episodes(bundle, env, n_episodes=30, deterministic=False, seed=1).episodes
+    algorithm = MultiAgentAlgorithm(env, {"masked": PolicySpec(sb3_contrib.MaskablePPO)}, seed=0, device="cpu")
+    episodes = play_episodes(algorithm, env, n_episodes=30, deterministic=False, seed=1).episodes
     # An illegal move ends the game at once; a game of legal moves takes five at least.
     assert min(episode.length for episode in episodes) >= 5
     assert {episode.agent_returns["player_1"] for episode in episodes} == {-1.0, 0.0, 1.0}

@@ -1,0 +1,52 @@
+"""The algorithms of sb3-contrib from the command line: train, resume, evaluate, export, search."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from marl_sb3.evaluate import main as evaluate
+from marl_sb3.export import main as export
+from marl_sb3.train import main as train
+from marl_sb3.tune import main as tune
+
+FEW = ["--n-envs=2", "--quiet", "--seed=1", "--set=n_steps=4", "--set=batch_size=4", "--set=learning_rate=0.001"]
+ENVS = {"trpo": "arena", "recurrent_ppo": "arena", "maskable_ppo": "classic/tictactoe-v3"}
+NETWORKS = {"recurrent_ppo": ["--set=policy_kwargs.net_arch=[4]", "--set=policy_kwargs.lstm_hidden_size=4"]}
+
+
+def results(folder: Path) -> list[dict[str, object]]:
+    lines = (folder / "result.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line)["learners"] for line in lines]
+
+
+@pytest.mark.parametrize("name", ENVS)
+def test_a_run_resumes_exactly_and_is_evaluated_and_exported(
+    name: str, in_tmp: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [ENVS[name], "--algo", name, *FEW, *NETWORKS.get(name, [])]
+    assert train([*command, "--timesteps=40", "--run-dir=whole"]) == 0
+    assert train([*command, "--timesteps=24", "--run-dir=parts"]) == 0
+    assert train(["--resume=parts", "--timesteps=16", "--quiet"]) == 0
+    assert results(in_tmp / "parts") == results(in_tmp / "whole")
+    assert len(results(in_tmp / "whole")) == 5
+    capsys.readouterr()
+    assert evaluate(["whole", "--episodes=2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)
+    assert export(["whole", "--out=files"]) == 0
+    assert [path.suffix for path in (in_tmp / "files").iterdir()] == [".zip"]
+
+
+def test_masks_and_memory_train_in_one_episode(in_tmp: Path) -> None:
+    own = {"algo": "RecurrentPPO", "policy_kwargs.lstm_hidden_size": 4, "n_steps": 4, "batch_size": 4}
+    settings = [f"--set=player_2.{name}={value}" for name, value in own.items()]
+    command = ["classic/tictactoe-v3", "--policies=per_agent", "--algo=maskable_ppo", *FEW, *settings]
+    assert train([*command, "--timesteps=16", "--run-dir=r"]) == 0
+    assert [set(learners) for learners in results(in_tmp / "r")] == [{"player_1", "player_2"}] * 2
+
+
+def test_a_search_has_a_space_of_its_own(in_tmp: Path) -> None:
+    command = ["arena", "--algo=ppo_lstm", "--trials=1", "--timesteps=300", "--study=s", "--quiet", "--evaluations=1"]
+    assert tune([*command, "--evaluation-episodes=1", "--set=n_steps=150", "--n-envs=2"]) == 0
