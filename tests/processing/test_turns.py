@@ -1,0 +1,63 @@
+"""Agents that wait, by hand: memory and statistics stand still, and a transition is paid as one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from toy_envs import ScriptedEnv
+
+from marl_sb3.config.processing import ProcessingSettings
+from marl_sb3.policies.placement import rows_of_policy
+from marl_sb3.processing import Policy, Processing, process_rows
+from marl_sb3.vec_env import make_vec_env
+
+ENDS = {"a": (5, "truncated"), "b": (4, "terminated")}
+PAID = {"a": [1.0] * 5, "b": [1.0, 2.0, 4.0, 8.0]}
+
+
+def play(steps: int, **settings: Any) -> tuple[Processing, list[np.ndarray], list[list[float]]]:
+    """Agent b acts in the steps 1 and 4, and waits in 2 and 3; it ends in 4."""
+    env = make_vec_env(ScriptedEnv, script=ENDS, rewards=PAID, skips={"b": [1, 2]})
+    rows = rows_of_policy(env, "p", dict.fromkeys(env.agents, "p"))
+    processing = Processing(
+        ProcessingSettings(**settings), Policy("p", rows.agents, rows.group.action_space), rows.group.observation_space
+    )
+    processed = process_rows(processing, rows, 0.5, learns=True)
+    step, seen, paid = env.reset(), [], []
+    for _ in range(steps):
+        acting = rows.of_agents(step.to_act)
+        seen.append(np.array(processed.look(step))[acting])
+        processed.act(np.zeros(2, dtype=np.int64), acting)
+        step = env.step([np.zeros((1, 2), dtype=np.int64)])
+        paid.append(processed.observe(step).tolist())
+    return processing, seen, paid
+
+
+def test_frames_are_those_that_an_agent_acted_on() -> None:
+    _, seen, _ = play(4, frame_stack=2)
+    np.testing.assert_array_equal(seen[0], [[0, 0, 0, 1, 1, 0], [0, 0, 0, 2, 1, 0]])
+    assert [len(rows) for rows in seen] == [2, 1, 1, 2]
+    np.testing.assert_array_equal(seen[3], [[1, 1, 2, 1, 1, 3], [2, 1, 0, 2, 1, 3]])  # b saw the steps 0 and 3
+
+
+def test_a_transition_is_clipped_as_one_reward() -> None:
+    _, _, paid = play(4, clip_rewards=6.0)
+    assert paid == [[1, 0], [1, 0], [1, 6], [1, 6]]  # b: 1 + 2 + 4 for its first action, 8 for its second
+
+
+def test_statistics_take_in_one_return_for_each_transition_and_no_waiting_agent() -> None:
+    processing, _, _ = play(4, normalize_rewards=True, normalize_observations=True)
+    returns = [1, 1.5, 1.75, 1.875, 7, 7 * 0.5 + 8]  # of a, and of b
+    statistics = processing.statistics
+    assert np.isclose(statistics["returns"].count, len(returns), atol=1e-3)
+    np.testing.assert_allclose(statistics["returns"].mean, np.mean(returns), rtol=1e-3)
+    np.testing.assert_allclose(statistics["returns"].var, np.var(returns), rtol=1e-3)
+    looked_at = [[1, 1, 0], [2, 1, 0], [1, 1, 1], [1, 1, 2], [1, 1, 3], [2, 1, 3], [1, 1, 4]]
+    np.testing.assert_allclose(statistics["observations"].mean, np.mean(looked_at, axis=0), rtol=1e-3)
+    assert np.isclose(statistics["observations"].count, len(looked_at), atol=1e-3)
+
+
+def test_the_previous_reward_is_all_that_the_previous_action_was_paid() -> None:
+    _, seen, _ = play(5, previous_reward=True, agent_indicator=True)
+    assert [rows[:, 3].tolist() for rows in seen] == [[0, 0], [1], [1], [1, 7], [1]]
