@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sb3_contrib
 import stable_baselines3
 import torch as th
 from gymnasium import spaces
@@ -37,6 +38,13 @@ CASES: dict[str, tuple[spaces.Space[Any], spaces.Space[Any], PolicySpec]] = {
     "dict": (MIXED, spaces.Discrete(3), PolicySpec(policy="MultiInputPolicy")),
     "gsde": (spaces.MultiDiscrete([3, 4]), spaces.Box(-1, 1, (2,)), PolicySpec(use_sde=True)),
     "a2c": (NUMBERS, spaces.Discrete(3), PolicySpec(stable_baselines3.A2C)),
+    "lstm": (
+        NUMBERS,
+        spaces.Discrete(3),
+        PolicySpec(
+            sb3_contrib.RecurrentPPO, policy_kwargs={"lstm_hidden_size": 16, "n_lstm_layers": 2, "shared_lstm": False}
+        ),
+    ),
 }
 
 
