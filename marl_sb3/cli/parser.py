@@ -130,7 +130,9 @@ def integer(text: str) -> int:
     raise argparse.ArgumentTypeError(f"received {text[:60]!r}; accepted: an integer, such as 100000, 1e5 or 100k")
 
 
-ALGORITHM_HELP = "algorithm: ppo, a2c, trpo, maskable_ppo, recurrent_ppo or dqn; default: ppo"
+ALGORITHM_HELP = (
+    "algorithm: ppo, a2c, trpo, maskable_ppo, recurrent_ppo, dqn, qrdqn, sac, td3, ddpg, tqc or crossq; default: ppo"
+)
 
 
 def algorithm_name(text: str) -> str:

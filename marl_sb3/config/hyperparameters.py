@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from marl_sb3.config.values import Fraction, NonNegativeFloat, PositiveFloat, takes_integers_only
+from marl_sb3.config.values import FiniteFloat, Fraction, NonNegativeFloat, PositiveFloat, takes_integers_only
 
 Steps = Annotated[int, Meta(ge=1, le=10**6)]
 Epochs = Annotated[int, Meta(ge=1, le=10**6)]
@@ -119,6 +119,43 @@ DQN: Mapping[str, Any] = {
     "max_grad_norm": PositiveFloat | None,
 }
 
+_Delay = Annotated[int, Meta(ge=1)]
+_CONTINUOUS: Mapping[str, Any] = {
+    **_REPLAY,
+    "action_noise": Annotated[
+        Mapping[Literal["normal", "ornstein_uhlenbeck"], PositiveFloat],
+        Meta(min_length=1, max_length=1, description="{normal: SCALE} or {ornstein_uhlenbeck: SCALE}"),
+    ]
+    | None,
+}
+DDPG: Mapping[str, Any] = _CONTINUOUS
+TD3: Mapping[str, Any] = {
+    **_CONTINUOUS,
+    "policy_delay": _Delay,
+    "target_policy_noise": NonNegativeFloat,
+    "target_noise_clip": NonNegativeFloat,
+}
+_ENTROPY: Mapping[str, Any] = {
+    **_CONTINUOUS,
+    **GSDE,
+    "use_sde_at_warmup": bool,
+    "ent_coef": NonNegativeFloat
+    | Annotated[
+        str,
+        Meta(
+            pattern=r"^auto(_([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?)?\Z",
+            description="auto, or auto_X to learn it from X on",
+        ),
+    ],
+    "target_entropy": FiniteFloat | Literal["auto"],
+}
+SAC: Mapping[str, Any] = {**_ENTROPY, "target_update_interval": _Delay}
+TQC: Mapping[str, Any] = {**SAC, "top_quantiles_to_drop_per_net": Annotated[int, Meta(ge=0)]}
+CROSSQ: Mapping[str, Any] = {
+    **{name: kind for name, kind in _ENTROPY.items() if name != "tau"},  # there are no target networks
+    "policy_delay": _Delay,
+}
+
 TABLES: Mapping[str, Mapping[str, Any]] = {
     "PPO": PPO,
     "A2C": A2C,
@@ -126,6 +163,12 @@ TABLES: Mapping[str, Mapping[str, Any]] = {
     "MaskablePPO": MASKABLE_PPO,
     "RecurrentPPO": PPO,
     "DQN": DQN,
+    "QRDQN": DQN,
+    "SAC": SAC,
+    "TD3": TD3,
+    "DDPG": DDPG,
+    "TQC": TQC,
+    "CrossQ": CROSSQ,
 }
 
 # The names that a file may give as 1e5 for 100000.

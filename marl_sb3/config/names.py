@@ -36,7 +36,8 @@ ALIASES: Mapping[str, str] = {
 
 # Algorithms by their names in any case, without `_` and `-`: SB3's classes, and names of rl-baselines3-zoo.
 _ALGORITHMS: Mapping[Any, str] = {
-    **{name.replace("_", ""): name for name in ("ppo", "a2c", "trpo", "maskable_ppo", "recurrent_ppo", "dqn")},
+    **{name.replace("_", ""): name for name in ("ppo", "a2c", "trpo", "maskable_ppo", "recurrent_ppo")},
+    **{name: name for name in ("dqn", "qrdqn", "sac", "td3", "ddpg", "tqc", "crossq")},
     "ppomask": "maskable_ppo",
     "ppolstm": "recurrent_ppo",
     "pporecurrent": "recurrent_ppo",

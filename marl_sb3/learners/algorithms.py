@@ -18,6 +18,12 @@ ALGORITHMS: Mapping[str, str] = {
     "maskable_ppo": "sb3_contrib.ppo_mask.ppo_mask:MaskablePPO",
     "recurrent_ppo": "sb3_contrib.ppo_recurrent.ppo_recurrent:RecurrentPPO",
     "dqn": "stable_baselines3.dqn.dqn:DQN",
+    "qrdqn": "sb3_contrib.qrdqn.qrdqn:QRDQN",
+    "sac": "stable_baselines3.sac.sac:SAC",
+    "td3": "stable_baselines3.td3.td3:TD3",
+    "ddpg": "stable_baselines3.ddpg.ddpg:DDPG",
+    "tqc": "sb3_contrib.tqc.tqc:TQC",
+    "crossq": "sb3_contrib.crossq.crossq:CrossQ",
 }
 _WITHOUT_NAME = ("stable_baselines3.ppo.ppo:PPO",)
 

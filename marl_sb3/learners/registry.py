@@ -27,6 +27,12 @@ LEARNERS: Mapping[str, str] = {
     "sb3_contrib.ppo_mask.ppo_mask:MaskablePPO": "marl_sb3.learners.ppo.maskable:MaskablePPOLearner",
     "sb3_contrib.ppo_recurrent.ppo_recurrent:RecurrentPPO": "marl_sb3.learners.ppo.recurrent:RecurrentPPOLearner",
     "stable_baselines3.dqn.dqn:DQN": "marl_sb3.learners.dqn:DQNLearner",
+    "sb3_contrib.qrdqn.qrdqn:QRDQN": "marl_sb3.learners.dqn:DQNLearner",
+    "stable_baselines3.sac.sac:SAC": "marl_sb3.learners.sac:SACLearner",
+    "stable_baselines3.td3.td3:TD3": "marl_sb3.learners.td3:TD3Learner",
+    "stable_baselines3.ddpg.ddpg:DDPG": "marl_sb3.learners.td3:TD3Learner",
+    "sb3_contrib.tqc.tqc:TQC": "marl_sb3.learners.sac:SACLearner",
+    "sb3_contrib.crossq.crossq:CrossQ": "marl_sb3.learners.sac:SACLearner",
 }
 
 

@@ -11,7 +11,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 
 from marl_sb3.config.names import canonical_hyperparameters
 from marl_sb3.config.processing import PROCESSING, ProcessingSettings, processing_settings, split_processing
-from marl_sb3.config.values import FiniteFloat, PositiveInt, accepts
+from marl_sb3.config.values import Count, FiniteFloat, PositiveInt, accepts
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.learners.algorithms import algorithm_class, algorithm_name, is_recurrent, require_algorithm
 from marl_sb3.learners.ppo.ppo import PPO
@@ -21,7 +21,7 @@ from marl_sb3.types import PolicyID
 
 # Limits of the numbers and strings in a checkpoint's spec of a policy: the file may come from a stranger.
 _LARGEST, _LONGEST = 2**20, 100
-_MOST_EPOCHS, _MOST_LAYERS = 1000, 100
+_MOST_EPOCHS, _MOST_LAYERS, _MOST_HEADS = 1000, 100, 1000
 _LONGEST_ROLLOUT = 2**16  # steps; a buffer takes memory for each of them
 
 
@@ -167,12 +167,17 @@ def _fields(**kinds: Any) -> type[Struct]:
 
 # The network settings that a checkpoint may hold. Classes are not among them: the caller passes those.
 _NETWORK: Mapping[str, Any] = {
-    "net_arch": _Widths | Mapping[Literal["pi", "vf"], _Widths],
+    "net_arch": _Widths | Mapping[Literal["pi", "vf", "qf"], _Widths],
     "activation_fn": str,
     "log_std_init": FiniteFloat,
     **dict.fromkeys(("ortho_init", "full_std", "use_expln", "squash_output"), bool),
     **dict.fromkeys(("share_features_extractor", "normalize_images"), bool),
     "features_extractor_kwargs": _fields(features_dim=FiniteFloat, cnn_output_dim=FiniteFloat, normalized_image=bool),
+    **dict.fromkeys(("n_critics", "n_quantiles"), Annotated[int, Meta(ge=1, le=_MOST_HEADS)]),
+    "batch_norm": bool,
+    "batch_norm_momentum": FiniteFloat,
+    "clip_mean": FiniteFloat,
+    "renorm_warmup_steps": Count,
     "lstm_hidden_size": PositiveInt,
     "n_lstm_layers": Annotated[int, Meta(ge=1, le=_MOST_LAYERS)],
     **dict.fromkeys(("shared_lstm", "enable_critic_lstm"), bool),

@@ -12,6 +12,7 @@ import pytest
 import sb3_contrib
 import stable_baselines3
 import torch as th
+from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stock_training import leaves
 from toy_envs import NoisyEnv, ScriptedEnv
@@ -20,6 +21,26 @@ import marl_sb3
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, make_vec_env
 from marl_sb3.learners.algorithms import ALGORITHMS, algorithm_class, place_of
 from marl_sb3.learners.registry import LEARNERS as REGISTERED
+
+
+class Continuous(ScriptedEnv):
+    """The same with actions in a Box."""
+
+    def action_space(self, agent: str) -> spaces.Box:
+        return FORCES
+
+
+class ContinuousNoisy(NoisyEnv):
+    """The same with actions in a Box, of which it sees the digits."""
+
+    def action_space(self, agent: str) -> spaces.Box:
+        return FORCES
+
+    def step(self, actions: Mapping[str, Any]) -> Any:
+        return super().step({agent: round(4 * (1 + action.item())) for agent, action in actions.items()})
+
+
+FORCES = spaces.Box(-1, 1, (1,))
 
 
 @dataclass(frozen=True)
@@ -35,18 +56,42 @@ class Kind:
     cadence: str = "n_steps"  # the hyperparameter that says after how many steps it updates
     losses: tuple[str, ...] = ("policy_loss",)
     chooses: str = "action_net"  # the layer of the policy whose largest output is its action
+    continuous: bool = False
 
     def scripted(self, **options: Any) -> Any:
+        if self.continuous:
+            return make_vec_env(Continuous, **options)
         return make_vec_env(ScriptedEnv, masked=self.masked, **options)
 
     def in_turns(self) -> Any:
         """Episodes of 7 steps in which agent b waits now and then; rollouts of 3 and 6 steps end while it does."""
         script = {"a": (7, "truncated"), "b": (7, "terminated")}
         plans = [[(script, {}, {"b": [1, 3, 4, 6]})]] * 2
+        if self.continuous:
+            return make_vec_env(ContinuousNoisy, n_envs=2, seed=1, plans=plans)
         return make_vec_env(NoisyEnv, n_envs=2, seed=1, plans=plans, masked=self.masked)
+
+    def small_envs(self) -> Any:
+        if self.continuous:
+            return make_vec_env("Pendulum-v1", n_envs=2, max_episode_steps=7)
+        return make_vec_env("arena", n_envs=2, max_timesteps=7, height=4)
 
     def spec(self, **more: Any) -> PolicySpec:
         return PolicySpec(self.algorithm, **{**self.hyperparameters, "policy_kwargs": self.network, **more})
+
+
+def continuous(algorithm: type[BaseAlgorithm], chooses: str, **more: Any) -> Kind:
+    """An algorithm of actors and critics with a replay buffer."""
+    losses = ("critic_loss",)
+    return Kind(
+        algorithm,
+        {**SMALL_REPLAY, **more},
+        None if more else algorithm,  # SB3 takes objects as noise: test_equals_stock_replay compares them
+        cadence="train_freq",
+        losses=losses,
+        chooses=chooses,
+        continuous=True,
+    )
 
 
 SMALL_PPO = {"n_steps": 6, "batch_size": 4, "n_epochs": 2}
@@ -72,6 +117,20 @@ LEARNERS = {
         losses=("qf_loss",),
         chooses="q_net.q_net.2",
     ),
+    "QRDQN": Kind(
+        sb3_contrib.QRDQN,
+        {**SMALL_REPLAY, "target_update_interval": 8, "exploration_fraction": 0.9},
+        sb3_contrib.QRDQN,
+        network={"net_arch": [4], "n_quantiles": 1},
+        cadence="train_freq",
+        losses=("qf_loss",),
+        chooses="quantile_net.quantile_net.2",
+    ),
+    "SAC": continuous(stable_baselines3.SAC, "actor.mu"),
+    "TD3": continuous(stable_baselines3.TD3, "actor.mu.2", action_noise={"ornstein_uhlenbeck": 0.3}),
+    "DDPG": continuous(stable_baselines3.DDPG, "actor.mu.2", action_noise={"normal": 0.3}),
+    "TQC": continuous(sb3_contrib.TQC, "actor.mu"),
+    "CrossQ": continuous(sb3_contrib.CrossQ, "actor.mu"),
 }
 each_learner = pytest.mark.parametrize("kind", LEARNERS.values(), ids=LEARNERS)
 
@@ -109,14 +168,12 @@ def test_every_algorithm_is_tested_here() -> None:
 
 @pytest.mark.parametrize("kind", [kind for kind in LEARNERS.values() if kind.stock], ids=lambda kind: str(kind.stock))
 def test_one_policy_equals_stock_sb3_bit_for_bit(kind: Kind) -> None:
-    def envs() -> Any:
-        return make_vec_env("arena", n_envs=2, max_timesteps=7, height=4)
-
-    ours = make(kind, ("shared",), envs())
+    ours = make(kind, ("shared",), kind.small_envs())
     ours.learn(5 * 6 * 2)
-    settings = {**kind.hyperparameters, "policy_kwargs": kind.network}
-    stock = kind.stock(kind.spec().policy, envs().as_sb3_vec_env(), seed=3, device="cpu", **settings)  # type: ignore[call-arg]
-    stock.learn(5 * 6 * 2 * 2)
+    settings = {**kind.hyperparameters, "policy_kwargs": dict(kind.network)}
+    rows = kind.small_envs().as_sb3_vec_env()
+    stock = kind.stock(kind.spec().policy, rows, seed=3, device="cpu", **settings)  # type: ignore[call-arg]
+    stock.learn(5 * 6 * rows.num_envs)
     for name, value in stock.policy.state_dict().items():
         assert th.equal(value, ours.policies["shared"].policy.state_dict()[name]), name
     assert stock.num_timesteps == ours.policies["shared"].num_timesteps
@@ -223,12 +280,14 @@ def test_a_policy_that_is_not_trained_acts_by_the_weights_that_it_is_given(kind:
         )
         algorithm.train_iteration()
         with th.no_grad():
-            algorithm.policies["a"].policy.get_submodule(kind.chooses).bias.copy_(th.tensor([-99.0, -99.0, 99.0]))
+            bias: Any = algorithm.policies["a"].policy.get_submodule(kind.chooses).bias
+            bias.copy_(th.tensor([-99.0, -99.0, 99.0][-len(bias) :]))
         algorithm.train_iteration()
         for received in env.call("received", range(2)):
-            taken = [int(actions["a"]) for actions in received if "a" in actions]
-            assert set(taken[-6:]) == {2}
-            assert set(taken[:6]) != {2}
+            taken = [np.asarray(actions["a"]).item() for actions in received if "a" in actions]
+            always = 1 if kind.continuous else 2
+            assert set(taken[-6:]) == {always}
+            assert set(taken[:6]) != {always}
 
 
 @each_learner
