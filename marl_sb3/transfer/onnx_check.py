@@ -14,6 +14,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from marl_sb3.errors import ExportError
 from marl_sb3.transfer.onnx_graph import arrays_by_input, copy_on_cpu, onnx_packages
 from marl_sb3.transfer.onnx_processing import UNPROCESSED, GraphProcessing
+from marl_sb3.transfer.onnx_replay import q_values, replay_head
 from marl_sb3.types import Array, Observations
 
 TOLERANCE = 1e-4
@@ -109,6 +110,10 @@ def _by_sb3(policy: Any, observations: Observations) -> Arrays:
     actions, _ = policy.predict(observations, deterministic=True)
     with th.no_grad():
         tensors, _ = policy.obs_to_tensor(observations)
+        head = replay_head(policy)
+        if head is not None:
+            scores = {"q_values": q_values(policy, tensors).cpu().numpy()} if "q_values" in head[1] else {}
+            return {"actions": actions, **scores}
         distribution = policy.get_distribution(tensors).distribution
         values = policy.predict_values(tensors)
     tensors = {"values": values.flatten(), **_parameters(distribution)}
@@ -140,7 +145,7 @@ def _relative(expected: Array, received: Array) -> float:
 
 def _likelier(space: spaces.Space[Any], expected: Arrays, received: Array) -> float:
     """Return the largest log-probability of SB3's choices minus that of the received ones."""
-    rows, logits = len(received), expected["logits"]
+    rows, logits = len(received), expected["q_values" if "q_values" in expected else "logits"]
     chosen, other = (actions.reshape(rows, -1).astype(np.int64) for actions in (expected["actions"], received))
     if isinstance(space, spaces.MultiBinary):
         return float(np.max(np.abs(logits) * (chosen != other)))

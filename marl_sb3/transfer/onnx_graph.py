@@ -33,6 +33,7 @@ from torch import nn
 from marl_sb3.errors import ConfigError, ExportError
 from marl_sb3.learners.sb3.predict import initial_states, takes_masks
 from marl_sb3.transfer.onnx_processing import UNPROCESSED, GraphProcessing
+from marl_sb3.transfer.onnx_replay import replay_head
 from marl_sb3.types import Observations
 
 INPUT = "observation"
@@ -111,6 +112,10 @@ def _require_plain_policy(algorithm: BaseAlgorithm) -> None:
         raise ConfigError(f"{name} needs {more}, which the ONNX export does not cover; accepted: --format sb3")
 
 
+def _has_head(policy: Any) -> bool:
+    return isinstance(policy, ActorCriticPolicy) and type(policy.action_dist) in _HEADS
+
+
 class PolicyGraph(nn.Module):
     """The module that is exported: a copy of a policy on the CPU, with its pre- and postprocessing.
 
@@ -120,8 +125,10 @@ class PolicyGraph(nn.Module):
 
     Attributes:
         input_names: `observation`, or `observation.<key>` for each key of a Dict.
-        output_names: `actions` (batch, *action shape); `values` (batch,); then `logits` (batch, choices), which
+        output_names: `actions` (batch, *action shape). Of an on-policy algorithm also `values` (batch,), then `logits`
+            (batch, choices), which
             are log-probabilities except for MultiBinary, or `mean` and `log_std` (batch, numbers) before any squashing.
+            Of DQN and QRDQN `q_values` (batch, choices).
 
     Raises:
         ConfigError: it is not one of SB3's actor-critic policies, or its action distribution is not supported.
@@ -132,21 +139,26 @@ class PolicyGraph(nn.Module):
     ) -> None:
         super().__init__()
         _require_plain_policy(algorithm)
-        if not isinstance(algorithm.policy, ActorCriticPolicy) or type(algorithm.policy.action_dist) not in _HEADS:
+        self._replay = replay_head(algorithm.policy)
+        if self._replay is None and not _has_head(algorithm.policy):
             kind, distribution = type(algorithm.policy), type(getattr(algorithm.policy, "action_dist", None))
             raise ConfigError(
                 f"{kind.__name__} with {distribution.__name__} has no ONNX form; accepted: SB3's actor-critic "
                 f"policies with {', '.join(cls.__name__ for cls in _HEADS)}"
             )
         self.policy = copy_on_cpu(algorithm)
-        self._head, parameters = _HEADS[type(self.policy.action_dist)]
         self._processing = processing
         by_input = spaces_by_input(observation_space)
         inner = spaces_by_input(algorithm.observation_space)
         self._keys = tuple(observation_space.spaces) if isinstance(observation_space, spaces.Dict) else ()
         self._channels_last = [space.shape != inner[name].shape for name, space in by_input.items()]
         self.input_names = tuple(by_input)
-        self.output_names = ("actions", "values", *parameters)
+        self.output_names: tuple[str, ...]
+        if self._replay is not None:
+            self.output_names = self._replay[1]
+        else:
+            self._head, parameters = _HEADS[type(self.policy.action_dist)]
+            self.output_names = ("actions", "values", *parameters)
 
     def forward(self, *observations: th.Tensor) -> Outputs:
         """Return the outputs for a batch of each input."""
@@ -156,13 +168,18 @@ class PolicyGraph(nn.Module):
             observation.permute(0, 3, 1, 2) if channels_last else observation
             for observation, channels_last in zip(processed, self._channels_last, strict=True)
         ]
-        features = self.policy.extract_features(
-            dict(zip(self._keys, prepared, strict=True)) if self._keys else prepared[0]
-        )
+        seen = dict(zip(self._keys, prepared, strict=True)) if self._keys else prepared[0]
+        actions, *more = self._outputs(seen)
+        return self._processing.traced_actions(self._within_space(actions)), *more
+
+    def _outputs(self, seen: Any) -> Outputs:
+        if self._replay is not None:
+            return self._replay[0](self.policy, seen)
+        features = self.policy.extract_features(seen)
         for_actions, for_values = features if isinstance(features, tuple) else (features, features)
         actions, *parameters = self._head(self.policy, self.policy.mlp_extractor.forward_actor(for_actions))
         values = self.policy.value_net(self.policy.mlp_extractor.forward_critic(for_values))
-        return self._processing.traced_actions(self._within_space(actions)), values.flatten(), *parameters
+        return actions, values.flatten(), *parameters
 
     def _within_space(self, actions: th.Tensor) -> th.Tensor:
         """Clip or rescale actions as SB3's `BasePolicy.predict` does."""
@@ -193,15 +210,16 @@ def arrays_by_input(observations: Observations) -> dict[str, Any]:
 
 
 def copy_on_cpu(algorithm: BaseAlgorithm) -> ActorCriticPolicy:
-    """Make a copy of the policy as SB3's `OnPolicyAlgorithm._setup_model` does: `deepcopy` fails on a trained one."""
+    """Make a copy of the policy as SB3's `_setup_model` does: `deepcopy` fails on a trained one."""
     make: Any = type(algorithm.policy)
+    # Off-policy algorithms keep it among the arguments of the policies that take it.
+    use_sde = {} if replay_head(algorithm.policy) else {"use_sde": algorithm.use_sde}
     with th.random.fork_rng(devices=[]):
         copy: ActorCriticPolicy = make(
             deepcopy(algorithm.observation_space),  # CNNs draw a sample from it
             algorithm.action_space,
             algorithm.lr_schedule,
-            use_sde=algorithm.use_sde,
-            **deepcopy(algorithm.policy_kwargs),
+            **{**use_sde, **deepcopy(algorithm.policy_kwargs)},
         )
     copy.load_state_dict(algorithm.policy.state_dict())
     copy.set_training_mode(False)

@@ -1,0 +1,80 @@
+"""Policies of algorithms with a replay buffer: their zips open in stock SB3, their ONNX graphs act as they do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from gymnasium import spaces
+from toy_envs import SampledEnv
+
+from marl_sb3 import MultiAgentAlgorithm, PolicySpec, load_policies, make_vec_env
+from marl_sb3.learners.algorithms import algorithm_class
+from marl_sb3.transfer.export import export_policies
+
+SEEN = spaces.Box(-1, 1, (3,))
+FORCES = spaces.Box(np.array([-0.1, -2.0], dtype=np.float32), np.array([0.1, 2.0], dtype=np.float32))
+IMAGE = spaces.Box(0, 255, (36, 40, 3), np.uint8)
+MIXED = spaces.Dict({"camera": IMAGE, "place": spaces.Discrete(4), "vector": SEEN})
+SMALL = {"policy_kwargs": {"net_arch": [8]}}
+CASES: dict[str, tuple[spaces.Space, str, dict[str, Any]]] = {
+    "dqn": (SEEN, "MlpPolicy", SMALL),
+    "qrdqn": (
+        IMAGE,
+        "CnnPolicy",
+        {"policy_kwargs": {"n_quantiles": 5, "features_extractor_kwargs": {"features_dim": 8}}},
+    ),
+    "sac": (SEEN, "MlpPolicy", {**SMALL, "use_sde": True}),
+    "td3": (
+        MIXED,
+        "MultiInputPolicy",
+        {"policy_kwargs": {"net_arch": [8], "features_extractor_kwargs": {"cnn_output_dim": 4}}},
+    ),
+    "ddpg": (SEEN, "MlpPolicy", {**SMALL, "action_noise": {"normal": 0.1}}),
+    "tqc": (spaces.Discrete(5), "MlpPolicy", SMALL),
+    "crossq": (SEEN, "MlpPolicy", SMALL),
+}
+
+
+def trained(name: str) -> MultiAgentAlgorithm:
+    seen, policy, settings = CASES[name]
+    done = spaces.Discrete(3) if "dqn" in name else FORCES
+    env = make_vec_env(SampledEnv, observation_space=seen, action_space=done, script={"a": (9, "truncated")})
+    more = {"buffer_size": 30, "learning_starts": 4, "batch_size": 4, "learning_rate": 0.01, **settings}
+    spec = PolicySpec(algorithm_class(name), policy, **more)
+    algorithm = MultiAgentAlgorithm(env, {"p": spec}, n_steps=20, seed=0, device="cpu")
+    return algorithm.learn(20)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_saved_policies_act_as_the_trained_ones_from_a_checkpoint_a_zip_and_a_graph(name: str, tmp_path: Path) -> None:
+    algorithm = trained(name)
+    space = algorithm.env.groups[0].observation_space
+    space.seed(1)
+    rows = [space.sample() for _ in range(7)]
+    observations: Any = (
+        {key: np.stack([row[key] for row in rows]) for key in rows[0]}
+        if isinstance(space, spaces.Dict)
+        else np.stack(rows)
+    )
+    expected = algorithm.predict({"a": observations}, deterministic=True)["a"]
+    bundle = load_policies(algorithm.save(tmp_path / "saved"), device="cpu")
+    np.testing.assert_array_equal(bundle.predict({"a": observations}, deterministic=True)["a"], expected)
+
+    (zipped,) = export_policies(bundle, "sb3", tmp_path / "zip")
+    stock = algorithm_class(name).load(zipped.path, device="cpu")
+    np.testing.assert_array_equal(stock.predict(observations, deterministic=True)[0], expected)
+
+    (graph,) = export_policies(bundle, "onnx", tmp_path / "onnx")
+    session = onnxruntime.InferenceSession(graph.path.read_bytes(), providers=["CPUExecutionProvider"])
+    names = [each.name for each in session.get_outputs()]
+    assert names == (["actions", "q_values"] if "dqn" in name else ["actions"])
+    given = (
+        {f"observation.{key}": part for key, part in observations.items()}
+        if isinstance(observations, dict)
+        else {"observation": observations}
+    )
+    np.testing.assert_allclose(session.run(["actions"], given)[0], expected, atol=1e-5)
