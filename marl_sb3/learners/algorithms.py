@@ -46,6 +46,11 @@ def algorithm_class(name: str) -> type[BaseAlgorithm]:
     return class_at(ALGORITHMS[name])
 
 
+def is_maskable(algorithm: type[BaseAlgorithm]) -> bool:
+    """Whether a class is MaskablePPO or a subclass of it."""
+    return ALGORITHMS["maskable_ppo"] in map(place_of, algorithm.__mro__)
+
+
 def is_recurrent(algorithm: type[BaseAlgorithm]) -> bool:
     """Whether a class is RecurrentPPO or a subclass of it."""
     return ALGORITHMS["recurrent_ppo"] in map(place_of, algorithm.__mro__)

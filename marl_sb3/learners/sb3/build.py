@@ -19,11 +19,12 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
 from marl_sb3.config.values import counted
 from marl_sb3.errors import ConfigError
-from marl_sb3.learners.algorithms import is_recurrent
+from marl_sb3.learners.algorithms import is_maskable, is_recurrent
 from marl_sb3.learners.sb3.spaces_only_vec_env import SpacesOnlyVecEnv
 from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.policies.hyperparameters import hyperparameter_defaults
 from marl_sb3.policies.placement import PolicyRows
+from marl_sb3.wrappers.action_mask import choices_of
 
 _log = logging.getLogger(__name__)
 
@@ -184,6 +185,13 @@ def _check_fit(rows: PolicyRows, spec: PolicySpec) -> None:
     As in SB3, a `batch_size` larger than the rollout makes one minibatch of the whole rollout.
     """
     _check_spaces(rows)
+    if is_maskable(spec.algorithm) and choices_of(rows.group.action_space) is None:
+        raise ConfigError(
+            f"policy {rows.policy_id!r}, agents {', '.join(rows.agents)}: the action space is "
+            f"{rows.group.action_space}, which has no masks; {spec.algorithm.__name__} accepts Discrete, MultiDiscrete "
+            "and MultiBinary",
+            key="algo",
+        )
     values = {**hyperparameter_defaults(spec.algorithm), **spec.hyperparameters}
     n_steps = values["n_steps"]
     size = n_steps * rows.num_rows
