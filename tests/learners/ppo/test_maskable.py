@@ -128,9 +128,7 @@ def test_an_env_without_masks_is_refused() -> None:
 
 
 def test_a_space_that_has_no_masks_is_refused() -> None:
-    with pytest.raises(
-        ConfigError, match=r"policy 'p', agents agent: the action space is Box.*, which has no masks; Maskable"
-    ):
+    with pytest.raises(ConfigError, match=r"policy 'p', agents agent: the action space is Box.*, which has no masks"):
         MultiAgentAlgorithm("Pendulum-v1", {"p": spec()}, device="cpu")
 
 
