@@ -1,4 +1,4 @@
-"""The algorithms of sb3-contrib from the command line: train, resume, evaluate, export, search."""
+"""The algorithms of sb3-contrib: training, resuming, evaluation and export by commands; presets and search spaces."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from marl_sb3.config import load_config
+from marl_sb3.config.files import preset_path
+from marl_sb3.config.yaml import read_yaml
 from marl_sb3.evaluate import main as evaluate
 from marl_sb3.export import main as export
+from marl_sb3.runs.build import policy_spec
 from marl_sb3.train import main as train
-from marl_sb3.tune import main as tune
+from marl_sb3.tuning.space import read_space
 
 FEW = ["--n-envs=2", "--quiet", "--seed=1", "--set=n_steps=4", "--set=batch_size=4", "--set=learning_rate=0.001"]
 ENVS = {"trpo": "arena", "recurrent_ppo": "arena", "maskable_ppo": "classic/tictactoe-v3"}
@@ -47,6 +51,12 @@ def test_masks_and_memory_train_in_one_episode(in_tmp: Path) -> None:
     assert [set(learners) for learners in results(in_tmp / "r")] == [{"player_1", "player_2"}] * 2
 
 
-def test_a_search_has_a_space_of_its_own(in_tmp: Path) -> None:
-    command = ["arena", "--algo=ppo_lstm", "--trials=1", "--timesteps=300", "--study=s", "--quiet", "--evaluations=1"]
-    assert tune([*command, "--evaluation-episodes=1", "--set=n_steps=150", "--n-envs=2"]) == 0
+@pytest.mark.parametrize("name", ENVS)
+def test_the_shipped_space_and_presets_fit_the_algorithm(name: str) -> None:
+    """At the ends of all ranges."""
+    for corner in read_space("another", name, None).corners():
+        config = load_config("arena", name, settings=corner)
+        assert config.algo == name
+        policy_spec(config, "shared")
+    for env in read_yaml(preset_path(name)):
+        policy_spec(load_config(env, name), "shared")
