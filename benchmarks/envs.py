@@ -8,7 +8,8 @@ installed is said in its line; this installs it:
     pip install 'pettingzoo[classic,butterfly,sisl]' mpe2 magent2 'gymnasium[box2d]'
 
 Each env trains in a process of its own: two envs, one PPO for all agents of the same spaces, CnnPolicy for images and
-MultiInputPolicy for several parts. The first of three iterations is not counted.
+MultiInputPolicy for several parts. The first of three iterations is not counted. With images, there are
+a sixteenth of the env steps.
 """
 
 from __future__ import annotations
@@ -85,7 +86,8 @@ def train(env_id: str, env_steps: int) -> Trained:
     try:
         policies = {f"pol{number}": policy_for(group) for number, group in enumerate(env.groups)}
         policy_of = {agent: f"pol{number}" for number, group in enumerate(env.groups) for agent in group.agents}
-        n_steps = max(2, env_steps // (N_ENVS * ITERATIONS))
+        with_images = any(spec.policy == "CnnPolicy" for spec in policies.values())
+        n_steps = max(2, env_steps // (N_ENVS * ITERATIONS * (16 if with_images else 1)))
         defaults = SETTING.hyperparameters
         algorithm = MultiAgentAlgorithm(env, policies, policy_of.__getitem__, n_steps=n_steps, seed=0, **defaults)
         rates = [iteration_rate(algorithm, n_steps * N_ENVS) for _ in range(ITERATIONS)]
