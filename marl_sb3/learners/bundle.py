@@ -326,6 +326,9 @@ def _algorithm(checkpoint: Checkpoint, rows: PolicyRows, spec: PolicySpec, numbe
     except (ConfigError, TypeError, ValueError, OverflowError, MemoryError, RuntimeError) as error:
         raise CheckpointError(f"{checkpoint.name}: {error}") from error
     read_weights(algorithm, find_file(checkpoint.tensors, checkpoint.name, number, "policy"))()
+    learner = StateReader(checkpoint.state).fields("policies").fields(rows.policy_id)
+    if hasattr(algorithm, "exploration_rate"):  # of DQN, for actions that are not deterministic
+        algorithm.exploration_rate = learner.number("exploration_rate", 0.0, 1.0)
     return algorithm
 
 

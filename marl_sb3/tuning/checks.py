@@ -42,7 +42,7 @@ def preview(config: TrainConfig, factory: EnvFactory | None = None) -> Preview:
         sizes = {
             policy_id: (policy.batch_size, policy.n_steps * policy.n_envs)
             for policy_id, policy in policies
-            if hasattr(policy, "batch_size") and hasattr(policy, "n_steps")
+            if hasattr(policy, "batch_size") and hasattr(policy, "n_steps") and hasattr(policy, "rollout_buffer")
         }
         return Preview(metric_names(run), sizes)
     finally:
