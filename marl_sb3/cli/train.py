@@ -23,7 +23,7 @@ ENV is one of
   sisl/pursuit-v5           an id of PettingZoo's registry
   CartPole-v1               an id of Gymnasium's: one agent, called agent
   mpe2/simple_spread-v3     an id of an installed package
-  package.module:factory    a function that makes an env of PettingZoo or Gymnasium
+  package.module:factory    a function that makes any such env
   package:Env-v0            an id that a package registers
 
 KEY of --set is a setting of the preset file or one of SB3's arguments:

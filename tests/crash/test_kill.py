@@ -43,7 +43,7 @@ def test_a_run_that_was_killed_is_the_run_that_was_not(
     assert tally.runs >= 1
 
 
-def killed(case: Case, server: ForkServer, folder: Path, place: str = "save", call: int = 70) -> Path:
+def killed(case: Case, server: ForkServer, folder: Path, place: str = "save", call: int = 240) -> Path:
     """A run that was killed at a call, after some checkpoints where no other is given."""
     run = folder / "run"
     shims = {"kill": {"place": place, "call": call, "moment": "before"}}
@@ -107,7 +107,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_says_how_to_start_ane
 def test_what_a_killed_save_leaves_goes_with_the_next_and_is_never_a_checkpoint(
     server: ForkServer, reference_of: References, tmp_path: Path
 ) -> None:
-    run = killed(BATCHED, server, tmp_path, call=30)  # in the second save
+    run = killed(BATCHED, server, tmp_path, call=100)  # in the second save
     checkpoints = CheckpointFolder(run / "checkpoints")
     left = [path.name for path in checkpoints.path.iterdir() if path.name not in checkpoints.names()]
     assert [name[:17] for name in left] == [".unfinished-ckpt-"]

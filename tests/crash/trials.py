@@ -31,7 +31,7 @@ arena:
 POLICIES = {"shared": ["--policies", "shared"], "per_agent": ["--policies", "per_agent"], "mapped": []}
 CHECKPOINT_EVERY = {"batched": 1, "sync": 2, "supersuit": 1}
 
-CALLS_OF_A_SAVE = 20  # roughly, with one policy
+CALLS_OF_A_SAVE = 74  # roughly, with one policy
 START_S = {True: 4.0, False: 0.2}  # roughly, until the first iteration is done; of a real process, and of a forked one
 ITERATION_S = 0.04  # roughly
 REFUSAL = "error: {folder} holds no valid checkpoint: the run ended before its first; train --hparams {config} starts"
