@@ -1,4 +1,4 @@
-"""The algorithms of sb3-contrib: training, resuming, evaluation and export by commands; presets and search spaces."""
+"""The algorithms of sb3-contrib: training, resuming, evaluation and export by commands; search spaces."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 
 from marl_sb3.config import load_config
-from marl_sb3.config.files import preset_path
-from marl_sb3.config.yaml import read_yaml
 from marl_sb3.evaluate import main as evaluate
 from marl_sb3.export import main as export
 from marl_sb3.runs.build import policy_spec
@@ -52,11 +50,9 @@ def test_masks_and_memory_train_in_one_episode(in_tmp: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ENVS)
-def test_the_shipped_space_and_presets_fit_the_algorithm(name: str) -> None:
+def test_the_shipped_space_fits_the_algorithm(name: str) -> None:
     """At the ends of all ranges."""
     for corner in read_space("another", name, None).corners():
         config = load_config("arena", name, settings=corner)
         assert config.algo == name
         policy_spec(config, "shared")
-    for env in read_yaml(preset_path(name)):
-        policy_spec(load_config(env, name), "shared")

@@ -9,7 +9,8 @@ import torch as th
 
 import marl_sb3.runs.build
 from marl_sb3 import PolicySpec
-from marl_sb3.config import TrainConfig, load_config, to_yaml
+from marl_sb3.config import TrainConfig, load_config, preset_path, to_yaml
+from marl_sb3.config.yaml import read_yaml
 from marl_sb3.errors import ConfigError
 from marl_sb3.learners import spec
 from marl_sb3.learners.algorithms import algorithm_class
@@ -108,3 +109,13 @@ def test_a_gpu_that_does_not_exist_is_refused(
         check_device(load_config("arena", device=device))
     if n_devices:
         check_device(load_config("arena", device=f"cuda:{n_devices - 1}"))
+
+
+@pytest.mark.parametrize(
+    "name", [path.stem for path in preset_path("ppo").parent.glob("*.yml") if "." not in path.stem]
+)
+def test_every_shipped_preset_fits_the_algorithm(name: str) -> None:
+    for env in read_yaml(preset_path(name)):
+        config = load_config(env, name)
+        for policy in ["shared"] if isinstance(config.policies, str) else config.policies:
+            assert policy_spec(config, policy).algorithm is algorithm_class(name)
