@@ -154,6 +154,8 @@ class OnPolicyCollector:
 
     def _add_values_at_time_limits(self, step: VecStep, rewards: Array) -> None:
         """Truncation is not termination: bootstrap from the value of the final observation (SB3 issue 633)."""
+        if not step.truncated.any():
+            return
         wanted = self.rows.mine & step.truncated & ~step.terminated
         if wanted.any():
             rows = self.rows.of_agents(wanted)

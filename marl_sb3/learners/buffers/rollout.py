@@ -91,7 +91,8 @@ class TransitionsOnly(_Base):
         """
         here = self.pos
         for own, given in _pairs(self.observations, observations):
-            own[here] = given.reshape(own[here].shape)
+            line = own[here]
+            line[...] = given.reshape(line.shape)
         self.actions[here] = actions.reshape(self.n_envs, self.action_dim)
         self.rewards[here] = 0.0
         self.episode_starts[here] = episode_starts
@@ -104,6 +105,10 @@ class TransitionsOnly(_Base):
 
     def pay(self, rewards: Array) -> None:
         """Add (n_envs,) rewards to the open transitions; rewards of rows without one are ignored."""
+        latest = self.pos - 1
+        if latest >= 0 and (self._open_at == latest).all():  # every row acted in the latest step: one line of the array
+            self.rewards[latest] += rewards
+            return
         rows = np.flatnonzero(self._open_at >= 0)
         self.rewards[self._open_at[rows], rows] += rewards[rows]
 
