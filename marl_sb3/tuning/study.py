@@ -159,7 +159,7 @@ class TuneStudy:
         # Enqueue first: after a kill in between, the trial is still running and is requeued again, but only once.
         if deaths <= 1 and all(other.user_attrs.get(RETRY_OF) != number for other in self.trials):
             attributes = {INDEX: trial.user_attrs[INDEX], RETRY_OF: number, DEATHS: deaths}
-            self.optuna.enqueue_trial(trial.params, user_attrs=attributes)
+            self.optuna.enqueue_trial(_params_to_repeat(trial), user_attrs=attributes)
         self.optuna.tell(number, state=TrialState.FAIL)
 
     # --- Results -----------------------------------------------------------------------------------------------------
@@ -269,6 +269,17 @@ class TuneStudy:
                 return False
         except Timeout:
             return True
+
+
+def _params_to_repeat(trial: FrozenTrial) -> dict[str, Any]:
+    """The parameters with which an unfinished trial is tried again.
+
+    A trial stores its seed once all its parameters are drawn. If it was killed before, only those that were set for it
+    (of a grid, or by the user) are repeated: the sampler draws the others again, in the same order from the same seed.
+    """
+    if SEED in trial.user_attrs:
+        return dict(trial.params)
+    return dict(trial.system_attrs.get("fixed_params", {}))
 
 
 def _count(trials: Iterable[FrozenTrial]) -> int:

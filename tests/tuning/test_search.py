@@ -31,7 +31,7 @@ from marl_sb3.tuning.search import Search, read_search
 from marl_sb3.tuning.space import parse_space
 from marl_sb3.tuning.storage import SafeJournal, open_storage
 from marl_sb3.tuning.study import TuneStudy
-from marl_sb3.tuning.trial_attributes import DEATHS, ERROR, INTERRUPTED, KILLED, RETRY_OF, WORKER
+from marl_sb3.tuning.trial_attributes import DEATHS, ERROR, INDEX, INTERRUPTED, KILLED, RETRY_OF, WORKER
 
 SETTINGS = {
     "n_envs": 4,
@@ -385,17 +385,20 @@ def test_the_lock_of_a_dead_worker_gives_its_trial_back(in_tmp: Path) -> None:
     assert study.n_done() == 3
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "random", "gp"])
+GRID = {"batch_size": {"choices": [10, 20]}, "learning_rate": {"choices": [1e-4, 1e-3, 1e-2]}}
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random", "gp", "grid"])
 def test_a_search_that_was_killed_finds_what_it_would_have_found(sampler: str, in_tmp: Path) -> None:
-    options = {"trials": 5, "sampler": sampler, "pruner": "median"}
+    options = {"trials": 6, "sampler": sampler, "pruner": "median", "space": GRID if sampler == "grid" else SPACE}
     whole = in_this_process(study="whole", **options)
     study = prepare_study(**{**SMALL, **options}, study="killed")
-    for name in ("one", "other", "third"):
-        with study.working(name):
-            trial = study.next_trial(name)
+    for n_drawn in (2, 0, 1):  # killed after all parameters, none or only the first were drawn
+        with study.working("killed"):
+            trial = study.next_trial("killed")
             assert trial is not None
-            if name != "other":  # the other is killed before anything is drawn
-                study.space.suggest(trial)
+            for parameter in study.space.parameters[:n_drawn]:
+                parameter.suggest(trial)
         study = prepare_study(study="killed")
         with study.working("nobody kills this"):
             trial = study.next_trial("nobody kills this")
@@ -403,9 +406,9 @@ def test_a_search_that_was_killed_finds_what_it_would_have_found(sampler: str, i
             run_trial(study, trial)
     work_on(study)
     ended = [trial for trial in study.trials if trial.user_attrs.get(ERROR) != KILLED]
-    assert [(trial.params, trial.value, trial.user_attrs["seed"]) for trial in ended] == [
-        (trial.params, trial.value, trial.user_attrs["seed"]) for trial in whole.trials
-    ]
+    assert sorted(
+        (trial.user_attrs[INDEX], trial.params, trial.value, trial.user_attrs["seed"]) for trial in ended
+    ) == [(trial.user_attrs[INDEX], trial.params, trial.value, trial.user_attrs["seed"]) for trial in whole.trials]
     assert len(study.trials) == len(whole.trials) + 3
 
 
