@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch as th
 
+from marl_sb3.learners.fused import layers
 from marl_sb3.learners.ppo.fused import kernel
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
@@ -48,7 +49,7 @@ def kernel_tanh(x: np.ndarray) -> np.ndarray:
     offsets, size = kernel.workspace(table, len(x))
     inputs = x.astype(np.float32).reshape(-1, 1)
     work, none = np.empty(size, np.float32), np.empty((len(x), 0), np.int64)
-    return kernel.forward(theta, table, offsets, work, none, inputs, False, len(x), kernel.TANH).reshape(-1).copy()
+    return kernel.forward(theta, table, offsets, work, none, inputs, False, len(x), layers.TANH).reshape(-1).copy()
 
 
 def test_tanh_is_within_three_ulp_of_the_true_value() -> None:

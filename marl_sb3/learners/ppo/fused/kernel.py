@@ -1,4 +1,4 @@
-"""PPO's forward pass, update and Adam for plain MLPs, as float32 kernels compiled by numba.
+"""PPO's forward pass and update for plain MLPs, as float32 kernels compiled by numba.
 
 With minibatches of a hundred rows PyTorch spends its time on dispatch: dozens of small operations each. Here a whole
 update is one call. Matrix products are BLAS's; everything else is loops that LLVM vectorises.
@@ -8,27 +8,20 @@ net (actor or critic) is a table with a row per layer: `[inputs, outputs, weight
 stored as (inputs, outputs), transposed with respect to PyTorch, so that a one-hot input selects an adjoining row.
 Activations of layer l are in a workspace at `offsets[l]`, (rows, outputs) each.
 
-Formulas: Schulman et al. 2017 (https://arxiv.org/abs/1707.06347), eq. 7 and 9, as in SB3's `ppo.py`; Adam as in
-PyTorch's `_single_tensor_adam`. tanh is within 3 units in the last place (ulp), and exactly 1 where the float32 nearest
-to it is: its slope, 1 - tanh^2, then vanishes where PyTorch's does. See docs/fused_accuracy.md.
-
-All kernels are in one file because numba's cache checks only the file of the kernel that is called. Kernels in other
-files could change, and the code compiled from their old version would still be used.
+Formulas: Schulman et al. 2017 (https://arxiv.org/abs/1707.06347), eq. 7 and 9, as in SB3's `ppo.py`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
-import scipy.linalg.cython_blas  # noqa: F401 - numba calls its BLAS; loaded here, so that its threads can be limited
 
-from marl_sb3.learners.ppo.fused.kernel_cache import compiled
+from marl_sb3.learners.fused.adam import adam, norm
+from marl_sb3.learners.fused.kernel_cache import inner_kernel, kernel
+from marl_sb3.learners.fused.layers import LINEAR, TANH, activate, clear, matrix, through_activation
 from marl_sb3.types import Array, FloatArray
-
-TANH, RELU, LINEAR = range(3)  # activations
 
 # The columns of the statistics of a minibatch.
 POLICY_LOSS, VALUE_LOSS, ENTROPY_LOSS, APPROX_KL, CLIP_FRACTION, GRAD_NORM, LOSS, NUM_STATS = range(8)
@@ -98,89 +91,11 @@ _ZERO, _HALF, _ONE, _TWO = _f(0.0), _f(0.5), _f(1.0), _f(2.0)
 _HALF_LOG_TWO_PI = _f(0.5 * math.log(2.0 * math.pi))
 _CLIP_EPS = _f(1e-6)  # torch.nn.utils.clip_grad_norm_
 _ADV_EPS = _f(1e-8)
-# For `_tanh`: minimax polynomials on 0..0.625 and 0.625..9.1; above 9.1 the nearest float32 is 1.
-_TANH_SMALL, _TANH_LARGE = _f(0.625), _f(9.1)
-_T3, _T5, _T7, _T9, _T11 = _f(-0.3333328), _f(0.13331406), _f(-0.053736515), _f(0.020628167), _f(-0.0056922967)
-_R0, _R1, _R2 = _f(1.0000076293945312), _f(0.4999546706676483), _f(0.12511205673217773)
-_R3, _R4, _R5 = _f(0.02068271115422249), _f(0.0027249676641076803), _f(0.00020077719818800688)
-_R6, _R7, _R8 = _f(3.967293014284223e-05), _f(-1.5761467011543573e-06), _f(3.643144452780689e-07)
-
-# error_model="numpy": a division that may raise cannot be vectorised.
-# fastmath without nnan and ninf: NaN and infinity must not be optimised away.
-_FAST = {"reassoc", "contract", "arcp", "nsz", "afn"}
-_OPTIONS = {"nogil": True, "error_model": "numpy", "fastmath": _FAST, "no_cfunc_wrapper": True}
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
 _Scalar = Any  # a float32, once compiled
 _Space = tuple[Array, FloatArray, FloatArray]  # offsets of the layers, activations, gradients of the activations
 
 
-def _kernel(function: _Function) -> _Function:
-    """Compile on the first call, for the types of its arguments; later processes load the compiled code."""
-    return compiled(function, **_OPTIONS)
-
-
-def _inner_kernel(function: _Function) -> _Function:
-    """Compile a function that only kernels call, without the entry point for Python: a quarter of the compile time."""
-    return compiled(function, **_OPTIONS, no_cpython_wrapper=True)
-
-
-def _precise_kernel(function: _Function) -> _Function:
-    """Compile an inner kernel without fastmath: its operations stay in the order in which they are written."""
-    return compiled(function, **{**_OPTIONS, "fastmath": {"contract"}}, no_cpython_wrapper=True)
-
-
-@_precise_kernel
-def _tanh(x: _Scalar) -> _Scalar:
-    """1 - 2 / (exp(2|x|) + 1) with the sign of x; near 0, where that cancels, an odd polynomial.
-
-    exp(|x| / 2) is a polynomial too. It is most accurate where |x| is large, for the sake of the slope, 1 - tanh^2.
-    """
-    size = abs(x)
-    size = _TANH_LARGE if size > _TANH_LARGE else size  # lets NaN through
-    root = _R5 + size * (_R6 + size * (_R7 + size * _R8))
-    root = _R0 + size * (_R1 + size * (_R2 + size * (_R3 + size * (_R4 + size * root))))
-    square = root * root
-    large = _ONE - _TWO / (square * square + _ONE)
-    w = size * size
-    small = size + size * (w * (_T3 + w * (_T5 + w * (_T7 + w * (_T9 + w * _T11)))))
-    return np.copysign(small if size < _TANH_SMALL else large, x)
-
-
-@_inner_kernel
-def _activate(values: FloatArray, bias: FloatArray, kind: int) -> None:
-    """values: (rows, outputs), in place: act(values + bias)."""
-    rows, outputs = values.shape
-    for i in range(rows):
-        row = values[i]
-        if kind == TANH:
-            for j in range(outputs):
-                row[j] = _tanh(row[j] + bias[j])
-        elif kind == RELU:
-            for j in range(outputs):
-                v = row[j] + bias[j]
-                row[j] = _ZERO if v < _ZERO else v  # lets NaN through
-        else:
-            for j in range(outputs):
-                row[j] += bias[j]
-
-
-# Loops instead of slice assignments: numba takes seconds to compile the error messages of those. Short rows are passed
-# as array and index: making a slice costs as much as ten numbers.
-
-
-@_inner_kernel
-def _clear(array: Array) -> None:
-    for i in range(array.shape[0]):
-        array[i] = 0
-
-
-@_inner_kernel
-def _matrix(flat: FloatArray, offset: int, rows: int, columns: int) -> FloatArray:
-    return flat[offset : offset + rows * columns].reshape(rows, columns)
-
-
-@_inner_kernel
+@inner_kernel
 def _first_layer(indices: Array, floats: FloatArray, one_hot: bool, weight: FloatArray, out: FloatArray) -> None:
     """out: (rows, outputs) = inputs @ weight, where one-hot inputs are given by the positions of their ones."""
     if not one_hot:
@@ -198,7 +113,7 @@ def _first_layer(indices: Array, floats: FloatArray, one_hot: bool, weight: Floa
                 row[j] += more[j]
 
 
-@_kernel
+@kernel
 def forward(
     theta: FloatArray,
     table: Array,
@@ -212,21 +127,21 @@ def forward(
 ) -> FloatArray:
     """Run a net; returns its last layer, (rows, outputs), a view of `work`."""
     layers = table.shape[0]
-    out = _matrix(work, offsets[0], rows, table[0, 1])
+    out = matrix(work, offsets[0], rows, table[0, 1])
     for layer in range(layers):
         inputs, outputs, w, b = table[layer, 0], table[layer, 1], table[layer, 2], table[layer, 3]
-        weight = _matrix(theta, w, inputs, outputs)
-        here = _matrix(work, offsets[layer], rows, outputs)
+        weight = matrix(theta, w, inputs, outputs)
+        here = matrix(work, offsets[layer], rows, outputs)
         if layer == 0:
             _first_layer(indices, floats, one_hot, weight, here)
         else:
             np.dot(out, weight, here)
-        _activate(here, theta[b : b + outputs], activation if layer < layers - 1 else LINEAR)
+        activate(here, theta[b : b + outputs], activation if layer < layers - 1 else LINEAR)
         out = here
     return out
 
 
-@_kernel
+@kernel
 def forward_both(
     theta: FloatArray,
     pi: Array,
@@ -248,7 +163,7 @@ def forward_both(
     )
 
 
-@_inner_kernel
+@inner_kernel
 def _first_layer_gradient(
     indices: Array, floats: FloatArray, one_hot: bool, delta: FloatArray, grad: FloatArray
 ) -> None:
@@ -257,7 +172,7 @@ def _first_layer_gradient(
         np.dot(floats.T, delta, grad)
         return
     for i in range(grad.shape[0]):
-        _clear(grad[i])
+        clear(grad[i])
     rows, outputs = delta.shape
     for i in range(rows):
         row = delta[i]
@@ -267,35 +182,7 @@ def _first_layer_gradient(
                 target[j] += row[j]
 
 
-@_kernel
-def _through_activation(delta: FloatArray, values: FloatArray, kind: int, bias_grad: FloatArray) -> None:
-    """Multiply gradients, in place, by the slope of the activation, and sum them over the rows.
-
-    Args:
-        delta: (rows, outputs), gradients with respect to the outputs of the activation; changed to those with respect
-            to its inputs.
-        values: (rows, outputs) of the activation.
-        kind: TANH, RELU or LINEAR.
-        bias_grad: (outputs,); filled with the sum of `delta` over the rows.
-    """
-    _clear(bias_grad)
-    rows, outputs = delta.shape
-    for i in range(rows):
-        row, value = delta[i], values[i]
-        if kind == TANH:
-            for j in range(outputs):
-                row[j] *= _ONE - value[j] * value[j]
-                bias_grad[j] += row[j]
-        elif kind == RELU:
-            for j in range(outputs):
-                row[j] = _ZERO if value[j] <= _ZERO else row[j]
-                bias_grad[j] += row[j]
-        else:
-            for j in range(outputs):
-                bias_grad[j] += row[j]
-
-
-@_inner_kernel
+@inner_kernel
 def backward(
     theta: FloatArray,
     grad: FloatArray,
@@ -317,21 +204,21 @@ def backward(
     layers = table.shape[0]
     for layer in range(layers - 1, -1, -1):
         inputs, outputs, w, b = table[layer, 0], table[layer, 1], table[layer, 2], table[layer, 3]
-        delta = _matrix(delta_work, offsets[layer], rows, outputs)
-        values = _matrix(work, offsets[layer], rows, outputs)
-        _through_activation(delta, values, activation if layer < layers - 1 else LINEAR, grad[b : b + outputs])
-        weight_grad = _matrix(grad, w, inputs, outputs)
+        delta = matrix(delta_work, offsets[layer], rows, outputs)
+        values = matrix(work, offsets[layer], rows, outputs)
+        through_activation(delta, values, activation if layer < layers - 1 else LINEAR, grad[b : b + outputs])
+        weight_grad = matrix(grad, w, inputs, outputs)
         if layer == 0:
             _first_layer_gradient(indices, floats, one_hot, delta, weight_grad)
             continue
-        below = _matrix(work, offsets[layer - 1], rows, inputs)
+        below = matrix(work, offsets[layer - 1], rows, inputs)
         np.dot(below.T, delta, weight_grad)
-        weight = _matrix(theta, w, inputs, outputs)
-        delta_below = _matrix(delta_work, offsets[layer - 1], rows, inputs)
+        weight = matrix(theta, w, inputs, outputs)
+        delta_below = matrix(delta_work, offsets[layer - 1], rows, inputs)
         np.dot(delta, weight.T, delta_below)
 
 
-@_inner_kernel
+@inner_kernel
 def softmax(logits: FloatArray, probabilities: FloatArray, sizes: Array) -> None:
     """Compute the softmax of each sub-distribution.
 
@@ -359,7 +246,7 @@ def softmax(logits: FloatArray, probabilities: FloatArray, sizes: Array) -> None
             start = end
 
 
-@_inner_kernel
+@inner_kernel
 def _categorical_log_prob(log_probs: FloatArray, sizes: Array, actions: Array, row: int) -> _Scalar:
     """log_probs: (rows, sum of sizes); the log-probability of one row's actions."""
     start, total = 0, _ZERO
@@ -369,7 +256,7 @@ def _categorical_log_prob(log_probs: FloatArray, sizes: Array, actions: Array, r
     return total
 
 
-@_inner_kernel
+@inner_kernel
 def _gaussian_log_prob(means: FloatArray, log_std: FloatArray, actions: Array, row: int) -> _Scalar:
     total = _ZERO
     for d in range(means.shape[1]):
@@ -378,7 +265,7 @@ def _gaussian_log_prob(means: FloatArray, log_std: FloatArray, actions: Array, r
     return total
 
 
-@_inner_kernel
+@inner_kernel
 def _categorical_delta(
     log_probs: FloatArray,
     sizes: Array,
@@ -404,7 +291,7 @@ def _categorical_delta(
     return total
 
 
-@_inner_kernel
+@inner_kernel
 def _gaussian_delta(
     means: FloatArray,
     log_std: FloatArray,
@@ -426,7 +313,7 @@ def _gaussian_delta(
     return total
 
 
-@_inner_kernel
+@inner_kernel
 def _normalise(advantages: FloatArray) -> None:
     """(advantages - mean) / (std + 1e-8), in place, with the unbiased std, as torch's."""
     n = advantages.shape[0]
@@ -443,33 +330,7 @@ def _normalise(advantages: FloatArray) -> None:
         advantages[i] = (advantages[i] - _f(mean)) * scale
 
 
-@_inner_kernel
-def _norm(grad: FloatArray) -> float:
-    squares = np.float64(0.0)
-    for i in range(grad.shape[0]):
-        squares += np.float64(grad[i]) * np.float64(grad[i])
-    return math.sqrt(squares)
-
-
-@_inner_kernel
-def _adam(
-    theta: FloatArray, grad: FloatArray, m: FloatArray, v: FloatArray, scale: _Scalar, settings: Settings, step: int
-) -> None:
-    """One step of Adam with the gradient times `scale`."""
-    beta1, beta2, eps = settings.beta1, settings.beta2, _f(settings.eps)
-    step_size = _f(settings.learning_rate / (1.0 - beta1**step))
-    inverse_root = _f(1.0 / math.sqrt(1.0 - beta2**step))
-    keep1, new1, keep2, new2 = _f(beta1), _f(1.0 - beta1), _f(beta2), _f(1.0 - beta2)
-    for i in range(theta.shape[0]):
-        g = grad[i] * scale
-        first = keep1 * m[i] + new1 * g
-        second = keep2 * v[i] + new2 * g * g
-        m[i] = first
-        v[i] = second
-        theta[i] -= step_size * first / (np.sqrt(second) * inverse_root + eps)
-
-
-@_kernel
+@kernel
 def workspace(table: Array, rows: int) -> tuple[Array, int]:
     """Return the offset of each layer's activations, and the size of the workspace in numbers."""
     offsets = np.empty(table.shape[0], np.int64)
@@ -480,7 +341,7 @@ def workspace(table: Array, rows: int) -> tuple[Array, int]:
     return offsets, size
 
 
-@_kernel
+@kernel
 def sample(logits: FloatArray, sizes: Array, noise: FloatArray) -> tuple[Array, FloatArray]:
     """Draw from categorical distributions.
 
@@ -511,7 +372,7 @@ def sample(logits: FloatArray, sizes: Array, noise: FloatArray) -> tuple[Array, 
     return actions, log_probs
 
 
-@_inner_kernel
+@inner_kernel
 def _gather(samples: Samples, order: Array, batch: Samples) -> None:
     """Copy the samples of a minibatch to the front of the arrays of `batch`."""
     _gather_rows(samples.indices, order, batch.indices)
@@ -523,7 +384,7 @@ def _gather(samples: Samples, order: Array, batch: Samples) -> None:
     _gather_numbers(samples.returns, order, batch.returns)
 
 
-@_inner_kernel
+@inner_kernel
 def _gather_rows(source: Array, order: Array, target: Array) -> None:
     columns = source.shape[1]
     if columns == 0:
@@ -534,13 +395,13 @@ def _gather_rows(source: Array, order: Array, target: Array) -> None:
             target[i, j] = source[row, j]
 
 
-@_inner_kernel
+@inner_kernel
 def _gather_numbers(source: FloatArray, order: Array, target: FloatArray) -> None:
     for i in range(order.shape[0]):
         target[i] = source[order[i]]
 
 
-@_inner_kernel
+@inner_kernel
 def _losses(
     nets: Nets,
     batch: Samples,
@@ -560,7 +421,7 @@ def _losses(
     by_entropy = -_f(settings.ent_coef) * inverse_rows
     by_value = _TWO * _f(settings.vf_coef) * inverse_rows
     policy_loss = value_loss = entropy = kl = clipped = np.float64(0.0)
-    _clear(log_std_grad)
+    clear(log_std_grad)
     gaussian, sizes, int_actions, float_actions = nets.gaussian, nets.sizes, batch.int_actions, batch.float_actions
     log_probs, advantages, returns = batch.log_probs, batch.advantages, batch.returns
     for i in range(rows):
@@ -595,7 +456,7 @@ def _losses(
     stats[LOSS] = stats[POLICY_LOSS] + settings.ent_coef * stats[ENTROPY_LOSS] + settings.vf_coef * stats[VALUE_LOSS]
 
 
-@_kernel
+@kernel
 def _minibatch(
     theta: FloatArray,
     grad: FloatArray,
@@ -615,17 +476,17 @@ def _minibatch(
     pi_out = forward(theta, nets.pi, pi_offsets, pi_work, indices, floats, one_hot, rows, activation)
     vf_out = forward(theta, nets.vf, vf_offsets, vf_work, indices, floats, one_hot, rows, activation)
     outputs = nets.pi[-1, 1]
-    pi_by_out = _matrix(pi_delta, pi_offsets[-1], rows, outputs)
+    pi_by_out = matrix(pi_delta, pi_offsets[-1], rows, outputs)
     if not nets.gaussian:
         softmax(pi_out, pi_by_out, nets.sizes)
-    vf_by_out = _matrix(vf_delta, vf_offsets[-1], rows, 1)
+    vf_by_out = matrix(vf_delta, vf_offsets[-1], rows, 1)
     log_std, log_std_grad = theta[nets.log_std :], grad[nets.log_std :]
     _losses(nets, batch, rows, pi_out, vf_out, log_std, settings, pi_by_out, vf_by_out, log_std_grad, stats)
     backward(theta, grad, nets.pi, pi_offsets, pi_work, pi_delta, indices, floats, one_hot, rows, activation)
     backward(theta, grad, nets.vf, vf_offsets, vf_work, vf_delta, indices, floats, one_hot, rows, activation)
 
 
-@_kernel
+@kernel
 def train(
     theta: FloatArray,
     m: FloatArray,
@@ -670,13 +531,24 @@ def train(
             if settings.normalize_advantage and rows > 1:
                 _normalise(batch.advantages[:rows])
             _minibatch(theta, grad, nets, batch, rows, settings, pi_space, vf_space, stats[done])
-            norm = _norm(grad)
-            stats[done, GRAD_NORM] = norm
+            size_of_grad = norm(grad)
+            stats[done, GRAD_NORM] = size_of_grad
             done += 1
-            if not (np.isfinite(norm) and np.isfinite(stats[done - 1, LOSS])):
+            if not (np.isfinite(size_of_grad) and np.isfinite(stats[done - 1, LOSS])):
                 return done
-            scale = min(_ONE, _f(settings.max_grad_norm) / (_f(norm) + _CLIP_EPS))
-            _adam(theta, grad, m, v, scale, settings, adam_step + done)
+            scale = min(_ONE, _f(settings.max_grad_norm) / (_f(size_of_grad) + _CLIP_EPS))
+            adam(
+                theta,
+                grad,
+                m,
+                v,
+                scale,
+                adam_step + done,
+                settings.learning_rate,
+                settings.beta1,
+                settings.beta2,
+                settings.eps,
+            )
     return done
 
 

@@ -20,7 +20,7 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from torch import nn
 
 from marl_sb3.errors import EnvError
-from marl_sb3.learners.ppo.fused.coverage import ACTIVATIONS
+from marl_sb3.learners.fused.coverage import ACTIVATIONS
 from marl_sb3.types import Array, FloatArray
 
 _log = logging.getLogger(__name__)
