@@ -20,6 +20,7 @@ from forked import ForkServer, forked_subprocess
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 SHARED = {"measure", "processes", "many_agents", "marl_sb3_side", "rllib_side"}
+SHARED |= {"games", "preset_curves", "preset_jobs"}
 SHARED |= {"waterworld_checks", "waterworld_policies", "waterworld_pettingzoo_side"}
 WITH_ANOTHER_PYTHON = ("arena_vs_rllib", "waterworld_vs_pettingzoo")  # which these tests replace
 
@@ -42,9 +43,13 @@ RUNS = {
     ),
     "envs": (["--envs", "arena,CartPole-v1", "--env-steps", "12"], {"arena", "CartPole-v1"}),
     "fused_vs_torch_curves": (["--seeds", "2", "--timesteps", "2000"], {"episode_return_mean"}),
+    "presets": (
+        ["--presets", "ppo:arena", "--seeds", "3", "--timesteps", "2000", "--episodes", "2"],
+        {"ppo:arena"},
+    ),
 }
 
-NO_SPEEDS = {"fused_accuracy", "fused_vs_torch_curves"}
+NO_SPEEDS = {"fused_accuracy", "fused_vs_torch_curves", "presets"}
 
 Load = Callable[[str], ModuleType]
 
@@ -175,6 +180,34 @@ def test_many_agents_batched_and_single_agree(load: Load) -> None:
         assert rewards == {"agent0": 1.0, "agent1": 1.0, "agent2": 0.0}
         np.testing.assert_array_equal(outcome.rewards[1], [1.0, 1.0, 0.0])
         assert set(truncated.values()) == {bool(outcome.truncated[1, 0])} == {step + 1 == module.EPISODE_STEPS}
+
+
+# --- presets ---------------------------------------------------------------------------------------------------------
+
+TINY_GAMES = """
+maskable_ppo:classic/tictactoe-v3:
+  tiny: {n_timesteps: 16, n_envs: 2, n_steps: 8, batch_size: 16, n_epochs: 1, policy_kwargs.net_arch: [4]}
+"""
+
+
+def test_presets_go_on_where_they_were_ended(load: Load, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("tiny.yml").write_text(TINY_GAMES)
+    arguments = ["--variants", "tiny.yml", "--seeds", "0", "--episodes", "1", "--folder", "kept"]
+    for limit in ("0", "60", "60"):
+        load("presets").main([*arguments, "--limit-s", limit])
+    early, complete = map(json.loads, Path("kept/results.jsonl").read_text().splitlines())
+    assert early["error"] == "not begun: the time was over"
+    assert [point[0] for point in complete["curve"]] == [16]
+    for shares in complete["evaluation"]["games"].values():
+        assert set(shares) == {"won", "drawn", "lost"}
+        assert sum(shares.values()) == pytest.approx(1.0)
+    assert "tiny` | 16 |" in capsys.readouterr().out.splitlines()[-2]
+
+
+def test_curves_are_drawn_over_seeds(load: Load) -> None:
+    pytest.importorskip("matplotlib")  # of the extra `docs`
+    curves = [([10.0, 20.0], [1.0, 3.0]), ([10.0, 20.0, 30.0], [3.0, 4.0, 5.0])]
+    assert load("preset_curves").over_seeds(curves) == ([10.0, 20.0], [1.0, 3.0], [2.0, 3.5], [3.0, 4.0])
 
 
 # --- arena_vs_rllib, with a stand-in for RLlib's Python --------------------------------------------------------------

@@ -1,0 +1,236 @@
+"""Train presets as the documented commands do, each in a process of its own, and measure what they reach."""
+
+from __future__ import annotations
+
+import multiprocessing
+import tempfile
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from games import against_random
+
+import marl_sb3
+from marl_sb3.config import load_config
+from marl_sb3.metrics import Episode
+from marl_sb3.runs.run import Run
+
+GAMES = ("classic/connect_four-v3", "classic/tictactoe-v3")  # self-play: their returns say little
+POINTS = 40  # of a curve of returns
+GAME_POINTS = 12  # of a curve of games
+
+Point = list[float]  # env steps, then a value for each line of the curve
+
+
+@dataclass(frozen=True)
+class Job:
+    """A training.
+
+    Attributes:
+        algo: name of the algorithm.
+        env: id of the env.
+        seed: of the run.
+        variant: a name for the settings; "" is the preset.
+        settings: as after `--set`, in addition to the preset's.
+    """
+
+    algo: str
+    env: str
+    seed: int
+    variant: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Of the preset and its variant, without the seed."""
+        return ":".join(filter(None, (self.algo, self.env, self.variant)))
+
+    @property
+    def arguments(self) -> str:
+        """Those of `python -m marl_sb3.train` that train this, but for the seed."""
+        algo = "" if self.algo == "ppo" else f" --algo {self.algo}"
+        return f"{self.env}{algo}" + "".join(f" --set {key}={value}" for key, value in self.settings.items())
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a job may take.
+
+    Attributes:
+        timesteps: env steps instead of the preset's.
+        episodes: of the evaluation after the training; `GAMES` are played ten times as often on each side.
+        deadline_s: when trainings stop, by `time.monotonic`.
+    """
+
+    timesteps: int | None
+    episodes: int
+    deadline_s: float
+
+
+class Watch(marl_sb3.MultiAgentCallback):
+    """Ends the training at the deadline."""
+
+    def __init__(self, deadline_s: float) -> None:
+        super().__init__()
+        self.deadline_s, self.in_time = deadline_s, True
+
+    def _on_step(self) -> bool:
+        self.in_time = time.monotonic() < self.deadline_s
+        return self.in_time
+
+
+class Episodes(marl_sb3.MultiAgentCallback):
+    """The sum of returns of each episode, and when it ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ended: list[tuple[int, float]] = []
+
+    def on_episode_end(self, episode: Episode) -> None:
+        """Keep it."""
+        self.ended.append((self.num_timesteps, sum(episode.agent_returns.values())))
+
+    def curve(self) -> list[Point]:
+        """The mean of the episodes that ended in each of `POINTS` equal parts of the training."""
+        if not self.ended:
+            return []
+        ends, returns = np.array(self.ended).T
+        edges = np.linspace(0, self.num_timesteps, POINTS + 1).tolist()
+        parts = [(high, (ends > low) & (ends <= high)) for low, high in pairwise(edges)]
+        return [[high, float(returns[part].mean())] for high, part in parts if part.any()]
+
+
+class Games(marl_sb3.MultiAgentCallback):
+    """Plays against a random player during the training.
+
+    Attributes:
+        points: env steps, and the shares of won games as the first and as the second player.
+        seconds: that the games took.
+    """
+
+    def __init__(self, env: str, games: int, every: float) -> None:
+        super().__init__()
+        self.env, self.games, self.every = env, games, every
+        self.points: list[Point] = []
+        self.seconds = 0.0
+
+    def on_iteration_end(self, result: Any) -> bool:
+        """Play if it is time for it."""
+        if self.num_timesteps >= len(self.points) * self.every:
+            started_s = time.perf_counter()
+            shares = against_random(self.algorithm.bundle(), self.env, self.games, seed=len(self.points))
+            self.points.append([self.num_timesteps, *(share["won"] for share in shares.values())])
+            self.seconds += time.perf_counter() - started_s
+        return True
+
+
+def train(job: Job, budget: Budget) -> dict[str, Any]:
+    """Train and evaluate; returns plain data."""
+    watch, episodes, games = Watch(budget.deadline_s), Episodes(), _games(job, budget)
+    settings = {"n_parallel_updates": 1, **job.settings}  # one thread
+    with tempfile.TemporaryDirectory() as folder:
+        started_s = time.perf_counter()
+        run = marl_sb3.train(
+            job.env,
+            algo=job.algo,
+            seed=job.seed,
+            timesteps=budget.timesteps,
+            settings=settings,
+            run_dir=Path(folder) / "run",
+            callback=[watch, episodes, *games],
+        )
+        seconds = time.perf_counter() - started_s - sum(each.seconds for each in games)
+        return {
+            **asdict(job),
+            "name": job.name,
+            "arguments": job.arguments,
+            "complete": watch.in_time,
+            "env_steps": run.algorithm.num_timesteps,
+            "train_s": seconds,
+            "evaluation": evaluation(run, budget.episodes),
+            "curve": games[0].points if games else episodes.curve(),
+        }
+
+
+def _games(job: Job, budget: Budget) -> list[Games]:
+    if job.env not in GAMES:
+        return []
+    planned = load_config(job.env, job.algo, None, job.settings, n_timesteps=budget.timesteps)
+    return [Games(job.env, 2 * budget.episodes, planned.n_timesteps / GAME_POINTS)]
+
+
+def evaluation(run: Run, episodes: int) -> dict[str, Any]:
+    """What the trained policies reach: returns, or shares of games against a random player."""
+    if run.config.env in GAMES:
+        return {"games": against_random(run.bundle(), run.config.env, 10 * episodes, seed=1_000)}
+    result = run.evaluate(episodes, n_envs=min(episodes, 20))
+    names = ("episode_return_mean", "episode_return_min", "episode_return_max", "agent_episode_returns_mean")
+    return {name: result[name] for name in names} | {"deterministic": run.config.evaluation.deterministic}
+
+
+# --- Processes -------------------------------------------------------------------------------------------------------
+
+
+def run_jobs(
+    jobs: Sequence[Job], budget: Budget, processes: int, on_result: Callable[[Job, dict[str, Any]], None]
+) -> None:
+    """Run jobs, each in a process of its own, and `processes` at a time; none begins after the deadline.
+
+    Args:
+        jobs: in the order in which they begin.
+        budget: of each.
+        processes: how many run at the same time.
+        on_result: called in this process with each result; that of a job that failed has nothing but `error`.
+    """
+    waiting = deque(jobs)
+    running: dict[Connection, tuple[Job, BaseProcess]] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < processes:
+                job = waiting.popleft()
+                if time.monotonic() >= budget.deadline_s:
+                    on_result(job, {"error": "not begun: the time was over"})
+                else:
+                    running.update([_started(job, budget)])
+            for job, result in _next_results(running):
+                on_result(job, result)
+    finally:
+        for _, process in running.values():
+            process.kill()
+
+
+def _started(job: Job, budget: Budget) -> tuple[Connection, tuple[Job, BaseProcess]]:
+    here, there = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("fork").Process(target=_work, args=(job, budget, there))
+    process.start()
+    there.close()
+    return here, (job, process)
+
+
+def _work(job: Job, budget: Budget, answer: Connection) -> None:
+    try:
+        answer.send(train(job, budget))
+    except Exception:
+        answer.send({"error": traceback.format_exc()})
+
+
+def _next_results(running: dict[Connection, tuple[Job, BaseProcess]]) -> Iterator[tuple[Job, dict[str, Any]]]:
+    """Wait for the end of at least one running job, and remove those that have ended."""
+    for connection in wait(list(running)) if running else ():
+        assert isinstance(connection, Connection)
+        job, process = running.pop(connection)
+        try:
+            result = connection.recv()
+        except EOFError:
+            process.join()
+            result = {"error": f"its process died with exit code {process.exitcode}"}
+        process.join()
+        yield job, result

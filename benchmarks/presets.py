@@ -1,0 +1,195 @@
+"""Train presets with several seeds, and tabulate and draw what they reach.
+
+    python benchmarks/presets.py [--presets ALGO:ENV,...] [--seeds 0,1,2] [--processes N] [--folder DIR] [--draw DIR]
+
+Each training is that of `python -m marl_sb3.train ENV --algo ALGO --seed SEED`, in one thread of a process of its own.
+Afterwards the policies are evaluated as the preset says, with the most probable actions or with drawn ones. In games of
+two players, where one policy plays both sides against itself, they play against a player that takes any legal move.
+
+`--folder` keeps `results.jsonl`, a line for each training as soon as it is done, and `table.md`. What it has is not
+trained again, so that a benchmark that was ended continues. `--draw` needs matplotlib (`pip install -e '.[docs]'`).
+
+`--variants FILE` trains with other settings than the presets'. It is a YAML file: preset -> name -> settings, as after
+`--set`:
+
+    dqn:CartPole-v1:
+      slow: {learning_rate: 0.0005, policy_kwargs.net_arch: [64, 64]}
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from measure import Report, Setting, one_torch_thread, parser, positive, say, some_of
+from preset_jobs import Budget, Job, run_jobs
+
+from marl_sb3.config.yaml import read_yaml
+
+PRESETS = (
+    "maskable_ppo:classic/connect_four-v3",
+    "maskable_ppo:classic/tictactoe-v3",
+    "sac:waterworld",
+    "ppo:waterworld",
+    "td3:Pendulum-v1",
+    "sac:Pendulum-v1",
+    "recurrent_ppo:arena",
+    "dqn:arena",
+    "recurrent_ppo:CartPole-v1",
+    "dqn:CartPole-v1",
+    "ppo:CartPole-v1",
+    "trpo:CartPole-v1",
+    "trpo:arena",
+    "a2c:arena",
+    "ppo:arena",
+)  # about from the longest training to the shortest
+
+SETTING = Setting(
+    what="presets of hparams/, each with several seeds",
+    hyperparameters={},
+    threads="1 thread for each training",
+    changes={"A": "batched envs, where an env has a batched twin", "B": "fused networks, where they fit"},
+    packages=("marl_sb3", "stable-baselines3", "sb3-contrib", "torch", "numpy", "pettingzoo", "gymnasium"),
+)
+
+Result = dict[str, Any]
+
+
+def jobs_of(presets: Iterable[str], seeds: Sequence[int], variants: Mapping[str, Any] | None) -> list[Job]:
+    """All trainings: every preset, or variant, with the first seed, then with the next one."""
+    named = variants or {preset: {"": {}} for preset in presets}
+    return [
+        Job(*preset.split(":", 1), seed, variant, settings)
+        for seed in seeds
+        for preset, each in named.items()
+        for variant, settings in each.items()
+    ]
+
+
+class Results:
+    """The results in a folder.
+
+    Args:
+        folder: it is made if it is not there.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.file = folder, folder / "results.jsonl"
+        lines = self.file.read_text(encoding="utf-8").splitlines() if self.file.exists() else []
+        self.all: list[Result] = [json.loads(line) for line in lines]
+
+    def missing(self, jobs: Iterable[Job]) -> list[Job]:
+        """The jobs without a result; one that stopped early has none."""
+        done = {(result["name"], result["seed"]) for result in self.all if result.get("complete")}
+        return [job for job in jobs if (job.name, job.seed) not in done]
+
+    def add(self, job: Job, result: Result) -> None:
+        """Keep a result, and say it."""
+        result = {"name": job.name, "seed": job.seed, **result}
+        self.all.append(result)
+        with self.file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(result) + "\n")
+        (self.folder / "table.md").write_text(table(self.by_name()), encoding="utf-8")
+        say(f"{time.strftime('%H:%M:%S')} {job.name}, seed {job.seed}: {words_for(result)}")
+
+    def by_name(self, names: Iterable[str] | None = None) -> dict[str, list[Result]]:
+        """Preset or variant -> its latest result of each seed, by seed; those that failed are left out."""
+        latest = {(result["name"], result["seed"]): result for result in self.all if "error" not in result}
+        found: dict[str, list[Result]] = {}
+        for (name, _), result in sorted(latest.items()):
+            found.setdefault(name, []).append(result)
+        return found if names is None else {name: found[name] for name in names if name in found}
+
+
+def reached(result: Result) -> dict[str, str]:
+    """What is measured -> its value."""
+    found = result["evaluation"]
+    stopped = "" if result["complete"] else " (stopped early)"
+    if "games" in found:
+        return {f"won as the {side} player": f"{shares['won']:.1%}{stopped}" for side, shares in found["games"].items()}
+    several = len(found["agent_episode_returns_mean"]) > 1
+    what = f"{'sum of returns' if several else 'return'}{'' if found['deterministic'] else ', drawn actions'}"
+    return {what: f"{found['episode_return_mean']:.1f}{stopped}"}
+
+
+def words_for(result: Result) -> str:
+    """A line."""
+    if "error" in result:
+        return str(result["error"])
+    return f"{result['train_s']:.0f} s, " + ", ".join(f"{what} {value}" for what, value in reached(result).items())
+
+
+def table(by_name: Mapping[str, Sequence[Result]]) -> str:
+    """A Markdown row for each preset and each value that is measured."""
+    seeds = sorted({result["seed"] for results in by_name.values() for result in results})
+    head = ["arguments", "env steps", "seconds", "measured", *(f"seed {seed}" for seed in seeds)]
+    lines = [head, ["---"] * len(head)]
+    for name, results in by_name.items():
+        arguments = results[0]["arguments"] if results[0]["variant"] == "" else name
+        seconds = ", ".join(f"{result['train_s']:.0f}" for result in results)
+        begin = [f"`{arguments}`", f"{results[0]['env_steps']:,}", seconds]
+        by_seed = {result["seed"]: reached(result) for result in results}
+        for what in reached(results[0]):
+            lines.append([*begin, what, *(by_seed.get(seed, {}).get(what, "") for seed in seeds)])
+            begin = ["", "", ""]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def facts(results: Sequence[Result]) -> dict[str, Any]:
+    """Of a preset, for JSON."""
+    keys = ("seed", "arguments", "complete", "env_steps", "train_s", "evaluation", "curve")
+    return {"raw": [{key: result[key] for key in keys} for result in results]}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Train what is missing, print the table."""
+    options = parser(__doc__, repeats=None)
+    options.add_argument(
+        "--presets", type=some_of(PRESETS), default=list(PRESETS), metavar="ALGO:ENV,...", help="only these"
+    )
+    options.add_argument("--variants", type=Path, metavar="FILE", help="other settings, instead of --presets")
+    options.add_argument("--seeds", type=integers, default=[0, 1, 2], metavar="N,N", help="default: 0,1,2")
+    options.add_argument("--processes", type=positive, default=1, metavar="N", help="trainings at a time; default: 1")
+    options.add_argument("--timesteps", type=positive, metavar="N", help="env steps instead of the preset's")
+    options.add_argument(
+        "--episodes",
+        type=positive,
+        default=100,
+        metavar="N",
+        help="of each evaluation; in games, ten times as many on each side; default: 100",
+    )
+    options.add_argument(
+        "--limit-s", type=float, default=float("inf"), metavar="S", help="trainings stop then; default: never"
+    )
+    options.add_argument("--folder", type=Path, metavar="DIR", help="keep results here; default: nowhere")
+    options.add_argument("--draw", type=Path, metavar="DIR", help="draw a figure for each env; default: none")
+    arguments = options.parse_args(argv)
+    one_torch_thread()
+    budget = Budget(arguments.timesteps, arguments.episodes, time.monotonic() + arguments.limit_s)
+    variants = None if arguments.variants is None else read_yaml(arguments.variants)
+    jobs = jobs_of(arguments.presets, arguments.seeds, variants)
+    with tempfile.TemporaryDirectory() as nowhere:
+        results = Results(arguments.folder or Path(nowhere))
+        run_jobs(results.missing(jobs), budget, arguments.processes, results.add)
+    by_name = results.by_name(dict.fromkeys(job.name for job in jobs))
+    SETTING.print()
+    print(table(by_name), end="")
+    if arguments.draw is not None:
+        from preset_curves import draw_all  # noqa: PLC0415 - matplotlib is needed for nothing else
+
+        draw_all(by_name, arguments.draw)
+    Report("presets", SETTING, {name: facts(each) for name, each in by_name.items()}).write(arguments.json)
+
+
+def integers(text: str) -> list[int]:
+    """Integers with commas between them, for `argparse`."""
+    return [int(each) for each in text.split(",")]
+
+
+if __name__ == "__main__":
+    main()
