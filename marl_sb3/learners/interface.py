@@ -121,6 +121,12 @@ class Collector(Protocol):
     def observe(self, step: VecStep) -> None:
         """Record the rewards and ends of a step, also those of rows that wait."""
 
+    def break_off(self, step: VecStep) -> None:
+        """Give up the rollout instead of observing its latest step, so that a new rollout is due.
+
+        Only what the next actions depend on is taken from the step: where episodes ended, and running statistics.
+        """
+
     def finish_rollout(self, step: VecStep) -> None:
         """Complete the rollout; `step` is its last step."""
 

@@ -102,7 +102,6 @@ class OffPolicyCollector:
         self.actor = RowActor(rows, algorithm, ExploringDecider(algorithm, records))
         self._progress_remaining = progress_remaining
         self._episodes = 0  # of agents, that ended since the rollout began
-        self._observed = True  # whether `observe` has been called after the latest `act`
         self._noise = self._make_noise()
         space = algorithm.action_space
         self._open = OpenTransitions(rows.num_rows, algorithm.observation_space, space, self.buffer.actions.dtype)
@@ -146,12 +145,9 @@ class OffPolicyCollector:
             self._noise.reset(rows)
 
     def begin_rollout(self) -> None:
-        """See `Collector.begin_rollout`; open transitions go on, unless a callback stopped the training in a step."""
+        """See `Collector.begin_rollout`; open transitions go on."""
         self.algorithm.policy.set_training_mode(False)
         self.agent_steps = self._episodes = 0
-        if not self._observed:
-            self._forget(np.ones(self.rows.num_rows, dtype=np.bool_))
-            self._observed = True
         with policy_in_errors(self.rows.policy_id, "rollout"):
             self.actor.begin_rollout()
 
@@ -176,7 +172,6 @@ class OffPolicyCollector:
             number = int(acting.sum())
             self.algorithm.num_timesteps += number
             self.agent_steps += number
-            self._observed = False
         return self.processing.act(actions, acting)
 
     def _prepared(self, observations: Observations) -> Observations:
@@ -210,8 +205,15 @@ class OffPolicyCollector:
             self._episodes += int(ended.sum())
             if self._noise is not None:
                 self._noise.reset(ended)
-        self._observed = True
         self.actor.end_episodes(ended)
+
+    def break_off(self, step: VecStep) -> None:
+        """See `Collector.break_off`: as in SB3, the step leaves no transition; transitions from before stay."""
+        self.processing.observe(step)
+        self.actor.end_episodes(self.rows.of_agents(step.terminated | step.truncated))
+        self._forget(np.ones(self.rows.num_rows, dtype=np.bool_))
+        every: Any = self.algorithm.train_freq
+        self.actor.step = self._episodes = every.frequency
 
     def _keep(self, step: VecStep, rewards: Array, ended: BoolArray) -> None:
         self._open.pay(rewards)
@@ -288,7 +290,7 @@ class OffPolicyCollector:
             put_actor()
             put_processing()
             put_open()
-            self._episodes, self.agent_steps, self._observed = episodes, agent_steps, True
+            self._episodes, self.agent_steps = episodes, agent_steps
             if put_noise is not None:
                 put_noise()
 

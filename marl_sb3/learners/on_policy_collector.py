@@ -147,6 +147,12 @@ class OnPolicyCollector:
             self._keep(step, rewards, ended)
         self.actor.end_episodes(ended)
 
+    def break_off(self, step: VecStep) -> None:
+        """See `Collector.break_off`."""
+        self.processing.observe(step)
+        self.actor.end_episodes(self.rows.of_agents(step.terminated | step.truncated))
+        self.actor.step = self.algorithm.n_steps
+
     def _keep(self, step: VecStep, rewards: Array, ended: BoolArray) -> None:
         self._add_values_at_time_limits(step, rewards)
         self.buffer.pay(rewards)

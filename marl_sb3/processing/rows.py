@@ -130,7 +130,6 @@ class ProcessedRows:
         self._before = self._memory
         self._seen: Observations | None = None
         self._taken_in = taken_in  # whether statistics know it already
-        self._awaits_outcome = False
 
     def restart_envs(self, env_indices: Sequence[int]) -> None:
         """See `RowProcessing.restart_envs`."""
@@ -150,7 +149,6 @@ class ProcessedRows:
 
     def observe(self, step: VecStep) -> Array:
         """See `RowProcessing.observe`."""
-        self._awaits_outcome = False
         ended = self._rows.of_agents(step.terminated | step.truncated)
         closing = self._open & (ended | self._rows.of_agents(step.to_act))
         self._paid += np.where(self._open, self._rows.of_agents(step.rewards), 0)
@@ -169,8 +167,6 @@ class ProcessedRows:
 
     def look(self, step: VecStep) -> Observations:
         """See `RowProcessing.look`."""
-        if self._awaits_outcome:
-            self.observe(step)  # nobody wants to know what it was worth: the rollout was given up
         if self._seen is None:
             to_act = self._rows.of_agents(step.to_act)
             self._seen, self._after = self._look(self._rows.observations(step.observations), to_act)
@@ -207,7 +203,6 @@ class ProcessedRows:
         self._memory = after
         self._open |= acting
         self._forget_step(taken_in=False)
-        self._awaits_outcome = True
         return self._processing.env_actions(actions)
 
     # --- State -------------------------------------------------------------------------------------------------------

@@ -20,11 +20,14 @@ class StepListener(Protocol):
 class Runner(Part, Protocol):
     """Steps the envs with the policies' actions; the policies' collectors record the experience."""
 
-    def begin_rollouts(self, *, anew: bool) -> bool:
-        """Begin new rollouts where the last one is complete, or with `anew` all of them; return whether any began."""
+    def begin_rollouts(self) -> bool:
+        """Begin new rollouts where the last one is complete or was broken off; return whether any began."""
 
     def collect(self, env_steps: int, listener: StepListener) -> bool:
         """Take steps in every env, and finish the rollouts that are complete afterwards.
+
+        If the listener stops the rollout or raises, all rollouts are broken off; the episodes go on. If anything else
+        fails, new episodes begin with the next rollouts.
 
         Args:
             env_steps: number of steps of each env; at most as many as any rollout has left.

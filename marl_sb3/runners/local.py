@@ -35,11 +35,11 @@ class LocalRunner:
         self._collectors = list(collectors.values())
         self._latest: VecStep | None = None  # None: the next rollout begins new episodes
 
-    def begin_rollouts(self, *, anew: bool) -> bool:
+    def begin_rollouts(self) -> bool:
         """See `Runner.begin_rollouts`; if new episodes begin, so do all rollouts."""
-        if self._latest is None:
+        anew = self._latest is None
+        if anew:
             self._begin_episodes()
-            anew = True
         due = [collector for collector in self._collectors if anew or collector.steps_left == 0]
         for collector in due:
             collector.begin_rollout()
@@ -52,15 +52,32 @@ class LocalRunner:
         for collector in self._collectors:  # here and not earlier: callbacks may set weights when a rollout starts
             collector.read_weights()
         for _ in range(env_steps):
-            self._latest = step = self.env.step(self._act(step))
-            if not listener.on_step(step, self.tracker.record(step)):
+            step = self._step(step)
+            if not self._goes_on(step, listener):
                 return False
-            for collector in self._collectors:
-                collector.observe(step)
         for collector in self._collectors:
             if collector.records and collector.steps_left == 0:
                 collector.finish_rollout(step)
         return True
+
+    def _step(self, step: VecStep) -> VecStep:
+        """Take the step after `step` in every env. If that fails, nobody knows where the envs are."""
+        self._latest = None
+        self._latest = step = self.env.step(self._act(step))
+        return step
+
+    def _goes_on(self, step: VecStep, listener: StepListener) -> bool:
+        """Tell all of a step; returns whether the listener lets the rollout go on."""
+        goes_on, episodes = False, self.tracker.record(step)
+        try:
+            goes_on = listener.on_step(step, episodes)
+        finally:
+            for collector in self._collectors:
+                if goes_on:
+                    collector.observe(step)
+                else:
+                    collector.break_off(step)
+        return goes_on
 
     def forget_episodes(self) -> None:
         """See `Runner.forget_episodes`."""

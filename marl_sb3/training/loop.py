@@ -46,7 +46,6 @@ class TrainingLoop:
         self._runner = runner
         self._trained = [learner for learner in learners.values() if learner.trained]
         self._at_once = at_once
-        self._anew = False  # whether rollouts were stopped, so that all of them begin anew
 
     def iterate(
         self, callback: BaseCallback, listener: StepListener, progress_remaining: Callable[[], float]
@@ -66,7 +65,6 @@ class TrainingLoop:
             started_s = time.perf_counter()
             env_steps = self._begin_rollouts(callback, self.n_steps - taken)
             if not self._runner.collect(env_steps, listener):
-                self._anew = True
                 return None
             taken += env_steps
             due = [learner for learner in self._trained if learner.due_in() == 0]
@@ -80,9 +78,7 @@ class TrainingLoop:
 
     def _begin_rollouts(self, callback: BaseCallback, steps_left: int) -> int:
         """Begin the rollouts that are due; returns the env steps to the next update or the end of the iteration."""
-        begun = self._runner.begin_rollouts(anew=self._anew)
-        self._anew = False
-        if begun or not self._trained:
+        if self._runner.begin_rollouts() or not self._trained:
             callback.on_rollout_start()
         return min([steps_left, *(learner.due_in() for learner in self._trained)])
 
