@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from marl_sb3.learners.bundle import PolicyBundle as PolicyBundle
     from marl_sb3.learners.bundle import load_policies as load_policies
     from marl_sb3.learners.ppo.ppo import PPO as PPO
+    from marl_sb3.learners.ppo.recurrent_ppo import RecurrentPPO as RecurrentPPO
     from marl_sb3.learners.spec import PolicySpec as PolicySpec
     from marl_sb3.metrics import Episode as Episode
     from marl_sb3.metrics import InfoMetric as InfoMetric
@@ -50,6 +51,7 @@ _HOME = {
     "PPO": "marl_sb3.learners.ppo.ppo",
     "PolicyBundle": "marl_sb3.learners.bundle",
     "PolicySpec": "marl_sb3.learners.spec",
+    "RecurrentPPO": "marl_sb3.learners.ppo.recurrent_ppo",
     "Run": "marl_sb3.runs.run",
     "evaluate_policies": "marl_sb3.evaluation",
     "examine": "marl_sb3.checkup.api",

@@ -16,7 +16,7 @@ ALGORITHMS: Mapping[str, str] = {
     "a2c": "stable_baselines3.a2c.a2c:A2C",
     "trpo": "sb3_contrib.trpo.trpo:TRPO",
     "maskable_ppo": "sb3_contrib.ppo_mask.ppo_mask:MaskablePPO",
-    "recurrent_ppo": "sb3_contrib.ppo_recurrent.ppo_recurrent:RecurrentPPO",
+    "recurrent_ppo": "marl_sb3.learners.ppo.recurrent_ppo:RecurrentPPO",
     "dqn": "stable_baselines3.dqn.dqn:DQN",
     "qrdqn": "sb3_contrib.qrdqn.qrdqn:QRDQN",
     "sac": "stable_baselines3.sac.sac:SAC",
@@ -25,7 +25,8 @@ ALGORITHMS: Mapping[str, str] = {
     "tqc": "sb3_contrib.tqc.tqc:TQC",
     "crossq": "sb3_contrib.crossq.crossq:CrossQ",
 }
-_WITHOUT_NAME = ("stable_baselines3.ppo.ppo:PPO",)
+_RECURRENT_PPO = "sb3_contrib.ppo_recurrent.ppo_recurrent:RecurrentPPO"
+_WITHOUT_NAME = ("stable_baselines3.ppo.ppo:PPO", _RECURRENT_PPO)
 
 
 def place_of(cls: type[Any]) -> str:
@@ -53,7 +54,7 @@ def is_maskable(algorithm: type[BaseAlgorithm]) -> bool:
 
 def is_recurrent(algorithm: type[BaseAlgorithm]) -> bool:
     """Whether a class is RecurrentPPO or a subclass of it."""
-    return ALGORITHMS["recurrent_ppo"] in map(place_of, algorithm.__mro__)
+    return _RECURRENT_PPO in map(place_of, algorithm.__mro__)
 
 
 def algorithm_name(algorithm: type[BaseAlgorithm]) -> str | None:

@@ -12,10 +12,10 @@ from marl_sb3.config.values import PositiveInt, require
 from marl_sb3.learners.algorithms import class_at, place_of
 from marl_sb3.learners.interface import Learner
 from marl_sb3.learners.on_policy import OnPolicyLearner
-from marl_sb3.learners.ppo.learner import PPOLearner
 from marl_sb3.learners.processed import policy_rows, processing_of
 from marl_sb3.learners.sb3.build import build_algorithm, is_off_policy
 from marl_sb3.learners.spec import PolicySpec
+from marl_sb3.learners.update_path import TwoPaths, choose_path
 from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.types import PolicyID
 
@@ -59,7 +59,7 @@ def make_learner(
         trained: whether the policy is trained; if not, it only acts.
         seed: for the initial weights and all random draws of the algorithm.
         n_steps: env steps per env in a rollout, if the spec does not set it; A2C has a default of its own.
-        update_path: see `marl_sb3.PPO`.
+        update_path: see `TwoPaths`; SB3's own classes have no such choice.
         progress_remaining: from 1 at the start of training to 0 at its end, for schedules of exploration.
 
     Raises:
@@ -75,8 +75,8 @@ def make_learner(
     more: dict[str, Any] = {}
     if is_off_policy(spec.algorithm):
         more["progress_remaining"] = progress_remaining
-    elif learner is PPOLearner:
-        more["update_path"] = update_path
+    if isinstance(algorithm, TwoPaths):
+        choose_path(rows.policy_id, algorithm, update_path)
     made: Learner = learner(rows, algorithm, trained, processing, **more)
     return made
 

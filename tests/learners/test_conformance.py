@@ -96,6 +96,7 @@ def continuous(algorithm: type[BaseAlgorithm], chooses: str, **more: Any) -> Kin
 
 SMALL_PPO = {"n_steps": 6, "batch_size": 4, "n_epochs": 2}
 SMALL_REPLAY = {"train_freq": 3, "buffer_size": 30, "learning_starts": 4, "batch_size": 4, "gradient_steps": 2}
+MEMORY = {"net_arch": [4], "lstm_hidden_size": 4, "n_lstm_layers": 2}
 LEARNERS = {
     "PPO, fused": Kind(marl_sb3.PPO, SMALL_PPO, None, "fused"),
     "PPO, PyTorch": Kind(marl_sb3.PPO, SMALL_PPO, stable_baselines3.PPO, "torch"),
@@ -103,12 +104,9 @@ LEARNERS = {
     "A2C": Kind(stable_baselines3.A2C, {"n_steps": 3}, stable_baselines3.A2C),
     "TRPO": Kind(sb3_contrib.TRPO, {"n_steps": 6, "batch_size": 4, "n_critic_updates": 2}, sb3_contrib.TRPO),
     "MaskablePPO": Kind(sb3_contrib.MaskablePPO, SMALL_PPO, None, masked=True),
-    "RecurrentPPO": Kind(
-        sb3_contrib.RecurrentPPO,
-        SMALL_PPO,
-        None,  # it cannot be made for the arena's observations
-        network={"net_arch": [4], "lstm_hidden_size": 4, "n_lstm_layers": 2},
-    ),
+    "RecurrentPPO, fused": Kind(marl_sb3.RecurrentPPO, SMALL_PPO, None, "fused", network=MEMORY),
+    # None: sb3-contrib's class cannot be made for the arena's observations.
+    "stock RecurrentPPO": Kind(sb3_contrib.RecurrentPPO, SMALL_PPO, None, network=MEMORY),
     "DQN": Kind(
         stable_baselines3.DQN,
         {**SMALL_REPLAY, "target_update_interval": 8, "exploration_fraction": 0.9},
@@ -306,7 +304,7 @@ def test_a_training_with_a_policy_that_is_not_trained_goes_on(kind: Kind, tmp_pa
     assert_same(again, whole)
 
 
-@pytest.mark.parametrize("name", ["PPO, PyTorch", "A2C", "TRPO", "RecurrentPPO"])
+@pytest.mark.parametrize("name", ["PPO, PyTorch", "A2C", "TRPO", "RecurrentPPO, fused"])
 @pytest.mark.parametrize("sde_sample_freq", [-1, 2])
 def test_noise_of_gsde_is_brought_back_within_a_rollout(name: str, sde_sample_freq: int, tmp_path: Path) -> None:
     spec = LEARNERS[name].spec(use_sde=True, sde_sample_freq=sde_sample_freq)

@@ -24,6 +24,7 @@ from stock_training import (
 )
 from toy_envs import SampledEnv, ScriptedEnv
 
+import marl_sb3
 from marl_sb3 import MultiAgentAlgorithm, PolicySpec, make_vec_env
 from marl_sb3.errors import ConfigError
 
@@ -130,6 +131,37 @@ def test_weights_and_optimizer_equal_those_of_sb3_contrib(name: str) -> None:
     assert [path for path in expected if not same(expected[path], found[path])] == []
     assert (ours.num_timesteps, ours._n_updates) == (stock.num_timesteps, stock._n_updates)
     assert not any(same(before[path], found[path]) for path in before if path.endswith("net.weight"))
+
+
+class WholeSequences(marl_sb3.RecurrentPPO):
+    update_path = "fused"
+
+
+class OneByOne(marl_sb3.RecurrentPPO):
+    update_path = "torch"
+
+
+@pytest.mark.parametrize("name", RECURRENT_PPO.keys() - {"images", "gSDE"})
+def test_whole_sequences_train_as_sb3_contrib_does_to_tolerance(name: str) -> None:
+    case = RECURRENT_PPO[name]
+    stock = train_stock(stock_model(case, sb3_contrib.RecurrentPPO), case)
+    ours: Any = train_ours(case, WholeSequences).policies["p"]
+    drop_in = train_stock(stock_model(case, WholeSequences), case)
+    for found in (ours, drop_in):
+        assert found.rollout_buffer.whole_sequences
+        for path, expected in leaves(stock.get_parameters()).items():
+            if isinstance(expected, th.Tensor):
+                error = (leaves(found.get_parameters())[path] - expected).norm() / expected.norm().clamp_min(1e-8)
+                assert error < 1e-3, path
+
+
+def test_on_the_torch_path_recurrent_ppo_equals_sb3_contribs_in_its_place() -> None:
+    case = RECURRENT_PPO["time limits inside rollouts"]
+    stock = train_stock(stock_model(case, sb3_contrib.RecurrentPPO), case)
+    ours = train_stock(stock_model(case, OneByOne), case)
+    found, logged = leaves(ours.get_parameters()), ours.logger.name_to_value
+    assert all(same(value, found[path]) for path, value in leaves(stock.get_parameters()).items())
+    assert {name for name in stock.logger.name_to_value if name.startswith("train/")} <= logged.keys()
 
 
 def test_trpo_refuses_what_it_would_fail_on_in_its_first_update() -> None:

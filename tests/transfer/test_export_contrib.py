@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sb3_contrib
 from toy_envs import ScriptedEnv
 
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
@@ -31,8 +32,8 @@ def trained(name: str) -> MultiAgentAlgorithm:
 def test_sb3_contrib_opens_the_zip_and_predicts_the_same(name: str, tmp_path: Path) -> None:
     algorithm = trained(name)
     (file,) = export_policies(algorithm.bundle(), "sb3", tmp_path)
-    loaded: Any = algorithm_class(name).load(file.path, device="cpu")
     ours = algorithm.policies["p"]
+    loaded: Any = getattr(sb3_contrib, type(ours).__name__).load(file.path, device="cpu")
     expected, found = (policy.predict(SEEN, deterministic=True)[0] for policy in (ours, loaded))
     np.testing.assert_array_equal(found, expected)
     assert loaded.n_steps == 4

@@ -9,14 +9,13 @@ import numpy as np
 from sb3_contrib.common.recurrent.buffers import RecurrentDictRolloutBuffer, RecurrentRolloutBuffer
 
 from marl_sb3.learners.buffers.rollout import TransitionsOnly
+from marl_sb3.learners.buffers.sequences import STATES, WholeSequences
 from marl_sb3.types import Array, BoolArray
 
 if TYPE_CHECKING:
     _Base = TransitionsOnly
 else:
     _Base = object
-
-_STATES = ("hidden_states_pi", "cell_states_pi", "hidden_states_vf", "cell_states_vf")
 
 
 class _WithStates(_Base):
@@ -26,13 +25,13 @@ class _WithStates(_Base):
     sequences that minibatches are made of follow the transitions of a row, however many steps lie between them.
     """
 
-    of_transition = (*TransitionsOnly.of_transition, *_STATES)
-    of_sample = (*TransitionsOnly.of_sample, *_STATES, "episode_starts")
+    of_transition = (*TransitionsOnly.of_transition, *STATES)
+    of_sample = (*TransitionsOnly.of_sample, *STATES, "episode_starts")
     _row_starts: Array  # (transitions, 1), 1 where the transitions of a row begin; set when `get` flattens
 
     def begin_step(self, *arguments: Any, masks: BoolArray | None = None, states: Sequence[Array] = ()) -> None:
         """See `TransitionsOnly.begin_step`."""
-        for name, array in zip(_STATES, states, strict=True):
+        for name, array in zip(STATES, states, strict=True):
             getattr(self, name)[self.pos] = array.swapaxes(0, 1)
         super().begin_step(*arguments)
 
@@ -58,9 +57,9 @@ class _WithStates(_Base):
             yield batch
 
 
-class MemoryRolloutBuffer(_WithStates, TransitionsOnly, RecurrentRolloutBuffer):
+class MemoryRolloutBuffer(_WithStates, WholeSequences, TransitionsOnly, RecurrentRolloutBuffer):
     """A `RecurrentRolloutBuffer` that leaves steps in which a row does not act out of sequences and loss."""
 
 
-class MemoryDictRolloutBuffer(_WithStates, TransitionsOnly, RecurrentDictRolloutBuffer):
+class MemoryDictRolloutBuffer(_WithStates, WholeSequences, TransitionsOnly, RecurrentDictRolloutBuffer):  # type: ignore[misc]
     """A `MemoryRolloutBuffer` for `Dict` observations."""

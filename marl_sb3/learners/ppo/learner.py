@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
-
 from marl_sb3.learners.interface import UpdateJob
 from marl_sb3.learners.on_policy import OnPolicyLearner, TrainJob
-from marl_sb3.learners.ppo.fused.coverage import why_not_fused
 from marl_sb3.learners.ppo.fused.update import FusedUpdate
 from marl_sb3.learners.ppo.ppo import PPO
 from marl_sb3.metrics import Result
-from marl_sb3.policies.placement import PolicyRows
-from marl_sb3.processing import Processing
-
-_log = logging.getLogger(__name__)
 
 
 class PPOLearner(OnPolicyLearner):
-    """See `OnPolicyLearner`.
-
-    Args:
-        trained: whether the policy is trained; if not, it only acts.
-        processing: of its observations, rewards and actions.
-        update_path: see `marl_sb3.PPO`; `stable_baselines3.PPO` has no such choice.
-    """
+    """See `OnPolicyLearner`."""
 
     recorded_as: ClassVar[Mapping[str, str]] = {
         **OnPolicyLearner.recorded_as,
@@ -50,18 +36,6 @@ class PPOLearner(OnPolicyLearner):
         "num_trainable_parameters",
         "num_module_steps_trained",
     )
-
-    def __init__(
-        self,
-        rows: PolicyRows,
-        algorithm: OnPolicyAlgorithm,
-        trained: bool,
-        processing: Processing,
-        update_path: str = "auto",
-    ) -> None:
-        if isinstance(algorithm, PPO):
-            _choose_path(rows.policy_id, algorithm, update_path)
-        super().__init__(rows, algorithm, trained, processing)
 
     def begin_update(self, progress_remaining: float) -> UpdateJob:
         """See `Learner.begin_update`."""
@@ -118,11 +92,3 @@ class FusedJob(TrainJob):
         self._learner.algorithm.finish_update(self._update)  # type: ignore[attr-defined]
         self._learner.collector.buffer.samples_drawn += self._update.samples_drawn
         return super().finish()
-
-
-def _choose_path(policy_id: str, algorithm: PPO, update_path: str) -> None:
-    if update_path != "auto":  # otherwise a subclass may have set its own
-        algorithm.update_path = update_path
-    fused = algorithm.fused_policy()
-    reason = "" if fused or algorithm.update_path != "auto" else f" ({why_not_fused(algorithm)})"
-    _log.info("policy %s: %s update%s", policy_id, "fused" if fused else "torch", reason)

@@ -14,52 +14,42 @@ from stable_baselines3.common.utils import explained_variance
 from stable_baselines3.common.vec_env import VecEnv
 from torch.nn import functional as F
 
-from marl_sb3.errors import ConfigError, NumericError
+from marl_sb3.errors import NumericError
 from marl_sb3.learners.ppo.device_rollout import DeviceRollout
 from marl_sb3.learners.ppo.fused.coverage import why_not_fused
 from marl_sb3.learners.ppo.fused.policy import FusedPolicy
 from marl_sb3.learners.ppo.fused.rollout import collect_fused
 from marl_sb3.learners.ppo.fused.update import FusedUpdate, TorchUpdate
 from marl_sb3.learners.threads import blas_threads
-
-UPDATE_PATHS = ("auto", "fused", "torch")
-_EARLIER_NAMES = {"lean": "torch"}  # earlier names, still accepted
+from marl_sb3.learners.update_path import TwoPaths
 
 
-class PPO(stable_baselines3.PPO):
+class PPO(TwoPaths, stable_baselines3.PPO):
     """A drop-in for `stable_baselines3.PPO`: same arguments, same logger keys, same files.
 
-    There are two update paths. The *fused* one runs whole updates of plain MLPs in compiled kernels and equals SB3 to
-    floating point tolerance; the *torch* one takes every other policy and equals SB3 bit for bit.
+    The *fused* path runs whole updates of plain MLPs in compiled kernels, see `TwoPaths`.
 
     Attributes:
-        update_path: `auto` takes the fused path if it covers the policy, see `why_not_fused`; `fused` and `torch` force
-            one. May be set at any time between updates.
         num_grad_updates: optimizer steps taken since the object was made.
         update_stats: of the latest update, means over its minibatches: `gradients_global_norm` (before clipping) and
             `vf_loss_unclipped`.
     """
 
-    update_path: str = "auto"
     update_stats: dict[str, float]
     num_grad_updates: int = 0
     _fused: FusedPolicy | None = None
+
+    def why_not_fused(self) -> str | None:
+        """See `TwoPaths.why_not_fused`."""
+        return why_not_fused(self)
 
     def fused_policy(self) -> FusedPolicy | None:
         """The policy in the kernels' layout, if updates take the fused path.
 
         Raises:
-            ConfigError: that path is forced but does not cover this policy, or the path has an unknown name.
+            ConfigError: see `TwoPaths.takes_fused_path`.
         """
-        path = _EARLIER_NAMES.get(self.update_path, self.update_path)
-        if path not in UPDATE_PATHS:
-            raise ConfigError(
-                f"update_path is {self.update_path!r}; accepted: {', '.join(UPDATE_PATHS)}", key="update_path"
-            )
-        reason = "torch was chosen" if path == "torch" else why_not_fused(self)
-        if reason is not None:
-            if path == "fused":
-                raise ConfigError(f"the fused update does not cover this policy: {reason}", key="update_path")
+        if not self.takes_fused_path():
             return None
         if self._fused is None or not self._fused.is_of(self.policy):
             self._fused = FusedPolicy(self.policy)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.policies import BasePolicy
 
 from marl_sb3.types import Array, Observations
 
@@ -30,6 +31,19 @@ def num_updates(algorithm: BaseAlgorithm) -> int:
 def set_num_updates(algorithm: BaseAlgorithm, count: int) -> None:
     """Set what `num_updates` returns."""
     algorithm._n_updates = count
+
+
+# --- Policies with LSTMs ---------------------------------------------------------------------------------------------
+
+
+def calls_lstm_as_sb3(policy: BasePolicy) -> bool:
+    """Whether the policy's LSTMs get sequences in the way of sb3-contrib: in one call if no episode starts in them."""
+    from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
+
+    sb3: Any = RecurrentActorCriticPolicy
+    own: Any = type(policy)
+    names = ("_process_sequence", "evaluate_actions")
+    return issubclass(own, sb3) and all(getattr(own, name) is getattr(sb3, name) for name in names)
 
 
 # --- Off-policy algorithms -------------------------------------------------------------------------------------------

@@ -20,8 +20,8 @@ AGENTS = {"a": (7, "truncated"), "b": (7, "terminated"), "c": (3, "truncated")}
 WAITS = {"b": [1, 3, 4, 6], "c": [1]}
 
 
-def spec(**more: Any) -> PolicySpec:
-    return PolicySpec(sb3_contrib.RecurrentPPO, **{**SMALL, **more})
+def spec(algorithm: Any = sb3_contrib.RecurrentPPO, **more: Any) -> PolicySpec:
+    return PolicySpec(algorithm, **{**SMALL, **more})
 
 
 class Buffers(marl_sb3.MultiAgentCallback):
@@ -43,13 +43,12 @@ class Buffers(marl_sb3.MultiAgentCallback):
         return True
 
 
-def in_turns(mapping: Any = None) -> MultiAgentAlgorithm:
+def in_turns(mapping: Any = None, algorithm: Any = marl_sb3.RecurrentPPO) -> MultiAgentAlgorithm:
     """Agents that wait, end at other times, and are in the middle of a transition when rollouts end."""
     env = make_vec_env(NoisyEnv, n_envs=2, seed=1, plans=[[(AGENTS, {}, WAITS)]] * 2)
     ids = sorted(set((mapping or {"a": "p"}).values()))
-    return MultiAgentAlgorithm(
-        env, {policy_id: spec(learning_rate=lambda _: 0.0) for policy_id in ids}, mapping, seed=3, device="cpu"
-    )
+    specs = {policy_id: spec(algorithm, learning_rate=lambda _: 0.0) for policy_id in ids}
+    return MultiAgentAlgorithm(env, specs, mapping, seed=3, device="cpu")
 
 
 MAPPINGS = [dict.fromkeys("abc", "p"), {"a": "p", "b": "q", "c": "q"}]
@@ -79,13 +78,15 @@ def test_states_are_those_of_a_loop_over_each_agents_own_transitions(mapping: An
     assert compared == sum(int(rollout["acted"].sum()) for rollout in buffers.rollouts) > 2 * 2 * 12
 
 
-def test_minibatches_are_sequences_of_one_row_and_one_episode() -> None:
+@pytest.mark.parametrize("algorithm_class", [marl_sb3.RecurrentPPO, sb3_contrib.RecurrentPPO])
+def test_minibatches_are_sequences_of_one_row_and_one_episode(algorithm_class: Any) -> None:
     """The weights have not changed since the rollout: every log-probability is the one that was stored."""
-    algorithm = in_turns(MAPPINGS[0])
+    algorithm = in_turns(MAPPINGS[0], algorithm_class)
     policy: Any = algorithm.policies["p"]
     checked: list[int] = []
 
     def check() -> None:
+        policy.rollout_buffer.whole_sequences = algorithm_class is marl_sb3.RecurrentPPO
         for batch in policy.rollout_buffer.get(7):
             mask = batch.mask > 0
             with th.no_grad():
