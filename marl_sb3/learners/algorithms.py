@@ -25,8 +25,12 @@ ALGORITHMS: Mapping[str, str] = {
     "tqc": "sb3_contrib.tqc.tqc:TQC",
     "crossq": "sb3_contrib.crossq.crossq:CrossQ",
 }
-_RECURRENT_PPO = "sb3_contrib.ppo_recurrent.ppo_recurrent:RecurrentPPO"
-_WITHOUT_NAME = ("stable_baselines3.ppo.ppo:PPO", _RECURRENT_PPO)
+# SB3's classes where marl_sb3 has a subclass of its own. They have names in checkpoints only.
+STOCK: Mapping[str, str] = {
+    "stable_baselines3.PPO": "stable_baselines3.ppo.ppo:PPO",
+    "sb3_contrib.RecurrentPPO": "sb3_contrib.ppo_recurrent.ppo_recurrent:RecurrentPPO",
+}
+_SAVED: Mapping[str, str] = {**ALGORITHMS, **STOCK}
 
 
 def place_of(cls: type[Any]) -> str:
@@ -54,17 +58,22 @@ def is_maskable(algorithm: type[BaseAlgorithm]) -> bool:
 
 def is_recurrent(algorithm: type[BaseAlgorithm]) -> bool:
     """Whether a class is RecurrentPPO or a subclass of it."""
-    return _RECURRENT_PPO in map(place_of, algorithm.__mro__)
+    return STOCK["sb3_contrib.RecurrentPPO"] in map(place_of, algorithm.__mro__)
 
 
 def algorithm_name(algorithm: type[BaseAlgorithm]) -> str | None:
-    """Return the name of an algorithm's class; None for a class without a name, such as a user's own subclass."""
-    return next((name for name, place in ALGORITHMS.items() if place == place_of(algorithm)), None)
+    """Return the name of a class in checkpoints; None for a class without a name, such as a user's own subclass."""
+    return next((name for name, place in _SAVED.items() if place == place_of(algorithm)), None)
+
+
+def saved_algorithm_class(name: str) -> type[BaseAlgorithm]:
+    """Return the class of a name in a checkpoint."""
+    return class_at(STOCK[name]) if name in STOCK else algorithm_class(name)
 
 
 def require_algorithm(algorithm: object) -> None:
     """Refuse anything but a class of a supported algorithm."""
-    supported = dict.fromkeys([*ALGORITHMS.values(), *_WITHOUT_NAME])
+    supported = dict.fromkeys(_SAVED.values())
     if not (isinstance(algorithm, type) and any(place_of(base) in supported for base in algorithm.__mro__)):
         names = ", ".join(dict.fromkeys(place.partition(":")[2] for place in supported))
         raise ConfigError(f"algorithm is {algorithm!r}; accepted: {names} and subclasses", key="algo")

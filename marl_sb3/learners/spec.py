@@ -13,7 +13,7 @@ from marl_sb3.config.names import canonical_hyperparameters
 from marl_sb3.config.processing import PROCESSING, ProcessingSettings, processing_settings, split_processing
 from marl_sb3.config.values import Count, FiniteFloat, PositiveInt, accepts
 from marl_sb3.errors import CheckpointError, ConfigError
-from marl_sb3.learners.algorithms import algorithm_class, algorithm_name, is_recurrent, require_algorithm
+from marl_sb3.learners.algorithms import algorithm_name, is_recurrent, require_algorithm, saved_algorithm_class
 from marl_sb3.learners.ppo.ppo import PPO
 from marl_sb3.policies.hyperparameters import resolve_hyperparameters
 from marl_sb3.storage.state import State, StateReader, is_plain
@@ -102,7 +102,7 @@ class PolicySpec:
             CheckpointError: the data is not a valid spec.
             ConfigError: an unknown hyperparameter, or a value out of range.
         """
-        given, algorithm = plain.fields("hyperparameters"), algorithm_class(plain.string("algorithm"))
+        given, algorithm = plain.fields("hyperparameters"), saved_algorithm_class(plain.string("algorithm"))
         values = {name: given.value(name) for name in given.names()}
         _require_small(values, _LARGEST, given.where)
         if values.get("policy_kwargs") is not None:

@@ -37,6 +37,7 @@ CASES: dict[str, tuple[spaces.Space[Any], spaces.Space[Any], PolicySpec]] = {
     "image": (IMAGE, spaces.Discrete(3), PolicySpec(policy="CnnPolicy", **TINY_CNN)),
     "dict": (MIXED, spaces.Discrete(3), PolicySpec(policy="MultiInputPolicy")),
     "gsde": (spaces.MultiDiscrete([3, 4]), spaces.Box(-1, 1, (2,)), PolicySpec(use_sde=True)),
+    "SB3's own class": (NUMBERS, spaces.Discrete(3), PolicySpec(stable_baselines3.PPO)),
     "a2c": (NUMBERS, spaces.Discrete(3), PolicySpec(stable_baselines3.A2C)),
     "lstm": (
         NUMBERS,
