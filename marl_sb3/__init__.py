@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from marl_sb3.learners.spec import PolicySpec as PolicySpec
     from marl_sb3.metrics import Episode as Episode
     from marl_sb3.metrics import InfoMetric as InfoMetric
+    from marl_sb3.policies.networks import register_network as register_network
     from marl_sb3.runs.restore import load_run as load_run
     from marl_sb3.runs.run import Run as Run
     from marl_sb3.runs.train import train as train
@@ -59,6 +60,7 @@ _HOME = {
     "load_run": "marl_sb3.runs.restore",
     "make_vec_env": "marl_sb3.vec_env",
     "register_env": "marl_sb3.envs.registry",
+    "register_network": "marl_sb3.policies.networks",
     "train": "marl_sb3.runs.train",
     "tune": "marl_sb3.tuning.api",
 }

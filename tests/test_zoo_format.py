@@ -156,6 +156,10 @@ def test_what_is_not_supported_is_named(zoo: Path, env: str, settings: dict, mes
         ("{'net_arch': [64, (32, +1)]}", {"net_arch": [64, [32, 1]]}),
         ("dict(a=nn.Tanh, b=th.nn.LeakyReLU, c=torch.nn.SiLU)", {"a": "tanh", "b": "leaky_relu", "c": "silu"}),
         ("dict(a=nn.ELU, b=nn.GELU, c=nn.ReLU)", {"a": "elu", "b": "gelu", "c": "relu"}),
+        (
+            "dict(optimizer_class=th.optim.RMSprop, a=RMSpropTFLike, b=NatureCNN)",
+            {"optimizer_class": "rmsprop", "a": "rmsprop_tf_like", "b": "NatureCNN"},
+        ),
         ("dict(a='\\d')", {"a": "\\d"}),  # of which the compiler would warn
     ],
 )
@@ -168,7 +172,8 @@ def test_a_text_of_literals_is_read(text: str, value: dict) -> None:
     [
         ("dict(a=__import__('os').system('true'))", '''"__import__('os').system('true')"'''),
         ("dict(a=open('/etc/passwd'))", '''"open('/etc/passwd')"'''),
-        ("dict(optimizer_class=th.optim.Adam)", "'th.optim.Adam'"),
+        ("dict(optimizer_class=th.optim.LBFGS)", "'th.optim.LBFGS'"),
+        ("dict(optimizer_class=LBFGS)", "'LBFGS'"),
         ("dict(a=nn.Softmax)", "'nn.Softmax'"),
         ("dict(a=x.nn.ReLU)", "'x.nn.ReLU'"),
         ("dict(a=[y for y in z])", "'[y for y in z]'"),

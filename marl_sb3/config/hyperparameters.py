@@ -26,17 +26,6 @@ Line = Annotated[
 ]
 Schedule = PositiveFloat | Line
 
-# `policy_kwargs.net_arch`: the layers of the networks.
-Width = Annotated[int, Meta(ge=1, le=2**20)]
-_AtMost1000 = Meta(max_length=1000)
-Layers = Annotated[Sequence[Width], _AtMost1000]
-Networks = Annotated[
-    Annotated[Sequence[Width | Mapping[str, Layers]], _AtMost1000] | Mapping[str, Layers] | None,
-    Meta(
-        description="a list of layer widths such as [64, 64], or {pi: [64, 64], vf: [64, 64]}, or null; "
-        "widths from 1 to 1048576"
-    ),
-]
 PolicyKwargs = Annotated[Mapping[str, Any], Meta(description="a mapping such as {net_arch: [64, 64]}")] | None
 
 ROLLOUT: Mapping[str, Any] = {

@@ -7,25 +7,23 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from marl_sb3.config.networks import IN_PYTHON
 from marl_sb3.errors import ConfigError
 
 _LONGEST = 4_000  # characters of a text; Python's own parser fails on what is nested very deeply
 _SHOWN = 120  # characters of a text in a message
 
-_CLASSES = {"Tanh": "tanh", "ReLU": "relu", "ELU": "elu", "GELU": "gelu", "SiLU": "silu", "LeakyReLU": "leaky_relu"}
-
-# The names of activation functions: PyTorch's -> marl_sb3's.
-ACTIVATIONS: Mapping[str, str] = {
-    f"{module}.{name}": ours for module in ("nn", "th.nn", "torch.nn") for name, ours in _CLASSES.items()
-}
+# A class as Python code writes it -> its name in `policy_kwargs`.
+_NAMES: Mapping[str, str] = {text: name for names in IN_PYTHON.values() for text, name in names.items()}
+_SHOWN_CLASSES = [text for text in _NAMES if text.startswith("nn.") or "." not in text]
 _ACCEPTED = (
     "a mapping such as {net_arch: [64, 64]}, or the text dict(net_arch=[64, 64], activation_fn=nn.ReLU) of numbers, "
-    f"strings, lists, dict(...) and {', '.join(f'nn.{name}' for name in _CLASSES)}"
+    f"strings, lists, dict(...) and classes such as {', '.join(_SHOWN_CLASSES)}"
 )
 
 
 def parse_literal(key: str, text: str) -> dict[str, Any]:
-    """Read the mapping that a text describes. Activation functions become names such as `relu`.
+    """Read the mapping that a text describes. Classes of networks become names such as `relu`.
 
     Raises:
         ConfigError: it is something else; nothing in it is evaluated or imported.
@@ -107,14 +105,18 @@ def _dict_call(node: ast.Call) -> dict[str, Any]:
     return {str(keyword.arg): _value(keyword.value) for keyword in node.keywords}
 
 
-def _named(node: ast.Attribute) -> str:
+def _class(node: ast.Attribute) -> str:
     name, inner = node.attr, node.value
     if isinstance(inner, ast.Attribute):  # torch.nn.ReLU
         name, inner = f"{inner.attr}.{name}", inner.value
     name = f"{inner.id}.{name}" if isinstance(inner, ast.Name) else name
-    if name not in ACTIVATIONS:
+    return _known(node, name)
+
+
+def _known(node: ast.expr, name: str) -> str:
+    if name not in _NAMES:
         raise _NotLiteralError(node)
-    return ACTIVATIONS[name]
+    return _NAMES[name]
 
 
 _READERS: Mapping[type[ast.expr], Callable[[Any], Any]] = {
@@ -124,5 +126,6 @@ _READERS: Mapping[type[ast.expr], Callable[[Any], Any]] = {
     ast.Tuple: lambda node: [_value(item) for item in node.elts],
     ast.Dict: _mapping,
     ast.Call: _dict_call,
-    ast.Attribute: _named,
+    ast.Attribute: _class,
+    ast.Name: lambda node: _known(node, node.id),
 }

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from marl_sb3.config.hyperparameters import INTEGERS
-from marl_sb3.config.literal_call import ACTIVATIONS, parse_literal
+from marl_sb3.config.literal_call import parse_literal
+from marl_sb3.config.networks import IN_PYTHON
 from marl_sb3.config.processing import PROCESSING
 from marl_sb3.config.schema import SECTIONS, names_in
 from marl_sb3.config.values import takes_integers_only
@@ -149,9 +150,9 @@ def read_value(name: str, value: Any) -> Any:
         return as_integer(value)
     if own == "policy_kwargs" and isinstance(value, str):
         value = parse_literal(own, value)
-    if own == "policy_kwargs" and isinstance(value, Mapping) and "activation_fn" in value:
-        return {**value, "activation_fn": _activation(value["activation_fn"])}
-    return _activation(value) if name.endswith("policy_kwargs.activation_fn") else value
+    if own == "policy_kwargs" and isinstance(value, Mapping):
+        return {entry: _class_name(entry, part) for entry, part in value.items()}
+    return _class_name(own, value) if name.endswith(f"policy_kwargs.{own}") else value
 
 
 def canonical_algorithm(value: Any) -> Any:
@@ -165,6 +166,6 @@ def as_integer(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _activation(value: Any) -> Any:
+def _class_name(entry: str, value: Any) -> Any:
     """Convert `nn.ReLU` to `relu`. All other values are returned unchanged and checked later."""
-    return ACTIVATIONS.get(value, value) if isinstance(value, str) else value
+    return IN_PYTHON[entry].get(value, value) if entry in IN_PYTHON and isinstance(value, str) else value

@@ -28,12 +28,19 @@ def source_of(sources: Mapping[str, Source], key: str | None) -> Source | None:
     Args:
         sources: setting -> source; settings are named `gamma`, `checkpoints.every`, `pol1.gamma`, `policies.pol1`, ...
         key: key of the error. `pol1.gamma` finds the source of that policy's setting, or else of the setting for all
-            policies; `pol1` finds the source of the first setting of that policy.
+            policies; `pol1` finds the source of the first setting of that policy, and `policy_kwargs.net_arch` that
+            of `policy_kwargs`.
     """
     if not key:
         return None
     within = (name for name in sources if name.startswith(f"{key}."))
     parts = key.split(".")  # a policy's id may have several parts
-    of_all = (".".join(parts[first:]) for first in range(1, len(parts)))
-    candidates = (key, next(within, ""), f"policies.{key}", *of_all)
+    names = [".".join(parts[first:]) for first in range(len(parts))]  # `key`, and the settings for all policies
+    candidates = (key, next(within, ""), f"policies.{key}", *(each for name in names for each in _with_whole(name)))
     return next((sources[name] for name in candidates if name in sources), None)
+
+
+def _with_whole(name: str) -> tuple[str, ...]:
+    """The name of an entry of `policy_kwargs`, and that of `policy_kwargs` itself; any other name alone."""
+    whole, _, _ = name.rpartition(".")
+    return (name, whole) if whole.rpartition(".")[2] == "policy_kwargs" else (name,)

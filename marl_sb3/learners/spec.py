@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from msgspec import UNSET, Meta, Struct, UnsetType, defstruct
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from marl_sb3.config.names import canonical_hyperparameters
+from marl_sb3.config.networks import CLASSES, STORED_POLICY_KWARGS
 from marl_sb3.config.processing import PROCESSING, ProcessingSettings, processing_settings, split_processing
-from marl_sb3.config.values import Count, FiniteFloat, PositiveInt, accepts
+from marl_sb3.config.values import accepts
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.learners.algorithms import algorithm_name, is_recurrent, require_algorithm, saved_algorithm_class
 from marl_sb3.learners.ppo.ppo import PPO
 from marl_sb3.policies.hyperparameters import resolve_hyperparameters
+from marl_sb3.policies.networks import is_registered, registered_policy, resolve_policy_kwargs
 from marl_sb3.storage.state import State, StateReader, is_plain
 from marl_sb3.types import PolicyID
 
 # Limits of the numbers and strings in a checkpoint's spec of a policy: the file may come from a stranger.
 _LARGEST, _LONGEST = 2**20, 100
-_MOST_EPOCHS, _MOST_LAYERS, _MOST_HEADS = 1000, 100, 1000
+_MOST_EPOCHS = 1000
 _LONGEST_ROLLOUT = 2**16  # steps; a buffer takes memory for each of them
 
 
@@ -30,7 +31,8 @@ class PolicySpec:
 
     Args:
         algorithm: `marl_sb3.PPO` (default), another algorithm of SB3 or sb3-contrib in `ALGORITHMS`, or a subclass.
-        policy: SB3's policy name or class, `MlpPolicy` by default; with RecurrentPPO, it is its `MlpLstmPolicy`.
+        policy: SB3's policy name, `MlpPolicy` by default; with RecurrentPPO, it is its `MlpLstmPolicy`. Or a policy
+            class, or the name that `register_network` gave to one.
         hyperparameters: SB3's constructor arguments, by its names or RLlib's (`lr`, `minibatch_size`, `lambda_`, ...).
             `learning_rate="lin_3e-4"` is a schedule. And the settings of `ProcessingSettings`, such as
             `normalize_observations=True`: by themselves, or in a mapping `processing`.
@@ -52,18 +54,25 @@ class PolicySpec:
         **hyperparameters: Any,
     ) -> None:
         require_algorithm(algorithm)
-        if isinstance(policy, str) and is_recurrent(algorithm) and not policy.endswith("LstmPolicy"):
-            policy = f"{policy.removesuffix('Policy')}LstmPolicy"
-        if isinstance(policy, str) and policy not in algorithm.policy_aliases:
-            raise ConfigError(
-                f"unknown policy {policy!r} of {algorithm.__name__}; accepted: {', '.join(algorithm.policy_aliases)}",
-                key="policy",
-            )
         self.algorithm = algorithm
-        self.policy = policy
+        self.policy = _policy_of(algorithm, policy)
         self._processing, self._given = split_processing(canonical_hyperparameters(hyperparameters))
         self.processing: ProcessingSettings = processing_settings(self._processing)
         self.hyperparameters = resolve_hyperparameters(algorithm, self._given)  # `_given` still has `lin_3e-4`
+
+    @property
+    def policy_class(self) -> type[Any]:
+        """The class of the policy."""
+        if not isinstance(self.policy, str):
+            return self.policy
+        return registered_policy(self.policy) or self.algorithm.policy_aliases[self.policy]
+
+    @property
+    def has_own_network(self) -> bool:
+        """Whether the policy or its features extractor is a class of the user's, of which nothing is known."""
+        extractor = (self._given.get("policy_kwargs") or {}).get("features_extractor_class")
+        known = extractor is None or extractor in CLASSES["features_extractor_class"]
+        return not known or self.policy not in self.algorithm.policy_aliases
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> PolicySpec:
         """Return this spec with `defaults` for the settings that it does not have.
@@ -106,9 +115,8 @@ class PolicySpec:
         values = {name: given.value(name) for name in given.names()}
         _require_small(values, _LARGEST, given.where)
         if values.get("policy_kwargs") is not None:
-            network = given.fields("policy_kwargs")
-            _require_plain(network)
-            _require_no_more_weights(values["policy_kwargs"], num_weights, network.where)
+            own_policy = registered_policy(plain.string("policy")) is not None
+            _check_network(given.fields("policy_kwargs"), num_weights, own_policy=own_policy)
         if "n_steps" in values:
             given.integer("n_steps", 1, _LONGEST_ROLLOUT)
         if "n_epochs" in values:
@@ -120,6 +128,17 @@ class PolicySpec:
         given = {**self.hyperparameters, **self._processing}
         settings = "".join(f", {name}={value!r}" for name, value in given.items())
         return f"PolicySpec({self.algorithm.__name__}, {self.policy!r}{settings})"
+
+
+def _policy_of(algorithm: type[BaseAlgorithm], policy: str | type[Any]) -> str | type[Any]:
+    if not isinstance(policy, str) or registered_policy(policy) is not None:
+        return policy
+    if is_recurrent(algorithm) and not policy.endswith("LstmPolicy"):
+        policy = f"{policy.removesuffix('Policy')}LstmPolicy"
+    if policy not in algorithm.policy_aliases:
+        accepted = f"{', '.join(algorithm.policy_aliases)}, or a name given to marl_sb3.register_network"
+        raise ConfigError(f"unknown policy {policy!r} of {algorithm.__name__}; accepted: {accepted}", key="policy")
+    return policy
 
 
 def _read_processing(plain: StateReader) -> dict[str, Any]:
@@ -145,46 +164,23 @@ def _require_small(tree: Any, limit: int, where: str) -> None:
         _require_small(child, limit, where)
 
 
-def _require_plain(network: StateReader) -> None:
-    """Refuse settings of a network that are not plain data: PyTorch and SB3 would fail on them during training."""
-    for name in network.names():
-        if name not in _NETWORK or not accepts(_NETWORK[name], network.value(name)):
-            words = f"one of {', '.join(_NETWORK)}, as SB3 describes them; or pass `policies`"
-            raise network.error(name[:_LONGEST], network.value(name), words)
+def _check_network(network: StateReader, num_weights: int, *, own_policy: bool) -> None:
+    """Refuse settings of a network that PyTorch and SB3 would fail on, and those of a network with more weights.
 
-
-_Pair = Annotated[list[FiniteFloat], Meta(min_length=2, max_length=2)]
-_Widths = Annotated[list[PositiveInt], Meta(max_length=_MOST_LAYERS)]
-
-
-def _fields(**kinds: Any) -> type[Struct]:
-    """Return the type of mappings that may hold these entries and no others."""
-    # Not a class: msgspec would evaluate the text of its annotations while a checkpoint is read.
-    return defstruct(
-        "Fields", [(name, kind | UnsetType, UNSET) for name, kind in kinds.items()], forbid_unknown_fields=True
-    )
-
-
-# The network settings that a checkpoint may hold. Classes are not among them: the caller passes those.
-_NETWORK: Mapping[str, Any] = {
-    "net_arch": _Widths | Mapping[Literal["pi", "vf", "qf"], _Widths],
-    "activation_fn": str,
-    "log_std_init": FiniteFloat,
-    **dict.fromkeys(("ortho_init", "full_std", "use_expln", "squash_output"), bool),
-    **dict.fromkeys(("share_features_extractor", "normalize_images"), bool),
-    "features_extractor_kwargs": _fields(features_dim=FiniteFloat, cnn_output_dim=FiniteFloat, normalized_image=bool),
-    **dict.fromkeys(("n_critics", "n_quantiles"), Annotated[int, Meta(ge=1, le=_MOST_HEADS)]),
-    "batch_norm": bool,
-    "batch_norm_momentum": FiniteFloat,
-    "clip_mean": FiniteFloat,
-    "renorm_warmup_steps": Count,
-    "lstm_hidden_size": PositiveInt,
-    "n_lstm_layers": Annotated[int, Meta(ge=1, le=_MOST_LAYERS)],
-    **dict.fromkeys(("shared_lstm", "enable_critic_lstm"), bool),
-    "lstm_kwargs": _fields(dropout=FiniteFloat),
-    # Settings of Adam, SB3's default; without those that choose PyTorch's implementation (`foreach`, `fused`, ...).
-    "optimizer_kwargs": _fields(eps=FiniteFloat, weight_decay=FiniteFloat, betas=_Pair, amsgrad=bool),
-}
+    Arguments of classes that this process has registered may be anything small.
+    """
+    values = {name: network.value(name) for name in network.names()}
+    resolve_policy_kwargs({name: value for name, value in values.items() if name in CLASSES})  # an unknown class
+    of_own = [name for name in values if own_policy and name not in STORED_POLICY_KWARGS]
+    if is_registered("features_extractor_class", values.get("features_extractor_class")):
+        of_own.append("features_extractor_kwargs")
+    own = {name: values.pop(name) for name in of_own if name in values}
+    _require_small(own, num_weights, network.where)
+    for name, value in values.items():
+        if name not in STORED_POLICY_KWARGS or not accepts(STORED_POLICY_KWARGS[name], value):
+            words = f"one of {', '.join(STORED_POLICY_KWARGS)}, as SB3 describes them; or pass `policies`"
+            raise network.error(name[:_LONGEST], value, words)
+    _require_no_more_weights(values, num_weights, network.where)
 
 
 def _require_no_more_weights(tree: Any, num_weights: int, where: str) -> None:

@@ -11,10 +11,11 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.utils import LinearSchedule
 
-from marl_sb3.config.hyperparameters import Line, Networks, kinds_of
+from marl_sb3.config.hyperparameters import Line, kinds_of
 from marl_sb3.config.names import NO_COUNTERPART
 from marl_sb3.config.values import PositiveFloat, accepts, alternatives_of, refusal, require
 from marl_sb3.errors import ConfigError
+from marl_sb3.policies.networks import resolve_policy_kwargs
 
 # `MultiAgentAlgorithm` sets these itself: they belong to the run, not to a policy.
 _RESERVED = frozenset(
@@ -33,7 +34,6 @@ _RESERVED = frozenset(
         "_init_setup_model",
     }
 )
-_ACTIVATIONS = ("tanh", "relu", "elu", "gelu", "silu", "leaky_relu")
 
 
 def hyperparameter_defaults(algorithm_class: type[BaseAlgorithm]) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def _resolve(name: str, value: Any, kind: Any) -> Any:
     require(name, value, kind)
     if takes_schedules and isinstance(value, str):
         return _linear_schedule(name, value, kind)
-    return _resolve_policy_kwargs(value) if name == "policy_kwargs" and value is not None else value
+    return resolve_policy_kwargs(value) if name == "policy_kwargs" and value is not None else value
 
 
 def _linear_schedule(name: str, text: str, kind: Any) -> LinearSchedule:
@@ -85,23 +85,3 @@ def _linear_schedule(name: str, text: str, kind: Any) -> LinearSchedule:
     if not accepts(PositiveFloat, start):
         raise refusal(name, text, kind)
     return LinearSchedule(start, 0.0, 1.0)
-
-
-def _resolve_policy_kwargs(policy_kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    resolved = dict(policy_kwargs)
-    network = resolved.get("net_arch")
-    if isinstance(network, (Mapping, list, tuple, str, int, float)):  # a policy class of the user's may take others
-        require("net_arch", network, Networks, "policy_kwargs")
-    activation = resolved.get("activation_fn")
-    if isinstance(activation, str):
-        resolved["activation_fn"] = _activation_class(activation)
-    return resolved
-
-
-def _activation_class(name: str) -> Any:
-    from torch import nn
-
-    if name not in _ACTIVATIONS:
-        raise ConfigError(f"activation_fn is {name!r}; accepted: {', '.join(_ACTIVATIONS)}", key="policy_kwargs")
-    by_name = {cls.__name__.lower(): cls for cls in (nn.Tanh, nn.ReLU, nn.ELU, nn.GELU, nn.SiLU, nn.LeakyReLU)}
-    return by_name[name.replace("_", "")]

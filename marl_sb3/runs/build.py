@@ -211,7 +211,7 @@ def policy_spec(config: TrainConfig, policy_id: PolicyID) -> PolicySpec:
         given = {**settings.hyperparameters, **settings.processing}
         return PolicySpec(algorithm_class(settings.algo), settings.policy, **given)
     except ConfigError as error:
-        if error.key not in config.own_settings(policy_id):
+        if str(error.key).partition(".")[0] not in config.own_settings(policy_id):
             raise
         raise ConfigError(f"policy {policy_id!r}: {error}", key=f"{policy_id}.{error.key}") from error
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from msgspec import Meta
 
-from marl_sb3.config.hyperparameters import TABLES, Networks, Schedule
+from marl_sb3.config.hyperparameters import TABLES, Schedule
+from marl_sb3.config.networks import Networks
 from marl_sb3.config.schema import ACCEPTED
 from marl_sb3.config.values import (
     Count,

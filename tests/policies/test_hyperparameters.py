@@ -180,7 +180,7 @@ def test_activation_is_a_name_or_a_class(name: Any, expected: type) -> None:
 def test_unknown_activation_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=f"activation_fn is '{name}'; accepted: tanh, relu, elu") as caught:
         resolve_hyperparameters(PPO, {"policy_kwargs": {"activation_fn": name}})
-    assert caught.value.key == "policy_kwargs"
+    assert caught.value.key == "policy_kwargs.activation_fn"
 
 
 # Names

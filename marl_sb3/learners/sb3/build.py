@@ -17,7 +17,8 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.buffers import BaseBuffer
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
-from marl_sb3.config.values import counted
+from marl_sb3.config.hyperparameters import kinds_of
+from marl_sb3.config.values import counted, shown
 from marl_sb3.errors import ConfigError
 from marl_sb3.learners.algorithms import is_maskable, is_recurrent
 from marl_sb3.learners.sb3.spaces_only_vec_env import SpacesOnlyVecEnv
@@ -83,6 +84,7 @@ def _made(rows: PolicyRows, spec: PolicySpec, seed: int | None, device: str, mor
     settings["policy_kwargs"] = dict(settings.get("policy_kwargs") or {})  # SB3 writes into it
     _check_policy_name(rows, spec)
     _check_policy_kwargs(rows, spec, settings["policy_kwargs"])
+    _check_net_arch(rows, spec, settings["policy_kwargs"].get("net_arch"))
     with warnings.catch_warnings():
         # `_check_fit` gives the same warning in one line.
         warnings.filterwarnings("ignore", message="You have specified a mini-batch size")
@@ -90,7 +92,7 @@ def _made(rows: PolicyRows, spec: PolicySpec, seed: int | None, device: str, mor
         warnings.filterwarnings("ignore", message="This system does not have apparently enough memory")
         try:
             arguments: dict[str, Any] = {
-                "policy": spec.policy,
+                "policy": spec.policy_class,
                 "env": SpacesOnlyVecEnv(rows),
                 "seed": seed,
                 "device": device,
@@ -149,7 +151,7 @@ _OF_SB3 = ("self", "observation_space", "action_space", "lr_schedule", "use_sde"
 
 def _check_policy_kwargs(rows: PolicyRows, spec: PolicySpec, given: Mapping[str, Any]) -> None:
     """Refuse arguments that the policy class does not take, with a clearer message than SB3's."""
-    policy_class = spec.algorithm.policy_aliases[spec.policy] if isinstance(spec.policy, str) else spec.policy
+    policy_class = spec.policy_class
     parameters = inspect.signature(policy_class.__init__).parameters
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
         return
@@ -159,7 +161,23 @@ def _check_policy_kwargs(rows: PolicyRows, spec: PolicySpec, given: Mapping[str,
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {close[0]}?" if close else f"accepted: {', '.join(known)}"
             what = f"unknown policy_kwargs {name!r} of {policy_class.__name__}"
-            raise ConfigError(f"policy {rows.policy_id!r}: {what}; {hint}", key="policy_kwargs")
+            raise ConfigError(f"policy {rows.policy_id!r}: {what}; {hint}", key=f"policy_kwargs.{name}")
+
+
+def _check_net_arch(rows: PolicyRows, spec: PolicySpec, net_arch: Any) -> None:
+    """Refuse layers of networks that the algorithm does not have: SB3 would ignore them, or fail on them."""
+    if spec.has_own_network or not isinstance(net_arch, Mapping):
+        return
+    kinds = kinds_of(spec.algorithm)
+    names = [] if "exploration_fraction" in kinds else ["pi", "qf"] if "buffer_size" in kinds else ["pi", "vf"]
+    if not set(net_arch) <= set(names) or (names == ["pi", "qf"] and len(net_arch) < len(names)):
+        shape = f"{{{', '.join(f'{name}: [64, 64]' for name in names)}}}"
+        accepted = f"a list of layer widths{f', or {shape}' if names else ''}"
+        raise ConfigError(
+            f"policy {rows.policy_id!r}: policy_kwargs.net_arch of {spec.algorithm.__name__} is {shown(net_arch)}; "
+            f"accepted: {accepted}",
+            key="policy_kwargs.net_arch",
+        )
 
 
 _ACTION_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)

@@ -1,0 +1,199 @@
+"""Networks by names: those of the table, and classes of a user's own, which files only name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.preprocessing import get_flattened_obs_dim
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from toy_envs import SampledEnv
+
+import marl_sb3
+from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, load_policies, make_vec_env
+from marl_sb3.config.networks import CLASSES
+from marl_sb3.learners.algorithms import ALGORITHMS, algorithm_class
+from marl_sb3.policies import networks
+from marl_sb3.policies.networks import register_network, resolve_policy_kwargs
+from marl_sb3.train import main as train
+
+NUMBERS = spaces.Box(-1, 1, (3,))
+
+
+class Doubled(BaseFeaturesExtractor):
+    """Twice what is observed, `repeats` times."""
+
+    def __init__(self, observation_space: spaces.Box, repeats: int = 1) -> None:
+        super().__init__(observation_space, repeats * int(get_flattened_obs_dim(observation_space)))
+        self.repeats = repeats
+        self.layer = th.nn.Linear(1, 1)
+
+    def forward(self, observations: th.Tensor) -> th.Tensor:
+        return 2 * th.cat([observations.flatten(1)] * self.repeats, dim=1)
+
+
+class OwnPolicy(ActorCriticPolicy):
+    """A policy of a user's own, with an argument of its own."""
+
+    def __init__(self, *args: Any, depth: int = 1, **kwargs: Any) -> None:
+        super().__init__(*args, net_arch=[4] * depth, **kwargs)
+
+
+class Cosine(th.nn.Module):
+    """An activation function of a user's own."""
+
+    def forward(self, inputs: th.Tensor) -> th.Tensor:
+        return th.cos(inputs)
+
+
+@pytest.fixture(autouse=True)
+def names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Classes that are registered for the time of a test."""
+    monkeypatch.setattr(networks, "_registered", {use: {} for use in networks._registered})
+    for name, cls in {"doubled": Doubled, "own": OwnPolicy, "cosine": Cosine}.items():
+        register_network(name, cls)
+
+
+@pytest.mark.parametrize("use", CLASSES)
+def test_every_name_is_of_a_class(use: str) -> None:
+    for name in CLASSES[use]:
+        found = resolve_policy_kwargs({use: name})[use]
+        assert issubclass(found, networks._BASES[use])
+
+
+def test_classes_and_entries_of_a_users_policy_are_kept() -> None:
+    given = {"activation_fn": Cosine, "features_extractor_class": Doubled, "depth": 3, "anything": [object]}
+    assert resolve_policy_kwargs(given) == given
+
+
+@pytest.mark.parametrize(
+    ("entry", "value", "message"),
+    [
+        ("activation_fn", "softmax", "activation_fn is 'softmax'; accepted: tanh, .*, cosine; marl_sb3.register_net"),
+        ("optimizer_class", "lbfgs", "optimizer_class is 'lbfgs'; accepted: adam, adamw"),
+        ("features_extractor_class", "cnn", "is 'cnn'; accepted: FlattenExtractor, NatureCNN, CombinedExtr.*, doubled"),
+        (
+            "share_features_extractor",
+            "maybe",
+            "share_features_extractor is 'maybe'; accepted: true or false",
+        ),
+        ("lstm_hidden_size", 0, "lstm_hidden_size is 0; accepted: an integer of at least 1"),
+        ("optimizer_kwargs", 3, "optimizer_kwargs is 3; accepted: a mapping of names to values, or null"),
+        ("n_critics", 0.5, r"n_critics is 0\.5; accepted: an integer from 1 to 1000"),
+    ],
+)
+def test_errors_name_the_file_and_the_entry(
+    entry: str, value: Any, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        PolicySpec(policy_kwargs={entry: value})
+    assert caught.value.key == f"policy_kwargs.{entry}"
+    path = tmp_path / "h.yml"
+    path.write_text(f"arena: {{n_steps: 4, policy_kwargs: {{net_arch: [4], {entry}: {value}}}}}")
+    arguments = ["arena", "--hparams", str(path), "--run-dir", str(tmp_path / "run")]
+    assert train(arguments) == 2
+    assert f"{path}, arena.policy_kwargs: " in capsys.readouterr().err
+    arguments = ["arena", "--set", "policy_kwargs.net_arch=[4]", "--set", f"policy_kwargs.{entry}={value}"]
+    assert train(arguments) == 2
+    assert f"--set policy_kwargs.{entry}: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "cls", "message"),
+    [
+        ("x", dict, "network class 'x' is <class 'dict'>; accepted: a subclass of BasePolicy, Base"),
+        ("x", Doubled(NUMBERS), "network class 'x' is Doubled"),
+        ("", Doubled, "the name of a network class is ''; accepted: a string"),
+        ("NatureCNN", Doubled, "the name 'NatureCNN' is built in for features_extractor_class"),
+        ("MlpPolicy", OwnPolicy, "the name 'MlpPolicy' is built in for policy"),
+    ],
+)
+def test_what_cannot_be_registered_is_refused(name: str, cls: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        register_network(name, cls)
+
+
+OWN = {
+    "features_extractor_class": "doubled",
+    "features_extractor_kwargs": {"repeats": 2},
+    "share_features_extractor": False,
+    "activation_fn": "cosine",
+    "optimizer_class": "rmsprop",
+    "optimizer_kwargs": {"alpha": 0.9, "eps": 1e-5},
+    "net_arch": {"pi": [4], "vf": [5]},
+}
+SHORT = {"n_steps": 4, "batch_size": 4, "n_epochs": 1}
+
+
+def test_runs_and_checkpoints_name_classes_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {**SHORT, "policy_kwargs": OWN, "agent2.policy": "own", "agent2.policy_kwargs": {"depth": 2}}
+    run = marl_sb3.train(
+        "arena", policies="per_agent", n_envs=1, timesteps=4, seed=1, settings=settings, run_dir=tmp_path / "run"
+    )
+    first, second = (run.algorithm.policies[agent].policy for agent in ("agent1", "agent2"))
+    assert isinstance(first.features_extractor, Doubled)
+    assert first.pi_features_extractor is not first.vf_features_extractor
+    assert isinstance(first.mlp_extractor.policy_net[1], Cosine)
+    assert isinstance(first.optimizer, th.optim.RMSprop)
+    assert first.optimizer.param_groups[0]["alpha"] == 0.9
+    assert isinstance(second, OwnPolicy)
+    assert "features_extractor_class: doubled" in (run.folder / "config.yaml").read_text()
+    observations = {"agent1": [0, 9], "agent2": [9, 0]}
+    expected = run.algorithm.predict(observations, deterministic=True)
+    for loaded in (marl_sb3.load_run(run.folder, "latest").algorithm, load_policies(run.folder, "latest")):
+        assert loaded.predict(observations, deterministic=True) == expected
+    resumed = marl_sb3.train(resume=run.folder, timesteps=4)
+    assert resumed.algorithm.num_timesteps == 8
+    monkeypatch.setattr(networks, "_registered", {use: {} for use in networks._registered})
+    with pytest.raises(ConfigError, match=r"features_extractor_class is 'doubled'; accepted: .*register_network"):
+        marl_sb3.load_run(run.folder)
+    with pytest.raises(marl_sb3.errors.CheckpointError, match=r"'doubled'.*register_network"):
+        load_policies(run.folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "net_arch", "accepted"),
+    [
+        ("ppo", {"pi": [4], "qf": [4]}, r"a list of layer widths, or {pi: \[64, 64\], vf: \[64, 64\]}"),
+        ("sac", {"pi": [4], "vf": [4]}, r"a list of layer widths, or {pi: \[64, 64\], qf: \[64, 64\]}"),
+        ("td3", {"pi": [4]}, r"{pi: \[64, 64\], qf: \[64, 64\]}"),
+        ("dqn", {"pi": [4]}, r"a list of layer widths$"),
+    ],
+)
+def test_layers_that_an_algorithm_does_not_have_are_refused(name: str, net_arch: Any, accepted: str) -> None:
+    spec = PolicySpec(algorithm_class(name), policy_kwargs={"net_arch": net_arch})
+    env = make_vec_env("Pendulum-v1" if name in ("sac", "td3") else "CartPole-v1")
+    with pytest.raises(ConfigError, match=f"net_arch of {name.upper()} is .*; accepted: .*{accepted}"):
+        MultiAgentAlgorithm(env, {"shared": spec}, device="cpu")
+
+
+IMAGES = spaces.Box(0, 255, (1, 36, 36), np.uint8)
+TINY_CNN = {"features_extractor_kwargs": {"features_dim": 16}, "net_arch": [8]}
+WITH_CNN = [name for name in ALGORITHMS if any("Cnn" in own for own in algorithm_class(name).policy_aliases)]
+
+
+@pytest.mark.parametrize("name", WITH_CNN)
+def test_images_go_through_convolutions_in_every_algorithm_that_has_them(name: str) -> None:
+    """All but CrossQ, for which sb3-contrib has none."""
+    algorithm = algorithm_class(name)
+    replay = "learning_starts" in marl_sb3.policies.hyperparameters.hyperparameter_defaults(algorithm)
+    settings: dict[str, Any] = {"n_steps": 4}
+    if replay:
+        settings = {"learning_starts": 0, "train_freq": 2, "batch_size": 2, "buffer_size": 9}
+    elif name != "a2c":
+        settings["batch_size"] = 4
+    network = {**TINY_CNN, "lstm_hidden_size": 4} if name == "recurrent_ppo" else TINY_CNN
+    spec = PolicySpec(algorithm, "CnnPolicy", policy_kwargs=network, **settings)
+    action_space = spaces.Box(-1, 1, (1,)) if replay and "dqn" not in name else spaces.Discrete(3)
+    env = make_vec_env(SampledEnv, observation_space=IMAGES, action_space=action_space, masked=name == "maskable_ppo")
+    algo = MultiAgentAlgorithm(env, {"shared": spec}, n_steps=4, seed=1, device="cpu")
+    before = {name: value.clone() for name, value in algo.policies["shared"].policy.state_dict().items()}
+    algo.train_iteration()
+    after = algo.policies["shared"].policy.state_dict()
+    changed = {name for name, value in before.items() if not th.equal(value, after[name])}
+    assert any("features_extractor.cnn.0" in name for name in changed)
