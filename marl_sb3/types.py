@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,6 +15,9 @@ PolicyMappingFn: TypeAlias = Callable[[AgentID], PolicyID]
 Array: TypeAlias = npt.NDArray[Any]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 FloatArray: TypeAlias = npt.NDArray[np.float32]
+
+# (agent, achieved goals (n, ...), desired goals (n, ...), infos) -> (n,) rewards: an env's `compute_reward`.
+GoalRewards: TypeAlias = Callable[[AgentID, Array, Array, Sequence[dict[str, Any]]], Any]
 
 # A batch of observations: one array, or one array per key of a `Dict` space.
 Observations: TypeAlias = Array | dict[str, Array]

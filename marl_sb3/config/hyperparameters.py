@@ -93,6 +93,7 @@ _REPLAY: Mapping[str, Any] = {
     "gamma": Fraction,
     "train_freq": _TrainFreq,
     "gradient_steps": Annotated[int, Meta(ge=-1)],
+    "replay_buffer_class": Literal["HerReplayBuffer", "ReplayBuffer", "DictReplayBuffer"] | None,
     "replay_buffer_kwargs": Annotated[Mapping[str, Any], Meta(description="a mapping")] | None,
     "optimize_memory_usage": bool,
     "n_steps": Steps,

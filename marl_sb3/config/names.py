@@ -141,14 +141,14 @@ def read_value(name: str, value: Any) -> Any:
         value: anything; a value without another form is returned unchanged.
 
     Raises:
-        ConfigError: `policy_kwargs` is a text that is not a literal.
+        ConfigError: `policy_kwargs` or `replay_buffer_kwargs` is a text that is not a literal.
     """
     own = name.rpartition(".")[2]
     if own == "algo" and not name.startswith("env."):
         return canonical_algorithm(value)
     if own in _INTEGERS and not name.startswith("env."):
         return as_integer(value)
-    if own == "policy_kwargs" and isinstance(value, str):
+    if own in ("policy_kwargs", "replay_buffer_kwargs") and isinstance(value, str):
         value = parse_literal(own, value)
     if own == "policy_kwargs" and isinstance(value, Mapping):
         return {entry: _class_name(entry, part) for entry, part in value.items()}

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
 from marl_sb3.errors import CheckpointError
-from marl_sb3.learners.buffers.replay import TransitionDictReplayBuffer, TransitionReplayBuffer
 from marl_sb3.learners.interface import UpdateJob
 from marl_sb3.learners.numeric_faults import check_replay_update
 from marl_sb3.learners.off_policy_collector import OffPolicyCollector
@@ -85,15 +83,6 @@ class OffPolicyLearner:
         self.processing = processing
         processed = process_rows(processing, rows, algorithm.gamma, trained)
         self.collector = OffPolicyCollector(rows, algorithm, processed, trained, progress_remaining)
-
-    @staticmethod
-    def buffer_class(*, is_dict: bool) -> type[ReplayBuffer]:
-        """Return the class of the replay buffer.
-
-        Args:
-            is_dict: whether the observations are of a `Dict` space.
-        """
-        return TransitionDictReplayBuffer if is_dict else TransitionReplayBuffer
 
     @property
     def report_steps(self) -> int:

@@ -18,8 +18,8 @@ from stable_baselines3.common.vec_env import VecTransposeImage
 
 from marl_sb3.learners.action_noise import RowNoise
 from marl_sb3.learners.actor import RowActor
+from marl_sb3.learners.buffers.making import RowReplayBuffer
 from marl_sb3.learners.buffers.open_transitions import OpenTransitions
-from marl_sb3.learners.buffers.replay import TransitionDictReplayBuffer, TransitionReplayBuffer
 from marl_sb3.learners.deciders import Actions, Batch, zero_actions_of
 from marl_sb3.learners.numeric_faults import policy_in_errors
 from marl_sb3.learners.sb3.predict import States
@@ -111,7 +111,7 @@ class OffPolicyCollector:
         return RowNoise(noise, self.rows.num_rows) if self.records and isinstance(noise, ActionNoise) else None
 
     @property
-    def buffer(self) -> TransitionReplayBuffer | TransitionDictReplayBuffer:
+    def buffer(self) -> RowReplayBuffer:
         """The replay buffer."""
         return self.algorithm.replay_buffer  # type: ignore[return-value]
 
@@ -141,6 +141,7 @@ class OffPolicyCollector:
     def _forget(self, rows: BoolArray) -> None:
         """Nothing is known of what came of the latest actions of these rows, (rows,) bool."""
         self._open.drop(rows)
+        self.buffer.break_off(rows)
         if self._noise is not None:
             self._noise.reset(rows)
 
@@ -230,6 +231,7 @@ class OffPolicyCollector:
             rewards,
             ended[over],
             timeouts[over],
+            over,
         )
 
     def _following(self, step: VecStep, ended: BoolArray) -> Observations:

@@ -13,11 +13,11 @@ from marl_sb3.learners.algorithms import class_at, place_of
 from marl_sb3.learners.interface import Learner
 from marl_sb3.learners.on_policy import OnPolicyLearner
 from marl_sb3.learners.processed import policy_rows, processing_of
-from marl_sb3.learners.sb3.build import build_algorithm, is_off_policy
+from marl_sb3.learners.sb3.build import build_algorithm, build_with_replay, is_off_policy
 from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.learners.update_path import TwoPaths, choose_path
 from marl_sb3.policies.placement import PolicyRows
-from marl_sb3.types import PolicyID
+from marl_sb3.types import GoalRewards, PolicyID
 
 # By the place of an algorithm's class, see `algorithms`. A subclass of an algorithm has the learner of its base class.
 LEARNERS: Mapping[str, str] = {
@@ -51,6 +51,7 @@ def make_learner(
     n_steps: int | None,
     update_path: str,
     progress_remaining: Callable[[], float],
+    goal_rewards: GoalRewards,
 ) -> Learner:
     """Make the learner of a policy.
 
@@ -61,6 +62,7 @@ def make_learner(
         n_steps: env steps per env in a rollout, if the spec does not set it; A2C has a default of its own.
         update_path: see `TwoPaths`; SB3's own classes have no such choice.
         progress_remaining: from 1 at the start of training to 0 at its end, for schedules of exploration.
+        goal_rewards: the env's `compute_reward`, for hindsight experience replay.
 
     Raises:
         ConfigError: the hyperparameters do not fit the rollout or the spaces.
@@ -70,11 +72,13 @@ def make_learner(
         spec = spec.with_defaults({"n_steps": n_steps})
     processing = processing_of(rows, spec)
     processed = policy_rows(rows, processing)
-    is_dict = isinstance(processed.group.observation_space, spaces.Dict)
-    algorithm = build_algorithm(processed, spec, seed, device, learner.buffer_class(is_dict=is_dict))
     more: dict[str, Any] = {}
     if is_off_policy(spec.algorithm):
+        algorithm = build_with_replay(processed, spec, seed, device, goal_rewards)
         more["progress_remaining"] = progress_remaining
+    else:
+        is_dict = isinstance(processed.group.observation_space, spaces.Dict)
+        algorithm = build_algorithm(processed, spec, seed, device, learner.buffer_class(is_dict=is_dict))
     if isinstance(algorithm, TwoPaths):
         choose_path(rows.policy_id, algorithm, update_path)
     made: Learner = learner(rows, algorithm, trained, processing, **more)

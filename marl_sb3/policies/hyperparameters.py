@@ -29,7 +29,6 @@ _RESERVED = frozenset(
         "stats_window_size",
         "rollout_buffer_class",
         "rollout_buffer_kwargs",
-        "replay_buffer_class",
         "monitor_wrapper",
         "_init_setup_model",
     }
@@ -71,6 +70,8 @@ def _unknown_name(algorithm_class: type[BaseAlgorithm], name: str, known: Mappin
 def _resolve(name: str, value: Any, kind: Any) -> Any:
     if name == "action_noise" and isinstance(value, ActionNoise):
         return value
+    if name == "replay_buffer_class" and isinstance(value, type) and value.__module__.startswith("stable_baselines3."):
+        value = value.__name__
     takes_schedules = Line in alternatives_of(kind)
     if takes_schedules and callable(value):
         return value

@@ -23,6 +23,7 @@ from marl_sb3.storage.checkpoint_format import Checkpoint, fits_into_state
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.storage.tensor_file import require_storable
 from marl_sb3.types import AgentID, PolicyID, PolicyMappingFn
+from marl_sb3.vec_env.goals import goal_rewards_of
 from marl_sb3.vec_env.interface import MultiAgentVecEnv
 
 _LONGEST_ROLLOUT = 2**16  # steps; the file may come from a stranger, and a buffer takes memory for each step
@@ -126,6 +127,7 @@ def set_up(
             rollout_steps,
             update_path,
             progress_remaining,
+            goal_rewards_of(env),
         )
         for index, policy_id in enumerate(policy_ids)
     }

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
+from stable_baselines3 import HerReplayBuffer
+from stable_baselines3.common.envs import BitFlippingEnv
 from stable_baselines3.common.noise import NormalActionNoise, OrnsteinUhlenbeckActionNoise
 from stable_baselines3.common.utils import LinearSchedule
 from stock_training import BOX, IMAGE, MIXED, TINY_CNN, TINY_MIX, leaves, same
@@ -56,6 +58,23 @@ def sampled(algorithm: str, seen: spaces.Space, done: spaces.Space, **options: A
 
 TARGETS = {"target_update_interval": 12, "exploration_fraction": 0.7}
 CHOICE = spaces.Discrete(3)
+NO_TIMEOUTS = {"handle_timeout_termination": False}
+
+
+def goals(algorithm: str, *, continuous: bool, strategy: str = "future", **hyperparameters: Any) -> Case:
+    """SB3's own env with goals, in which an episode is over when learning starts: stock SB3 fails otherwise."""
+    goals = {"n_sampled_goal": 3, "goal_selection_strategy": strategy}
+    settings = {"replay_buffer_class": "HerReplayBuffer", "replay_buffer_kwargs": goals, "learning_starts": 20}
+    return Case(
+        algorithm,
+        {**settings, **hyperparameters},
+        BitFlippingEnv,
+        {"n_bits": 4, "continuous": continuous, "max_steps": 9},
+        n_envs=2,
+        policy="MultiInputPolicy",
+        stock={"replay_buffer_class": HerReplayBuffer},
+    )
+
 
 CASES = {
     "DQN": Case("dqn", TARGETS),
@@ -79,6 +98,13 @@ CASES = {
     ),
     "DQN, images": sampled("dqn", IMAGE, CHOICE, policy="CnnPolicy", hyperparameters={**TARGETS, **TINY_CNN}),
     "DQN, Discrete observations": sampled("dqn", spaces.Discrete(5), CHOICE, hyperparameters=TARGETS),
+    "DQN, n-step returns": Case("dqn", {**TARGETS, "n_steps": 3}, "arena", {"max_timesteps": 7, "height": 4}, n_envs=2),
+    "DQN, each observation once": sampled(
+        "dqn",
+        BOX,
+        CHOICE,
+        hyperparameters={**TARGETS, "optimize_memory_usage": True, "replay_buffer_kwargs": NO_TIMEOUTS},
+    ),
 }
 
 
@@ -104,6 +130,7 @@ CASES |= {
     "SAC, gSDE from the beginning": pendulum(
         "sac", 2, use_sde=True, use_sde_at_warmup=True, train_freq=6, ent_coef="auto_0.1", gradient_steps=2
     ),
+    "SAC, n-step returns": pendulum("sac", 2, n_steps=4, gradient_steps=2),
     "SAC, given entropy coefficient": pendulum("sac", ent_coef=0.2, target_update_interval=3),
     "SAC, two agents, Box actions of two axes": sampled("sac", BOX, spaces.Box(-0.5, 1.5, (2, 2))),
     "TD3": pendulum("td3"),
@@ -119,8 +146,14 @@ CASES |= {
     "TQC": pendulum("tqc", 2, top_quantiles_to_drop_per_net=1),
     "TQC, gSDE": pendulum("tqc", use_sde=True),
     "CrossQ": pendulum("crossq", 2),
+    "DQN, goals": goals("dqn", continuous=False, **TARGETS),
+    "SAC, goals at the end": goals("sac", continuous=True, strategy="final"),
+    "TD3, goals of the episode": goals("td3", continuous=True, strategy="episode"),
 }
 STEPS = 60  # agent steps of each row; all rollouts end with it
+
+
+COLUMNS = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts", "ep_start", "ep_length")
 
 
 def train_ours(case: Case) -> Any:
@@ -153,7 +186,9 @@ def test_weights_optimizers_and_replay_equal_those_of_stock_sb3(name: str) -> No
     assert (ours.num_timesteps, ours._n_updates) == (stock.num_timesteps, stock._n_updates)
     assert ours._n_updates >= 4
     assert (ours.replay_buffer.pos, ours.replay_buffer.full) == (stock.replay_buffer.pos, stock.replay_buffer.full)
-    for column in ("observations", "next_observations", "actions", "rewards", "dones", "timeouts"):
+    columns = [name for name in vars(ours.replay_buffer) if name in COLUMNS]
+    assert columns == [name for name in vars(stock.replay_buffer) if name in COLUMNS]
+    for column in columns:
         own, theirs = getattr(ours.replay_buffer, column), getattr(stock.replay_buffer, column)
         for key in theirs if isinstance(theirs, dict) else [...]:
             np.testing.assert_array_equal(own[key], theirs[key], err_msg=f"{column} {key}")

@@ -76,7 +76,7 @@ def test_transitions_fill_lines_in_the_order_in_which_they_ended() -> None:
     def add(*numbers: float) -> None:
         values = np.array(numbers)
         zeros = np.zeros(len(numbers))
-        buffer.add_transitions(values, values + 0.5, zeros, values, zeros, zeros)
+        buffer.add_transitions(values, values + 0.5, zeros, values, zeros, zeros, zeros == 0)
 
     add(1)
     assert (buffer.num_transitions, buffer.can_sample) == (1, False)
@@ -118,14 +118,20 @@ def of_agents(action_space: Any) -> Any:
 @pytest.mark.parametrize(
     ("hyperparameters", "words"),
     [
-        ({"optimize_memory_usage": True}, "optimize_memory_usage is true.*accepted: false"),
-        ({"n_steps": 3}, "n_steps is 3: n-step returns.*accepted: 1"),
+        ({"optimize_memory_usage": True}, "optimize_memory_usage is true.*ends by a time limit.*accepted: false"),
+        ({"optimize_memory_usage": True, "n_steps": 3}, "optimize_memory_usage is true, but n_steps is 3"),
+        ({"n_steps": 0}, "n_steps is 0; accepted: an integer from 1"),
         ({"train_freq": [1, "episode"]}, "train_freq is in episodes.*1 env x 2 agents.*accepted: steps"),
         ({"train_freq": [1, "hour"]}, r"train_freq is .*accepted: an integer of at least 1, or \[N, step\]"),
         ({"train_freq": ["step", 1]}, "DQN raised: The unit of the `train_freq` must be"),
         ({"buffer_size": 10**15}, "replay buffers need more memory than is available .*a smaller buffer_size"),
         ({"buffer_size": 0}, "buffer_size is 0; accepted: an integer of at least 1"),
-        ({"replay_buffer_class": "HerReplayBuffer"}, "'replay_buffer_class' is set by marl_sb3"),
+        (
+            {"replay_buffer_class": "HerReplayBuffer"},
+            "observe Box.*accepted: a Dict of observation, achieved",
+        ),
+        ({"replay_buffer_class": "MyBuffer"}, "is 'MyBuffer'; accepted: HerReplayBuffer or ReplayBuffer"),
+        ({"replay_buffer_kwargs": {"n_sampled_goal": 4}}, "has 'n_sampled_goal'; accepted: handle_timeout_termination"),
         ({"normalize_observations": True}, "normalize is on.*accepted: false"),
     ],
 )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from gymnasium import spaces
@@ -14,7 +14,7 @@ from marl_sb3.errors import CheckpointError
 from marl_sb3.storage.parts import TensorFile
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.storage.tensor_file import form_of, pieces
-from marl_sb3.types import Array, Observations
+from marl_sb3.types import Array, BoolArray, Observations
 from marl_sb3.vec_env.action_log import require_possible
 
 _COLUMNS = ("actions", "rewards", "dones", "timeouts")
@@ -25,7 +25,61 @@ else:
     _Base = object
 
 
-class _TransitionsOnly(_Base):
+class StoredColumns(_Base):
+    """Mixin for an SB3 replay buffer: its arrays as tensors of a checkpoint."""
+
+    names: ClassVar[Sequence[str]] = ("observations", "next_observations", *_COLUMNS)  # of the arrays
+
+    @property
+    def _lines(self) -> int:
+        """The number of lines with transitions."""
+        raise NotImplementedError
+
+    def tensors(self) -> dict[str, Array]:
+        """Return views of the lines that hold transitions, by name."""
+        return {name: array[: self._lines] for name, array in self._arrays().items()}
+
+    def _arrays(self) -> dict[str, Array]:
+        named: dict[str, Array] = {}
+        for name in self.names:
+            of_all: Any = getattr(self, name)
+            parts = {f"{name}/{key}": part for key, part in of_all.items()} if isinstance(of_all, dict) else None
+            named.update(parts or {name: of_all})
+        return named
+
+    def _read_columns(self, file: TensorFile, lines: int) -> Callable[[], None]:
+        """Check what `tensors` returned, in little memory.
+
+        Args:
+            file: the tensors.
+            lines: the lines with transitions.
+
+        Returns:
+            A function that sets it.
+
+        Raises:
+            CheckpointError: it does not fit this buffer.
+        """
+        own = self._arrays()
+        if set(file.arrays) != set(own):
+            names = ", ".join(name[:80] for name in file.arrays)
+            raise CheckpointError(f"{file.name} holds {names}; accepted: {', '.join(own)}")
+        for name, array in own.items():
+            form = form_of(file.arrays, name)
+            if form.dtype != array.dtype or form.shape != (lines, *array.shape[1:]):
+                wanted = f"{array.dtype} {(lines, *array.shape[1:])}"
+                raise CheckpointError(f"{file.name}: {name} is {form}; accepted: {wanted}")
+            _require_categories(name, file, self)
+
+        def put_back() -> None:
+            for name, array in self._arrays().items():
+                for begin, piece in pieces(file.arrays, name):
+                    array[begin : begin + len(piece)] = piece
+
+        return put_back
+
+
+class _TransitionsOnly(StoredColumns):
     """Mixin for an SB3 replay buffer: a ring of single transitions, whatever rows they are of.
 
     SB3 adds a line of `n_envs` transitions at once. Here the places of a line are filled one after the other: line by
@@ -60,12 +114,14 @@ class _TransitionsOnly(_Base):
         rewards: Array,
         dones: Array,
         timeouts: Array,
+        rows: BoolArray,
     ) -> None:
-        """Add n transitions, at most `n_envs` of them; all arrays are (n, ...).
+        """Add n transitions, at most `n_envs` of them; all arrays but the last are (n, ...).
 
         Args:
             dones: whether the episode of the agent ended.
             timeouts: whether it was truncated and not terminated.
+            rows: (rows,) bool; the n rows that they are of, in this order.
         """
         number = len(rewards)
         places = self._next_places(number)
@@ -93,27 +149,18 @@ class _TransitionsOnly(_Base):
             self.full = True
             self.pos -= self.buffer_size
 
+    def break_off(self, rows: BoolArray) -> None:
+        """Note that the next transitions of these rows, (rows,) bool, do not follow from their latest ones."""
+
     # --- State -------------------------------------------------------------------------------------------------------
 
     def get_state(self) -> State:
         """Return the place of the next transition."""
         return {"pos": self.pos, "filled": self._filled, "full": self.full}
 
-    def tensors(self) -> dict[str, Array]:
-        """Return views of the lines that hold transitions, by name."""
-        return {name: array[: self._lines] for name, array in self._arrays().items()}
-
     @property
     def _lines(self) -> int:
         return self.buffer_size if self.full else self.pos + (self._filled > 0)
-
-    def _arrays(self) -> dict[str, Array]:
-        named: dict[str, Array] = {}
-        for name in ("observations", "next_observations"):
-            of_all: Any = getattr(self, name)
-            parts = {f"{name}/{key}": part for key, part in of_all.items()} if isinstance(of_all, dict) else None
-            named.update(parts or {name: of_all})
-        return {**named, **{name: getattr(self, name) for name in _COLUMNS}}
 
     def read_state(self, state: StateReader, file: TensorFile) -> Callable[[], None]:
         """Check what `get_state` and `tensors` returned, in little memory.
@@ -127,22 +174,11 @@ class _TransitionsOnly(_Base):
         full, pos = state.boolean("full"), state.integer("pos", 0, self.buffer_size - 1)
         filled = state.integer("filled", 0, self.n_envs - 1)
         lines = self.buffer_size if full else pos + (filled > 0)
-        own = self._arrays()
-        if set(file.arrays) != set(own):
-            names = ", ".join(name[:80] for name in file.arrays)
-            raise CheckpointError(f"{file.name} holds {names}; accepted: {', '.join(own)}")
-        for name, array in own.items():
-            form = form_of(file.arrays, name)
-            if form.dtype != array.dtype or form.shape != (lines, *array.shape[1:]):
-                wanted = f"{array.dtype} {(lines, *array.shape[1:])}"
-                raise CheckpointError(f"{file.name}: {name} is {form}; accepted: {wanted}")
-            _require_categories(name, file, self)
+        put_columns = self._read_columns(file, lines)
 
         def put_back() -> None:
             self.pos, self._filled, self.full = pos, filled, full
-            for name, array in self._arrays().items():
-                for begin, piece in pieces(file.arrays, name):
-                    array[begin : begin + len(piece)] = piece
+            put_columns()
 
         return put_back
 
@@ -150,7 +186,7 @@ class _TransitionsOnly(_Base):
 def _require_categories(name: str, file: TensorFile, buffer: ReplayBuffer) -> None:
     """Refuse numbers of categories outside their space: they are indices into arrays."""
     column, _, key = name.partition("/")
-    if column in _COLUMNS[1:]:
+    if column not in ("observations", "next_observations", "actions"):
         return
     space: Any = buffer.action_space if column == "actions" else buffer.observation_space
     space = space.spaces[key] if key else space
@@ -176,13 +212,24 @@ class TransitionDictReplayBuffer(_TransitionsOnly, DictReplayBuffer):
 
 
 def replay_bytes(
-    buffer_size: int, rows: int, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]
+    buffer_size: int,
+    rows: int,
+    observation_space: spaces.Space[Any],
+    action_space: spaces.Space[Any],
+    copies: int = 2,
+    more: int = 0,
 ) -> int:
-    """Return the memory of a replay buffer for these rows, in bytes."""
+    """Return the memory of a replay buffer for these rows, in bytes.
+
+    Args:
+        copies: how often each observation is stored.
+        more: further bytes for each transition.
+    """
     parts = observation_space.spaces.values() if isinstance(observation_space, spaces.Dict) else [observation_space]
     observation = sum(_bytes_of(part) for part in parts)
     lines = max(buffer_size // rows, 1)
-    return lines * rows * (2 * observation + _bytes_of(action_space) + 3 * np.dtype(np.float32).itemsize)
+    others = _bytes_of(action_space) + 3 * np.dtype(np.float32).itemsize + more
+    return lines * rows * (copies * observation + others)
 
 
 def _bytes_of(space: spaces.Space[Any]) -> int:

@@ -25,6 +25,7 @@ from marl_sb3.learners.sb3.spaces_only_vec_env import SpacesOnlyVecEnv
 from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.policies.hyperparameters import hyperparameter_defaults
 from marl_sb3.policies.placement import PolicyRows
+from marl_sb3.types import GoalRewards
 from marl_sb3.wrappers.action_mask import choices_of
 
 _log = logging.getLogger(__name__)
@@ -37,19 +38,40 @@ def build_algorithm(
 
     Args:
         seed: for the initial weights and all random draws of the algorithm.
-        buffer: class of its rollout or replay buffer.
+        buffer: class of its rollout buffer.
 
     Raises:
         ConfigError: the hyperparameters do not fit the rollout or the spaces.
     """
-    if is_off_policy(spec.algorithm):
-        from marl_sb3.learners.sb3.replay import check_replay, replay_settings
-
-        _check_spaces(rows)
-        check_replay(rows, spec)
-        return _made(rows, spec, seed, device, {**replay_settings(rows, spec), "replay_buffer_class": buffer})
     _check_fit(rows, spec)
     return _made(rows, spec, seed, device, {"rollout_buffer_class": buffer})
+
+
+def build_with_replay(
+    rows: PolicyRows, spec: PolicySpec, seed: int | None, device: str, goal_rewards: GoalRewards
+) -> BaseAlgorithm:
+    """Make the SB3 algorithm of a policy that learns from a replay buffer.
+
+    Args:
+        seed: for the initial weights and all random draws of the algorithm.
+        goal_rewards: the env's `compute_reward`, for hindsight experience replay.
+
+    Raises:
+        ConfigError: the hyperparameters do not fit the spaces, or each other.
+    """
+    from marl_sb3.learners.sb3.replay import check_replay, replay_buffer
+
+    _check_spaces(rows)
+    check_replay(rows, spec)
+    algorithm: Any = _without_buffer(rows, spec, seed, device)
+    algorithm.replay_buffer = replay_buffer(rows, spec, algorithm, goal_rewards)
+    return algorithm  # type: ignore[no-any-return]
+
+
+def _without_buffer(rows: PolicyRows, spec: PolicySpec, seed: int | None, device: str) -> BaseAlgorithm:
+    from marl_sb3.learners.sb3.replay import replay_settings
+
+    return _made(rows, spec, seed, device, {**replay_settings(rows, spec), "replay_buffer_class": _NoBuffer})
 
 
 def build_for_acting(rows: PolicyRows, spec: PolicySpec, device: str) -> BaseAlgorithm:
@@ -60,10 +82,10 @@ def build_for_acting(rows: PolicyRows, spec: PolicySpec, device: str) -> BaseAlg
     """
     _check_spaces(rows)
     if is_off_policy(spec.algorithm):
-        from marl_sb3.learners.sb3.replay import check_action_space, replay_settings
+        from marl_sb3.learners.sb3.replay import check_action_space
 
         check_action_space(rows, spec)
-        return _made(rows, spec, None, device, {**replay_settings(rows, spec), "replay_buffer_class": _NoBuffer})
+        return _without_buffer(rows, spec, None, device)
     return _made(rows, spec, None, device, {"rollout_buffer_class": _NoBuffer})
 
 
@@ -73,7 +95,7 @@ def is_off_policy(algorithm: type[BaseAlgorithm]) -> bool:
 
 
 class _NoBuffer:
-    """The buffer of an algorithm that only acts."""
+    """The buffer of an algorithm that only acts, or that gets its own afterwards."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         """Allocate no memory."""
@@ -88,8 +110,7 @@ def _made(rows: PolicyRows, spec: PolicySpec, seed: int | None, device: str, mor
     with warnings.catch_warnings():
         # `_check_fit` gives the same warning in one line.
         warnings.filterwarnings("ignore", message="You have specified a mini-batch size")
-        # `require_memory` refuses such a buffer.
-        warnings.filterwarnings("ignore", message="This system does not have apparently enough memory")
+        warnings.filterwarnings("ignore", message=r"`n_steps=\d+` is ignored because a custom")  # not by our buffers
         try:
             arguments: dict[str, Any] = {
                 "policy": spec.policy_class,
