@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from marl_sb3.errors import EnvRaisedError as EnvRaisedError
     from marl_sb3.errors import MarlSb3Error as MarlSb3Error
     from marl_sb3.evaluation import evaluate_policies as evaluate_policies
+    from marl_sb3.learners.a2c.a2c import A2C as A2C
     from marl_sb3.learners.bundle import PolicyBundle as PolicyBundle
     from marl_sb3.learners.bundle import load_policies as load_policies
+    from marl_sb3.learners.ppo.maskable_ppo import MaskablePPO as MaskablePPO
     from marl_sb3.learners.ppo.ppo import PPO as PPO
     from marl_sb3.learners.ppo.recurrent_ppo import RecurrentPPO as RecurrentPPO
     from marl_sb3.learners.spec import PolicySpec as PolicySpec
@@ -40,12 +42,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "A2C": "marl_sb3.learners.a2c.a2c",
     "ConfigError": "marl_sb3.errors",
     "EnvError": "marl_sb3.errors",
     "EnvRaisedError": "marl_sb3.errors",
     "Episode": "marl_sb3.metrics",
     "InfoMetric": "marl_sb3.metrics",
     "MarlSb3Error": "marl_sb3.errors",
+    "MaskablePPO": "marl_sb3.learners.ppo.maskable_ppo",
     "MultiAgentAlgorithm": "marl_sb3.training.algorithm",
     "MultiAgentCallback": "marl_sb3.training.callback",
     "MultiAgentVecEnv": "marl_sb3.vec_env",

@@ -13,9 +13,9 @@ from marl_sb3.errors import ConfigError
 # Where the class of each name is: `module:class`. `algorithm_class` imports it.
 ALGORITHMS: Mapping[str, str] = {
     "ppo": "marl_sb3.learners.ppo.ppo:PPO",
-    "a2c": "stable_baselines3.a2c.a2c:A2C",
+    "a2c": "marl_sb3.learners.a2c.a2c:A2C",
     "trpo": "sb3_contrib.trpo.trpo:TRPO",
-    "maskable_ppo": "sb3_contrib.ppo_mask.ppo_mask:MaskablePPO",
+    "maskable_ppo": "marl_sb3.learners.ppo.maskable_ppo:MaskablePPO",
     "recurrent_ppo": "marl_sb3.learners.ppo.recurrent_ppo:RecurrentPPO",
     "dqn": "stable_baselines3.dqn.dqn:DQN",
     "qrdqn": "sb3_contrib.qrdqn.qrdqn:QRDQN",
@@ -28,6 +28,8 @@ ALGORITHMS: Mapping[str, str] = {
 # SB3's classes where marl_sb3 has a subclass of its own. They have names in checkpoints only.
 STOCK: Mapping[str, str] = {
     "stable_baselines3.PPO": "stable_baselines3.ppo.ppo:PPO",
+    "stable_baselines3.A2C": "stable_baselines3.a2c.a2c:A2C",
+    "sb3_contrib.MaskablePPO": "sb3_contrib.ppo_mask.ppo_mask:MaskablePPO",
     "sb3_contrib.RecurrentPPO": "sb3_contrib.ppo_recurrent.ppo_recurrent:RecurrentPPO",
 }
 _SAVED: Mapping[str, str] = {**ALGORITHMS, **STOCK}
@@ -53,7 +55,7 @@ def algorithm_class(name: str) -> type[BaseAlgorithm]:
 
 def is_maskable(algorithm: type[BaseAlgorithm]) -> bool:
     """Whether a class is MaskablePPO or a subclass of it."""
-    return ALGORITHMS["maskable_ppo"] in map(place_of, algorithm.__mro__)
+    return STOCK["sb3_contrib.MaskablePPO"] in map(place_of, algorithm.__mro__)
 
 
 def is_recurrent(algorithm: type[BaseAlgorithm]) -> bool:

@@ -9,16 +9,21 @@ import torch as th
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.utils import obs_as_tensor
 
-from marl_sb3.learners.ppo.ppo import PPO
-from marl_sb3.types import Array, FloatArray, Observations
+from marl_sb3.learners.ppo.fused.algorithm import FusedUpdates
+from marl_sb3.types import Array, BoolArray, FloatArray, Observations
 from marl_sb3.vec_env.observations import map_arrays
 
 
 class ForwardPass(Protocol):
     """Computes actions and values in a rollout. Observations are batches, (rows, ...)."""
 
-    def act(self, observations: Any) -> tuple[Array, FloatArray, FloatArray]:
-        """Sampled actions (rows, *action shape), values (rows,) and log-probabilities (rows,)."""
+    def act(self, observations: Any, action_masks: BoolArray | None = None) -> tuple[Array, FloatArray, FloatArray]:
+        """Sampled actions (rows, *action shape), values (rows,) and log-probabilities (rows,).
+
+        Args:
+            observations: (rows, ...).
+            action_masks: (rows, n) True where an action is allowed; only for policies that take masks.
+        """
 
     def values(self, observations: Any) -> FloatArray:
         """(rows,) values."""
@@ -33,8 +38,11 @@ class TorchForwardPass:
     def __init__(self, algorithm: OnPolicyAlgorithm) -> None:
         self._algorithm = algorithm
 
-    def act(self, observations: Observations, **arguments: Any) -> tuple[Array, FloatArray, FloatArray]:
-        """See `ForwardPass.act`; `arguments` are more arguments of the policy."""
+    def act(
+        self, observations: Observations, action_masks: BoolArray | None = None
+    ) -> tuple[Array, FloatArray, FloatArray]:
+        """See `ForwardPass.act`."""
+        arguments = {} if action_masks is None else {"action_masks": action_masks}
         with th.no_grad():
             actions, values, log_probs = self._algorithm.policy(self._tensor(observations), **arguments)
         return actions.cpu().numpy(), values.cpu().numpy().reshape(-1), log_probs.cpu().numpy()
@@ -65,7 +73,7 @@ class TorchForwardPass:
 
 def forward_pass(algorithm: OnPolicyAlgorithm) -> ForwardPass:
     """Return the fastest forward pass that covers the policy, with its present parameters."""
-    fused = algorithm.fused_policy() if isinstance(algorithm, PPO) else None
+    fused = algorithm.fused_policy() if isinstance(algorithm, FusedUpdates) else None
     if fused is None:
         return TorchForwardPass(algorithm)
     fused.read_parameters()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,7 +55,7 @@ def env_of(case: Case) -> MultiAgentVecEnv:
 
 
 def stock_model(case: Case, algorithm: type = stable_baselines3.PPO) -> Any:
-    settings = {**case.small, "n_steps": case.n_steps, **case.hyperparameters, **case.stock}
+    settings = deepcopy({**case.small, "n_steps": case.n_steps, **case.hyperparameters, **case.stock})  # A2C changes it
     env = env_of(case).as_sb3_vec_env()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="You have specified a mini-batch size")
@@ -83,3 +84,14 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, th.Tensor):
         return bool(one.dtype == other.dtype and th.equal(one, other))
     return bool(one == other)
+
+
+def assert_close(found: Any, stock: Any, tolerance: float) -> None:
+    """Weights and the optimizer's tensors are equal up to a relative error; all other numbers are equal."""
+    parameters = leaves(found.get_parameters())
+    for path, expected in leaves(stock.get_parameters()).items():
+        if isinstance(expected, th.Tensor):
+            error = (parameters[path] - expected).norm() / expected.norm().clamp_min(1e-8)
+            assert error < tolerance, f"{path}: {error}"
+        else:
+            assert parameters[path] == expected, path

@@ -101,9 +101,12 @@ LEARNERS = {
     "PPO, fused": Kind(marl_sb3.PPO, SMALL_PPO, None, "fused"),
     "PPO, PyTorch": Kind(marl_sb3.PPO, SMALL_PPO, stable_baselines3.PPO, "torch"),
     "stock PPO": Kind(stable_baselines3.PPO, SMALL_PPO, stable_baselines3.PPO),
-    "A2C": Kind(stable_baselines3.A2C, {"n_steps": 3}, stable_baselines3.A2C),
+    "A2C, fused": Kind(marl_sb3.A2C, {"n_steps": 3}, None, "fused"),
+    "A2C, PyTorch": Kind(marl_sb3.A2C, {"n_steps": 3}, stable_baselines3.A2C, "torch"),
+    "stock A2C": Kind(stable_baselines3.A2C, {"n_steps": 3}, stable_baselines3.A2C),
     "TRPO": Kind(sb3_contrib.TRPO, {"n_steps": 6, "batch_size": 4, "n_critic_updates": 2}, sb3_contrib.TRPO),
-    "MaskablePPO": Kind(sb3_contrib.MaskablePPO, SMALL_PPO, None, masked=True),
+    "MaskablePPO, fused": Kind(marl_sb3.MaskablePPO, SMALL_PPO, None, "fused", masked=True),
+    "stock MaskablePPO": Kind(sb3_contrib.MaskablePPO, SMALL_PPO, None, masked=True),
     "RecurrentPPO, fused": Kind(marl_sb3.RecurrentPPO, SMALL_PPO, None, "fused", network=MEMORY),
     # None: sb3-contrib's class cannot be made for the arena's observations.
     "stock RecurrentPPO": Kind(sb3_contrib.RecurrentPPO, SMALL_PPO, None, network=MEMORY),
@@ -304,7 +307,7 @@ def test_a_training_with_a_policy_that_is_not_trained_goes_on(kind: Kind, tmp_pa
     assert_same(again, whole)
 
 
-@pytest.mark.parametrize("name", ["PPO, PyTorch", "A2C", "TRPO", "RecurrentPPO, fused"])
+@pytest.mark.parametrize("name", ["PPO, PyTorch", "stock A2C", "TRPO", "RecurrentPPO, fused"])
 @pytest.mark.parametrize("sde_sample_freq", [-1, 2])
 def test_noise_of_gsde_is_brought_back_within_a_rollout(name: str, sde_sample_freq: int, tmp_path: Path) -> None:
     spec = LEARNERS[name].spec(use_sde=True, sde_sample_freq=sde_sample_freq)

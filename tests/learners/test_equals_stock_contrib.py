@@ -15,6 +15,7 @@ from stock_training import (
     IMAGE,
     TINY_CNN,
     Case,
+    assert_close,
     leaves,
     same,
     sampled,
@@ -137,6 +138,26 @@ class WholeSequences(marl_sb3.RecurrentPPO):
     update_path = "fused"
 
 
+class FusedMasks(marl_sb3.MaskablePPO):
+    update_path = "fused"
+
+
+OF_FUSED_MASKS = {name: MASKABLE_PPO[name] for name in ("Discrete actions", "a batch size that leaves three over")}
+OF_FUSED_MASKS["MultiDiscrete actions, other settings"] = masked(
+    BOX, spaces.MultiDiscrete([3, 2]), hyperparameters={"ent_coef": 0.1, "normalize_advantage": False}
+)
+
+
+@pytest.mark.parametrize("name", OF_FUSED_MASKS)
+def test_fused_maskable_ppo_trains_as_sb3_contribs_does_to_tolerance(name: str) -> None:
+    case = OF_FUSED_MASKS[name]
+    stock = train_stock(stock_model(case, sb3_contrib.MaskablePPO), case)
+    for found in (train_ours(case, FusedMasks).policies["p"], train_stock(stock_model(case, FusedMasks), case)):
+        assert not found.rollout_buffer.action_masks.all()
+        assert_close(found, stock, 1e-3)
+        assert found.num_grad_updates == stock._n_updates * -(-2 * case.n_steps * 2 // found.batch_size)
+
+
 class OneByOne(marl_sb3.RecurrentPPO):
     update_path = "torch"
 
@@ -149,10 +170,7 @@ def test_whole_sequences_train_as_sb3_contrib_does_to_tolerance(name: str) -> No
     drop_in = train_stock(stock_model(case, WholeSequences), case)
     for found in (ours, drop_in):
         assert found.rollout_buffer.whole_sequences
-        for path, expected in leaves(stock.get_parameters()).items():
-            if isinstance(expected, th.Tensor):
-                error = (leaves(found.get_parameters())[path] - expected).norm() / expected.norm().clamp_min(1e-8)
-                assert error < 1e-3, path
+        assert_close(found, stock, 1e-3)
 
 
 def test_on_the_torch_path_recurrent_ppo_equals_sb3_contribs_in_its_place() -> None:

@@ -228,10 +228,7 @@ class TransitionsOnly(_Base):
 
     def _split(self, order: Array, batch_size: int | None) -> list[Array]:
         """Split indices of transitions into minibatches."""
-        starts = list(range(0, len(order), batch_size or max(1, len(order))))
-        if len(starts) > 1 and len(order) - starts[-1] < self.least_minibatch:
-            starts.pop()
-        return np.split(order, starts[1:])
+        return np.split(order, minibatch_starts(len(order), batch_size, self.least_minibatch)[1:])
 
     def _counted(self, batches: Iterable[Any]) -> Generator[Any, None, None]:
         for batch in batches:
@@ -245,6 +242,18 @@ class TransitionsOnly(_Base):
             setattr(self, name, self.swap_and_flatten(getattr(self, name))[keep])
         observations: Any = self.observations
         self.observations = map_arrays(lambda array: self.swap_and_flatten(array)[keep], observations)  # type: ignore[assignment]
+
+
+def minibatch_starts(samples: int, batch_size: int | None, least: int) -> Array:
+    """Return where the minibatches of an epoch begin.
+
+    Args:
+        samples: number of samples in the epoch.
+        batch_size: of a minibatch; None: all samples.
+        least: a last minibatch of fewer samples becomes a part of the one before it.
+    """
+    starts = np.arange(0, samples, batch_size or max(1, samples))
+    return starts[:-1] if len(starts) > 1 and samples - starts[-1] < least else starts
 
 
 def _pairs(own: Any, given: Observations) -> list[tuple[Array, Array]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch as th
@@ -14,13 +14,20 @@ from torch import nn
 ACTIVATIONS = (nn.Tanh, nn.ReLU)  # in the order of the constants in `layers`
 
 
-def why_not_optimizer(optimizer: th.optim.Optimizer) -> str | None:
-    """Return the reason why the kernels do not cover an optimizer, as a string; None if they do."""
+def why_not_optimizer(
+    optimizer: th.optim.Optimizer, kinds: Sequence[type[th.optim.Optimizer]] = (th.optim.Adam,)
+) -> str | None:
+    """Return the reason why the kernels do not cover an optimizer, as a string; None if they do.
+
+    Args:
+        kinds: classes that are covered.
+    """
     settings = optimizer.param_groups[0]
     return first_reason(
         {
-            f"optimizer {type(optimizer).__name__}": type(optimizer) is not th.optim.Adam,
+            f"optimizer {type(optimizer).__name__}": type(optimizer) not in kinds,
             "several parameter groups": len(optimizer.param_groups) != 1,
+            "momentum": settings.get("momentum") or settings.get("centered"),
             "weight decay": settings.get("weight_decay") != 0,
             "amsgrad or maximize": settings.get("amsgrad") or settings.get("maximize"),
             "hooks of the optimizer": optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from marl_sb3.learners.on_policy import OnPolicyLearner
+from marl_sb3.learners.fused_learner import FusedLearner
 from marl_sb3.learners.ppo.learner import PPOLearner
 
 
-class ContribPPOLearner(OnPolicyLearner):
-    """See `OnPolicyLearner`."""
+class ContribPPOLearner(FusedLearner):
+    """See `FusedLearner`."""
 
     recorded_as: ClassVar[Mapping[str, str]] = PPOLearner.recorded_as
     metric_names: ClassVar[Sequence[str]] = tuple(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from stable_baselines3.common.buffers import RolloutBuffer
 
 from marl_sb3.learners.deciders import Batch
-from marl_sb3.learners.forward_pass import TorchForwardPass
 from marl_sb3.learners.on_policy_actor import (
     ForwardPassDecider,
     OnPolicyDecider,
@@ -34,11 +33,6 @@ class MaskedDecider(ForwardPassDecider):
     """A `ForwardPassDecider` for policies that take masks."""
 
     takes_masks = True
-    _forward_pass: TorchForwardPass
-
-    def read_weights(self) -> None:
-        """See `OnPolicyDecider.read_weights`."""
-        self._forward_pass = TorchForwardPass(self._algorithm)
 
     def decide(self, batch: Batch) -> tuple[OnPolicyDecision, States]:
         """See `Decider.decide`."""

@@ -2,103 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import stable_baselines3
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.buffers import RolloutBuffer
-from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.utils import explained_variance
-from stable_baselines3.common.vec_env import VecEnv
 from torch.nn import functional as F
 
-from marl_sb3.errors import NumericError
 from marl_sb3.learners.ppo.device_rollout import DeviceRollout
-from marl_sb3.learners.ppo.fused.coverage import why_not_fused
-from marl_sb3.learners.ppo.fused.policy import FusedPolicy
-from marl_sb3.learners.ppo.fused.rollout import collect_fused
-from marl_sb3.learners.ppo.fused.update import FusedUpdate, TorchUpdate
-from marl_sb3.learners.threads import blas_threads
-from marl_sb3.learners.update_path import TwoPaths
+from marl_sb3.learners.ppo.fused.algorithm import FusedRollouts
+from marl_sb3.learners.ppo.fused.update import FusedUpdate, UpdatePlan, record_std
+from marl_sb3.learners.sb3.private import num_updates, progress_remaining
 
 
-class PPO(TwoPaths, stable_baselines3.PPO):
+class PPO(FusedRollouts, stable_baselines3.PPO):
     """A drop-in for `stable_baselines3.PPO`: same arguments, same logger keys, same files.
 
     The *fused* path runs whole updates of plain MLPs in compiled kernels, see `TwoPaths`.
 
     Attributes:
-        num_grad_updates: optimizer steps taken since the object was made.
         update_stats: of the latest update, means over its minibatches: `gradients_global_norm` (before clipping) and
             `vf_loss_unclipped`.
     """
 
     update_stats: dict[str, float]
-    num_grad_updates: int = 0
-    _fused: FusedPolicy | None = None
 
-    def why_not_fused(self) -> str | None:
-        """See `TwoPaths.why_not_fused`."""
-        return why_not_fused(self)
+    def update_plan(self) -> UpdatePlan:
+        """See `FusedUpdates.update_plan`."""
+        return ppo_plan(self)
 
-    def fused_policy(self) -> FusedPolicy | None:
-        """The policy in the kernels' layout, if updates take the fused path.
-
-        Raises:
-            ConfigError: see `TwoPaths.takes_fused_path`.
-        """
-        if not self.takes_fused_path():
-            return None
-        if self._fused is None or not self._fused.is_of(self.policy):
-            self._fused = FusedPolicy(self.policy)
-        return self._fused
-
-    def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "_fused"]
-
-    def collect_rollouts(
-        self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
-    ) -> bool:
-        """See `OnPolicyAlgorithm.collect_rollouts`; on the fused path the kernels also choose the actions."""
-        fused = self.fused_policy()
-        if fused is None:
-            return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps)
-        return collect_fused(self, fused, env, callback, rollout_buffer, n_rollout_steps)
-
-    def train(self) -> None:
-        """Update the policy from the rollout buffer.
-
-        Raises:
-            NumericError: a loss or gradient is not finite (fused path only); the weights stay as before that minibatch.
-        """
-        update = self.prepare_update()
-        with blas_threads(1):
-            update.run()
-        self.finish_update(update)
-        if isinstance(update, FusedUpdate) and not update.is_finite:
-            raise NumericError("a loss or a gradient is not finite; the update stopped at that minibatch")
-
-    def prepare_update(self) -> FusedUpdate | TorchUpdate:
-        """Do the part of an update that draws random numbers, in SB3's order, or that cannot run in parallel.
-
-        Fused updates of several policies may then `run` at the same time; `finish_update` is called for one at a time.
-        """
-        fused = self.fused_policy()
-        if fused is None:
-            return TorchUpdate(self._train_torch)
-        self.policy.set_training_mode(True)
-        self._update_learning_rate(self.policy.optimizer)
-        return FusedUpdate(self, fused)
-
-    def finish_update(self, update: FusedUpdate | TorchUpdate) -> None:
-        """Write the results of a fused update into SB3's objects."""
-        if isinstance(update, FusedUpdate):
-            update.write_back()
-            self._n_updates += self.n_epochs
-            self.num_grad_updates += update.num_grad_updates
-            self._record_update(update.means(), update.clip_range, None)
+    def record_update(self, update: FusedUpdate) -> None:
+        """See `FusedUpdates.record_update`."""
+        self._record_update(update.means(), update.clip_range, None)
 
     def _train_torch(self) -> None:
         """Update by PyTorch, with the same operations as SB3's `ppo.py`.
@@ -185,24 +124,34 @@ class PPO(TwoPaths, stable_baselines3.PPO):
         return loss, stats
 
     def _record_update(self, means: dict[str, float], clip_range: float, clip_range_vf: float | None) -> None:
-        """Record what SB3 records, under its names."""
-        self.logger.record("train/entropy_loss", means["entropy_loss"])
-        self.logger.record("train/policy_gradient_loss", means["policy_loss"])
-        self.logger.record("train/value_loss", means["value_loss"])
-        self.logger.record("train/approx_kl", means["approx_kl"])
-        self.logger.record("train/clip_fraction", means["clip_fraction"])
-        self.logger.record("train/loss", means["last_loss"])
-        self.logger.record("train/explained_variance", means["explained_variance"])
-        if hasattr(self.policy, "log_std"):
-            self.logger.record("train/std", th.exp(self.policy.log_std).mean().item())
-        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
-        self.logger.record("train/clip_range", clip_range)
+        record_ppo(self, means, clip_range)
         if clip_range_vf is not None:
             self.logger.record("train/clip_range_vf", clip_range_vf)
         self.update_stats = {
             name: means[name] for name in ("gradients_global_norm", "vf_loss_unclipped") if name in means
         }
         self.update_stats.setdefault("vf_loss_unclipped", means["value_loss"])
+
+
+def ppo_plan(algorithm: Any) -> UpdatePlan:
+    """Return the plan of an update of PPO or of a variant with the same hyperparameters."""
+    clip_range = float(algorithm.clip_range(progress_remaining(algorithm)))
+    return UpdatePlan(algorithm.n_epochs, algorithm.batch_size, clip_range)
+
+
+def record_ppo(algorithm: OnPolicyAlgorithm, means: Mapping[str, float], clip_range: float) -> None:
+    """Record what SB3's PPO records, under its names."""
+    record = algorithm.logger.record
+    record("train/entropy_loss", means["entropy_loss"])
+    record("train/policy_gradient_loss", means["policy_loss"])
+    record("train/value_loss", means["value_loss"])
+    record("train/approx_kl", means["approx_kl"])
+    record("train/clip_fraction", means["clip_fraction"])
+    record("train/loss", means["last_loss"])
+    record("train/explained_variance", means["explained_variance"])
+    record_std(algorithm)
+    record("train/n_updates", num_updates(algorithm), exclude="tensorboard")
+    record("train/clip_range", clip_range)
 
 
 def _means_by_name(minibatches: list[dict[str, th.Tensor]]) -> dict[str, float]:

@@ -195,11 +195,12 @@ def test_gradients_are_those_of_autograd(
         floats=inputs.floats,
         int_actions=(none if action == "box" else actions).astype(np.int64),
         float_actions=(actions if action == "box" else none).astype(np.float32),
+        allowed=none.astype(np.float32),
         log_probs=(log_probs + rng.normal(0, 0.2, rows)).astype(np.float32),
         advantages=rng.normal(0, 1, rows).astype(np.float32),
         returns=rng.normal(0, 1, rows).astype(np.float32),
     )
-    chosen = kernel.Settings(rows, False, clip_range, ent_coef, 0.5, 0.5, 1e-3, 0.9, 0.999, 1e-5)
+    chosen = kernel.Settings(False, True, clip_range, ent_coef, 0.5, 0.5, 0, 1e-3, 0.9, 0.999, 1e-5)
     grad = np.full_like(fused.theta, np.nan)
     spaces_ = []
     for table in (fused.nets.pi, fused.nets.vf):
@@ -352,7 +353,7 @@ def test_loaded_parameters_are_those_that_act_and_train(tmp_path: Any) -> None:
         fused.read_parameters()
         expected = first.policy.predict_values(th.as_tensor(observations)).detach().numpy().reshape(-1)
         np.testing.assert_allclose(fused.values(observations), expected, atol=1e-6)
-        assert fused.read_adam()[2] == 6  # 3 epochs of 2 minibatches
+        assert fused.read_moments()[2] == 6  # 3 epochs of 2 minibatches
 
 
 def test_a_layer_replaced_between_updates_is_the_one_that_acts_and_trains() -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from gymnasium import spaces
-from stable_baselines3.common.buffers import RolloutBuffer
-from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.policies import ActorCriticPolicy, BasePolicy
 from stable_baselines3.common.torch_layers import FlattenExtractor, MlpExtractor
 from torch import nn
 
-from marl_sb3.learners.buffers.rollout import MaskedRolloutBuffer
+from marl_sb3.learners.algorithms import place_of
 from marl_sb3.learners.fused.coverage import (
     ACTIVATIONS,
     are_trained_float32,
@@ -20,28 +19,46 @@ from marl_sb3.learners.fused.coverage import (
     is_plain_mlp,
     why_not_optimizer,
 )
+from marl_sb3.learners.fused.optimizers import OPTIMIZERS
+
+# By their places, see `place_of`: sb3-contrib is imported only by those who use it.
+_POLICIES = (
+    "stable_baselines3.common.policies:ActorCriticPolicy",
+    "sb3_contrib.common.maskable.policies:MaskableActorCriticPolicy",
+)
+_BUFFERS = (
+    "stable_baselines3.common.buffers:RolloutBuffer",
+    "marl_sb3.learners.buffers.rollout:MaskedRolloutBuffer",
+    "sb3_contrib.common.maskable.buffers:MaskableRolloutBuffer",
+    "marl_sb3.learners.buffers.maskable:ActionMaskRolloutBuffer",
+)
 
 
 def why_not_fused(algorithm: Any) -> str | None:
-    """Return the reason why the kernels cannot train this `PPO`, as a string; None if they can.
+    """Return the reason why the kernels cannot train this PPO, A2C or MaskablePPO, as a string; None if they can.
 
     Only what is known to be covered is covered: policies with hooks, replaced layers or subclasses use PyTorch.
     """
     policy = algorithm.policy
-    if type(policy) is not ActorCriticPolicy:
+    if place_of(type(policy)) not in _POLICIES:
         return f"policy class {type(policy).__name__}"
-    return _why_not_network(policy) or why_not_optimizer(policy.optimizer) or _why_not_settings(algorithm)
+    return (
+        _why_not_network(policy)
+        or _why_not_spaces(policy)
+        or why_not_optimizer(policy.optimizer, [*OPTIMIZERS])
+        or _why_not_settings(algorithm)
+    )
 
 
 def _why_not_settings(algorithm: Any) -> str | None:
+    buffer = type(algorithm.rollout_buffer)
     return first_reason(
         {
             f"device {algorithm.device}": algorithm.device.type != "cpu",
             "gSDE": algorithm.use_sde,
-            "target_kl": algorithm.target_kl is not None,
-            "clip_range_vf": algorithm.clip_range_vf is not None,
-            f"rollout buffer {type(algorithm.rollout_buffer).__name__}": type(algorithm.rollout_buffer)
-            not in (RolloutBuffer, MaskedRolloutBuffer),
+            "target_kl": getattr(algorithm, "target_kl", None) is not None,
+            "clip_range_vf": getattr(algorithm, "clip_range_vf", None) is not None,
+            f"rollout buffer {buffer.__name__}": place_of(buffer) not in _BUFFERS,
         }
     )
 
@@ -63,10 +80,14 @@ def _why_not_network(policy: ActorCriticPolicy) -> str | None:
             "hooks of the network": has_hooks(policy),
             "replaced methods of the policy": any(name in vars(policy) for name in ("forward", "evaluate_actions")),
             "frozen or non-float32 parameters": not are_trained_float32(policy),
-            f"observation space {policy.observation_space}": not covers_observations(policy),
-            f"action space {policy.action_space}": not _covers_actions(policy.action_space),
         }
     )
+
+
+def _why_not_spaces(policy: BasePolicy) -> str | None:
+    if not covers_observations(policy):  # the text of a space takes longer than all these checks
+        return f"observation space {policy.observation_space}"
+    return None if _covers_actions(policy.action_space) else f"action space {policy.action_space}"
 
 
 def _covers_actions(space: spaces.Space[Any]) -> bool:

@@ -1,4 +1,4 @@
-"""PPO's forward pass and update for plain MLPs, as float32 kernels compiled by numba.
+"""Forward pass and update of PPO, MaskablePPO and A2C for plain MLPs, as float32 kernels compiled by numba.
 
 With minibatches of a hundred rows PyTorch spends its time on dispatch: dozens of small operations each. Here a whole
 update is one call. Matrix products are BLAS's; everything else is loops that LLVM vectorises.
@@ -8,7 +8,8 @@ net (actor or critic) is a table with a row per layer: `[inputs, outputs, weight
 stored as (inputs, outputs), transposed with respect to PyTorch, so that a one-hot input selects an adjoining row.
 Activations of layer l are in a workspace at `offsets[l]`, (rows, outputs) each.
 
-Formulas: Schulman et al. 2017 (https://arxiv.org/abs/1707.06347), eq. 7 and 9, as in SB3's `ppo.py`.
+Formulas: Schulman et al. 2017 (https://arxiv.org/abs/1707.06347), eq. 7 and 9, as in SB3's `ppo.py`; of A2C, the policy
+gradient, as in SB3's `a2c.py`. The logit of a forbidden action is -1e8, as in sb3-contrib's `MaskableCategorical`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 from marl_sb3.learners.fused.adam import adam, norm
 from marl_sb3.learners.fused.kernel_cache import inner_kernel, kernel
 from marl_sb3.learners.fused.layers import LINEAR, TANH, activate, clear, matrix, through_activation
+from marl_sb3.learners.fused.rmsprop import ADAM, RMSPROP_TF, rmsprop
 from marl_sb3.types import Array, FloatArray
 
 # The columns of the statistics of a minibatch.
@@ -50,13 +52,14 @@ class Nets(NamedTuple):
 
 
 class Samples(NamedTuple):
-    """A rollout of N samples. Of indices and floats, and of the two kinds of actions, one array has no columns.
+    """A rollout of N samples. Arrays that are not used have no columns.
 
     Attributes:
         indices: (N, ones) int64; one-hot inputs.
         floats: (N, inputs) float32; other inputs.
         int_actions: (N, sub-distributions) int64.
         float_actions: (N, action size) float32.
+        allowed: (N, sum of sizes) float32; action masks, 1 where an action was allowed, 0 where it was not.
         log_probs: (N,) float32, of the actions when they were taken.
         advantages: (N,) float32.
         returns: (N,) float32.
@@ -66,20 +69,29 @@ class Samples(NamedTuple):
     floats: FloatArray
     int_actions: Array
     float_actions: FloatArray
+    allowed: FloatArray
     log_probs: FloatArray
     advantages: FloatArray
     returns: FloatArray
 
 
 class Settings(NamedTuple):
-    """Hyperparameters of an update, as in SB3 and in PyTorch's Adam."""
+    """Hyperparameters of an update, as in SB3 and in PyTorch's optimizers.
 
-    batch_size: int
+    Attributes:
+        clipped: whether the loss is PPO's clipped surrogate; if not, it is A2C's policy gradient.
+        optimizer: ADAM, RMSPROP or RMSPROP_TF.
+        beta1: of Adam.
+        beta2: of Adam; the alpha of RMSprop.
+    """
+
     normalize_advantage: bool
+    clipped: bool
     clip_range: float
     ent_coef: float
     vf_coef: float
     max_grad_norm: float
+    optimizer: int
     learning_rate: float
     beta1: float
     beta2: float
@@ -91,6 +103,7 @@ _ZERO, _HALF, _ONE, _TWO = _f(0.0), _f(0.5), _f(1.0), _f(2.0)
 _HALF_LOG_TWO_PI = _f(0.5 * math.log(2.0 * math.pi))
 _CLIP_EPS = _f(1e-6)  # torch.nn.utils.clip_grad_norm_
 _ADV_EPS = _f(1e-8)
+_FORBIDDEN = _f(-1e8)  # sb3-contrib's HUGE_NEG
 _Scalar = Any  # a float32, once compiled
 _Space = tuple[Array, FloatArray, FloatArray]  # offsets of the layers, activations, gradients of the activations
 
@@ -219,6 +232,15 @@ def backward(
 
 
 @inner_kernel
+def _forbid(logits: FloatArray, allowed: FloatArray) -> None:
+    """Set the logits of forbidden actions, in place."""
+    for i in range(logits.shape[0]):
+        for j in range(allowed.shape[1]):
+            if allowed[i, j] == _ZERO:
+                logits[i, j] = _FORBIDDEN
+
+
+@inner_kernel
 def softmax(logits: FloatArray, probabilities: FloatArray, sizes: Array) -> None:
     """Compute the softmax of each sub-distribution.
 
@@ -342,11 +364,12 @@ def workspace(table: Array, rows: int) -> tuple[Array, int]:
 
 
 @kernel
-def sample(logits: FloatArray, sizes: Array, noise: FloatArray) -> tuple[Array, FloatArray]:
+def sample(logits: FloatArray, allowed: FloatArray, sizes: Array, noise: FloatArray) -> tuple[Array, FloatArray]:
     """Draw from categorical distributions.
 
     Args:
         logits: (rows, sum of sizes); changed to log-probabilities.
+        allowed: action masks, see `Samples`; no columns: all actions are allowed.
         sizes: sizes of the sub-distributions.
         noise: (rows, sum of sizes) exponentially distributed numbers.
 
@@ -354,6 +377,7 @@ def sample(logits: FloatArray, sizes: Array, noise: FloatArray) -> tuple[Array, 
         Actions (rows, sub-distributions) int64 and their log-probabilities (rows,).
     """
     rows = logits.shape[0]
+    _forbid(logits, allowed)
     probabilities = np.empty_like(logits)
     softmax(logits, probabilities, sizes)
     actions = np.empty((rows, sizes.shape[0]), np.int64)
@@ -379,6 +403,7 @@ def _gather(samples: Samples, order: Array, batch: Samples) -> None:
     _gather_rows(samples.floats, order, batch.floats)
     _gather_rows(samples.int_actions, order, batch.int_actions)
     _gather_rows(samples.float_actions, order, batch.float_actions)
+    _gather_rows(samples.allowed, order, batch.allowed)
     _gather_numbers(samples.log_probs, order, batch.log_probs)
     _gather_numbers(samples.advantages, order, batch.advantages)
     _gather_numbers(samples.returns, order, batch.returns)
@@ -415,7 +440,7 @@ def _losses(
     log_std_grad: FloatArray,
     stats: Array,
 ) -> None:
-    """Compute the parts of PPO's loss over a minibatch, into `stats`, and its gradients of the nets' outputs."""
+    """Compute the parts of the loss over a minibatch, into `stats`, and its gradients of the nets' outputs."""
     low, high, clip = _ONE - _f(settings.clip_range), _ONE + _f(settings.clip_range), _f(settings.clip_range)
     inverse_rows = _ONE / _f(rows)
     by_entropy = -_f(settings.ent_coef) * inverse_rows
@@ -429,16 +454,20 @@ def _losses(
             log_prob = _gaussian_log_prob(pi_out, log_std, float_actions, i)
         else:
             log_prob = _categorical_log_prob(pi_out, sizes, int_actions, i)
-        log_ratio = log_prob - log_probs[i]
-        ratio = np.exp(log_ratio)
-        bounded = low if ratio < low else (high if ratio > high else ratio)
-        plain, bound = advantages[i] * ratio, advantages[i] * bounded
-        # As torch differentiates min(plain, bound): the gradient is 0 where the bound is the smaller one.
-        holds = bound < plain
-        by_log_prob = _ZERO if holds else -plain * inverse_rows
-        policy_loss -= bound if holds else plain
-        kl += (ratio - _ONE) - log_ratio
-        clipped += abs(ratio - _ONE) > clip
+        if settings.clipped:
+            log_ratio = log_prob - log_probs[i]
+            ratio = np.exp(log_ratio)
+            bounded = low if ratio < low else (high if ratio > high else ratio)
+            plain, bound = advantages[i] * ratio, advantages[i] * bounded
+            # As torch differentiates min(plain, bound): the gradient is 0 where the bound is the smaller one.
+            holds = bound < plain
+            by_log_prob = _ZERO if holds else -plain * inverse_rows
+            policy_loss -= bound if holds else plain
+            kl += (ratio - _ONE) - log_ratio
+            clipped += abs(ratio - _ONE) > clip
+        else:
+            by_log_prob = -advantages[i] * inverse_rows
+            policy_loss -= advantages[i] * log_prob
         if gaussian:
             entropy += _gaussian_delta(
                 pi_out, log_std, float_actions, i, by_log_prob, by_entropy, pi_delta, log_std_grad
@@ -478,6 +507,7 @@ def _minibatch(
     outputs = nets.pi[-1, 1]
     pi_by_out = matrix(pi_delta, pi_offsets[-1], rows, outputs)
     if not nets.gaussian:
+        _forbid(pi_out, batch.allowed)
         softmax(pi_out, pi_by_out, nets.sizes)
     vf_by_out = matrix(vf_delta, vf_offsets[-1], rows, 1)
     log_std, log_std_grad = theta[nets.log_std :], grad[nets.log_std :]
@@ -486,37 +516,51 @@ def _minibatch(
     backward(theta, grad, nets.vf, vf_offsets, vf_work, vf_delta, indices, floats, one_hot, rows, activation)
 
 
+@inner_kernel
+def _optimize(
+    theta: FloatArray, grad: FloatArray, m: FloatArray, v: FloatArray, scale: _Scalar, settings: Settings, step: int
+) -> None:
+    """Take one step of the optimizer with the gradient times `scale`."""
+    s = settings
+    if s.optimizer == ADAM:
+        adam(theta, grad, m, v, scale, step, s.learning_rate, s.beta1, s.beta2, s.eps)
+    else:
+        rmsprop(theta, grad, v, scale, s.learning_rate, s.beta2, s.eps, s.optimizer == RMSPROP_TF)
+
+
 @kernel
 def train(
     theta: FloatArray,
     m: FloatArray,
     v: FloatArray,
-    adam_step: int,
+    steps: int,
     nets: Nets,
     samples: Samples,
     batch: Samples,
     orders: Array,
+    bounds: Array,
     settings: Settings,
     stats: Array,
 ) -> int:
-    """One PPO update, in place.
+    """One update, in place.
 
     Args:
         theta: (parameters,) float32; changed.
         m: (parameters,) float32, Adam's first moments; changed.
-        v: (parameters,) float32, Adam's second moments; changed.
-        adam_step: optimizer steps taken before.
+        v: (parameters,) float32, the optimizer's second moments; changed.
+        steps: optimizer steps taken before.
         nets: `Nets`.
         samples: `Samples`, the rollout.
-        batch: `Samples` of at least `batch_size` rows, as workspace.
+        batch: `Samples`, as workspace for the largest minibatch.
         orders: (epochs, N) int64; the order of samples in each epoch.
+        bounds: (minibatches + 1,) int64; where in the order of an epoch each minibatch begins, and N.
         settings: `Settings`.
-        stats: (minibatches, NUM_STATS) float64; filled.
+        stats: (epochs * minibatches, NUM_STATS) float64; filled.
 
     Returns:
         The number of minibatches done. The update stops after the first one with a loss or gradient that is not finite.
     """
-    size = settings.batch_size
+    size = batch.returns.shape[0]
     pi_offsets, pi_size = workspace(nets.pi, size)
     vf_offsets, vf_size = workspace(nets.vf, size)
     pi_space = (pi_offsets, np.empty(pi_size, np.float32), np.empty(pi_size, np.float32))
@@ -524,8 +568,8 @@ def train(
     grad = np.zeros_like(theta)
     done = 0
     for epoch in range(orders.shape[0]):
-        for start in range(0, orders.shape[1], size):
-            order = orders[epoch, start : start + size]
+        for k in range(bounds.shape[0] - 1):
+            order = orders[epoch, bounds[k] : bounds[k + 1]]
             rows = order.shape[0]
             _gather(samples, order, batch)
             if settings.normalize_advantage and rows > 1:
@@ -537,18 +581,7 @@ def train(
             if not (np.isfinite(size_of_grad) and np.isfinite(stats[done - 1, LOSS])):
                 return done
             scale = min(_ONE, _f(settings.max_grad_norm) / (_f(size_of_grad) + _CLIP_EPS))
-            adam(
-                theta,
-                grad,
-                m,
-                v,
-                scale,
-                adam_step + done,
-                settings.learning_rate,
-                settings.beta1,
-                settings.beta2,
-                settings.eps,
-            )
+            _optimize(theta, grad, m, v, scale, settings, steps + done)
     return done
 
 
@@ -557,13 +590,14 @@ def warm_up() -> None:
     layers = np.array([[1, 1, 0, 1]], dtype=np.int64)
     nets = Nets(layers, layers, 2, np.ones(1, dtype=np.int64), False, TANH, True)
     index, none, one = np.zeros((1, 1), np.int64), np.empty((1, 0), np.float32), np.zeros(1, np.float32)
-    samples = Samples(index, none, index, none, one, one, one)
+    samples = Samples(index, none, index, none, none, one, one, one)
     batch = Samples(*(array.copy() for array in samples))
-    theta = np.zeros(2, np.float32)
-    settings = Settings(1, True, 0.2, 0.0, 0.5, 0.5, 1e-3, 0.9, 0.999, 1e-5)
-    train(theta, theta.copy(), theta.copy(), 0, nets, samples, batch, index, settings, np.zeros((1, NUM_STATS)))
+    theta, bounds = np.zeros(2, np.float32), np.arange(2)
+    settings = Settings(True, True, 0.2, 0.0, 0.5, 0.5, ADAM, 1e-3, 0.9, 0.999, 1e-5)
+    moments = theta.copy(), theta.copy()
+    train(theta, *moments, 0, nets, samples, batch, index, bounds, settings, np.zeros((1, NUM_STATS)))
     offsets, size = workspace(layers, 1)
     work = np.empty(size, np.float32)
     logits = forward(theta, layers, offsets, work, index, none, True, 1, TANH)
     forward_both(theta, layers, offsets, work, layers, offsets, work, index, none, True, 1, TANH)
-    sample(logits, nets.sizes, np.ones((1, 1), np.float32))
+    sample(logits, none, nets.sizes, np.ones((1, 1), np.float32))

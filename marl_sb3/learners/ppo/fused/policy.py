@@ -1,7 +1,7 @@
 """Run an SB3 `ActorCriticPolicy` on the fused kernels: parameters to arrays and back, and acting.
 
-The torch modules hold the authoritative parameters. They and Adam's state are copied into the kernel's layout before an
-update and back after it: a copy of some 10,000 numbers costs less than one minibatch in PyTorch.
+The torch modules hold the authoritative parameters. They and the optimizer's state are copied into the kernel's layout
+before an update and back after it: a copy of some 10,000 numbers costs less than one minibatch in PyTorch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from torch import nn
 
 from marl_sb3.errors import EnvError
 from marl_sb3.learners.fused.coverage import ACTIVATIONS
-from marl_sb3.types import Array, FloatArray
+from marl_sb3.learners.fused.optimizers import OPTIMIZERS, OptimizerKind
+from marl_sb3.types import Array, BoolArray, FloatArray
 
 _log = logging.getLogger(__name__)
 
@@ -125,29 +126,41 @@ class FusedPolicy:
         for parameter, offset, transposed in self._parameters():
             _write(parameter.detach(), self.theta, offset, transposed)
 
-    def read_adam(self) -> tuple[FloatArray, FloatArray, int]:
-        """Return Adam's moments in the layout of `theta`, and the number of its steps."""
-        m, v = np.zeros_like(self.theta), np.zeros_like(self.theta)
+    @property
+    def optimizer_kind(self) -> OptimizerKind:
+        """What the kernels need to know of the policy's optimizer."""
+        return OPTIMIZERS[type(self.policy.optimizer)]
+
+    def read_moments(self) -> tuple[FloatArray, FloatArray, int]:
+        """Return the optimizer's first and second moments in the layout of `theta`, and the number of its steps."""
+        kind = self.optimizer_kind
+        m, v = np.zeros_like(self.theta), np.full_like(self.theta, kind.initial)
+        named = tuple(zip(reversed(kind.moments), (v, m), strict=False))
         steps = 0
         for parameter, offset, transposed in self._parameters():
             state = self.policy.optimizer.state.get(parameter)
             if state:
-                _read(state["exp_avg"], m, offset, transposed)
-                _read(state["exp_avg_sq"], v, offset, transposed)
+                for name, moments in named:
+                    _read(state[name], moments, offset, transposed)
                 steps = int(state["step"])
         return m, v, steps
 
-    def write_adam(self, m: FloatArray, v: FloatArray, steps: int) -> None:
-        """Copy the moments into PyTorch's Adam."""
+    def write_moments(self, m: FloatArray, v: FloatArray, steps: int) -> None:
+        """Copy the moments into PyTorch's optimizer."""
+        kind = self.optimizer_kind
+        named = tuple(zip(reversed(kind.moments), (v, m), strict=False))
         for parameter, offset, transposed in self._parameters():
             state = self.policy.optimizer.state[parameter]
             if not state:
-                state["step"] = th.tensor(0.0)
-                state["exp_avg"] = th.zeros_like(parameter, memory_format=th.preserve_format)
-                state["exp_avg_sq"] = th.zeros_like(parameter, memory_format=th.preserve_format)
-            state["step"].fill_(steps)
-            _write(state["exp_avg"], m, offset, transposed)
-            _write(state["exp_avg_sq"], v, offset, transposed)
+                state["step"] = th.tensor(0.0) if kind.steps_in_tensor else 0
+                for name in kind.moments:
+                    state[name] = th.zeros_like(parameter, memory_format=th.preserve_format)
+            if kind.steps_in_tensor:
+                state["step"].fill_(steps)
+            else:
+                state["step"] = steps
+            for name, moments in named:
+                _write(state[name], moments, offset, transposed)
 
     # --- Acting ------------------------------------------------------------------------------------------------------
 
@@ -165,8 +178,12 @@ class FusedPolicy:
         floats = np.ascontiguousarray(observations.reshape(rows, -1), dtype=np.float32)
         return Inputs(np.empty((rows, 0), dtype=np.int64), floats)
 
-    def act(self, observations: Array) -> tuple[Array, FloatArray, FloatArray]:
+    def act(self, observations: Array, action_masks: BoolArray | None = None) -> tuple[Array, FloatArray, FloatArray]:
         """Sample actions as the policy's `forward` does, from the same stream of random numbers.
+
+        Args:
+            observations: (rows, *observation shape).
+            action_masks: (rows, sum of the numbers of values) True where an action is allowed; None: all are.
 
         Returns:
             Actions (rows, *action shape), values (rows,), log-probabilities (rows,).
@@ -187,7 +204,8 @@ class FusedPolicy:
             # torch.multinomial draws one sample like this: the index of the largest p / e, with exponential e.
             drawn = [th.empty(rows, int(size)).exponential_().numpy() for size in self.sizes]
             noise = drawn[0] if len(drawn) == 1 else np.concatenate(drawn, axis=1)
-            actions, log_probs = self._kernel.sample(outputs, self.sizes, noise)
+            masks = np.empty((rows, 0), np.float32) if action_masks is None else action_masks.astype(np.float32)
+            actions, log_probs = self._kernel.sample(outputs, masks, self.sizes, noise)
         return actions.reshape(rows, *(space.shape or ())), values.reshape(-1).copy(), log_probs
 
     def values(self, observations: Array) -> FloatArray:

@@ -1,4 +1,4 @@
-"""Fill the rollout buffer of a single-agent `PPO`, which has an SB3 `VecEnv`, by the fused kernels.
+"""Fill the rollout buffer of a single-agent `PPO` or `A2C`, which has an SB3 `VecEnv`, by the fused kernels.
 
 It repeats `OnPolicyAlgorithm.collect_rollouts` with three differences: the kernels evaluate the policy, the values of
 all agents that were truncated in a step are one batch, and callbacks get the locals that SB3 documents.
@@ -6,25 +6,28 @@ all agents that were truncated in a step are one batch, and callbacks get the lo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 
 from marl_sb3.learners.ppo.fused.policy import FusedPolicy
 from marl_sb3.learners.sb3.private import last_step, record_episodes, set_last_step
 from marl_sb3.types import Array
 
-if TYPE_CHECKING:
-    from marl_sb3.learners.ppo.ppo import PPO
-
 
 def collect_fused(
-    algorithm: PPO, fused: FusedPolicy, env: VecEnv, callback: BaseCallback, buffer: RolloutBuffer, n_steps: int
+    algorithm: OnPolicyAlgorithm,
+    fused: FusedPolicy,
+    env: VecEnv,
+    callback: BaseCallback,
+    buffer: RolloutBuffer,
+    n_steps: int,
 ) -> bool:
     """See `OnPolicyAlgorithm.collect_rollouts`.
 
@@ -52,7 +55,7 @@ def collect_fused(
     return True
 
 
-def _step(algorithm: PPO, fused: FusedPolicy, known: dict[str, Any], step: int) -> bool:
+def _step(algorithm: OnPolicyAlgorithm, fused: FusedPolicy, known: dict[str, Any], step: int) -> bool:
     """Take one step of all envs; `known` is filled with the `locals` of SB3's callbacks."""
     observations, starts = last_step(algorithm)
     assert isinstance(observations, np.ndarray), "the kernels take no Dict observations"

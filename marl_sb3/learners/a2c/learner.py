@@ -1,13 +1,13 @@
-"""A2C (Mnih et al. 2016): one gradient step on each rollout, by SB3's own `train()`."""
+"""Train a policy by `marl_sb3.A2C`, on either of its update paths, or by `stable_baselines3.A2C`."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-from marl_sb3.learners.on_policy import OnPolicyLearner
+from marl_sb3.learners.fused_learner import FusedLearner
 
 
-class A2CLearner(OnPolicyLearner):
+class A2CLearner(FusedLearner):
     """Trains by A2C. Its rollouts are short: as in SB3, metrics are reported once per hundred rollouts."""
 
     rollouts_per_report: ClassVar[int] = 100

@@ -1,0 +1,114 @@
+"""What PPO, A2C and MaskablePPO of marl_sb3 have in common: rollouts and updates by the fused kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.vec_env import VecEnv
+
+from marl_sb3.errors import NumericError
+from marl_sb3.learners.ppo.fused.coverage import why_not_fused
+from marl_sb3.learners.ppo.fused.policy import FusedPolicy
+from marl_sb3.learners.ppo.fused.rollout import collect_fused
+from marl_sb3.learners.ppo.fused.update import FusedUpdate, TorchUpdate, UpdatePlan
+from marl_sb3.learners.sb3.private import num_updates, set_num_updates
+from marl_sb3.learners.threads import blas_threads
+from marl_sb3.learners.update_path import TwoPaths
+
+
+class FusedUpdates(TwoPaths, OnPolicyAlgorithm):
+    """A base class, in front of SB3's class of the algorithm: its updates run in the kernels where they cover them.
+
+    Attributes:
+        num_grad_updates: optimizer steps taken since the object was made.
+    """
+
+    num_grad_updates: int = 0
+    _fused: FusedPolicy | None = None
+
+    def update_plan(self) -> UpdatePlan:
+        """Return the minibatches and the loss of the next update."""
+        raise NotImplementedError
+
+    def record_update(self, update: FusedUpdate) -> None:
+        """Record what the algorithm's `train` records in SB3's logger, under the same names."""
+        raise NotImplementedError
+
+    def why_not_fused(self) -> str | None:
+        """See `TwoPaths.why_not_fused`."""
+        return why_not_fused(self)
+
+    def fused_policy(self) -> FusedPolicy | None:
+        """The policy in the kernels' layout, if updates take the fused path.
+
+        Raises:
+            ConfigError: see `TwoPaths.takes_fused_path`.
+        """
+        if not self.takes_fused_path():
+            return None
+        if self._fused is None or not self._fused.is_of(self.policy):
+            self._fused = FusedPolicy(self.policy)
+        return self._fused
+
+    def _excluded_save_params(self) -> list[str]:
+        return [*super()._excluded_save_params(), "_fused"]
+
+    def train(self) -> None:
+        """Update the policy from the rollout buffer.
+
+        Raises:
+            NumericError: a loss or gradient is not finite (fused path only); the weights stay as before that minibatch.
+        """
+        update = self.prepare_update()
+        with blas_threads(1):
+            update.run()
+        self.finish_update(update)
+        if isinstance(update, FusedUpdate) and not update.is_finite:
+            raise NumericError("a loss or a gradient is not finite; the update stopped at that minibatch")
+
+    def prepare_update(self) -> FusedUpdate | TorchUpdate:
+        """Do the part of an update that draws random numbers, in SB3's order, or that cannot run in parallel.
+
+        Fused updates of several policies may then `run` at the same time; `finish_update` is called for one at a time.
+        """
+        fused = self.fused_policy()
+        if fused is None:
+            return TorchUpdate(self._train_torch)
+        self.policy.set_training_mode(True)
+        self._update_learning_rate(self.policy.optimizer)
+        return FusedUpdate(self, fused, self.update_plan())
+
+    def finish_update(self, update: FusedUpdate | TorchUpdate) -> None:
+        """Write the results of a fused update into SB3's objects."""
+        if isinstance(update, FusedUpdate):
+            update.write_back()
+            set_num_updates(self, num_updates(self) + update.n_epochs)
+            self.num_grad_updates += update.num_grad_updates
+            self.record_update(update)
+
+    def _train_torch(self) -> None:
+        """Update by SB3's own `train`."""
+        counted = self.policy.optimizer.register_step_post_hook(self._count_grad_update)
+        try:
+            super().train()
+        finally:
+            counted.remove()
+
+    def _count_grad_update(self, *_: Any) -> None:
+        self.num_grad_updates += 1
+
+
+class FusedRollouts(FusedUpdates):
+    """`FusedUpdates` of which the kernels also choose the actions of `learn`."""
+
+    def collect_rollouts(
+        self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
+    ) -> bool:
+        """See `OnPolicyAlgorithm.collect_rollouts`."""
+        fused = self.fused_policy()
+        if fused is None:
+            return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps)
+        return collect_fused(self, fused, env, callback, rollout_buffer, n_rollout_steps)
