@@ -57,6 +57,10 @@ class EnvNumericError(EnvError, NumericError):
     """An env returned an observation or a reward that is NaN or infinite."""
 
 
+class RunnersLostError(MarlSb3Error, RuntimeError):
+    """The processes that step the envs have ended, and could not be replaced."""
+
+
 class CheckpointError(MarlSb3Error, RuntimeError):
     """A checkpoint is damaged, is no checkpoint, or does not belong to this run. Nothing in it was used.
 

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from marl_sb3.cli.command import EXIT_DONE, EXIT_INTERRUPTED, run_command, setup_logging
 from marl_sb3.cli.parser import assignments, found_run, named_env
+from marl_sb3.cli.ray import ray_settings
 from marl_sb3.cli.train import RESUME_SETTINGS, SETTINGS, build_parser, require_resumable, stop_conditions
 from marl_sb3.startup import without_collections
 
 if TYPE_CHECKING:
+    from marl_sb3.config.ray import RaySettings
     from marl_sb3.runs.run import Run
 
 
@@ -43,9 +45,9 @@ def _train(arguments: argparse.Namespace) -> int:
 def _prepare(arguments: argparse.Namespace) -> Run:
     from marl_sb3.config import load_config
 
-    stop = stop_conditions(arguments)
+    stop, ray = stop_conditions(arguments), ray_settings(arguments)
     if arguments.resume is not None:
-        return _resume(arguments, stop)
+        return _resume(arguments, stop, ray)
     config = load_config(
         named_env(arguments),
         arguments.algo,
@@ -57,16 +59,16 @@ def _prepare(arguments: argparse.Namespace) -> Run:
     )
     from marl_sb3.runs.prepare import prepare  # takes seconds: wrong options are refused before
 
-    return prepare(config, arguments.run_dir, trust_pickle=arguments.trust_pickle)
+    return prepare(config, arguments.run_dir, trust_pickle=arguments.trust_pickle, ray=ray)
 
 
-def _resume(arguments: argparse.Namespace, stop: dict[str, Any] | None) -> Run:
+def _resume(arguments: argparse.Namespace, stop: dict[str, Any] | None, ray: RaySettings | None) -> Run:
     require_resumable(arguments)
     folder = found_run(arguments.resume)
     from marl_sb3.runs.resume import resume_run  # takes seconds: wrong options are refused before
 
     changes = {name: getattr(arguments, name) for name in RESUME_SETTINGS}
-    return resume_run(folder, arguments.timesteps, named_env(arguments), stop=stop, **changes)
+    return resume_run(folder, arguments.timesteps, named_env(arguments), stop=stop, ray=ray, **changes)
 
 
 def _execute_and_show(run: Run, most_agents: int | None) -> None:

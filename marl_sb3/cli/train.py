@@ -14,6 +14,7 @@ from marl_sb3.cli.parser import (
     assignments,
     integer,
 )
+from marl_sb3.cli.ray import add_ray_options
 from marl_sb3.errors import ConfigError
 
 _EPILOG = """\
@@ -74,6 +75,7 @@ def build_parser() -> argparse.ArgumentParser:
         default=[],
     )
     parser.option("--vectorizer NAME", "auto, batched, sync or supersuit; default: auto")
+    add_ray_options(parser)
     parser.option("--device NAME", "auto, cpu or cuda; default: auto")
     parser.option(
         "--init-from SOURCE",
@@ -134,7 +136,7 @@ def require_resumable(arguments: argparse.Namespace) -> None:
             option = "--set" if name == "settings" else f"--{name.replace('_', '-')}"
             raise ConfigError(
                 f"{option} cannot change a resumed run; accepted with --resume: ENV or --env, --timesteps, "
-                "--stop, --checkpoint-every, --on-nan, --quiet, -v",
+                "--stop, --checkpoint-every, --on-nan, --ray and its options, --quiet, -v",
                 key=name,
             )
 

@@ -123,6 +123,8 @@ class TrainConfig:
             rl-baselines3-zoo; the names are those of a table. None: no wrappers.
         episode_horizon: env steps after which all agents of an env are truncated, if its episode is not over before.
             None: the env alone ends its episodes.
+        n_shards: number of shards, each a fixed share of the envs with random streams of its own, which runners on Ray
+            can roll out. 0: no shards; with `--ray`, the greatest divisor of `n_envs` up to 64.
         vectorizer: how envs are stepped: `auto`, `batched`, `sync` or `supersuit`; see `make_vec_env`.
         device: `auto`, `cpu` or `cuda`.
         n_threads: threads of one operation of PyTorch or BLAS. Small networks are slower with more than one.
@@ -156,6 +158,7 @@ class TrainConfig:
     init_layers: Strings | None = None
     env_wrapper: _Wrappers = None
     episode_horizon: PositiveInt | None = None
+    n_shards: Count = 0
     vectorizer: str = "auto"
     device: str = "auto"
     n_threads: _Threads = 1

@@ -54,6 +54,7 @@ class OffPolicyLearner:
         recorded_as: metric -> the name under which the algorithm's `train()` records it in SB3's logger.
         metric_names: see `Learner`.
         takes_common_steps: whether the `n_steps` of the run is its own setting: SB3's means n-step returns here.
+        make_job: makes the job of an update.
     """
 
     recorded_as: ClassVar[Mapping[str, str]] = {"curr_lr": "train/learning_rate"}
@@ -83,6 +84,7 @@ class OffPolicyLearner:
         self.processing = processing
         processed = process_rows(processing, rows, algorithm.gamma, trained)
         self.collector = OffPolicyCollector(rows, algorithm, processed, trained, progress_remaining)
+        self.make_job: Callable[[OffPolicyLearner], UpdateJob] = ReplayJob
 
     @property
     def report_steps(self) -> int:
@@ -99,7 +101,7 @@ class OffPolicyLearner:
     def begin_update(self, progress_remaining: float) -> UpdateJob:
         """See `Learner.begin_update`."""
         set_progress_remaining(self.algorithm, progress_remaining)
-        return ReplayJob(self)
+        return self.make_job(self)
 
     @property
     def gradient_steps(self) -> int:

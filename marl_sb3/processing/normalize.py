@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 from gymnasium import spaces
-from stable_baselines3.common.running_mean_std import RunningMeanStd
 
 from marl_sb3.errors import ConfigError
 from marl_sb3.processing.by_key import WHOLE, Space, map_parts, named, part, parts_of, with_parts
 from marl_sb3.processing.interface import Look, Memory, Memoryless
+from marl_sb3.processing.statistics import RunningStatistics
 from marl_sb3.types import Array, Observations
 
 
@@ -34,7 +34,7 @@ class NormalizeObservations(Memoryless):
     def __init__(self, space: Space, keys: Sequence[str] | None, clip: float, epsilon: float) -> None:
         self.clip, self.epsilon, self.before = clip, epsilon, space
         boxes = _boxes(space, keys)
-        self.statistics = {key: RunningMeanStd(shape=box.shape) for key, box in boxes.items()}
+        self.statistics = {key: RunningStatistics(shape=box.shape) for key, box in boxes.items()}
         normal = {key: spaces.Box(-clip, clip, box.shape, np.float32) for key, box in boxes.items()}
         self.space = with_parts(space, normal)
 
@@ -49,7 +49,7 @@ class NormalizeObservations(Memoryless):
         """Return normalised observations; the statistics do not change."""
         return map_parts(seen, {key: self._normalizer(own) for key, own in self.statistics.items()})
 
-    def _normalizer(self, own: RunningMeanStd) -> Callable[[Array], Array]:
+    def _normalizer(self, own: RunningStatistics) -> Callable[[Array], Array]:
         mean, deviation = own.mean, np.sqrt(own.var + self.epsilon)
 
         def normalized(array: Array) -> Array:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from gymnasium import spaces
-from stable_baselines3.common.running_mean_std import RunningMeanStd
 
 from marl_sb3.config.processing import ProcessingSettings
 from marl_sb3.errors import ConfigError
@@ -18,7 +17,7 @@ from marl_sb3.processing.images import Grayscale, Resize
 from marl_sb3.processing.interface import Look, Memory, ObservationProcessor, Policy
 from marl_sb3.processing.normalize import NormalizeObservations
 from marl_sb3.processing.rewards import Rewards
-from marl_sb3.processing.statistics import read_statistics, statistics_state
+from marl_sb3.processing.statistics import RunningStatistics, read_statistics, statistics_state
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import Array, Observations
 
@@ -137,11 +136,11 @@ class Processing:
     # --- State -------------------------------------------------------------------------------------------------------
 
     @property
-    def statistics(self) -> dict[str, RunningMeanStd]:
+    def statistics(self) -> dict[str, RunningStatistics]:
         """All running statistics, by name."""
         return dict(self._statistics())
 
-    def _statistics(self) -> Iterator[tuple[str, RunningMeanStd]]:
+    def _statistics(self) -> Iterator[tuple[str, RunningStatistics]]:
         normalize = self.processors.get("normalize_observations")
         if isinstance(normalize, NormalizeObservations):
             yield from ((f"observations/{key}" if key else "observations", own) for key, own in

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from stable_baselines3.common.running_mean_std import RunningMeanStd
 
 from marl_sb3.config.processing import ProcessingSettings
+from marl_sb3.processing.statistics import RunningStatistics
 from marl_sb3.types import Array, BoolArray
 
 
@@ -21,7 +21,7 @@ class Rewards:
 
     def __init__(self, settings: ProcessingSettings) -> None:
         self._settings = settings
-        self.statistics = {"returns": RunningMeanStd(shape=())} if settings.normalize_rewards else {}
+        self.statistics = {"returns": RunningStatistics(shape=())} if settings.normalize_rewards else {}
 
     def process(self, rewards: Array, returns: Array, gamma: float, closing: BoolArray, learn: bool) -> Array:
         """Process the rewards of transitions.

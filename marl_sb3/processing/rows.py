@@ -36,6 +36,9 @@ class RowProcessing(Protocol):
     def look(self, step: VecStep) -> Observations:
         """(rows, ...): what the policy sees of the step. Rows that wait hold filler."""
 
+    def look_again(self) -> None:
+        """The statistics have been replaced: the next `look` processes the latest step anew."""
+
     def final_observations(self, step: VecStep, wanted: BoolArray) -> Observations:
         """(n, ...): what the policy would see of the observations that agents, (E, A) bool, ended on."""
 
@@ -82,6 +85,9 @@ class Unprocessed:
     def look(self, step: VecStep) -> Observations:
         """See `RowProcessing.look`."""
         return self._rows.observations(step.observations)
+
+    def look_again(self) -> None:
+        """See `RowProcessing.look_again`."""
 
     def final_observations(self, step: VecStep, wanted: BoolArray) -> Observations:
         """See `RowProcessing.final_observations`."""
@@ -172,6 +178,10 @@ class ProcessedRows:
             self._seen, self._after = self._look(self._rows.observations(step.observations), to_act)
             self._taken_in = True
         return self._seen
+
+    def look_again(self) -> None:
+        """See `RowProcessing.look_again`; the statistics do not take in the step a second time."""
+        self._forget_step(taken_in=self._taken_in)
 
     def _look(self, raw: Observations, to_act: BoolArray) -> tuple[Observations, Memory]:
         learn = self._learns and not self._taken_in

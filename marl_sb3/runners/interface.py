@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from marl_sb3.metrics import Episode
@@ -17,8 +18,38 @@ class StepListener(Protocol):
         """Note a step of all envs, and the episodes that it ended; return False to stop the rollout."""
 
 
+@dataclass(frozen=True)
+class Health:
+    """The state of the processes that step the envs.
+
+    Attributes:
+        num_healthy_workers: processes that are alive and ready.
+        num_worker_restarts: processes that were replaced since the start.
+    """
+
+    num_healthy_workers: int
+    num_worker_restarts: int
+
+
 class Runner(Part, Protocol):
-    """Steps the envs with the policies' actions; the policies' collectors record the experience."""
+    """Steps the envs with the policies' actions; the policies' collectors record the experience.
+
+    Attributes:
+        episodes_left_out: whether running episodes were left out of a checkpoint; a warning was logged then.
+    """
+
+    episodes_left_out: bool
+
+    @property
+    def health(self) -> Health | None:
+        """The state of the processes that step the envs; None if this process does."""
+
+    def start(self) -> None:
+        """Start the processes that step the envs; without a call, the first rollout starts them.
+
+        Raises:
+            ConfigError: they cannot be started.
+        """
 
     def begin_rollouts(self) -> bool:
         """Begin new rollouts where the last one is complete or was broken off; return whether any began."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from marl_sb3.learners.interface import Collector
 from marl_sb3.metrics import EpisodeTracker
 from marl_sb3.policies.placement import zero_actions
-from marl_sb3.runners.interface import StepListener
+from marl_sb3.runners.interface import Health, StepListener
 from marl_sb3.storage.checkpoint_format import fits_into_state
 from marl_sb3.storage.parts import SavedPart
 from marl_sb3.storage.state import State, StateReader, is_plain
@@ -34,6 +34,14 @@ class LocalRunner:
         self.episodes_left_out = False
         self._collectors = list(collectors.values())
         self._latest: VecStep | None = None  # None: the next rollout begins new episodes
+
+    @property
+    def health(self) -> Health | None:
+        """See `Runner.health`."""
+        return None
+
+    def start(self) -> None:
+        """See `Runner.start`: there are no processes."""
 
     def begin_rollouts(self) -> bool:
         """See `Runner.begin_rollouts`; if new episodes begin, so do all rollouts."""
@@ -78,6 +86,11 @@ class LocalRunner:
                 else:
                     collector.break_off(step)
         return goes_on
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether episodes are running."""
+        return self._latest is not None
 
     def forget_episodes(self) -> None:
         """See `Runner.forget_episodes`."""

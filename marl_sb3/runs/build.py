@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from marl_sb3.config.ray import RaySettings
 from marl_sb3.config.schema import ACCEPTED, SECTIONS, TrainConfig, names_in
 from marl_sb3.config.values import counted
 from marl_sb3.envs.registry import EnvFactory
@@ -34,20 +35,19 @@ def set_up_process(config: TrainConfig) -> None:
     start_without_dynamo()
 
 
-def build(config: TrainConfig, factory: EnvFactory | None) -> MultiAgentAlgorithm:
+def build(config: TrainConfig, factory: EnvFactory | None, ray: RaySettings | None = None) -> MultiAgentAlgorithm:
     """Make the envs, and the algorithm that trains in them.
 
     Args:
         config: from `resolved`.
         factory: makes the env if the id in the configuration is only its name; None: the id finds it.
+        ray: how the shards are rolled out on Ray; None: in this process.
 
     Raises:
         ConfigError: a setting does not fit.
     """
     with source_named(config), _too_large_refused(config):
-        env = make_vec_env(
-            env_of(config, factory), config.n_envs, config.seed, config.vectorizer, **env_settings(config)
-        )
+        env = _make_envs(config, factory, ray)
         try:
             algorithm = _build_algorithm(config, env)
             _require_masks(config, factory, algorithm)
@@ -55,6 +55,16 @@ def build(config: TrainConfig, factory: EnvFactory | None) -> MultiAgentAlgorith
         except BaseException:
             env.close()
             raise
+
+
+def _make_envs(config: TrainConfig, factory: EnvFactory | None, ray: RaySettings | None) -> MultiAgentVecEnv:
+    settings: dict[str, Any] = {"seed": config.seed, "vectorizer": config.vectorizer, **env_settings(config)}
+    if not config.n_shards and ray is None:
+        return make_vec_env(env_of(config, factory), config.n_envs, **settings)
+
+    from marl_sb3.vec_env.sharded_vec_env import make_sharded_vec_env
+
+    return make_sharded_vec_env(env_of(config, factory), config.n_envs, config.n_shards, ray=ray, **settings)
 
 
 def _require_masks(config: TrainConfig, factory: EnvFactory | None, algorithm: MultiAgentAlgorithm) -> None:
@@ -111,6 +121,16 @@ def resolved(config: TrainConfig) -> TrainConfig:
     }
     settings = {**config.policy_settings, **others}
     return replace(config, seed=seed, n_parallel_updates=at_once, policy_settings=settings, hyperparameters=of_run)
+
+
+_MOST_SHARDS = 64  # if the run does not set them: enough for many runners, and few enough to act for many envs at once
+
+
+def with_shards(config: TrainConfig) -> TrainConfig:
+    """Return the configuration of a run on Ray: without a given number of shards, one that no runner changes."""
+    if config.n_shards:
+        return config
+    return replace(config, n_shards=max(n for n in range(1, _MOST_SHARDS + 1) if config.n_envs % n == 0))
 
 
 def _own_settings(config: TrainConfig) -> dict[PolicyID, dict[str, Any]]:

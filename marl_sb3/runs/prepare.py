@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from marl_sb3.config import TrainConfig, to_yaml
+from marl_sb3.config.ray import RaySettings
 from marl_sb3.envs.registry import EnvFactory
-from marl_sb3.runs.build import build, check_device, resolved, set_up_process, source_named
+from marl_sb3.runs.build import build, check_device, resolved, set_up_process, source_named, with_shards
 from marl_sb3.runs.evaluations import require_metrics
 from marl_sb3.runs.folder import RunFolder, find_run
 from marl_sb3.runs.run import Run
@@ -25,6 +26,7 @@ def prepare(
     factory: EnvFactory | None = None,
     *,
     trust_pickle: bool = False,
+    ray: RaySettings | None = None,
 ) -> Run:
     """Build everything, check everything, then make the run folder.
 
@@ -33,22 +35,25 @@ def prepare(
         run_dir: the folder; it must be empty or not exist. None: `runs/<env>/<UTC time>-<4 hex>`.
         factory: makes the env, if the id in the configuration is only its name.
         trust_pickle: allow SB3 zips in `init_from`. It is not a setting, so that no file can allow it.
+        ray: how the shards are rolled out on Ray; None: not on Ray.
 
     Raises:
         ConfigError: a setting does not fit; nothing has been written then.
         CheckpointError: a checkpoint in `init_from` is damaged, or there is none.
     """
-    config = _with_found_sources(resolved(config))
+    config = _with_found_sources(resolved(config if ray is None else with_shards(config)))
     for note in config.notes:
         _log.warning("%s", note)
     check_device(config)
     set_up_process(config)
     files = RunFolder.new(config.env, run_dir)
-    run = Run(files, config, build(config, factory), factory=factory)
+    run = Run(files, config, build(config, factory, ray), factory=factory)
     with ExitStack() as on_error:
         on_error.callback(run.close)
         require_metrics(run)
         _start_from(run, trust_pickle)
+        with source_named(config):
+            run.algorithm.start_runners()
         to_yaml(config)  # raises for a value that a file cannot hold
         files.make(config)
         on_error.pop_all()

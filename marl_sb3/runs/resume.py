@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from marl_sb3.config.extensions import continued, is_complete, phases_after
+from marl_sb3.config.ray import RaySettings
 from marl_sb3.envs.registry import EnvFactory
-from marl_sb3.runs.build import build, check_device, set_up_process
+from marl_sb3.errors import ConfigError
+from marl_sb3.runs.build import build, check_device, set_up_process, source_named
 from marl_sb3.runs.evaluations import require_metrics
 from marl_sb3.runs.folder import RunFolder
 from marl_sb3.runs.rollback import bring_back, note_resume
@@ -21,6 +23,7 @@ def resume_run(
     timesteps: int | None = None,
     env: str | None = None,
     factory: EnvFactory | None = None,
+    ray: RaySettings | None = None,
     **changes: Any,
 ) -> Run:
     """Restore a run from its newest checkpoint; `execute` then continues it exactly.
@@ -33,6 +36,7 @@ def resume_run(
             `config.yaml` keeps the former end, so that a training from that file repeats the whole run.
         env: the run's env id; required if it is code of the user's own.
         factory: makes the env, if the id is only its name.
+        ray: how the shards are rolled out on Ray, whatever it was before; None: not on Ray.
         changes: new values of settings that do not affect what was trained so far.
 
     Raises:
@@ -47,11 +51,15 @@ def resume_run(
         checkpoint = files.checkpoints.load("latest")
         env_steps = StateReader(checkpoint.state).fields("counters").integer("num_timesteps")
         config = continued(before, env_steps, timesteps, changes)
+        if ray is not None and not config.n_shards:
+            raise ConfigError("the run was begun without shards (n_shards is 0), which Ray needs", key="n_shards")
         check_device(config)
         set_up_process(config)
-        run = Run(files, config, build(config, factory), checkpoint=checkpoint.name, factory=factory)
+        run = Run(files, config, build(config, factory, ray), checkpoint=checkpoint.name, factory=factory)
         on_error.callback(run.close)
         require_metrics(run)
+        with source_named(config):
+            run.algorithm.start_runners()
         inexact = bring_back(run, checkpoint)
         if not is_complete(config, env_steps):  # otherwise nothing will be trained
             planned = phases_after(before, env_steps)[0].n_timesteps

@@ -19,7 +19,7 @@ from marl_sb3.learners.bundle import PolicyBundle
 from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.learners.threads import blas_threads, parallel_updates
 from marl_sb3.metrics import EpisodeTracker, InfoMetric, Result, flatten
-from marl_sb3.runners.local import LocalRunner
+from marl_sb3.runners.sharded import Sampled
 from marl_sb3.storage.checkpoint_folder import find_checkpoint, require_replaceable, without_zip
 from marl_sb3.storage.checkpoint_format import Checkpoint, write_checkpoint
 from marl_sb3.storage.parts import Arrays
@@ -32,6 +32,7 @@ from marl_sb3.training.loop import IterationReport, TrainingLoop
 from marl_sb3.training.machine_load import machine_load
 from marl_sb3.training.reporter import Reporter, default_logger
 from marl_sb3.training.result import iteration_result
+from marl_sb3.training.runner import make_runner
 from marl_sb3.training.sb3_hints import missing_attribute
 from marl_sb3.training.setup import constructor_arguments, set_up
 from marl_sb3.training.stock_callbacks import as_one_callback
@@ -132,7 +133,14 @@ class MultiAgentAlgorithm(JointPolicies):
             env.seed(seed)
         learners = self._setup.learners
         self.tracker = EpisodeTracker(env, self.policy_of, stats_window_size, custom_metrics)
-        self._runner = LocalRunner(env, {name: each.collector for name, each in learners.items()}, self.tracker)
+        self._runner = make_runner(
+            env,
+            self._setup,
+            self.tracker,
+            lambda: Sampled(self._counters.env_steps, self._counters.planned_env_steps),
+            update_path=update_path,
+            n_threads=n_threads,
+        )
         self._loop = TrainingLoop(self._runner, learners, self.n_steps, self.n_parallel_updates)
         self.parts = persistence.TrainingParts(learners, self._runner, self.tracker, self._counters)
         self._reporter = Reporter(default_logger(verbose, tensorboard_log))
@@ -342,6 +350,14 @@ class MultiAgentAlgorithm(JointPolicies):
         """Give the states of the callbacks of the last `learn` to those of the next one."""
         self.parts.callbacks.keep()
 
+    def start_runners(self) -> None:
+        """Start the processes that step the envs, if there are any; without a call, the first rollout starts them.
+
+        Raises:
+            ConfigError: they cannot be started; none is left behind.
+        """
+        self._runner.start()
+
     def forget_episodes(self) -> None:
         """Make the next rollout begin new episodes, because the envs were stepped by other code."""
         self._runner.forget_episodes()
@@ -382,7 +398,8 @@ class MultiAgentAlgorithm(JointPolicies):
         return self._result(report)
 
     def _result(self, report: IterationReport) -> Result:
-        return iteration_result(report, self._counters, self.tracker, self._setup.learners, self.env.agents)
+        learners, health = self._setup.learners, self._runner.health
+        return iteration_result(report, self._counters, self.tracker, learners, self.env.agents, health)
 
 
 def _progress_bar() -> list[ShowProgress]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 
 from marl_sb3.learners.interface import Learner
 from marl_sb3.metrics import EpisodeTracker, Result, finite_or_none
+from marl_sb3.runners.interface import Health
 from marl_sb3.training.counters import Counters
 from marl_sb3.training.loop import IterationReport
 from marl_sb3.training.machine_load import machine_load
@@ -18,8 +20,13 @@ def iteration_result(
     tracker: EpisodeTracker,
     learners: Mapping[PolicyID, Learner],
     agents: Sequence[AgentID],
+    health: Health | None = None,
 ) -> Result:
-    """Return the nested result of an iteration; numbers are finite or None."""
+    """Return the nested result of an iteration; numbers are finite or None.
+
+    Args:
+        health: of the processes that step the envs; None: there are none, and no metrics of them.
+    """
     env_steps, agent_steps, episodes = counters.of_iteration()
     updated = report.of_learners()
     measured = {
@@ -48,6 +55,7 @@ def iteration_result(
             "agent_steps_per_s": _rate(int(agent_steps.sum()), total_s),
             "learner_samples_per_s": _rate(samples, report.update_s),
         },
+        **({} if health is None else {"fault_tolerance": asdict(health)}),
         "perf": machine_load(),
     }
     return finite_or_none(result)

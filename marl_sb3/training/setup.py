@@ -36,6 +36,7 @@ class Setup:
     Attributes:
         num_envs: E.
         n_steps: env steps of each env in an iteration.
+        rollout_steps: see `common_steps`.
         specs: policy id -> spec.
         learners: policy id -> learner.
         bundle: the policies, ready to act.
@@ -43,6 +44,7 @@ class Setup:
 
     num_envs: int
     n_steps: int
+    rollout_steps: int | None
     specs: Mapping[PolicyID, PolicySpec]
     learners: Mapping[PolicyID, Learner]
     bundle: PolicyBundle
@@ -138,7 +140,7 @@ def set_up(
     n_steps = iteration_steps(list(learners.values()), n_steps)
     processing = {policy_id: learner.processing for policy_id, learner in learners.items()}
     bundle = PolicyBundle(algorithms, policy_of, spaces, processing, evaluation_deterministic=evaluation_deterministic)
-    made = Setup(env.num_envs, n_steps, specs, learners, bundle)
+    made = Setup(env.num_envs, n_steps, rollout_steps, specs, learners, bundle)
     made.require_savable()
     return made
 

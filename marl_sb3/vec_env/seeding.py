@@ -17,6 +17,12 @@ def episode_seed(run_seed: int, env_index: int, episode_index: int) -> int:
     return int(sequence.generate_state(1)[0]) >> (32 - _SEED_BITS)
 
 
+def shard_seed(run_seed: int, shard: int) -> int:
+    """Return the run seed of the envs in one shard, in [0, 2**31)."""
+    sequence = np.random.SeedSequence(run_seed, spawn_key=(shard, 0, 0))  # three numbers: no other key has so many
+    return int(sequence.generate_state(1)[0]) >> (32 - _SEED_BITS)
+
+
 def fresh_seed() -> int:
     """Return a seed in [0, 2**31) from the operating system's entropy."""
     return int(np.random.SeedSequence().generate_state(1)[0]) >> (32 - _SEED_BITS)

@@ -74,6 +74,19 @@ def _without_buffer(rows: PolicyRows, spec: PolicySpec, seed: int | None, device
     return _made(rows, spec, seed, device, {**replay_settings(rows, spec), "replay_buffer_class": _NoBuffer})
 
 
+def build_for_collecting(rows: PolicyRows, spec: PolicySpec, buffer: type[BaseBuffer] | None) -> BaseAlgorithm:
+    """Make the SB3 algorithm of a policy that collects experience on the CPU for a learner elsewhere.
+
+    Its random draws are not seeded. It is not checked whether its hyperparameters fit the rows: the learner has more.
+
+    Args:
+        buffer: class of its rollout buffer; None for an algorithm with a replay buffer, which gets none.
+    """
+    if is_off_policy(spec.algorithm):
+        return _without_buffer(rows, spec, None, "cpu")
+    return _made(rows, spec, None, "cpu", {"rollout_buffer_class": buffer})
+
+
 def build_for_acting(rows: PolicyRows, spec: PolicySpec, device: str) -> BaseAlgorithm:
     """Make the SB3 algorithm of a policy that acts but does not learn: it gets no buffer.
 

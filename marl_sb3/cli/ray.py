@@ -1,0 +1,59 @@
+"""The options of commands that can use Ray."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from marl_sb3.cli.parser import CommandParser, integer
+from marl_sb3.errors import ConfigError
+
+if TYPE_CHECKING:
+    from marl_sb3.config.ray import RaySettings
+
+_OF_RAY = {"runners": "--runners", "ray_runtime_env": "--ray-runtime-env", "runner_cpus": "--runner-cpus"}
+
+
+def add_ray_options(parser: CommandParser) -> None:
+    """Give `train` the options of Ray."""
+    parser.option(
+        "--ray ADDRESS",
+        "roll out the envs on Ray: local (without ADDRESS), a Ray of its own on this machine; auto or HOST:PORT, a "
+        "cluster; --set n_shards=N says into how many shares the envs are divided; default: no Ray",
+        nargs="?",
+        const="local",
+    )
+    parser.option(
+        "--runners N",
+        "processes on Ray that roll out the envs; their number changes no result; default: one for each CPU of this "
+        "machine",
+        type=integer,
+    )
+    parser.option("--runner-cpus X", "CPUs that Ray sets aside for each of them; default: 1", type=float)
+    parser.option(
+        "--ray-runtime-env FILE",
+        "YAML or JSON file with Ray's runtime_env: what the envs need on the cluster; default: nothing",
+    )
+
+
+def ray_settings(arguments: argparse.Namespace) -> RaySettings | None:
+    """Return how to use Ray; None without `--ray`.
+
+    Raises:
+        ConfigError: an option of Ray is given without `--ray`, or a value is not accepted.
+    """
+    given: dict[str, Any] = {name: getattr(arguments, name) for name in _OF_RAY}
+    if arguments.ray is None:
+        useless = [option for name, option in _OF_RAY.items() if given[name] is not None]
+        if useless:
+            raise ConfigError(f"{useless[0]} is only for Ray; accepted: with --ray", key="ray")
+        return None
+    from marl_sb3.config.ray import RaySettings, read_runtime_env
+
+    file = given["ray_runtime_env"]
+    return RaySettings(
+        arguments.ray,
+        given["runners"],
+        num_cpus=1.0 if given["runner_cpus"] is None else given["runner_cpus"],
+        runtime_env=None if file is None else read_runtime_env(file),
+    )

@@ -1,0 +1,139 @@
+"""What copies of policies in shards, and their receivers, have in common whatever the algorithm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from stable_baselines3.common.base_class import BaseAlgorithm
+
+from marl_sb3.learners.interface import Collector, Learner
+from marl_sb3.learners.sb3.tensors import read_weights, weights
+from marl_sb3.learners.shards.interface import PolicyOrder, PolicyRollout
+from marl_sb3.policies.placement import PolicyRows
+from marl_sb3.processing import Processing
+from marl_sb3.processing.statistics import add_recent, read_statistics, recent_state
+from marl_sb3.storage.parts import TensorFile
+from marl_sb3.storage.state import State, StateReader
+from marl_sb3.types import Array, BoolArray
+from marl_sb3.vec_env.step import VecStep
+
+
+def take_order(algorithm: BaseAlgorithm, processing: Processing, order: PolicyOrder) -> None:
+    """Put the weights and statistics of an order into a copy of the policy."""
+    read_weights(algorithm, TensorFile("weights of the round", order.weights))()
+    read_statistics(processing.statistics, StateReader(order.statistics, "statistics of the round"))()
+    for own in processing.statistics.values():
+        own.begin_recent()
+
+
+def order_of(algorithm: Any, processing: Processing) -> PolicyOrder:
+    """Return the order of a policy as it is now."""
+    return PolicyOrder(weights(algorithm), processing.get_state(), float(getattr(algorithm, "exploration_rate", 0.0)))
+
+
+class ShardPolicyBase:
+    """The parts of a `ShardPolicy` that are the same for all algorithms.
+
+    Args:
+        learner: made for the rows of the shard; it never updates.
+    """
+
+    def __init__(self, learner: Learner) -> None:
+        self._learner = learner
+
+    @property
+    def collector(self) -> Collector:
+        """See `ShardPolicy.collector`."""
+        return self._learner.collector
+
+    def begin_round(self, order: PolicyOrder, seed: int) -> None:
+        """See `ShardPolicy.begin_round`."""
+        take_order(self._learner.algorithm, self._learner.processing, order)
+        collector: Any = self._learner.collector
+        collector.processing.look_again()
+        self._learner.algorithm.action_space.seed(seed)
+
+    def begin_step(self, step: int) -> None:
+        """See `ShardPolicy.begin_step`."""
+
+    def finish_round(self) -> PolicyRollout:
+        """See `ShardPolicy.finish_round`."""
+        experience = self._experience() if self._learner.trained else None
+        return PolicyRollout(experience, recent_state(self._learner.processing.statistics))
+
+    def _experience(self) -> Any:
+        """Return what the receiver takes."""
+        raise NotImplementedError
+
+    def get_state(self) -> State:
+        """See `ShardPolicy.get_state`."""
+        collector: Any = self._learner.collector
+        return {"rollout": collector.get_state(), "num_timesteps": self._learner.algorithm.num_timesteps}
+
+    def read_state(self, state: StateReader) -> Callable[[], None]:
+        """See `ShardPolicy.read_state`."""
+        collector: Any = self._learner.collector
+        num_timesteps, put_rollout = state.integer("num_timesteps"), collector.read_state(state.fields("rollout"))
+
+        def put_back() -> None:
+            put_rollout()
+            self._learner.algorithm.num_timesteps = num_timesteps
+
+        return put_back
+
+
+class ReceiverBase:
+    """The parts of a `Receiver` that are the same for all algorithms.
+
+    Args:
+        learner: the learner that the experience is for. Its own collector answers what depends on the policy alone.
+    """
+
+    rows: PolicyRows
+    records: bool
+
+    def __init__(self, learner: Learner) -> None:
+        self._own = learner.collector
+        self._algorithm: Any = learner.algorithm
+        self._processing = learner.processing
+        self.rows, self.records = self._own.rows, self._own.records
+
+    @property
+    def takes_masks(self) -> bool:
+        """See `Collector.takes_masks`."""
+        return self._own.takes_masks
+
+    def masks(self, step: VecStep) -> BoolArray | None:
+        """See `Collector.masks`."""
+        return self._own.masks(step)
+
+    def order(self) -> PolicyOrder:
+        """See `Receiver.order`."""
+        return order_of(self._algorithm, self._processing)
+
+    def _take_statistics(self, rollouts: Sequence[PolicyRollout]) -> None:
+        for rollout in rollouts:
+            add_recent(self._processing.statistics, rollout.statistics)
+
+    def read_weights(self) -> None:
+        """See `Collector.read_weights`: the shards get the weights with the order of each round."""
+
+    def restart_envs(self, env_indices: Sequence[int]) -> None:
+        """See `Collector.restart_envs`: the shards know it."""
+
+    def act(self, step: VecStep) -> Array:
+        """Shards act; this is never called."""
+        raise NotImplementedError
+
+    def observe(self, step: VecStep) -> None:
+        """Shards observe; this is never called."""
+        raise NotImplementedError
+
+    def break_off(self, step: VecStep) -> None:
+        """Shards break off rollouts; this is never called."""
+        raise NotImplementedError
+
+    def finish_rollout(self, step: VecStep) -> None:
+        """Shards finish rollouts; this is never called."""
+        raise NotImplementedError

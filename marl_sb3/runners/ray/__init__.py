@@ -1,0 +1,1 @@
+"""Shards on Ray: each runner is a Ray actor. Needs the extra `ray`."""

@@ -1,0 +1,217 @@
+"""One shard: some envs and copies of the policies that act in them, in whatever process."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch as th
+
+from marl_sb3.errors import ConfigError
+from marl_sb3.learners.shards.interface import ShardPolicy
+from marl_sb3.learners.shards.registry import make_shard_policy
+from marl_sb3.learners.threads import blas_threads
+from marl_sb3.metrics import Episode, EpisodeTracker
+from marl_sb3.policies.placement import rows_of_policy
+from marl_sb3.runners.local import LocalRunner
+from marl_sb3.runners.shards.plan import Inexact, RoundOrder, SavedShard, ShardPlan, ShardRollout
+from marl_sb3.runners.shards.steps import StepRecorder
+from marl_sb3.storage.parts import SavedPart
+from marl_sb3.storage.process_rng import preserve_rng
+from marl_sb3.storage.state import State, StateReader
+from marl_sb3.types import PolicyID
+from marl_sb3.vec_env.seeding import fresh_seed
+from marl_sb3.vec_env.step import VecStep
+
+
+class Shard:
+    """A fixed share of the envs with random streams of its own.
+
+    What it does in a round follows from its state before and the round's order alone. Another process that is given
+    both therefore comes to the same results, to the last bit.
+
+    Args:
+        plan: how the shards are made.
+        index: which of them it is.
+
+    Raises:
+        ConfigError: the envs cannot be made, or have other agents than those of the learners' process.
+    """
+
+    def __init__(self, plan: ShardPlan, index: int) -> None:
+        self._plan = plan
+        self._index = index
+        self._first_settings: list[State] = []  # those that the first episodes begin with
+        self._sampled = 0  # env steps of the training, over all envs
+        self._order: RoundOrder | None = None
+        with preserve_rng(), _no_infos_logged():
+            self._env = plan.envs.make(index)
+            if self._env.agents != plan.agents:
+                agents, wanted = ", ".join(map(str, self._env.agents)), ", ".join(map(str, plan.agents))
+                raise ConfigError(f"the envs of shard {index} have agents {agents}; those of the learners: {wanted}")
+            self._policies = {policy_id: self._make_policy(policy_id) for policy_id in plan.specs}
+        collectors = {policy_id: policy.collector for policy_id, policy in self._policies.items()}
+        self._tracker = EpisodeTracker(self._env, plan.policy_of, custom_metrics=plan.custom_metrics)
+        self._runner = LocalRunner(self._env, collectors, self._tracker)
+
+    def _make_policy(self, policy_id: PolicyID) -> ShardPolicy:
+        plan = self._plan
+        return make_shard_policy(
+            rows_of_policy(self._env, policy_id, plan.policy_of),
+            plan.specs[policy_id],
+            policy_id in plan.trained,
+            plan.n_steps,
+            plan.update_path,
+            self._progress_remaining,
+            plan.envs.n_shards,
+        )
+
+    def _progress_remaining(self) -> float:
+        assert self._order is not None, "policies act in rounds"
+        return self._order.progress(self._sampled)
+
+    # --- Rounds ------------------------------------------------------------------------------------------------------
+
+    def roll_out(self, order: RoundOrder) -> ShardRollout:
+        """Take the steps of one round.
+
+        Raises:
+            EnvError: an env broke the `ParallelEnv` contract.
+            NumericError: a policy's network gave NaN or infinity.
+        """
+        started_s = time.perf_counter()
+        with preserve_rng(), blas_threads(self._plan.n_threads):
+            self._begin(order)
+            recorder = StepRecorder()
+            self._runner.collect(order.env_steps, _Counting(self, recorder))
+        return ShardRollout(
+            recorder.recorded(),
+            recorder.episodes,
+            {policy_id: policy.finish_round() for policy_id, policy in self._policies.items()},
+            self.saved(),
+            time.perf_counter() - started_s,
+        )
+
+    def _begin(self, order: RoundOrder) -> None:
+        self._order, self._sampled = order, order.sampled
+        of_policies, *of_process = (
+            np.random.SeedSequence(order.seed, spawn_key=(self._index,)).generate_state(4).tolist()
+        )
+        _seed_process(*of_process)
+        for number, (policy_id, policy) in enumerate(self._policies.items()):
+            policy.begin_round(order.policies[policy_id], (of_policies + number) % 2**32)
+        if order.new_episodes:
+            self._runner.forget_episodes()
+        self._runner.begin_rollouts()
+        if order.anew:
+            for policy in self._policies.values():
+                policy.collector.begin_rollout()
+        self._first_settings.clear()  # the envs' states hold them now
+
+    def count_step(self, number: int) -> None:
+        """Note that a step has been taken; `number` counts them within the round, from 0."""
+        self._sampled += self._plan.envs.n_envs  # the other shards have taken theirs, or will
+        for policy in self._policies.values():
+            policy.begin_step(number)
+
+    # --- Envs --------------------------------------------------------------------------------------------------------
+
+    def call(self, name: str, env_indices: Sequence[int], args: Any, kwargs: Any) -> list[Any]:
+        """See `MultiAgentVecEnv.call`; indices are counted within the shard."""
+        with preserve_rng():
+            return self._env.call(name, env_indices, *args, **kwargs)
+
+    def configure(self, env_indices: Sequence[int], settings: Mapping[str, Any]) -> None:
+        """See `MultiAgentVecEnv.configure`; indices are counted within the shard."""
+        self._env.configure(env_indices, **settings)
+        if not self._runner.has_begun:
+            self._first_settings.append({"envs": list(env_indices), "settings": dict(settings)})
+
+    def close(self) -> None:
+        """Close the envs."""
+        self._env.close()
+
+    # --- State -------------------------------------------------------------------------------------------------------
+
+    def saved(self) -> SavedShard:
+        """Return the state between two rounds."""
+        self._tracker.episodes.clear()  # they have been sent
+        return SavedShard(
+            {
+                "env": self._runner.get_state(),
+                "tracker": self._tracker.get_state(),
+                "policies": {policy_id: policy.get_state() for policy_id, policy in self._policies.items()},
+                "first_settings": list(self._first_settings),
+            }
+        )
+
+    def restore(self, saved: SavedShard) -> Inexact:
+        """Restore a state.
+
+        Returns:
+            Env index within the shard -> reason, for each env that could not be restored exactly; it begins a new
+            episode.
+
+        Raises:
+            CheckpointError: the state does not fit the shard. A stranger may have written it.
+        """
+        if saved.state is None:
+            if saved.env_seed is not None:
+                self._env.seed(saved.env_seed)
+            self._runner.forget_episodes()
+            return {}
+        with preserve_rng():
+            return self._restore(StateReader(saved.state, f"shard {self._index}"), saved.env_seed)
+
+    def _restore(self, state: StateReader, env_seed: int | None) -> Inexact:
+        def part(name: str) -> SavedPart:
+            return SavedPart(state.fields(name), self._env.num_envs)
+
+        policies = state.fields("policies")
+        policies.require_names(list(self._policies))
+        setters = [policy.read_state(policies.fields(policy_id)) for policy_id, policy in self._policies.items()]
+        setters.append(self._tracker.read_state(part("tracker")))
+        lost = self._runner.read_state(part("env"))()
+        for put_back in setters:
+            put_back()
+        # Where nothing was restored, other episodes begin than at the start.
+        for number, one in enumerate(state.items("first_settings")):
+            given = StateReader(one, f"{state.where}/first_settings/{number}")
+            settings = given.fields("settings")
+            self.configure(given.items("envs"), {name: settings.value(name) for name in settings.names()})
+        self._runner.restart_lost(lost, fresh_seed() if env_seed is None else env_seed)
+        return lost
+
+
+class _Counting:
+    """A `StepListener` that tells the shard of each step before its policies record it."""
+
+    def __init__(self, shard: Shard, recorder: StepRecorder) -> None:
+        self._shard, self._recorder = shard, recorder
+
+    def on_step(self, step: VecStep, episodes: Sequence[Episode]) -> bool:
+        """See `StepListener.on_step`."""
+        self._shard.count_step(len(self._recorder.episodes))
+        return self._recorder.on_step(step, episodes)
+
+
+def _seed_process(of_torch: int, of_numpy: int, of_python: int) -> None:
+    th.default_generator.manual_seed(of_torch)
+    np.random.seed(of_numpy)  # noqa: NPY002 - SB3 uses the global generator
+    random.seed(of_python)
+
+
+@contextmanager
+def _no_infos_logged() -> Iterator[None]:
+    """Keep the lines about each policy, which the learners have logged, from being logged once more for each shard."""
+    before = logging.root.manager.disable
+    logging.disable(max(before, logging.INFO))
+    try:
+        yield
+    finally:
+        logging.disable(before)

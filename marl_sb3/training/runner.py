@@ -1,0 +1,66 @@
+"""Make the runner of a training: one for envs in this process, or one for shards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from marl_sb3.metrics import EpisodeTracker
+from marl_sb3.runners.interface import Runner
+from marl_sb3.runners.local import LocalRunner
+from marl_sb3.runners.sharded import Sampled, ShardedRunner
+from marl_sb3.runners.shards.interface import ShardRunners
+from marl_sb3.runners.shards.plan import ShardPlan
+from marl_sb3.training.setup import Setup
+from marl_sb3.vec_env.interface import MultiAgentVecEnv
+from marl_sb3.vec_env.sharded_vec_env import ShardedVecEnv
+
+
+def make_runner(
+    env: MultiAgentVecEnv,
+    setup: Setup,
+    tracker: EpisodeTracker,
+    sampled: Callable[[], Sampled],
+    *,
+    update_path: str,
+    n_threads: int,
+) -> Runner:
+    """Make the runner of a training; if the envs are in shards, receivers replace the collectors of the learners.
+
+    Args:
+        sampled: returns how far the training is.
+        update_path: see `marl_sb3.PPO`.
+        n_threads: threads of one matrix product.
+    """
+    if not isinstance(env, ShardedVecEnv):
+        return LocalRunner(env, {name: each.collector for name, each in setup.learners.items()}, tracker)
+
+    from marl_sb3.learners.shards.registry import make_receiver
+
+    def plan() -> ShardPlan:
+        return ShardPlan(
+            env.plan,
+            env.agents,
+            setup.specs,
+            setup.bundle.policy_of,
+            frozenset(policy_id for policy_id, learner in setup.learners.items() if learner.trained),
+            setup.rollout_steps,
+            update_path,
+            n_threads,
+            tracker.custom_metrics,
+        )
+
+    receivers = {policy_id: make_receiver(learner) for policy_id, learner in setup.learners.items()}
+    runner = ShardedRunner(plan, shard_runners(env), receivers, tracker, sampled)
+    env.attach(runner)
+    return runner
+
+
+def shard_runners(env: ShardedVecEnv) -> ShardRunners:
+    """Return what rolls out the shards of these envs."""
+    if env.ray is not None:
+        from marl_sb3.runners.ray.runners import ray_runners
+
+        return ray_runners(env.ray, env.plan.n_shards)
+    from marl_sb3.runners.shards.in_process import InProcessRunners
+
+    return InProcessRunners()

@@ -1,0 +1,351 @@
+"""The same seed and the same shards give the same training, whatever processes roll out the shards."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_pool import FakePool, in_fake_pool
+from sb3_contrib import RecurrentPPO
+from stable_baselines3 import A2C, DQN
+from toy_envs import NoisyEnv, ScriptedEnv
+
+from marl_sb3 import PPO, MultiAgentAlgorithm, MultiAgentCallback, PolicySpec
+from marl_sb3.errors import CheckpointError, ConfigError, EnvError, RunnersLostError, VecEnvOrderError
+from marl_sb3.metrics import Episode
+from marl_sb3.processing.statistics import RunningStatistics, add_recent, recent_state
+from marl_sb3.runners.shards.assignment import balanced
+from marl_sb3.runners.shards.in_process import InProcessRunners
+from marl_sb3.storage.checkpoint_format import read_checkpoint
+from marl_sb3.training import runner as training_runner
+from marl_sb3.vec_env.sharded_vec_env import ShardedVecEnv, make_sharded_vec_env
+
+E, SHARDS, STEPS = 4, 2, 8
+SMALL: Mapping[str, Any] = {"policy_kwargs": {"net_arch": [4]}, "device": "cpu", "n_steps": STEPS}
+PPO_SMALL: Mapping[str, Any] = {"batch_size": 8, "n_epochs": 2}
+SCRIPT = {"a": (7, "truncated"), "b": (5, "terminated")}
+PLANS = [[(SCRIPT, {}, {"b": [1, 3]})]] * E  # b waits in some steps; episodes end within rollouts
+
+POLICIES: Mapping[str, Any] = {
+    "ppo": {"policies": "shared", **PPO_SMALL},
+    "lengths": {"policies": {"a": PolicySpec(PPO, **{**PPO_SMALL, "n_steps": 6}), "b": PolicySpec(A2C, n_steps=4)}},
+    "dqn": {
+        "policies": {
+            "a": PolicySpec(PPO, **PPO_SMALL),
+            "b": PolicySpec(DQN, learning_starts=20, batch_size=4, buffer_size=500),
+        }
+    },
+    "n_step": {"policies": {"shared": PolicySpec(DQN, n_steps=3, learning_starts=20, batch_size=4, buffer_size=200)}},
+    "normalized": {
+        "policies": {"shared": PolicySpec(PPO, normalize_observations=True, normalize_rewards=True, **PPO_SMALL)}
+    },
+    "lstm": {
+        "policies": {
+            "a": PolicySpec(
+                RecurrentPPO,
+                "MlpLstmPolicy",
+                **{**PPO_SMALL, "policy_kwargs": {"lstm_hidden_size": 4, "net_arch": [4]}},
+            ),
+            "b": PolicySpec(PPO, **PPO_SMALL),
+        }
+    },
+}
+each_kind = pytest.mark.parametrize("kind", POLICIES)
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch) -> Callable[..., MultiAgentAlgorithm]:
+    """Makes an algorithm whose shards these runners roll out; None: in process."""
+
+    def made(kind: str = "ppo", runners: Any = None, env: Any = NoisyEnv, **env_kwargs: Any) -> MultiAgentAlgorithm:
+        monkeypatch.setattr(training_runner, "shard_runners", lambda env: runners or InProcessRunners())
+        settings = env_kwargs or {"plans": PLANS}
+        return MultiAgentAlgorithm(
+            make_sharded_vec_env(env, E, SHARDS, seed=1, **settings), seed=3, **{**SMALL, **POLICIES[kind]}
+        )
+
+    return made
+
+
+def digest(algorithm: MultiAgentAlgorithm) -> str:
+    """Of all weights and optimizer states, and of the results that hold no times."""
+    found = hashlib.sha256()
+    for learner in algorithm.parts.learners.values():
+        for kind, arrays in sorted(learner.get_tensors().items()):
+            for name, array in sorted(arrays.items()):
+                found.update(f"{kind}{name}".encode() + array.tobytes())
+    episodes = [(e.env_index, e.length, *e.agent_returns.values()) for e in algorithm.tracker.episodes]
+    found.update(repr(episodes).encode())
+    return found.hexdigest()
+
+
+def trained(algorithm: MultiAgentAlgorithm, iterations: int = 4) -> str:
+    algorithm.learn(iterations * STEPS * E)
+    algorithm.env.close()
+    return digest(algorithm)
+
+
+def dying(period: int) -> Callable[[int, str], bool]:
+    """Every `period`-th piece of work ends its runner."""
+    calls = iter(range(1, 10**6))
+    return lambda runner, method: method == "work" and next(calls) % period == 0
+
+
+@each_kind
+def test_runners_that_die_change_nothing(kind: str, make: Callable[..., MultiAgentAlgorithm]) -> None:
+    undisturbed = trained(make(kind))
+    assert trained(make(kind, in_fake_pool(FakePool(), 2))) == undisturbed
+    pool = FakePool(dies=dying(3))
+    assert trained(make(kind, in_fake_pool(pool, 2))) == undisturbed
+    assert len(pool.ended) > 3  # the two at the end, and those that died
+
+
+@each_kind
+def test_resume_with_other_runners_is_exact(
+    kind: str, make: Callable[..., MultiAgentAlgorithm], tmp_path: Path
+) -> None:
+    whole = make(kind, in_fake_pool(FakePool(), 1))
+    whole.learn(2 * STEPS * E)
+    whole.save(tmp_path / "saved")
+    whole.learn(2 * STEPS * E, reset_num_timesteps=False)
+    resumed = make(kind)
+    assert resumed.set_state(read_checkpoint(tmp_path / "saved")) == {}
+    resumed.learn(2 * STEPS * E, reset_num_timesteps=False)
+    assert digest(resumed) == digest(whole)
+
+
+def test_the_global_generators_and_other_shards_do_not_matter(make: Callable[..., MultiAgentAlgorithm]) -> None:
+    """A shard draws from its own streams: what it experiences in the first round depends on nothing else."""
+    two, four = (
+        MultiAgentAlgorithm(
+            make_sharded_vec_env(NoisyEnv, n, n // 2, seed=1, plans=PLANS * 2), seed=3, **{**SMALL, **PPO_SMALL}
+        )
+        for n in (4, 8)
+    )
+    for algorithm in (two, four):
+        np.random.seed(5)  # noqa: NPY002 - the seed of the round
+        algorithm._loop._begin_rollouts(silent(algorithm), STEPS)
+        algorithm._runner.collect(STEPS, Counts())
+    rows = 2 * 4
+    ours, theirs = (a.policies["shared"].rollout_buffer for a in (two, four))
+    np.testing.assert_array_equal(ours.observations, theirs.observations[:, :rows])
+    np.testing.assert_array_equal(ours.actions, theirs.actions[:, :rows])
+    assert (theirs.actions[:, :4] != theirs.actions[:, 4:8]).any()
+
+
+def silent(algorithm: MultiAgentAlgorithm) -> MultiAgentCallback:
+    callback = MultiAgentCallback()
+    callback.init_callback(algorithm)  # type: ignore[arg-type]
+    return callback
+
+
+class Counts:
+    """A listener that stops the rollout after some steps."""
+
+    def __init__(self, most: int = 10**6) -> None:
+        self.steps: list[Any] = []
+        self.most = most
+
+    def on_step(self, step: Any, episodes: list[Episode]) -> bool:
+        self.steps.append(step)
+        return len(self.steps) < self.most
+
+
+class Watches(MultiAgentCallback):
+    """Keeps what callbacks are told of steps and episodes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rewards: list[Any] = []
+        self.infos: list[Any] = []
+        self.episodes: list[Episode] = []
+
+    def _on_step(self) -> bool:
+        self.rewards.append(self.locals["rewards"])
+        self.infos.append(self.locals["infos"][3])
+        return True
+
+    def on_episode_end(self, episode: Episode) -> None:
+        self.episodes.append(episode)
+
+
+def test_callbacks_hear_of_every_step_of_every_env(make: Callable[..., MultiAgentAlgorithm]) -> None:
+    watches = Watches()
+    algorithm = make(env=ScriptedEnv, script=None)
+    algorithm.learn(STEPS * E, callback=watches)
+    np.testing.assert_array_equal(np.array(watches.rewards), np.tile([1.0, 2.0], (STEPS, E, 1)))
+    assert watches.infos[1]["a"] == {"step": 2}
+    assert [episode.env_index for episode in watches.episodes] == [0, 1, 2, 3] * 2  # episodes of 3 steps
+    assert algorithm.num_timesteps == STEPS * E
+    with pytest.raises(VecEnvOrderError, match="the observations of a step stay with its shard"):
+        watches.locals["step"].observations[0]
+
+
+def test_rows_of_all_shards_stand_side_by_side(make: Callable[..., MultiAgentAlgorithm]) -> None:
+    algorithm = make(env=IndexedEnv, script=None)
+    algorithm.train_iteration()
+    seen = algorithm.policies["shared"].rollout_buffer.observations[0, :, 0]
+    np.testing.assert_array_equal(seen.reshape(E, 2), [[e, e] for e in range(E)])
+
+
+class IndexedEnv(ScriptedEnv):
+    """Agents see the index of their env."""
+
+    def __init__(self, env_index: int, **settings: Any) -> None:
+        super().__init__(env_index=env_index, **settings)
+
+    def observation(self, agent: str) -> np.ndarray:
+        return np.array([self.env_index, 0, 0], dtype=np.float32)
+
+
+class Curriculum(IndexedEnv):
+    def configure(self, bonus: float) -> None:
+        self.bonus = bonus
+
+    def _reward(self, agent: str) -> float:
+        return getattr(self, "bonus", 0.0)
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_calls_and_settings_reach_the_envs(number: int, make: Callable[..., MultiAgentAlgorithm]) -> None:
+    pool = FakePool(dies=dying(5))
+    algorithm = make(runners=in_fake_pool(pool, number) if number else None, env=Curriculum, script=None)
+    algorithm.env.configure([1, 2], bonus=3.0)
+    watches = Watches()
+    algorithm.learn(2 * STEPS * E, callback=watches)
+    np.testing.assert_array_equal(np.array(watches.rewards)[-1], [[0, 0], [3, 3], [3, 3], [0, 0]])
+    assert algorithm.env.call("get_wrapper_attr", [3, 0], "env_index") == [3, 0]
+    with pytest.raises(AttributeError, match="shard 1"):
+        algorithm.env.call("not_there", [3])
+
+
+def test_a_callback_that_stops_ends_the_round(make: Callable[..., MultiAgentAlgorithm]) -> None:
+    algorithm = make()
+    algorithm._loop._begin_rollouts(silent(algorithm), STEPS)
+    assert not algorithm._runner.collect(STEPS, Counts(most=2))
+
+
+# --- Supervision -----------------------------------------------------------------------------------------------------
+
+
+class Breaks(ScriptedEnv):
+    def step(self, actions: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+        if self.env_index == 3 and self.step_count == 2:
+            raise ZeroDivisionError("of the env")
+        return super().step(actions)
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_an_exception_of_an_env_names_the_shard(number: int, make: Callable[..., MultiAgentAlgorithm]) -> None:
+    algorithm = make(runners=in_fake_pool(FakePool(), number) if number else None, env=Breaks, script=None)
+    with pytest.raises(
+        EnvError, match=r"shard 1 \(envs 2 to 3, .*env 1, episode 0, step 3.*ZeroDivisionError"
+    ) as found:
+        algorithm.train_iteration()
+    assert "line" in str(found.value.__cause__)  # the traceback
+
+
+def test_a_shard_that_ends_every_runner_ends_the_training(make: Callable[..., MultiAgentAlgorithm]) -> None:
+    worked: list[int] = []
+
+    def dies(runner: int, method: str) -> bool:
+        worked.append(runner)
+        return method == "work" and len(worked) > 4
+
+    algorithm = make(runners=in_fake_pool(FakePool(dies), 2))
+    with pytest.raises(RunnersLostError, match="runners in a row have ended while in shard"):
+        algorithm.train_iteration()
+
+
+def test_a_silent_runner_is_replaced(make: Callable[..., MultiAgentAlgorithm]) -> None:
+    undisturbed = trained(make())
+    pool = FakePool(hangs=lambda runner, method: runner == 0 and pool.sent.count((0, "work")) > 1)
+    assert trained(make(runners=in_fake_pool(pool, 2, round_timeout_s=0.2))) == undisturbed
+    assert 0 in pool.ended
+
+
+def test_it_goes_on_with_the_runners_that_are_left(make: Callable[..., MultiAgentAlgorithm]) -> None:
+    """Those that would replace a dead one get no resources."""
+    undisturbed = trained(make())
+    pool = FakePool(
+        dies=lambda runner, method: runner == 0 and pool.sent.count((0, "work")) > 1, starts=lambda r: r < 2
+    )
+    runners = in_fake_pool(pool, 2)
+    algorithm = make(runners=runners)
+    algorithm.train_iteration()
+    assert algorithm.train_iteration()["fault_tolerance"] == {"num_healthy_workers": 1, "num_worker_restarts": 0}
+    assert trained(make(runners=in_fake_pool(FakePool(), 1))) == undisturbed
+
+
+@pytest.mark.parametrize(
+    ("pool", "message"),
+    [
+        (FakePool(starts=lambda runner: runner == 0), "1 of 2 runners have started within 0.1 s"),
+        (FakePool(their_versions=lambda runner: {"numpy": "1.0"}), "it has numpy 1.0 instead of"),
+        (FakePool(dies=lambda runner, method: True), "a runner cannot start: it died"),
+    ],
+)
+def test_runners_that_cannot_start_are_refused(
+    pool: FakePool, message: str, make: Callable[..., MultiAgentAlgorithm]
+) -> None:
+    algorithm = make(runners=in_fake_pool(pool, 2, start_timeout_s=0.1))
+    with pytest.raises(ConfigError, match=message):
+        algorithm.start_runners()
+    assert pool.closed
+    assert set(pool.ended) == {0, 1}
+
+
+def test_more_runners_than_shards_are_refused(make: Callable[..., MultiAgentAlgorithm]) -> None:
+    with pytest.raises(ConfigError, match="runners is 3, more than the 2 shards"):
+        make(runners=in_fake_pool(FakePool(), 3)).start_runners()
+
+
+def test_n_shards_divides_n_envs() -> None:
+    with pytest.raises(ConfigError, match="n_shards is 3, which does not divide n_envs 4; accepted: 1, 2, 4"):
+        make_sharded_vec_env("arena", 4, 3)
+
+
+def test_a_checkpoint_of_other_shards_is_refused(make: Callable[..., MultiAgentAlgorithm], tmp_path: Path) -> None:
+    algorithm = make()
+    algorithm.train_iteration()
+    algorithm.save(tmp_path / "saved")
+    other = make_sharded_vec_env(NoisyEnv, E, 4, plans=PLANS)
+    with pytest.raises(CheckpointError, match="n_shards is 2; accepted: 4"):
+        MultiAgentAlgorithm.load(tmp_path / "saved", other)
+
+
+def test_envs_in_shards_cannot_be_stepped_here() -> None:
+    env = make_sharded_vec_env("arena", 4, 2, seed=0)
+    assert isinstance(env, ShardedVecEnv)
+    with pytest.raises(VecEnvOrderError, match="runners step"):
+        env.reset()
+    with pytest.raises(VecEnvOrderError, match="make a MultiAgentAlgorithm"):
+        env.call("render", [0])
+
+
+# --- Parts -----------------------------------------------------------------------------------------------------------
+
+
+def test_balanced_keeps_shards_where_they_are() -> None:
+    assert balanced(range(5), [0, 1], {}) == {0: [0, 1, 2], 1: [3, 4]}
+    assert balanced(range(4), [0, 1, 2], {0: 0, 1: 0, 2: 1, 3: 1}) == {0: [0, 1], 1: [2], 2: [3]}
+    assert balanced(range(2), [7, 8, 9], {0: 9}) == {7: [0], 8: [1], 9: []}
+
+
+def test_statistics_of_parts_add_up_to_those_of_the_whole() -> None:
+    whole, ours = RunningStatistics(shape=(2,)), RunningStatistics(shape=(2,))
+    data = np.random.default_rng(0).normal(3, 2, (30, 2))
+    whole.update(data)
+    for part in (data[:10], data[10:12], data[:0], data[12:]):
+        elsewhere = RunningStatistics(shape=(2,))
+        elsewhere.begin_recent()
+        if len(part):
+            elsewhere.update(part)
+        add_recent({"x": ours}, recent_state({"x": elsewhere}))
+    np.testing.assert_allclose(ours.mean, whole.mean)
+    np.testing.assert_allclose(ours.var, whole.var)
+    assert ours.count == pytest.approx(whole.count)
