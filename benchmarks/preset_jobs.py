@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import tempfile
 import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from multiprocessing.connection import Connection, wait
@@ -75,12 +77,38 @@ class Budget:
     deadline_s: float
 
 
+@dataclass
+class Clock:
+    """Adds up time.
+
+    Attributes:
+        wall_s: of the wall.
+        cpu_s: of the processor, in this process; a machine with other work does not change it much.
+    """
+
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Add the time of a block."""
+        wall_s, cpu_s = time.perf_counter(), time.process_time()
+        yield
+        self.wall_s += time.perf_counter() - wall_s
+        self.cpu_s += time.process_time() - cpu_s
+
+
 class Watch(marl_sb3.MultiAgentCallback):
-    """Ends the training at the deadline."""
+    """Ends the training at the deadline, or if the process that waits for the result is gone."""
 
     def __init__(self, deadline_s: float) -> None:
         super().__init__()
         self.deadline_s, self.in_time = deadline_s, True
+        self.parent = os.getppid()
+
+    def on_iteration_end(self, result: Any) -> bool:
+        """Look for the other process."""
+        return os.getppid() == self.parent
 
     def _on_step(self) -> bool:
         self.in_time = time.monotonic() < self.deadline_s
@@ -113,48 +141,47 @@ class Games(marl_sb3.MultiAgentCallback):
 
     Attributes:
         points: env steps, and the shares of won games as the first and as the second player.
-        seconds: that the games took.
+        clock: runs during the games.
     """
 
     def __init__(self, env: str, games: int, every: float) -> None:
         super().__init__()
         self.env, self.games, self.every = env, games, every
         self.points: list[Point] = []
-        self.seconds = 0.0
+        self.clock = Clock()
 
     def on_iteration_end(self, result: Any) -> bool:
         """Play if it is time for it."""
         if self.num_timesteps >= len(self.points) * self.every:
-            started_s = time.perf_counter()
-            shares = against_random(self.algorithm.bundle(), self.env, self.games, seed=len(self.points))
+            with self.clock.running():
+                shares = against_random(self.algorithm.bundle(), self.env, self.games, seed=len(self.points))
             self.points.append([self.num_timesteps, *(share["won"] for share in shares.values())])
-            self.seconds += time.perf_counter() - started_s
         return True
 
 
 def train(job: Job, budget: Budget) -> dict[str, Any]:
     """Train and evaluate; returns plain data."""
-    watch, episodes, games = Watch(budget.deadline_s), Episodes(), _games(job, budget)
+    clock, watch, episodes, games = Clock(), Watch(budget.deadline_s), Episodes(), _games(job, budget)
     settings = {"n_parallel_updates": 1, **job.settings}  # one thread
     with tempfile.TemporaryDirectory() as folder:
-        started_s = time.perf_counter()
-        run = marl_sb3.train(
-            job.env,
-            algo=job.algo,
-            seed=job.seed,
-            timesteps=budget.timesteps,
-            settings=settings,
-            run_dir=Path(folder) / "run",
-            callback=[watch, episodes, *games],
-        )
-        seconds = time.perf_counter() - started_s - sum(each.seconds for each in games)
+        with clock.running():
+            run = marl_sb3.train(
+                job.env,
+                algo=job.algo,
+                seed=job.seed,
+                timesteps=budget.timesteps,
+                settings=settings,
+                run_dir=Path(folder) / "run",
+                callback=[watch, episodes, *games],
+            )
         return {
             **asdict(job),
             "name": job.name,
             "arguments": job.arguments,
             "complete": watch.in_time,
             "env_steps": run.algorithm.num_timesteps,
-            "train_s": seconds,
+            "train_s": clock.wall_s - sum(each.clock.wall_s for each in games),
+            "train_cpu_s": clock.cpu_s - sum(each.clock.cpu_s for each in games),
             "evaluation": evaluation(run, budget.episodes),
             "curve": games[0].points if games else episodes.curve(),
         }

@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from measure import Report, Setting, one_torch_thread, parser, positive, say, some_of
@@ -125,24 +126,24 @@ def words_for(result: Result) -> str:
 
 
 def table(by_name: Mapping[str, Sequence[Result]]) -> str:
-    """A Markdown row for each preset and each value that is measured."""
+    """A Markdown row for each preset and each value that is measured; seconds are medians over seeds."""
     seeds = sorted({result["seed"] for results in by_name.values() for result in results})
-    head = ["arguments", "env steps", "seconds", "measured", *(f"seed {seed}" for seed in seeds)]
+    head = ["arguments", "env steps", "CPU seconds", "seconds", "measured", *(f"seed {seed}" for seed in seeds)]
     lines = [head, ["---"] * len(head)]
     for name, results in by_name.items():
         arguments = results[0]["arguments"] if results[0]["variant"] == "" else name
-        seconds = ", ".join(f"{result['train_s']:.0f}" for result in results)
-        begin = [f"`{arguments}`", f"{results[0]['env_steps']:,}", seconds]
+        seconds = [f"{median(result[key] for result in results):.0f}" for key in ("train_cpu_s", "train_s")]
+        begin = [f"`{arguments}`", f"{results[0]['env_steps']:,}", *seconds]
         by_seed = {result["seed"]: reached(result) for result in results}
         for what in reached(results[0]):
             lines.append([*begin, what, *(by_seed.get(seed, {}).get(what, "") for seed in seeds)])
-            begin = ["", "", ""]
+            begin = [""] * len(begin)
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def facts(results: Sequence[Result]) -> dict[str, Any]:
     """Of a preset, for JSON."""
-    keys = ("seed", "arguments", "complete", "env_steps", "train_s", "evaluation", "curve")
+    keys = ("seed", "arguments", "complete", "env_steps", "train_s", "train_cpu_s", "evaluation", "curve")
     return {"raw": [{key: result[key] for key in keys} for result in results]}
 
 
