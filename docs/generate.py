@@ -1,7 +1,7 @@
 """Write the pages of the reference that follow from the code: `python docs/generate.py`.
 
-The commands come from their argparse parsers, the settings from `TrainConfig`, the checks from their registry. A test
-compares the pages.
+The commands come from their argparse parsers, the settings from `TrainConfig`, the checks from their registry, RLlib's
+names from the table of their translation. A test compares the pages.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from typing import Any
 
 from marl_sb3.checkup.checks.registry import CHECKS
 from marl_sb3.checkup.finding import Severity
+from marl_sb3.config.hyperparameters import TABLES
+from marl_sb3.config.rllib.missing import ALWAYS, REASONS
+from marl_sb3.config.rllib.table import DEPENDENT, ENVS_PER_RUNNER, RENAMED, RUNNERS
 from marl_sb3.config.schema import SECTIONS, TrainConfig
 
 HERE = Path(__file__).parent
@@ -113,7 +116,83 @@ def checks_page() -> str:
     return intro + "\n".join([*header, *rows]) + "\n"
 
 
-PAGES = {"checks.md": checks_page, "commands.md": commands_page, "settings.md": settings_page}
+def rllib_page() -> str:
+    """RLlib's names of settings, and what they mean here."""
+    renamed = [_meaning(name, own.setting, _algorithms_with(own.setting), own.note) for name, own in RENAMED.items()]
+    envs = [
+        _meaning(", ".join(names), "n_envs", "all", note)
+        for names, note in (
+            (RUNNERS, "times the number of envs of each; 0 counts as 1"),
+            (ENVS_PER_RUNNER, "times the number of runners"),
+        )
+    ]
+    dependent = [
+        _meaning(name, ", ".join(each.settings), each.algorithms, each.note)
+        for name, meanings in DEPENDENT.items()
+        for each in meanings
+    ]
+    always = [
+        f"| {_code(name)} | {' or '.join(_code(value) for value in each.values)} | {_in_cell(each.why)} |"
+        for name, each in ALWAYS.items()
+    ]
+    missing = [f"| {_in_cell(reason)} | {', '.join(map(_code, names))} |" for reason, names in REASONS.items()]
+    return _RLLIB.format(
+        meanings="\n".join([*dependent, *envs, *renamed]), always="\n".join(always), missing="\n".join(missing)
+    )
+
+
+def _meaning(names: str, settings: str, algorithms: str, note: str) -> str:
+    cells = [", ".join(map(_code, text.split(", "))) for text in (names, settings)]
+    return f"| {' | '.join((*cells, algorithms, _in_cell(note)))} |"
+
+
+def _algorithms_with(setting: str) -> str:
+    """The algorithms that have a hyperparameter; all for settings of other kinds."""
+    having = [name for name, kinds in TABLES.items() if setting in kinds]
+    return ", ".join(having) if 0 < len(having) < len(TABLES) else "all"
+
+
+def _code(value: Any) -> str:
+    return f"`{str(value).lower() if isinstance(value, bool) else 'null' if value is None else value}`"
+
+
+_RLLIB = """# RLlib's names
+
+Settings files, `--set`, search spaces and the arguments of Python accept the names of RLlib's `AlgorithmConfig`: those
+of PPO, APPO, IMPALA, DQN and SAC in RLlib 2.60, and older ones. Names without a counterpart are errors that say why.
+The entries of `model`, `model_config` and `replay_buffer_config` are read as if they stood alone. `gamma`, `seed`,
+`tau`, `target_entropy`, `clip_rewards`, `policies_to_train`, `evaluation_interval`, `evaluation_duration` and
+`evaluation_duration_unit` have the same name here. A name may stand before a policy's settings, too:
+`--set pol1.lr=1e-4`. Where a later source gives a setting by another name, the later one wins; one source cannot give a
+setting by two names.
+
+## What they mean
+
+| in RLlib | here | algorithms | value |
+| --- | --- | --- | --- |
+{meanings}
+
+## What is always so
+
+These values are accepted and change nothing. All others are errors.
+
+| in RLlib | accepted | why there is nothing else |
+| --- | --- | --- |
+{always}
+
+## What has no counterpart
+
+| why, and what to do instead | in RLlib |
+| --- | --- |
+{missing}
+"""
+
+PAGES = {
+    "checks.md": checks_page,
+    "commands.md": commands_page,
+    "rllib_names.md": rllib_page,
+    "settings.md": settings_page,
+}
 
 if __name__ == "__main__":
     for name, page in PAGES.items():

@@ -9,8 +9,7 @@ import pytest
 
 from marl_sb3 import ConfigError, PolicySpec
 from marl_sb3.config import TrainConfig, load_config
-from marl_sb3.config.names import ALIASES, canonical_name
-from marl_sb3.policies import hyperparameters
+from marl_sb3.config.names import canonical_name
 
 RLLIB: dict[str, Any] = {
     "lr": 1e-3, "minibatch_size": 64, "num_epochs": 2, "lambda": 0.9, "clip_param": 0.3, "entropy_coeff": 0.01,
@@ -80,11 +79,6 @@ def test_two_names_of_one_setting_are_refused(given: dict, names: str, setting: 
 def test_arguments_of_an_env_keep_their_names() -> None:
     assert load_config("e", settings={"env.lr": 1.0, "env.n_steps": 2.0}).env_kwargs == {"lr": 1.0, "n_steps": 2.0}
     assert canonical_name("env.lambda") == "env.lambda"
-
-
-def test_every_other_name_leads_to_a_hyperparameter_of_sb3() -> None:
-    known = {*hyperparameters.hyperparameter_defaults(PolicySpec().algorithm), "policy_kwargs.net_arch"}
-    assert {*ALIASES.values()} - {"policy_kwargs.activation_fn"} <= known
 
 
 def test_numbers_with_an_exponent_are_integers_where_these_are_meant(tmp_path: Path) -> None:

@@ -168,3 +168,8 @@ INTEGERS = frozenset(name for table in TABLES.values() for name, kind in table.i
 def kinds_of(algorithm: type) -> Mapping[str, Any]:
     """Return the table of an algorithm's class, or of its first base class with a table, or an empty one."""
     return next((TABLES[cls.__name__] for cls in algorithm.__mro__ if cls.__name__ in TABLES), {})
+
+
+def kinds_by_name(algo: Any) -> Mapping[str, Any]:
+    """Return the table of an algorithm by its name, such as `maskable_ppo`; an empty one if there is no such name."""
+    return next((table for name, table in TABLES.items() if name.lower() == str(algo).replace("_", "")), {})

@@ -6,32 +6,23 @@ RLlib's names become SB3's; numbers such as `1e5` become integers where an integ
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from marl_sb3.config.hyperparameters import INTEGERS
 from marl_sb3.config.literal_call import parse_literal
 from marl_sb3.config.networks import IN_PYTHON
 from marl_sb3.config.processing import PROCESSING
+from marl_sb3.config.rllib.table import RENAMED
+from marl_sb3.config.rllib.translate import LATER, translated, unnested
+from marl_sb3.config.rllib.values import Context
 from marl_sb3.config.schema import SECTIONS, names_in
 from marl_sb3.config.values import takes_integers_only
 from marl_sb3.errors import ConfigError
 
-# RLlib's and Optuna's names of hyperparameters -> SB3's.
+# Other names of settings, RLlib's above all.
 ALIASES: Mapping[str, str] = {
-    "minibatch_size": "batch_size",
-    "sgd_minibatch_size": "batch_size",
-    "lr": "learning_rate",
-    "num_epochs": "n_epochs",
-    "num_sgd_iter": "n_epochs",
-    "lambda": "gae_lambda",
-    "lambda_": "gae_lambda",
-    "clip_param": "clip_range",
-    "entropy_coeff": "ent_coef",
-    "vf_loss_coeff": "vf_coef",
-    "grad_clip": "max_grad_norm",
-    "fcnet_hiddens": "policy_kwargs.net_arch",
-    "fcnet_activation": "policy_kwargs.activation_fn",
+    **{name: renamed.setting for name, renamed in RENAMED.items()},
     "net_arch": "policy_kwargs.net_arch",
 }
 
@@ -53,26 +44,25 @@ _OF_PROCESSING = "processing."
 _INTEGERS = INTEGERS.union(name for name, kind in PROCESSING.items() if takes_integers_only(kind))
 HYPERPARAMETERS = "hyperparameters"  # the section of SB3's arguments; their names are accepted outside it, too
 
-# RLlib's names of settings that SB3 does not have, with advice.
-NO_COUNTERPART: Mapping[str, str] = {
-    "train_batch_size": "a rollout has n_steps of every env: set n_steps and n_envs",
-    "train_batch_size_per_learner": "a rollout has n_steps of every env: set n_steps and n_envs",
-    "rollout_fragment_length": "a rollout has n_steps of every env: set n_steps",
-    "vf_clip_param": "RLlib limits the squared error by it, SB3's clip_range_vf the change of the predicted value",
-    "kl_coeff": "SB3's PPO has no KL penalty; target_kl ends an update early",
-    "kl_target": "SB3's PPO has no KL penalty; target_kl ends an update early",
-}
-
 
 def canonical_name(name: str) -> str:
     """Return the name of a setting in `TrainConfig` or SB3. The id of a policy before it is kept."""
     name = name.removeprefix(f"{HYPERPARAMETERS}.")
     if name in FLAT_NAMES or name in ALIASES:
         return FLAT_NAMES.get(name) or ALIASES[name]
-    policy_id, _, own = name.rpartition(".")
+    policy_id, own = _of_policy(name)
     if own in PROCESSING and policy_id.endswith(".processing") and _is_policy(policy_id):
         return f"{policy_id.removesuffix('.processing')}.{own}"
-    return f"{policy_id}.{ALIASES[own]}" if own in ALIASES and _is_policy(policy_id) else name
+    return (
+        f"{policy_id}.{ALIASES[own].removeprefix(_OF_PROCESSING)}" if own in ALIASES and _is_policy(policy_id) else name
+    )
+
+
+def _of_policy(name: str) -> tuple[str, str]:
+    """Split the name of one policy's setting into the policy's id and the name of the setting."""
+    policy_id, _, own = name.rpartition(".")
+    whole, _, last = policy_id.rpartition(".")
+    return (whole, f"{last}.{own}") if f"{last}.{own}" in ALIASES else (policy_id, own)
 
 
 def _is_policy(prefix: str) -> bool:
@@ -80,18 +70,22 @@ def _is_policy(prefix: str) -> bool:
     return prefix.partition(".")[0] != "env" and prefix.rpartition(".")[2] != "policy_kwargs"
 
 
-def canonical_settings(given: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
+def canonical_settings(given: Mapping[str, Any], of_algorithm: Collection[str] = ()) -> dict[str, tuple[str, Any]]:
     """Return the settings of one source by canonical name: the name that the source uses, and the value.
 
+    Names of RLlib whose meaning depends on the algorithm or on other settings keep their names; see `translated`.
+
+    Args:
+        of_algorithm: arguments of the algorithm's class, which mean what the class says.
+
     Raises:
-        ConfigError: two names of one setting are given.
+        ConfigError: two names of one setting are given, or a name of RLlib has no counterpart.
     """
     found: dict[str, tuple[str, Any]] = {}
-    for written, value in given.items():
-        name = canonical_name(written)
+    for written, name, value in _canonical(given, of_algorithm):
         if name in found:
             raise _given_twice(name, found[name][0], written)
-        found[name] = (written, read_value(name, value))
+        found[name] = (written, value)
     for name, (written, _) in found.items():
         whole, _, part = name.rpartition(".")
         mapping = found.get(whole, ("", None))[1]
@@ -100,21 +94,42 @@ def canonical_settings(given: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
     return found
 
 
+def _canonical(given: Mapping[str, Any], of_algorithm: Collection[str]) -> Iterator[tuple[str, str, Any]]:
+    """Yield the name that the source uses, the canonical name and the value of each setting."""
+    for key, whole in given.items():
+        parts = [(key, key, whole)] if key in of_algorithm else unnested(key, whole)
+        for written, name, value in parts:
+            canonical = canonical_name(name)
+            yield written, canonical, canonical_value(name, value)
+
+
+def canonical_value(name: str, value: Any) -> Any:
+    """Convert the value of a setting that a user calls `name` to the form that is checked.
+
+    Raises:
+        ConfigError: the value of RLlib's name has no counterpart.
+    """
+    own = name if name in RENAMED else _of_policy(name)[1]
+    try:
+        theirs = RENAMED[own].value(value) if own in RENAMED and not name.startswith("env.") else value
+    except ConfigError as error:
+        raise ConfigError(str(error), key=name) from error
+    return read_value(canonical_name(name), theirs)
+
+
 def _given_twice(name: str, one: str, other: str) -> ConfigError:
     return ConfigError(
         f"{one} and {other} are both given, but are two names of {name}; accepted: one of them", key=name
     )
 
 
-def canonical_hyperparameters(given: Mapping[str, Any]) -> dict[str, Any]:
+def canonical_hyperparameters(given: Mapping[str, Any], of_algorithm: Collection[str] = ()) -> dict[str, Any]:
     """Return the settings of one policy: hyperparameters by SB3's names, and those of its processing.
 
     `policy_kwargs.NAME` becomes an entry of `policy_kwargs`; what is in a mapping `processing` stands beside the rest.
-
-    Raises:
-        ConfigError: two names of one setting are given.
+    The arguments and errors are those of `canonical_settings`.
     """
-    found = canonical_settings(_beside(given))
+    found = canonical_settings(_beside(given), of_algorithm)
     settings = {name.removeprefix(_OF_PROCESSING): value for name, (_, value) in found.items()}
     result = {name: value for name, value in settings.items() if not name.startswith("policy_kwargs.")}
     for name, value in settings.items():
@@ -131,6 +146,29 @@ def _beside(given: Mapping[str, Any]) -> dict[str, Any]:
         return dict(given)
     named = {f"{_OF_PROCESSING}{name}": value for name, value in section.items()}
     return {**{name: value for name, value in given.items() if name != "processing"}, **named}
+
+
+def translated_hyperparameters(
+    settings: Mapping[str, Any], algorithm: str, kinds: Mapping[str, Any], context: Context
+) -> dict[str, Any]:
+    """Translate those names of RLlib that `canonical_hyperparameters` keeps.
+
+    Args:
+        settings: what it returned.
+        algorithm: name of the algorithm, for messages.
+        kinds: its table of hyperparameters.
+        context: what is known of the run.
+
+    Raises:
+        ConfigError: two names of one setting are given, or a name has no counterpart for the algorithm.
+    """
+    result = {name: value for name, value in settings.items() if name not in LATER}
+    for name in settings.keys() & LATER:
+        for setting, value in translated(name, settings[name], algorithm, kinds, context).items():
+            if setting in result:
+                raise _given_twice(setting, name, setting)
+            result[setting] = value
+    return result
 
 
 def read_value(name: str, value: Any) -> Any:

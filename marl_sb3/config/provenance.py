@@ -13,10 +13,12 @@ class Source:
     Attributes:
         label: the place, for messages: `--set gamma`, `h.yml, arena.gamma`.
         path: the dotted key with which it was given: `agent1.gamma`. Empty if it was given without one.
+        order: number of the source that gave it; settings of later sources win.
     """
 
     label: str
     path: str = ""
+    order: int = 0
 
     def __str__(self) -> str:
         return self.label

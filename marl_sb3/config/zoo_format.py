@@ -50,7 +50,7 @@ _NORMALIZE: Mapping[str, str] = {
 _ALWAYS_SO = {"training": True}  # arguments that have one value here
 
 
-def translated(key: str, value: Any) -> dict[str, Any]:
+def translated_key(key: str, value: Any) -> dict[str, Any]:
     """Return the settings that a key of a file means, by name; most keys mean themselves.
 
     `normalize` is true, false, or arguments of `VecNormalize`: a mapping, or its text. `normalize_kwargs` has such

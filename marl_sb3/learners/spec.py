@@ -8,14 +8,16 @@ from typing import Any
 
 from stable_baselines3.common.base_class import BaseAlgorithm
 
-from marl_sb3.config.names import canonical_hyperparameters
+from marl_sb3.config.hyperparameters import kinds_of
+from marl_sb3.config.names import canonical_hyperparameters, translated_hyperparameters
 from marl_sb3.config.networks import CLASSES, STORED_POLICY_KWARGS
 from marl_sb3.config.processing import PROCESSING, ProcessingSettings, processing_settings, split_processing
+from marl_sb3.config.rllib.values import Context
 from marl_sb3.config.values import accepts
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.learners.algorithms import algorithm_name, is_recurrent, require_algorithm, saved_algorithm_class
 from marl_sb3.learners.ppo.ppo import PPO
-from marl_sb3.policies.hyperparameters import resolve_hyperparameters
+from marl_sb3.policies.hyperparameters import hyperparameter_defaults, resolve_hyperparameters
 from marl_sb3.policies.networks import is_registered, registered_policy, resolve_policy_kwargs
 from marl_sb3.storage.state import State, StateReader, is_plain
 from marl_sb3.types import PolicyID
@@ -56,7 +58,7 @@ class PolicySpec:
         require_algorithm(algorithm)
         self.algorithm = algorithm
         self.policy = _policy_of(algorithm, policy)
-        self._processing, self._given = split_processing(canonical_hyperparameters(hyperparameters))
+        self._processing, self._given = split_processing(_translated(algorithm, hyperparameters, None))
         self.processing: ProcessingSettings = processing_settings(self._processing)
         self.hyperparameters = resolve_hyperparameters(algorithm, self._given)  # `_given` still has `lin_3e-4`
 
@@ -74,14 +76,18 @@ class PolicySpec:
         known = extractor is None or extractor in CLASSES["features_extractor_class"]
         return not known or self.policy not in self.algorithm.policy_aliases
 
-    def with_defaults(self, defaults: Mapping[str, Any]) -> PolicySpec:
+    def with_defaults(self, defaults: Mapping[str, Any], n_envs: int | None = None) -> PolicySpec:
         """Return this spec with `defaults` for the settings that it does not have.
+
+        Args:
+            defaults: settings by SB3's names or RLlib's.
+            n_envs: number of envs, for RLlib's `train_batch_size`; None: not known.
 
         Raises:
             ConfigError: an unknown setting, or a value out of range.
         """
         own = {**self._given, **self._processing}
-        defaults = canonical_hyperparameters(defaults)
+        defaults = _translated(self.algorithm, defaults, n_envs)
         # The error names the wrong hyperparameter.
         resolve_hyperparameters(self.algorithm, split_processing(defaults)[1])
         return self if defaults.keys() <= own.keys() else PolicySpec(self.algorithm, self.policy, **{**defaults, **own})
@@ -128,6 +134,12 @@ class PolicySpec:
         given = {**self.hyperparameters, **self._processing}
         settings = "".join(f", {name}={value!r}" for name, value in given.items())
         return f"PolicySpec({self.algorithm.__name__}, {self.policy!r}{settings})"
+
+
+def _translated(algorithm: type[BaseAlgorithm], given: Mapping[str, Any], n_envs: int | None) -> dict[str, Any]:
+    """The settings of a policy by their names here."""
+    settings = canonical_hyperparameters(given, hyperparameter_defaults(algorithm))
+    return translated_hyperparameters(settings, algorithm.__name__, kinds_of(algorithm), Context(n_envs))
 
 
 def _policy_of(algorithm: type[BaseAlgorithm], policy: str | type[Any]) -> str | type[Any]:
@@ -194,12 +206,17 @@ def _require_no_more_weights(tree: Any, num_weights: int, where: str) -> None:
 
 
 def policy_specs(
-    policies: str | Mapping[PolicyID, PolicySpec], policy_ids: Sequence[PolicyID], defaults: Mapping[str, Any]
+    policies: str | Mapping[PolicyID, PolicySpec],
+    policy_ids: Sequence[PolicyID],
+    defaults: Mapping[str, Any],
+    n_envs: int,
 ) -> dict[PolicyID, PolicySpec]:
     """Return the spec of each policy, with the defaults filled in."""
     if isinstance(policies, str):
-        return {policy_id: PolicySpec(**defaults) for policy_id in policy_ids}
+        spec = PolicySpec(**{name: defaults[name] for name in ("algorithm", "policy") if name in defaults})
+        settings = {name: value for name, value in defaults.items() if name not in ("algorithm", "policy")}
+        return {policy_id: spec.with_defaults(settings, n_envs) for policy_id in policy_ids}
     for policy_id, spec in policies.items():
         if not isinstance(spec, PolicySpec):
             raise ConfigError(f"policy {policy_id!r} is {spec!r}; accepted: a PolicySpec", key="policies")
-    return {policy_id: spec.with_defaults(defaults) for policy_id, spec in policies.items()}
+    return {policy_id: spec.with_defaults(defaults, n_envs) for policy_id, spec in policies.items()}

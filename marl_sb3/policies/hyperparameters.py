@@ -12,7 +12,8 @@ from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.utils import LinearSchedule
 
 from marl_sb3.config.hyperparameters import Line, kinds_of
-from marl_sb3.config.names import NO_COUNTERPART
+from marl_sb3.config.rllib.missing import NO_COUNTERPART
+from marl_sb3.config.rllib.translate import explanation, no_counterpart
 from marl_sb3.config.values import PositiveFloat, accepts, alternatives_of, refusal, require
 from marl_sb3.errors import ConfigError
 from marl_sb3.policies.networks import resolve_policy_kwargs
@@ -61,10 +62,10 @@ def _unknown_name(algorithm_class: type[BaseAlgorithm], name: str, known: Mappin
     if name in _RESERVED:
         return f"{name!r} is set by marl_sb3 for all policies; it is not a hyperparameter"
     if name in NO_COUNTERPART:
-        return f"{name!r} is RLlib's and has no counterpart here: {NO_COUNTERPART[name]}"
+        return no_counterpart(name)
     close = difflib.get_close_matches(name, known, n=3)
     hint = f"did you mean {', '.join(close)}?" if close else f"accepted: {', '.join(known)}"
-    return f"unknown hyperparameter {name!r} of {algorithm_class.__name__}; {hint}"
+    return f"unknown hyperparameter {name!r}{explanation(name)} of {algorithm_class.__name__}; {hint}"
 
 
 def _resolve(name: str, value: Any, kind: Any) -> Any:

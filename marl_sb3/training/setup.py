@@ -114,7 +114,7 @@ def set_up(
     """
     policy_ids = resolve_policies(policies, env.agents)
     policy_of = policy_of_agents(policy_ids, env.agents, policy_mapping_fn)
-    specs = policy_specs(policies, policy_ids, dict(hyperparameters))
+    specs = policy_specs(policies, policy_ids, dict(hyperparameters), env.num_envs)
     rollout_steps = common_steps(n_steps, specs)
     trained = policies_that_train(policies_to_train, policy_ids)
     rows = {policy_id: rows_of_policy(env, policy_id, policy_of) for policy_id in policy_ids}

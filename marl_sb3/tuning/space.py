@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marl_sb3.config import parse_value, preset_path, read_yaml
-from marl_sb3.config.names import as_integer, canonical_name, read_value
+from marl_sb3.config.names import as_integer, canonical_name, canonical_value
 from marl_sb3.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -184,9 +184,9 @@ def parse_space(section: Mapping[str, Any], where: str) -> Space:
         if name in constants or any(parameter.name == name for parameter in parameters):
             raise ConfigError(f"{where}: {name} is there twice (as {given})", key="space")
         if isinstance(spec, Mapping):
-            parameters.append(_parameter(name, spec, f"{where}, {given}"))
+            parameters.append(_parameter(str(given), spec, f"{where}, {given}"))
         else:
-            constants[name] = read_value(name, spec)
+            constants[name] = canonical_value(str(given), spec)
     if not parameters:
         lists = [name for name, value in constants.items() if isinstance(value, list)]
         hint = f"; to choose from a list: {lists[0]}: {{choices: {constants[lists[0]]!r}}}" if lists else ""
@@ -209,7 +209,8 @@ def parse_grid(texts: Sequence[str]) -> Space:
 _ACCEPTED = "{choices: [...]}, {uniform: [a, b]}, {log_uniform: [a, b]}, {int: [a, b]} or a constant"
 
 
-def _parameter(name: str, spec: Mapping[str, Any], where: str) -> Parameter:
+def _parameter(given: str, spec: Mapping[str, Any], where: str) -> Parameter:
+    name = canonical_name(given)
     kinds = [kind for kind in _SUGGEST if kind in spec]
     linear = spec.get("linear", False)
     if len(kinds) != 1 or set(spec) - {kinds[0], "linear"} or not isinstance(linear, bool):
@@ -218,7 +219,7 @@ def _parameter(name: str, spec: Mapping[str, Any], where: str) -> Parameter:
     bounds = spec[kind]
     if not isinstance(bounds, list) or not bounds:
         raise ConfigError(f"{where}: {kind} is {bounds!r}; accepted: a list that is not empty", key="space")
-    bounds = [as_integer(bound) if kind == "int" else read_value(name, bound) for bound in bounds]
+    bounds = [as_integer(bound) if kind == "int" else canonical_value(given, bound) for bound in bounds]
     if kind == "choices":
         return Parameter(name, kind, tuple(dict.fromkeys(map(_choice, bounds))), linear)
     _check_range(kind, bounds, where)

@@ -338,10 +338,14 @@ def test_log_interval_says_how_often_the_metrics_are_written(capsys: pytest.Capt
         ({"learning_rte": 1}, "learning_rte", "unknown hyperparameter 'learning_rte' of PPO; did you mean"),
         ({"stats_window_size": 0}, "stats_window_size", "stats_window_size is 0; accepted"),
         ({"policy": "CnnPolicy"}, None, "policy 'a': PPO raised: You should use NatureCNN only with images"),
-        ({"policy_kwargs": {"net_arc": []}}, "policy_kwargs", "'net_arc' of ActorCriticPolicy; did you mean net_arch"),
+        (
+            {"policy_kwargs": {"net_arc": []}},
+            "policy_kwargs.net_arc",
+            "'net_arc' of ActorCriticPolicy; did you mean net_arch",
+        ),
         (
             {"policy_kwargs": {"qqq": 1}},
-            "policy_kwargs",
+            "policy_kwargs.qqq",
             "policy 'a': .*'qqq' of .*; accepted: net_arch, ",
         ),
         ({"policy": "MultiInputPolicy"}, None, "policy 'a': PPO raised: .*'spaces'"),

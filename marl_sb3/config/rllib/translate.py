@@ -1,0 +1,128 @@
+"""Translate RLlib's settings: nested mappings, names with one meaning, and names whose meaning depends on others."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from marl_sb3.config.rllib.missing import ALWAYS, NO_COUNTERPART
+from marl_sb3.config.rllib.table import DEPENDENT, ENVS_PER_RUNNER, NESTED, RENAMED, RUNNERS
+from marl_sb3.config.rllib.values import Context
+from marl_sb3.config.values import Count, Named, PositiveInt, require, shown
+from marl_sb3.errors import ConfigError
+
+OF_RUN = frozenset({*RUNNERS, *ENVS_PER_RUNNER})
+# Names that are translated when the algorithm and the number of envs are known.
+LATER = OF_RUN.union(DEPENDENT)
+
+
+def unnested(name: str, value: Any) -> Iterator[tuple[str, str, Any]]:
+    """Yield the settings that a name of RLlib means: the key that the user wrote, the name, the value.
+
+    `model: {fcnet_hiddens: [64]}` becomes `fcnet_hiddens`, `replay_buffer_config: {capacity: 9}` the name
+    `replay_buffer_config.capacity`. Names that are no mappings of RLlib yield themselves. Values that are always so
+    here yield nothing.
+
+    Raises:
+        ConfigError: the name has no counterpart, or not with this value.
+    """
+    prefix, own = _split(name)
+    if own not in NESTED:
+        if not _is_always_so(own, name, value):
+            yield name, name, value
+        return
+    require(own, value, Named, key=name)
+    for inner, part in value.items():
+        theirs = f"{NESTED[own]}{inner}"
+        if not is_of_rllib(theirs) and theirs != "grayscale":
+            raise ConfigError(f"{inner!r} in {own} is unknown; accepted: RLlib's names", key=name)
+        if not _is_always_so(theirs, name, part):
+            yield f"{name}.{inner}", f"{prefix}{theirs}", part
+
+
+def _split(name: str) -> tuple[str, str]:
+    """Split `POLICY.own` into `POLICY.` and `own`; arguments of envs and networks have no own name of RLlib."""
+    policy_id, dot, own = name.rpartition(".")
+    last = policy_id.rpartition(".")[2]
+    if name.startswith("env.") or last == "policy_kwargs":
+        return name, ""
+    if last == "replay_buffer_config":
+        policy_id, dot, _ = policy_id.rpartition(".")
+        own = f"replay_buffer_config.{own}"
+    return f"{policy_id}{dot}", own
+
+
+def is_of_rllib(own: str) -> bool:
+    """Whether a name is in one of the tables."""
+    return any(own in table for table in (RENAMED, LATER, ALWAYS, NO_COUNTERPART, NESTED))
+
+
+def _is_always_so(own: str, key: str, value: Any) -> bool:
+    """Whether a setting of RLlib says what is always so here; refuse those that have no counterpart."""
+    if own in NO_COUNTERPART:
+        raise ConfigError(no_counterpart(own), key=key)
+    if own not in ALWAYS:
+        return False
+    values, why = ALWAYS[own]
+    if not any(type(value) is type(each) and value == each for each in values):
+        accepted = " or ".join(map(repr, values))
+        raise ConfigError(f"RLlib's {own} is {shown(value)}; accepted: {accepted}, because {why}", key=key)
+    return True
+
+
+def no_counterpart(own: str) -> str:
+    """The message for a name without a counterpart."""
+    return f"{own!r} is RLlib's and has no counterpart here: {NO_COUNTERPART[own]}"
+
+
+def translated(own: str, value: Any, algorithm: str, kinds: Mapping[str, Any], context: Context) -> dict[str, Any]:
+    """Translate a name of `LATER` for one algorithm.
+
+    Args:
+        algorithm: its name, for messages.
+        kinds: its table of hyperparameters.
+        context: what is known of the run.
+
+    Returns:
+        Settings here with their values.
+
+    Raises:
+        ConfigError: the name has no counterpart for this algorithm, or not with this value; its key is `own`.
+    """
+    if own in OF_RUN:
+        raise ConfigError(f"RLlib's {own} belongs to the run, not to a policy; set n_envs", key=own)
+    meanings = [meaning for meaning in DEPENDENT[own] if meaning.applies(kinds)]
+    if not meanings:
+        others = "; ".join(f"{'/'.join(each.settings)} of algorithms {each.algorithms}" for each in DEPENDENT[own])
+        raise ConfigError(f"RLlib's {own} has no counterpart for {algorithm}; it means {others}", key=own)
+    try:
+        return dict(meanings[0].convert(value, context))
+    except ConfigError as error:
+        raise ConfigError(str(error), key=own) from error
+
+
+def number_of_envs(given: Mapping[str, Any]) -> int:
+    """The number of envs of all runners of RLlib.
+
+    Args:
+        given: names of `OF_RUN` with their values.
+    """
+    runners = _of(given, RUNNERS, Count, 0)
+    return max(1, runners) * _of(given, ENVS_PER_RUNNER, PositiveInt, 1)
+
+
+def _of(given: Mapping[str, Any], names: Collection[str], kind: Any, default: int) -> int:
+    found = [name for name in names if name in given]
+    if len(found) > 1:
+        raise ConfigError(
+            f"{' and '.join(found)} are both given, but mean the same; accepted: one of them", key=found[0]
+        )
+    for name in found:
+        require(name, given[name], kind)
+    return int(given[found[0]]) if found else default
+
+
+def explanation(setting: str) -> str:
+    """Say which names of RLlib mean a setting that an algorithm does not have; empty if none does."""
+    names = [name for name, own in RENAMED.items() if own.setting == setting]
+    return f" (RLlib's {' and '.join(names)})" if names else ""

@@ -1,0 +1,262 @@
+"""RLlib's names are translated by one table, the same way in files, after `--set` and in Python."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import stable_baselines3
+
+from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
+from marl_sb3.config import TrainConfig, load_config
+from marl_sb3.config.hyperparameters import TABLES
+from marl_sb3.config.names import FLAT_NAMES
+from marl_sb3.config.rllib.missing import ALWAYS, NO_COUNTERPART
+from marl_sb3.config.rllib.table import DEPENDENT, ENVS_PER_RUNNER, NESTED, RENAMED, RUNNERS
+from marl_sb3.config.rllib.translate import unnested
+from marl_sb3.config.schema import ACCEPTED, value_of
+from marl_sb3.tuning.space import parse_space
+
+# Name -> a value of RLlib, and the same as hyperparameters or fields here.
+RENAMED_VALUES: dict[str, tuple[Any, Any]] = {
+    "lr": (1e-3, {"learning_rate": 1e-3}),
+    "minibatch_size": (64, {"batch_size": 64}),
+    "sgd_minibatch_size": (64, {"batch_size": 64}),
+    "num_epochs": (2, {"n_epochs": 2}),
+    "num_sgd_iter": (2, {"n_epochs": 2}),
+    "lambda": (0.9, {"gae_lambda": 0.9}),
+    "lambda_": (0.9, {"gae_lambda": 0.9}),
+    "clip_param": (0.3, {"clip_range": 0.3}),
+    "entropy_coeff": (0.01, {"ent_coef": 0.01}),
+    "vf_loss_coeff": (0.7, {"vf_coef": 0.7}),
+    "grad_clip": (0.4, {"max_grad_norm": 0.4}),
+    "opt_type": ("rmsprop", {"use_rms_prop": True}),
+    "fcnet_hiddens": ([8], {"policy_kwargs": {"net_arch": [8]}}),
+    "fcnet_activation": ("swish", {"policy_kwargs": {"activation_fn": "silu"}}),
+    "lstm_cell_size": (8, {"policy_kwargs": {"lstm_hidden_size": 8}}),
+    "twin_q": (True, {"policy_kwargs": {"n_critics": 2}}),
+    "adam_epsilon": (1e-5, {"policy_kwargs": {"optimizer_kwargs": {"eps": 1e-5}}}),
+    "initial_alpha": (0.5, {"ent_coef": "auto_0.5"}),
+    "replay_buffer_config.capacity": (99, {"buffer_size": 99}),
+    "num_steps_sampled_before_learning_starts": (9, {"learning_starts": 9}),
+}
+FIELD_VALUES: dict[str, tuple[Any, str, Any]] = {
+    "lstm_use_prev_action": (True, "processing.previous_action", True),
+    "lstm_use_prev_reward": (True, "processing.previous_reward", True),
+    "observation_filter": ("MeanStdFilter", "processing.normalize_observations", True),
+    "normalize_actions": (True, "processing.rescale_actions", True),
+    "env_config": ({"height": 3}, "env_kwargs", {"height": 3}),
+    "algorithm_config_overrides_per_module": ({"p": {"lr": 0.1}}, "policy_settings", {"p": {"learning_rate": 0.1}}),
+    "metrics_num_episodes_for_smoothing": (7, "stats_window_size", 7),
+    "evaluation_config": ({"explore": False}, "evaluation.deterministic", True),
+}
+ALGORITHMS = (stable_baselines3.PPO, stable_baselines3.A2C, stable_baselines3.SAC)
+OWN_NAMES = {*ACCEPTED, *FLAT_NAMES, *(name for table in TABLES.values() for name in table)}
+
+
+def sources(given: dict[str, Any], folder: Path) -> list[Any]:
+    """The ways in which settings are given, each as a function that returns the configuration."""
+    path = folder / "h.yml"
+    path.write_text(f"e: {given}".replace("None", "null").replace("inf", ".inf"), encoding="utf-8")
+    return [lambda: load_config("e", settings=given), lambda: load_config("e", hparams=path)]
+
+
+def test_no_name_is_in_two_tables_or_means_something_else() -> None:
+    tables = (RENAMED, DEPENDENT, ALWAYS, NO_COUNTERPART, NESTED, RUNNERS, ENVS_PER_RUNNER)
+    names = [name for table in tables for name in table]
+    assert len(names) == len({*names}) > 350
+    assert not OWN_NAMES.intersection(names)
+    assert {*RENAMED_VALUES, *FIELD_VALUES} == {*RENAMED}
+
+
+@pytest.mark.parametrize("name", RENAMED_VALUES)
+def test_a_renamed_hyperparameter_is_the_same_everywhere(name: str, tmp_path: Path) -> None:
+    value, expected = RENAMED_VALUES[name]
+    for load in sources({name: value}, tmp_path):
+        assert load().hyperparameters == expected
+    assert load_config("e", settings={f"p.{name}": value}).own_settings("p") == expected
+    has = [algorithm for algorithm in ALGORITHMS if next(iter(expected)) in TABLES[algorithm.__name__]]
+    algorithm = has[-1] if name == "initial_alpha" else has[0]
+    assert PolicySpec(algorithm, **{name: value}).hyperparameters == PolicySpec(algorithm, **expected).hyperparameters
+    (parameter,) = parse_space({name: {"choices": [value, value]}}, "here").parameters
+    assert load_config("e", settings={parameter.name: parameter.extremes()[0]}).hyperparameters == expected
+
+
+@pytest.mark.parametrize("name", FIELD_VALUES)
+def test_a_renamed_setting_of_the_run_is_the_same_everywhere(name: str, tmp_path: Path) -> None:
+    value, field, expected = FIELD_VALUES[name]
+    for load in sources({name: value}, tmp_path):
+        assert value_of(load(), field) == expected
+    if field.startswith("processing."):
+        own = field.partition(".")[2]
+        assert load_config("e", settings={f"p.{name}": value}).own_settings("p") == {own: expected}
+        assert getattr(PolicySpec(**{name: value}).processing, own) == expected
+
+
+@pytest.mark.parametrize("name", ALWAYS)
+def test_what_is_always_so_needs_no_setting_and_all_else_is_refused(name: str, tmp_path: Path) -> None:
+    for value in ALWAYS[name].values:
+        for load in sources({name: value}, tmp_path):
+            assert load() == load_config("e")
+        assert PolicySpec(**{name: value}).hyperparameters == {}
+    for load in (*sources({name: "other"}, tmp_path), lambda: PolicySpec(**{name: "other"})):
+        with pytest.raises(ConfigError, match=rf"RLlib's {name} is 'other'; accepted: .*, because ") as caught:
+            load()
+        assert ALWAYS[name].why in str(caught.value)
+
+
+def test_a_name_without_counterpart_is_refused_with_the_reason(tmp_path: Path) -> None:
+    for name, reason in NO_COUNTERPART.items():
+        with pytest.raises(ConfigError) as caught:
+            list(unnested(name, 1))
+        assert str(caught.value) == f"{name!r} is RLlib's and has no counterpart here: {reason}"
+    for load in (*sources({"vtrace": True}, tmp_path), lambda: PolicySpec(vtrace=True)):
+        with pytest.raises(ConfigError, match="'vtrace' is RLlib's and has no counterpart here: updates are synchron"):
+            load()
+    with pytest.raises(ConfigError, match=r"p\.kl_target: 'kl_target' is RLlib's"):
+        load_config("e", settings={"p.kl_target": 0.1})
+
+
+EPSILON = [[0, 0.9], [250_000, 0.05]]
+MEANINGS = [
+    ("ppo", {"train_batch_size_per_learner": 1001, "num_envs_per_env_runner": 10}, {"n_steps": 101}),
+    ("a2c", {"train_batch_size": 40}, {"n_steps": 5}),
+    ("dqn", {"train_batch_size": 40}, {"batch_size": 40}),
+    ("trpo", {"rollout_fragment_length": 7}, {"n_steps": 7}),
+    ("sac", {"rollout_fragment_length": 7}, {"train_freq": 7}),
+    ("ppo", {"rollout_fragment_length": "auto"}, {}),
+    ("qrdqn", {"target_network_update_freq": 500}, {"target_update_interval": 500}),
+    ("sac", {"target_network_update_freq": 0}, {"target_update_interval": 1}),
+    ("td3", {"n_step": 3}, {"n_steps": 3}),
+    ("dqn", {"epsilon": 0.1}, {"exploration_initial_eps": 0.1, "exploration_final_eps": 0.1}),
+    (
+        "dqn",
+        {"epsilon": EPSILON},
+        {"exploration_initial_eps": 0.9, "exploration_final_eps": 0.05, "exploration_fraction": 0.25},
+    ),
+    ("a2c", {"epsilon": 0.1}, {"rms_prop_eps": 0.1}),
+]
+
+
+@pytest.mark.parametrize(("algo", "given", "expected"), MEANINGS)
+def test_names_that_depend_on_the_algorithm_mean_its_setting(
+    algo: str, given: dict[str, Any], expected: dict[str, Any], tmp_path: Path
+) -> None:
+    for load in sources({"algo": algo, **given}, tmp_path):
+        assert load().hyperparameters == expected
+    of_one = {name: value for name, value in given.items() if name not in ENVS_PER_RUNNER}
+    if of_one == given:
+        config = load_config("e", settings={"p.algo": algo, **{f"p.{name}": value for name, value in given.items()}})
+        assert config.own_settings("p") == {"algo": algo, **expected}
+        listed = load_config("e", hparams={"e": {"policies": {"p": {"algo": algo, **given}}}})
+        assert listed.own_settings("p") == {"algo": algo, **expected}
+
+
+@pytest.mark.parametrize(
+    ("given", "n_envs"),
+    [
+        ({"num_envs_per_env_runner": 5}, 5),
+        ({"num_env_runners": 3}, 3),
+        ({"num_env_runners": 0, "num_envs_per_worker": 4}, 4),
+        ({"num_workers": 2, "num_envs_per_env_runner": 4}, 8),
+    ],
+)
+def test_envs_of_all_runners_are_the_envs_of_the_run(given: dict[str, Any], n_envs: int, tmp_path: Path) -> None:
+    for load in sources(given, tmp_path):
+        assert (load().n_envs, load().hyperparameters) == (n_envs, {})
+
+
+def test_the_entries_of_models_and_buffers_are_read_as_if_they_stood_alone(tmp_path: Path) -> None:
+    model = {"fcnet_hiddens": [8, 8], "fcnet_activation": "relu", "use_lstm": False, "lstm_use_prev_action": True}
+    for name in ("model", "model_config"):
+        for load in sources({name: model}, tmp_path):
+            config = load()
+            assert config.hyperparameters == {"policy_kwargs": {"net_arch": [8, 8], "activation_fn": "relu"}}
+            assert config.processing.previous_action
+    buffer = {"type": "EpisodeReplayBuffer", "capacity": 99}
+    given = {"algo": "dqn", "replay_buffer_config": buffer}
+    for load in sources(given, tmp_path):
+        assert load().hyperparameters == {"buffer_size": 99}
+    assert load_config("e", settings={"p.replay_buffer_config": buffer}).own_settings("p") == {"buffer_size": 99}
+    assert PolicySpec(stable_baselines3.DQN, replay_buffer_config=buffer).hyperparameters == {"buffer_size": 99}
+
+
+def test_a_later_source_wins_by_whatever_name() -> None:
+    def n_steps(first: dict[str, Any], second: dict[str, Any]) -> Any:
+        config = load_config("e", hparams={"e": {"n_envs": 4, **first}}, settings=second)
+        return config.hyperparameters["n_steps"]
+
+    assert n_steps({"n_steps": 9}, {"train_batch_size": 40}) == 10
+    assert n_steps({"train_batch_size": 40}, {"n_steps": 9}) == 9
+    assert n_steps({"train_batch_size": 40}, {"rollout_fragment_length": 3}) == 3
+    assert n_steps({"train_batch_size": 40}, {"num_env_runners": 2}) == 20
+    assert load_config("e", hparams={"e": {"num_env_runners": 2}}, n_envs=3).n_envs == 3
+    assert load_config("e", hparams={"e": {"num_env_runners": 2}}, settings={"num_envs_per_worker": 3}).n_envs == 6
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"train_batch_size": 9, "n_steps": 9}, "train_batch_size and n_steps are both given, but mean the same"),
+        ({"train_batch_size": 9, "rollout_fragment_length": 9}, "n_steps are both given"),
+        ({"num_env_runners": 2, "n_envs": 2}, "num_env_runners and n_envs are both given"),
+        ({"num_env_runners": 2, "num_workers": 2}, "num_env_runners and num_workers are both given"),
+        ({"lr": 1, "learning_rate": 1}, "lr and learning_rate are both given"),
+        ({"train_batch_size": 0}, "train_batch_size is 0; accepted: an integer of at least 1"),
+        ({"num_env_runners": -1}, "num_env_runners is -1; accepted: an integer of at least 0"),
+        ({"n_step": 3}, "RLlib's n_step has no counterpart for ppo; it means n_steps of algorithms with a replay buf"),
+        ({"algo": "td3", "target_network_update_freq": 0}, "has no counterpart for td3; it means target_update_interv"),
+        ({"algo": "sac", "target_network_update_freq": 8}, "target_network_update_freq is 8; accepted with SAC: 0; "),
+        ({"algo": "dqn", "epsilon": [[0, 1], [5, 0.5], [9, 0]]}, r"RLlib's epsilon is \[\[.*; accepted: a number from"),
+        ({"observation_filter": "x"}, "RLlib's observation_filter is 'x'; accepted: MeanStdFilter, "),
+        ({"evaluation_config": {"lr": 1}}, "RLlib's evaluation_config is .*; accepted: {explore: true or false}"),
+        ({"model": {"fcnet": [8]}}, "'fcnet' in model is unknown"),
+        ({"model": 3}, "model is 3; accepted: a mapping"),
+        ({"replay_buffer_config": {"type": "PrioritizedEpisodeReplayBuffer"}}, "with the same probability"),
+    ],
+)
+def test_what_cannot_be_translated_is_refused_with_its_place(
+    given: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    for load, place in zip(sources(given, tmp_path), ("--set ", f"{tmp_path / 'h.yml'}, e."), strict=True):
+        with pytest.raises(ConfigError, match=message) as caught:
+            load()
+        assert str(caught.value).startswith(place)
+
+
+def test_an_algorithm_without_a_setting_says_what_rllib_calls_it() -> None:
+    with pytest.raises(ConfigError, match=r"hyperparameter 'max_grad_norm' \(RLlib's grad_clip\) of SAC"):
+        PolicySpec(stable_baselines3.SAC, grad_clip=0.5)
+
+
+def test_the_library_knows_the_number_of_envs_where_there_are_envs() -> None:
+    env = make_vec_env("arena", n_envs=3)
+    algorithm = MultiAgentAlgorithm(env, train_batch_size=10, minibatch_size=4, device="cpu")
+    assert algorithm.policies["shared"].n_steps == algorithm.n_steps == 4
+    with pytest.raises(ConfigError, match="train_batch_size needs the number of envs, which is not known"):
+        PolicySpec(train_batch_size=10)
+    with pytest.raises(ConfigError, match="num_env_runners belongs to the run, not to a policy; set n_envs"):
+        PolicySpec(num_env_runners=2)
+    with pytest.raises(ConfigError, match="epsilon needs the length of the run"):
+        PolicySpec(stable_baselines3.DQN, epsilon=EPSILON)
+
+
+def test_arguments_of_a_users_own_algorithm_and_network_keep_their_names() -> None:
+    class Own(stable_baselines3.PPO):
+        """Its argument is called as a setting of RLlib."""
+
+        def __init__(self, *args: Any, momentum: float = 0.5, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+
+    assert PolicySpec(Own, momentum=0.9).hyperparameters == {"momentum": 0.9}
+    assert load_config("e", settings={"policy_kwargs.momentum": 3}).hyperparameters == {
+        "policy_kwargs": {"momentum": 3}
+    }
+    assert load_config("e", settings={"env.vtrace": 3}).env_kwargs == {"vtrace": 3}
+
+
+def test_infinity_after_set_and_in_files() -> None:
+    assert ALWAYS["vf_clip_param"].values == (None, math.inf)
+    assert isinstance(load_config("e", settings={"vf_clip_param": math.inf}), TrainConfig)
