@@ -104,11 +104,12 @@ class Watch(marl_sb3.MultiAgentCallback):
     def __init__(self, deadline_s: float) -> None:
         super().__init__()
         self.deadline_s, self.in_time = deadline_s, True
-        self.parent = os.getppid()
+        self.parent_id = os.getppid()
 
     def on_iteration_end(self, result: Any) -> bool:
         """Look for the other process."""
-        return os.getppid() == self.parent
+        self.in_time = self.in_time and os.getppid() == self.parent_id
+        return self.in_time
 
     def _on_step(self) -> bool:
         self.in_time = time.monotonic() < self.deadline_s

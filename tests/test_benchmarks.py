@@ -186,7 +186,7 @@ def test_many_agents_batched_and_single_agree(load: Load) -> None:
 
 TINY_GAMES = """
 maskable_ppo:classic/tictactoe-v3:
-  tiny: {n_timesteps: 16, n_envs: 2, n_steps: 8, batch_size: 16, n_epochs: 1, policy_kwargs.net_arch: [4]}
+  tiny: {n_timesteps: 32, n_envs: 2, n_steps: 8, batch_size: 16, n_epochs: 1, policy_kwargs.net_arch: [4]}
 """
 
 
@@ -197,11 +197,11 @@ def test_presets_go_on_where_they_were_ended(load: Load, in_tmp: Path, capsys: p
         load("presets").main([*arguments, "--limit-s", limit])
     early, complete = map(json.loads, Path("kept/results.jsonl").read_text().splitlines())
     assert early["error"] == "not begun: the time was over"
-    assert [point[0] for point in complete["curve"]] == [16]
+    assert [point[0] for point in complete["curve"]] == [16, 32]
     for shares in complete["evaluation"]["games"].values():
         assert set(shares) == {"won", "drawn", "lost"}
         assert sum(shares.values()) == pytest.approx(1.0)
-    assert "tiny` | 16 |" in capsys.readouterr().out.splitlines()[-2]
+    assert "tiny` | 32 |" in capsys.readouterr().out.splitlines()[-2]
 
 
 def test_curves_are_drawn_over_seeds(load: Load) -> None:
