@@ -17,6 +17,7 @@ from marl_sb3.startup import without_collections
 if TYPE_CHECKING:
     from marl_sb3.display.video import VideoFile
     from marl_sb3.evaluation import EvaluationPlan
+    from marl_sb3.policies.determinism import Deterministic
     from marl_sb3.runs.evaluate import EvaluatedRun
 
 
@@ -50,10 +51,9 @@ def _play(arguments: argparse.Namespace) -> EvaluatedRun:
             from marl_sb3.runs.restore import SavedRun
 
             run = SavedRun.open(folder, named_env(arguments))
-        asked = arguments.deterministic or (False if arguments.stochastic else None)
         filmed = film_episodes(arguments)
         plan = EvaluationPlan.of_run(
-            run.config, arguments.episodes, asked, arguments.seed, arguments.n_envs, film_episodes=filmed
+            run.config, arguments.episodes, _asked(arguments), arguments.seed, arguments.n_envs, film_episodes=filmed
         )
         return evaluate_run(run, plan, arguments.checkpoint, video)
 
@@ -64,12 +64,24 @@ def _video_file(arguments: argparse.Namespace) -> VideoFile:
     return VideoFile(arguments.video)
 
 
+def _asked(arguments: argparse.Namespace) -> Deterministic | None:
+    """Return the actions that the options ask for; None if there is no such option."""
+    if arguments.stochastic_policies is not None:
+        return dict.fromkeys(arguments.stochastic_policies, False)
+    return arguments.deterministic or (False if arguments.stochastic else None)
+
+
 def _actions(arguments: argparse.Namespace, plan: EvaluationPlan) -> str:
     """Describe which actions the policies took, and which option or setting decided it."""
-    which = "the most likely actions" if plan.deterministic else "sampled actions"
-    if arguments.stochastic or arguments.deterministic:
-        return f"{which} ({'--stochastic' if arguments.stochastic else '--deterministic'})"
-    return f"{which} (the run has evaluation.deterministic: {str(plan.deterministic).lower()})"
+    if isinstance(plan.deterministic, bool):
+        which = "the most likely actions" if plan.deterministic else "sampled actions"
+    else:
+        sampling = ", ".join(policy_id for policy_id, likeliest in plan.deterministic.items() if not likeliest)
+        which = f"sampled actions of {sampling or 'no policy'}, the most likely ones of all others"
+    for option in ("stochastic", "deterministic", "stochastic_policies"):
+        if getattr(arguments, option):
+            return f"{which} (--{option.replace('_', '-')})"
+    return f"{which} (the run has evaluation.deterministic: {json.dumps(plan.deterministic)})"
 
 
 def _print(evaluated: EvaluatedRun, actions: str) -> None:

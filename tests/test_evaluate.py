@@ -84,10 +84,15 @@ def test_the_same_command_repeats_its_episodes(run_folder: Path, capsys: pytest.
         ([], False, "sampled actions (the run has evaluation.deterministic: false)"),  # the arena's preset
         (["--deterministic"], True, "the most likely actions (--deterministic)"),
         (["--stochastic"], False, "sampled actions (--stochastic)"),
+        (
+            ["--stochastic-policies=shared"],
+            {"shared": False},
+            "sampled actions of shared, the most likely ones of all others (--stochastic-policies)",
+        ),
     ],
 )
 def test_actions_are_those_of_the_run_unless_an_option_says_otherwise(
-    run_folder: Path, capsys: pytest.CaptureFixture[str], option: list[str], deterministic: bool, words: str
+    run_folder: Path, capsys: pytest.CaptureFixture[str], option: list[str], deterministic: Any, words: str
 ) -> None:
     found = shown(capsys, run_folder, "--episodes", 6, *option)
     assert (found["deterministic"], found["actions"]) == (deterministic, words)
@@ -256,6 +261,8 @@ WRONG = [
     ("--episodes ten", "argument --episodes: received 'ten'; accepted: an integer, such as 100000"),
     ("--n-envs -1", "--n-envs is -1; accepted"),
     ("--stochastic --deterministic", "argument --deterministic: not allowed with argument --stochastic"),
+    ("--stochastic-policies agent1", "evaluation.deterministic has policy 'agent1'; accepted: shared"),
+    ("--stochastic-policies a --stochastic", "--stochastic-policies excludes --stochastic and --deterministic"),
     ("--seed -1", "--seed is -1; accepted: an integer of at least 0"),
     ("--video film.webm", "the file's name ends in '.webm'; accepted: gif, mp4"),
     ("--video /dev/null/film.gif", "video: cannot write to /dev/null/film.gif: Not a directory (/dev/null)"),
@@ -321,7 +328,7 @@ def test_help_fits_a_terminal_and_names_every_default() -> None:
     assert max(map(len, text.splitlines())) <= 80
     options = text.partition("options:")[2].partition("Actions are the most")[0]
     entries = [entry for entry in re.split(r"\n  (?=-)", options) if entry.strip() and "exit\n" not in f"{entry}\n"]
-    assert len(entries) == 11
+    assert len(entries) == 12
     assert all("default" in entry for entry in entries), entries
 
 

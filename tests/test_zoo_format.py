@@ -7,12 +7,14 @@ import runpy
 from pathlib import Path
 
 import pytest
+from stable_baselines3 import TD3
 
 import marl_sb3
 from marl_sb3.config import load_config, to_yaml
 from marl_sb3.config.literal_call import parse_literal
 from marl_sb3.errors import ConfigError
 from marl_sb3.learners.sb3 import build
+from marl_sb3.learners.spec import PolicySpec
 
 # The constructs of the zoo's files, in entries of our own.
 ZOO = """
@@ -123,9 +125,30 @@ def test_processing_means_what_it_means_in_the_zoo(entry: dict, settings: dict, 
     assert config.processing.changed() == processing
 
 
+def test_action_noise_has_the_two_keys_of_the_zoo() -> None:
+    entry = {"noise_type": "ornstein-uhlenbeck", "noise_std": 0.5}
+    settings = {"p.noise_type": "normal", "p.noise_std": 0.1, "env.noise_std": 3}
+    config = load_config("e", "td3", hparams={"e": entry}, settings=settings)
+    assert config.hyperparameters == {"action_noise": {"ornstein_uhlenbeck": 0.5}}
+    assert (config.own_settings("p"), config.env_kwargs) == ({"action_noise": {"normal": 0.1}}, {"noise_std": 3})
+    assert PolicySpec(TD3, noise_type="normal", noise_std=0.1).hyperparameters == {"action_noise": {"normal": 0.1}}
+
+
 @pytest.mark.parametrize(
     ("env", "settings", "message"),
     [
+        ("Pendulum-v1", {"noise_std": 0.1}, "--set noise_std: noise_std is given without noise_type; accepted: both"),
+        (
+            "Pendulum-v1",
+            {"noise_type": "pink", "noise_std": 1},
+            "noise_type is 'pink', noise_std is 1; accepted:",
+        ),
+        ("Pendulum-v1", {"noise_type": "normal"}, "noise_type is 'normal', noise_std is None; accepted: normal"),
+        (
+            "Pendulum-v1",
+            {"noise_type": "normal", "noise_std": 1, "action_noise": None},
+            "noise_type and action_noise are both given",
+        ),
         ("Pendulum-v1", {"callback": "x.Y"}, "pass marl_sb3.train(callback=[...])"),
         ("Pendulum-v1", {"vec_env_wrapper": "x.Y"}, "vec_env_wrapper is 'x.Y' (wrappers around the vectorized env"),
         (

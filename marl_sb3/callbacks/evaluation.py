@@ -15,6 +15,7 @@ from marl_sb3.evaluation import (
     require_same_agents,
 )
 from marl_sb3.metrics import Result, finite_or_none
+from marl_sb3.policies.determinism import Deterministic
 from marl_sb3.training.algorithm import MultiAgentAlgorithm
 from marl_sb3.training.callback import MultiAgentCallback
 from marl_sb3.vec_env.interface import MultiAgentVecEnv
@@ -39,8 +40,8 @@ class EvaluationCallback(MultiAgentCallback):
         duration: length of an evaluation.
         duration_unit: unit of the duration: `episodes`, or `timesteps` (env steps, which favours short episodes; see
             `play_episodes`).
-        deterministic: the most likely actions (True) or sampled ones (False); None: the algorithm's
-            `evaluation_deterministic` decides.
+        deterministic: the most likely actions (True) or sampled ones (False), or a mapping from policy ids to these;
+            None: the algorithm's `evaluation_deterministic` decides.
         seed: seed of the episodes and the actions. None: it follows from the seed of the training.
         interval_unit: unit of the interval: `iterations`, or `timesteps`: an evaluation follows the iteration that
             completes that many env steps, or a multiple of them.
@@ -59,7 +60,7 @@ class EvaluationCallback(MultiAgentCallback):
         interval: int = 10,
         duration: int = 10,
         duration_unit: str = "episodes",
-        deterministic: bool | None = None,
+        deterministic: Deterministic | None = None,
         seed: int | None = None,
         evaluation_function: EvaluationFunction | None = None,
         interval_unit: str = "iterations",

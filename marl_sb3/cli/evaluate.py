@@ -9,8 +9,9 @@ from marl_sb3.cli.parser import CommandParser, add_env_option, add_run, add_verb
 from marl_sb3.errors import ConfigError
 
 _EPILOG = """\
-Without --stochastic or --deterministic, the run's setting
-evaluation.deterministic decides; the first line of the output says which.
+Without --stochastic, --deterministic or --stochastic-policies, the run's
+setting evaluation.deterministic decides; the first line of the output says
+which.
 
 The episodes are not those of the training. The same command plays the same
 episodes; another --seed plays others. The number of episodes of each env is
@@ -41,6 +42,11 @@ def build_parser() -> argparse.ArgumentParser:
     actions.add_argument(
         "--deterministic", action="store_true", help="take the most likely actions; default: the run's setting"
     )
+    parser.option(
+        "--stochastic-policies A,B",
+        "sample the actions of these policies, and take the most likely ones of all others; default: the run's setting",
+        type=lambda text: text.split(","),
+    )
     parser.option("--video FILE", "film the first episode of env 0, as .gif or .mp4; default: no film", type=Path)
     parser.option("--video-episodes N", "number of episodes of env 0 to film; default: 1", type=integer)
     parser.option(
@@ -64,6 +70,10 @@ def require_accepted(arguments: argparse.Namespace) -> None:
         value = getattr(arguments, name)
         if value is not None:
             require(f"--{name.replace('_', '-')}", value, at_least(minimum))
+    if arguments.stochastic_policies and (arguments.stochastic or arguments.deterministic):
+        raise ConfigError(
+            "--stochastic-policies excludes --stochastic and --deterministic", key="--stochastic-policies"
+        )
     if arguments.video is None and arguments.video_episodes is not None:
         raise ConfigError("--video-episodes needs --video FILE", key="--video-episodes")
     if film_episodes(arguments) > arguments.episodes:

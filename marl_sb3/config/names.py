@@ -18,6 +18,7 @@ from marl_sb3.config.rllib.translate import LATER, translated, unnested
 from marl_sb3.config.rllib.values import Context
 from marl_sb3.config.schema import SECTIONS, names_in
 from marl_sb3.config.values import takes_integers_only
+from marl_sb3.config.zoo_noise import with_action_noise
 from marl_sb3.errors import ConfigError
 
 # Other names of settings, RLlib's above all.
@@ -96,8 +97,8 @@ def canonical_settings(given: Mapping[str, Any], of_algorithm: Collection[str] =
 
 def _canonical(given: Mapping[str, Any], of_algorithm: Collection[str]) -> Iterator[tuple[str, str, Any]]:
     """Yield the name that the source uses, the canonical name and the value of each setting."""
-    for key, whole in given.items():
-        parts = [(key, key, whole)] if key in of_algorithm else unnested(key, whole)
+    for source, key, whole in with_action_noise(given):
+        parts = [(source, key, whole)] if key in of_algorithm or key != source else unnested(key, whole)
         for written, name, value in parts:
             canonical = canonical_name(name)
             yield written, canonical, canonical_value(name, value)

@@ -23,6 +23,9 @@ _PolicyIds = Annotated[Sequence[Any], Meta(description="a list of policy ids")]
 _AgentIds = Annotated[Sequence[Any], Meta(description="a list of agent ids, such as [agent1, agent2]")]
 _Policy = Annotated[Mapping[Any, Any], Meta(description="a mapping of settings")]
 _ByPolicy = Annotated[Mapping[Any, Any], Meta(description="a mapping of policy ids to their settings")]
+_ByPolicyTrue = Annotated[
+    Mapping[Any, Any], Meta(description="a mapping of policy ids to true or false, such as {agent1: false}")
+]
 _ByMetric = Annotated[Mapping[Any, Any], Meta(description="a mapping of metric names to {key: ..., reduce: ...}")]
 _Stop = Annotated[Mapping[Any, Any], Meta(description="a mapping of metric names to numbers")]
 Extension = Annotated[Mapping[Literal["until", "n_timesteps"], PositiveInt], Meta(min_length=2)]
@@ -71,7 +74,8 @@ class EvaluationSettings:
         duration: length of an evaluation.
         duration_unit: unit of it: `episodes`, or `timesteps` (env steps, which favours short episodes).
         seed: seed of the episodes of every evaluation. None: it follows from the run's seed.
-        deterministic: whether evaluations take the most likely actions (true) or sample them (false).
+        deterministic: whether evaluations take the most likely actions (true) or sample them (false); or a mapping of
+            policies to these, in which policies that are left out are true.
     """
 
     interval: Count = 0
@@ -79,7 +83,7 @@ class EvaluationSettings:
     duration: PositiveInt = 10
     duration_unit: Literal["episodes", "timesteps"] = "episodes"
     seed: Seed | None = None
-    deterministic: bool = True
+    deterministic: bool | _ByPolicyTrue = True
 
 
 @dataclass(frozen=True)

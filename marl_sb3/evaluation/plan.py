@@ -8,6 +8,7 @@ import numpy as np
 
 from marl_sb3.config import TrainConfig
 from marl_sb3.errors import ConfigError
+from marl_sb3.policies.determinism import Deterministic
 
 
 @dataclass(frozen=True)
@@ -16,14 +17,14 @@ class EvaluationPlan:
 
     Attributes:
         n_episodes: complete episodes over all envs together.
-        deterministic: the most likely actions (True) or sampled ones (False).
+        deterministic: the most likely actions (True) or sampled ones (False), of all policies or by policy.
         seed: seed of the episodes and the actions.
         n_envs: envs that step together.
         film_episodes: how many episodes of env 0 are filmed.
     """
 
     n_episodes: int
-    deterministic: bool
+    deterministic: Deterministic
     seed: int
     n_envs: int
     film_episodes: int = 0
@@ -33,7 +34,7 @@ class EvaluationPlan:
         cls,
         config: TrainConfig,
         n_episodes: int = 20,
-        deterministic: bool | None = None,
+        deterministic: Deterministic | None = None,
         seed: int | None = None,
         n_envs: int | None = None,
         film_episodes: int = 0,

@@ -16,6 +16,7 @@ from marl_sb3.evaluation.preserve import preserve_training_state
 from marl_sb3.learners.bundle import PolicyBundle, PolicySpaces
 from marl_sb3.learners.player import Player
 from marl_sb3.metrics import Episode, EpisodeTracker, Result, finite_or_none, flatten
+from marl_sb3.policies.determinism import Deterministic, by_policy
 from marl_sb3.policies.placement import rows_of_policy, zero_actions
 from marl_sb3.training.algorithm import MultiAgentAlgorithm
 from marl_sb3.types import AgentID, Array
@@ -56,7 +57,7 @@ def evaluate_policies(
     algo: MultiAgentAlgorithm | PolicyBundle,
     env: MultiAgentVecEnv,
     n_episodes: int = 20,
-    deterministic: bool | None = None,
+    deterministic: Deterministic | None = None,
     seed: int | None = None,
     n_env_steps: int | None = None,
 ) -> Result:
@@ -73,7 +74,7 @@ def play_episodes(
     algo: MultiAgentAlgorithm | PolicyBundle,
     env: MultiAgentVecEnv,
     n_episodes: int = 20,
-    deterministic: bool | None = None,
+    deterministic: Deterministic | None = None,
     seed: int | None = None,
     n_env_steps: int | None = None,
     on_episode: Callable[[Episode], None] | None = None,
@@ -90,8 +91,9 @@ def play_episodes(
         env: envs with the agents and spaces of the training. With `algo.env`, its running episodes are lost, the next
             rollout begins new ones, and `seed` becomes the envs' seed.
         n_episodes: number of complete episodes, over all envs together.
-        deterministic: the most likely actions (True), or sampled ones as in the training (False). None: the
-            `evaluation_deterministic` of `algo`, which is True unless it was set.
+        deterministic: the most likely actions (True), or sampled ones as in the training (False); or a mapping from
+            policy ids to these, in which policies that are left out are True. None: the `evaluation_deterministic` of
+            `algo`, which is True unless it was set.
         seed: seed of the episodes and the actions: the results are the same each time, with any vectorizer. None: the
             envs keep their seeds, and actions are drawn at random.
         n_env_steps: number of env steps over all envs together, instead of `n_episodes`; rounded up to a multiple of
@@ -189,14 +191,14 @@ def _quota_of_each_env(by_step: Iterable[list[Episode]], quotas: list[int]) -> I
 
 
 def _finished_by_step(
-    bundle: PolicyBundle, env: MultiAgentVecEnv, tracker: EpisodeTracker, deterministic: bool
+    bundle: PolicyBundle, env: MultiAgentVecEnv, tracker: EpisodeTracker, deterministic: Deterministic
 ) -> Iterator[list[Episode]]:
     """Yield the episodes finished by each step of all envs, endlessly."""
     step = env.reset()
     tracker.begin()
     players = [
-        bundle.make_player(rows_of_policy(env, policy_id, bundle.policy_of), deterministic)
-        for policy_id in bundle.policies
+        bundle.make_player(rows_of_policy(env, policy_id, bundle.policy_of), likeliest)
+        for policy_id, likeliest in by_policy(deterministic, bundle.policies).items()
     ]
     while True:
         step = env.step(_actions(players, env, step))

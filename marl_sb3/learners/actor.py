@@ -50,6 +50,11 @@ class RowActor(Generic[D]):
         """See `Actor.takes_masks`."""
         return self._decider.takes_masks
 
+    @property
+    def algorithm_name(self) -> str:
+        """The name of the algorithm's class."""
+        return type(self._algorithm).__name__
+
     # --- Episodes and rollouts ---------------------------------------------------------------------------------------
 
     def begin_episodes(self) -> None:

@@ -27,6 +27,7 @@ from marl_sb3.learners.sb3.vec_normalize import write_processing
 from marl_sb3.learners.sb3.zip_file import write_zip
 from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.metrics import InfoMetric
+from marl_sb3.policies.determinism import Deterministic, read_deterministic
 from marl_sb3.policies.mapping import policy_of_agents, resolve_policies
 from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.processing import Processing, process_rows
@@ -64,7 +65,7 @@ class PolicyBundle:
         spaces: policy id -> observation and action space of the env.
         processing: policy id -> processing; its running statistics do not change.
         checkpoint: name of the checkpoint that the policies were loaded from; None if they were not.
-        evaluation_deterministic: whether evaluations are deterministic by default; see `MultiAgentAlgorithm`.
+        evaluation_deterministic: the default of evaluations; see `MultiAgentAlgorithm`.
         custom_metrics: metrics of evaluations, in addition to those that the env announces. Not saved in checkpoints.
     """
 
@@ -73,7 +74,7 @@ class PolicyBundle:
     spaces: Mapping[PolicyID, PolicySpaces]
     processing: Mapping[PolicyID, Processing]
     checkpoint: str | None = None
-    evaluation_deterministic: bool = True
+    evaluation_deterministic: Deterministic = True
     custom_metrics: Mapping[str, InfoMetric] = field(default_factory=dict)
 
     def agents_of(self, policy_id: PolicyID) -> list[AgentID]:
@@ -234,9 +235,9 @@ def read_bundle(
         env: see `load_policies`.
     """
     state = StateReader(checkpoint.state)
-    deterministic = state.boolean("evaluation_deterministic")
     find_files(checkpoint.tensors, checkpoint.name, len(list(state.fields("policies"))))  # refuses all other files
     specs = specs or specs_of_checkpoint(checkpoint)
+    deterministic = read_deterministic(state, "evaluation_deterministic", specs)
     policy_of = _policy_of(state, specs)
     found = {
         policy_id: _spaces(

@@ -14,7 +14,6 @@ import torch as th
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecTransposeImage
 
-from marl_sb3.errors import ConfigError
 from marl_sb3.learners.buffers.rollout import (
     MaskedDictRolloutBuffer,
     MaskedRolloutBuffer,
@@ -25,6 +24,7 @@ from marl_sb3.learners.buffers.rollout import (
 from marl_sb3.learners.deciders import Batch
 from marl_sb3.learners.numeric_faults import policy_in_errors
 from marl_sb3.learners.on_policy_actor import OnPolicyActor, OnPolicyDecision
+from marl_sb3.learners.required_masks import required_masks
 from marl_sb3.processing import RowProcessing
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import Array, BoolArray, Observations
@@ -112,17 +112,7 @@ class OnPolicyCollector:
         Raises:
             ConfigError: the policy needs masks, an agent acts next, and the env gives none.
         """
-        if not self.actor.takes_masks:
-            return None
-        masks = self.rows.masks(step.action_masks)
-        if masks is None and self.rows.of_agents(step.to_act).any():
-            raise ConfigError(
-                f"policy {self.rows.policy_id!r}: action masks missing for {type(self.algorithm).__name__}: the env "
-                f"gives none for {', '.join(self.rows.agents)}; accepted: masks in infos[agent]['action_mask'], in "
-                "observations {observation, action_mask}, or from action_masks() of a Gymnasium env",
-                key="algo",
-            )
-        return masks
+        return required_masks(self.rows, step, type(self.algorithm).__name__) if self.takes_masks else None
 
     def _prepared(self, observations: Observations) -> Observations:
         env = self.algorithm.env

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from marl_sb3.learners.actor import RowActor
 from marl_sb3.learners.deciders import Actions
+from marl_sb3.learners.required_masks import required_masks
 from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.processing import RowProcessing
 from marl_sb3.types import Array
@@ -28,9 +29,13 @@ class Player:
         actor.begin_rollout()
 
     def act(self, step: VecStep) -> Array:
-        """`(rows, *action shape)` for the latest step; rows that do not act hold filler that no env reads."""
+        """`(rows, *action shape)` for the latest step; rows that do not act hold filler that no env reads.
+
+        Raises:
+            ConfigError: the policy needs action masks, and the env gives none.
+        """
         acting = self.rows.of_agents(step.to_act)
-        masks = self.rows.masks(step.action_masks) if self._actor.takes_masks else None
+        masks = required_masks(self.rows, step, self._actor.algorithm_name) if self._actor.takes_masks else None
         decision = self._actor.act(self._processing.look(step), acting, masks)
         return self._processing.act(decision.actions, acting)
 

@@ -16,6 +16,7 @@ from marl_sb3.evaluation import EvaluationPlan, evaluate_policies
 from marl_sb3.learners.bundle import PolicyBundle
 from marl_sb3.metrics import Result, flatten
 from marl_sb3.metrics.table import table
+from marl_sb3.policies.determinism import Deterministic
 from marl_sb3.runs.envs import env_of, env_settings
 from marl_sb3.runs.folder import RunFolder
 from marl_sb3.runs.reader import read_results
@@ -104,7 +105,7 @@ class Run:
     def evaluate(
         self,
         n_episodes: int = 20,
-        deterministic: bool | None = None,
+        deterministic: Deterministic | None = None,
         seed: int | None = None,
         n_envs: int | None = None,
     ) -> Result:
@@ -114,8 +115,8 @@ class Run:
 
         Args:
             n_episodes: complete episodes over all envs together.
-            deterministic: the most likely actions (True) or sampled ones (False); None: the run's
-                `evaluation.deterministic`.
+            deterministic: the most likely actions (True) or sampled ones (False), or a mapping from policy ids to
+                these; None: the run's `evaluation.deterministic`.
             seed: seed of the episodes and the actions; None: derived from the run's seed, so that all calls play the
                 same episodes.
             n_envs: number of envs that step together; None: as in the training, but no more than there are episodes.

@@ -19,6 +19,7 @@ from marl_sb3.learners.bundle import PolicyBundle
 from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.learners.threads import blas_threads, parallel_updates
 from marl_sb3.metrics import EpisodeTracker, InfoMetric, Result, flatten
+from marl_sb3.policies.determinism import Deterministic
 from marl_sb3.runners.sharded import Sampled
 from marl_sb3.storage.checkpoint_folder import find_checkpoint, require_replaceable, without_zip
 from marl_sb3.storage.checkpoint_format import Checkpoint, write_checkpoint
@@ -69,7 +70,7 @@ class MultiAgentAlgorithm(JointPolicies):
         n_parallel_updates: number of policies that are updated in parallel, if possible; None: as many as there are
             cores for. It changes no result.
         evaluation_deterministic: the default of evaluations: the most likely actions (True), or sampled ones as in the
-            training (False).
+            training (False); or a mapping from policy ids to these, in which policies that are left out are True.
         verbose: 1 prints the metrics after each iteration.
         tensorboard_log: folder for TensorBoard's events, or None.
         hyperparameters: hyperparameters of every policy that does not set its own; by SB3's names.
@@ -101,7 +102,7 @@ class MultiAgentAlgorithm(JointPolicies):
         update_path: str = "auto",
         n_threads: int = 1,
         n_parallel_updates: int | None = None,
-        evaluation_deterministic: bool = True,
+        evaluation_deterministic: Deterministic = True,
         verbose: int = 0,
         tensorboard_log: str | None = None,
         **hyperparameters: Any,

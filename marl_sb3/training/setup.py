@@ -17,6 +17,7 @@ from marl_sb3.learners.sb3.build import is_off_policy
 from marl_sb3.learners.sb3.tensors import by_path, optimizer_forms, weight_forms
 from marl_sb3.learners.sb3.zip_file import require_zippable
 from marl_sb3.learners.spec import PolicySpec, policy_specs
+from marl_sb3.policies.determinism import Deterministic, by_policy, read_deterministic
 from marl_sb3.policies.mapping import policies_that_train, policy_of_agents, resolve_policies
 from marl_sb3.policies.placement import PolicyRows, rows_of_policy
 from marl_sb3.storage.checkpoint_format import Checkpoint, fits_into_state
@@ -104,7 +105,7 @@ def set_up(
     seed: int | None,
     device: str,
     update_path: str,
-    evaluation_deterministic: bool,
+    evaluation_deterministic: Deterministic,
     progress_remaining: Callable[[], float],
 ) -> Setup:
     """Make the policies and their learners; the arguments are those of `MultiAgentAlgorithm`.
@@ -115,6 +116,7 @@ def set_up(
     policy_ids = resolve_policies(policies, env.agents)
     policy_of = policy_of_agents(policy_ids, env.agents, policy_mapping_fn)
     specs = policy_specs(policies, policy_ids, dict(hyperparameters), env.num_envs)
+    by_policy(evaluation_deterministic, policy_ids)  # refuses policies that do not exist
     rollout_steps = common_steps(n_steps, specs)
     trained = policies_that_train(policies_to_train, policy_ids)
     rows = {policy_id: rows_of_policy(env, policy_id, policy_of) for policy_id in policy_ids}
@@ -188,7 +190,9 @@ def constructor_arguments(
         "policy_mapping_fn": {agent: policy_of.string(agent) for agent in policy_of.names()},
         "policies_to_train": [trained.string(number) for number in trained],
         "n_steps": n_steps or _rollout_length(state),
-        "evaluation_deterministic": state.boolean("evaluation_deterministic"),
+        "evaluation_deterministic": read_deterministic(
+            state, "evaluation_deterministic", state.fields("policies").names()
+        ),
     }
 
 

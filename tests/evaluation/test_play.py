@@ -374,6 +374,13 @@ def test_a_policy_that_takes_masks_never_does_what_its_env_forbids(deterministic
         assert all(action != forbidden for action, forbidden in taken)
 
 
+def test_a_policy_that_takes_masks_does_not_play_without_them() -> None:
+    env = make_vec_env(ScriptedEnv)
+    bundle = bundle_of(sb3_contrib.MaskablePPO, "MlpPolicy", env, {"net_arch": [4]})
+    with pytest.raises(ConfigError, match=r"policy 'p': action masks missing for MaskablePPO: .* none for a, b"):
+        evaluate_policies(bundle, env, 1)
+
+
 def test_a_policy_with_memory_plays_as_a_plain_loop_that_resets_it_with_each_episode() -> None:
     env = make_vec_env("CartPole-v1", n_envs=2)
     bundle = bundle_of(sb3_contrib.RecurrentPPO, "MlpLstmPolicy", env, {"net_arch": [], "lstm_hidden_size": 4})
@@ -447,6 +454,26 @@ def test_sampled_actions_are_others_than_the_most_likely_ones() -> None:
         without_clock(evaluate_policies(algorithm, env, 4, deterministic, seed=0)) for deterministic in (False, True)
     )
     assert sampled != likely
+
+
+def test_some_policies_may_sample_while_the_others_take_the_most_likely_actions(tmp_path: Path) -> None:
+    script = {"a": (30, "terminated"), "b": (30, "terminated")}
+    specs = dict.fromkeys("ab", PolicySpec(policy_kwargs={"net_arch": [4]}))
+    algo = MultiAgentAlgorithm(
+        make_vec_env(ScriptedEnv, script=script), specs, seed=0, evaluation_deterministic={"b": False}, device="cpu"
+    )
+    algo = MultiAgentAlgorithm.load(algo.save(tmp_path / "saved"), make_vec_env(ScriptedEnv, script=script))
+    for deterministic in (None, {"a": False}):
+        env: Any = make_vec_env(ScriptedEnv, script=script)
+        evaluate_policies(algo, env, 1, deterministic, seed=0)
+        seen = {agent: [np.array([i + 1, 1, step]) for step in range(30)] for i, agent in enumerate("ab")}
+        likeliest = {agent: algo.predict({agent: np.stack(seen[agent])}, deterministic=True)[agent] for agent in "ab"}
+        taken = {agent: [actions[agent] for actions in env.envs[0].unwrapped.received] for agent in "ab"}
+        same = {agent: taken[agent] == likeliest[agent].tolist() for agent in "ab"}
+        assert same == ({"a": True, "b": False} if deterministic is None else {"a": False, "b": True})
+    for wrong, words in (({"c": True}, "has policy 'c'; accepted: a, b"), ({"a": 1}, "has 1 for policy 'a'")):
+        with pytest.raises(ConfigError, match=rf"evaluation.deterministic {words}"):
+            evaluate_policies(algo, env, 1, wrong)  # type: ignore[arg-type]
 
 
 def test_episodes_have_the_seeds_of_the_evaluation() -> None:
