@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).parent.parent / "marl_sb3"
 # From the bottom up; a module may import from layers below its own, and from its own.
 LAYERS = (
     ("types", "errors"),
-    ("output", "signals", "startup"),
+    ("output", "signals", "stacks", "startup"),
     ("storage",),
     ("config",),
     ("envs",),

@@ -86,6 +86,10 @@ class BatchedEnv(ABC):
     def get_state(self) -> State | None:
         """Return the full state as a tree of plain data and arrays, for `set_state`.
 
+        Arrays and lists with an item for each env have the envs on their first axis: with workers, each of which has a
+        batch of its own, states of batches are joined to one and split again. Where the other axes of such arrays
+        differ from batch to batch, zeros are added at their ends; `set_state` then gets more than it needs.
+
         None means that the state cannot be restored: a resumed run then begins new episodes and logs it.
         """
         return None

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from numbers import Integral
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 from pettingzoo import AECEnv, ParallelEnv
-from stable_baselines3.common.vec_env import VecEnv
 
-from marl_sb3.config.values import PositiveInt, require
+from marl_sb3.config.values import Count, NumberOfWorkers, PositiveInt, PositiveSeconds, require
 from marl_sb3.envs.registry import EnvFactory, batched_factory, env_factory, make_env
 from marl_sb3.errors import ConfigError
 from marl_sb3.vec_env.batched_vec_env import BatchedVecEnv
@@ -18,8 +18,10 @@ from marl_sb3.vec_env.groups import AgentGroup
 from marl_sb3.vec_env.interface import MultiAgentVecEnv
 from marl_sb3.vec_env.separate_envs import EnvFactory as IndexedFactory
 from marl_sb3.vec_env.step import VecStep
-from marl_sb3.vec_env.supersuit_vec_env import SuperSuitVecEnv
 from marl_sb3.vec_env.sync_vec_env import SyncVecEnv
+
+if TYPE_CHECKING:
+    from marl_sb3.vec_env.supersuit_vec_env import SuperSuitVecEnv
 
 __all__ = [
     "AgentGroup",
@@ -34,6 +36,15 @@ __all__ = [
 ]
 
 
+def __getattr__(name: str) -> Any:
+    """Import SuperSuit when it is used: it takes time, and few need it."""
+    if name != "SuperSuitVecEnv":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from marl_sb3.vec_env.supersuit_vec_env import SuperSuitVecEnv
+
+    return SuperSuitVecEnv
+
+
 def as_vec_env(env: MultiAgentVecEnv | str | EnvFactory) -> MultiAgentVecEnv:
     """Return `env` if it is a vec env; otherwise make a vec env of one env from an id or a factory.
 
@@ -45,7 +56,7 @@ def as_vec_env(env: MultiAgentVecEnv | str | EnvFactory) -> MultiAgentVecEnv:
 
 def _require_maker(env: Any) -> None:
     """Refuse an env object: a vec env needs a factory that makes each of its envs."""
-    kind = next((words for cls, words in _INSTANCES.items() if isinstance(env, cls)), None)
+    kind = next((words for cls, words in _instances().items() if isinstance(env, cls)), None)
     if kind is not None:
         name = type(env).__name__
         raise ConfigError(
@@ -55,13 +66,20 @@ def _require_maker(env: Any) -> None:
         )
 
 
-_INSTANCES: Mapping[type, str] = {
-    ParallelEnv: "a single ParallelEnv",
-    AECEnv: "a single AECEnv",
-    gymnasium.Env: "a single Gymnasium env",
-    VecEnv: "an SB3 VecEnv, in which rows are not the agents of one env (stock SB3 algorithms train in it)",
-    MultiAgentVecEnv: "a MultiAgentVecEnv already",
-}
+def _instances() -> dict[type, str]:
+    kinds: dict[type, str] = {
+        ParallelEnv: "a single ParallelEnv",
+        AECEnv: "a single AECEnv",
+        gymnasium.Env: "a single Gymnasium env",
+        MultiAgentVecEnv: "a MultiAgentVecEnv already",
+    }
+    # Not imported here: it imports torch, which workers do not need.
+    sb3 = sys.modules.get("stable_baselines3.common.vec_env")
+    if sb3 is not None:
+        kinds[sb3.VecEnv] = (
+            "an SB3 VecEnv, in which rows are not the agents of one env (stock SB3 algorithms train in it)"
+        )
+    return kinds
 
 
 def _indexed(factory: EnvFactory, env_kwargs: Mapping[str, Any]) -> IndexedFactory:
@@ -73,6 +91,8 @@ def _sync(factory: EnvFactory, n_envs: int, seed: int | None, env_kwargs: Mappin
 
 
 def _supersuit(factory: EnvFactory, n_envs: int, seed: int | None, env_kwargs: Mapping[str, Any]) -> MultiAgentVecEnv:
+    from marl_sb3.vec_env.supersuit_vec_env import SuperSuitVecEnv
+
     return SuperSuitVecEnv(_indexed(factory, env_kwargs), n_envs, seed)
 
 
@@ -104,6 +124,9 @@ def make_vec_env(
     seed: int | None = None,
     vectorizer: str = "auto",
     episode_horizon: int | None = None,
+    n_workers: int | str = 0,
+    worker_timeout_s: float = 300.0,
+    max_worker_restarts: int = 5,
     **env_kwargs: Any,
 ) -> MultiAgentVecEnv:
     """Make `n_envs` envs that step together.
@@ -118,6 +141,11 @@ def make_vec_env(
             results.
         episode_horizon: env steps after which all agents of an env are truncated, if its episode is not over before;
             None: the env alone ends its episodes.
+        n_workers: number of processes that step the envs, with the same results; 0: this process steps them; `auto`:
+            one for each core.
+        worker_timeout_s: with workers, the seconds that a call of an env may take before its worker is replaced.
+        max_worker_restarts: how often in a row a worker is replaced that does not complete a step; after that,
+            `EnvRaisedError` is raised.
         env_kwargs: passed to the factory. A factory with a parameter `env_index` also gets the env's index.
 
     Raises:
@@ -131,7 +159,26 @@ def make_vec_env(
         raise ConfigError(f"seed is {seed!r}; accepted: an integer of at least 0, or None", key="seed")
     _require_maker(env)
     require("episode_horizon", episode_horizon, PositiveInt | None)
-    made = VECTORIZERS[vectorizer](env_factory(env), n_envs, seed, env_kwargs)
+    require("n_workers", n_workers, NumberOfWorkers)
+    require("worker_timeout_s", worker_timeout_s, PositiveSeconds)
+    require("max_worker_restarts", max_worker_restarts, Count)
+    if n_workers == 0:
+        made = VECTORIZERS[vectorizer](env_factory(env), n_envs, seed, env_kwargs)
+    else:
+        from marl_sb3.vec_env.workers.shares_of_envs import makes_batches, workers_for
+        from marl_sb3.vec_env.workers.vec_env import WorkersVecEnv
+
+        factory = env_factory(env)
+        made = WorkersVecEnv(
+            factory,
+            n_envs,
+            seed,
+            env_kwargs,
+            workers_for(n_workers, n_envs),
+            batched=makes_batches(factory, vectorizer),
+            timeout_s=worker_timeout_s,
+            max_restarts=max_worker_restarts,
+        )
     if episode_horizon is not None:
         made.limit_episodes(episode_horizon)
     return made

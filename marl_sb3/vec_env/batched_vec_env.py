@@ -38,11 +38,16 @@ _NO_MASKS: ActionMasks = (None,)
 
 
 class BatchedVecEnv(InProcessVecEnv):
-    """A `MultiAgentVecEnv` on a `BatchedEnv`."""
+    """A `MultiAgentVecEnv` on a `BatchedEnv`.
 
-    def __init__(self, env: BatchedEnv, seed: int | None = None) -> None:
+    Args:
+        first_index: index of the first env. With workers, each has a part of all envs.
+    """
+
+    def __init__(self, env: BatchedEnv, seed: int | None = None, first_index: int = 0) -> None:
         require_agents(env.possible_agents)
         self._env = env
+        self._first_index = first_index
         self.num_envs = env.num_envs
         self.agents = tuple(env.possible_agents)
         columns = tuple(range(len(self.agents)))
@@ -84,7 +89,7 @@ class BatchedVecEnv(InProcessVecEnv):
         self._episodes[env_indices] += 1
         self._episode_steps[env_indices] = 0
         episodes = self._episodes.tolist()
-        seeds = [episode_seed(self._run_seed, index, episodes[index]) for index in env_indices]
+        seeds = [self._episode_seed(index, episodes[index]) for index in env_indices]
         for index in env_indices:
             if self._settings[index].coming:
                 self._apply_settings(index)
@@ -204,17 +209,21 @@ class BatchedVecEnv(InProcessVecEnv):
         """Raise an `EnvRaisedError` if the batched env caused this exception."""
         raise_in_words(error, call, self._where_and_seed(env_indices))
 
+    def _episode_seed(self, env_index: int, episode: int) -> int:
+        return episode_seed(self._run_seed, self._first_index + env_index, episode)
+
     def _where_and_seed(self, env_indices: Sequence[int]) -> str:
         """Describe the first of these envs: it is not known which of them failed."""
         first, count = env_indices[0], len(env_indices)
         episode = int(self._episodes[first])
         batch = f" (the first of {count} in one batch)" if count > 1 else ""
         if episode < 0:
-            return f"env {first}, before its first episode{batch}"
-        return f"{self._where(first)}, seed {episode_seed(self._run_seed, first, episode)}{batch}"
+            return f"env {self._first_index + first}, before its first episode{batch}"
+        return f"{self._where(first)}, seed {self._episode_seed(first, episode)}{batch}"
 
     def _where(self, env_index: int) -> str:
-        return f"env {env_index}, episode {self._episodes[env_index]}, step {self._episode_steps[env_index]}"
+        episode, step = self._episodes[env_index], self._episode_steps[env_index]
+        return f"env {self._first_index + env_index}, episode {episode}, step {step}"
 
     def _check_rewards(self, rewards: Array) -> None:
         if not np.isfinite(rewards).all():
@@ -297,7 +306,7 @@ class BatchedVecEnv(InProcessVecEnv):
         self._episodes, self._episode_steps = counts["episodes"], counts["episode_steps"]
         self._settings = read_settings(state, self.num_envs)
         for index, settings in enumerate(self._settings):
-            put_back(settings, self._env, self._settings_method(), index, [index])
+            put_back(settings, self._env, self._settings_method(), self._first_index + index, [index])
         why = self._set_own(state, to_act, observations)
         if why is None:
             self._masked = masks[0] is not None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from marl_sb3.errors import ConfigError, VecEnvOrderError
@@ -20,6 +21,19 @@ if TYPE_CHECKING:
     from marl_sb3.vec_env.sb3_vec_env import FlatVecEnv
 
 Options = Mapping[str, Any] | None  # options of the reset of one env
+
+
+@dataclass(frozen=True)
+class WorkerHealth:
+    """The state of the processes that step envs.
+
+    Attributes:
+        num_healthy_workers: how many of them run; 0 if this process steps the envs.
+        num_worker_restarts: how many of them have been replaced.
+    """
+
+    num_healthy_workers: int = 0
+    num_worker_restarts: int = 0
 
 
 class MultiAgentVecEnv(ABC):
@@ -57,6 +71,11 @@ class MultiAgentVecEnv(ABC):
         if self._latest is None:
             raise VecEnvOrderError("the envs have no step yet; call reset() first")
         return self._latest
+
+    @property
+    def health(self) -> WorkerHealth:
+        """The state of its worker processes."""
+        return WorkerHealth()
 
     def seed(self, seed: int) -> None:
         """Set the run seed, from the next `reset` on; see `seeding.episode_seed`."""

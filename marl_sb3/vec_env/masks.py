@@ -102,10 +102,14 @@ class MaskReader:
         )
 
     def _decide(self, number: int, slots: Sequence[EnvSlot], infos: Mapping[int, Mapping[str, Any]]) -> None:
-        acting = [(slot.index, agent) for slot in slots for agent in slot.to_act if agent in self._places[number]]
+        acting = [(slot.row, agent) for slot in slots for agent in slot.to_act if agent in self._places[number]]
         if acting:
-            self._undecided.discard(number)
-            self._masked[number] = any(MASK in infos[index].get(agent, _NO_INFO) for index, agent in acting)
+            self._settle(number, any(MASK in infos[index].get(agent, _NO_INFO) for index, agent in acting))
+
+    def _settle(self, number: int, masked: bool) -> None:
+        """Decide whether a group has masks."""
+        self._undecided.discard(number)
+        self._masked[number] = masked
 
     def _of_group(self, number: int, slots: Sequence[EnvSlot], infos: Mapping[int, Mapping[str, Any]]) -> BoolArray:
         places, choices = self._places[number], self._choices[number]
@@ -114,11 +118,11 @@ class MaskReader:
         for slot in slots:
             for agent in slot.to_act:
                 if agent in places:
-                    masks[slot.index, places[agent]] = self._mask(slot, agent, infos[slot.index], number)
+                    masks[slot.row, places[agent]] = self._mask(slot, agent, infos[slot.row], number)
         place = forbidden_place(masks, choices)
         if place is not None:
             index, column, choice = place
-            slot = next(slot for slot in slots if slot.index == index)
+            slot = next(slot for slot in slots if slot.row == index)
             raise slot.env.error(forbidden_words(choice, choices), self._groups[number].agents[column])
         return masks
 

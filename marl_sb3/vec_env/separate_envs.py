@@ -15,7 +15,7 @@ from marl_sb3.vec_env.interface import InProcessVecEnv
 from marl_sb3.vec_env.masks import MaskReader, read_masks
 from marl_sb3.vec_env.observations import put, zero_observations
 from marl_sb3.vec_env.seeding import fresh_seed
-from marl_sb3.vec_env.slot import EnvSlot
+from marl_sb3.vec_env.slot import EnvSlot, SlotState
 from marl_sb3.vec_env.slot_states import pack, unpack
 from marl_sb3.vec_env.step import ActionMasks, VecStep, first_step
 from marl_sb3.wrappers import wrap
@@ -33,27 +33,34 @@ class SeparateEnvs(InProcessVecEnv):
 
     Args:
         make_env: makes the env of an index; called once for each of the E envs.
+        first_index: index of the first env. With workers, each has a part of all envs.
 
     Raises:
         ConfigError: the envs differ in their agents or spaces, are not separate objects, or have a space of a kind that
             arrays cannot hold.
     """
 
-    def __init__(self, make_env: EnvFactory, num_envs: int, seed: int | None = None) -> None:
-        self.envs: Sequence[Any] = [wrap(make_env(index), index) for index in range(num_envs)]
+    _slot_class: type[EnvSlot] = EnvSlot
+    _mask_reader_class: type[MaskReader] = MaskReader
+
+    def __init__(self, make_env: EnvFactory, num_envs: int, seed: int | None = None, first_index: int = 0) -> None:
+        indices = range(first_index, first_index + num_envs)
+        self.envs: Sequence[Any] = [wrap(make_env(index), index) for index in indices]
         first = self.envs[0]
         require_separate(self.envs)
-        for index, env in enumerate(self.envs):
+        for index, env in zip(indices, self.envs, strict=True):
             require_same_agents(env, index, first)
         self._layout = AgentLayout(first)
         run_seed = fresh_seed() if seed is None else seed
-        self._slots = [EnvSlot(env, index, run_seed, self._layout) for index, env in enumerate(self.envs)]
+        self._slots = [
+            self._slot_class(env, indices[row], run_seed, self._layout, row) for row, env in enumerate(self.envs)
+        ]
         self._closed = False
         self.num_envs = num_envs
         self.agents, self.groups = self._layout.agents, self._layout.groups
         self.metadata = dict(first.metadata)
         self.render_mode = getattr(first.unwrapped, "render_mode", None)
-        self._masks = MaskReader(self.groups, num_envs)
+        self._masks = self._mask_reader_class(self.groups, num_envs)
         zero_observations(self.groups, num_envs)  # refuses spaces that arrays cannot hold
 
     def limit_episodes(self, env_steps: int) -> None:
@@ -89,7 +96,7 @@ class SeparateEnvs(InProcessVecEnv):
         """Write the observations of the agents that act next into their places."""
         for agent in slot.to_act:
             place = self._layout.places[agent]
-            put(slot.shown[agent], observations[place.group], (slot.index, place.group_column))
+            put(slot.shown[agent], observations[place.group], (slot.row, place.group_column))
 
     def _shown(self) -> tuple[Observations, ...]:
         """Return the present observations per group, (E, A_group, ...)."""
@@ -111,11 +118,18 @@ class SeparateEnvs(InProcessVecEnv):
 
     def _get_state(self) -> State:
         masks = list(self.latest.action_masks)
-        return {**pack([slot.get_state() for slot in self._slots], self.groups), "action_masks": masks}
+        return {**pack(self.slot_states(), self.groups), "action_masks": masks}
+
+    def slot_states(self) -> list[SlotState]:
+        """Return the state of each env."""
+        return [slot.get_state() for slot in self._slots]
 
     def _set_state(self, state: StateReader) -> Mapping[int, str]:
         states = unpack(state, self._layout, self.num_envs)
-        masks = read_masks(state, self.groups, self.num_envs)
+        return self.set_slot_states(states, read_masks(state, self.groups, self.num_envs))
+
+    def set_slot_states(self, states: Sequence[SlotState], masks: ActionMasks) -> dict[int, str]:
+        """Restore states and masks that have been checked; see `set_state`."""
         outcomes = [slot.set_state(own) for slot, own in zip(self._slots, states, strict=True)]
         inexact = {index: why for index, why in enumerate(outcomes) if why is not None}
         reset_infos = self._reset_infos(inexact)

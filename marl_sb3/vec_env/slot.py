@@ -86,7 +86,9 @@ class EnvSlot:
 
     Args:
         env: the env with the wrappers that every env gets.
+        index: of the env, from which the seeds of its episodes are derived.
         layout: the places of the agents in the arrays of the vec env.
+        row: index of the env in the arrays; None: the same. The arrays of a worker hold a part of all envs.
 
     Attributes:
         env: the env.
@@ -100,9 +102,12 @@ class EnvSlot:
         horizon: env steps after which all agents are truncated; None: the env alone ends its episodes.
     """
 
-    def __init__(self, env: ParallelEnv, index: int, run_seed: int, layout: AgentLayout) -> None:
+    def __init__(
+        self, env: ParallelEnv, index: int, run_seed: int, layout: AgentLayout, row: int | None = None
+    ) -> None:
         self.env = env
         self.index = index
+        self.row = index if row is None else row
         self.layout = layout
         self.to_act: list[AgentID] = []
         self.in_play: set[AgentID] = set()
@@ -223,7 +228,7 @@ class EnvSlot:
             self.layout.flags(self.to_act),
             self.layout.flags(self.in_play),
             self.layout.flags(self.ended),
-            self._shown_arrays(),
+            self.shown_arrays(),
             own,
             self._log.actions() if own is None else None,
             self.settings,
@@ -245,14 +250,21 @@ class EnvSlot:
         why = self._restore(state)
         self.settings.coming = state.settings.coming
         if why is not None:
-            self._continue_at(state.run_seed, state.episode + 1)
+            self.run_seed = state.run_seed
+            self.continue_at(state.episode + 1)
             self.reset()
         return why
+
+    def continue_at(self, episode: int) -> None:
+        """Make the next reset begin this episode of the run seed."""
+        self.episode = episode - 1
+        self.env.continue_at(episode)
 
     def _restore(self, state: SlotState) -> str | None:
         if state.own is None and state.actions is None:
             return "its episode is too long to be kept in a checkpoint"
-        self._continue_at(state.run_seed, state.episode)
+        self.run_seed = state.run_seed
+        self.continue_at(state.episode)
         try:
             return self._replay(state) if state.own is None else self._set_own(state, state.own)
         except CheckpointError:
@@ -261,11 +273,6 @@ class EnvSlot:
             return str(error)
         except Exception as error:  # an env that does not repeat itself may raise anything
             return f"{type(error).__name__}: {error}"
-
-    def _continue_at(self, run_seed: int, episode: int) -> None:
-        """Make the next reset begin this episode of this run seed."""
-        self.run_seed, self.episode = run_seed, episode - 1
-        self.env.continue_at(episode)
 
     def _replay(self, state: SlotState) -> str | None:
         assert state.actions is not None
@@ -277,7 +284,7 @@ class EnvSlot:
         same_turns = np.array_equal(self.layout.flags(self.to_act), state.to_act) and np.array_equal(
             self.layout.flags(self.in_play), state.in_play
         )
-        if self.episode == state.episode and same_turns and same(self._shown_arrays(), state.observations):
+        if self.episode == state.episode and same_turns and same(self.shown_arrays(), state.observations):
             return None
         return "the same seed and actions led to a different state"
 
@@ -303,7 +310,7 @@ class EnvSlot:
         self._log.drop()
         return None
 
-    def _shown_arrays(self) -> tuple[Observations, ...]:
+    def shown_arrays(self) -> tuple[Observations, ...]:
         """Return observations per group, (A_group, ...); zeros where an agent does not act next."""
         arrays = tuple(
             map_arrays(lambda array: array[0], group) for group in zero_observations(self.layout.groups, num_envs=1)

@@ -32,13 +32,13 @@ class _Arrays:
 class SyncVecEnv(SeparateEnvs):
     """A vec env of any `ParallelEnv`s, also with agents that have different spaces; see `SeparateEnvs`."""
 
-    def __init__(self, make_env: EnvFactory, num_envs: int, seed: int | None = None) -> None:
-        super().__init__(make_env, num_envs, seed)
+    def __init__(self, make_env: EnvFactory, num_envs: int, seed: int | None = None, first_index: int = 0) -> None:
+        super().__init__(make_env, num_envs, seed, first_index)
         self._known_turns = [slot.to_act for slot in self._slots]  # the turns in the latest `to_act`
 
     def _reset(self, options: Sequence[Options] | None) -> VecStep:
         for slot in self._slots:
-            slot.reset(None if options is None else options[slot.index])
+            slot.reset(None if options is None else options[slot.row])
         self._known_turns = [slot.to_act for slot in self._slots]
         return self._first_step(self._shown())
 
@@ -46,7 +46,7 @@ class SyncVecEnv(SeparateEnvs):
         acted = to_act = self.latest.to_act
         arrays = self._blank_arrays()
         for slot in self._slots:
-            self._write(slot, slot.step([group[slot.index] for group in actions]), arrays)
+            self._write(slot, slot.step([group[slot.row] for group in actions]), arrays)
         turns = [slot.to_act for slot in self._slots]
         if any(new is not old for new, old in zip(turns, self._known_turns, strict=True)):
             self._known_turns = turns
@@ -69,7 +69,7 @@ class SyncVecEnv(SeparateEnvs):
 
     def _write(self, slot: EnvSlot, step: SlotStep, arrays: _Arrays) -> None:
         """Write the result of a step of one env into the arrays."""
-        index, places = slot.index, self._layout.places
+        index, places = slot.row, self._layout.places
         rewards = arrays.rewards[index]
         for agent, reward in step.rewards.items():
             rewards[places[agent].column] = reward

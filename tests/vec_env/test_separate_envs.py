@@ -158,6 +158,7 @@ def test_an_env_without_infos_plays_on():
 # Envs, seeds and options
 
 
+@pytest.mark.usefixtures("in_process")
 def test_each_env_is_made_by_the_factory_and_owns_what_it_owns():
     made = []
 
@@ -172,6 +173,7 @@ def test_each_env_is_made_by_the_factory_and_owns_what_it_owns():
     assert len({noise for env in observations[:, :, 1].tolist() for noise in env}) == 6
 
 
+@pytest.mark.usefixtures("in_process")
 def test_the_same_env_twice_is_refused():
     env = ScriptedEnv()
     with pytest.raises(ConfigError, match="returned the same env twice"):
@@ -214,7 +216,8 @@ def test_attributes_methods_and_wrappers_are_those_of_the_env_asked_for():
     vec.call("set_wrapper_attr", [1], "step_count", 9)
     assert vec.call("step_count", range(3)) == [0, 9, 0]
     assert [seen.tolist() for seen in vec.call("observation", [1, 2], agent="b")] == [[2, 1, 9], [2, 1, 0]]
-    assert vec.call("get_wrapper_attr", [0], "observation") == [vec.envs[0].unwrapped.observation]
+    (method,) = vec.call("get_wrapper_attr", [0], "observation")
+    assert method("b").tolist() == [2, 1, 0]
     assert vec.call("has_wrapper", [0, 1], CheckedEnv) == [True, True]
     assert vec.call("has_wrapper", [0], SampledEnv) == [False]
     with pytest.raises(AttributeError, match="no_such_name"):
@@ -228,6 +231,7 @@ def test_attributes_of_a_wrapped_gymnasium_env_are_found_and_set_where_they_are(
     assert [env.env.unwrapped.gravity for env in vec.call("unwrapped", [0, 1])] == [9.8, 1.5]
 
 
+@pytest.mark.usefixtures("in_process")
 def test_close_closes_each_env_once():
     vec = started(n_envs=3)
     vec.close()

@@ -22,7 +22,7 @@ from marl_sb3.vec_env import VECTORIZERS, MultiAgentVecEnv, VecStep
 
 AGENTS = ("agent1", "agent2")
 REFERENCE = "sync"  # a plain loop over the envs
-ALL = [name for name in VECTORIZERS if name != "auto"]
+ALL = [*(name for name in VECTORIZERS if name != "auto"), "workers", "batched-workers"]
 OTHERS = [name for name in ALL if name != REFERENCE]
 
 

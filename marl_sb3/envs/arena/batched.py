@@ -105,7 +105,9 @@ class BatchedArena(BatchedEnv):
         timesteps = state.array("timesteps", np.int64, (self.num_envs,))
         if (timesteps < 0).any() or (timesteps >= self._limits).any():
             raise state.error("timesteps", timesteps, f"numbers from 0 to {limit - 1}, below the limit of each env")
-        coins = state.array("coins", np.uint8, (self.num_envs, -(-limit // 8)))
+        coins = state.array("coins", np.uint8, (self.num_envs, None))
+        if coins.shape[1] < -(-limit // 8):
+            raise state.error("coins", coins, f"an array of uint8 ({self.num_envs}, {-(-limit // 8)}), or wider")
         self._state.visited[:] = state.array("visited", np.bool_, (self.num_envs, size))
         self._state.cells[:], self._state.timesteps[:] = cells, timesteps
         self._coins = np.unpackbits(coins, axis=1, count=limit).astype(np.bool_)

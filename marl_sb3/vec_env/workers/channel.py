@@ -1,0 +1,105 @@
+"""Messages between the main process and a worker, over a pair of connected sockets."""
+
+from __future__ import annotations
+
+import socket
+from enum import IntEnum
+from struct import Struct, pack
+from typing import NamedTuple
+
+_HEADER = Struct("<BxxxIQ")  # kind, number, bytes of the payload
+_CHUNK = 2**20  # bytes that are read at a time
+
+
+class Kind(IntEnum):
+    """What a message is.
+
+    The main process sends REQUEST (a call, pickled) and STEP (the actions are in the shared arrays). A worker answers
+    with DONE (the result, pickled), STEPPED (the step is in the shared arrays) or FAILED (an exception).
+    """
+
+    REQUEST = 1
+    STEP = 2
+    DONE = 3
+    STEPPED = 4
+    FAILED = 5
+
+
+class Message(NamedTuple):
+    """One message.
+
+    Attributes:
+        kind: a `Kind`.
+        number: number of the request; an answer has that of its request.
+        payload: what belongs to it; mostly nothing.
+    """
+
+    kind: int
+    number: int
+    payload: bytes
+
+
+class ChannelClosedError(Exception):
+    """The process at the other end has ended."""
+
+
+class Channel:
+    """One end of a connection.
+
+    Args:
+        connection: a stream socket; the channel owns it.
+        timeout_s: how long a call may wait for the other end; None: for ever.
+    """
+
+    def __init__(self, connection: socket.socket, timeout_s: float | None = None) -> None:
+        self._socket = connection
+        if timeout_s is not None:
+            # Not `settimeout`: with that, Python makes two system calls instead of one.
+            seconds, microseconds = divmod(max(1, round(timeout_s * 1e6)), 1_000_000)
+            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                self._socket.setsockopt(socket.SOL_SOCKET, option, pack("@ll", seconds, microseconds))
+        self._received = bytearray()  # of a message that has not arrived completely
+
+    def send(self, kind: int, number: int, payload: bytes = b"") -> None:
+        """Send a message.
+
+        Raises:
+            ChannelClosedError: nobody can receive it.
+            TimeoutError: the other end does not read.
+        """
+        try:
+            self._socket.sendall(_HEADER.pack(kind, number, len(payload)) + payload)
+        except BlockingIOError as error:
+            raise TimeoutError from error
+        except OSError as error:
+            raise ChannelClosedError from error
+
+    def receive(self) -> Message:
+        """Return the next message. After a `TimeoutError`, another call goes on waiting for the same message.
+
+        Raises:
+            ChannelClosedError: the other end has closed the connection.
+            TimeoutError: the message has not arrived completely.
+        """
+        self._fill(_HEADER.size)
+        kind, number, length = _HEADER.unpack_from(self._received)
+        self._fill(_HEADER.size + length)
+        payload = bytes(self._received[_HEADER.size :]) if length else b""
+        self._received.clear()
+        return Message(kind, number, payload)
+
+    def _fill(self, size: int) -> None:
+        while (missing := size - len(self._received)) > 0:
+            try:
+                data = self._socket.recv(min(missing, _CHUNK))
+            except BlockingIOError as error:
+                raise TimeoutError from error
+            except OSError as error:
+                raise ChannelClosedError from error
+            if not data:
+                raise ChannelClosedError
+            self._received += data
+
+    def close(self) -> None:
+        """Close the connection; the other end gets a `ChannelClosedError`."""
+        self._socket.close()

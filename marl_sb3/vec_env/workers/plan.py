@@ -1,0 +1,199 @@
+"""What a worker is told when it starts, and what it tells about its envs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gymnasium import spaces
+
+from marl_sb3.envs.registry import EnvFactory
+from marl_sb3.errors import ConfigError
+from marl_sb3.types import AgentID, Array, Observations
+from marl_sb3.vec_env.interface import MultiAgentVecEnv
+from marl_sb3.vec_env.slot import SlotState
+from marl_sb3.vec_env.step import ActionMasks
+
+
+@dataclass(frozen=True)
+class SharePlan:
+    """A share of the envs.
+
+    Attributes:
+        factory: makes the envs.
+        env_kwargs: arguments of the factory.
+        first_index: index of the first env of the share.
+        num_envs: number of envs of the share.
+        seed: the run seed.
+        batched: whether the share is stepped by a `BatchedEnv`.
+        horizon: see `MultiAgentVecEnv.limit_episodes`.
+    """
+
+    factory: EnvFactory
+    env_kwargs: Mapping[str, Any]
+    first_index: int
+    num_envs: int
+    seed: int
+    batched: bool
+    horizon: int | None = None
+
+    @property
+    def indices(self) -> range:
+        """The indices of the envs."""
+        return range(self.first_index, self.first_index + self.num_envs)
+
+    def words(self) -> str:
+        """The envs, for messages."""
+        first, last = self.indices[0], self.indices[-1]
+        return f"env {first}" if first == last else f"envs {first} to {last}"
+
+    def of_one(self, env_index: int) -> SharePlan:
+        """Return the plan of one env of the share."""
+        return replace(self, first_index=env_index, num_envs=1)
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What code in the main process finds around it, and has to find in a worker, too."""
+
+    folder: str
+    search_path: Sequence[str]
+    environment: Mapping[str, str]
+
+    @classmethod
+    def here(cls) -> Surroundings:
+        """Return those of this process."""
+        return cls(os.getcwd(), list(sys.path), dict(os.environ))
+
+    def enter(self) -> None:
+        """Give them to this process."""
+        os.chdir(self.folder)
+        sys.path[:] = self.search_path
+        for name in set(os.environ) - set(self.environment):
+            del os.environ[name]
+        os.environ.update(self.environment)
+
+
+def packed_plan(plan: SharePlan) -> bytes:
+    """Return a plan as bytes; functions and classes that a worker cannot import travel with it.
+
+    Raises:
+        ConfigError: the factory or an argument of the env cannot be pickled.
+    """
+    import cloudpickle  # only workers need it
+
+    try:
+        return cloudpickle.dumps(plan)  # type: ignore[no-any-return]
+    except Exception as error:
+        named = getattr(plan.factory, "__qualname__", None) or repr(plan.factory)
+        raise ConfigError(
+            f"n_workers: the env factory {named} or an argument of the env cannot be sent to a worker: "
+            f"{type(error).__name__}: {error}; accepted: functions and classes that hold no open files, "
+            "locks or connections; n_workers=0 makes the envs in this process",
+            key="n_workers",
+        ) from error
+
+
+@dataclass(frozen=True)
+class EnvFacts:
+    """What a vec env is: the part that a worker tells the main process.
+
+    Attributes:
+        possible_agents: all agent ids.
+        observation_spaces: agent -> space.
+        action_spaces: agent -> space.
+        metadata: the env's own metadata.
+        render_mode: the env's render mode, or None.
+    """
+
+    possible_agents: Sequence[AgentID]
+    observation_spaces: Mapping[AgentID, spaces.Space[Any]]
+    action_spaces: Mapping[AgentID, spaces.Space[Any]]
+    metadata: Mapping[str, Any]
+    render_mode: str | None
+
+    @classmethod
+    def of(cls, env: MultiAgentVecEnv) -> EnvFacts:
+        """Return those of a vec env."""
+        groups = {agent: group for group in env.groups for agent in group.agents}
+        return cls(
+            list(env.agents),
+            {agent: groups[agent].observation_space for agent in env.agents},
+            {agent: groups[agent].action_space for agent in env.agents},
+            env.metadata,
+            env.render_mode,
+        )
+
+    def observation_space(self, agent: AgentID) -> spaces.Space[Any]:
+        """As `ParallelEnv.observation_space`."""
+        return self.observation_spaces[agent]
+
+    def action_space(self, agent: AgentID) -> spaces.Space[Any]:
+        """As `ParallelEnv.action_space`."""
+        return self.action_spaces[agent]
+
+
+@dataclass(frozen=True)
+class SeparateState:
+    """The state of a share of separate envs.
+
+    Attributes:
+        slots: of each env.
+        action_masks: per group, (share, A_group, n) bool, or None.
+    """
+
+    slots: Sequence[SlotState]
+    action_masks: ActionMasks
+
+
+ShareState = SeparateState | Mapping[str, Any]  # a mapping: of a batch, see `BatchedVecEnv.get_state`
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What the agents of a share are shown: by it, a share that was brought back is compared with the lost one.
+
+    Attributes:
+        to_act: (share, A) bool.
+        observations: per group, (share, A_group, ...).
+        episodes: (share,) index of the running episode.
+    """
+
+    to_act: Array
+    observations: Sequence[Observations]
+    episodes: Array
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened to the envs of a share.
+
+    Attributes:
+        name: `step`, `configure` or `call`.
+        arguments: of the handler of this name, see `ShareServer`.
+    """
+
+    name: str
+    arguments: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Extras:
+    """The part of a step that does not fit into arrays; rows are counted within the share.
+
+    Attributes:
+        infos: pickled infos; None: empty ones, one for each agent that acted.
+        final_observations: (row, column) -> observation.
+        reset_infos: row -> infos of its reset.
+        masked: group -> whether an agent that acts has a mask, for groups of which this is not known yet.
+        messages: log records and warnings: see `worker_log`.
+    """
+
+    infos: bytes | None = None
+    final_observations: Mapping[tuple[int, int], Any] | None = None
+    reset_infos: Mapping[int, Mapping[str, Any]] | None = None
+    masked: Mapping[int, bool] | None = None
+    messages: Sequence[Any] = ()

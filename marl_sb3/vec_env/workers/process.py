@@ -1,0 +1,68 @@
+"""The process of a worker."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import socket
+import sys
+import threading
+from dataclasses import dataclass
+
+from marl_sb3.signals import ENDING
+from marl_sb3.vec_env.workers.channel import Channel, ChannelClosedError
+from marl_sb3.vec_env.workers.share_server import ShareServer
+from marl_sb3.vec_env.workers.worker_log import MessageLog
+
+
+@dataclass(frozen=True)
+class WorkerPlace:
+    """The place of a worker among all.
+
+    Attributes:
+        worker: its index.
+        n_workers: number of workers.
+    """
+
+    worker: int
+    n_workers: int
+
+
+def work(place: WorkerPlace, connection: int, memory: int, stacks: int) -> None:
+    """Answer requests until the main process closes the connection, or has ended.
+
+    Args:
+        place: of the worker.
+        connection: descriptor of the socket to the main process.
+        memory: descriptor of the shared memory.
+        stacks: descriptor of the file for the stacks: written on SIGUSR1 and when the process crashes.
+    """
+    _set_up_signals(stacks)
+    log = MessageLog()
+    log.install()
+    server = ShareServer(memory, place.n_workers, place.worker, log)
+    channel = Channel(socket.socket(fileno=connection))
+    try:
+        while not server.closed:
+            message = channel.receive()
+            kind, payload = server.answer(message)
+            channel.send(kind, message.number, payload)
+    except ChannelClosedError:
+        return
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+def _set_up_signals(stacks: int) -> None:
+    """Leave the signals that end a training to the main process: a terminal sends them to all processes.
+
+    They are handled and not ignored, because programs that an env starts would inherit that.
+    """
+    assert threading.current_thread() is threading.main_thread()
+    for number in ENDING:
+        signal.signal(number, lambda *_: None)
+    faulthandler.enable(stacks)
+    faulthandler.register(signal.SIGUSR1, stacks)
+    os.environ.pop("PYTHONFAULTHANDLER", None)

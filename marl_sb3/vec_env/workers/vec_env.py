@@ -1,0 +1,321 @@
+"""E envs that are stepped by N processes."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+from weakref import WeakMethod, finalize
+
+import numpy as np
+
+from marl_sb3 import stacks
+from marl_sb3.envs.registry import EnvFactory
+from marl_sb3.storage.state import State, StateReader
+from marl_sb3.types import Array, BoolArray
+from marl_sb3.vec_env.groups import AgentLayout, require_same_agents
+from marl_sb3.vec_env.interface import MultiAgentVecEnv, Options, WorkerHealth
+from marl_sb3.vec_env.masks import read_masks
+from marl_sb3.vec_env.observations import map_arrays, zero_observations
+from marl_sb3.vec_env.seeding import fresh_seed
+from marl_sb3.vec_env.slot_states import pack, unpack
+from marl_sb3.vec_env.step import NO_FINAL_OBSERVATIONS, ActionMasks, FinalObservations, StepInfos, VecStep, first_step
+from marl_sb3.vec_env.workers.arrays import SharedArrays
+from marl_sb3.vec_env.workers.batched_states import joined_state, split
+from marl_sb3.vec_env.workers.cut_episodes import RunningEpisodes
+from marl_sb3.vec_env.workers.infos import JoinedInfos, PickledInfos, SilentInfos
+from marl_sb3.vec_env.workers.journal import rows_of
+from marl_sb3.vec_env.workers.plan import Extras, SeparateState, SharePlan, ShareState, Shown
+from marl_sb3.vec_env.workers.shares_of_envs import shares
+from marl_sb3.vec_env.workers.supervisor import Supervisor
+from marl_sb3.vec_env.workers.worker_log import pass_on
+
+_READ_ONLY_CALLS = ("render", "get_wrapper_attr", "has_wrapper")
+_NOTHING = Extras()
+
+
+class WorkersVecEnv(MultiAgentVecEnv):
+    """A vec env of envs that are made and stepped by worker processes; with any number of them it gives the same steps.
+
+    A worker that ends, or in which a call of an env takes longer than `timeout_s`, is replaced. Its envs are brought
+    back, from a state and what has happened since, and the rollout is the same as without the loss. An env for which
+    that is not possible begins a new episode: its agents are truncated on what they saw last.
+
+    Args:
+        factory: makes the envs, in the workers.
+        num_envs: E.
+        seed: run seed; None draws one.
+        env_kwargs: arguments of the factory.
+        n_workers: number of processes.
+        batched: whether each worker steps its envs as a batch, which needs a factory with `make_batched`.
+        timeout_s: how long a call of an env may take.
+        max_restarts: how often in a row a worker is replaced that does not complete a step.
+
+    Raises:
+        ConfigError: there are more workers than envs, the factory cannot be sent to workers, or envs cannot be made.
+        WorkerError: a worker ended while it made its envs.
+    """
+
+    def __init__(
+        self,
+        factory: EnvFactory,
+        num_envs: int,
+        seed: int | None,
+        env_kwargs: Mapping[str, Any],
+        n_workers: int,
+        *,
+        batched: bool = False,
+        timeout_s: float = 300.0,
+        max_restarts: int = 5,
+    ) -> None:
+        run_seed = fresh_seed() if seed is None else seed
+        self._plans = shares(SharePlan(factory, dict(env_kwargs), 0, num_envs, run_seed, batched), n_workers)
+        self._batched = batched
+        self._supervisor = Supervisor(self._plans, timeout_s, max_restarts)
+        self._free = finalize(self, self._supervisor.close)  # also if nobody closes the vec env
+        self._closed = False
+        try:
+            self._set_up(num_envs)
+        except BaseException:
+            self.close()
+            raise
+
+    def _set_up(self, num_envs: int) -> None:
+        facts = self._supervisor.facts
+        for plan, others in zip(self._plans, facts, strict=True):
+            require_same_agents(others, plan.first_index, facts[0])
+        self._layout = AgentLayout(facts[0])
+        self.num_envs = num_envs
+        self.agents, self.groups = self._layout.agents, self._layout.groups
+        self.metadata, self.render_mode = facts[0].metadata, facts[0].render_mode
+        self._masked: dict[int, bool] = {}  # group -> whether it has masks, once that is known
+        zero_observations(self.groups, 1)  # refuses spaces that arrays cannot hold
+        arguments = (self._supervisor.memory, self.groups, num_envs, len(self._plans))
+        SharedArrays.make_room(*arguments)
+        self._arrays = SharedArrays(*arguments)
+        self._supervisor.attach()
+        shown_of = WeakMethod(self._shown_of)
+        self._supervisor.shown = lambda plan: _called(shown_of, plan)
+        self._running = RunningEpisodes(self.groups)
+        stacks.add_source(self._stacks)
+
+    @property
+    def health(self) -> WorkerHealth:
+        """See `MultiAgentVecEnv.health`."""
+        return WorkerHealth(self._supervisor.num_healthy, self._supervisor.restarts)
+
+    def limit_episodes(self, env_steps: int) -> None:
+        """See `MultiAgentVecEnv.limit_episodes`."""
+        self._supervisor.limit_episodes(env_steps)
+
+    def _stacks(self) -> list[str]:
+        return [] if self._closed else self._supervisor.stacks()
+
+    # --- Steps -------------------------------------------------------------------------------------------------------
+
+    def _seed(self, seed: int) -> None:
+        self._supervisor.ask_all("seed", seed)
+
+    def _reset(self, options: Sequence[Options] | None) -> VecStep:
+        given = [(None if options is None else options[plan.first_index :][: plan.num_envs],) for plan in self._plans]
+        extras: list[Extras] = self._supervisor.ask_each("reset", given)
+        self._supervisor.lost = {}  # they have begun new episodes, too
+        self._settle_masks(extras)
+        step = self._first_step(extras)
+        self._latest = step
+        self._running.begin(step)
+        self._begin_journal()
+        return step
+
+    def _first_step(self, extras: Sequence[Extras]) -> VecStep:
+        arrays = self._arrays
+        observations = tuple(map_arrays(np.copy, group) for group in arrays.observations)
+        return first_step(observations, self._masks(), arrays.to_act.copy(), self._reset_infos(extras))
+
+    def _send(self, actions: Sequence[Array]) -> None:
+        for given, shared in zip(actions, self._arrays.actions, strict=True):
+            np.copyto(shared, given, casting="same_kind")
+        self._supervisor.step()
+
+    def _recv(self) -> VecStep:
+        supervisor, arrays = self._supervisor, self._arrays
+        answers = supervisor.steps()
+        extras = [pickle.loads(answer.payload) if answer.payload else _NOTHING for answer in answers]
+        rich = any(answer.payload for answer in answers)  # whether there is more than what the arrays hold
+        if rich:
+            self._settle_masks(extras)
+        acted = self.latest.to_act
+        step = VecStep(
+            observations=tuple(map_arrays(np.copy, group) for group in arrays.observations),
+            action_masks=self._masks(),
+            rewards=arrays.rewards.copy(),
+            terminated=arrays.terminated.copy(),
+            truncated=arrays.truncated.copy(),
+            acted=acted,
+            to_act=arrays.to_act.copy(),
+            episode_done=arrays.episode_done.copy(),
+            final_observations=self._final_observations(extras) if rich else NO_FINAL_OBSERVATIONS,
+            infos=self._infos(extras, acted) if rich else SilentInfos(acted, self.agents),
+            reset_infos=self._reset_infos(extras) if rich else {},
+        )
+        if supervisor.lost:
+            step = self._running.cut(step, supervisor.lost)
+            supervisor.lost = {}
+        self._running.add(step)
+        supervisor.journal.add_step(arrays.actions, step.episode_done)
+        self._latest = step
+        if supervisor.journal.is_full:
+            self._begin_journal()
+        return step
+
+    def _begin_journal(self) -> None:
+        """Keep the states of all envs, from which they can be brought back."""
+        self._supervisor.journal.begin(self._supervisor.ask_all("get_state", True))
+
+    def _shown_of(self, plan: SharePlan) -> Shown | None:
+        if self._latest is None:
+            return None
+        rows = slice(plan.first_index, plan.first_index + plan.num_envs)
+        observations = [map_arrays(lambda array: array[rows], group) for group in self._latest.observations]
+        episodes = self._supervisor.journal.episodes_of(self._plans.index(plan))
+        return Shown(self._latest.to_act[rows], observations, episodes)
+
+    # --- Parts of a step ---------------------------------------------------------------------------------------------
+
+    def _settle_masks(self, extras: Sequence[Extras]) -> None:
+        """Decide whether groups have masks of which an agent acts for the first time, and tell the workers."""
+        for each in extras:
+            pass_on(each.messages)
+        found: dict[int, bool] = {}
+        for each in extras:
+            for number, masked in (each.masked or {}).items():
+                found[number] = found.get(number, False) or masked
+        if found:
+            self._masked = {**found, **self._masked}
+            answers = {number: self._masked[number] for number in found}
+            self._supervisor.ask_all("settle_masks", answers)
+
+    def _masks(self) -> ActionMasks:
+        return tuple(
+            masks.copy() if masks is not None and self._masked.get(number) else None
+            for number, masks in enumerate(self._arrays.action_masks)
+        )
+
+    def _infos(self, extras: Sequence[Extras], acted: BoolArray) -> StepInfos:
+        shares: list[StepInfos] = [
+            SilentInfos(acted[plan.first_index :][: plan.num_envs], self.agents)
+            if each.infos is None
+            else PickledInfos(each.infos)
+            for each, plan in zip(extras, self._plans, strict=True)
+        ]
+        return shares[0] if len(shares) == 1 else JoinedInfos(shares, [plan.first_index for plan in self._plans])
+
+    def _final_observations(self, extras: Sequence[Extras]) -> FinalObservations:
+        return FinalObservations(
+            {
+                (plan.first_index + row, column): seen
+                for each, plan in zip(extras, self._plans, strict=True)
+                for (row, column), seen in (each.final_observations or {}).items()
+            }
+        )
+
+    def _reset_infos(self, extras: Sequence[Extras]) -> dict[int, Mapping[str, Any]]:
+        return {
+            plan.first_index + row: infos
+            for each, plan in zip(extras, self._plans, strict=True)
+            for row, infos in (each.reset_infos or {}).items()
+        }
+
+    # --- Single envs -------------------------------------------------------------------------------------------------
+
+    def _call(self, name: str, env_indices: Sequence[int], /, *args: Any, **kwargs: Any) -> list[Any]:
+        found: dict[int, Any] = {}
+        for number, plan in enumerate(self._plans):
+            rows = rows_of(env_indices, plan)
+            if rows:
+                answers = self._supervisor.ask(number, "call", name, rows, args, kwargs)
+                found.update(zip([plan.first_index + row for row in rows], answers, strict=True))
+        if name not in _READ_ONLY_CALLS:
+            self._supervisor.journal.add("call", env_indices, name, args, kwargs)
+        return [found[index] for index in env_indices]
+
+    def _configure(self, env_indices: Sequence[int], settings: Mapping[str, Any]) -> None:
+        for number, plan in enumerate(self._plans):
+            rows = rows_of(env_indices, plan)
+            if rows:
+                self._supervisor.ask(number, "configure", rows, settings)
+        self._supervisor.journal.add("configure", env_indices, dict(settings))
+
+    # --- State -------------------------------------------------------------------------------------------------------
+
+    def _get_state(self) -> State:
+        latest = self.latest
+        states: list[Any] = self._supervisor.ask_all("get_state", False)
+        masks = list(latest.action_masks)
+        if self._batched:
+            state = joined_state(states, [plan.num_envs for plan in self._plans])
+            return {**state, "observations": list(latest.observations), "action_masks": masks}
+        slots = [slot for state in states for slot in state.slots]
+        return {**pack(slots, self.groups), "action_masks": masks}
+
+    def _set_state(self, state: StateReader) -> Mapping[int, str]:
+        extras: list[Extras] = self._supervisor.ask_each("set_state", [(each,) for each in self._share_states(state)])
+        self._supervisor.lost = {}
+        self._masked = {}
+        self._settle_masks(extras)
+        masks = self._set_masks(state, extras)
+        self._latest = latest = self._first_step(extras)
+        latest = self._latest = first_step(latest.observations, masks, latest.to_act, latest.reset_infos)
+        self._running.begin(latest)
+        self._begin_journal()
+        return {
+            plan.first_index + row: why
+            for each, plan in zip(extras, self._plans, strict=True)
+            for row, why in pickle.loads(each.infos or b"").items()
+        }
+
+    def _share_states(self, state: StateReader) -> list[ShareState]:
+        """Return the states of the shares from the state of all envs, which is checked."""
+        rows = [slice(plan.first_index, plan.first_index + plan.num_envs) for plan in self._plans]
+        if self._batched:
+            self._require_batched(state)
+            whole = {name: state.value(name) for name in state}
+            return [split(whole, self.num_envs, own) for own in rows]
+        slots = unpack(state, self._layout, self.num_envs)
+        masks = read_masks(state, self.groups, self.num_envs)
+        return [
+            SeparateState(slots[own], tuple(None if group is None else group[own] for group in masks)) for own in rows
+        ]
+
+    def _require_batched(self, state: StateReader) -> None:
+        """Refuse a state of another number of envs: its parts might fit the batches of the workers."""
+        for name in ("episodes", "episode_steps"):
+            state.counts(name, (self.num_envs,))
+        state.array("to_act", np.bool_, (self.num_envs, len(self.agents)))
+        state.items("settings", self.num_envs)
+        if state.value("own") is not None:
+            state.fields("own")
+
+    def _set_masks(self, state: StateReader, extras: Sequence[Extras]) -> ActionMasks:
+        masks = read_masks(state, self.groups, self.num_envs)
+        for number, group in enumerate(masks):
+            if group is not None:
+                self._masked[number] = True
+        return self._masks()
+
+    # --- End ---------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """See `MultiAgentVecEnv.close`."""
+        if not self._closed:
+            self._closed = True
+            try:
+                self._supervisor.close_envs()
+            finally:
+                self._free()
+
+
+def _called(method: WeakMethod[Any], plan: SharePlan) -> Shown | None:
+    """Call a method of an object that may be gone."""
+    function: Callable[[SharePlan], Shown | None] | None = method()
+    return None if function is None else function(plan)
