@@ -45,6 +45,10 @@ class EnvRaisedError(EnvError):
     """
 
 
+class WorkerError(EnvRaisedError):
+    """A process that steps envs ends or hangs again and again; the cause has its stacks, if it left any."""
+
+
 class VecEnvOrderError(MarlSb3Error, RuntimeError):
     """The methods of a vec env were called in a wrong order, such as `recv()` without `send()`."""
 

@@ -68,12 +68,19 @@ class CheckpointCallback(MultiAgentCallback):
         if self.algorithm.between_iterations and self.algorithm.iteration != self._saved_at:
             self._save()
 
-    def rescue(self) -> None:
-        """After a failed training, save the last iteration if it was finished and logged; an error is only logged."""
-        if self._logged_at is None or self._logged_at == self._saved_at:
+    def rescue(self, *, within_iteration: bool = False) -> None:
+        """After a failed training, save the last iteration if it was finished and logged; an error is only logged.
+
+        Args:
+            within_iteration: save it also if the next one has begun. Then the steps of that are lost, and a resume
+                begins new episodes.
+        """
+        if self._logged_at in (None, self._saved_at) or self._logged_at != self.algorithm.iteration:
             return
-        if self._logged_at != self.algorithm.iteration or not self.algorithm.between_iterations:
-            return
+        if not self.algorithm.between_iterations:
+            if not within_iteration:
+                return
+            _log.warning("inexact: the checkpoint is written within an iteration, whose steps are not in it")
         try:
             self._save()
         except Exception as error:  # the error that ended the training is more important

@@ -18,6 +18,7 @@ from marl_sb3.errors import (
 )
 from marl_sb3.output import lenient_output
 from marl_sb3.signals import interrupting
+from marl_sb3.stacks import stacks_on_signal
 
 EXIT_DONE = 0
 EXIT_FAILED = 1
@@ -31,7 +32,7 @@ def run_command(command: Callable[[], int], verbosity: int) -> int:
     If the reader of standard output has gone (`| head`), the command continues with the same exit code. If
     output cannot be written for another reason, such as a full disk, the exit code is 1.
     """
-    with lenient_output() as output, interrupting():
+    with lenient_output() as output, interrupting(), stacks_on_signal():
         exit_code = _exit_code(command, verbosity)
         output.flush()
         if output.is_lost:

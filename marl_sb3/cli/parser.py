@@ -130,6 +130,11 @@ def integer(text: str) -> int:
     raise argparse.ArgumentTypeError(f"received {text[:60]!r}; accepted: an integer, such as 100000, 1e5 or 100k")
 
 
+def number_of_workers(text: str) -> int | str:
+    """Parse a number of workers, for `type=`: an integer, or `auto`."""
+    return text if text == "auto" else integer(text)
+
+
 ALGORITHM_HELP = (
     "algorithm: ppo, a2c, trpo, maskable_ppo, recurrent_ppo, dqn, qrdqn, sac, td3, ddpg, tqc or crossq; default: ppo"
 )

@@ -13,6 +13,7 @@ from marl_sb3.cli.parser import (
     algorithm_name,
     assignments,
     integer,
+    number_of_workers,
 )
 from marl_sb3.cli.ray import add_ray_options
 from marl_sb3.errors import ConfigError
@@ -74,6 +75,12 @@ def build_parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
     )
+    parser.option(
+        "--workers N",
+        "processes that step the envs, with the same results; 0: none; auto: one for each core; default: 0",
+        dest="n_workers",
+        type=number_of_workers,
+    )
     parser.option("--vectorizer NAME", "auto, batched, sync or supersuit; default: auto")
     add_ray_options(parser)
     parser.option("--device NAME", "auto, cpu or cuda; default: auto")
@@ -120,7 +127,7 @@ def _most_agents(text: str) -> int | None:
 
 
 # Options that are settings of the same name; a resume can change some of them.
-RESUME_SETTINGS = ("checkpoint_every", "on_nan")
+RESUME_SETTINGS = ("checkpoint_every", "on_nan", "n_workers")
 SETTINGS = ("policies", "n_envs", "seed", "vectorizer", "device", "init_from", *RESUME_SETTINGS)
 
 _NOT_WITH_RESUME = (
@@ -136,7 +143,7 @@ def require_resumable(arguments: argparse.Namespace) -> None:
             option = "--set" if name == "settings" else f"--{name.replace('_', '-')}"
             raise ConfigError(
                 f"{option} cannot change a resumed run; accepted with --resume: ENV or --env, --timesteps, "
-                "--stop, --checkpoint-every, --on-nan, --ray and its options, --quiet, -v",
+                "--stop, --checkpoint-every, --on-nan, --workers, --ray and its options, --quiet, -v",
                 key=name,
             )
 

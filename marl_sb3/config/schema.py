@@ -13,7 +13,19 @@ from msgspec import Meta
 from marl_sb3.config.ids import require_ids
 from marl_sb3.config.processing import ProcessingSettings, split_processing
 from marl_sb3.config.provenance import Source, source_of
-from marl_sb3.config.values import Count, Named, PositiveInt, Seed, Strings, accepts, refusal, require, shown
+from marl_sb3.config.values import (
+    Count,
+    Named,
+    NumberOfWorkers,
+    PositiveInt,
+    PositiveSeconds,
+    Seed,
+    Strings,
+    accepts,
+    refusal,
+    require,
+    shown,
+)
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import AgentID, PolicyID
 
@@ -129,6 +141,10 @@ class TrainConfig:
             None: the env alone ends its episodes.
         n_shards: number of shards, each a fixed share of the envs with random streams of its own, which runners on Ray
             can roll out. 0: no shards; with `--ray`, the greatest divisor of `n_envs` up to 64.
+        n_workers: number of processes that step the envs; it changes no result. 0: the process of the training steps
+            them. `auto`: one for each core.
+        worker_timeout_s: seconds that a call of an env may take before its worker is replaced.
+        max_worker_restarts: how often in a row a worker is replaced that does not complete a step; then the run ends.
         vectorizer: how envs are stepped: `auto`, `batched`, `sync` or `supersuit`; see `make_vec_env`.
         device: `auto`, `cpu` or `cuda`.
         n_threads: threads of one operation of PyTorch or BLAS. Small networks are slower with more than one.
@@ -163,6 +179,9 @@ class TrainConfig:
     env_wrapper: _Wrappers = None
     episode_horizon: PositiveInt | None = None
     n_shards: Count = 0
+    n_workers: NumberOfWorkers = 0
+    worker_timeout_s: PositiveSeconds = 300.0
+    max_worker_restarts: Count = 5
     vectorizer: str = "auto"
     device: str = "auto"
     n_threads: _Threads = 1

@@ -86,7 +86,7 @@ def _require_kinds(hparams: Any, settings: Any) -> None:
             raise ConfigError(f"settings has the key {shown(key)}; accepted: strings", key="settings")
 
 
-_OPTION_NAMES = {"n_timesteps": "timesteps"}
+_OPTION_NAMES = {"n_timesteps": "timesteps", "n_workers": "workers"}
 
 
 def _option(key: str) -> str:

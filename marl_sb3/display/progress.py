@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from marl_sb3.config.values import counted
 from marl_sb3.display.text import duration, number
 from marl_sb3.metrics import Result
 
@@ -130,4 +131,14 @@ def speed_parts(pace: Pace, result: Result | None) -> list[str]:
         f"{number(agents_rate, 0)} agent steps/s",
         f"rollout {rollout_s / total_s:.0%}",
         f"update {update_s / total_s:.0%}",
+        *_health_parts(result),
     ]
+
+
+def _health_parts(result: Result) -> list[str]:
+    """The processes that step the envs, if there are any."""
+    health = result.get("fault_tolerance")
+    if health is None:
+        return []
+    healthy, restarts = health["num_healthy_workers"], health["num_worker_restarts"]
+    return [counted(healthy, "worker"), *([counted(restarts, "worker restart")] if restarts else [])]

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from marl_sb3.metrics import Episode
 from marl_sb3.storage.parts import Part, SavedPart
+from marl_sb3.vec_env.interface import Health
 from marl_sb3.vec_env.step import VecStep
 
 
@@ -50,6 +51,10 @@ class Runner(Part, Protocol):
         Raises:
             ConfigError: they cannot be started.
         """
+
+    @property
+    def health(self) -> Health | None:
+        """The state of the processes that step the envs; None if this process does."""
 
     def begin_rollouts(self) -> bool:
         """Begin new rollouts where the last one is complete or was broken off; return whether any began."""

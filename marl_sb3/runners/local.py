@@ -13,7 +13,7 @@ from marl_sb3.storage.checkpoint_format import fits_into_state
 from marl_sb3.storage.parts import SavedPart
 from marl_sb3.storage.state import State, StateReader, is_plain
 from marl_sb3.types import Array, PolicyID
-from marl_sb3.vec_env.interface import MultiAgentVecEnv
+from marl_sb3.vec_env.interface import Health, MultiAgentVecEnv
 from marl_sb3.vec_env.step import VecStep
 
 _log = logging.getLogger(__name__)
@@ -34,6 +34,12 @@ class LocalRunner:
         self.episodes_left_out = False
         self._collectors = list(collectors.values())
         self._latest: VecStep | None = None  # None: the next rollout begins new episodes
+        self._failed = False  # whether the latest step of the envs failed
+
+    @property
+    def health(self) -> Health | None:
+        """See `Runner.health`."""
+        return self.env.health
 
     @property
     def health(self) -> Health | None:
@@ -70,8 +76,9 @@ class LocalRunner:
 
     def _step(self, step: VecStep) -> VecStep:
         """Take the step after `step` in every env. If that fails, nobody knows where the envs are."""
-        self._latest = None
+        self._latest, self._failed = None, True
         self._latest = step = self.env.step(self._act(step))
+        self._failed = False
         return step
 
     def _goes_on(self, step: VecStep, listener: StepListener) -> bool:
@@ -113,7 +120,7 @@ class LocalRunner:
     def get_state(self) -> State:
         """See `Part.get_state`: the envs in the middle of their episodes, or the reason why these are left out."""
         if self._latest is None:
-            return {"running": None, "left_out": None}
+            return {"running": None, "left_out": "a step of the envs failed" if self._failed else None}
         running = self.env.get_state()
         why = _why_left_out(running)
         if why is None:

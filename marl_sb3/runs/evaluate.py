@@ -113,7 +113,8 @@ def _make_env(run: SavedRun, plan: EvaluationPlan, video: VideoFile | None) -> M
     from marl_sb3.wrappers.filmed_env import filming_factory
 
     factory = filming_factory(env_of(run.config), video.add, plan.film_episodes)
-    env = make_vec_env(factory, plan.n_envs, plan.seed, **env_settings(run.config))
+    settings = {**env_settings(run.config), "n_workers": 0}  # this process gets the frames
+    env = make_vec_env(factory, plan.n_envs, plan.seed, **settings)
     video.fps = env.metadata.get("render_fps") or video.fps
     return env
 

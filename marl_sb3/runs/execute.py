@@ -12,7 +12,7 @@ from marl_sb3.callbacks import EvaluationCallback, RewardHistogramCallback, Stop
 from marl_sb3.callbacks.checkpoint import CheckpointCallback
 from marl_sb3.callbacks.stop import StopAfterSteps
 from marl_sb3.config.extensions import Phase, phases_after
-from marl_sb3.errors import NumericError
+from marl_sb3.errors import NumericError, WorkerError
 from marl_sb3.metrics import Result
 from marl_sb3.runs.evaluations import evaluations_of
 from marl_sb3.runs.logs.writers import logs_of
@@ -53,7 +53,7 @@ def execute(run: Run, callbacks: Sequence[BaseCallback] = ()) -> Run:
         try:
             training.learn()
         except BaseException as error:
-            training.checkpoints.rescue()
+            training.checkpoints.rescue(within_iteration=isinstance(error, WorkerError))
             try_to_save_policies(run)
             keep_traceback(run, error)
             raise

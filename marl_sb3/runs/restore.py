@@ -113,4 +113,4 @@ class SavedRun:
     def make_env(self, n_envs: int, seed: int) -> MultiAgentVecEnv:
         """Make envs like those of the training; the caller closes them."""
         config = self.config
-        return make_vec_env(env_of(config), n_envs, seed, config.vectorizer, **env_settings(config))
+        return make_vec_env(env_of(config), n_envs, seed, config.vectorizer, **env_settings(config, n_envs))

@@ -100,7 +100,9 @@ class Run:
         """
         config = self.config
         number = config.n_envs if n_envs is None else n_envs
-        return make_vec_env(env_of(config, self.factory), number, seed, config.vectorizer, **env_settings(config))
+        return make_vec_env(
+            env_of(config, self.factory), number, seed, config.vectorizer, **env_settings(config, number)
+        )
 
     def evaluate(
         self,

@@ -31,6 +31,7 @@ def train(
     settings: Mapping[str, Any] | None = None,
     hparams: str | Path | None = None,
     stop: Mapping[str, float] | None = None,
+    n_workers: int | str | None = None,
     vectorizer: str | None = None,
     device: str | None = None,
     init_from: Sequence[str] | None = None,
@@ -54,13 +55,14 @@ def train(
         settings: single settings by key, as after `--set`: `{"learning_rate": 1e-4, "env.height": 6}`.
         hparams: a file of settings, instead of the shipped preset.
         stop: values by metric; the training ends when one metric reaches its value.
+        n_workers: number of processes that step the envs, with the same results, or `auto`; see `make_vec_env`.
         vectorizer: see `make_vec_env`.
         device: as in SB3.
         init_from: sources of the initial weights, each as after `--init-from`.
         trust_pickle: allow SB3 zips in `init_from`: reading one may run code.
         run_dir: the run folder; None: a new one below `runs`.
         resume: the folder of a run to continue, for `timesteps` env steps more or to its planned end. Of the other
-            arguments only `env`, `stop`, `callback` and `progress_bar` are accepted.
+            arguments only `env`, `stop`, `n_workers`, `callback` and `progress_bar` are accepted.
         callback: more callbacks, as `MultiAgentAlgorithm.learn` takes them: one, a list, or a function.
         progress_bar: show the progress: a live view on terminals and in notebooks, plain lines elsewhere.
             None: in notebooks only.
@@ -84,7 +86,8 @@ def train(
             init_from=init_from,
             run_dir=run_dir,
         )
-        return _execute_and_show(resume_run(resume, timesteps, name, factory, stop=stop), callbacks, progress_bar)
+        run = resume_run(resume, timesteps, name, factory, stop=stop, n_workers=n_workers)
+        return _execute_and_show(run, callbacks, progress_bar)
     config = load_config(
         name,
         algo,
@@ -95,6 +98,7 @@ def train(
         n_envs=n_envs,
         seed=seed,
         stop=stop,
+        n_workers=n_workers,
         vectorizer=vectorizer,
         device=device,
         init_from=init_from,
@@ -105,7 +109,7 @@ def train(
 def _refuse_with_resume(**arguments: Any) -> None:
     given = [name for name, value in arguments.items() if value is not None]
     if given:
-        accepted = "with resume only env, timesteps, stop, callback and progress_bar are accepted"
+        accepted = "with resume only env, timesteps, stop, n_workers, callback and progress_bar are accepted"
         raise ConfigError(f"{accepted}; received {', '.join(given)}", key="resume")
 
 

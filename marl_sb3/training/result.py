@@ -12,6 +12,7 @@ from marl_sb3.training.counters import Counters
 from marl_sb3.training.loop import IterationReport
 from marl_sb3.training.machine_load import machine_load
 from marl_sb3.types import AgentID, Array, PolicyID
+from marl_sb3.vec_env.interface import Health
 
 
 def iteration_result(

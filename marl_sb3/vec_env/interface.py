@@ -24,16 +24,16 @@ Options = Mapping[str, Any] | None  # options of the reset of one env
 
 
 @dataclass(frozen=True)
-class WorkerHealth:
-    """The state of the processes that step envs.
+class Health:
+    """The state of the processes that step the envs.
 
     Attributes:
-        num_healthy_workers: how many of them run; 0 if this process steps the envs.
-        num_worker_restarts: how many of them have been replaced.
+        num_healthy_workers: processes that run.
+        num_worker_restarts: processes that were replaced since the start.
     """
 
-    num_healthy_workers: int = 0
-    num_worker_restarts: int = 0
+    num_healthy_workers: int
+    num_worker_restarts: int
 
 
 class MultiAgentVecEnv(ABC):
@@ -73,9 +73,9 @@ class MultiAgentVecEnv(ABC):
         return self._latest
 
     @property
-    def health(self) -> WorkerHealth:
-        """The state of its worker processes."""
-        return WorkerHealth()
+    def health(self) -> Health | None:
+        """The state of the processes that step the envs; None if this process does."""
+        return None
 
     def seed(self, seed: int) -> None:
         """Set the run seed, from the next `reset` on; see `seeding.episode_seed`."""

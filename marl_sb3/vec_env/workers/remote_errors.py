@@ -20,10 +20,6 @@ class WorkerTracebackError(Exception):
         return f"\n{self.text}"
 
 
-class WorkerError(EnvRaisedError):
-    """The process that steps an env has ended or hung again and again; the cause has its stacks."""
-
-
 def packed_error(error: Exception) -> bytes:
     """Return an exception as bytes, with its traceback as text; one that cannot be pickled becomes its description."""
     text = "".join(traceback.format_exception(error))

@@ -26,9 +26,12 @@ class FirstEnvMadeError(Exception):
     """The first env of a share was made, and a later one was not."""
 
     def __init__(self, env_index: int, error: EnvRaisedError) -> None:
-        super().__init__(str(error))
+        super().__init__(env_index, error)
         self.env_index = env_index
         self.error = error
+
+    def __str__(self) -> str:
+        return str(self.error)
 
 
 class Share(Protocol):

@@ -8,13 +8,13 @@ import pickle
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from marl_sb3.errors import ConfigError, VecEnvOrderError
+from marl_sb3.errors import ConfigError, VecEnvOrderError, WorkerError
 from marl_sb3.vec_env.workers.arrays import anonymous_file, board_bytes
 from marl_sb3.vec_env.workers.channel import Kind, Message
 from marl_sb3.vec_env.workers.journal import Journal
 from marl_sb3.vec_env.workers.plan import EnvFacts, SharePlan, Shown, Surroundings, packed_plan
 from marl_sb3.vec_env.workers.process import WorkerPlace
-from marl_sb3.vec_env.workers.remote_errors import WorkerError, WorkerTracebackError
+from marl_sb3.vec_env.workers.remote_errors import WorkerTracebackError
 from marl_sb3.vec_env.workers.shares import FirstEnvMadeError
 from marl_sb3.vec_env.workers.worker import Worker, WorkerLostError
 

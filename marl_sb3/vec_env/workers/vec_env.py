@@ -14,7 +14,7 @@ from marl_sb3.envs.registry import EnvFactory
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import Array, BoolArray
 from marl_sb3.vec_env.groups import AgentLayout, require_same_agents
-from marl_sb3.vec_env.interface import MultiAgentVecEnv, Options, WorkerHealth
+from marl_sb3.vec_env.interface import Health, MultiAgentVecEnv, Options
 from marl_sb3.vec_env.masks import read_masks
 from marl_sb3.vec_env.observations import map_arrays, zero_observations
 from marl_sb3.vec_env.seeding import fresh_seed
@@ -100,9 +100,9 @@ class WorkersVecEnv(MultiAgentVecEnv):
         stacks.add_source(self._stacks)
 
     @property
-    def health(self) -> WorkerHealth:
+    def health(self) -> Health:
         """See `MultiAgentVecEnv.health`."""
-        return WorkerHealth(self._supervisor.num_healthy, self._supervisor.restarts)
+        return Health(self._supervisor.num_healthy, self._supervisor.restarts)
 
     def limit_episodes(self, env_steps: int) -> None:
         """See `MultiAgentVecEnv.limit_episodes`."""

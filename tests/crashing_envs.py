@@ -1,0 +1,114 @@
+"""Envs that do to their process what envs should not do; factories and classes that workers can import."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from toy_envs import ScriptedEnv
+
+LONG = {"a": (7, "terminated"), "b": (9, "truncated")}
+
+
+class Numbers(ScriptedEnv):
+    """Shows numbers that follow from the seed and the actions; agents a and b end one after the other."""
+
+    def __init__(self, env_index: int = 0, **arguments: Any) -> None:
+        super().__init__({"script": LONG, **arguments}["script"], env_index=env_index, infos=False)
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.rng = np.random.default_rng(seed)
+        return super().reset(seed, options)
+
+    def step(self, actions: Any) -> Any:
+        self.rng = np.random.default_rng([int(self.rng.integers(2**30)), *map(int, actions.values())])
+        return super().step(actions)
+
+    def observation(self, agent: str) -> np.ndarray:
+        return np.random.default_rng(self.rng.bit_generator.state["state"]["state"] % 2**32).random(3, np.float32)
+
+
+class Fatal(Numbers):
+    """Env 1 ends or stops its process in one step, as often as there are files for it in a folder."""
+
+    def __init__(self, folder: str, how: str = "kill", at: int = 4, env_index: int = 0) -> None:
+        super().__init__(env_index)
+        self.folder, self.how, self.at = Path(folder), how, at
+
+    def step(self, actions: Any) -> Any:
+        if self.env_index == 1 and self.step_count == self.at:
+            for file in self.folder.glob("*"):
+                file.unlink()
+                HOW[self.how]()
+        return super().step(actions)
+
+
+HOW = {
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "exit": lambda: os._exit(3),
+    "segfault": lambda: os.kill(os.getpid(), signal.SIGSEGV),
+    "sleep": lambda: time.sleep(1000),
+    "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+}
+
+
+class AlwaysFatal(Numbers):
+    """Every env ends its process in its third step."""
+
+    def step(self, actions: Any) -> Any:
+        if self.step_count == 2:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return super().step(actions)
+
+
+class Unrepeatable(Numbers):
+    """Env 1 shows other numbers each time."""
+
+    def observation(self, agent: str) -> np.ndarray:
+        return np.random.default_rng().random(3, np.float32) if self.env_index == 1 else super().observation(agent)
+
+
+class OncePerProcess(Numbers):
+    """A second one cannot be made in the same process."""
+
+    made: ClassVar[list[int]] = []
+
+    def __init__(self, env_index: int = 0) -> None:
+        if self.made:
+            raise RuntimeError("the simulator runs already")
+        self.made.append(env_index)
+        super().__init__(env_index)
+
+
+class Talking(Numbers):
+    """Warns in its first step."""
+
+    def step(self, actions: Any) -> Any:
+        if self.step_count == 0:
+            warnings.warn("the water is low", UserWarning, stacklevel=1)
+        return super().step(actions)
+
+
+class Failing(Numbers):
+    """Env 2 raises an exception in its second step."""
+
+    def step(self, actions: Any) -> Any:
+        if self.env_index == 2 and self.step_count == 1:
+            raise KeyError("wheel")
+        return super().step(actions)
+
+
+class Modules(Numbers):
+    """Says what its process has imported, and where it is."""
+
+    def modules(self) -> list[str]:
+        return list(sys.modules)
+
+    def process(self) -> int:
+        return os.getpid()
