@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from marl_sb3.metrics import Episode
@@ -17,19 +16,6 @@ class StepListener(Protocol):
 
     def on_step(self, step: VecStep, episodes: Sequence[Episode]) -> bool:
         """Note a step of all envs, and the episodes that it ended; return False to stop the rollout."""
-
-
-@dataclass(frozen=True)
-class Health:
-    """The state of the processes that step the envs.
-
-    Attributes:
-        num_healthy_workers: processes that are alive and ready.
-        num_worker_restarts: processes that were replaced since the start.
-    """
-
-    num_healthy_workers: int
-    num_worker_restarts: int
 
 
 class Runner(Part, Protocol):
@@ -51,10 +37,6 @@ class Runner(Part, Protocol):
         Raises:
             ConfigError: they cannot be started.
         """
-
-    @property
-    def health(self) -> Health | None:
-        """The state of the processes that step the envs; None if this process does."""
 
     def begin_rollouts(self) -> bool:
         """Begin new rollouts where the last one is complete or was broken off; return whether any began."""

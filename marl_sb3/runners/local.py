@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from marl_sb3.learners.interface import Collector
 from marl_sb3.metrics import EpisodeTracker
 from marl_sb3.policies.placement import zero_actions
-from marl_sb3.runners.interface import Health, StepListener
+from marl_sb3.runners.interface import StepListener
 from marl_sb3.storage.checkpoint_format import fits_into_state
 from marl_sb3.storage.parts import SavedPart
 from marl_sb3.storage.state import State, StateReader, is_plain
@@ -41,13 +41,8 @@ class LocalRunner:
         """See `Runner.health`."""
         return self.env.health
 
-    @property
-    def health(self) -> Health | None:
-        """See `Runner.health`."""
-        return None
-
     def start(self) -> None:
-        """See `Runner.start`: there are no processes."""
+        """See `Runner.start`: the vec env has started its workers, if it has any."""
 
     def begin_rollouts(self) -> bool:
         """See `Runner.begin_rollouts`; if new episodes begin, so do all rollouts."""

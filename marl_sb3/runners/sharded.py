@@ -12,7 +12,7 @@ import numpy as np
 
 from marl_sb3.learners.shards.interface import PolicyRollout, Receiver
 from marl_sb3.metrics import Episode, EpisodeTracker
-from marl_sb3.runners.interface import Health, StepListener
+from marl_sb3.runners.interface import StepListener
 from marl_sb3.runners.shards.interface import ShardRunners
 from marl_sb3.runners.shards.plan import RoundOrder, SavedShard, ShardPlan, ShardRollout
 from marl_sb3.runners.shards.steps import RecordedSteps, side_by_side
@@ -20,6 +20,7 @@ from marl_sb3.storage.checkpoint_format import fits_into_state
 from marl_sb3.storage.parts import SavedPart
 from marl_sb3.storage.state import State, is_plain
 from marl_sb3.types import BoolArray, PolicyID
+from marl_sb3.vec_env.interface import Health
 from marl_sb3.vec_env.seeding import shard_seed
 
 _log = logging.getLogger(__name__)

@@ -7,7 +7,6 @@ from dataclasses import asdict
 
 from marl_sb3.learners.interface import Learner
 from marl_sb3.metrics import EpisodeTracker, Result, finite_or_none
-from marl_sb3.runners.interface import Health
 from marl_sb3.training.counters import Counters
 from marl_sb3.training.loop import IterationReport
 from marl_sb3.training.machine_load import machine_load

@@ -249,7 +249,7 @@ def trained(vectorizer: str, policies: str) -> tuple[dict[str, dict[str, th.Tens
     env = make_vec_env("arena", n_envs=3, vectorizer=vectorizer, max_timesteps=9)
     algorithm = MultiAgentAlgorithm(env, policies, n_steps=20, batch_size=30, n_epochs=2, seed=4, device="cpu")
     result = [algorithm.train_iteration() for _ in range(3)][-1]
-    clocks = ("time", "throughput", "perf", "env_runners/episode_duration")
+    clocks = ("time", "throughput", "perf", "fault_tolerance", "env_runners/episode_duration")
     untimed = {name: value for name, value in flatten(result).items() if not name.startswith(clocks)}
     return {policy_id: policy.policy.state_dict() for policy_id, policy in algorithm.policies.items()}, untimed
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
-from marl_sb3.runners.interface import Health
 from marl_sb3.runners.shards.faults import result_or_raise
 from marl_sb3.runners.shards.host import ShardHost
 from marl_sb3.runners.shards.plan import Inexact, RoundOrder, SavedShard, ShardPlan, ShardRollout
+from marl_sb3.vec_env.interface import Health
 
 
 class InProcessRunners:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from marl_sb3.runners.interface import Health
 from marl_sb3.runners.shards.plan import Inexact, RoundOrder, SavedShard, ShardPlan, ShardRollout
+from marl_sb3.vec_env.interface import Health
 
 
 class ShardRunners(Protocol):

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from marl_sb3.errors import ConfigError, RunnersLostError
-from marl_sb3.runners.interface import Health
 from marl_sb3.runners.shards.assignment import balanced
 from marl_sb3.runners.shards.faults import result_or_raise
 from marl_sb3.runners.shards.plan import Inexact, RoundOrder, SavedShard, ShardFault, ShardPlan, ShardRollout
 from marl_sb3.runners.shards.pool import Answer, Lost, Pool, differing
 from marl_sb3.storage.process_rng import preserve_rng
+from marl_sb3.vec_env.interface import Health
 
 _log = logging.getLogger(__name__)
 
