@@ -11,7 +11,8 @@ from marl_sb3.evaluate import main as evaluate
 from marl_sb3.train import main as train
 
 FEW = ["--n-envs=2", "--quiet", "--seed=1", "--set=learning_starts=8", "--set=batch_size=4", "--set=buffer_size=100"]
-STEADY = ["--set=exploration_initial_eps=0.1", "--set=exploration_final_eps=0.1"]  # whatever the planned end
+# Whatever the planned end.
+STEADY = ["--set=exploration_initial_eps=0.1", "--set=exploration_final_eps=0.1", "--set=learning_rate=1e-3"]
 SMALL = ["--set=policy_kwargs.net_arch=[4]", "--set=train_freq=50"]
 
 
