@@ -26,6 +26,12 @@ if TYPE_CHECKING:
     from marl_sb3.learners.ppo.maskable_ppo import MaskablePPO as MaskablePPO
     from marl_sb3.learners.ppo.ppo import PPO as PPO
     from marl_sb3.learners.ppo.recurrent_ppo import RecurrentPPO as RecurrentPPO
+    from marl_sb3.learners.replay.dqn import DQN as DQN
+    from marl_sb3.learners.replay.qrdqn import QRDQN as QRDQN
+    from marl_sb3.learners.replay.sac import SAC as SAC
+    from marl_sb3.learners.replay.td3 import DDPG as DDPG
+    from marl_sb3.learners.replay.td3 import TD3 as TD3
+    from marl_sb3.learners.replay.tqc import TQC as TQC
     from marl_sb3.learners.spec import PolicySpec as PolicySpec
     from marl_sb3.metrics import Episode as Episode
     from marl_sb3.metrics import InfoMetric as InfoMetric
@@ -53,7 +59,13 @@ _HOME = {
     "MultiAgentAlgorithm": "marl_sb3.training.algorithm",
     "MultiAgentCallback": "marl_sb3.training.callback",
     "MultiAgentVecEnv": "marl_sb3.vec_env",
+    "DDPG": "marl_sb3.learners.replay.td3",
+    "DQN": "marl_sb3.learners.replay.dqn",
     "PPO": "marl_sb3.learners.ppo.ppo",
+    "QRDQN": "marl_sb3.learners.replay.qrdqn",
+    "SAC": "marl_sb3.learners.replay.sac",
+    "TD3": "marl_sb3.learners.replay.td3",
+    "TQC": "marl_sb3.learners.replay.tqc",
     "PolicyBundle": "marl_sb3.learners.bundle",
     "PolicySpec": "marl_sb3.learners.spec",
     "RecurrentPPO": "marl_sb3.learners.ppo.recurrent_ppo",

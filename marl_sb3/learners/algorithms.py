@@ -17,12 +17,12 @@ ALGORITHMS: Mapping[str, str] = {
     "trpo": "sb3_contrib.trpo.trpo:TRPO",
     "maskable_ppo": "marl_sb3.learners.ppo.maskable_ppo:MaskablePPO",
     "recurrent_ppo": "marl_sb3.learners.ppo.recurrent_ppo:RecurrentPPO",
-    "dqn": "stable_baselines3.dqn.dqn:DQN",
-    "qrdqn": "sb3_contrib.qrdqn.qrdqn:QRDQN",
-    "sac": "stable_baselines3.sac.sac:SAC",
-    "td3": "stable_baselines3.td3.td3:TD3",
-    "ddpg": "stable_baselines3.ddpg.ddpg:DDPG",
-    "tqc": "sb3_contrib.tqc.tqc:TQC",
+    "dqn": "marl_sb3.learners.replay.dqn:DQN",
+    "qrdqn": "marl_sb3.learners.replay.qrdqn:QRDQN",
+    "sac": "marl_sb3.learners.replay.sac:SAC",
+    "td3": "marl_sb3.learners.replay.td3:TD3",
+    "ddpg": "marl_sb3.learners.replay.td3:DDPG",
+    "tqc": "marl_sb3.learners.replay.tqc:TQC",
     "crossq": "sb3_contrib.crossq.crossq:CrossQ",
 }
 # SB3's classes where marl_sb3 has a subclass of its own. They have names in checkpoints only.
@@ -31,6 +31,12 @@ STOCK: Mapping[str, str] = {
     "stable_baselines3.A2C": "stable_baselines3.a2c.a2c:A2C",
     "sb3_contrib.MaskablePPO": "sb3_contrib.ppo_mask.ppo_mask:MaskablePPO",
     "sb3_contrib.RecurrentPPO": "sb3_contrib.ppo_recurrent.ppo_recurrent:RecurrentPPO",
+    "stable_baselines3.DQN": "stable_baselines3.dqn.dqn:DQN",
+    "sb3_contrib.QRDQN": "sb3_contrib.qrdqn.qrdqn:QRDQN",
+    "stable_baselines3.SAC": "stable_baselines3.sac.sac:SAC",
+    "stable_baselines3.TD3": "stable_baselines3.td3.td3:TD3",
+    "stable_baselines3.DDPG": "stable_baselines3.ddpg.ddpg:DDPG",
+    "sb3_contrib.TQC": "sb3_contrib.tqc.tqc:TQC",
 }
 _SAVED: Mapping[str, str] = {**ALGORITHMS, **STOCK}
 

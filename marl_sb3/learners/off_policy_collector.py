@@ -22,6 +22,7 @@ from marl_sb3.learners.buffers.making import RowReplayBuffer
 from marl_sb3.learners.buffers.open_transitions import OpenTransitions
 from marl_sb3.learners.deciders import Actions, Batch, zero_actions_of
 from marl_sb3.learners.numeric_faults import policy_in_errors
+from marl_sb3.learners.replay.fused_updates import FusedUpdate, FusedUpdates
 from marl_sb3.learners.sb3.predict import States
 from marl_sb3.learners.sb3.private import after_step, set_progress_remaining
 from marl_sb3.policies.placement import PolicyRows
@@ -44,6 +45,12 @@ class ExploringDecider:
     def __init__(self, algorithm: OffPolicyAlgorithm, warms_up: bool) -> None:
         self._algorithm = algorithm
         self._warms_up = warms_up
+        self._fused: FusedUpdate | None = None
+
+    def read_weights(self) -> None:
+        """Note that the policy may have other weights than in the latest step, or other modules."""
+        algorithm = self._algorithm
+        self._fused = algorithm.fused_update() if isinstance(algorithm, FusedUpdates) else None
 
     def initial_states(self, rows: int) -> States:
         """See `Decider.initial_states`."""
@@ -54,6 +61,8 @@ class ExploringDecider:
         algorithm = self._algorithm
         if self._is_warming_up():
             return Actions(np.array([algorithm.action_space.sample() for _ in range(len(batch.starts))])), ()
+        if self._fused is not None:
+            return Actions(self._fused.explore(batch.observations)), ()
         actions, _ = algorithm.predict(batch.observations, deterministic=False)
         return Actions(actions), ()
 
@@ -99,7 +108,8 @@ class OffPolicyCollector:
         self.processing = processing
         self.records = records
         self.agent_steps = 0
-        self.actor = RowActor(rows, algorithm, ExploringDecider(algorithm, records))
+        self._decider = ExploringDecider(algorithm, records)
+        self.actor = RowActor(rows, algorithm, self._decider)
         self._progress_remaining = progress_remaining
         self._episodes = 0  # of agents, that ended since the rollout began
         self._noise = self._make_noise()
@@ -153,7 +163,8 @@ class OffPolicyCollector:
             self.actor.begin_rollout()
 
     def read_weights(self) -> None:
-        """See `Collector.read_weights`: nothing is kept of them."""
+        """See `Collector.read_weights`."""
+        self._decider.read_weights()
 
     def masks(self, step: VecStep) -> BoolArray | None:
         """See `Collector.masks`: no algorithm with a replay buffer takes any."""

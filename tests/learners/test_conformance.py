@@ -80,17 +80,33 @@ class Kind:
         return PolicySpec(self.algorithm, **{**self.hyperparameters, "policy_kwargs": self.network, **more})
 
 
-def continuous(algorithm: type[BaseAlgorithm], chooses: str, **more: Any) -> Kind:
+def continuous(algorithm: type[BaseAlgorithm], chooses: str, path: str = "auto", **more: Any) -> Kind:
     """An algorithm of actors and critics with a replay buffer."""
     losses = ("critic_loss",)
     return Kind(
         algorithm,
         {**SMALL_REPLAY, **more},
-        None if more else algorithm,  # SB3 takes objects as noise: test_equals_stock_replay compares them
+        # SB3 takes objects as noise: test_equals_stock_replay compares them
+        None if more or path == "fused" else algorithm,
+        path,
         cadence="train_freq",
         losses=losses,
         chooses=chooses,
         continuous=True,
+    )
+
+
+def by_values(algorithm: type[BaseAlgorithm], chooses: str, path: str = "auto", **network: Any) -> Kind:
+    """An algorithm with a replay buffer that explores by an epsilon."""
+    return Kind(
+        algorithm,
+        {**SMALL_REPLAY, "target_update_interval": 8, "exploration_fraction": 0.9},
+        None if path == "fused" else algorithm,
+        path,
+        network={"net_arch": [4], **network},
+        cadence="train_freq",
+        losses=("qf_loss",),
+        chooses=chooses,
     )
 
 
@@ -110,27 +126,17 @@ LEARNERS = {
     "RecurrentPPO, fused": Kind(marl_sb3.RecurrentPPO, SMALL_PPO, None, "fused", network=MEMORY),
     # None: sb3-contrib's class cannot be made for the arena's observations.
     "stock RecurrentPPO": Kind(sb3_contrib.RecurrentPPO, SMALL_PPO, None, network=MEMORY),
-    "DQN": Kind(
-        stable_baselines3.DQN,
-        {**SMALL_REPLAY, "target_update_interval": 8, "exploration_fraction": 0.9},
-        stable_baselines3.DQN,
-        cadence="train_freq",
-        losses=("qf_loss",),
-        chooses="q_net.q_net.2",
-    ),
-    "QRDQN": Kind(
-        sb3_contrib.QRDQN,
-        {**SMALL_REPLAY, "target_update_interval": 8, "exploration_fraction": 0.9},
-        sb3_contrib.QRDQN,
-        network={"net_arch": [4], "n_quantiles": 1},
-        cadence="train_freq",
-        losses=("qf_loss",),
-        chooses="quantile_net.quantile_net.2",
-    ),
-    "SAC": continuous(stable_baselines3.SAC, "actor.mu"),
-    "TD3": continuous(stable_baselines3.TD3, "actor.mu.2", action_noise={"ornstein_uhlenbeck": 0.3}),
-    "DDPG": continuous(stable_baselines3.DDPG, "actor.mu.2", action_noise={"normal": 0.3}),
-    "TQC": continuous(sb3_contrib.TQC, "actor.mu"),
+    "DQN, fused": by_values(marl_sb3.DQN, "q_net.q_net.2", "fused"),
+    "stock DQN": by_values(stable_baselines3.DQN, "q_net.q_net.2"),
+    "QRDQN, fused": by_values(marl_sb3.QRDQN, "quantile_net.quantile_net.2", "fused", n_quantiles=1),
+    "stock QRDQN": by_values(sb3_contrib.QRDQN, "quantile_net.quantile_net.2", n_quantiles=1),
+    "SAC, fused": continuous(marl_sb3.SAC, "actor.mu", "fused"),
+    "stock SAC": continuous(stable_baselines3.SAC, "actor.mu"),
+    "TD3, fused": continuous(marl_sb3.TD3, "actor.mu.2", "fused", action_noise={"ornstein_uhlenbeck": 0.3}),
+    "stock TD3": continuous(stable_baselines3.TD3, "actor.mu.2", action_noise={"ornstein_uhlenbeck": 0.3}),
+    "DDPG, fused": continuous(marl_sb3.DDPG, "actor.mu.2", "fused", action_noise={"normal": 0.3}),
+    "TQC, fused": continuous(marl_sb3.TQC, "actor.mu", "fused"),
+    "stock TQC": continuous(sb3_contrib.TQC, "actor.mu"),
     "CrossQ": continuous(sb3_contrib.CrossQ, "actor.mu"),
 }
 each_learner = pytest.mark.parametrize("kind", LEARNERS.values(), ids=LEARNERS)
@@ -164,7 +170,7 @@ def assert_same(one: MultiAgentAlgorithm, other: MultiAgentAlgorithm) -> None:
 def test_every_algorithm_is_tested_here() -> None:
     tested = {kind.algorithm for kind in LEARNERS.values()}
     assert tested >= {*map(algorithm_class, ALGORITHMS)}
-    assert {*map(place_of, tested)} >= {*REGISTERED}
+    assert {place_of(base) for algorithm in tested for base in algorithm.__mro__} >= {*REGISTERED}
 
 
 @pytest.mark.parametrize("kind", [kind for kind in LEARNERS.values() if kind.stock], ids=lambda kind: str(kind.stock))

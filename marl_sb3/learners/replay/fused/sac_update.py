@@ -1,0 +1,105 @@
+"""Updates of SAC and TQC by the kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch as th
+
+from marl_sb3.learners.fused.coverage import ACTIVATIONS
+from marl_sb3.learners.fused.tables import Tables, linears
+from marl_sb3.learners.replay.fused.inputs import batch_of, features, kernel_module, standard_normal
+from marl_sb3.types import Array
+
+
+class SACUpdate:
+    """Gradient steps of actor, critics and entropy coefficient, see `FusedUpdate`.
+
+    Args:
+        algorithm: a SAC or TQC that the kernels cover.
+        dropped: how many quantiles of all critics together TQC leaves out; -1 for SAC.
+    """
+
+    def __init__(self, algorithm: Any, dropped: int) -> None:
+        from marl_sb3.learners.fused.layers import LINEAR
+        from marl_sb3.learners.fused.mlp import Net
+        from marl_sb3.learners.replay.fused.critics import Critics
+
+        self._kernel = kernel_module("sac_kernel")
+        self._algorithm = algorithm
+        self._dropped = dropped
+        tables = self._tables = Tables()
+        actor, hidden = algorithm.actor, ACTIVATIONS.index(algorithm.policy.activation_fn)
+        self._actor = self._kernel.Actor(
+            Net(tables.of_layers(linears(actor.latent_pi)), hidden, hidden),
+            Net(tables.of_layers([actor.mu]), LINEAR, LINEAR),
+            Net(tables.of_layers([actor.log_std]), LINEAR, LINEAR),
+        )
+        self._critics, self._targets = (
+            Critics(np.stack([tables.of_layers(linears(net)) for net in critic.q_networks]), hidden)
+            for critic in (algorithm.critic, algorithm.critic_target)
+        )
+        self._moved = tables.of_targets([(algorithm.critic.q_networks, algorithm.critic_target.q_networks)])
+        self._unmoved = self._moved[:0]
+        learned = [] if algorithm.ent_coef_optimizer is None else [algorithm.ent_coef_optimizer]
+        self.optimizers: list[th.optim.Optimizer] = [actor.optimizer, algorithm.critic.optimizer, *learned]
+
+    def begin(self) -> None:
+        """See `FusedUpdate.begin`."""
+        from marl_sb3.learners.fused.mlp import Adam
+
+        actor, critic, *learned = map(self._tables.of_adam, self.optimizers)
+        self._actor_adam, self._critic_adam = actor, critic
+        if learned:
+            entropy = self._kernel.Entropy(learned[0], 0.0, float(self._algorithm.target_entropy))
+        else:
+            fixed = Adam(np.empty((0, 5), np.int64), 0.0, 0.0, 0.0, 0.0)
+            entropy = self._kernel.Entropy(fixed, self._algorithm.ent_coef_tensor.item(), 0.0)
+        self._entropy = entropy
+        self._stats: list[Array] = []
+
+    def step(self, samples: Any, gradient_step: int) -> None:
+        """See `FusedUpdate.step`."""
+        algorithm = self._algorithm
+        batch = batch_of(samples, algorithm.actor, algorithm.gamma)
+        shape = batch.actions.shape
+        noise, next_noise = standard_normal(*shape), standard_normal(*shape)
+        moves = gradient_step % algorithm.target_update_interval == 0
+        self._stats.append(
+            self._kernel.update(
+                self._actor,
+                self._actor_adam,
+                self._critics,
+                self._targets,
+                self._critic_adam,
+                self._entropy,
+                batch,
+                noise,
+                next_noise,
+                self._dropped,
+                self._moved if moves else self._unmoved,
+                float(algorithm.tau),
+            )
+        )
+
+    def recorded(self) -> dict[str, float]:
+        """See `FusedUpdate.recorded`."""
+        kernel, means = self._kernel, np.mean(self._stats, axis=0)
+        found = {
+            "train/ent_coef": means[kernel.ENT_COEF],
+            "train/actor_loss": means[kernel.ACTOR_LOSS],
+            "train/critic_loss": means[kernel.CRITIC_LOSS],
+        }
+        if len(self.optimizers) == 3:
+            found["train/ent_coef_loss"] = means[kernel.ENT_COEF_LOSS]
+        return {name: float(value) for name, value in found.items()}
+
+    def explore(self, observations: Any) -> Array:
+        """See `FusedUpdate.explore`: actions drawn from the actor's distributions."""
+        policy, space = self._algorithm.policy, self._algorithm.action_space
+        inputs = features(self._algorithm.actor, observations)
+        noise = standard_normal(len(inputs), int(np.prod(space.shape)))
+        actions = self._kernel.sampled_actions(self._actor, inputs, noise)
+        unscaled: Array = policy.unscale_action(actions.reshape(-1, *space.shape))
+        return unscaled

@@ -1,0 +1,133 @@
+"""What the algorithms with a replay buffer share that can update in kernels: the choice of the path, and the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch as th
+from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.noise import ActionNoise
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.type_aliases import RolloutReturn, TrainFreq
+from stable_baselines3.common.vec_env import VecEnv
+
+from marl_sb3.learners.threads import blas_threads
+from marl_sb3.learners.update_path import TwoPaths
+from marl_sb3.types import Array
+
+if TYPE_CHECKING:  # base class of the mixin for type checkers: the algorithms have its attributes
+
+    class _Base(TwoPaths, OffPolicyAlgorithm): ...
+
+else:
+    _Base = TwoPaths
+
+
+class FusedUpdate(Protocol):
+    """Acts and updates in kernels, in the memory of the algorithm's networks and optimizers."""
+
+    @property
+    def optimizers(self) -> Sequence[th.optim.Optimizer]:
+        """The optimizers, whose learning rates follow the schedule."""
+
+    def begin(self) -> None:
+        """Begin an update, with the optimizers' present settings."""
+
+    def step(self, samples: Any, gradient_step: int) -> None:
+        """Take one gradient step.
+
+        Args:
+            samples: a minibatch of the replay buffer.
+            gradient_step: number of the step in this update, from 0.
+        """
+
+    def recorded(self) -> dict[str, float]:
+        """Return what SB3 records of the update, under its names: means over the gradient steps."""
+
+    def explore(self, observations: Any) -> Array:
+        """Choose actions as `predict` does that is not deterministic; with the same random numbers."""
+
+
+class FusedUpdates(_Base):
+    """Mixin of an SB3 algorithm: updates and the actions of rollouts are computed in kernels where these cover it.
+
+    See `TwoPaths`.
+    """
+
+    _of_rollout: FusedUpdate | None = None  # what acts in the present rollout, if the kernels do
+    _acting: FusedUpdate | None = None  # the same, while an action is chosen
+
+    def _make_fused(self) -> FusedUpdate:
+        raise NotImplementedError
+
+    def fused_update(self) -> FusedUpdate | None:
+        """Return the policy in the kernels' form, as it is now, if updates take the fused path.
+
+        Raises:
+            ConfigError: see `takes_fused_path`.
+        """
+        return self._make_fused() if self.takes_fused_path() else None
+
+    def train(self, gradient_steps: int, batch_size: int = 64) -> None:
+        """See `OffPolicyAlgorithm.train`."""
+        update = self.fused_update()
+        if update is None:
+            super().train(gradient_steps=gradient_steps, batch_size=batch_size)
+            return
+        assert self.replay_buffer is not None
+        self._update_learning_rate(list(update.optimizers))
+        update.begin()
+        for gradient_step in range(gradient_steps):
+            samples = self.replay_buffer.sample(batch_size, env=self._vec_normalize_env)
+            update.step(samples, gradient_step)
+        self._n_updates += gradient_steps
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+        for name, value in update.recorded().items():
+            self.logger.record(name, value)
+
+    def learn(self, *args: Any, **kwargs: Any) -> Any:
+        """See `OffPolicyAlgorithm.learn`; small matrix products are fastest with one thread."""
+        with blas_threads(1):
+            return super().learn(*args, **kwargs)
+
+    def collect_rollouts(
+        self,
+        env: VecEnv,
+        callback: BaseCallback,
+        train_freq: TrainFreq,
+        replay_buffer: ReplayBuffer,
+        action_noise: ActionNoise | None = None,
+        learning_starts: int = 0,
+        log_interval: int | None = None,
+    ) -> RolloutReturn:
+        """See `OffPolicyAlgorithm.collect_rollouts`; on the fused path the kernels choose the actions."""
+        self._of_rollout = self.fused_update()
+        return super().collect_rollouts(
+            env, callback, train_freq, replay_buffer, action_noise, learning_starts, log_interval
+        )
+
+    def _sample_action(
+        self, learning_starts: int, action_noise: ActionNoise | None = None, n_envs: int = 1
+    ) -> tuple[Array, Array]:
+        self._acting = self._of_rollout
+        try:
+            return super()._sample_action(learning_starts, action_noise, n_envs)
+        finally:
+            self._acting = None
+
+    def predict(
+        self,
+        observation: Any,
+        state: tuple[Array, ...] | None = None,
+        episode_start: Array | None = None,
+        deterministic: bool = False,
+    ) -> tuple[Array, tuple[Array, ...] | None]:
+        """See `BaseAlgorithm.predict`; in the kernels for the actions of a rollout, by PyTorch for all others."""
+        if self._acting is None:
+            return super().predict(observation, state, episode_start, deterministic)
+        return self._acting.explore(observation), state
+
+    def _excluded_save_params(self) -> list[str]:
+        return [*super()._excluded_save_params(), "_acting", "_of_rollout"]
