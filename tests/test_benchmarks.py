@@ -28,6 +28,10 @@ WITH_ANOTHER_PYTHON = ("arena_vs_rllib", "waterworld_vs_pettingzoo")  # which th
 RUNS = {
     "arena_vs_stock_sb3": (["--repeats", "1", "--iterations", "1"], {"throughput"}),
     "cartpole_vs_stock_sb3": (["--repeats", "1", "--iterations", "1"], {"throughput"}),
+    "replay_vs_stock_sb3": (
+        ["--repeats", "1", "--steps", "8", "--algos", "dqn,crossq", "--sizes", "64"],
+        {"dqn-64", "crossq-64"},
+    ),
     "update_vs_limit": (
         ["--repeats", "1", "--epochs", "1", "--calls", "2", "--cases", "arena-64,cartpole-256"],
         {"arena-64", "cartpole-256"},

@@ -1,0 +1,162 @@
+"""Microseconds per env step of the algorithms with a replay buffer: stock SB3, and marl_sb3 on both of its paths.
+
+    python benchmarks/replay_vs_stock_sb3.py [--repeats 3] [--algos dqn,sac,...] [--sizes 64,256] [--steps N]
+        [--json FILE]
+
+One env, an update after as many steps as SB3's defaults say; DQN and QR-DQN play CartPole-v1, the others Pendulum-v1.
+CPU time of the process, updates included; all sides in turns. The steps before the first updates are not counted.
+"torch" is `MultiAgentAlgorithm` on PyTorch's path, "fused" what `update_path: auto` takes; CrossQ has the first only.
+"updates" is the share of time that the updates of the faster of both take.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from measure import (
+    Comparison,
+    Report,
+    Setting,
+    number,
+    one_torch_thread,
+    parser,
+    positive,
+    print_table,
+    some_of,
+    take_turns,
+)
+
+import marl_sb3
+from marl_sb3.learners.algorithms import algorithm_class
+
+DISCRETE = ("dqn", "qrdqn")
+ALGOS = (*DISCRETE, "sac", "td3", "ddpg", "tqc", "crossq")
+SIZES = ("64", "256")
+WARM_STEPS = 200  # of which 100 are random; also the length of an iteration
+HYPERPARAMETERS = {"learning_starts": 100, "buffer_size": 50_000}
+SETTING = Setting(
+    what="one env, two hidden layers",
+    hyperparameters=HYPERPARAMETERS,
+    threads="1 torch thread",
+    changes={"A": "torch", "B": "fused"},
+    packages=("marl_sb3", "stable-baselines3", "sb3-contrib", "torch", "numpy", "gymnasium"),
+)
+STOCK, TORCH, FUSED = "stock", "torch", "fused"
+
+
+class Clock(marl_sb3.MultiAgentCallback):
+    """CPU time per step after the warm-up, in stock SB3 too, and the share of it that updates take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._begun_s = self._update_s = self._all_s = 0.0
+        self.us_per_step = 0.0
+
+    @property
+    def update_share(self) -> float:
+        """From 0 to 1; of wall-clock time."""
+        return self._update_s / self._all_s
+
+    def _on_step(self) -> bool:
+        if self.num_timesteps == WARM_STEPS:
+            self._begun_s = time.process_time()
+        return True
+
+    def on_iteration_end(self, result: dict[str, Any]) -> bool:
+        """See `MultiAgentCallback.on_iteration_end`."""
+        timers = result["timers"]
+        if self.num_timesteps > WARM_STEPS:
+            self._update_s += timers["learner_update_timer"]
+            self._all_s += timers["learner_update_timer"] + timers["env_runner_sampling_timer"]
+        return True
+
+    def _on_training_end(self) -> None:
+        taken_s = time.process_time() - self._begun_s
+        self.us_per_step = taken_s / (self.num_timesteps - WARM_STEPS) * 1e6
+
+
+def env_of(algo: str) -> str:
+    """The env that an algorithm can play."""
+    return "CartPole-v1" if algo in DISCRETE else "Pendulum-v1"
+
+
+def settings(size: int) -> dict[str, Any]:
+    """The hyperparameters, in a copy: SB3 writes into `policy_kwargs`."""
+    return {**HYPERPARAMETERS, "policy_kwargs": {"net_arch": [size, size]}}
+
+
+def stock_clock(algo: str, size: int, steps: int, turn: int) -> Clock:
+    """Train by stock SB3."""
+    clock = Clock()
+    stock: Any = next(base for base in algorithm_class(algo).__mro__ if not base.__module__.startswith("marl_sb3"))
+    model = stock("MlpPolicy", env_of(algo), seed=turn, device="cpu", **settings(size))
+    model.learn(WARM_STEPS + steps, callback=clock)
+    return clock
+
+
+def our_clock(algo: str, size: int, steps: int, path: str, turn: int) -> Clock:
+    """Train by `MultiAgentAlgorithm` with the one agent."""
+    clock = Clock()
+    spec = marl_sb3.PolicySpec(algorithm_class(algo), **settings(size))
+    algorithm = marl_sb3.MultiAgentAlgorithm(
+        marl_sb3.make_vec_env(env_of(algo), n_envs=1),
+        {"policy": spec},
+        n_steps=WARM_STEPS,
+        seed=turn,
+        device="cpu",
+        update_path=path,
+    )
+    algorithm.learn(WARM_STEPS + steps, callback=clock)
+    return clock
+
+
+def measure(algo: str, size: int, steps: int, repeats: int) -> tuple[Comparison, float]:
+    """Compare the sides of one algorithm; also the share of updates on its faster path."""
+    sides: dict[str, Callable[[int], Clock]] = {
+        STOCK: partial(stock_clock, algo, size, steps),
+        TORCH: partial(our_clock, algo, size, steps, "torch"),
+    }
+    if hasattr(algorithm_class(algo), "update_path"):
+        sides[FUSED] = partial(our_clock, algo, size, steps, "fused")
+    clocks = take_turns(sides, repeats, f"{algo} {size}x{size}")
+    times = {side: [clock.us_per_step for clock in of_side] for side, of_side in clocks.items()}
+    fastest = clocks[FUSED if FUSED in clocks else TORCH]
+    share = statistics.median(clock.update_share for clock in fastest)
+    return Comparison("microseconds per env step", times, STOCK, less_is_better=True), share
+
+
+def table_row(algo: str, size: int, found: Comparison, share: float) -> list[str]:
+    """Medians, how many times as fast as stock SB3, and the share of updates."""
+    medians, ratios = found.medians(), found.ratios()
+    cells = [f"{number(medians[side])} ({ratios[side]:.2f} x)" if side in medians else "" for side in (TORCH, FUSED)]
+    return [f"{algo}, {size}x{size}", number(medians[STOCK]), *cells, f"{share:.0%}"]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure in turns and print medians and ratios."""
+    options = parser(__doc__)
+    options.add_argument("--algos", type=some_of(ALGOS), default=ALGOS, metavar="A,B", help="default: all")
+    options.add_argument("--sizes", type=some_of(SIZES), default=SIZES, metavar="N,M", help="default: 64,256")
+    options.add_argument(
+        "--steps", type=positive, metavar="N", help="counted steps in a turn; default: 2000 for dqn, 400 for the others"
+    )
+    arguments = options.parse_args(argv)
+    one_torch_thread()
+    SETTING.print()
+    rows, results = [], {}
+    for algo in arguments.algos:
+        for size in map(int, arguments.sizes):
+            steps = arguments.steps or (2000 if algo == "dqn" else 400)
+            found, share = measure(algo, size, steps, arguments.repeats)
+            rows.append(table_row(algo, size, found, share))
+            results[f"{algo}-{size}"] = {**found.facts(), "update_share": share}
+    print_table(["microseconds per env step", STOCK, TORCH, FUSED, "updates"], rows)
+    Report("replay_vs_stock_sb3", SETTING, results).write(arguments.json)
+
+
+if __name__ == "__main__":
+    main()
