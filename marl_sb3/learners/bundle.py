@@ -15,13 +15,13 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from marl_sb3.config.ids import file_names
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.learners.actor import RowActor
+from marl_sb3.learners.by_agent import PolicyByAgent
 from marl_sb3.learners.deciders import Actions, PredictDecider
 from marl_sb3.learners.player import Player
 from marl_sb3.learners.policy_size import least_weights
-from marl_sb3.learners.predict import AgentPredict, require_known
+from marl_sb3.learners.predict import AgentPredict
 from marl_sb3.learners.processed import policy_rows, processing_of
 from marl_sb3.learners.sb3.build import build_for_acting
-from marl_sb3.learners.sb3.predict import States
 from marl_sb3.learners.sb3.tensors import read_weights
 from marl_sb3.learners.sb3.vec_normalize import write_processing
 from marl_sb3.learners.sb3.zip_file import write_zip
@@ -56,7 +56,7 @@ class PolicySpaces(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PolicyBundle:
+class PolicyBundle(PolicyByAgent):
     """The policies of a training, ready to act. No env is needed.
 
     Attributes:
@@ -101,70 +101,8 @@ class PolicyBundle:
         processing, gamma = self.processing[rows.policy_id], self.policies[rows.policy_id].gamma  # type: ignore[attr-defined]
         return Player(self.make_actor(rows, deterministic), process_rows(processing, rows, gamma, learns=False))
 
-    def predict(
-        self,
-        observations: Mapping[AgentID, Any],
-        deterministic: bool = False,
-        action_masks: Mapping[AgentID, Any] | None = None,
-    ) -> dict[AgentID, Any]:
-        """Return the action of each agent: `predict_with_state` at the start of an episode.
-
-        Args:
-            observations: by agent; any subset of the agents. A leading batch axis is kept.
-            deterministic: the most likely action instead of a sampled one.
-            action_masks: see `predict_with_state`.
-
-        Raises:
-            ConfigError: see `predict_with_state`.
-        """
-        return self.predict_with_state(observations, action_masks=action_masks, deterministic=deterministic)[0]
-
-    def predict_with_state(
-        self,
-        observations: Mapping[AgentID, Any],
-        state: Mapping[AgentID, Any] | None = None,
-        episode_starts: Mapping[AgentID, Any] | None = None,
-        action_masks: Mapping[AgentID, Any] | None = None,
-        deterministic: bool = False,
-        rewards: Mapping[AgentID, Any] | None = None,
-    ) -> tuple[dict[AgentID, Any], dict[AgentID, States]]:
-        """Return the action of each agent and the state of policies with memory.
-
-        All mappings are by agent; an agent that is not in a mapping has no such input.
-
-        Args:
-            observations: any subset of the agents: a single observation each, or a batch of n.
-            state: what the previous call returned; None at the start of an episode.
-            episode_starts: a boolean, or n of them: True where an episode of the agent starts: its state is not used
-                there. Policies without memory ignore it.
-            action_masks: k booleans for an agent, or (n, k) for a batch: True where an action is allowed. k is the
-                number of actions of a Discrete space, and the sum over the choices of a MultiDiscrete or MultiBinary
-                one. A mask is refused for a policy that takes none: it could choose a forbidden action.
-            deterministic: the most likely action instead of a sampled one.
-            rewards: what each agent has been paid since its previous action, one number, or n; needed for policies
-                with `previous_reward`, but for the start of an episode. Others take no notice.
-
-        Returns:
-            The actions, and the state for the next call, which has the agents whose policies have memory: recurrent
-            ones, and those whose processing keeps something, such as stacked frames. The state of an agent without an
-            observation stays as it was.
-
-        Raises:
-            ConfigError: an agent that no policy acts for; an observation, a state or a mask that does not fit its
-                policy.
-        """
-        given = {"observations": observations, "state": state, "episode_starts": episode_starts}
-        require_known(self.policy_of, given | {"action_masks": action_masks, "rewards": rewards})
-        state, starts, masks, rewards = state or {}, episode_starts or {}, action_masks or {}, rewards or {}
-        actions, after = {}, dict(state)
-        for agent, observation in observations.items():
-            its = state.get(agent), starts.get(agent), masks.get(agent), rewards.get(agent)
-            actions[agent], memory = self._predict_of(agent)(observation, *its, deterministic)
-            if memory:
-                after[agent] = memory
-        return actions, after
-
-    def _predict_of(self, agent: AgentID) -> AgentPredict:
+    def agent_predict(self, agent: AgentID) -> AgentPredict:
+        """See `PolicyByAgent.agent_predict`."""
         policy_id = self.policy_of[agent]
         place = self.agents_of(policy_id).index(agent)
         its = self.spaces[policy_id]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
@@ -45,6 +46,26 @@ def require_known(agents: Iterable[AgentID], given: Mapping[str, Any]) -> None:
             raise ConfigError(words, key=argument)
 
 
+class Prepared(NamedTuple):
+    """What an agent's policy is called with.
+
+    Attributes:
+        observation: as the policy sees it, a single one or a batch of n.
+        shape: () for a single observation, (n,) for a batch; the other attributes have n rows, or 1.
+        states: recurrent state; () for a policy without memory.
+        memory: of the processing, with this observation.
+        starts: (rows,) bool; True where an episode starts.
+        masks: (rows, k) bool, or None.
+    """
+
+    observation: Any
+    shape: tuple[int, ...]
+    states: States
+    memory: Memory
+    starts: BoolArray
+    masks: BoolArray | None
+
+
 @dataclass(frozen=True)
 class AgentPredict:
     """The `predict` of one agent.
@@ -75,6 +96,21 @@ class AgentPredict:
         Raises:
             ConfigError: an argument does not fit the policy; the message names it and the agent.
         """
+        its = self.prepared(observation, state, episode_start, action_mask, reward)
+        with self.misfit_refused():
+            actions, after = predict(self.algorithm, its.observation, its.states, its.starts, its.masks, deterministic)
+        memory = self.processing.acted(its.memory, np.asarray(actions) if its.shape else np.asarray(actions)[None])
+        of_env = ZeroBased(self.action_space).to_env(self.processing.env_actions(actions))
+        return of_env, (*after, *memory.values())
+
+    def prepared(
+        self, observation: Any, state: Any, episode_start: Any, action_mask: Any = None, reward: Any = None
+    ) -> Prepared:
+        """Check the inputs and process the observation; see `PolicyBundle.predict_with_state`.
+
+        Raises:
+            ConfigError: an argument does not fit the policy; the message names it and the agent.
+        """
         observation = self._flat(observation)
         shape = self._batch_shape(observation)
         states, memory = self._states(state, shape)
@@ -84,13 +120,34 @@ class AgentPredict:
         if self.processing.settings.changed():
             memory = self._rewarded(memory, starts | (state is None), reward, shape)
             observation, memory = self._processed(observation, memory, shape)
+        return Prepared(observation, shape, states, memory, starts, masks)
+
+    def actions_of_policy(self, actions: Any, shape: tuple[int, ...]) -> Array:
+        """Actions of the env, one or a batch, as a batch of actions that the policy's `predict` returns.
+
+        Raises:
+            ConfigError: they do not fit the action space.
+        """
+        rows = shape or (1,)
+        wanted = (*shape, *(self.action_space.shape or ()))
+        array = np.asarray(actions)
+        if array.shape != wanted or not self._all_contained(array.reshape(*rows, *wanted[len(shape) :])):
+            accepted = f"{'an action' if not shape else f'{shape[0]} actions'} of {self.action_space}"
+            raise self.error(f"actions is {actions!r:.200}; accepted: {accepted}")
+        of_policy = self.processing.policy_actions(ZeroBased(self.action_space).from_env(array))
+        return of_policy.reshape(*rows, *wanted[len(shape) :])
+
+    def _all_contained(self, actions: Array) -> bool:
+        space = self.action_space
+        return all(space.contains(np.asarray(action, dtype=space.dtype)[()]) for action in actions)
+
+    @contextmanager
+    def misfit_refused(self) -> Iterator[None]:
+        """Turn errors of SB3 and PyTorch about an observation into a `ConfigError`."""
         try:
-            actions, after = predict(self.algorithm, observation, states, starts, masks, deterministic)
+            yield
         except (ValueError, RuntimeError, TypeError) as error:
             raise self._misfit(str(error)) from error
-        memory = self.processing.acted(memory, np.asarray(actions) if shape else np.asarray(actions)[None])
-        of_env = ZeroBased(self.action_space).to_env(self.processing.env_actions(actions))
-        return of_env, (*after, *memory.values())
 
     def _flat(self, observation: Any) -> Any:
         """What the policy sees of an observation that the env itself gave: see the wrappers of envs."""
@@ -124,7 +181,7 @@ class AgentPredict:
         return array.reshape(wanted).astype(space.dtype)
 
     def _misfit(self, why: str) -> ConfigError:
-        return self._error(f"the observation does not fit {self.observation_space}: {why}")
+        return self.error(f"the observation does not fit {self.observation_space}: {why}")
 
     def _rewarded(self, memory: Memory, starts: BoolArray, reward: Any, shape: tuple[int, ...]) -> Memory:
         """Return the memory with the reward, if the policy sees it; the initial memory where an episode starts."""
@@ -133,18 +190,24 @@ class AgentPredict:
             given = None if reward is None else np.asarray(reward)
             if given is None or given.dtype.kind not in "iuf" or given.shape != shape:
                 accepted = f"{shape[0]} numbers" if shape else "a number"
-                raise self._error(f"rewards is {reward!r:.200}; accepted: {accepted}, which {self._policy} sees")
+                raise self.error(f"rewards is {reward!r:.200}; accepted: {accepted}, which {self.its_policy} sees")
             memory = {**memory, REWARD: given.astype(np.float32).reshape(-1, 1)}
         return {name: _where(starts, initial[name], array) for name, array in memory.items()}
 
     # --- What was given ----------------------------------------------------------------------------------------------
 
-    def _error(self, words: str) -> ConfigError:
+    def error(self, words: str) -> ConfigError:
+        """Make the error of an argument of this agent."""
         return ConfigError(f"agent {self.agent!r}: {words}")
 
     @property
-    def _policy(self) -> str:
+    def its_policy(self) -> str:
+        """The policy and its algorithm, for messages."""
         return f"its policy {self.policy_id!r} ({type(self.algorithm).__name__})"
+
+    def batch_shape(self, observation: Any) -> tuple[int, ...]:
+        """Return (n,) for a batch of n observations, () for a single one."""
+        return self._batch_shape(self._flat(observation))
 
     def _batch_shape(self, observation: Any) -> tuple[int, ...]:
         """Return (n,) for a batch of n observations, () for a single one."""
@@ -159,19 +222,30 @@ class AgentPredict:
         """The recurrent state of the policy, and the memory of its processing."""
         rows = shape[0] if shape else 1
         recurrent, memory = initial_states(self.algorithm, rows), self.processing.initial(rows)
-        given = self._arrays(state, (*recurrent, *memory.values()))
+        given = self.arrays(state, (*recurrent, *memory.values()), "state", "predict_with_state")
         count = len(recurrent)
         return given[:count], dict(zip(memory, given[count:], strict=True))
 
-    def _arrays(self, state: Any, fresh: States) -> States:
+    def arrays(self, state: Any, fresh: States, argument: str, method: str) -> States:
+        """Check the arrays of a state.
+
+        Args:
+            state: as given; None: `fresh`.
+            fresh: the state at the start of an episode; () for a policy without one.
+            argument: name of the argument, for messages.
+            method: the method that returns such states, for messages.
+
+        Raises:
+            ConfigError: it is not like `fresh`.
+        """
         if state is None:
             return fresh
         if not fresh:
-            raise self._error(f"a state was given, but {self._policy} has none")
+            raise self.error(f"a {argument} was given, but {self.its_policy} has none")
         fits = isinstance(state, (tuple, list)) and [np.shape(part) for part in state] == [own.shape for own in fresh]
         if not fits:
-            raise self._error(
-                f"the state does not fit {self._policy}; accepted: None, or what predict_with_state returned for the "
+            raise self.error(
+                f"the {argument} does not fit {self.its_policy}; accepted: None, or what {method} returned for the "
                 f"agent: {len(fresh)} arrays of shape {', '.join(str(own.shape) for own in fresh)}"
             )
         return tuple(np.asarray(part, dtype=own.dtype) for part, own in zip(state, fresh, strict=True))
@@ -180,24 +254,24 @@ class AgentPredict:
         starts = np.asarray(False if episode_start is None else episode_start)
         if starts.dtype != np.bool_ or starts.shape not in ((), shape):
             accepted = f"a boolean{f', or {shape[0]} of them' if shape else ''}"
-            raise self._error(f"episode_starts is {episode_start!r:.200}; accepted: {accepted}")
+            raise self.error(f"episode_starts is {episode_start!r:.200}; accepted: {accepted}")
         return np.broadcast_to(starts, shape or (1,))
 
     def _masks(self, action_mask: Any, shape: tuple[int, ...]) -> BoolArray:
         if not takes_masks(self.algorithm):
-            raise self._error(f"an action mask was given, but {self._policy} takes none; leave the agent out")
+            raise self.error(f"an action mask was given, but {self.its_policy} takes none; leave the agent out")
         choices = choices_of(self.action_space) or ()
         masks, size = np.asarray(action_mask), sum(choices)
         if masks.shape != (*shape, size):
             accepted = f"{(*shape, size)}, for {self.action_space}"
-            raise self._error(f"the action mask has shape {masks.shape}; accepted: {accepted}")
+            raise self.error(f"the action mask has shape {masks.shape}; accepted: {accepted}")
         fault = mask_fault(masks.reshape(-1), masks.size, self.action_space)
         if fault is not None:
-            raise self._error(fault)
+            raise self.error(fault)
         allowed = masks.astype(np.bool_).reshape(-1, size)
         nowhere = forbidden_place(allowed[None], choices)
         if nowhere is not None:
-            raise self._error(forbidden_words(nowhere[2], choices))
+            raise self.error(forbidden_words(nowhere[2], choices))
         return allowed
 
 

@@ -39,3 +39,8 @@ class RescaleActions:
         scaled: Array = self.low + (actions + 1) * 0.5 * (self.high - self.low)
         inside: Array = np.clip(scaled, self.low, self.high)  # rounding must not leave the Box
         return inside.astype(self._dtype)
+
+    def reverse(self, actions: Array) -> Array:
+        """The policy's actions of (rows, ...) actions of the env."""
+        scaled: Array = 2.0 * (actions - self.low) / (self.high - self.low) - 1.0
+        return scaled.astype(self._dtype)

@@ -133,6 +133,10 @@ class Processing:
         """Actions of the policy, (rows, ...), as the env takes them."""
         return actions if self.rescale is None else self.rescale(actions)
 
+    def policy_actions(self, actions: Array) -> Array:
+        """The reverse of `env_actions`."""
+        return actions if self.rescale is None else self.rescale.reverse(actions)
+
     # --- State -------------------------------------------------------------------------------------------------------
 
     @property

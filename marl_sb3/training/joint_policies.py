@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,13 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 
 from marl_sb3.errors import ConfigError
 from marl_sb3.learners.bundle import PolicyBundle
-from marl_sb3.learners.sb3.predict import States
+from marl_sb3.learners.by_agent import ByAgent, PolicyByAgent
+from marl_sb3.learners.predict import AgentPredict
 from marl_sb3.training.sb3_hints import require_observations_by_agent
 from marl_sb3.types import AgentID, PolicyID
 
 
-class JointPolicies(ABC):
+class JointPolicies(PolicyByAgent):
     """The base class of `MultiAgentAlgorithm`, with the methods on all policies that are not training.
 
     Attributes:
@@ -30,19 +31,19 @@ class JointPolicies(ABC):
     def bundle(self) -> PolicyBundle:
         """Return the policies as a bundle, which acts without an env."""
 
+    def agent_predict(self, agent: AgentID) -> AgentPredict:
+        """See `PolicyByAgent.agent_predict`."""
+        return self.bundle().agent_predict(agent)
+
     def predict(
-        self,
-        observations: Mapping[AgentID, Any],
-        deterministic: bool = False,
-        action_masks: Mapping[AgentID, Any] | None = None,
-        **of_sb3: Any,
+        self, observations: ByAgent, deterministic: bool = False, action_masks: ByAgent | None = None, **of_sb3: Any
     ) -> dict[AgentID, Any]:
         """Return the action of each agent.
 
         Args:
             observations: by agent; any subset of the agents. A leading batch axis is kept.
             deterministic: the most likely action instead of a sampled one.
-            action_masks: by agent; see `PolicyBundle.predict_with_state`.
+            action_masks: by agent; see `predict_with_state`.
             of_sb3: not accepted; the error tells users of SB3's functions for one policy, such as `evaluate_policy`,
                 what to use.
 
@@ -50,27 +51,7 @@ class JointPolicies(ABC):
             ConfigError: an agent is unknown, or `observations` is no mapping by agent.
         """
         require_observations_by_agent(self.policies, observations, of_sb3)
-        return self.bundle().predict(observations, deterministic, action_masks)
-
-    def predict_with_state(
-        self,
-        observations: Mapping[AgentID, Any],
-        state: Mapping[AgentID, Any] | None = None,
-        episode_starts: Mapping[AgentID, Any] | None = None,
-        action_masks: Mapping[AgentID, Any] | None = None,
-        deterministic: bool = False,
-        rewards: Mapping[AgentID, Any] | None = None,
-    ) -> tuple[dict[AgentID, Any], dict[AgentID, States]]:
-        """The action of each agent for its observation, with the memory of recurrent policies and of processing.
-
-        See `PolicyBundle.predict_with_state`, which has the same arguments and errors.
-
-        Returns:
-            The actions, and the state for the next call, by agent.
-        """
-        require_observations_by_agent(self.policies, observations, {})
-        given = observations, state, episode_starts, action_masks, deterministic, rewards
-        return self.bundle().predict_with_state(*given)
+        return super().predict(observations, deterministic, action_masks)
 
     def get_parameters(self) -> dict[PolicyID, dict[str, Any]]:
         """Return weights and optimizer state of each policy; see SB3's `get_parameters`."""
