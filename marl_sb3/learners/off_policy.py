@@ -12,6 +12,7 @@ from marl_sb3.errors import CheckpointError
 from marl_sb3.learners.interface import UpdateJob
 from marl_sb3.learners.numeric_faults import check_replay_update
 from marl_sb3.learners.off_policy_collector import OffPolicyCollector
+from marl_sb3.learners.processed import stored_space
 from marl_sb3.learners.sb3.private import (
     num_steps,
     num_updates,
@@ -29,6 +30,7 @@ from marl_sb3.learners.sb3.tensors import (
     read_weights,
     weights,
 )
+from marl_sb3.learners.sb3.vec_normalize import normalize_minibatches
 from marl_sb3.metrics import Result
 from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.processing import Processing, process_rows
@@ -82,8 +84,10 @@ class OffPolicyLearner:
         algorithm.set_logger(Logger(None, []))
         self._num_parameters = num_optimized(algorithm)
         self.processing = processing
-        processed = process_rows(processing, rows, algorithm.gamma, trained)
-        self.collector = OffPolicyCollector(rows, algorithm, processed, trained, progress_remaining)
+        processed = process_rows(processing, rows, algorithm.gamma, trained, late=True)
+        normalize_minibatches(algorithm, processing)
+        stored = stored_space(processing, algorithm)
+        self.collector = OffPolicyCollector(rows, algorithm, processed, trained, progress_remaining, stored)
         self.make_job: Callable[[OffPolicyLearner], UpdateJob] = ReplayJob
 
     @property

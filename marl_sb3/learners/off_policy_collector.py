@@ -87,6 +87,7 @@ class OffPolicyCollector:
         processing: of the rows' observations, rewards and actions.
         records: whether its learner learns; if not, it only acts, without exploration.
         progress_remaining: from 1 at the start of training to 0 at its end, for schedules of exploration.
+        stored: the space of the observations that the buffer keeps.
 
     Attributes:
         agent_steps: actions since the rollout began.
@@ -102,6 +103,7 @@ class OffPolicyCollector:
         processing: RowProcessing,
         records: bool,
         progress_remaining: Callable[[], float],
+        stored: spaces.Space[Any],
     ) -> None:
         self.rows = rows
         self.algorithm = algorithm
@@ -114,7 +116,7 @@ class OffPolicyCollector:
         self._episodes = 0  # of agents, that ended since the rollout began
         self._noise = self._make_noise()
         space = algorithm.action_space
-        self._open = OpenTransitions(rows.num_rows, algorithm.observation_space, space, self.buffer.actions.dtype)
+        self._open = OpenTransitions(rows.num_rows, stored, space, self.buffer.actions.dtype)
 
     def _make_noise(self) -> RowNoise | None:
         noise = self.algorithm.action_noise
@@ -177,7 +179,7 @@ class OffPolicyCollector:
         acting = self.rows.of_agents(step.to_act)
         observations = self._prepared(self.processing.look(step))
         with policy_in_errors(self.rows.policy_id, f"rollout, step {self.actor.step}"):
-            chosen = self.actor.act(observations, acting).actions
+            chosen = self.actor.act(self.processing.normalized(observations), acting).actions
         actions, learned = self._explored(chosen, acting)
         if self.records:
             self._open.begin(acting, observations, learned)

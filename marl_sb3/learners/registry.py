@@ -74,7 +74,7 @@ def make_learner(
     processed = policy_rows(rows, processing)
     more: dict[str, Any] = {}
     if is_off_policy(spec.algorithm):
-        algorithm = build_with_replay(processed, spec, seed, device, goal_rewards)
+        algorithm = build_with_replay(processed, spec, seed, device, processing, goal_rewards)
         more["progress_remaining"] = progress_remaining
     else:
         is_dict = isinstance(processed.group.observation_space, spaces.Dict)

@@ -40,14 +40,33 @@ class NormalizeObservations(Memoryless):
 
     def observe(self, look: Look) -> tuple[Observations, Memory]:
         """See `ObservationProcessor.observe`."""
+        self.take_in(look)
+        return self.normalized(look.seen), {}
+
+    def take_in(self, look: Look) -> None:
+        """Take observations into the statistics, if these are to learn from them."""
         if look.learn:
             for key, own in self.statistics.items():
                 own.update(part(look.seen, key))
-        return self.normalized(look.seen), {}
 
     def normalized(self, seen: Observations) -> Observations:
         """Return normalised observations; the statistics do not change."""
         return map_parts(seen, {key: self._normalizer(own) for key, own in self.statistics.items()})
+
+    def restored(self, seen: Observations) -> Observations:
+        """Return observations normalised and back again, as SB3 keeps the last ones of episodes for its replay buffers.
+
+        That is the observation up to rounding, and up to `clip`.
+        """
+        of_parts = parts_of(self.before)
+        return map_parts(seen, {key: self._restorer(own, of_parts[key]) for key, own in self.statistics.items()})
+
+    def _restorer(self, own: RunningStatistics, space: Space) -> Callable[[Array], Array]:
+        def restored(array: Array) -> Array:
+            back: Array = self._normalizer(own)(array) * np.sqrt(own.var + self.epsilon) + own.mean
+            return back.astype(space.dtype)
+
+        return restored
 
     def _normalizer(self, own: RunningStatistics) -> Callable[[Array], Array]:
         mean, deviation = own.mean, np.sqrt(own.var + self.epsilon)

@@ -103,12 +103,24 @@ class Processing:
         """Whether rows remember anything: then one observation alone does not say what the policy sees."""
         return bool(self._remembering)
 
+    @property
+    def normalizer(self) -> NormalizeObservations | None:
+        """The processor that normalises observations, if that is on."""
+        found = self.processors.get("normalize_observations")
+        return found if isinstance(found, NormalizeObservations) else None
+
+    @property
+    def after_normalizer(self) -> list[str]:
+        """The settings whose processors follow it."""
+        names = list(self.processors)
+        return names[names.index("normalize_observations") + 1 :] if self.normalizer else []
+
     def initial(self, rows: int) -> dict[str, Array]:
         """What so many rows remember at the start of an episode."""
         return {name: array for each in self._remembering for name, array in each.initial(rows).items()}
 
     def observe(
-        self, seen: Observations, memory: Memory, agents: Array, learn: bool = False
+        self, seen: Observations, memory: Memory, agents: Array, learn: bool = False, normalize: bool = True
     ) -> tuple[Observations, Memory]:
         """What the policy sees of what rows see, and what they remember then.
 
@@ -117,9 +129,14 @@ class Processing:
             memory: of these rows; it stays as it is.
             agents: (rows,) which one of the policy's agents each is.
             learn: whether running statistics take the observations in.
+            normalize: whether observations are normalised; the statistics take them in anyway.
         """
         for each in self.processors.values():
-            seen, changed = each.observe(Look(seen, memory, agents, learn))
+            look = Look(seen, memory, agents, learn)
+            if each is self.normalizer and not normalize:
+                self.normalizer.take_in(look)
+                continue
+            seen, changed = each.observe(look)
             memory = {**memory, **changed} if changed else memory
         return seen, memory
 
@@ -145,10 +162,9 @@ class Processing:
         return dict(self._statistics())
 
     def _statistics(self) -> Iterator[tuple[str, RunningStatistics]]:
-        normalize = self.processors.get("normalize_observations")
-        if isinstance(normalize, NormalizeObservations):
-            yield from ((f"observations/{key}" if key else "observations", own) for key, own in
-                        normalize.statistics.items())  # fmt: skip
+        if self.normalizer is not None:
+            of_parts = self.normalizer.statistics.items()
+            yield from ((f"observations/{key}" if key else "observations", own) for key, own in of_parts)
         yield from self.rewards.statistics.items()
 
     def get_state(self) -> State:

@@ -23,7 +23,9 @@ class Rewards:
         self._settings = settings
         self.statistics = {"returns": RunningStatistics(shape=())} if settings.normalize_rewards else {}
 
-    def process(self, rewards: Array, returns: Array, gamma: float, closing: BoolArray, learn: bool) -> Array:
+    def process(
+        self, rewards: Array, returns: Array, gamma: float, closing: BoolArray, learn: bool, normalize: bool = True
+    ) -> Array:
         """Process the rewards of transitions.
 
         Args:
@@ -32,6 +34,7 @@ class Rewards:
             gamma: the discount.
             closing: (rows,) bool; the rows whose transition is over. The others stay as they are.
             learn: whether the statistics take the returns in.
+            normalize: whether rewards are normalised; the statistics take them in anyway.
 
         Returns:
             (rows,) float32.
@@ -44,6 +47,7 @@ class Rewards:
             if learn:
                 returns[closing] = returns[closing] * gamma + rewards[closing]
                 own.update(returns[closing])
-            limit = settings.clip_normalized_rewards
-            rewards = np.clip(rewards / np.sqrt(own.var + settings.normalize_epsilon), -limit, limit)
+            if normalize:
+                limit = settings.clip_normalized_rewards
+                rewards = np.clip(rewards / np.sqrt(own.var + settings.normalize_epsilon), -limit, limit)
         return rewards.astype(np.float32)

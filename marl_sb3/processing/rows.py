@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+from gymnasium import spaces
 
 from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.processing.features import REWARD
 from marl_sb3.processing.interface import Memory
+from marl_sb3.processing.normalize import NormalizeObservations
 from marl_sb3.processing.processing import Processing
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import Array, BoolArray, Observations
@@ -42,6 +44,9 @@ class RowProcessing(Protocol):
     def final_observations(self, step: VecStep, wanted: BoolArray) -> Observations:
         """(n, ...): what the policy would see of the observations that agents, (E, A) bool, ended on."""
 
+    def normalized(self, seen: Observations) -> Observations:
+        """What the policy acts on, of what `look` returned: it differs if observations are normalised later."""
+
     def act(self, actions: Array, acting: BoolArray) -> Array:
         """Take in the policy's actions, (rows, ...), and return them as the env takes them."""
 
@@ -52,7 +57,9 @@ class RowProcessing(Protocol):
         """Check what `get_state` returned; see `Part.read_state`."""
 
 
-def process_rows(processing: Processing, rows: PolicyRows, gamma: float, learns: bool) -> RowProcessing:
+def process_rows(
+    processing: Processing, rows: PolicyRows, gamma: float, learns: bool, late: bool = False
+) -> RowProcessing:
     """What processes for the rows of a policy.
 
     Args:
@@ -60,10 +67,12 @@ def process_rows(processing: Processing, rows: PolicyRows, gamma: float, learns:
         rows: its rows.
         gamma: the discount of returns, by which rewards are normalised.
         learns: whether running statistics take in what the rows see and are paid.
+        late: whether observations and rewards are normalised later: by `normalized`, and when they are drawn from a
+            replay buffer. Statistics take them in at once.
     """
     if not processing.settings.changed():
         return Unprocessed(rows)
-    return ProcessedRows(processing, rows, gamma, learns)
+    return ProcessedRows(processing, rows, gamma, learns, late)
 
 
 class Unprocessed:
@@ -93,6 +102,10 @@ class Unprocessed:
         """See `RowProcessing.final_observations`."""
         return _final(self._rows, step, wanted)
 
+    def normalized(self, seen: Observations) -> Observations:
+        """See `RowProcessing.normalized`."""
+        return seen
+
     def act(self, actions: Array, acting: BoolArray) -> Array:
         """See `RowProcessing.act`."""
         return actions
@@ -117,8 +130,11 @@ class ProcessedRows:
     Args: see `process_rows`.
     """
 
-    def __init__(self, processing: Processing, rows: PolicyRows, gamma: float, learns: bool) -> None:
+    def __init__(
+        self, processing: Processing, rows: PolicyRows, gamma: float, learns: bool, late: bool = False
+    ) -> None:
         self._processing, self._rows, self._gamma, self._learns = processing, rows, gamma, learns
+        self._normalizes = not late
         self._agents = np.tile(np.arange(len(rows.agents)), rows.num_envs)
         self.begin_episodes()
 
@@ -165,7 +181,8 @@ class ProcessedRows:
         self._before = self._memory
         self._memory = self._reset(self._memory, ended)
         self.look(step)  # statistics take in observations first, and final observations see that
-        processed = self._processing.rewards.process(paid, self._returns, self._gamma, closing, self._learns)
+        process = self._processing.rewards.process
+        processed = process(paid, self._returns, self._gamma, closing, self._learns, self._normalizes)
         self._paid[closing] = 0
         self._open &= ~closing
         self._returns[ended] = 0
@@ -186,13 +203,13 @@ class ProcessedRows:
     def _look(self, raw: Observations, to_act: BoolArray) -> tuple[Observations, Memory]:
         learn = self._learns and not self._taken_in
         if to_act.all():
-            return self._processing.observe(raw, self._memory, self._agents, learn)
-        filler = _zeros(self._processing, len(to_act))
+            return self._processing.observe(raw, self._memory, self._agents, learn, self._normalizes)
+        filler = _zeros(self._space, len(to_act))
         if not to_act.any():
             return filler, self._memory
         memory = {name: array[to_act] for name, array in self._memory.items()}
         rows = map_arrays(lambda array: array[to_act], raw)
-        seen, after = self._processing.observe(rows, memory, self._agents[to_act], learn)
+        seen, after = self._processing.observe(rows, memory, self._agents[to_act], learn, self._normalizes)
         for everywhere, own in _pairs(filler, seen):
             everywhere[to_act] = own
         return filler, {name: _with_rows(array, to_act, after[name]) for name, array in self._memory.items()}
@@ -201,7 +218,23 @@ class ProcessedRows:
         """See `RowProcessing.final_observations`; nothing advances."""
         rows = self._rows.of_agents(wanted)
         memory = {name: array[rows] for name, array in self._before.items()}
-        return self._processing.observe(_final(self._rows, step, wanted), memory, self._agents[rows])[0]
+        final = _final(self._rows, step, wanted)
+        seen, _ = self._processing.observe(final, memory, self._agents[rows], normalize=self._normalizes)
+        return seen if self._late_normalizer is None else self._late_normalizer.restored(seen)
+
+    def normalized(self, seen: Observations) -> Observations:
+        """See `RowProcessing.normalized`."""
+        return seen if self._late_normalizer is None else self._late_normalizer.normalized(seen)
+
+    @property
+    def _late_normalizer(self) -> NormalizeObservations | None:
+        return None if self._normalizes else self._processing.normalizer
+
+    @property
+    def _space(self) -> spaces.Space[Any]:
+        """Of what `look` returns."""
+        late = self._late_normalizer
+        return self._processing.observation_space if late is None else late.before
 
     # --- What goes ---------------------------------------------------------------------------------------------------
 
@@ -257,10 +290,9 @@ def _with_rows(array: Array, rows: BoolArray, values: Array) -> Array:
     return copy
 
 
-def _zeros(processing: Processing, rows: int) -> Observations:
-    space = processing.observation_space
-    if hasattr(space, "spaces"):
-        return {key: np.zeros((rows, *part.shape), part.dtype) for key, part in space.spaces.items()}
+def _zeros(space: spaces.Space[Any], rows: int) -> Observations:
+    if isinstance(space, spaces.Dict):
+        return {key: np.zeros((rows, *(part.shape or ())), part.dtype) for key, part in space.spaces.items()}
     return np.zeros((rows, *(space.shape or ())), space.dtype)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.learners.bundle import PolicyBundle, PolicySpaces, specs_of_checkpoint
 from marl_sb3.learners.interface import Learner
-from marl_sb3.learners.processed import policy_rows, processing_of
+from marl_sb3.learners.processed import processing_of, stored_rows
 from marl_sb3.learners.registry import common_steps, iteration_steps, make_learner
 from marl_sb3.learners.sb3.build import is_off_policy
 from marl_sb3.learners.sb3.tensors import by_path, optimizer_forms, weight_forms
@@ -154,11 +154,11 @@ def _require_memory(
     if with_replay:
         from marl_sb3.learners.sb3.replay import require_memory
 
-        in_processed_spaces = {
-            policy_id: policy_rows(rows[policy_id], processing_of(rows[policy_id], specs[policy_id]))
+        as_stored = {
+            policy_id: stored_rows(rows[policy_id], processing_of(rows[policy_id], specs[policy_id]))
             for policy_id in with_replay
         }
-        require_memory((in_processed_spaces[policy_id], specs[policy_id]) for policy_id in with_replay)
+        require_memory((as_stored[policy_id], specs[policy_id]) for policy_id in with_replay)
 
 
 def _policy_seed(seed: int | None, index: int) -> int | None:

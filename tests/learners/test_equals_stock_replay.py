@@ -19,10 +19,12 @@ from stable_baselines3 import HerReplayBuffer
 from stable_baselines3.common.envs import BitFlippingEnv
 from stable_baselines3.common.noise import NormalActionNoise, OrnsteinUhlenbeckActionNoise
 from stable_baselines3.common.utils import LinearSchedule
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 from stock_training import BOX, IMAGE, MIXED, TINY_CNN, TINY_MIX, leaves, same
 from toy_envs import SampledEnv
 
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentVecEnv, PolicySpec, make_vec_env
+from marl_sb3.config.processing import PROCESSING
 from marl_sb3.learners.algorithms import algorithm_class
 
 SEED = 7
@@ -46,6 +48,7 @@ class Case:
     n_envs: int = 1
     policy: str = "MlpPolicy"
     stock: Mapping[str, Any] = field(default_factory=dict)
+    normalize: Mapping[str, Any] | None = None  # arguments of VecNormalize
 
     def envs(self) -> MultiAgentVecEnv:
         return make_vec_env(self.env, n_envs=self.n_envs, **self.env_kwargs)
@@ -62,6 +65,8 @@ def sampled(algorithm: str, seen: spaces.Space, done: spaces.Space, **options: A
 
 TARGETS = {"target_update_interval": 12, "exploration_fraction": 0.7}
 CHOICE = spaces.Discrete(3)
+NORMALIZE = {"normalize_observations": True, "normalize_rewards": True}
+DOUBLES = spaces.Box(-5, 900, (3,), np.float64)
 NO_TIMEOUTS = {"handle_timeout_termination": False}
 
 
@@ -150,6 +155,31 @@ CASES |= {
     "TQC": pendulum("tqc", 2, top_quantiles_to_drop_per_net=1),
     "TQC, gSDE": pendulum("tqc", use_sde=True),
     "CrossQ": pendulum("crossq", 2),
+    "SAC, normalised": replace(pendulum("sac", 2, **NORMALIZE), normalize={}),
+    "TD3, normalised n-step returns with narrow limits": replace(
+        pendulum("td3", 2, **NORMALIZE, n_steps=3, clip_observations=0.5, clip_normalized_rewards=0.2),
+        normalize={"clip_obs": 0.5, "clip_reward": 0.2},
+    ),
+    "DQN, normalised rewards of two agents": Case(
+        "dqn",
+        {**TARGETS, "normalize_rewards": True, "gamma": 0.9},
+        "arena",
+        {"max_timesteps": 7, "height": 4},
+        n_envs=2,
+        normalize={"norm_obs": False, "gamma": 0.9},
+    ),
+    "DQN, normalised observations of float64": replace(
+        sampled(
+            "dqn",
+            spaces.Box(-5, 900, (3,), np.float64),
+            CHOICE,
+            hyperparameters={**TARGETS, "normalize_observations": True},
+        ),
+        normalize={"norm_reward": False},
+    ),
+    "DQN, goals, normalised": replace(
+        goals("dqn", continuous=False, normalize_rewards=True, **TARGETS), normalize={"norm_obs": False}
+    ),
     "DQN, goals": goals("dqn", continuous=False, **TARGETS),
     "SAC, goals at the end": goals("sac", continuous=True, strategy="final"),
     "TD3, goals of the episode": goals("td3", continuous=True, strategy="episode"),
@@ -178,7 +208,10 @@ def train_ours(case: Case, update_path: str) -> Any:
 def train_stock(name: str) -> Any:
     case = CASES[name]
     settings = deepcopy({**SMALL, **case.hyperparameters, **case.stock})  # SB3 writes into policy_kwargs
-    env = case.envs().as_sb3_vec_env()
+    settings = {name: value for name, value in settings.items() if name not in PROCESSING}
+    env: VecEnv = case.envs().as_sb3_vec_env()
+    if case.normalize is not None:
+        env = VecNormalize(env, **case.normalize)
     named = algorithm_class(case.algorithm)
     stock: Any = next(base for base in named.__mro__ if not base.__module__.startswith("marl_sb3"))
     return stock(case.policy, env, seed=SEED, device="cpu", **settings).learn(STEPS * env.num_envs)

@@ -132,7 +132,7 @@ def of_agents(action_space: Any) -> Any:
         ),
         ({"replay_buffer_class": "MyBuffer"}, "is 'MyBuffer'; accepted: HerReplayBuffer or ReplayBuffer"),
         ({"replay_buffer_kwargs": {"n_sampled_goal": 4}}, "has 'n_sampled_goal'; accepted: handle_timeout_termination"),
-        ({"normalize_observations": True}, "normalize is on.*accepted: false"),
+        ({"normalize_observations": True, "frame_stack": 2}, "normalize_observations and frame_stack are on.*one of"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(hyperparameters: Any, words: str) -> None:

@@ -182,6 +182,7 @@ SPECS = {
         stable_baselines3.DQN, optimize_memory_usage=True, replay_buffer_kwargs=NO_TIMEOUTS, **SMALL
     ),
     "goals": goals_spec(),
+    "normalised": PolicySpec(stable_baselines3.DQN, normalize_observations=True, normalize_rewards=True, **SMALL),
 }
 
 

@@ -21,10 +21,12 @@ from marl_sb3.config.hyperparameters import kinds_of
 from marl_sb3.config.values import counted, shown
 from marl_sb3.errors import ConfigError
 from marl_sb3.learners.algorithms import is_maskable, is_recurrent
+from marl_sb3.learners.processed import stored_space
 from marl_sb3.learners.sb3.spaces_only_vec_env import SpacesOnlyVecEnv
 from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.policies.hyperparameters import hyperparameter_defaults
 from marl_sb3.policies.placement import PolicyRows
+from marl_sb3.processing import Processing
 from marl_sb3.types import GoalRewards
 from marl_sb3.wrappers.action_mask import choices_of
 
@@ -48,12 +50,18 @@ def build_algorithm(
 
 
 def build_with_replay(
-    rows: PolicyRows, spec: PolicySpec, seed: int | None, device: str, goal_rewards: GoalRewards
+    rows: PolicyRows,
+    spec: PolicySpec,
+    seed: int | None,
+    device: str,
+    processing: Processing,
+    goal_rewards: GoalRewards,
 ) -> BaseAlgorithm:
     """Make the SB3 algorithm of a policy that learns from a replay buffer.
 
     Args:
         seed: for the initial weights and all random draws of the algorithm.
+        processing: of the policy.
         goal_rewards: the env's `compute_reward`, for hindsight experience replay.
 
     Raises:
@@ -62,9 +70,9 @@ def build_with_replay(
     from marl_sb3.learners.sb3.replay import check_replay, replay_buffer
 
     _check_spaces(rows)
-    check_replay(rows, spec)
+    check_replay(rows, spec, processing)
     algorithm: Any = _without_buffer(rows, spec, seed, device)
-    algorithm.replay_buffer = replay_buffer(rows, spec, algorithm, goal_rewards)
+    algorithm.replay_buffer = replay_buffer(rows, spec, algorithm, stored_space(processing, algorithm), goal_rewards)
     return algorithm  # type: ignore[no-any-return]
 
 

@@ -19,6 +19,7 @@ from marl_sb3.learners.buffers.replay import replay_bytes
 from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.policies.hyperparameters import hyperparameter_defaults
 from marl_sb3.policies.placement import PolicyRows
+from marl_sb3.processing import Processing
 from marl_sb3.types import Array, GoalRewards
 
 _FOR_DISCRETE = ("DQN", "QRDQN")
@@ -41,7 +42,7 @@ def replay_settings(rows: PolicyRows, spec: PolicySpec) -> dict[str, Any]:
     return settings
 
 
-def check_replay(rows: PolicyRows, spec: PolicySpec) -> None:
+def check_replay(rows: PolicyRows, spec: PolicySpec, processing: Processing) -> None:
     """Refuse what the algorithm cannot learn from, or what is not supported for rows that act in turns.
 
     Raises:
@@ -50,11 +51,12 @@ def check_replay(rows: PolicyRows, spec: PolicySpec) -> None:
     check_action_space(rows, spec)
     values = {**hyperparameter_defaults(spec.algorithm), **spec.hyperparameters}
     where = f"policy {rows.policy_id!r}"
-    if spec.processing.normalize_observations or spec.processing.normalize_rewards:
+    if processing.after_normalizer:
         raise ConfigError(
-            f"{where}: normalize is on, but the replay buffer of {spec.algorithm.__name__} would mix numbers that were "
-            "normalised by earlier and later statistics; accepted: false",
-            key="normalize",
+            f"{where}: normalize_observations and {', '.join(processing.after_normalizer)} are on, but "
+            f"{spec.algorithm.__name__} normalises observations last, when they are drawn from the replay buffer; "
+            "accepted: one of them",
+            key="normalize_observations",
         )
     _check_buffer(rows, values, where)
     if _in_episodes(values["train_freq"]) and rows.num_rows > 1:
@@ -113,23 +115,28 @@ def _with_goals(values: Mapping[str, Any]) -> bool:
     return bool(values["replay_buffer_class"] == HER)
 
 
-def replay_buffer(rows: PolicyRows, spec: PolicySpec, algorithm: Any, goal_rewards: GoalRewards) -> RowReplayBuffer:
+def replay_buffer(
+    rows: PolicyRows, spec: PolicySpec, algorithm: Any, stored: spaces.Space[Any], goal_rewards: GoalRewards
+) -> RowReplayBuffer:
     """Make the replay buffer of a policy.
+
+    Args:
+        stored: the space of the observations that it keeps.
 
     Raises:
         ConfigError: there are goals, but the env has no `compute_reward` that gives their rewards.
     """
     values = {**hyperparameter_defaults(spec.algorithm), **spec.hyperparameters}
-    goals = _goal_env(rows, goal_rewards) if _with_goals(values) else None
+    goals = _goal_env(rows, stored, goal_rewards) if _with_goals(values) else None
     with warnings.catch_warnings():
         # `require_memory` refuses such a buffer.
         warnings.filterwarnings("ignore", message="This system does not have apparently enough memory")
-        return make_replay_buffer(algorithm, algorithm.observation_space, values, goals)
+        return make_replay_buffer(algorithm, stored, values, goals)
 
 
-def _goal_env(rows: PolicyRows, goal_rewards: GoalRewards) -> GoalEnv:
+def _goal_env(rows: PolicyRows, stored: spaces.Space[Any], goal_rewards: GoalRewards) -> GoalEnv:
     """Return what gives the rewards of new goals, after asking it for those of one goal of zeros for each agent."""
-    made, parts = GoalEnv(rows.agents, goal_rewards), goal_spaces(rows.group.observation_space)
+    made, parts = GoalEnv(rows.agents, goal_rewards), goal_spaces(stored)
     assert parts is not None
     goal: Array = np.zeros((1, *(parts[0].shape or ())), parts[0].dtype)
     for agent in rows.agents:

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from gymnasium import spaces
+from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import VecNormalize
 
+from marl_sb3.learners.sb3.private import set_vec_normalize
 from marl_sb3.learners.sb3.spaces_only_vec_env import OneRow
 from marl_sb3.processing import Processing
-from marl_sb3.processing.normalize import NormalizeObservations
 
 _NOTE = (
     "The zip holds the policy behind its processing. `statistics` of normalised observations and rewards are in "
@@ -41,6 +42,19 @@ def write_processing(processing: Processing, gamma: float, zip_path: Path) -> No
     zip_path.with_suffix(".processing.json").write_text(text + "\n", encoding="utf-8")
 
 
+def normalize_minibatches(algorithm: BaseAlgorithm, processing: Processing) -> None:
+    """Let an algorithm normalise what it draws from its replay buffer, by the present statistics of its policy."""
+    if processing.statistics:
+        made = vec_normalize(processing, algorithm.gamma)  # type: ignore[attr-defined]
+        normalize, returns = processing.normalizer, processing.rewards.statistics.get("returns")
+        if normalize is not None:
+            own: Any = normalize.statistics
+            made.obs_rms = own if isinstance(normalize.before, spaces.Dict) else next(iter(own.values()))
+        if returns is not None:
+            made.ret_rms = returns
+        set_vec_normalize(algorithm, made)
+
+
 def vec_normalize(processing: Processing, gamma: float) -> VecNormalize:
     """Make a `VecNormalize` with the statistics of a policy, which do not change.
 
@@ -48,9 +62,7 @@ def vec_normalize(processing: Processing, gamma: float) -> VecNormalize:
         processing: of the policy.
         gamma: its discount.
     """
-    settings = processing.settings
-    normalize = processing.processors.get("normalize_observations")
-    assert normalize is None or isinstance(normalize, NormalizeObservations)
+    settings, normalize = processing.settings, processing.normalizer
     before: spaces.Space[Any] = processing.env_observation_space if normalize is None else normalize.before
     made = VecNormalize(
         OneRow(before, processing.action_space),
