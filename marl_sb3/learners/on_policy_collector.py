@@ -95,7 +95,7 @@ class OnPolicyCollector:
         acting = self.rows.of_agents(step.to_act)
         observations = self._prepared(self.processing.look(step))
         seen = Batch(observations, self.actor.starts, self.masks(step), self.actor.states)
-        with policy_in_errors(self.rows.policy_id, f"rollout, step {self.actor.step}"):
+        with policy_in_errors(self.rows.policy_id, "rollout, step {step}", self.actor.step):
             decision = self.actor.act(observations, acting, seen.masks)
         if self.records:
             self._store(seen, acting, decision)
@@ -125,7 +125,7 @@ class OnPolicyCollector:
         if self._open is not None:
             self.buffer.put_open(self._open)
             self._open = None
-        self.algorithm.num_timesteps += int(acted.sum())
+        self.algorithm.num_timesteps += int(np.count_nonzero(acted))
 
     # --- What came of it ---------------------------------------------------------------------------------------------
 
@@ -150,7 +150,7 @@ class OnPolicyCollector:
 
     def _add_values_at_time_limits(self, step: VecStep, rewards: Array) -> None:
         """Truncation is not termination: bootstrap from the value of the final observation (SB3 issue 633)."""
-        if not step.truncated.any():
+        if not np.count_nonzero(step.truncated):
             return
         wanted = self.rows.mine & step.truncated & ~step.terminated
         if wanted.any():

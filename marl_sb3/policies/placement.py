@@ -13,7 +13,7 @@ from marl_sb3.errors import ConfigError
 from marl_sb3.types import AgentID, Array, BoolArray, Observations, PolicyID
 from marl_sb3.vec_env.groups import AgentGroup
 from marl_sb3.vec_env.interface import MultiAgentVecEnv
-from marl_sb3.vec_env.observations import map_arrays, to_rows
+from marl_sb3.vec_env.observations import map_arrays
 from marl_sb3.vec_env.zero_based import ZeroBased
 
 
@@ -49,7 +49,7 @@ class PolicyRows:
     def observations(self, groups: Sequence[Observations]) -> Observations:
         """(rows, ...) from the observations of all groups, counted from 0."""
         columns = self._in_group
-        of_policy = to_rows(map_arrays(lambda array: array[:, columns], groups[self.group_index]))
+        of_policy = map_arrays(lambda array: array[:, columns].reshape(-1, *array.shape[2:]), groups[self.group_index])
         return self.zero_based_observations.from_rows(of_policy)
 
     def masks(self, groups: Sequence[BoolArray | None]) -> BoolArray | None:

@@ -59,11 +59,13 @@ class TransitionsOnly(_Base):
     acted: BoolArray
     samples_drawn: int
     _open_at: Array  # (n_envs,) the step at which each row's open transition began; -1: it has none
+    _all_opened: bool  # whether the latest step opened a transition in every row, and none of them has been closed
 
     def reset(self) -> None:
         """Empty the buffer; its arrays are reused unless `get` has flattened them."""
         self.samples_drawn = 0
         self._open_at = np.full(self.n_envs, -1)
+        self._all_opened = False
         if hasattr(self, "acted") and not self.generator_ready:
             self.pos, self.full = 0, False
             self.acted.fill(True)
@@ -99,22 +101,24 @@ class TransitionsOnly(_Base):
         self.values[here] = values
         self.log_probs[here] = log_probs
         self.acted[here] = acted
+        self._all_opened = np.count_nonzero(acted) == self.n_envs
         self._open_at[acted] = here
         self.pos += 1
         self.full = self.pos == self.buffer_size
 
     def pay(self, rewards: Array) -> None:
         """Add (n_envs,) rewards to the open transitions; rewards of rows without one are ignored."""
-        latest = self.pos - 1
-        if latest >= 0 and (self._open_at == latest).all():  # every row acted in the latest step: one line of the array
-            self.rewards[latest] += rewards
+        if self._all_opened:  # one line of the array
+            self.rewards[self.pos - 1] += rewards
             return
         rows = np.flatnonzero(self._open_at >= 0)
         self.rewards[self._open_at[rows], rows] += rewards[rows]
 
     def end(self, ended: BoolArray) -> None:
         """Close the open transitions of these rows, (n_envs,) bool."""
-        self._open_at[ended] = -1
+        if np.count_nonzero(ended):
+            self._open_at[ended] = -1
+            self._all_opened = False
 
     def break_off(self, rows: BoolArray) -> None:
         """Drop the open transitions of these rows, (n_envs,) bool, because their episodes were given up.
@@ -129,6 +133,7 @@ class TransitionsOnly(_Base):
                 self.rewards[before[-1], row] += self.gamma * self.values[lost, row]
             self.acted[lost, row] = False
             self._open_at[row] = -1
+            self._all_opened = False
 
     def take_open(self, waiting: BoolArray) -> OpenTransitions | None:
         """Move the open transitions of waiting rows, (n_envs,) bool, out of the full buffer; None if there are none."""
@@ -184,7 +189,7 @@ class TransitionsOnly(_Base):
                 own[:steps] = given
             for name, array in columns.items():
                 getattr(self, name)[:steps] = array
-            self._open_at, self.pos = open_at, steps
+            self._open_at, self._all_opened, self.pos = open_at, False, steps
 
         return put_back
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,6 +26,7 @@ from marl_sb3.learners.fused.optimizers import OPTIMIZERS, OptimizerKind
 from marl_sb3.types import Array, BoolArray, FloatArray
 
 _log = logging.getLogger(__name__)
+_VERSION = attrgetter("_version")
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ class FusedPolicy:
 
     def _version(self) -> int:
         """A number that grows whenever PyTorch changes a parameter in place."""
-        return sum(parameter._version for parameter in self._watched)
+        return sum(map(_VERSION, self._watched))
 
     def _follow(self) -> None:
         """Read the parameters again if a callback has set them in the middle of a rollout."""
