@@ -32,6 +32,10 @@ RUNS = {
         ["--repeats", "1", "--steps", "8", "--algos", "dqn,crossq", "--sizes", "64"],
         {"dqn-64", "crossq-64"},
     ),
+    "on_policy_vs_stock_sb3": (
+        ["--repeats", "1", "--env-steps", "80"],
+        {"ppo", "a2c", "trpo", "maskable_ppo", "recurrent_ppo"},
+    ),
     "update_vs_limit": (
         ["--repeats", "1", "--epochs", "1", "--calls", "2", "--cases", "arena-64,cartpole-256"],
         {"arena-64", "cartpole-256"},

@@ -1,0 +1,161 @@
+"""Env steps per second of processor time, for each on-policy algorithm: SB3's or sb3-contrib's class, and marl_sb3.
+
+    python benchmarks/on_policy_vs_stock_sb3.py [--only ppo,a2c,...] [--repeats 3] [--env-steps 4096] [--json FILE]
+
+CartPole-v1 with 8 envs, rollout and update, in one process and in turns, at the defaults of each algorithm but for the
+length of rollouts. Sides: the stock class on SB3's `DummyVecEnv`; marl_sb3's class in its place, on the same vec env;
+`MultiAgentAlgorithm` with one agent. The first rollout of each turn is not counted. MaskablePPO gets masks that allow
+every action. The time is that of the process, not of the clock, so that other programs matter less.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+import sb3_contrib
+import stable_baselines3
+from measure import (
+    Comparison,
+    Report,
+    Setting,
+    number,
+    one_torch_thread,
+    parser,
+    positive,
+    print_table,
+    some_of,
+    take_turns,
+)
+from stable_baselines3.common.env_util import make_vec_env as make_sb3_vec_env
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+
+import marl_sb3
+from marl_sb3 import MultiAgentAlgorithm, PolicySpec
+from marl_sb3.types import BoolArray
+
+ENV, N_ENVS = "CartPole-v1", 8
+STOCK, IN_PLACE, JOINT = "stock class", "marl_sb3's class in its place", "MultiAgentAlgorithm, one agent"
+SETTING = Setting(
+    what=f"{ENV}, {N_ENVS} envs, networks and hyperparameters of each algorithm's defaults",
+    hyperparameters={"n_steps": "512; a2c 5; recurrent_ppo 128"},
+    threads="1 torch thread",
+    changes={
+        "A": "the loop of the rollout",
+        "B": "PPO, A2C, MaskablePPO: fused networks; RecurrentPPO: LSTMs get whole sequences",
+    },
+    packages=("marl_sb3", "stable-baselines3", "sb3-contrib", "torch", "numpy", "gymnasium"),
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """An algorithm: its stock class, marl_sb3's own (None: it uses the stock one), and how it is run."""
+
+    stock: type[OnPolicyAlgorithm]
+    ours: type[OnPolicyAlgorithm] | None
+    n_steps: int = 512
+    policy: str = "MlpPolicy"
+    wrapper: type[gymnasium.Wrapper[Any, Any, Any, Any]] | None = None
+    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
+
+
+class AllAllowed(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """An env whose masks allow every action."""
+
+    def action_masks(self) -> BoolArray:
+        """(actions,) True."""
+        return np.ones(2, dtype=np.bool_)
+
+
+def masked_cartpole() -> AllAllowed:
+    """CartPole with masks."""
+    return AllAllowed(gymnasium.make(ENV))
+
+
+CASES: Mapping[str, Case] = {
+    "ppo": Case(stable_baselines3.PPO, marl_sb3.PPO),
+    "a2c": Case(stable_baselines3.A2C, marl_sb3.A2C, n_steps=5),
+    "trpo": Case(sb3_contrib.TRPO, None),
+    "maskable_ppo": Case(sb3_contrib.MaskablePPO, marl_sb3.MaskablePPO, wrapper=AllAllowed),
+    "recurrent_ppo": Case(sb3_contrib.RecurrentPPO, marl_sb3.RecurrentPPO, n_steps=128, policy="MlpLstmPolicy"),
+}
+
+
+def env_steps_per_cpu_s(train: Callable[[], Any], env_steps: int) -> float:
+    """Env steps per second of processor time."""
+    started_s = time.process_time()
+    train()
+    return env_steps / (time.process_time() - started_s)
+
+
+def with_sb3_loop(case: Case, algorithm: type[OnPolicyAlgorithm], env_steps: int, n_steps: int, seed: int) -> float:
+    """Of an SB3 algorithm's own `learn`."""
+    env = make_sb3_vec_env(ENV, n_envs=N_ENVS, seed=seed, wrapper_class=case.wrapper)
+    model = algorithm(case.policy, env, n_steps=n_steps, seed=seed, device="cpu", **case.hyperparameters)
+    model.learn(n_steps * N_ENVS)
+    return env_steps_per_cpu_s(partial(model.learn, env_steps, reset_num_timesteps=False), env_steps)
+
+
+def with_joint_loop(case: Case, env_steps: int, n_steps: int, seed: int) -> float:
+    """Of `MultiAgentAlgorithm`; an iteration is all the env steps that are counted."""
+    env = marl_sb3.make_vec_env(masked_cartpole if case.wrapper else ENV, n_envs=N_ENVS)
+    spec = PolicySpec(case.ours or case.stock, case.policy, n_steps=n_steps, **case.hyperparameters)
+    model = MultiAgentAlgorithm(env, {"shared": spec}, n_steps=env_steps // N_ENVS, seed=seed, device="cpu")
+    model.train_iteration()
+    return env_steps_per_cpu_s(model.train_iteration, env_steps)
+
+
+def sides_of(case: Case, env_steps: int) -> dict[str, Callable[[int], float]]:
+    """Return the sides by name; each takes the number of the turn."""
+    n_steps = min(case.n_steps, env_steps // N_ENVS)
+    sides = {STOCK: partial(with_sb3_loop, case, case.stock, env_steps, n_steps)}
+    if case.ours is not None:
+        sides[IN_PLACE] = partial(with_sb3_loop, case, case.ours, env_steps, n_steps)
+    return {**sides, JOINT: partial(with_joint_loop, case, env_steps, n_steps)}
+
+
+def row(name: str, rates: Comparison) -> list[str]:
+    """Return the row of an algorithm: the rate of each side, and how many times that of the stock class it is."""
+    medians, ratios = rates.medians(), rates.ratios()
+    ours = [f"{number(medians[side])} ({ratios[side]:.2f} x)" if side in medians else "-" for side in (IN_PLACE, JOINT)]
+    return [name, number(medians[STOCK]), *ours]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure one algorithm after the other, its sides in turns, and print a row for each."""
+    options = parser(__doc__)
+    options.add_argument(
+        "--only",
+        type=some_of(CASES),
+        default=list(CASES),
+        metavar="ALGORITHMS",
+        help=f"some of {','.join(CASES)}; default: all",
+    )
+    options.add_argument(
+        "--env-steps", type=positive, default=4096, metavar="N", help="env steps counted in a turn; default: 4096"
+    )
+    arguments = options.parse_args(argv)
+    one_torch_thread()
+    results = {
+        name: Comparison(
+            "env steps/s of processor time",
+            take_turns(sides_of(CASES[name], arguments.env_steps), arguments.repeats, name),
+            base=STOCK,
+        )
+        for name in arguments.only
+    }
+    SETTING.print()
+    print_table(["env steps/s", STOCK, IN_PLACE, JOINT], [row(name, rates) for name, rates in results.items()])
+    Report("on_policy_vs_stock_sb3", SETTING, {name: rates.facts() for name, rates in results.items()}).write(
+        arguments.json
+    )
+
+
+if __name__ == "__main__":
+    main()
