@@ -106,6 +106,7 @@ WRONG = [
     ("arena --set net_arch=[64,0]", "net_arch is [64, 0]; accepted: a list of layer widths such as [64, 64], or {pi:"),
     ("arena --hparams .", ". is a folder; accepted: a file"),
     ("--resume nowhere --seed 0", "--seed cannot change a resumed run; accepted with --resume: ENV or --env, "),
+    ("--resume nowhere --trust-pickle", "--trust-pickle cannot change a resumed run; accepted with --resume: ENV or "),
     ("arena --stop iteration=soon", "accepted: METRIC=NUMBER"),
     ("arena --stop iteratoin=3", "unknown metric 'iteratoin'; did you mean iteration?"),
     ("arena --hparams none.yml", "cannot read none.yml"),

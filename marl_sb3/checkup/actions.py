@@ -1,4 +1,4 @@
-"""Random actions that are the same whenever an episode is played again."""
+"""Draw random actions that are the same whenever an episode is played again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class RandomActions:
 
     Args:
         action_spaces: by agent. They are copied: an env may draw from its own.
-        seed: of the draws.
+        seed: seed of the random actions.
     """
 
     def __init__(self, action_spaces: Mapping[AgentID, spaces.Space[Any]], seed: int) -> None:

@@ -43,12 +43,12 @@ def examine(
         env_kwargs: arguments of the factory.
         episodes: how many are recorded at most; None: 10, for 3 seconds.
         steps: how many env steps are recorded at most; None: 2,000, for 3 seconds.
-        seed: that the seeds of all episodes and actions follow from.
+        seed: determines the seeds of all episodes and actions.
         timeout_s: how long one call of the env may take.
         measure_s: how long steps per second are measured; 0: not at all, and no policy is tried.
         isolated: play in processes of their own, which survive hangs and crashes of the env, and compare episodes of
             two processes. False plays in this process, where a debugger works.
-        on_call: is told several times a second what is played.
+        on_call: called several times a second with what is played.
 
     Raises:
         ConfigError: there is no such env, or an argument is wrong.

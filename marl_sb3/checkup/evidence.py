@@ -1,4 +1,4 @@
-"""What the plays of an examination record, for the checks to look at."""
+"""The records of an examination's plays, which the checks inspect."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ class Episode:
 
     Attributes:
         index: from 0, in the order of the play.
-        seed: that the env was reset with.
+        seed: seed of the env's reset.
         steps: the reset and the steps.
-        is_over: whether the env ended it; False if it was cut or broke.
-        stopped: the check that tells why it broke, and what was seen; None if it did not break.
+        is_over: whether the env ended it; False if it was cut short or failed.
+        stopped: the check that reports why it failed, and what was seen; None if it did not fail.
     """
 
     index: int
@@ -147,7 +147,7 @@ class Evidence:
         fingerprint: of the first episode.
         comparisons: None if the episodes could not be compared.
         faulty: whether a fault has been found.
-        facts: what is no finding, such as steps per second.
+        facts: measurements that are no findings, such as steps per second.
     """
 
     agents: tuple[AgentID, ...] = ()
@@ -165,12 +165,12 @@ class Evidence:
     facts: dict[str, Any] = field(default_factory=dict)
 
     def stop(self, check: str, seen: Seen) -> None:
-        """Keep what stopped a play, once."""
+        """Record what stopped a play; only the first record of each check is kept."""
         if (check, seen) not in self.stops:
             self.stops.append((check, seen))
 
     def stopped(self, check: str) -> Iterator[Seen]:
-        """What stopped a play and is told by this check."""
+        """Return what this check reports of a stopped play."""
         return (seen for name, seen in self.stops if name == check)
 
     def steps(self) -> Iterator[tuple[Episode, Step]]:
@@ -179,12 +179,12 @@ class Evidence:
 
 
 def mapping(value: Any) -> Mapping[Any, Any]:
-    """The value if it is a mapping; else an empty one: another check says so."""
+    """Return the value if it is a mapping, else an empty one; another check reports the wrong type."""
     return value if isinstance(value, Mapping) else _NOTHING
 
 
 def truth(flag: Any) -> bool:
-    """Whether a flag is true; of what has no truth value, False."""
+    """Whether a flag is true; False for values without a truth value, such as arrays."""
     try:
         return bool(flag)
     except (TypeError, ValueError):

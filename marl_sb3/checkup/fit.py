@@ -1,4 +1,4 @@
-"""What an env is best trained with: vectorizer, algorithm, policy class, one policy or several."""
+"""Recommend how to train in an env: vectorizer, algorithm, policy class, one policy or several."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FINITE = 10.0  # unbounded actions are drawn from -10 to 10
 
 
 def fitting(vec_env: MultiAgentVecEnv, evidence: Evidence) -> dict[str, Any]:
-    """What fits, by name; what no algorithm can learn in becomes a finding."""
+    """Return the recommendations by name; a space that no algorithm can learn in becomes a finding."""
     start_without_dynamo()
     groups = [_group(vec_env, number, evidence) for number in range(len(vec_env.groups))]
     masked = any(mask is not None for mask in vec_env.reset().action_masks)
@@ -67,7 +67,7 @@ class RandomRows:
 
     Args:
         vec_env: the envs.
-        seed: of the draws.
+        seed: seed of the random actions.
     """
 
     def __init__(self, vec_env: MultiAgentVecEnv, seed: int) -> None:

@@ -1,4 +1,4 @@
-"""What a process of an examination is to do, as a file."""
+"""The work of a process of an examination, as a file."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Job:
-    """What a process does.
+    """The work of a process.
 
     Attributes:
         env: an env id that the process can import; another name if it gets the factory.
         env_kwargs: for the factory.
-        seed: that all seeds follow from.
+        seed: determines all seeds.
         episodes: how many are recorded at most.
         steps: how many env steps are recorded at most.
         seconds: how long recording may take.
@@ -47,5 +47,5 @@ class Job:
 
     @classmethod
     def read(cls, folder: Path) -> Job:
-        """What `write` has written."""
+        """Read a job that `write` has written."""
         return cls(**json.loads((folder / "job.json").read_text(encoding="utf-8")))

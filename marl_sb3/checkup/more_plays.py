@@ -29,7 +29,7 @@ _LONG = 10_000  # env steps of a measured episode at most
 
 
 def bring_back(patient: Patient) -> None:
-    """Take the state in the middle of an episode, give it to a new env, and let both go on."""
+    """Copy the state of an env in the middle of an episode to a new env, and continue both."""
     evidence = patient.evidence
     with patient.player() as player:
         kind = type(player.env)
@@ -65,7 +65,7 @@ def _state_fault(patient: Patient, player: Player) -> Seen | None:
 
 
 def _rest(player: Player) -> Fingerprint:
-    """Play on; what comes from here on."""
+    """Continue an episode, and return what the env returns from here on."""
     player.fingerprint = []
     for _ in range(_AFTER):
         if player.goes_on:
@@ -132,7 +132,7 @@ def _speed_alone(patient: Patient, env: ParallelEnv) -> float:
 
 
 class _TimedPlayer(Player):
-    """Records nothing but the time that the env takes.
+    """Measures the time that the env takes, and records nothing else.
 
     Attributes:
         busy_s: seconds in the env.

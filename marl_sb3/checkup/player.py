@@ -23,7 +23,7 @@ from marl_sb3.wrappers.ended_agents import EndedAgents
 
 
 class StoppedError(Exception):
-    """The env did something after which it cannot be played on."""
+    """The env did something after which the play cannot continue."""
 
     def __init__(self, check: str, seen: Seen) -> None:
         super().__init__(str(seen))
@@ -109,14 +109,14 @@ class Player:
         self._attempt(self._reset)
 
     def adopt(self, other: Player) -> None:
-        """Go on where another player is, in an env that has been given the state of the other's env."""
+        """Continue the episode of another player, in an env that has got the state of the other's env."""
         self.episode, self._ended = replace(other.episode), deepcopy(other._ended)
         self._latest, self.steps_done = other._latest, other.steps_done
         self._chosen = deepcopy(other._chosen)
 
     @property
     def goes_on(self) -> bool:
-        """Whether the episode can be played on."""
+        """Whether the episode can continue."""
         return not self.episode.is_over and self.episode.stopped is None
 
     def step(self) -> None:
@@ -202,5 +202,5 @@ def _copy(value: Any) -> Any:
 
 
 def _rewritten(returned: Mapping[AgentID, Any], copy: Mapping[AgentID, Any]) -> tuple[AgentID, ...]:
-    """The agents whose observation is not any more what it was when the env returned it."""
+    """Return the agents whose observation has changed since the env returned it."""
     return tuple(agent for agent in copy if agent in returned and checksum(returned[agent]) != checksum(copy[agent]))

@@ -41,7 +41,7 @@ class Patient:
     Attributes:
         factory: makes a new env.
         env_kwargs: for the factory.
-        seed: that all seeds follow from.
+        seed: determines all seeds.
         episodes: how many are recorded at most.
         steps: how many env steps are recorded at most.
         seconds: how long the recorded play may take.
@@ -98,7 +98,7 @@ class Patient:
 
 
 def patient_of(job: Job, factory: EnvFactory, watch: Watch) -> Patient:
-    """The env as a job wants it examined."""
+    """Return the env of a job, with the limits of the job."""
     numbers = (job.seed, job.episodes, job.steps, job.seconds, job.measure_s)
     return Patient(factory, job.env_kwargs, *numbers, watch, Evidence())
 
@@ -156,7 +156,7 @@ def record_episodes(patient: Patient) -> None:
 
 
 def _most_steps(evidence: Evidence) -> int:
-    """How many steps fit the memory for observations."""
+    """Return how many steps fit into the memory for observations."""
     size = sum(map(_size, evidence.observation_spaces.values()))
     return max(1, _MOST_BYTES // max(1, size))
 
@@ -180,7 +180,7 @@ def _keep(evidence: Evidence, player: Player) -> None:
 
 
 def _play_on(patient: Patient, player: Player) -> None:
-    """Look for the end of an episode that has none so far, without keeping its steps."""
+    """Continue an episode to find its end, without recording its steps."""
     episode, until = player.episode, time.perf_counter() + patient.seconds
     player.keeps = False
     while player.goes_on and player.steps_done < UNENDING_STEPS and time.perf_counter() < until:

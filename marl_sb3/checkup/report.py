@@ -19,7 +19,7 @@ class Report:
 
     Attributes:
         env: id of the env.
-        seed: that the seeds of all episodes follow from.
+        seed: determines the seeds of all episodes.
         findings: faults first, then warnings, then advice.
         facts: what was played, steps per second, and what fits the env, by name.
     """

@@ -1,4 +1,4 @@
-"""Start the processes of an examination, wait for them, and tell when the env has hung or crashed them."""
+"""Start the processes of an examination, wait for them, and report when the env has hung or crashed them."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class PlayProcess:
             self._forked.join()
 
     def lines(self) -> Iterator[Mapping[str, Any]]:
-        """What it has told so far; a line that it could not finish is left out."""
+        """Return the complete lines that it has written so far."""
         try:
             text = (self.folder / "results.jsonl").read_text(encoding="utf-8")
         except OSError:
@@ -86,7 +86,7 @@ class PlayProcess:
                 yield json.loads(line)
 
     def told(self, name: str) -> Any:
-        """The value of this name that it has told; None if there is none."""
+        """Return the value that it has written under a name; None if there is none."""
         return next((line[name] for line in self.lines() if name in line), None)
 
     def findings(self) -> list[Finding]:

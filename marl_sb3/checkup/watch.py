@@ -1,4 +1,4 @@
-"""Note where a play is, so that a hang or a crash can be told from outside the process."""
+"""Note where a play is, so that a hang or a crash can be reported from outside the process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Watch:
         """Note the call that comes next."""
 
     def rest(self) -> None:
-        """What comes next is not the env's work, and may take its time."""
+        """Note that the next work is not that of the env: it has no time limit."""
 
 
 class ProcessWatch(Watch):
@@ -49,7 +49,7 @@ class ProcessWatch(Watch):
             faulthandler.dump_traceback_later(self._timeout_s, exit=True, file=self._stacks)
 
     def rest(self) -> None:
-        """What comes next is not the env's work, and may take its time."""
+        """Note that the next work is not that of the env: it has no time limit."""
         self._armed = 0.0
         faulthandler.cancel_dump_traceback_later()
 

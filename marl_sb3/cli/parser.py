@@ -38,6 +38,10 @@ class CommandParser(argparse.ArgumentParser):
             settings["action"] = "store_true"
         self.add_argument(name, help=words, **settings)
 
+    def repeated(self, option: str, words: str, **settings: Any) -> None:
+        """Add an option with a value that may be given several times; its values are a list."""
+        self.option(option, words, action="append", default=[], **settings)
+
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse a command line; the error about an unknown option suggests the one that may have been meant."""
         arguments, unknown = self.parse_known_args(args, namespace)
@@ -135,9 +139,22 @@ def number_of_workers(text: str) -> int | str:
     return text if text == "auto" else integer(text)
 
 
-ALGORITHM_HELP = (
-    "algorithm: ppo, a2c, trpo, maskable_ppo, recurrent_ppo, dqn, qrdqn, sac, td3, ddpg, tqc or crossq; default: ppo"
-)
+def add_setup_options(parser: CommandParser) -> None:
+    """Add the options that say what is trained, and on what: those of all commands that train."""
+    parser.option(
+        "--policies",
+        "one policy for all agents, or one for each; default: as in the preset, else shared",
+        choices=["shared", "per_agent"],
+    )
+    parser.option(
+        "--algo NAME",
+        "algorithm: ppo, a2c, trpo, maskable_ppo, recurrent_ppo, dqn, qrdqn, sac, td3, ddpg, tqc or crossq; default: "
+        "ppo",
+        type=algorithm_name,
+    )
+    parser.option("--n-envs E", "envs that step together; default: as in the preset, else 8", type=integer)
+    parser.option("--vectorizer NAME", "auto, batched, sync or supersuit; default: auto")
+    parser.option("--device NAME", "auto, cpu or cuda; default: auto")
 
 
 def algorithm_name(text: str) -> str:

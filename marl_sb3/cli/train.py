@@ -6,11 +6,10 @@ import argparse
 from typing import Any
 
 from marl_sb3.cli.parser import (
-    ALGORITHM_HELP,
     CommandParser,
     add_env_option,
+    add_setup_options,
     add_verbosity,
-    algorithm_name,
     assignments,
     integer,
     number_of_workers,
@@ -50,30 +49,15 @@ def build_parser() -> argparse.ArgumentParser:
     parser = CommandParser(prog="python -m marl_sb3.train", description="Train the agents of an env.", epilog=_EPILOG)
     parser.add_argument("env", metavar="ENV", nargs="?", help="the env to train in; default: the one in --hparams")
     add_env_option(parser, also_positional=True)
-    parser.option(
-        "--policies",
-        "one policy for all agents, or one for each; default: as in the preset, else shared",
-        choices=["shared", "per_agent"],
-    )
-    parser.option("--algo NAME", ALGORITHM_HELP, type=algorithm_name)
+    add_setup_options(parser)
     parser.option("--timesteps N", "env steps to train for; default: as in the preset, else 1000000", type=integer)
-    parser.option("--n-envs E", "envs that step together; default: as in the preset, else 8", type=integer)
     parser.option("--seed S", "seed of the run; default: random, written to config.yaml", type=integer)
-    parser.option(
-        "--set KEY=VALUE",
-        "change one setting, see below; may be repeated; default: none",
-        dest="settings",
-        action="append",
-        default=[],
-    )
+    parser.repeated("--set KEY=VALUE", "change one setting, see below; may be repeated; default: none", dest="settings")
     parser.option(
         "--hparams FILE", "settings by env id, or a run's config.yaml; default: the preset shipped for the algorithm"
     )
-    parser.option(
-        "--stop METRIC=VALUE",
-        "end when a metric is at least this; may be repeated; default: train for all env steps",
-        action="append",
-        default=[],
+    parser.repeated(
+        "--stop METRIC=VALUE", "end when a metric is at least this; may be repeated; default: train for all env steps"
     )
     parser.option(
         "--workers N",
@@ -81,9 +65,7 @@ def build_parser() -> argparse.ArgumentParser:
         dest="n_workers",
         type=number_of_workers,
     )
-    parser.option("--vectorizer NAME", "auto, batched, sync or supersuit; default: auto")
     add_ray_options(parser)
-    parser.option("--device NAME", "auto, cpu or cuda; default: auto")
     parser.option(
         "--init-from SOURCE",
         "start from the weights of [POLICY=]PATH[:SOURCE_POLICY], PATH a run folder (its best checkpoint), a "
@@ -131,7 +113,7 @@ RESUME_SETTINGS = ("checkpoint_every", "on_nan", "n_workers")
 SETTINGS = ("policies", "n_envs", "seed", "vectorizer", "device", "init_from", *RESUME_SETTINGS)
 
 _NOT_WITH_RESUME = (
-    *("algo", "settings", "hparams", "run_dir"),
+    *("algo", "settings", "hparams", "run_dir", "trust_pickle"),
     *(name for name in SETTINGS if name not in RESUME_SETTINGS),
 )
 
@@ -139,11 +121,12 @@ _NOT_WITH_RESUME = (
 def require_resumable(arguments: argparse.Namespace) -> None:
     """Refuse options that would change a resumed run."""
     for name in _NOT_WITH_RESUME:
-        if getattr(arguments, name) not in (None, []):
+        given = getattr(arguments, name)
+        if given is not None and given is not False and given != []:
             option = "--set" if name == "settings" else f"--{name.replace('_', '-')}"
             raise ConfigError(
                 f"{option} cannot change a resumed run; accepted with --resume: ENV or --env, --timesteps, "
-                "--stop, --checkpoint-every, --on-nan, --workers, --ray and its options, --quiet, -v",
+                "--stop, --checkpoint-every, --on-nan, --workers, --ray and its options, --agents, --quiet, -v",
                 key=name,
             )
 

@@ -7,11 +7,10 @@ import shlex
 from typing import Any
 
 from marl_sb3.cli.parser import (
-    ALGORITHM_HELP,
     CommandParser,
     add_env_option,
+    add_setup_options,
     add_verbosity,
-    algorithm_name,
     assignments,
     integer,
 )
@@ -46,7 +45,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_env_option(parser, also_positional=True)
     option("--trials N", "how many settings are tried; default: 50, or the whole grid", type=integer)
     option("--timesteps N", "env steps of a trial; default: as in the preset", type=integer)
-    option("--n-envs E", "envs that step together; default: as in the preset, else 8", type=integer)
+    add_setup_options(parser)
     option("--study NAME", "name of the study; an existing one is continued; default: time and 4 hex digits")
     option("--new-study", "begin a new study even if another one has a similar name; default: refuse it, as a typo")
     option("--storage URL", "a database such as sqlite:///study.db; default: a journal in the study's folder")
@@ -58,12 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
         "settings by env id, which the search starts from and is compared with; default: the shipped preset",
     )
     option("--space FILE", "the ranges to search, see below; default: those shipped for the algorithm")
-    option(
-        "--grid KEY=A,B,C",
-        "try exactly these values; several --grid: all combinations; default: none",
-        action="append",
-        default=[],
-    )
+    parser.repeated("--grid KEY=A,B,C", "try exactly these values; several --grid: all combinations; default: none")
     option(
         "--objective WHAT", "sum or min of all agents' returns, an agent, a custom metric or any metric; default: sum"
     )
@@ -82,22 +76,8 @@ def build_parser() -> argparse.ArgumentParser:
         default=0,
     )
     option("--confirm-best B", "how many trials --confirm-seeds trains again; default: 1", type=integer, default=1)
-    option(
-        "--policies",
-        "one policy for all agents, or one for each; default: as in the preset, else shared",
-        choices=["shared", "per_agent"],
-    )
-    option("--algo NAME", ALGORITHM_HELP, type=algorithm_name)
-    option("--vectorizer NAME", "auto, batched, sync or supersuit; default: auto")
-    option("--device NAME", "auto, cpu or cuda; default: auto")
     option("--seed S", "seed of the search; default: 0", type=integer)
-    option(
-        "--set KEY=VALUE",
-        "fix a setting in every trial; may be repeated; default: none",
-        dest="settings",
-        action="append",
-        default=[],
-    )
+    parser.repeated("--set KEY=VALUE", "fix a setting in every trial; may be repeated; default: none", dest="settings")
     option("--quiet", "print the study's folder alone; default: off")
     add_verbosity(parser)
     return parser

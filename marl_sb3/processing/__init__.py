@@ -1,7 +1,7 @@
 """Processing of a policy's observations, rewards and actions, as its settings say; `processing.ORDER` is the order.
 
-`Processing` is that of one policy, with its running statistics. `process_rows` lets it work on the rows of a policy in
-some envs; `predict` brings the memory of a row itself.
+`Processing` holds the processors of one policy and their running statistics. `process_rows` applies it to the rows of a
+policy in training and in evaluations, step by step; `predict` passes the memory of an agent in and out.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rescale actions: the policy acts in [-1, 1], the env gets numbers of its own range."""
+"""Rescale actions: the policy acts in [-1, 1], and the env gets actions in the range of its own Box."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ class RescaleActions:
     """Maps [-1, 1] to the range of a Box, as Gymnasium's `RescaleAction(env, -1, 1)` does.
 
     Args:
-        space: of the env's actions.
+        space: the env's action space.
 
     Attributes:
-        space: of the policy's actions.
-        low: of the env's.
-        high: of the env's.
+        space: the policy's action space.
+        low: lower bounds of the env's actions.
+        high: upper bounds of the env's actions.
 
     Raises:
-        ConfigError: it is no Box with finite bounds.
+        ConfigError: the env's action space is no Box with finite bounds.
     """
 
     def __init__(self, space: spaces.Space[Any]) -> None:
@@ -35,12 +35,12 @@ class RescaleActions:
         self.space = spaces.Box(-1, 1, space.shape, space.dtype.type)
 
     def __call__(self, actions: Array) -> Array:
-        """The env's actions of (rows, ...) actions of the policy."""
+        """Convert (rows, ...) actions of the policy to actions of the env."""
         scaled: Array = self.low + (actions + 1) * 0.5 * (self.high - self.low)
         inside: Array = np.clip(scaled, self.low, self.high)  # rounding must not leave the Box
         return inside.astype(self._dtype)
 
     def reverse(self, actions: Array) -> Array:
-        """The policy's actions of (rows, ...) actions of the env."""
+        """Convert (rows, ...) actions of the env to actions of the policy."""
         scaled: Array = 2.0 * (actions - self.low) / (self.high - self.low) - 1.0
         return scaled.astype(self._dtype)

@@ -1,4 +1,4 @@
-"""Spaces and batches of observations, part by part: the keys of a Dict, or the whole."""
+"""Handle spaces and batches of observations by part: each key of a Dict is a part; any other space is one part."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ WHOLE = ""  # the key of an observation that has none
 
 
 def parts_of(space: Space) -> dict[str, Space]:
-    """The spaces of the keys of a Dict; another space is its only part."""
+    """Return the space of each key of a Dict; for any other space, that space alone."""
     return dict(space.spaces) if isinstance(space, spaces.Dict) else {WHOLE: space}
 
 
 def with_parts(space: Space, parts: Mapping[str, Space]) -> Space:
-    """The space with these parts in place of its own."""
+    """Return a space with these parts instead of those of `space`."""
     return (
         spaces.Dict({**space.spaces, **parts}, sort_keys=False)
         if isinstance(space, spaces.Dict)
@@ -28,17 +28,17 @@ def with_parts(space: Space, parts: Mapping[str, Space]) -> Space:
 
 
 def part(seen: Observations, key: str) -> Array:
-    """The array of a key."""
+    """Return the array of a part."""
     return seen[key] if isinstance(seen, dict) else seen
 
 
 def map_parts(seen: Observations, functions: Mapping[str, Callable[[Array], Array]]) -> Observations:
-    """Apply a function to each of some parts; the others stay."""
+    """Apply a function to some parts of a batch; the other parts stay unchanged."""
     if isinstance(seen, dict):
         return {key: functions[key](array) if key in functions else array for key, array in seen.items()}
     return functions[WHOLE](seen) if WHOLE in functions else seen
 
 
 def named(key: str) -> str:
-    """A part in a message."""
+    """Name a part in a message."""
     return f"key {key!r}: " if key else ""

@@ -1,4 +1,4 @@
-"""Features that an agent sees beside its observation: what it did, what that was worth, the time, and who it is."""
+"""Features appended to an observation: previous action, previous reward, time, and which agent it is."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ REWARD = "reward"  # in the memory: what rows were paid for their previous actio
 
 
 class Feature(Protocol):
-    """Numbers that an agent sees beside its observation.
+    """Numbers that are appended to an observation.
 
     Attributes:
-        name: of the setting, and of the key in a Dict observation.
-        box: their space, of one axis.
+        name: name of the setting, and of the key in a Dict observation.
+        box: space of the numbers; it has one axis.
     """
 
     name: str
@@ -62,7 +62,7 @@ class PreviousAction:
 
 
 class PreviousReward:
-    """What the previous action was paid, by the env's own measure; 0 at the start of an episode."""
+    """The reward of the previous action, as the env gave it; 0 at the start of an episode."""
 
     name = "previous_reward"
 
@@ -83,7 +83,7 @@ class PreviousReward:
 
 
 class TimeFeature:
-    """A number that falls from 1 to 0 over so many actions of an agent, and stays at 0."""
+    """A number that falls from 1 to 0 over a fixed number of an agent's actions, and then stays at 0."""
 
     name = "time_feature"
 
@@ -106,7 +106,7 @@ class TimeFeature:
 
 
 class AgentIndicator:
-    """Which of the policy's agents a row is, one-hot."""
+    """The index of a row's agent among the agents of the policy, one-hot."""
 
     name = "agent_indicator"
 
@@ -129,17 +129,17 @@ class AgentIndicator:
 
 
 class Appended:
-    """An observation with a feature.
+    """Appends a feature to observations.
 
-    A Dict gets a key of the feature's name. An image gets a channel for each number, filled with 255 times it. Any
-    other observation becomes a vector, categories one-hot, with the feature's numbers at its end.
+    A Dict gets a key with the feature's name. An image gets a channel for each number, filled with 255 times that
+    number. Any other observation becomes a vector, categories one-hot, with the feature's numbers at its end.
 
     Args:
-        space: of the observations.
-        feature: what is appended.
+        space: the observation space.
+        feature: the feature to append.
 
     Raises:
-        ConfigError: a Dict has the key already; numbers that do not lie between 0 and 1 have no place in an image.
+        ConfigError: a Dict has the key already, or the numbers do not lie between 0 and 1 and the space is an image.
     """
 
     def __init__(self, space: Space, feature: Feature) -> None:

@@ -16,16 +16,16 @@ from marl_sb3.types import Array, Observations
 
 
 class FrameStack:
-    """Shows a row its latest observations, the newest last: along an image's channels, or along the last axis.
+    """Stacks the latest observations of a row, the newest last: along the channels of an image, or along the last axis.
 
-    A row's frames are those that it acted on; before its episode's first one there are zeros.
+    Only observations that the row acts on are frames. Frames before the first one of an episode are zeros.
 
     Args:
-        space: of the observations: a Box of at least one axis, or a Dict of these.
-        frames: how many.
+        space: the observation space: a Box of at least one axis, or a Dict of such Boxes.
+        frames: number of frames in a stack.
 
     Raises:
-        ConfigError: a part is no such Box.
+        ConfigError: a part of the space is no such Box.
     """
 
     def __init__(self, space: Space, frames: int) -> None:
@@ -51,7 +51,7 @@ class FrameStack:
 
 
 def _name(key: str) -> str:
-    """Of the frames of a part in the memory."""
+    """Return the name of a part's frames in the memory."""
     return f"frames.{key}" if key else "frames"
 
 

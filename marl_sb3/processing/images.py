@@ -1,4 +1,4 @@
-"""Resize images, and make them gray: images are Boxes of numbers from 0 to 255, channels last, in uint8."""
+"""Resize images and convert them to grayscale. Images are uint8 Boxes from 0 to 255 with channels last."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Resize(Memoryless):
     """Resizes images by averaging over areas.
 
     Args:
-        space: of the observations; keys of a Dict that are no images stay as they are.
-        size: height and width.
+        space: the observation space; keys of a Dict that are no images stay unchanged.
+        size: height and width of the results.
 
     Raises:
         ConfigError: there is no image.
@@ -48,10 +48,10 @@ class Resize(Memoryless):
 
 
 class Grayscale(Memoryless):
-    """Makes RGB images gray, with the weights and the rounding of Gymnasium's `GrayscaleObservation`.
+    """Converts RGB images to grayscale, with the weights and the rounding of Gymnasium's `GrayscaleObservation`.
 
     Args:
-        space: of the observations; keys of a Dict that are no RGB images stay as they are.
+        space: the observation space; keys of a Dict that are no RGB images stay unchanged.
 
     Raises:
         ConfigError: there is no RGB image.
@@ -74,7 +74,7 @@ def _gray(images: Array) -> Array:
 
 
 def _images_of(space: Space, setting: str, channels: int | None) -> dict[str, Any]:
-    """The parts that are images with so many channels; None: any number."""
+    """Return the parts that are images with this number of channels; None: any number."""
     images = {key: box for key, box in parts_of(space).items() if _is_image(box, channels)}
     if not images:
         what = "an image" if channels is None else f"an image of {channels} channels"

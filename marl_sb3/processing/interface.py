@@ -1,4 +1,4 @@
-"""What a processor of observations is, and what it works on: batches over the rows of one policy."""
+"""The protocol of processors of observations. They work on batches over the rows of one policy."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Memory = Mapping[str, Array]  # what rows remember within an episode: (rows, ...
 
 
 class Look(NamedTuple):
-    """What rows see, on its way through the processors.
+    """The input of a processor.
 
     Attributes:
-        seen: (rows, ...) observations, processed so far.
-        memory: of these rows, before they see this.
-        agents: (rows,) which one of the policy's agents a row is, counted from 0.
-        learn: whether running statistics take the observations in.
+        seen: (rows, ...) observations, as the previous processor returned them.
+        memory: memory of these rows before this observation.
+        agents: (rows,) index of each row's agent among the agents of the policy.
+        learn: whether the observations update running statistics.
     """
 
     seen: Observations
@@ -29,35 +29,35 @@ class Look(NamedTuple):
 
 
 class ObservationProcessor(Protocol):
-    """Processes the observations of a policy's rows; made for the space of what it is given.
+    """Processes the observations of a policy's rows; it is made for one input space.
 
     Attributes:
-        space: of what it returns.
+        space: space of its results.
     """
 
     space: spaces.Space[Any]
 
     def initial(self, rows: int) -> Memory:
-        """What so many rows remember at the start of an episode; empty without memory."""
+        """Return the memory of `rows` rows at the start of an episode; empty for a processor without memory."""
 
     def observe(self, look: Look) -> tuple[Observations, Memory]:
-        """Process what rows see.
+        """Process observations.
 
         Returns:
-            What the next processor is given, and the parts of the memory that change.
+            The observations for the next processor, and the parts of the memory that change.
         """
 
     def acted(self, memory: Memory, actions: Array) -> Memory:
-        """The parts of the memory that change when rows take actions, (rows, ...), of the policy's action space."""
+        """Return the parts of the memory that change when rows take these (rows, ...) actions of the policy."""
 
 
 class Policy(NamedTuple):
-    """What a processor knows of its policy.
+    """What a processor knows about its policy.
 
     Attributes:
-        policy_id: for messages.
-        agents: the agents that it acts for.
-        action_space: in which it acts.
+        policy_id: id of the policy, for messages.
+        agents: the agents that the policy acts for.
+        action_space: the space in which the policy acts.
     """
 
     policy_id: str

@@ -1,4 +1,4 @@
-"""How large a processed observation may be."""
+"""The limit of the size of a processed observation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MOST_NUMBERS = 2**24  # of one observation; a description from a stranger could 
 
 
 def require_size(setting: str, shape: Sequence[int]) -> None:
-    """Refuse observations that are too large, before they take memory.
+    """Refuse a space of observations that are too large, before memory is allocated.
 
     Raises:
         ConfigError: names the setting.

@@ -15,17 +15,17 @@ from marl_sb3.types import Array, Observations
 
 
 class NormalizeObservations(Memoryless):
-    """See `VecNormalize` with `norm_obs=True`. An observation is taken into the statistics before it is normalised.
+    """See `VecNormalize` with `norm_obs=True`. An observation updates the statistics before it is normalised.
 
     Args:
-        space: of the observations: a Box, or a Dict whose keys to normalise are Boxes.
-        keys: of a Dict; None: all.
-        clip: limit of what it returns.
+        space: the observation space: a Box, or a Dict whose keys to normalise are Boxes.
+        keys: keys of a Dict to normalise; None: all.
+        clip: limit of the results.
         epsilon: added to variances before they divide.
 
     Attributes:
-        before: the space of what it is given.
-        statistics: by key, or of the whole.
+        before: the space before normalisation.
+        statistics: running statistics by key; of a space that is no Dict, under one key.
 
     Raises:
         ConfigError: a key is unknown or no Box.

@@ -1,4 +1,4 @@
-"""Points of a space as vectors, as SB3's networks take them: categories one-hot."""
+"""Convert values of a space to vectors as SB3's networks take them, with categories one-hot."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from marl_sb3.types import Array
 
 
 def flat_box(space: spaces.Space[Any]) -> spaces.Box:
-    """The space of the vectors of `flat_values`."""
+    """Return the space of the vectors that `flat_values` returns."""
     if isinstance(space, spaces.Box):
         low, high = (bound.reshape(-1).astype(np.float32) for bound in (space.low, space.high))
         return spaces.Box(low, high, dtype=np.float32)
@@ -19,7 +19,7 @@ def flat_box(space: spaces.Space[Any]) -> spaces.Box:
 
 
 def flat_values(space: spaces.Space[Any], values: Array) -> Array:
-    """(rows, numbers) float32 of (rows, ...) points of a space."""
+    """Convert (rows, ...) values of a space to (rows, numbers) float32 vectors."""
     rows = values.reshape(len(values), -1)
     if isinstance(space, (spaces.Box, spaces.MultiBinary)):
         return rows.astype(np.float32)
@@ -32,7 +32,7 @@ def flat_values(space: spaces.Space[Any], values: Array) -> Array:
 
 
 def _choices(space: Any) -> list[int]:
-    """The length of each one-hot code; of bits, one each."""
+    """Return the length of each one-hot code; 1 for each bit."""
     if isinstance(space, spaces.MultiBinary):
         return [1] * int(np.prod(space.shape))
     return [int(n) for n in np.asarray(space.nvec).reshape(-1)] if hasattr(space, "nvec") else [int(space.n)]

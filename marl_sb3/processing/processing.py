@@ -55,24 +55,24 @@ ORDER: Mapping[str, Make] = {
 class Processing:
     """What is done to the observations, rewards and actions of one policy.
 
-    It holds no rows: `RowProcessing` and `predict` bring the memory of theirs.
+    It holds no memory of rows: `RowProcessing` and `predict` pass it in.
 
     Args:
-        settings: what is on.
-        policy: whose; `action_space` is the env's.
-        observation_space: the env's.
+        settings: the settings of the policy.
+        policy: the policy; its `action_space` is that of the env.
+        observation_space: the env's observation space.
 
     Attributes:
         settings: as given.
-        env_observation_space: the env's.
-        observation_space: in which the policy observes.
-        action_space: in which the policy acts.
-        processors: of observations, by setting, in their order.
+        env_observation_space: the env's observation space.
+        observation_space: the space of processed observations.
+        action_space: the space in which the policy acts.
+        processors: processors of observations by setting, in the order in which they are applied.
         rewards: the processor of rewards.
-        rescale: of actions; None: the env gets them as they are.
+        rescale: the processor of actions; None: actions are not changed.
 
     Raises:
-        ConfigError: a setting does not fit the spaces; names the policy.
+        ConfigError: a setting does not fit the spaces; the message names the policy.
     """
 
     def __init__(self, settings: ProcessingSettings, policy: Policy, observation_space: Space) -> None:
@@ -94,16 +94,6 @@ class Processing:
         self._remembering = [each for each in self.processors.values() if each.initial(1)]
 
     @property
-    def changes_rewards(self) -> bool:
-        """Whether rewards are clipped or normalised."""
-        return self.settings.clip_rewards is not None or self.settings.normalize_rewards
-
-    @property
-    def remembers(self) -> bool:
-        """Whether rows remember anything: then one observation alone does not say what the policy sees."""
-        return bool(self._remembering)
-
-    @property
     def normalizer(self) -> NormalizeObservations | None:
         """The processor that normalises observations, if that is on."""
         found = self.processors.get("normalize_observations")
@@ -116,19 +106,19 @@ class Processing:
         return names[names.index("normalize_observations") + 1 :] if self.normalizer else []
 
     def initial(self, rows: int) -> dict[str, Array]:
-        """What so many rows remember at the start of an episode."""
+        """Return the memory of `rows` rows at the start of an episode."""
         return {name: array for each in self._remembering for name, array in each.initial(rows).items()}
 
     def observe(
         self, seen: Observations, memory: Memory, agents: Array, learn: bool = False, normalize: bool = True
     ) -> tuple[Observations, Memory]:
-        """What the policy sees of what rows see, and what they remember then.
+        """Process observations; returns them with the new memory of the rows.
 
         Args:
-            seen: (rows, ...) of the env's observation space.
-            memory: of these rows; it stays as it is.
-            agents: (rows,) which one of the policy's agents each is.
-            learn: whether running statistics take the observations in.
+            seen: (rows, ...) observations of the env.
+            memory: memory of these rows; it is not changed in place.
+            agents: (rows,) index of each row's agent among the agents of the policy.
+            learn: whether the observations update running statistics.
             normalize: whether observations are normalised; the statistics take them in anyway.
         """
         for each in self.processors.values():
@@ -141,13 +131,13 @@ class Processing:
         return seen, memory
 
     def acted(self, memory: Memory, actions: Array) -> Memory:
-        """What rows remember after they have taken actions, (rows, ...), of the policy's action space."""
+        """Return the memory of rows after they have taken these (rows, ...) actions of the policy."""
         for each in self._remembering:
             memory = {**memory, **each.acted(memory, actions)}
         return memory
 
     def env_actions(self, actions: Array) -> Array:
-        """Actions of the policy, (rows, ...), as the env takes them."""
+        """Convert (rows, ...) actions of the policy to actions of the env."""
         return actions if self.rescale is None else self.rescale(actions)
 
     def policy_actions(self, actions: Array) -> Array:
@@ -158,7 +148,7 @@ class Processing:
 
     @property
     def statistics(self) -> dict[str, RunningStatistics]:
-        """All running statistics, by name."""
+        """All running statistics by name."""
         return dict(self._statistics())
 
     def _statistics(self) -> Iterator[tuple[str, RunningStatistics]]:
@@ -168,13 +158,13 @@ class Processing:
         yield from self.rewards.statistics.items()
 
     def get_state(self) -> State:
-        """The running statistics, for `read_state`."""
+        """Return the running statistics for `read_state`."""
         return statistics_state(self.statistics)
 
     def read_state(self, state: StateReader) -> Callable[[], None]:
         """Check what `get_state` returned; see `Part.read_state`.
 
         Raises:
-            CheckpointError: it is not the state of such processing.
+            CheckpointError: the state does not fit this processing.
         """
         return read_statistics(self.statistics, state)

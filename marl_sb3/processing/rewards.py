@@ -1,4 +1,4 @@
-"""Clip and normalise rewards: one number for each transition, everything that it was paid."""
+"""Clip and normalise rewards. The reward of a transition is the sum of everything that was paid during it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class Rewards:
     """Clips rewards, then divides them by the running standard deviation of discounted returns, as `VecNormalize` does.
 
     Args:
-        settings: what is on.
+        settings: the settings of the policy.
 
     Attributes:
-        statistics: of the returns, if rewards are normalised.
+        statistics: running statistics of the returns; empty if rewards are not normalised.
     """
 
     def __init__(self, settings: ProcessingSettings) -> None:
@@ -29,11 +29,11 @@ class Rewards:
         """Process the rewards of transitions.
 
         Args:
-            rewards: (rows,) float32; what transitions were paid.
-            returns: (rows,) float64; the discounted return of each row's episode so far, which is brought up to date.
-            gamma: the discount.
-            closing: (rows,) bool; the rows whose transition is over. The others stay as they are.
-            learn: whether the statistics take the returns in.
+            rewards: (rows,) float32; rewards of transitions.
+            returns: (rows,) float64; the discounted return of each row's episode so far, updated in place.
+            gamma: discount of the returns.
+            closing: (rows,) bool; the rows whose transition is over. Nothing changes in the other rows.
+            learn: whether the returns update the statistics.
             normalize: whether rewards are normalised; the statistics take them in anyway.
 
         Returns:

@@ -1,4 +1,4 @@
-"""Process what comes and goes between the rows of a policy and its envs, step by step."""
+"""Process observations, rewards and actions between the rows of a policy and its envs, step by step."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ from marl_sb3.vec_env.step import VecStep
 
 
 class RowProcessing(Protocol):
-    """Processes for the rows of a policy: in every step first `observe`, then `look`, then `act`."""
+    """The processing of the rows of a policy. In every step `observe` is called first, then `look`, then `act`."""
 
     def begin_episodes(self) -> None:
-        """All envs have just been reset."""
+        """Note that all envs have just been reset."""
 
     def restart_envs(self, env_indices: Sequence[int]) -> None:
-        """These envs have begun new episodes: nothing follows from their last step."""
+        """Note that these envs have begun new episodes. Transitions of their previous episodes are dropped."""
 
     def observe(self, step: VecStep) -> Array:
-        """Take in what came of the latest actions.
+        """Record the results of the latest actions.
 
         Returns:
-            (rows,) float32: what the transitions are paid that these actions, or earlier ones, began.
+            (rows,) float32: rewards of the open transitions, which these actions or earlier ones began.
         """
 
     def look(self, step: VecStep) -> Observations:
-        """(rows, ...): what the policy sees of the step. Rows that wait hold filler."""
+        """Return the (rows, ...) processed observations of a step; filler in rows that wait."""
 
     def look_again(self) -> None:
-        """The statistics have been replaced: the next `look` processes the latest step anew."""
+        """Note that statistics have been replaced: the next `look` processes the latest step again."""
 
     def final_observations(self, step: VecStep, wanted: BoolArray) -> Observations:
-        """(n, ...): what the policy would see of the observations that agents, (E, A) bool, ended on."""
+        """Return the (n, ...) processed final observations of agents, (E, A) bool, that have ended."""
 
     def normalized(self, seen: Observations) -> Observations:
         """What the policy acts on, of what `look` returned: it differs if observations are normalised later."""
 
     def act(self, actions: Array, acting: BoolArray) -> Array:
-        """Take in the policy's actions, (rows, ...), and return them as the env takes them."""
+        """Record (rows, ...) actions of the policy, and return them as actions of the env."""
 
     def get_state(self) -> State:
-        """All that `read_state` needs."""
+        """Return the state for `read_state`."""
 
     def read_state(self, state: StateReader) -> Callable[[], None]:
         """Check what `get_state` returned; see `Part.read_state`."""
@@ -60,13 +60,13 @@ class RowProcessing(Protocol):
 def process_rows(
     processing: Processing, rows: PolicyRows, gamma: float, learns: bool, late: bool = False
 ) -> RowProcessing:
-    """What processes for the rows of a policy.
+    """Return the processing of the rows of a policy.
 
     Args:
-        processing: of the policy.
-        rows: its rows.
-        gamma: the discount of returns, by which rewards are normalised.
-        learns: whether running statistics take in what the rows see and are paid.
+        processing: processing of the policy.
+        rows: the rows of the policy.
+        gamma: discount of the returns by which rewards are normalised.
+        learns: whether observations and rewards update running statistics.
         late: whether observations and rewards are normalised later: by `normalized`, and when they are drawn from a
             replay buffer. Statistics take them in at once.
     """
@@ -76,7 +76,7 @@ def process_rows(
 
 
 class Unprocessed:
-    """Everything as the env gives it and takes it."""
+    """Changes nothing: for a policy without processing."""
 
     def __init__(self, rows: PolicyRows) -> None:
         self._rows = rows
@@ -123,9 +123,9 @@ class Unprocessed:
 class ProcessedRows:
     """See `RowProcessing`.
 
-    A row's memory advances when it is to act; while it waits, memory and statistics stand still. What it is paid is
-    summed up until its transition is over, at its next turn or its end, and is then processed as one reward. In an
-    episode in which a row acts in every step, that is the reward of every step.
+    The memory of a row changes when the row acts next; while it waits, its memory stays unchanged and it updates no
+    statistics. Its rewards are summed until its transition is over, at its next turn or its end, and the sum is
+    processed as one reward. A row that acts in every step has one reward per step.
 
     Args: see `process_rows`.
     """
@@ -148,7 +148,7 @@ class ProcessedRows:
         self._forget_step(taken_in=False)
 
     def _forget_step(self, *, taken_in: bool) -> None:
-        """The next step to look at is another one."""
+        """Forget the latest step: the next `look` is at another one."""
         self._before = self._memory
         self._seen: Observations | None = None
         self._taken_in = taken_in  # whether statistics know it already
@@ -197,7 +197,7 @@ class ProcessedRows:
         return self._seen
 
     def look_again(self) -> None:
-        """See `RowProcessing.look_again`; the statistics do not take in the step a second time."""
+        """See `RowProcessing.look_again`; the step does not update the statistics a second time."""
         self._forget_step(taken_in=self._taken_in)
 
     def _look(self, raw: Observations, to_act: BoolArray) -> tuple[Observations, Memory]:
@@ -215,7 +215,7 @@ class ProcessedRows:
         return filler, {name: _with_rows(array, to_act, after[name]) for name, array in self._memory.items()}
 
     def final_observations(self, step: VecStep, wanted: BoolArray) -> Observations:
-        """See `RowProcessing.final_observations`; nothing advances."""
+        """See `RowProcessing.final_observations`; memory and statistics stay unchanged."""
         rows = self._rows.of_agents(wanted)
         memory = {name: array[rows] for name, array in self._before.items()}
         final = _final(self._rows, step, wanted)
@@ -251,7 +251,7 @@ class ProcessedRows:
     # --- State -------------------------------------------------------------------------------------------------------
 
     def get_state(self) -> State:
-        """See `RowProcessing.get_state`: what is needed to look at the latest step once more."""
+        """See `RowProcessing.get_state`: what is needed to process the latest step again."""
         return {
             "memory": dict(self._memory),
             "open": self._open,
@@ -284,7 +284,7 @@ def _final(rows: PolicyRows, step: VecStep, wanted: BoolArray) -> Observations:
 
 
 def _with_rows(array: Array, rows: BoolArray, values: Array) -> Array:
-    """A copy with other values in some rows."""
+    """Return a copy with other values in some rows."""
     copy = array.copy()
     copy[rows] = values
     return copy

@@ -1,4 +1,4 @@
-"""Running means and variances: SB3's, as part of a checkpoint."""
+"""Running means and variances of SB3 as part of a checkpoint."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class RunningStatistics(RunningMeanStd):
 
 
 def statistics_state(statistics: Mapping[str, RunningMeanStd]) -> State:
-    """All of them, as plain data and arrays."""
+    """Return running statistics as plain data and arrays."""
     return {
         name: {"mean": np.array(own.mean), "var": np.array(own.var), "count": float(own.count)}
         for name, own in statistics.items()
@@ -62,10 +62,10 @@ def read_statistics(statistics: Statistics, state: StateReader) -> Callable[[], 
     """Check what `statistics_state` returned.
 
     Returns:
-        A function that puts it into these.
+        A function that puts the values into `statistics`.
 
     Raises:
-        CheckpointError: the statistics are others, or do not have these shapes.
+        CheckpointError: the state has other statistics, or other shapes.
     """
     state.require_names(list(statistics))
     setters = [_read(own, state.fields(name)) for name, own in statistics.items()]

@@ -70,7 +70,7 @@ def no_rewards(evidence: Evidence) -> Iterator[Seen]:
 
 
 def blind_agents(evidence: Evidence) -> Iterator[Seen]:
-    """Agents that see the same in all of at least ten steps."""
+    """Agents whose observation stays the same in at least ten steps."""
     sights: dict[AgentID, list[Any]] = defaultdict(list)
     for _, _, agent, observation in observed(evidence):
         sights[agent].append(observation)
