@@ -6,7 +6,7 @@ A new algorithm implements `Collector` and `Learner` in a file of its own and ge
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from stable_baselines3.common.base_class import BaseAlgorithm
 
@@ -150,6 +150,18 @@ class UpdateJob(Protocol):
         """
 
 
+class Pace(NamedTuple):
+    """How long an iteration is for one policy, in env steps of each env, if the run does not set it.
+
+    Attributes:
+        report_steps: steps in an iteration.
+        rollout_steps: steps in a rollout; None for a policy that learns from a replay buffer.
+    """
+
+    report_steps: int
+    rollout_steps: int | None = None
+
+
 class Learner(TensorPart, Protocol):
     """Trains one policy; it is a part of a checkpoint, which may be taken between any two env steps.
 
@@ -176,6 +188,10 @@ class Learner(TensorPart, Protocol):
     @property
     def metric_names(self) -> Sequence[str]:
         """The names of the learner's metrics, in order."""
+
+    @property
+    def pace(self) -> Pace:
+        """How long an iteration is for this policy."""
 
     def due_in(self) -> int:
         """Return the env steps of each env until the next update; 0: now."""

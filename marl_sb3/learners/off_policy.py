@@ -9,7 +9,7 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
 from marl_sb3.errors import CheckpointError
-from marl_sb3.learners.interface import UpdateJob
+from marl_sb3.learners.interface import Pace, UpdateJob
 from marl_sb3.learners.numeric_faults import check_replay_update
 from marl_sb3.learners.off_policy_collector import OffPolicyCollector
 from marl_sb3.learners.processed import stored_space
@@ -91,10 +91,10 @@ class OffPolicyLearner:
         self.make_job: Callable[[OffPolicyLearner], UpdateJob] = ReplayJob
 
     @property
-    def report_steps(self) -> int:
-        """Env steps, of each env, in an iteration, if the run does not say."""
+    def pace(self) -> Pace:
+        """See `Learner.pace`."""
         every: Any = self.algorithm.train_freq
-        return max(_ENV_STEPS_PER_REPORT // self.rows.num_envs, int(every.frequency), 1)
+        return Pace(max(_ENV_STEPS_PER_REPORT // self.rows.num_envs, int(every.frequency), 1))
 
     def due_in(self) -> int:
         """See `Learner.due_in`: at the end of the rollout, and at most a step if that is the end of an episode."""

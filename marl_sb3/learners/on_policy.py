@@ -10,7 +10,7 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
 from marl_sb3.learners.buffers.rollout import MaskedDictRolloutBuffer, MaskedRolloutBuffer
-from marl_sb3.learners.interface import UpdateJob
+from marl_sb3.learners.interface import Pace, UpdateJob
 from marl_sb3.learners.numeric_faults import check_update, check_weights, policy_in_errors
 from marl_sb3.learners.on_policy_actor import ForwardPassDecider, OnPolicyActor, OnPolicyDecider
 from marl_sb3.learners.on_policy_collector import OnPolicyCollector
@@ -107,6 +107,12 @@ class OnPolicyLearner:
 
     def _count_grad_update(self, *_: Any) -> None:
         self._grad_updates += 1
+
+    @property
+    def pace(self) -> Pace:
+        """See `Learner.pace`."""
+        n_steps = self.algorithm.n_steps
+        return Pace(n_steps * self.rollouts_per_report, n_steps)
 
     def due_in(self) -> int:
         """See `Learner.due_in`: at the end of the rollout."""

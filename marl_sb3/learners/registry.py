@@ -11,7 +11,6 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from marl_sb3.config.values import PositiveInt, require
 from marl_sb3.learners.algorithms import class_at, place_of
 from marl_sb3.learners.interface import Learner
-from marl_sb3.learners.on_policy import OnPolicyLearner
 from marl_sb3.learners.processed import policy_rows, processing_of
 from marl_sb3.learners.sb3.build import build_algorithm, build_with_replay, is_off_policy
 from marl_sb3.learners.spec import PolicySpec
@@ -99,14 +98,13 @@ def common_steps(n_steps: int | None, specs: Mapping[PolicyID, PolicySpec]) -> i
 def iteration_steps(learners: Sequence[Learner], n_steps: int | None) -> int:
     """Return the env steps of each env in an iteration.
 
-    It is as given, or the longest rollout times rollouts per report; without rollouts, what a learner from a replay
-    buffer asks for.
+    They are as given. Else an iteration is as long as the longest rollout, times the fewest rollouts that a policy has
+    in an iteration of its own; without rollouts, it is the longest one of a policy.
     """
     if n_steps is not None:
         return n_steps
-    on_policy = [learner for learner in learners if isinstance(learner, OnPolicyLearner)]
-    if on_policy:
-        longest = max(learner.algorithm.n_steps for learner in on_policy)
-        return longest * min(each.rollouts_per_report for each in on_policy)
-    others: Sequence[Any] = learners
-    return max(int(learner.report_steps) for learner in others)
+    paces = [learner.pace for learner in learners]
+    rollouts = [(pace.report_steps, pace.rollout_steps) for pace in paces if pace.rollout_steps is not None]
+    if not rollouts:
+        return max(pace.report_steps for pace in paces)
+    return max(steps for _, steps in rollouts) * min(report // steps for report, steps in rollouts)
