@@ -122,7 +122,7 @@ def rllib_page() -> str:
     envs = [
         _meaning(", ".join(names), "n_envs", "all", note)
         for names, note in (
-            (RUNNERS, "times the number of envs of each; 0 counts as 1"),
+            (RUNNERS, "times the number of envs of each; 0 counts as 1; `n_workers` is the number of processes"),
             (ENVS_PER_RUNNER, "times the number of runners"),
         )
     ]

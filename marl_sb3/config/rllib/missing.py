@@ -19,7 +19,6 @@ class Always(NamedTuple):
     why: str
 
 
-_ONE_PROCESS = "all envs step in one process: set n_envs"
 _LR = "set learning_rate=lin_X for a line from X down to 0"
 _SAC_RATES = "SB3 has one learning rate for actor, critics and entropy coefficient: set lr"
 _QUANTILES = "set algo=qrdqn for a distribution of returns"
@@ -63,7 +62,9 @@ ALWAYS: Mapping[str, Always] = {
     "decay": Always((0.99,), "SB3's RMSprop of A2C has 0.99"),
     "momentum": Always((0.0,), "SB3's RMSprop of A2C has none"),
     "evaluation_parallel_to_training": Always((False,), "evaluations run between iterations"),
-    "evaluation_num_env_runners": Always((0,), _ONE_PROCESS),
+    "evaluation_num_env_runners": Always((0,), "evaluations step their envs in this process"),
+    "restart_failed_env_runners": Always((True,), "a worker process that dies is replaced; see max_worker_restarts"),
+    "ignore_env_runner_failures": Always((False,), "an env that raises an exception ends the run with a message"),
     "replay_buffer_config.type": Always(
         (
             "ReplayBuffer",
@@ -78,8 +79,8 @@ ALWAYS: Mapping[str, Always] = {
     "replay_buffer_config.alpha": Always((0, 0.0), "SB3 draws all transitions with the same probability"),
 }
 
-_WORKERS = f"there are no remote workers: {_ONE_PROCESS}"
-_FAULTS = "an env that fails ends the run with a message; --resume continues it from the latest checkpoint"
+_WORKERS = "set n_workers for processes that step the envs; --ray and --runners for runners on Ray"
+_FAULTS = "set worker_timeout_s and max_worker_restarts; an env that raises an exception ends the run"
 _GPU = "set device=cuda"
 _SYNCHRONOUS = "updates are synchronous: every rollout is of the present weights"
 _OFFLINE = "policies are not trained from recorded data"
@@ -180,14 +181,13 @@ _REASONS: Mapping[str, str] = {
     "max_num_offline_eval_runner_restarts max_requests_in_flight_per_offline_eval_runner "
     "num_cpus_per_offline_eval_runner custom_resources_per_offline_eval_runner restart_failed_offline_eval_runners "
     "validate_offline_eval_runners_after_construction",
-    _FAULTS: "restart_failed_env_runners ignore_env_runner_failures max_num_env_runner_restarts "
-    "delay_between_env_runner_restarts_s num_consecutive_env_runner_failures_tolerance "
+    _FAULTS: "delay_between_env_runner_restarts_s num_consecutive_env_runner_failures_tolerance "
     "env_runner_health_probe_timeout_s env_runner_restore_timeout_s restart_failed_sub_environments",
     _WORKERS: "num_aggregator_actors_per_learner num_cpus_for_main_process num_cpus_per_env_runner "
     "num_cpus_per_learner custom_resources_per_env_runner custom_resources_per_learner "
     "custom_resources_for_main_process placement_strategy extra_python_environs_for_driver "
     "extra_python_environs_for_worker max_requests_in_flight_per_aggregator_actor "
-    "max_requests_in_flight_per_env_runner max_requests_in_flight_per_learner sample_timeout_s "
+    "max_requests_in_flight_per_env_runner max_requests_in_flight_per_learner  "
     "remote_worker_envs remote_env_batch_wait_ms env_runner_cls "
     "create_local_env_runner create_env_on_local_worker validate_env_runners_after_construction "
     "update_worker_filter_stats use_worker_filter_stats synchronize_filters sync_filters_on_rollout_workers_timeout_s "

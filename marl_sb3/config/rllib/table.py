@@ -102,6 +102,8 @@ RENAMED: Mapping[str, Renamed] = {
     "env_config": Renamed("env_kwargs"),
     "algorithm_config_overrides_per_module": Renamed("policy_settings"),
     "metrics_num_episodes_for_smoothing": Renamed("stats_window_size"),
+    "sample_timeout_s": Renamed("worker_timeout_s"),
+    "max_num_env_runner_restarts": Renamed("max_worker_restarts", note="in a row"),
     "evaluation_config": Renamed("evaluation.deterministic", deterministic, "`{explore: false}` is true"),
 }
 
