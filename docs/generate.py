@@ -132,7 +132,7 @@ def rllib_page() -> str:
         for each in meanings
     ]
     always = [
-        f"| {_code(name)} | {' or '.join(_code(value) for value in each.values)} | {_in_cell(each.why)} |"
+        f"| {_code(name)} | {' or '.join(dict.fromkeys(map(_code, each.values)))} | {_in_cell(each.why)} |"
         for name, each in ALWAYS.items()
     ]
     missing = [f"| {_in_cell(reason)} | {', '.join(map(_code, names))} |" for reason, names in REASONS.items()]

@@ -32,7 +32,8 @@ ALWAYS: Mapping[str, Always] = {
     "use_critic": Always((True,), "SB3's algorithms have a critic"),
     "use_kl_loss": Always((False,), "SB3's PPO has no KL penalty; target_kl ends an update early"),
     "vf_clip_param": Always(
-        (None, math.inf), "RLlib limits the squared error by it, SB3's clip_range_vf the change of the predicted value"
+        (None, math.inf, "inf"),
+        "RLlib limits the squared error by it, SB3's clip_range_vf the change of the predicted value",
     ),
     "grad_clip_by": Always(("global_norm",), "SB3 clips by the norm of all gradients together"),
     "shuffle_batch_per_epoch": Always((True,), "SB3 always shuffles"),
