@@ -14,6 +14,7 @@ import marl_sb3.envs  # noqa: F401 - registers the built-in envs with PettingZoo
 
 if TYPE_CHECKING:
     from marl_sb3.checkup.api import examine as examine
+    from marl_sb3.config.ray import RaySettings as RaySettings
     from marl_sb3.envs.registry import register_env as register_env
     from marl_sb3.errors import ConfigError as ConfigError
     from marl_sb3.errors import EnvError as EnvError
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from marl_sb3.tuning.api import tune as tune
     from marl_sb3.vec_env import MultiAgentVecEnv as MultiAgentVecEnv
     from marl_sb3.vec_env import make_vec_env as make_vec_env
+    from marl_sb3.vec_env.sharded_vec_env import make_sharded_vec_env as make_sharded_vec_env
 
 __version__ = "0.1.0"
 
@@ -68,12 +70,14 @@ _HOME = {
     "TQC": "marl_sb3.learners.replay.tqc",
     "PolicyBundle": "marl_sb3.learners.bundle",
     "PolicySpec": "marl_sb3.learners.spec",
+    "RaySettings": "marl_sb3.config.ray",
     "RecurrentPPO": "marl_sb3.learners.ppo.recurrent_ppo",
     "Run": "marl_sb3.runs.run",
     "evaluate_policies": "marl_sb3.evaluation",
     "examine": "marl_sb3.checkup.api",
     "load_policies": "marl_sb3.learners.bundle",
     "load_run": "marl_sb3.runs.restore",
+    "make_sharded_vec_env": "marl_sb3.vec_env.sharded_vec_env",
     "make_vec_env": "marl_sb3.vec_env",
     "register_env": "marl_sb3.envs.registry",
     "register_network": "marl_sb3.policies.networks",

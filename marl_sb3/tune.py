@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from marl_sb3.cli.command import EXIT_DONE, run_command, setup_logging
 from marl_sb3.cli.parser import named_env
+from marl_sb3.cli.ray import ray_settings
 from marl_sb3.cli.tune import build_parser, command_to_continue, study_options
 from marl_sb3.startup import without_collections
 
@@ -37,6 +38,7 @@ def _tune(arguments: argparse.Namespace) -> int:
     from marl_sb3.tuning.checks import require_trainable_preset
     from marl_sb3.tuning.jobs.trials import require_any_complete
 
+    ray = ray_settings(arguments)
     counts = (arguments.workers, arguments.confirm_seeds, arguments.confirm_best)
     require_counts(*counts)
     study = _study(arguments)
@@ -45,7 +47,7 @@ def _tune(arguments: argparse.Namespace) -> int:
     if not arguments.quiet:
         _print_line(console, f"{_started(study)}: {study.folder}")
     try:
-        run_study(study, *counts, console=None if arguments.quiet else console)
+        run_study(study, *counts, console=None if arguments.quiet else console, ray=ray)
     except BaseException:
         _report_unfinished(study, arguments, console)
         raise

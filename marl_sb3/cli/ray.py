@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from marl_sb3.cli.parser import CommandParser, integer
+from marl_sb3.cli.parser import CommandParser
 from marl_sb3.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -14,22 +14,21 @@ if TYPE_CHECKING:
 _OF_RAY = {"runners": "--runners", "ray_runtime_env": "--ray-runtime-env", "runner_cpus": "--runner-cpus"}
 
 
-def add_ray_options(parser: CommandParser) -> None:
-    """Give `train` the options of Ray."""
+def add_ray_options(parser: CommandParser, what: str, process: str) -> None:
+    """Give a command the options of Ray.
+
+    Args:
+        what: what `--ray` does.
+        process: what a process on Ray is for: `runner` or `trial`.
+    """
     parser.option(
         "--ray ADDRESS",
-        "roll out the envs on Ray: local (without ADDRESS), a Ray of its own on this machine; auto or HOST:PORT, a "
-        "cluster; --set n_shards=N says into how many shares the envs are divided; default: no Ray",
+        f"{what}; ADDRESS is local (or left out), a Ray of its own on this machine; auto or HOST:PORT, a cluster; "
+        "default: no Ray",
         nargs="?",
         const="local",
     )
-    parser.option(
-        "--runners N",
-        "processes on Ray that roll out the envs; their number changes no result; default: one for each CPU of this "
-        "machine",
-        type=integer,
-    )
-    parser.option("--runner-cpus X", "CPUs that Ray sets aside for each of them; default: 1", type=float)
+    parser.option("--runner-cpus X", f"CPUs that Ray sets aside for each {process}; default: 1", type=float)
     parser.option(
         "--ray-runtime-env FILE",
         "YAML or JSON file with Ray's runtime_env: what the envs need on the cluster; default: nothing",
@@ -42,7 +41,7 @@ def ray_settings(arguments: argparse.Namespace) -> RaySettings | None:
     Raises:
         ConfigError: an option of Ray is given without `--ray`, or a value is not accepted.
     """
-    given: dict[str, Any] = {name: getattr(arguments, name) for name in _OF_RAY}
+    given: dict[str, Any] = {name: getattr(arguments, name, None) for name in _OF_RAY}
     if arguments.ray is None:
         useless = [option for name, option in _OF_RAY.items() if given[name] is not None]
         if useless:

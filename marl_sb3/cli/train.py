@@ -65,7 +65,13 @@ def build_parser() -> argparse.ArgumentParser:
         dest="n_workers",
         type=number_of_workers,
     )
-    add_ray_options(parser)
+    add_ray_options(parser, "roll out the envs on Ray, in n_shards shares (--set n_shards=N)", "runner")
+    parser.option(
+        "--runners N",
+        "processes on Ray that roll out the envs; their number changes no result; default: one for each CPU of this "
+        "machine",
+        type=integer,
+    )
     parser.option(
         "--init-from SOURCE",
         "start from the weights of [POLICY=]PATH[:SOURCE_POLICY], PATH a run folder (its best checkpoint), a "

@@ -14,6 +14,7 @@ from marl_sb3.cli.parser import (
     assignments,
     integer,
 )
+from marl_sb3.cli.ray import add_ray_options
 
 _EPILOG = """\
 A space file has a range for each parameter:
@@ -34,7 +35,14 @@ examples
 exit codes: 0 done, 1 failed, 2 wrong command line or settings, 130 interrupted
 """
 
-OF_EACH_CALL = ("workers", "confirm_seeds", "confirm_best")  # options that a study does not keep
+OF_EACH_CALL = (
+    "workers",
+    "confirm_seeds",
+    "confirm_best",
+    "ray",
+    "runner_cpus",
+    "ray_runtime_env",
+)  # options that a study does not keep
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -50,6 +58,7 @@ def build_parser() -> argparse.ArgumentParser:
     option("--new-study", "begin a new study even if another one has a similar name; default: refuse it, as a typo")
     option("--storage URL", "a database such as sqlite:///study.db; default: a journal in the study's folder")
     option("--workers N", "processes that run trials; default: 1", type=integer, default=1)
+    add_ray_options(parser, "train the trials on Ray, --workers N at a time", "trial")
     option("--sampler NAME", "tpe, random, grid or gp; default: tpe, or grid with --grid")
     option("--pruner NAME", "median, asha or none; default: median, or none with --grid")
     option(

@@ -10,6 +10,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.type_aliases import MaybeCallback
 
 from marl_sb3.config import load_config
+from marl_sb3.config.ray import RaySettings
 from marl_sb3.envs.registry import EnvFactory, named_factory
 from marl_sb3.errors import ConfigError
 from marl_sb3.runs.execute import execute
@@ -40,6 +41,7 @@ def train(
     resume: str | Path | None = None,
     callback: MaybeCallback = None,
     progress_bar: bool | None = None,
+    ray: RaySettings | None = None,
 ) -> Run:
     """Train agents, as `python -m marl_sb3.train` does.
 
@@ -62,10 +64,11 @@ def train(
         trust_pickle: allow SB3 zips in `init_from`: reading one may run code.
         run_dir: the run folder; None: a new one below `runs`.
         resume: the folder of a run to continue, for `timesteps` env steps more or to its planned end. Of the other
-            arguments only `env`, `stop`, `n_workers`, `callback` and `progress_bar` are accepted.
+            arguments only `env`, `stop`, `n_workers`, `ray`, `callback` and `progress_bar` are accepted.
         callback: more callbacks, as `MultiAgentAlgorithm.learn` takes them: one, a list, or a function.
         progress_bar: show the progress: a live view on terminals and in notebooks, plain lines elsewhere.
             None: in notebooks only.
+        ray: how the envs, in `n_shards` shares, are rolled out on Ray; None: not on Ray.
 
     Raises:
         ConfigError: a setting is wrong; nothing has been written.
@@ -86,7 +89,7 @@ def train(
             init_from=init_from,
             run_dir=run_dir,
         )
-        run = resume_run(resume, timesteps, name, factory, stop=stop, n_workers=n_workers)
+        run = resume_run(resume, timesteps, name, factory, stop=stop, n_workers=n_workers, ray=ray)
         return _execute_and_show(run, callbacks, progress_bar)
     config = load_config(
         name,
@@ -103,13 +106,15 @@ def train(
         device=device,
         init_from=init_from,
     )
-    return _execute_and_show(prepare(config, run_dir, factory, trust_pickle=trust_pickle), callbacks, progress_bar)
+    return _execute_and_show(
+        prepare(config, run_dir, factory, trust_pickle=trust_pickle, ray=ray), callbacks, progress_bar
+    )
 
 
 def _refuse_with_resume(**arguments: Any) -> None:
     given = [name for name, value in arguments.items() if value is not None]
     if given:
-        accepted = "with resume only env, timesteps, stop, n_workers, callback and progress_bar are accepted"
+        accepted = "with resume only env, timesteps, stop, n_workers, ray, callback and progress_bar are accepted"
         raise ConfigError(f"{accepted}; received {', '.join(given)}", key="resume")
 
 

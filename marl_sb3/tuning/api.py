@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
+from marl_sb3.config.ray import RaySettings
 from marl_sb3.display.screen import in_notebook, standard_console
 from marl_sb3.envs.registry import EnvFactory
 from marl_sb3.tuning.checks import require_trainable_preset
@@ -30,6 +31,7 @@ def tune(
     confirm_best: int = 1,
     watch: Watcher | None = None,
     progress_bar: bool | None = None,
+    ray: RaySettings | None = None,
     **options: Any,
 ) -> TuneStudy:
     """Search for better settings, as `python -m marl_sb3.tune` does.
@@ -46,6 +48,7 @@ def tune(
         watch: called twice a second with the study.
         progress_bar: show the progress: a live view on terminals and in notebooks, a line for each trial elsewhere.
             None: in notebooks only.
+        ray: the Ray cluster that trains `workers` runs at a time; None: worker processes of this machine do.
         options: see `prepare_study`.
 
     Returns:
@@ -61,8 +64,9 @@ def tune(
     if confirm_seeds:
         require_trainable_preset(study)
     shown = in_notebook() if progress_bar is None else progress_bar
+    console = standard_console() if shown else None
     try:
-        run_study(study, workers, confirm_seeds, confirm_best, watch, standard_console() if shown else None, keep=True)
+        run_study(study, workers, confirm_seeds, confirm_best, watch, console, keep=True, ray=ray)
     finally:
         write_files(study)
     return study
@@ -88,6 +92,7 @@ def run_study(
     console: Console | None = None,
     *,
     keep: bool = False,
+    ray: RaySettings | None = None,
 ) -> None:
     """Run the trials of a prepared study, then its confirmations; see `tune`.
 
@@ -96,14 +101,15 @@ def run_study(
         watch: called twice a second with the study.
         console: where to show the progress; None: nowhere.
         keep: leave the last picture on the screen.
+        ray: see `tune`.
     """
     with SearchView(console, study, keep=keep) if console else nullcontext() as view:
         watchers: list[Watcher] = [*([view.update] if view else []), *([watch] if watch else [])]
-        run_trials(study, workers, lambda study: _call_all(watchers, study))
+        run_trials(study, workers, lambda study: _call_all(watchers, study), ray)
     if confirm_seeds:
         with ConfirmView(console, keep=keep) if console else nullcontext() as confirm_view:
             update = confirm_view.update if confirm_view else None
-            confirm(study, confirm_best, confirm_seeds, workers, update)
+            confirm(study, confirm_best, confirm_seeds, workers, update, ray)
 
 
 def _call_all(watchers: Sequence[Watcher], study: TuneStudy) -> None:

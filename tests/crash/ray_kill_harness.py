@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +25,7 @@ from marl_sb3 import MultiAgentAlgorithm
 from marl_sb3.config.ray import RaySettings
 from marl_sb3.vec_env.sharded_vec_env import make_sharded_vec_env
 
-ENVS, SHARDS, STEPS, NODES = 8, 8, 50, 4
+ENVS, SHARDS, STEPS, NODES, MOST_AT_ONCE = 8, 8, 50, 4, 3
 
 
 @contextmanager
@@ -66,8 +66,12 @@ def digest(algorithm: MultiAgentAlgorithm) -> str:
 
 
 def runner_processes() -> list[psutil.Process]:
-    """The runners on this machine."""
-    return [each for each in psutil.process_iter(["name"]) if (each.info["name"] or "").startswith("ray::ShardHost")]
+    """The runners of the cluster that this process has started."""
+    found = []
+    for each in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            found += [each] if each.name().startswith("ray::ShardHost") else []
+    return found
 
 
 @dataclass
@@ -76,6 +80,8 @@ class Killer(threading.Thread):
 
     Attributes:
         cluster: of `cluster_of`.
+        algorithm: which rolls out its shards there. In one iteration at most `MOST_AT_ONCE` runners are killed: a shard
+            that ends one runner after the other ends the training.
         kills: runners to kill.
         nodes: nodes to remove; the main thread adds new ones, which Ray allows no other thread.
         killed: runners killed so far.
@@ -83,6 +89,7 @@ class Killer(threading.Thread):
     """
 
     cluster: Any
+    algorithm: MultiAgentAlgorithm
     kills: int
     nodes: int
     seed: int
@@ -93,6 +100,7 @@ class Killer(threading.Thread):
     def __post_init__(self) -> None:
         super().__init__(daemon=True)
         self.rng = random.Random(self.seed)
+        self._iteration, self._in_iteration = -1, 0
 
     def __hash__(self) -> int:
         return id(self)
@@ -124,7 +132,10 @@ class Killer(threading.Thread):
 
     def _kill_runner(self) -> None:
         found = runner_processes()
-        if found:
+        if self.algorithm.iteration != self._iteration:
+            self._iteration, self._in_iteration = self.algorithm.iteration, 0
+        if found and self._in_iteration < MOST_AT_ONCE:
+            self._in_iteration += 1
             self.rng.choice(found).kill()
             self.killed += 1
 
@@ -140,7 +151,7 @@ def main(arguments: list[str] | None = None) -> int:
     with cluster_of(NODES) as cluster:
         algorithm = algorithm_on(cluster.address, given.runners)
         algorithm.train_iteration()
-        killer = Killer(cluster, given.kills, given.nodes, given.seed)
+        killer = Killer(cluster, algorithm, given.kills, given.nodes, given.seed)
         killer.start()
         started_s = time.monotonic()
         while not killer.done:

@@ -13,12 +13,12 @@ from typing import Any
 
 from filelock import BaseFileLock, FileLock, Timeout
 
+from marl_sb3.config.ray import RaySettings
 from marl_sb3.errors import is_disk_full
-from marl_sb3.runs.execute import execute
-from marl_sb3.runs.prepare import prepare
 from marl_sb3.tuning.confirmed import Candidate, candidate_folder, confirmed, read_outcome, write_outcome
 from marl_sb3.tuning.jobs.queue import Job
 from marl_sb3.tuning.jobs.run import run_jobs
+from marl_sb3.tuning.jobs.training import Train, TrainerLostError, train_here
 from marl_sb3.tuning.jobs.trials import objective_of, store_failure
 from marl_sb3.tuning.search import require_integer
 from marl_sb3.tuning.study import TuneStudy
@@ -30,11 +30,13 @@ def confirm(
     seeds: int = 10,
     workers: int = 1,
     watch: Callable[[int, int], None] | None = None,
+    ray: RaySettings | None = None,
 ) -> list[Candidate]:
     """Train the preset and the best trials with the same fresh seeds; finished trainings are not repeated.
 
     Args:
         watch: called twice a second with the numbers of finished and of all trainings.
+        ray: the cluster that trains; None: processes of this machine do.
 
     Returns:
         See `confirmed`.
@@ -56,7 +58,7 @@ def confirm(
         if watch is not None:
             watch(queue.n_done(), len(queue.trainings))
 
-    run_jobs(study, queue, workers, look)
+    run_jobs(study, queue, workers, look, ray)
     return confirmed(study)
 
 
@@ -92,6 +94,7 @@ class ConfirmationQueue:
     def __init__(self, study: TuneStudy, trials: Sequence[int], seeds: int) -> None:
         self.arguments = ("confirm", *map(str, [seeds, *trials]))
         self.trainings = _trainings(study, trials, seeds)
+        self.train: Train = train_here
         self._study = study
 
     def claim(self, worker: str) -> Job | None:
@@ -103,7 +106,7 @@ class ConfirmationQueue:
             except Timeout:
                 continue  # claimed by another worker
             if training.outcome() is None:
-                return _Confirmation(self._study, training, lock)
+                return _Confirmation(self._study, training, lock, self.train)
             lock.release()
         return None
 
@@ -133,10 +136,11 @@ class _Confirmation:
     study: TuneStudy
     training: _Training
     lock: BaseFileLock
+    train: Train
 
     def run(self) -> bool:
         try:
-            return _train(self.study, self.training)
+            return _train(self.study, self.training, self.train)
         finally:
             self.lock.release()
 
@@ -150,7 +154,7 @@ def _trainings(study: TuneStudy, trials: Sequence[int], seeds: int) -> list[_Tra
     ]
 
 
-def _train(study: TuneStudy, training: _Training) -> bool:
+def _train(study: TuneStudy, training: _Training, train: Train) -> bool:
     """Train a candidate with a seed and store the outcome; returns False if interrupted."""
     search = study.search
     settings = {} if training.trial is None else study.space.settings(study.trials[training.trial].params)
@@ -160,10 +164,12 @@ def _train(study: TuneStudy, training: _Training) -> bool:
     shutil.rmtree(training.folder, ignore_errors=True)  # left by an interrupted training
     outcome: dict[str, Any] = {"seed": config.seed}
     try:
-        run = execute(prepare(config, training.folder, study.factory))
+        run = train(config, training.folder, study.factory, [])
         if run.interrupted:
             return False
         outcome["objective"] = objective_of(search, run)
+    except TrainerLostError:
+        return True  # without an outcome, it is claimed again
     except (Exception, SystemExit) as error:  # a failure is a result, too
         if is_disk_full(error):
             raise

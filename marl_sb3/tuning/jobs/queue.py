@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from marl_sb3.tuning.jobs.training import Train
 
 
 class Job(Protocol):
@@ -14,7 +17,13 @@ class Job(Protocol):
 
 
 class JobQueue(Protocol):
-    """Jobs shared by several processes. Any of these may be killed at any time; the queue stays consistent."""
+    """Jobs shared by several processes. Any of these may be killed at any time; the queue stays consistent.
+
+    Attributes:
+        train: trains the runs of the jobs that this process claims.
+    """
+
+    train: Train
 
     @property
     def arguments(self) -> Sequence[str]:

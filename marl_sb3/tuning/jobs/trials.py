@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,16 +10,15 @@ from typing import Any
 import optuna
 from optuna.trial import TrialState
 
+from marl_sb3.config.ray import RaySettings
 from marl_sb3.errors import is_disk_full
 from marl_sb3.metrics import Result
-from marl_sb3.runs.execute import execute
 from marl_sb3.runs.folder import TRACEBACK_FILE, write_traceback
-from marl_sb3.runs.prepare import prepare
-from marl_sb3.runs.run import Run
 from marl_sb3.training.callback import MultiAgentCallback
 from marl_sb3.tuning import trial_attributes as key
 from marl_sb3.tuning.jobs.queue import Job
 from marl_sb3.tuning.jobs.run import run_jobs
+from marl_sb3.tuning.jobs.training import Train, TrainedRun, TrainerLostError, train_here
 from marl_sb3.tuning.jobs.workers import SearchError
 from marl_sb3.tuning.objective import Objective
 from marl_sb3.tuning.search import Search, require_integer
@@ -31,12 +30,15 @@ _MAX_FIRST_FAILURES = 5  # if none of these succeeds, the cause is not the setti
 Watcher = Callable[[TuneStudy], None]
 
 
-def run_trials(study: TuneStudy, workers: int = 1, watch: Watcher | None = None) -> None:
+def run_trials(
+    study: TuneStudy, workers: int = 1, watch: Watcher | None = None, ray: RaySettings | None = None
+) -> None:
     """Run all trials of a study; killed workers are replaced, and their trials tried once again.
 
     Args:
         workers: the number of processes; the cores are divided among them.
         watch: called twice a second and at the end.
+        ray: the cluster that trains; None: processes of this machine do.
 
     Raises:
         ConfigError: another process is running this study, or workers cannot import the env.
@@ -51,7 +53,7 @@ def run_trials(study: TuneStudy, workers: int = 1, watch: Watcher | None = None)
             watch(study)
         _require_any_success(study, before)
 
-    run_jobs(study, TrialQueue(study), workers, look)
+    run_jobs(study, TrialQueue(study), workers, look, ray)
 
 
 def _require_any_success(study: TuneStudy, before: Collection[int]) -> None:
@@ -83,6 +85,7 @@ class TrialQueue:
     arguments = ("trials",)
 
     def __init__(self, study: TuneStudy) -> None:
+        self.train: Train = train_here
         self._study = study
         self.n_done = study.n_done
         self.in_flight = study.in_flight
@@ -92,16 +95,17 @@ class TrialQueue:
     def claim(self, worker: str) -> Job | None:
         """See `JobQueue.claim`."""
         trial = self._study.next_trial(worker)
-        return None if trial is None else _TrialJob(self._study, trial)
+        return None if trial is None else _TrialJob(self._study, trial, self.train)
 
 
 @dataclass(frozen=True)
 class _TrialJob:
     study: TuneStudy
     trial: optuna.trial.Trial
+    train: Train
 
     def run(self) -> bool:
-        return run_trial(self.study, self.trial)
+        return run_trial(self.study, self.trial, self.train)
 
 
 class ReportEvaluations(MultiAgentCallback):
@@ -136,8 +140,11 @@ class ReportEvaluations(MultiAgentCallback):
         return not self.pruned
 
 
-def run_trial(study: TuneStudy, trial: optuna.trial.Trial) -> bool:
+def run_trial(study: TuneStudy, trial: optuna.trial.Trial, train: Train = train_here) -> bool:
     """Train a trial and store its outcome in the study.
+
+    Args:
+        train: trains its run.
 
     Returns:
         False if it was interrupted: the worker should end.
@@ -147,7 +154,7 @@ def run_trial(study: TuneStudy, trial: optuna.trial.Trial) -> bool:
     """
     folder = study.folder_of(trial)
     try:
-        run, pruned = _train(study, trial, folder)
+        run, pruned = _train(study, trial, folder, train)
         if run.interrupted:
             study.requeue(trial.number, key.INTERRUPTED)
             return False
@@ -156,6 +163,8 @@ def run_trial(study: TuneStudy, trial: optuna.trial.Trial) -> bool:
             study.optuna.tell(trial, state=TrialState.PRUNED)
         else:
             study.optuna.tell(trial, objective_of(study.search, run))
+    except TrainerLostError:
+        study.requeue(trial.number, key.KILLED)
     except (Exception, SystemExit) as error:  # a failed trial is a result, and the search continues
         if is_disk_full(error):
             study.requeue(trial.number, key.INTERRUPTED)
@@ -165,25 +174,25 @@ def run_trial(study: TuneStudy, trial: optuna.trial.Trial) -> bool:
     return True
 
 
-def _train(study: TuneStudy, trial: optuna.trial.Trial, folder: Path) -> tuple[Run, bool]:
+def _train(study: TuneStudy, trial: optuna.trial.Trial, folder: Path, train: Train) -> tuple[TrainedRun, bool]:
     """Returns the run and whether it was pruned."""
     search = study.search
     trial.set_user_attr(key.FOLDER, str(folder))
     config = search.trial_config(study.space.suggest(trial), search.trial_seed(trial.user_attrs[key.INDEX]))
     trial.set_user_attr(key.SEED, config.seed)
     report = ReportEvaluations(trial, search.parsed_objective(), config.evaluation.interval, search.evaluations)
-    return execute(prepare(config, folder, study.factory), [report]), report.pruned
+    return train(config, folder, study.factory, [report]), report.pruned
 
 
-def objective_of(search: Search, run: Run) -> float:
+def objective_of(search: Search, run: TrainedRun) -> float:
     """The objective of a complete training."""
     objective = search.parsed_objective()
     values = [objective.value(result) for result in run.results if "evaluation" in result]
     return objective.final([value for value in values if value is not None])
 
 
-def _store_figures(trial: optuna.trial.Trial, run: Run) -> None:
-    result: dict[str, Any] = run.result or {}
+def _store_figures(trial: optuna.trial.Trial, run: TrainedRun) -> None:
+    result: Mapping[str, Any] = run.result or {}
     trial.set_user_attr(key.ITERATIONS, result.get("iteration"))
     trial.set_user_attr(key.ENV_STEPS, result.get("num_env_steps_sampled_lifetime"))
     trial.set_user_attr(key.SECONDS, result.get("time_total_s"))

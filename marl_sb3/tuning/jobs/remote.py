@@ -1,0 +1,121 @@
+"""One training of a search in a process of a Ray cluster, and how it asks the search whether to go on."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import tarfile
+import tempfile
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from marl_sb3.config import TrainConfig
+from marl_sb3.envs.registry import EnvFactory
+from marl_sb3.errors import ConfigError, MarlSb3Error
+from marl_sb3.metrics import Result
+from marl_sb3.runners.shards.plan import ShardFault
+from marl_sb3.runners.shards.pool import versions
+from marl_sb3.training.callback import MultiAgentCallback
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a training on the cluster sends back.
+
+    Attributes:
+        folder: the run folder, as a tar file.
+        result: the metrics of the last iteration.
+        checkpoint: name of the latest checkpoint.
+        interrupted: whether a signal ended it.
+        fault: the exception that ended it; None if none did.
+    """
+
+    folder: bytes
+    result: Result | None = None
+    checkpoint: str | None = None
+    interrupted: bool = False
+    fault: ShardFault | None = None
+
+
+class Desk:
+    """A Ray actor through which trainings ask the search about their results."""
+
+    def __init__(self) -> None:
+        self._asked: dict[str, Result] = {}
+        self._answers: dict[str, asyncio.Future[bool]] = {}
+
+    async def ask(self, job: str, result: Result) -> bool:
+        """Called by a training after an iteration with an evaluation; returns whether it goes on."""
+        self._asked[job] = result
+        self._answers[job] = asyncio.get_running_loop().create_future()
+        return await self._answers[job]
+
+    async def question(self, job: str) -> Result | None:
+        """Called by the search: the result that a training asks about; None if it asks nothing."""
+        return self._asked.pop(job, None)
+
+    async def answer(self, job: str, goes_on: bool) -> None:
+        """Called by the search: answer the question of a training."""
+        self._answers.pop(job).set_result(goes_on)
+
+
+class AskTheSearch(MultiAgentCallback):
+    """Lets the search decide after each evaluation whether the training goes on."""
+
+    def __init__(self, desk: Any, job: str) -> None:
+        super().__init__()
+        self._desk, self._job = desk, job
+
+    def on_iteration_end(self, result: Result) -> bool:
+        """Ask if the result has an evaluation."""
+        if "evaluation" not in result:
+            return True
+        import ray
+
+        return bool(ray.get(self._desk.ask.remote(self._job, result)))
+
+
+def train_remotely(config: TrainConfig, factory: EnvFactory | None, desk: Any, job: str) -> Outcome:
+    """Train a run in a temporary folder; exceptions are a part of what it returns."""
+    from marl_sb3.runs.execute import execute
+    from marl_sb3.runs.prepare import prepare
+
+    with tempfile.TemporaryDirectory(prefix="marl_sb3-") as parent:
+        folder = Path(parent) / "run"
+        try:
+            run = execute(prepare(config, folder, factory), [AskTheSearch(desk, job)])
+        except (Exception, SystemExit) as error:
+            return Outcome(packed(folder), fault=_fault(error))
+        return Outcome(packed(folder), run.result, run.checkpoint, run.interrupted)
+
+
+def process_versions() -> dict[str, str]:
+    """Return the versions of a process of the cluster."""
+    return versions()
+
+
+def _fault(error: BaseException) -> ShardFault:
+    kind = type(error).__name__
+    words = str(error) if isinstance(error, MarlSb3Error) else f"{kind}: {error}"
+    key = error.key if isinstance(error, ConfigError) else None
+    return ShardFault(kind, words, "".join(traceback.format_exception(error)), key)
+
+
+def packed(folder: Path) -> bytes:
+    """Return a folder as a tar file; an empty one if there is no such folder."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+            archive.add(path, arcname=path.name)
+    return buffer.getvalue()
+
+
+def unpack(archive: bytes, folder: Path) -> None:
+    """Write the content of a tar file from `packed` into a new folder, which appears when it is complete."""
+    unfinished = folder.with_name(f".{folder.name}.unfinished")
+    with tarfile.open(fileobj=io.BytesIO(archive)) as opened:
+        opened.extractall(unfinished, filter="data")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    unfinished.rename(folder)
