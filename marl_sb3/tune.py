@@ -39,6 +39,10 @@ def _tune(arguments: argparse.Namespace) -> int:
     from marl_sb3.tuning.jobs.trials import require_any_complete
 
     ray = ray_settings(arguments)
+    if ray is not None:
+        from marl_sb3.runners.ray.connection import require_ray
+
+        require_ray(ray.address)
     counts = (arguments.workers, arguments.confirm_seeds, arguments.confirm_best)
     require_counts(*counts)
     study = _study(arguments)

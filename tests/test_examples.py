@@ -26,8 +26,11 @@ RUNS = {
 }
 
 
+NEEDS_RAY = {"shared_counter.py"}  # see tests/crash/test_ray.py
+
+
 def test_every_example_has_a_run() -> None:
-    assert {path.name for path in EXAMPLES.glob("*.py")} == set(RUNS)
+    assert {path.name for path in EXAMPLES.glob("*.py")} == set(RUNS) | NEEDS_RAY
 
 
 @pytest.mark.parametrize("name", RUNS)

@@ -39,6 +39,18 @@ POLICIES: Mapping[str, Any] = {
             "b": PolicySpec(DQN, learning_starts=20, batch_size=4, buffer_size=500),
         }
     },
+    "normalized_replay": {
+        "policies": {
+            "shared": PolicySpec(
+                DQN,
+                normalize_observations=True,
+                normalize_rewards=True,
+                learning_starts=20,
+                batch_size=4,
+                buffer_size=500,
+            )
+        }
+    },
     "n_step": {"policies": {"shared": PolicySpec(DQN, n_steps=3, learning_starts=20, batch_size=4, buffer_size=200)}},
     "normalized": {
         "policies": {"shared": PolicySpec(PPO, normalize_observations=True, normalize_rewards=True, **PPO_SMALL)}

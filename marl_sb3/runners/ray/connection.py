@@ -33,7 +33,7 @@ class Connection:
     """
 
     def __init__(self, address: str, num_cpus: float) -> None:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        _require_form(address)
         self.ray = _import_ray(address)
         self._is_own = not self.ray.is_initialized()
         if self._is_own:
@@ -57,7 +57,26 @@ class Connection:
             self.ray.shutdown()
 
 
+def require_ray(address: str) -> None:
+    """Refuse an address of another form, and a process without Ray, before anything is made for either.
+
+    Raises:
+        ConfigError: names what is missing.
+    """
+    _require_form(address)
+    _import_ray(address)
+
+
+def _require_form(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    if address not in (LOCAL, "auto") and (not host or not port.isdecimal() or "/" in host):
+        raise ConfigError(
+            f"--ray is {address!r}; accepted: local, auto, or HOST:PORT of a cluster's head", key="ray.address"
+        )
+
+
 def _import_ray(address: str) -> Any:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if address == LOCAL:
         # Ray reads it when it is imported: a Ray of one's own then listens on the loopback interface alone.
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
@@ -74,10 +93,6 @@ def _answering(address: str) -> str:
     """Return the address of a cluster that answers; Ray itself would try for minutes and then end the process."""
     found = _cluster_of_this_machine() if address == "auto" else address
     host, _, port = found.rpartition(":")
-    if not host or not port.isdecimal() or "/" in found:
-        raise ConfigError(
-            f"ray.address is {address!r}; accepted: local, auto, or HOST:PORT of a cluster's head", key="ray.address"
-        )
     with _no_answer_in_words(address):
         socket.create_connection((host, int(port)), timeout=_CONNECT_TIMEOUT_S).close()
         command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", found]
@@ -112,7 +127,7 @@ def _cluster_of_this_machine() -> str:
     return str(found)
 
 
-_NO_CLUSTER = "ray.address is 'auto', but no Ray cluster runs on this machine; accepted: local, or HOST:PORT"
+_NO_CLUSTER = "--ray is 'auto', but no Ray cluster runs on this machine; accepted: local, or HOST:PORT"
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,0 +1,90 @@
+"""The options of Ray, and what is said where Ray cannot be used. Ray itself is not needed."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from marl_sb3.config.ray import RaySettings, read_runtime_env
+from marl_sb3.errors import ConfigError
+from marl_sb3.runners.ray.connection import Connection
+from marl_sb3.train import main
+from marl_sb3.tune import main as tune
+
+SHORT = ["--timesteps", "40", "--n-envs", "2", "--quiet", "--set", "n_steps=10", "--set", "batch_size=20"]
+
+
+@pytest.fixture
+def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--ray"], "Ray is not installed.*pip install 'marl_sb3\\[ray\\]'"),
+        (["--ray", "arena"], "--ray is 'arena'; accepted: local, auto, or HOST:PORT"),
+        (["--ray", "ray://host:10001"], "accepted: local, auto, or HOST:PORT"),
+        (["--ray", "--runners", "3"], "runners is 3, more than the 2 shards"),
+        (["--ray", "--runners", "0"], "ray: runners is 0; accepted: an integer of at least 1"),
+        (["--runners", "2"], "--runners is only for Ray; accepted: with --ray"),
+        (["--ray", "--ray-runtime-env", "none.yml"], "none.yml"),
+        (["--ray", "--set", "n_shards=5"], "n_shards is 5, which does not divide n_envs 2; accepted: 1, 2"),
+        (["--ray", "--workers", "2"], "n_workers is 2"),
+    ],
+)
+def test_wrong_options_end_with_code_2(
+    arguments: list[str], message: str, no_ray: None, in_tmp: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["arena", *SHORT, *arguments]) == 2
+    assert re.search(message, capsys.readouterr().err)
+    assert list(in_tmp.iterdir()) == []
+
+
+def test_a_search_without_ray_names_the_extra(no_ray: None, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tune(["arena", "--trials", "1", "--timesteps", "2000", "--quiet", "--ray"]) == 2
+    assert "pip install 'marl_sb3[ray]'" in capsys.readouterr().err
+    assert list(in_tmp.iterdir()) == []
+
+
+def test_a_run_in_shards_is_resumed(in_tmp: Path, no_ray: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["arena", *SHORT, "--set", "n_shards=2", "--run-dir", "run"]) == 0
+    assert "n_shards: 2" in Path("run/config.yaml").read_text()
+    assert main(["--resume", "run", "--timesteps", "20", "--quiet"]) == 0
+    assert len(Path("run/result.jsonl").read_text().splitlines()) == 3
+    assert main(["--resume", "run", "--timesteps", "20", "--ray"]) == 2
+    assert "Ray is not installed" in capsys.readouterr().err
+    assert main(["arena", *SHORT, "--run-dir", "other"]) == 0
+    assert main(["--resume", "other", "--timesteps", "20", "--ray"]) == 2
+    assert "begun without shards" in capsys.readouterr().err
+
+
+def test_runtime_env_is_a_mapping(tmp_path: Path) -> None:
+    (tmp_path / "env.json").write_text('{"pip": ["my-env==1.0"]}')
+    assert read_runtime_env(tmp_path / "env.json") == {"pip": ["my-env==1.0"]}
+    (tmp_path / "list.yml").write_text("[pip]")
+    with pytest.raises(ConfigError, match="is no mapping"):
+        read_runtime_env(tmp_path / "list.yml")
+
+
+def test_settings_are_checked() -> None:
+    with pytest.raises(ConfigError, match="num_cpus is -1; accepted: "):
+        RaySettings(num_cpus=-1)
+
+
+def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray itself would try for two minutes, and then end the process."""
+    ray = ModuleType("ray")
+    ray.is_initialized = lambda: False  # type: ignore[attr-defined]
+    ray.init = lambda **_: None  # type: ignore[attr-defined]
+    ray.shutdown = lambda: None  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    with pytest.raises(ConfigError, match=r"nobody answers at '127\.0\.0\.1:9'"):
+        Connection("127.0.0.1:9", 1.0)

@@ -1,0 +1,52 @@
+"""Searches that train elsewhere: what comes back, and what happens if it does not. Ray itself is not needed."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from marl_sb3.tuning.api import prepare_study
+from marl_sb3.tuning.jobs.remote import packed, unpack
+from marl_sb3.tuning.jobs.training import TrainerLostError
+from marl_sb3.tuning.jobs.trials import run_trial
+from marl_sb3.tuning.trial_attributes import DEATHS, ERROR, KILLED
+
+
+def test_a_trial_whose_process_has_ended_is_tried_once_again(in_tmp: Path) -> None:
+    study = prepare_study("arena", study="s", trials=1, timesteps=2000, settings={"n_steps": 50})
+
+    def lost(*_: Any) -> Any:
+        raise TrainerLostError("its node is gone")
+
+    for _ in range(2):
+        trial = study.next_trial("worker")
+        assert trial is not None
+        assert run_trial(study, trial, lost)
+    assert [(trial.state.name, trial.user_attrs[ERROR]) for trial in study.trials] == [("FAIL", KILLED)] * 2
+    assert study.trials[1].user_attrs[DEATHS] == 1
+    assert study.next_trial("worker") is None
+
+
+def test_a_run_folder_comes_back_whole(tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    (there / "checkpoints" / "ckpt-000001").mkdir(parents=True)
+    (there / "config.yaml").write_text("env: arena")
+    (there / "checkpoints" / "ckpt-000001" / "state.json").write_bytes(bytes(range(256)))
+    unpack(packed(there), tmp_path / "trials" / "00000")
+    names = sorted(str(path.relative_to(there)) for path in there.rglob("*"))
+    here = tmp_path / "trials" / "00000"
+    assert sorted(str(path.relative_to(here)) for path in here.rglob("*")) == names
+    assert (here / "checkpoints" / "ckpt-000001" / "state.json").read_bytes() == bytes(range(256))
+
+
+def test_nothing_is_written_outside_the_run_folder(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        archive.addfile(tarfile.TarInfo("../outside"))
+    with pytest.raises(tarfile.OutsideDestinationError):
+        unpack(buffer.getvalue(), tmp_path / "folder" / "run")
+    assert not (tmp_path / "outside").exists()
