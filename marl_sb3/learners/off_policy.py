@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -9,6 +10,8 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
 from marl_sb3.errors import CheckpointError
+from marl_sb3.learners.buffers.replay import TransitionDictReplayBuffer, TransitionReplayBuffer
+from marl_sb3.learners.buffers.resized import read_resized
 from marl_sb3.learners.interface import Pace, UpdateJob
 from marl_sb3.learners.numeric_faults import check_replay_update
 from marl_sb3.learners.off_policy_collector import OffPolicyCollector
@@ -37,6 +40,8 @@ from marl_sb3.processing import Processing, process_rows
 from marl_sb3.storage.parts import SavedPart, TensorFile
 from marl_sb3.storage.rng import read_space_state, space_state
 from marl_sb3.storage.state import State, StateReader
+
+_log = logging.getLogger(__name__)
 
 _ENV_STEPS_PER_REPORT = 1000
 
@@ -168,7 +173,7 @@ class OffPolicyLearner:
         return {**of_policy, "replay": self.collector.buffer.tensors()} if self.trained else of_policy
 
     def read_state(self, saved: SavedPart) -> Callable[[], None]:
-        """See `Part.read_state`; with another number of envs, the replay buffer and open transitions begin anew."""
+        """See `Part.read_state`; with another number of envs, transitions that are not over are lost."""
         algorithm, state = self.algorithm, saved.state
         setters = [
             self.read_weights(saved.files),
@@ -188,7 +193,7 @@ class OffPolicyLearner:
 
     def _read_rollout(self, saved: SavedPart) -> Callable[[], None]:
         if saved.num_envs != self.rows.num_envs:
-            return self._begin_anew
+            return self._read_of_other_envs(saved)
         put_rollout = self.collector.read_state(saved.state.fields("rollout"))
         if not self.trained:
             return put_rollout
@@ -202,9 +207,28 @@ class OffPolicyLearner:
 
         return put_back
 
-    def _begin_anew(self) -> None:
-        self.collector.begin_episodes()
-        self.collector.buffer.reset()
+    def _read_of_other_envs(self, saved: SavedPart) -> Callable[[], None]:
+        """Keep the transitions of another number of envs, if the buffer holds them in any order; new episodes begin."""
+        buffer, rows = self.collector.buffer, saved.num_envs * len(self.rows.agents)
+        put: Callable[[], None] | None = None
+        if isinstance(buffer, TransitionReplayBuffer | TransitionDictReplayBuffer) and "replay" in saved.files:
+            put = read_resized(buffer, saved.state.fields("replay"), saved.files["replay"], rows)
+
+        def put_back() -> None:
+            self.collector.begin_episodes()
+            buffer.reset()
+            if put is not None:
+                put()
+            elif self.trained:
+                _log.warning(
+                    "inexact: policy %r: the replay buffer begins anew: it holds the transitions of %d envs one after "
+                    "the other, and the checkpoint has %d",
+                    self.policy_id,
+                    self.rows.num_envs,
+                    saved.num_envs,
+                )
+
+        return put_back
 
     def _read_counts(self, state: StateReader) -> Callable[[], None]:
         num_timesteps, n_updates, steps = (state.integer(name) for name in ("num_timesteps", "n_updates", "steps"))

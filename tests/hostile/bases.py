@@ -104,6 +104,22 @@ class KnowsItsState(ParallelEnv):
         self._place, self._step, self.agents = int(state["place"]), int(state["step"]), list(state["agents"])
 
 
+class Goals(KnowsItsState):
+    """The same with a place to get to."""
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        place = spaces.Box(0, 6, (1,))
+        return spaces.Dict({"observation": self._observation, "achieved_goal": place, "desired_goal": place})
+
+    def _seen(self) -> dict[str, Any]:
+        place, goal = (np.array([number], np.float32) for number in (self._place, 3))
+        seen = {"observation": self._place, "achieved_goal": place, "desired_goal": goal}
+        return dict.fromkeys(self.possible_agents, seen)
+
+    def compute_reward(self, agent: str, achieved: Any, desired: Any, infos: Any) -> Any:
+        return (achieved == desired)[:, 0].astype(np.float32)
+
+
 def _arena(vectorizer: str) -> Callable[[], MultiAgentVecEnv]:
     return lambda: make_vec_env("arena", NUM_ENVS, vectorizer=vectorizer, max_timesteps=17, height=4, width=5)
 
@@ -117,16 +133,18 @@ class Base:
         make_env: makes the envs.
         settings: of `MultiAgentAlgorithm`, when it is built.
         load_settings: of `MultiAgentAlgorithm.load`.
+        small: settings that most trainings share.
     """
 
     name: str
     make_env: Callable[[], MultiAgentVecEnv]
     settings: Mapping[str, Any] = field(default_factory=dict)
     load_settings: Mapping[str, Any] = field(default_factory=dict)
+    small: Mapping[str, Any] = field(default_factory=lambda: _SMALL)
 
     def build(self) -> MultiAgentAlgorithm:
         """The algorithm, untrained."""
-        return MultiAgentAlgorithm(self.make_env(), **{**_SMALL, "seed": 5, **self.settings})
+        return MultiAgentAlgorithm(self.make_env(), **{**self.small, "seed": 5, **self.settings})
 
     def load(self, path: Path) -> MultiAgentAlgorithm:
         """As a user would load what a stranger sent."""
@@ -150,6 +168,29 @@ class Base:
 _STOCK = {"all": PolicySpec(stable_baselines3.PPO, batch_size=16, n_epochs=2, policy_kwargs=_SMALL["policy_kwargs"])}
 _SDE = {"walker": PolicySpec(policy="MultiInputPolicy", use_sde=True), "chooser": PolicySpec(policy="MultiInputPolicy")}
 
+_REPLAY = {
+    "buffer_size": 60,
+    "learning_starts": 4,
+    "train_freq": 8,
+    "batch_size": 8,
+    "policy_kwargs": {"net_arch": [4]},
+}
+_DQN: Any = stable_baselines3.DQN
+_BUFFERS = {
+    "agent1": PolicySpec(_DQN, normalize_rewards=True, **_REPLAY),
+    "agent2": PolicySpec(
+        _DQN,
+        optimize_memory_usage=True,
+        replay_buffer_kwargs={"handle_timeout_termination": False},
+        **_REPLAY,
+    ),
+}
+_GOALS = {
+    "left": PolicySpec(_DQN, "MultiInputPolicy", replay_buffer_class="HerReplayBuffer", **_REPLAY),
+    "right": PolicySpec(_DQN, "MultiInputPolicy", n_steps=3, **_REPLAY),
+}
+_ROLLOUT_ONLY = {"n_steps": 24, "device": "cpu"}
+
 BASES = (
     Base("shared, batched", _arena("batched"), {"learning_rate": "lin_1e-3"}),
     Base("per agent, batched, torch", _arena("batched"), {"policies": "per_agent"}, {"update_path": "torch"}),
@@ -157,6 +198,8 @@ BASES = (
     Base("Dict spaces, gSDE", lambda: make_vec_env(ManySpaces, NUM_ENVS), {"policies": _SDE}),
     Base("env with a state of its own", lambda: make_vec_env(KnowsItsState, NUM_ENVS)),
     Base("stock PPO", _arena("batched"), {"policies": _STOCK}, {"policies": _STOCK}),
+    Base("replay buffers", _arena("batched"), {"policies": _BUFFERS}, small=_ROLLOUT_ONLY),
+    Base("goals, n-step returns", lambda: make_vec_env(Goals, NUM_ENVS), {"policies": _GOALS}, small=_ROLLOUT_ONLY),
 )
 
 _RUN = {"n_steps": 24, "batch_size": 16, "n_epochs": 1, "env.max_timesteps": 17, "policy_kwargs.net_arch": [8]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,9 @@ from toy_envs import SampledEnv, ScriptedEnv
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, make_vec_env
 from marl_sb3.errors import ConfigError, NumericError
 from marl_sb3.learners.buffers.replay import TransitionReplayBuffer
+from marl_sb3.learners.buffers.resized import read_resized
+from marl_sb3.storage.parts import TensorFile
+from marl_sb3.storage.state import StateReader
 
 SMALL = {"buffer_size": 100, "learning_starts": 100, "policy_kwargs": {"net_arch": [4]}}
 
@@ -90,6 +94,39 @@ def test_transitions_fill_lines_in_the_order_in_which_they_ended() -> None:
     assert buffer.next_observations[..., 0].tolist() == [[7.5, 2.5], [3.5, 4.5], [5.5, 6.5]]
     assert (buffer.num_transitions, buffer.full, buffer.pos) == (6, True, 0)
     assert {float(reward) for reward in buffer.sample(200).rewards} == {2, 3, 4, 5, 6, 7}
+
+
+@pytest.mark.parametrize(("held", "lines", "rows", "expected"), [
+    (4, 6, 2, [1, 2, 3, 4]), (7, 3, 2, [2, 3, 4, 5, 6, 7]), (3, 2, 4, [1, 2, 3]), (14, 3, 3, [*range(6, 15)]),
+    (14, 9, 2, [*range(3, 15)]),
+])  # fmt: skip
+def test_transitions_of_another_number_of_envs_are_kept_from_the_oldest_to_the_newest(
+    held: int, lines: int, rows: int, expected: list[float]
+) -> None:
+    """The other buffer has 3 rows and 4 lines, of which the oldest transitions are overwritten."""
+    old, new = (TransitionReplayBuffer(n * r, spaces.Box(0, 99, (1,)), spaces.Discrete(2), n_envs=r)
+                for n, r in ((4, 3), (lines, rows)))  # fmt: skip
+    for number in range(1, held + 1):
+        value, zero = np.array([number], np.float32), np.zeros(1)
+        old.add_transitions(value, value + 0.5, zero, value, zero, zero, np.array([True, False, False]))
+    state = StateReader(old.get_state(), "here")
+    read_resized(new, state, TensorFile("replay-000", old.tensors()), 3)()
+    assert new.num_transitions == len(expected)
+    assert new.rewards.reshape(-1)[: len(expected)].tolist() == expected
+    assert new.next_observations.reshape(-1)[: len(expected)].tolist() == [number + 0.5 for number in expected]
+    assert (new.full, new.pos * rows + new._filled) == (len(expected) == lines * rows, len(expected) % (lines * rows))
+
+
+def test_a_training_with_another_number_of_envs_keeps_its_replay_buffer(tmp_path: Path) -> None:
+    script = {"a": (9, "truncated"), "b": (9, "truncated")}
+    algorithm = trained(make_vec_env(ScriptedEnv, n_envs=2, script=script), 4)
+    before = stored(algorithm, "a")
+    env = make_vec_env(ScriptedEnv, n_envs=3, script=script)
+    again = MultiAgentAlgorithm.load(algorithm.save(tmp_path / "saved"), env, device="cpu")
+    assert stored(again, "a") == before
+    again.train_iteration()
+    assert stored(again, "a")[: len(before)] == before
+    assert len(stored(again, "a")) == len(before) + 12
 
 
 def test_an_update_waits_for_a_line_of_transitions() -> None:

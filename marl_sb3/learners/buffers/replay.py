@@ -37,9 +37,10 @@ class StoredColumns(_Base):
 
     def tensors(self) -> dict[str, Array]:
         """Return views of the lines that hold transitions, by name."""
-        return {name: array[: self._lines] for name, array in self._arrays().items()}
+        return {name: array[: self._lines] for name, array in self.arrays().items()}
 
-    def _arrays(self) -> dict[str, Array]:
+    def arrays(self) -> dict[str, Array]:
+        """Return the arrays by name, (lines, rows, ...) each."""
         named: dict[str, Array] = {}
         for name in self.names:
             of_all: Any = getattr(self, name)
@@ -48,35 +49,37 @@ class StoredColumns(_Base):
         return named
 
     def _read_columns(self, file: TensorFile, lines: int) -> Callable[[], None]:
-        """Check what `tensors` returned, in little memory.
+        """Check what `tensors` returned, and return a function that sets it; see `require_columns`."""
+        self.require_columns(file, lines, self.n_envs)
+
+        def put_back() -> None:
+            for name, array in self.arrays().items():
+                for begin, piece in pieces(file.arrays, name):
+                    array[begin : begin + len(piece)] = piece
+
+        return put_back
+
+    def require_columns(self, file: TensorFile, lines: int, rows: int) -> None:
+        """Refuse tensors that are not those of such a buffer, in little memory.
 
         Args:
             file: the tensors.
             lines: the lines with transitions.
-
-        Returns:
-            A function that sets it.
+            rows: of the buffer.
 
         Raises:
-            CheckpointError: it does not fit this buffer.
+            CheckpointError: they are not.
         """
-        own = self._arrays()
+        own = self.arrays()
         if set(file.arrays) != set(own):
             names = ", ".join(name[:80] for name in file.arrays)
             raise CheckpointError(f"{file.name} holds {names}; accepted: {', '.join(own)}")
         for name, array in own.items():
             form = form_of(file.arrays, name)
-            if form.dtype != array.dtype or form.shape != (lines, *array.shape[1:]):
-                wanted = f"{array.dtype} {(lines, *array.shape[1:])}"
-                raise CheckpointError(f"{file.name}: {name} is {form}; accepted: {wanted}")
+            shape = (lines, rows, *array.shape[2:])
+            if form.dtype != array.dtype or form.shape != shape:
+                raise CheckpointError(f"{file.name}: {name} is {form}; accepted: {array.dtype} {shape}")
             _require_categories(name, file, self)
-
-        def put_back() -> None:
-            for name, array in self._arrays().items():
-                for begin, piece in pieces(file.arrays, name):
-                    array[begin : begin + len(piece)] = piece
-
-        return put_back
 
 
 class _TransitionsOnly(StoredColumns):
@@ -151,6 +154,12 @@ class _TransitionsOnly(StoredColumns):
 
     def break_off(self, rows: BoolArray) -> None:
         """Note that the next transitions of these rows, (rows,) bool, do not follow from their latest ones."""
+
+    def hold(self, number: int) -> None:
+        """Note that the first so many places hold transitions, the oldest one first."""
+        self.pos = self._filled = 0
+        self.full = False
+        self._advance(number)
 
     # --- State -------------------------------------------------------------------------------------------------------
 
