@@ -19,7 +19,7 @@ from marl_sb3.learners.on_policy_actor import (
 )
 from marl_sb3.learners.ppo.contrib import ContribPPOLearner
 from marl_sb3.learners.sb3.predict import States
-from marl_sb3.types import FloatArray
+from marl_sb3.types import Array, FloatArray
 from marl_sb3.vec_env.observations import map_arrays
 
 
@@ -38,7 +38,7 @@ class RecurrentPPOLearner(ContribPPOLearner):
 
 
 class RecurrentDecider:
-    """Chooses actions as `RecurrentPPO.collect_rollouts` does.
+    """Chooses actions as `RecurrentPPO.collect_rollouts` does; on the fused path by the kernels, if they cover it.
 
     The states are hidden and cell state of the actor's LSTM, then those of the critic's.
     """
@@ -48,9 +48,15 @@ class RecurrentDecider:
     def __init__(self, algorithm: OnPolicyAlgorithm) -> None:
         self._algorithm = algorithm
         self._policy: Any = algorithm.policy
+        self.read_weights()
 
     def read_weights(self) -> None:
-        """See `OnPolicyDecider.read_weights`: PyTorch's modules are asked each time."""
+        """See `OnPolicyDecider.read_weights`; of PyTorch's modules, nothing is kept."""
+        from marl_sb3.learners.ppo.recurrent_ppo import RecurrentPPO
+
+        self._fused = self._algorithm.fused_policy() if isinstance(self._algorithm, RecurrentPPO) else None
+        if self._fused is not None:
+            self._fused.read_parameters()
 
     def initial_states(self, rows: int) -> States:
         """See `Decider.initial_states`."""
@@ -61,6 +67,9 @@ class RecurrentDecider:
         """See `Decider.decide`."""
         from sb3_contrib.common.recurrent.type_aliases import RNNStates
 
+        if self._fused is not None:
+            chosen, after_step = self._fused.decide(_array(batch), batch.starts, batch.states)
+            return on_policy_decision(self._algorithm, *chosen), after_step
         observations = obs_as_tensor(batch.observations, self._algorithm.device)
         hidden_pi, cell_pi, hidden_vf, cell_vf = self._tensors(batch.states)
         with th.no_grad():
@@ -77,10 +86,14 @@ class RecurrentDecider:
 
     def values(self, batch: Batch) -> FloatArray:
         """See `OnPolicyDecider.values`."""
+        if self._fused is not None:
+            return self._fused.values_of(_array(batch), batch.starts, batch.states)
         return self._values(obs_as_tensor(batch.observations, self._algorithm.device), batch)
 
     def final_values(self, batch: Batch) -> FloatArray:
-        """See `OnPolicyDecider.final_values`; one by one, as sb3-contrib does."""
+        """See `OnPolicyDecider.final_values`; PyTorch's one by one, as sb3-contrib does."""
+        if self._fused is not None:
+            return self._fused.values_of(_array(batch), batch.starts, batch.states)
         rows = np.eye(len(batch.starts), dtype=bool)
         return np.concatenate([self._final_value(batch.of_rows(row)) for row in rows])
 
@@ -99,3 +112,9 @@ class RecurrentDecider:
 
     def _starts(self, batch: Batch) -> th.Tensor:
         return th.as_tensor(batch.starts, dtype=th.float32, device=self._algorithm.device)
+
+
+def _array(batch: Batch) -> Array:
+    """Return the observations, which are no mapping: the kernels cover no `Dict` space."""
+    assert isinstance(batch.observations, np.ndarray)
+    return batch.observations

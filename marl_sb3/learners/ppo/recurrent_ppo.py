@@ -9,6 +9,8 @@ from gymnasium import spaces
 
 from marl_sb3.learners.buffers.sequences import SequenceDictRolloutBuffer, SequenceRolloutBuffer, WholeSequences
 from marl_sb3.learners.fused.coverage import first_reason
+from marl_sb3.learners.ppo.fused.coverage import why_no_fused_memory
+from marl_sb3.learners.ppo.fused.recurrent_policy import FusedRecurrentPolicy
 from marl_sb3.learners.sb3.private import calls_lstm_as_sb3
 from marl_sb3.learners.update_path import TwoPaths
 
@@ -20,6 +22,8 @@ class RecurrentPPO(TwoPaths, sb3_contrib.RecurrentPPO):
     calls it once per time step as soon as a minibatch contains the start of an episode. See `TwoPaths`.
     """
 
+    _fused: FusedRecurrentPolicy | None = None
+
     def why_not_fused(self) -> str | None:
         """See `TwoPaths.why_not_fused`."""
         buffer = type(self.rollout_buffer)
@@ -29,6 +33,21 @@ class RecurrentPPO(TwoPaths, sb3_contrib.RecurrentPPO):
                 f"rollout buffer {buffer.__name__}": not issubclass(buffer, WholeSequences),
             }
         )
+
+    def fused_policy(self) -> FusedRecurrentPolicy | None:
+        """The policy in the kernels' layout, if they act in the rollouts of `MultiAgentAlgorithm`.
+
+        Raises:
+            ConfigError: see `TwoPaths.takes_fused_path`.
+        """
+        if not self.takes_fused_path() or why_no_fused_memory(self) is not None:
+            return None
+        if self._fused is None or not self._fused.is_of(self.policy):
+            self._fused = FusedRecurrentPolicy(self.policy)
+        return self._fused
+
+    def _excluded_save_params(self) -> list[str]:
+        return [*super()._excluded_save_params(), "_fused"]
 
     def _setup_model(self) -> None:
         super()._setup_model()

@@ -50,6 +50,25 @@ def why_not_fused(algorithm: Any) -> str | None:
     )
 
 
+def why_no_fused_memory(algorithm: Any) -> str | None:
+    """Return the reason why the kernels cannot act for this RecurrentPPO in rollouts, as a string; None if they can."""
+    policy = algorithm.policy
+    if place_of(type(policy)) != "sb3_contrib.common.recurrent.policies:RecurrentActorCriticPolicy":
+        return f"policy class {type(policy).__name__}"
+    return (
+        first_reason(
+            {
+                f"device {algorithm.device}": algorithm.device.type != "cpu",
+                "gSDE": algorithm.use_sde,
+                "a critic without LSTM": policy.lstm_critic is None and not policy.shared_lstm,
+                "lstm_kwargs": set(policy.lstm_kwargs) - {"dropout"},
+            }
+        )
+        or _why_not_network(policy)
+        or _why_not_spaces(policy)
+    )
+
+
 def _why_not_settings(algorithm: Any) -> str | None:
     buffer = type(algorithm.rollout_buffer)
     return first_reason(

@@ -109,7 +109,7 @@ _Space = tuple[Array, FloatArray, FloatArray]  # offsets of the layers, activati
 
 
 @inner_kernel
-def _first_layer(indices: Array, floats: FloatArray, one_hot: bool, weight: FloatArray, out: FloatArray) -> None:
+def first_layer(indices: Array, floats: FloatArray, one_hot: bool, weight: FloatArray, out: FloatArray) -> None:
     """out: (rows, outputs) = inputs @ weight, where one-hot inputs are given by the positions of their ones."""
     if not one_hot:
         np.dot(floats, weight, out)
@@ -146,7 +146,7 @@ def forward(
         weight = matrix(theta, w, inputs, outputs)
         here = matrix(work, offsets[layer], rows, outputs)
         if layer == 0:
-            _first_layer(indices, floats, one_hot, weight, here)
+            first_layer(indices, floats, one_hot, weight, here)
         else:
             np.dot(out, weight, here)
         activate(here, theta[b : b + outputs], activation if layer < layers - 1 else LINEAR)

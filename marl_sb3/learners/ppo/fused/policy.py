@@ -192,8 +192,13 @@ class FusedPolicy:
         """
         self._follow()
         inputs, rows = self.inputs(observations), len(observations)
-        space = self.policy.action_space
         outputs, values = self._both_nets(inputs, rows)
+        actions, log_probs = self._sample(outputs, action_masks)
+        return actions, values.reshape(-1).copy(), log_probs
+
+    def _sample(self, outputs: FloatArray, action_masks: BoolArray | None) -> tuple[Array, FloatArray]:
+        """Return actions, (rows, *action shape), and their log-probabilities from the actor's outputs."""
+        rows, space = len(outputs), self.policy.action_space
         if self.is_gaussian:
             noise = th.normal(th.zeros(rows, outputs.shape[1]), th.ones(rows, outputs.shape[1])).numpy()
             log_std = self.theta[self.log_std_offset :]
@@ -208,7 +213,7 @@ class FusedPolicy:
             noise = drawn[0] if len(drawn) == 1 else np.concatenate(drawn, axis=1)
             masks = np.empty((rows, 0), np.float32) if action_masks is None else action_masks.astype(np.float32)
             actions, log_probs = self._kernel.sample(outputs, masks, self.sizes, noise)
-        return actions.reshape(rows, *(space.shape or ())), values.reshape(-1).copy(), log_probs
+        return actions.reshape(rows, *(space.shape or ())), log_probs
 
     def values(self, observations: Array) -> FloatArray:
         """(rows,) values of observations."""
