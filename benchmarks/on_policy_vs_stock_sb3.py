@@ -47,7 +47,7 @@ SETTING = Setting(
     threads="1 torch thread",
     changes={
         "A": "the loop of the rollout",
-        "B": "PPO, A2C, MaskablePPO: fused networks; RecurrentPPO: LSTMs get whole sequences",
+        "B": "fused networks, in acting and, but for TRPO, in updates; RecurrentPPO: LSTMs get whole sequences",
     },
     packages=("marl_sb3", "stable-baselines3", "sb3-contrib", "torch", "numpy", "gymnasium"),
 )
@@ -55,10 +55,10 @@ SETTING = Setting(
 
 @dataclass(frozen=True)
 class Case:
-    """An algorithm: its stock class, marl_sb3's own (None: it uses the stock one), and how it is run."""
+    """An algorithm: its stock class, marl_sb3's own, and how it is run."""
 
     stock: type[OnPolicyAlgorithm]
-    ours: type[OnPolicyAlgorithm] | None
+    ours: type[OnPolicyAlgorithm]
     n_steps: int = 512
     policy: str = "MlpPolicy"
     wrapper: type[gymnasium.Wrapper[Any, Any, Any, Any]] | None = None
@@ -81,7 +81,7 @@ def masked_cartpole() -> AllAllowed:
 CASES: Mapping[str, Case] = {
     "ppo": Case(stable_baselines3.PPO, marl_sb3.PPO),
     "a2c": Case(stable_baselines3.A2C, marl_sb3.A2C, n_steps=5),
-    "trpo": Case(sb3_contrib.TRPO, None),
+    "trpo": Case(sb3_contrib.TRPO, marl_sb3.TRPO),
     "maskable_ppo": Case(sb3_contrib.MaskablePPO, marl_sb3.MaskablePPO, wrapper=AllAllowed),
     "recurrent_ppo": Case(sb3_contrib.RecurrentPPO, marl_sb3.RecurrentPPO, n_steps=128, policy="MlpLstmPolicy"),
 }
@@ -105,7 +105,7 @@ def with_sb3_loop(case: Case, algorithm: type[OnPolicyAlgorithm], env_steps: int
 def with_joint_loop(case: Case, env_steps: int, n_steps: int, seed: int) -> float:
     """Of `MultiAgentAlgorithm`; an iteration is all the env steps that are counted."""
     env = marl_sb3.make_vec_env(masked_cartpole if case.wrapper else ENV, n_envs=N_ENVS)
-    spec = PolicySpec(case.ours or case.stock, case.policy, n_steps=n_steps, **case.hyperparameters)
+    spec = PolicySpec(case.ours, case.policy, n_steps=n_steps, **case.hyperparameters)
     model = MultiAgentAlgorithm(env, {"shared": spec}, n_steps=env_steps // N_ENVS, seed=seed, device="cpu")
     model.train_iteration()
     return env_steps_per_cpu_s(model.train_iteration, env_steps)
@@ -114,16 +114,17 @@ def with_joint_loop(case: Case, env_steps: int, n_steps: int, seed: int) -> floa
 def sides_of(case: Case, env_steps: int) -> dict[str, Callable[[int], float]]:
     """Return the sides by name; each takes the number of the turn."""
     n_steps = min(case.n_steps, env_steps // N_ENVS)
-    sides = {STOCK: partial(with_sb3_loop, case, case.stock, env_steps, n_steps)}
-    if case.ours is not None:
-        sides[IN_PLACE] = partial(with_sb3_loop, case, case.ours, env_steps, n_steps)
-    return {**sides, JOINT: partial(with_joint_loop, case, env_steps, n_steps)}
+    return {
+        STOCK: partial(with_sb3_loop, case, case.stock, env_steps, n_steps),
+        IN_PLACE: partial(with_sb3_loop, case, case.ours, env_steps, n_steps),
+        JOINT: partial(with_joint_loop, case, env_steps, n_steps),
+    }
 
 
 def row(name: str, rates: Comparison) -> list[str]:
     """Return the row of an algorithm: the rate of each side, and how many times that of the stock class it is."""
     medians, ratios = rates.medians(), rates.ratios()
-    ours = [f"{number(medians[side])} ({ratios[side]:.2f} x)" if side in medians else "-" for side in (IN_PLACE, JOINT)]
+    ours = [f"{number(medians[side])} ({ratios[side]:.2f} x)" for side in (IN_PLACE, JOINT)]
     return [name, number(medians[STOCK]), *ours]
 
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from marl_sb3.learners.replay.td3 import TD3 as TD3
     from marl_sb3.learners.replay.tqc import TQC as TQC
     from marl_sb3.learners.spec import PolicySpec as PolicySpec
+    from marl_sb3.learners.trpo.trpo import TRPO as TRPO
     from marl_sb3.metrics import Episode as Episode
     from marl_sb3.metrics import InfoMetric as InfoMetric
     from marl_sb3.policies.networks import register_network as register_network
@@ -73,6 +74,7 @@ _HOME = {
     "RaySettings": "marl_sb3.config.ray",
     "RecurrentPPO": "marl_sb3.learners.ppo.recurrent_ppo",
     "Run": "marl_sb3.runs.run",
+    "TRPO": "marl_sb3.learners.trpo.trpo",
     "evaluate_policies": "marl_sb3.evaluation",
     "examine": "marl_sb3.checkup.api",
     "load_policies": "marl_sb3.learners.bundle",

@@ -14,7 +14,7 @@ from marl_sb3.errors import ConfigError
 ALGORITHMS: Mapping[str, str] = {
     "ppo": "marl_sb3.learners.ppo.ppo:PPO",
     "a2c": "marl_sb3.learners.a2c.a2c:A2C",
-    "trpo": "sb3_contrib.trpo.trpo:TRPO",
+    "trpo": "marl_sb3.learners.trpo.trpo:TRPO",
     "maskable_ppo": "marl_sb3.learners.ppo.maskable_ppo:MaskablePPO",
     "recurrent_ppo": "marl_sb3.learners.ppo.recurrent_ppo:RecurrentPPO",
     "dqn": "marl_sb3.learners.replay.dqn:DQN",
@@ -29,6 +29,7 @@ ALGORITHMS: Mapping[str, str] = {
 STOCK: Mapping[str, str] = {
     "stable_baselines3.PPO": "stable_baselines3.ppo.ppo:PPO",
     "stable_baselines3.A2C": "stable_baselines3.a2c.a2c:A2C",
+    "sb3_contrib.TRPO": "sb3_contrib.trpo.trpo:TRPO",
     "sb3_contrib.MaskablePPO": "sb3_contrib.ppo_mask.ppo_mask:MaskablePPO",
     "sb3_contrib.RecurrentPPO": "sb3_contrib.ppo_recurrent.ppo_recurrent:RecurrentPPO",
     "stable_baselines3.DQN": "stable_baselines3.dqn.dqn:DQN",

@@ -22,7 +22,7 @@ from marl_sb3.types import GoalRewards, PolicyID
 LEARNERS: Mapping[str, str] = {
     "stable_baselines3.ppo.ppo:PPO": "marl_sb3.learners.ppo.learner:PPOLearner",
     "stable_baselines3.a2c.a2c:A2C": "marl_sb3.learners.a2c.learner:A2CLearner",
-    "sb3_contrib.trpo.trpo:TRPO": "marl_sb3.learners.trpo:TRPOLearner",
+    "sb3_contrib.trpo.trpo:TRPO": "marl_sb3.learners.trpo.learner:TRPOLearner",
     "sb3_contrib.ppo_mask.ppo_mask:MaskablePPO": "marl_sb3.learners.ppo.maskable:MaskablePPOLearner",
     "sb3_contrib.ppo_recurrent.ppo_recurrent:RecurrentPPO": "marl_sb3.learners.ppo.recurrent:RecurrentPPOLearner",
     "stable_baselines3.dqn.dqn:DQN": "marl_sb3.learners.dqn:DQNLearner",

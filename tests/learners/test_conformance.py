@@ -110,6 +110,7 @@ def by_values(algorithm: type[BaseAlgorithm], chooses: str, path: str = "auto", 
     )
 
 
+SMALL_TRPO = {"n_steps": 6, "batch_size": 4, "n_critic_updates": 2}
 SMALL_PPO = {"n_steps": 6, "batch_size": 4, "n_epochs": 2}
 SMALL_REPLAY = {"train_freq": 3, "buffer_size": 30, "learning_starts": 4, "batch_size": 4, "gradient_steps": 2}
 MEMORY = {"net_arch": [4], "lstm_hidden_size": 4, "n_lstm_layers": 2}
@@ -120,7 +121,9 @@ LEARNERS = {
     "A2C, fused": Kind(marl_sb3.A2C, {"n_steps": 3}, None, "fused"),
     "A2C, PyTorch": Kind(marl_sb3.A2C, {"n_steps": 3}, stable_baselines3.A2C, "torch"),
     "stock A2C": Kind(stable_baselines3.A2C, {"n_steps": 3}, stable_baselines3.A2C),
-    "TRPO": Kind(sb3_contrib.TRPO, {"n_steps": 6, "batch_size": 4, "n_critic_updates": 2}, sb3_contrib.TRPO),
+    "TRPO, fused": Kind(marl_sb3.TRPO, SMALL_TRPO, None, "fused"),
+    "TRPO, PyTorch": Kind(marl_sb3.TRPO, SMALL_TRPO, sb3_contrib.TRPO, "torch"),
+    "stock TRPO": Kind(sb3_contrib.TRPO, SMALL_TRPO, sb3_contrib.TRPO),
     "MaskablePPO, fused": Kind(marl_sb3.MaskablePPO, SMALL_PPO, None, "fused", masked=True),
     "stock MaskablePPO": Kind(sb3_contrib.MaskablePPO, SMALL_PPO, None, masked=True),
     "RecurrentPPO, fused": Kind(marl_sb3.RecurrentPPO, SMALL_PPO, None, "fused", network=MEMORY),
@@ -313,7 +316,7 @@ def test_a_training_with_a_policy_that_is_not_trained_goes_on(kind: Kind, tmp_pa
     assert_same(again, whole)
 
 
-@pytest.mark.parametrize("name", ["PPO, PyTorch", "stock A2C", "TRPO", "RecurrentPPO, fused"])
+@pytest.mark.parametrize("name", ["PPO, PyTorch", "stock A2C", "stock TRPO", "RecurrentPPO, fused"])
 @pytest.mark.parametrize("sde_sample_freq", [-1, 2])
 def test_noise_of_gsde_is_brought_back_within_a_rollout(name: str, sde_sample_freq: int, tmp_path: Path) -> None:
     spec = LEARNERS[name].spec(use_sde=True, sde_sample_freq=sde_sample_freq)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import stable_baselines3
 
-from marl_sb3.learners.ppo.fused.algorithm import FusedRollouts
+from marl_sb3.learners.ppo.fused.algorithm import FusedRollouts, FusedUpdates
 from marl_sb3.learners.ppo.fused.update import FusedUpdate, UpdatePlan, record_std
 from marl_sb3.learners.sb3.private import num_updates
 
 
-class A2C(FusedRollouts, stable_baselines3.A2C):
+class A2C(FusedUpdates, FusedRollouts, stable_baselines3.A2C):
     """A drop-in for `stable_baselines3.A2C` (Mnih et al. 2016): same arguments, same logger keys, same files.
 
     The *fused* path runs the update of a plain MLP in PPO's compiled kernels, see `TwoPaths`.

@@ -14,12 +14,12 @@ from stable_baselines3.common.utils import explained_variance
 from torch.nn import functional as F
 
 from marl_sb3.learners.ppo.device_rollout import DeviceRollout
-from marl_sb3.learners.ppo.fused.algorithm import FusedRollouts
+from marl_sb3.learners.ppo.fused.algorithm import FusedRollouts, FusedUpdates
 from marl_sb3.learners.ppo.fused.update import FusedUpdate, UpdatePlan, record_std
 from marl_sb3.learners.sb3.private import num_updates, progress_remaining
 
 
-class PPO(FusedRollouts, stable_baselines3.PPO):
+class PPO(FusedUpdates, FusedRollouts, stable_baselines3.PPO):
     """A drop-in for `stable_baselines3.PPO`: same arguments, same logger keys, same files.
 
     The *fused* path runs whole updates of plain MLPs in compiled kernels, see `TwoPaths`.

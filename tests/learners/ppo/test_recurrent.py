@@ -8,11 +8,15 @@ import numpy as np
 import pytest
 import sb3_contrib
 import torch as th
+from gymnasium import spaces
 from sb3_contrib.common.recurrent.type_aliases import RNNStates
-from toy_envs import NoisyEnv, ScriptedEnv
+from toy_envs import NoisyEnv, SampledEnv, ScriptedEnv
 
 import marl_sb3
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
+from marl_sb3.learners.deciders import Batch
+from marl_sb3.learners.ppo.fused.coverage import why_no_fused_memory
+from marl_sb3.learners.ppo.recurrent import RecurrentDecider
 
 NETWORK = {"net_arch": [], "lstm_hidden_size": 3, "n_lstm_layers": 2}
 SMALL: dict[str, Any] = {"n_steps": 5, "batch_size": 7, "n_epochs": 1, "policy_kwargs": NETWORK}
@@ -126,3 +130,60 @@ def test_a_rollout_buffer_is_made_once() -> None:
     policy: Any = MultiAgentAlgorithm(make_vec_env(ScriptedEnv), {"p": spec(n_steps=6)}, device="cpu").policies["p"]
     assert (policy.n_steps, policy.rollout_buffer.buffer_size) == (6, 6)
     assert policy.rollout_buffer.hidden_states_pi.shape == (6, 2, 2, 3)
+
+
+SEEN = {"numbers": spaces.Box(-1, 1, (3,)), "categories": spaces.MultiDiscrete([3, 4])}
+CHOSEN = {"category": spaces.Discrete(3), "forces": spaces.Box(-1, 1, (2,))}
+SHARED = {"shared_lstm": True, "enable_critic_lstm": False}
+
+
+def decider(network: Any, seen: str = "numbers", chosen: str = "category", **more: Any) -> RecurrentDecider:
+    env = make_vec_env(SampledEnv, n_envs=3, observation_space=SEEN[seen], action_space=CHOSEN[chosen])
+    policies = {"p": spec(marl_sb3.RecurrentPPO, policy_kwargs={**NETWORK, **network}, **more)}
+    return RecurrentDecider(MultiAgentAlgorithm(env, policies, seed=3, device="cpu").policies["p"])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("chosen", CHOSEN)
+@pytest.mark.parametrize("seen", SEEN)
+@pytest.mark.parametrize("network", [{"net_arch": [4]}, SHARED])
+def test_kernels_act_as_pytorch_does(network: Any, seen: str, chosen: str) -> None:
+    by_kernels = decider(network, seen, chosen)
+    by_torch = RecurrentDecider(by_kernels._algorithm)
+    by_torch._fused = None
+    rng, states = np.random.default_rng(0), by_kernels.initial_states(6)
+    for step in range(4):
+        observations = np.stack([SEEN[seen].sample() for _ in range(6)])
+        batch = Batch(observations, rng.random(6) < 0.3, None, states)
+        decisions = []
+        for each in (by_kernels, by_torch):
+            th.manual_seed(step)
+            decision, after = each.decide(batch)
+            decisions.append((*decision, *after, each.values(batch), each.final_values(batch)))
+        for found, expected in zip(*decisions, strict=True):
+            np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+        states = after
+
+
+def test_kernels_follow_weights_that_a_callback_sets() -> None:
+    by_kernels = decider({})
+    batch = Batch(np.ones((6, 3), np.float32), np.ones(6, bool), None, by_kernels.initial_states(6))
+    before = by_kernels.values(batch)
+    with th.no_grad():
+        by_kernels._policy.lstm_critic.weight_ih_l0.mul_(3)
+    assert not np.allclose(by_kernels.values(batch), before)
+
+
+@pytest.mark.parametrize(
+    ("network", "more", "reason"),
+    [
+        ({"enable_critic_lstm": False}, {}, "a critic without LSTM"),
+        ({"lstm_kwargs": {"bias": False}}, {}, "lstm_kwargs"),
+        ({"activation_fn": th.nn.ELU}, {}, "activation ELU"),
+        ({}, {"use_sde": True}, "gSDE"),
+    ],
+)
+def test_what_the_kernels_do_not_cover_is_left_to_pytorch(network: Any, more: Any, reason: str) -> None:
+    made = decider(network, chosen="forces", **more)
+    assert made._fused is None
+    assert why_no_fused_memory(made._algorithm) == reason
+    assert made._algorithm.takes_fused_path()  # type: ignore[attr-defined]  # in updates

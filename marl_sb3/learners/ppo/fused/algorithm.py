@@ -1,4 +1,4 @@
-"""What PPO, A2C and MaskablePPO of marl_sb3 have in common: rollouts and updates by the fused kernels."""
+"""What PPO, A2C, MaskablePPO and TRPO of marl_sb3 have in common: rollouts and updates by the fused kernels."""
 
 from __future__ import annotations
 
@@ -19,30 +19,17 @@ from marl_sb3.learners.threads import blas_threads
 from marl_sb3.learners.update_path import TwoPaths
 
 
-class FusedUpdates(TwoPaths, OnPolicyAlgorithm):
-    """A base class, in front of SB3's class of the algorithm: its updates run in the kernels where they cover them.
+class FusedActing(TwoPaths, OnPolicyAlgorithm):
+    """A base class, in front of SB3's class of the algorithm: the kernels act where they cover the policy."""
 
-    Attributes:
-        num_grad_updates: optimizer steps taken since the object was made.
-    """
-
-    num_grad_updates: int = 0
     _fused: FusedPolicy | None = None
-
-    def update_plan(self) -> UpdatePlan:
-        """Return the minibatches and the loss of the next update."""
-        raise NotImplementedError
-
-    def record_update(self, update: FusedUpdate) -> None:
-        """Record what the algorithm's `train` records in SB3's logger, under the same names."""
-        raise NotImplementedError
 
     def why_not_fused(self) -> str | None:
         """See `TwoPaths.why_not_fused`."""
         return why_not_fused(self)
 
     def fused_policy(self) -> FusedPolicy | None:
-        """The policy in the kernels' layout, if updates take the fused path.
+        """The policy in the kernels' layout, on the fused path.
 
         Raises:
             ConfigError: see `TwoPaths.takes_fused_path`.
@@ -55,6 +42,37 @@ class FusedUpdates(TwoPaths, OnPolicyAlgorithm):
 
     def _excluded_save_params(self) -> list[str]:
         return [*super()._excluded_save_params(), "_fused"]
+
+
+class FusedRollouts(FusedActing):
+    """`FusedActing` in the rollouts of `learn` too."""
+
+    def collect_rollouts(
+        self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
+    ) -> bool:
+        """See `OnPolicyAlgorithm.collect_rollouts`."""
+        fused = self.fused_policy()
+        if fused is None:
+            return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps)
+        return collect_fused(self, fused, env, callback, rollout_buffer, n_rollout_steps)
+
+
+class FusedUpdates(FusedActing):
+    """A base class, in front of SB3's class of the algorithm: its updates run in the kernels where they cover them.
+
+    Attributes:
+        num_grad_updates: optimizer steps taken since the object was made.
+    """
+
+    num_grad_updates: int = 0
+
+    def update_plan(self) -> UpdatePlan:
+        """Return the minibatches and the loss of the next update."""
+        raise NotImplementedError
+
+    def record_update(self, update: FusedUpdate) -> None:
+        """Record what the algorithm's `train` records in SB3's logger, under the same names."""
+        raise NotImplementedError
 
     def train(self) -> None:
         """Update the policy from the rollout buffer.
@@ -99,16 +117,3 @@ class FusedUpdates(TwoPaths, OnPolicyAlgorithm):
 
     def _count_grad_update(self, *_: Any) -> None:
         self.num_grad_updates += 1
-
-
-class FusedRollouts(FusedUpdates):
-    """`FusedUpdates` of which the kernels also choose the actions of `learn`."""
-
-    def collect_rollouts(
-        self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
-    ) -> bool:
-        """See `OnPolicyAlgorithm.collect_rollouts`."""
-        fused = self.fused_policy()
-        if fused is None:
-            return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps)
-        return collect_fused(self, fused, env, callback, rollout_buffer, n_rollout_steps)

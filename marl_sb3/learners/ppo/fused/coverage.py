@@ -39,15 +39,19 @@ def why_not_fused(algorithm: Any) -> str | None:
 
     Only what is known to be covered is covered: policies with hooks, replaced layers or subclasses use PyTorch.
     """
+    return (
+        why_not_acting(algorithm)
+        or why_not_optimizer(algorithm.policy.optimizer, [*OPTIMIZERS])
+        or _why_not_settings(algorithm)
+    )
+
+
+def why_not_acting(algorithm: Any) -> str | None:
+    """Return the reason why the kernels cannot act for this algorithm, as a string; None if they can."""
     policy = algorithm.policy
     if place_of(type(policy)) not in _POLICIES:
         return f"policy class {type(policy).__name__}"
-    return (
-        _why_not_network(policy)
-        or _why_not_spaces(policy)
-        or why_not_optimizer(policy.optimizer, [*OPTIMIZERS])
-        or _why_not_settings(algorithm)
-    )
+    return _why_not_network(policy) or _why_not_spaces(policy) or _why_not_machine(algorithm)
 
 
 def why_no_fused_memory(algorithm: Any) -> str | None:
@@ -56,10 +60,9 @@ def why_no_fused_memory(algorithm: Any) -> str | None:
     if place_of(type(policy)) != "sb3_contrib.common.recurrent.policies:RecurrentActorCriticPolicy":
         return f"policy class {type(policy).__name__}"
     return (
-        first_reason(
+        _why_not_machine(algorithm)
+        or first_reason(
             {
-                f"device {algorithm.device}": algorithm.device.type != "cpu",
-                "gSDE": algorithm.use_sde,
                 "a critic without LSTM": policy.lstm_critic is None and not policy.shared_lstm,
                 "lstm_kwargs": set(policy.lstm_kwargs) - {"dropout"},
             }
@@ -69,12 +72,16 @@ def why_no_fused_memory(algorithm: Any) -> str | None:
     )
 
 
+def _why_not_machine(algorithm: Any) -> str | None:
+    return first_reason(
+        {f"device {algorithm.device}": algorithm.device.type != "cpu", "gSDE": getattr(algorithm, "use_sde", False)}
+    )
+
+
 def _why_not_settings(algorithm: Any) -> str | None:
     buffer = type(algorithm.rollout_buffer)
     return first_reason(
         {
-            f"device {algorithm.device}": algorithm.device.type != "cpu",
-            "gSDE": algorithm.use_sde,
             "target_kl": getattr(algorithm, "target_kl", None) is not None,
             "clip_range_vf": getattr(algorithm, "clip_range_vf", None) is not None,
             f"rollout buffer {buffer.__name__}": place_of(buffer) not in _BUFFERS,

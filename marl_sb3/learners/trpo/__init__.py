@@ -1,0 +1,1 @@
+"""TRPO: sb3-contrib's class with fused rollouts, and its learner."""
