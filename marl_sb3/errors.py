@@ -24,11 +24,21 @@ class ConfigError(MarlSb3Error, ValueError):
         message: describes what is wrong.
         key: name of the setting (`learning_rate`, `env.height`), if there is one, so that a caller can add where its
             value was given.
+
+    Attributes:
+        key: as given.
+        policy_id: the policy that the setting is of, if it is known.
     """
 
     def __init__(self, message: str, key: str | None = None) -> None:
         super().__init__(message)
         self.key = key
+        self.policy_id: str | None = None
+
+    @property
+    def path(self) -> str | None:
+        """The key, behind the id of the policy if that is known: `agent1.learning_rate`."""
+        return self.key if self.key is None or self.policy_id is None else f"{self.policy_id}.{self.key}"
 
 
 class EnvError(MarlSb3Error, RuntimeError):

@@ -114,6 +114,19 @@ WRONG = [
     ("arena --env CartPole-v1", "ENV is 'arena' and --env is 'CartPole-v1'; accepted: one of them"),
     ("arena --agents none", "argument --agents: received 'none'; accepted: all, or an integer of at least 1"),
     ("arena --timesteps -5", "--timesteps: n_timesteps is -5"),
+    (
+        "arena --policies per_agent --set agent2.algo=sac",
+        "--set agent2.algo: policy 'agent2', agents agent2: the action space is Discrete(4); accepted by SAC: Box",
+    ),
+    (
+        "CartPole-v1 --algo maskable_ppo",
+        "--algo: policy 'shared': action masks missing for MaskablePPO: the env gives none",
+    ),
+    (
+        "arena --policies per_agent --set agent1.n_envs=3",
+        "--set agent1.n_envs: policy 'agent1': 'n_envs' is a setting of the whole run, which policies share",
+    ),
+    ("CartPole-v1 --algo dqn --set buffer_size=1e15", "--set buffer_size: the replay buffers need more memory than is"),
 ]
 
 

@@ -14,6 +14,7 @@ from stable_baselines3.common.utils import LinearSchedule
 from marl_sb3.config.hyperparameters import Line, kinds_of
 from marl_sb3.config.rllib.missing import NO_COUNTERPART
 from marl_sb3.config.rllib.translate import explanation, no_counterpart
+from marl_sb3.config.schema import ACCEPTED
 from marl_sb3.config.values import PositiveFloat, accepts, alternatives_of, refusal, require
 from marl_sb3.errors import ConfigError
 from marl_sb3.policies.networks import resolve_policy_kwargs
@@ -63,6 +64,8 @@ def _unknown_name(algorithm_class: type[BaseAlgorithm], name: str, known: Mappin
         return f"{name!r} is set by marl_sb3 for all policies; it is not a hyperparameter"
     if name in NO_COUNTERPART:
         return no_counterpart(name)
+    if name in ACCEPTED:
+        return f"{name!r} is a setting of the whole run, which policies share; accepted: {name} without a policy"
     close = difflib.get_close_matches(name, known, n=3)
     hint = f"did you mean {', '.join(close)}?" if close else f"accepted: {', '.join(known)}"
     return f"unknown hyperparameter {name!r}{explanation(name)} of {algorithm_class.__name__}; {hint}"

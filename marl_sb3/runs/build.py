@@ -106,7 +106,7 @@ def source_named(config: TrainConfig, key: str | None = None) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        raise ConfigError(f"{config.where(key or error.key)}{error}", key=error.key) from error
+        raise ConfigError(f"{config.where(key or error.path)}{error}", key=error.key) from error
 
 
 def resolved(config: TrainConfig) -> TrainConfig:

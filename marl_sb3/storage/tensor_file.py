@@ -245,4 +245,5 @@ def _pieces(file: Any, name: str, form: Form) -> Iterator[Array]:
         return
     rows = max(1, _PIECE_BYTES * form.shape[0] // form.nbytes)
     for begin in range(0, form.shape[0], rows):
-        yield file.get_slice(name)[begin : begin + rows]
+        end = min(begin + rows, form.shape[0])  # safetensors refuses an end beyond the last line
+        yield file.get_slice(name)[begin:end]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,20 +122,20 @@ def set_up(
     trained = policies_that_train(policies_to_train, policy_ids)
     rows = {policy_id: rows_of_policy(env, policy_id, policy_of) for policy_id in policy_ids}
     _require_memory(rows, specs, trained)
-    learners = {
-        policy_id: make_learner(
-            rows[policy_id],
-            specs[policy_id],
-            policy_id in trained,
-            _policy_seed(seed, index),
-            device,
-            rollout_steps,
-            update_path,
-            progress_remaining,
-            goal_rewards_of(env),
-        )
-        for index, policy_id in enumerate(policy_ids)
-    }
+    learners: dict[PolicyID, Learner] = {}
+    for index, policy_id in enumerate(policy_ids):
+        with _policy_in_errors(policy_id):
+            learners[policy_id] = make_learner(
+                rows[policy_id],
+                specs[policy_id],
+                policy_id in trained,
+                _policy_seed(seed, index),
+                device,
+                rollout_steps,
+                update_path,
+                progress_remaining,
+                goal_rewards_of(env),
+            )
     spaces = {
         policy_id: PolicySpaces(its.group.observation_space, its.group.action_space) for policy_id, its in rows.items()
     }
@@ -145,6 +146,16 @@ def set_up(
     made = Setup(env.num_envs, n_steps, rollout_steps, specs, learners, bundle)
     made.require_savable()
     return made
+
+
+@contextmanager
+def _policy_in_errors(policy_id: PolicyID) -> Iterator[None]:
+    """Note in a `ConfigError` which policy the wrong setting is of."""
+    try:
+        yield
+    except ConfigError as error:
+        error.policy_id = policy_id
+        raise
 
 
 def _require_memory(

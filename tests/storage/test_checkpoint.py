@@ -229,6 +229,17 @@ def test_weights_are_verified_in_pieces_and_read_when_they_are_asked_for(tmp_pat
         read.load(["b"])
 
 
+def test_the_last_piece_of_a_tensor_may_be_smaller(tmp_path, monkeypatch):
+    """Pieces of three lines of 40 bytes, and seven lines."""
+    monkeypatch.setattr(tensor_file, "_PIECE_BYTES", 120)
+    lines = np.arange(70, dtype=np.float32).reshape(7, 10)
+    write_checkpoint(tmp_path / "ckpt", {}, {"policy-000": {"a": lines}}, {})
+    stored = read_checkpoint(tmp_path / "ckpt").tensors["policy-000"]
+    read = [*tensor_file.pieces(stored, "a")]
+    assert [begin for begin, _ in read] == [0, 3, 6]
+    np.testing.assert_array_equal(np.concatenate([piece for _, piece in read]), lines)
+
+
 def test_a_file_that_is_larger_than_the_memory_is_not_even_hashed(tmp_path):
     folder, size = written(tmp_path), 2**43
     with (folder / "policy-000.safetensors").open("r+b") as file:
