@@ -2,7 +2,7 @@
 
     python benchmarks/ray_runners.py --runners 1 4 16 64
 
-A step of one env waits 2 ms. A shard has 16 envs, whose steps are waited for one after the other, so that two cores can
+A step of one env waits 2 ms. A shard has 64 envs, whose steps are waited for one after the other, so that two cores can
 stand for many. Efficiency is the time that the waits alone take, divided by the time that a round took. The share of
 the driver is what it does in an iteration besides waiting for runners: weights out, rollouts in, the update.
 """
@@ -26,7 +26,7 @@ from marl_sb3.envs.batched import BatchedEnv, BatchedStep
 from marl_sb3.storage.state import StateReader
 from marl_sb3.vec_env.sharded_vec_env import make_sharded_vec_env
 
-WAIT_S, ENVS_PER_SHARD, HORIZON = 0.002, 16, 200
+WAIT_S, ENVS_PER_SHARD, HORIZON = 0.002, 64, 200
 SPACE = spaces.Box(-1, 1, (8,), np.float32)
 
 
@@ -124,12 +124,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runners", type=int, nargs="+", default=[1, 4, 16, 64])
     parser.add_argument("--shards", type=int, default=64, help="default: 64")
-    parser.add_argument("--n-steps", type=int, default=64, help="steps of each env in a round; default: 64")
+    parser.add_argument("--n-steps", type=int, default=32, help="steps of each env in a round; default: 32")
     parser.add_argument("--iterations", type=int, default=3, help="default: 3, after one to warm up")
     parser.add_argument("--ray", default="local", help="address of the cluster; default: a Ray of its own")
     given = parser.parse_args(arguments)
     for runners in given.runners:
-        n_steps = max(1, given.n_steps * min(runners, 8) // 8)  # one runner alone would wait for minutes
+        n_steps = max(1, given.n_steps * min(runners, 32) // 32)  # a few runners alone would wait for minutes
         print(json.dumps(measure(runners, given.shards, n_steps, given.iterations, given.ray)), flush=True)
 
 

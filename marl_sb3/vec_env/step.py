@@ -40,18 +40,22 @@ class DictInfos:
 
 
 class ArrayInfos:
-    """`StepInfos` from arrays; the dictionary of an env is made when it is accessed."""
+    """`StepInfos` from arrays; the dictionary of an env is made when it is accessed.
+
+    Attributes:
+        columns: agent -> key -> (E,) values.
+    """
 
     def __init__(self, infos: Mapping[AgentID, Mapping[str, Array]], num_envs: int) -> None:
-        self._infos = infos
+        self.columns = infos
         self._num_envs = num_envs
 
     def __getitem__(self, env_index: int) -> dict[str, Any]:
-        return {agent: {k: v[env_index].item() for k, v in info.items()} for agent, info in self._infos.items()}
+        return {agent: {k: v[env_index].item() for k, v in info.items()} for agent, info in self.columns.items()}
 
     def values(self, agent: AgentID, key: str) -> Array:
         """See `StepInfos.values`."""
-        found = self._infos.get(agent, {}).get(key)
+        found = self.columns.get(agent, {}).get(key)
         return np.full(self._num_envs, np.nan) if found is None else found.astype(np.float64)
 
 

@@ -11,9 +11,10 @@ import numpy as np
 
 from marl_sb3.errors import VecEnvOrderError
 from marl_sb3.metrics import Episode
-from marl_sb3.types import Array
-from marl_sb3.vec_env.step import NO_FINAL_OBSERVATIONS, DictInfos, VecStep
+from marl_sb3.types import AgentID, Array
+from marl_sb3.vec_env.step import NO_FINAL_OBSERVATIONS, ArrayInfos, DictInfos, StepInfos, VecStep
 
+_Columns = Mapping[AgentID, Mapping[str, Array]]
 _ARRAYS = ("rewards", "terminated", "truncated", "acted", "to_act", "episode_done")
 
 
@@ -23,11 +24,13 @@ class RecordedSteps:
 
     Attributes:
         arrays: name in `VecStep` -> (steps, E, ...).
-        infos: of each step, one dictionary per env; None if all infos of all steps are empty.
+        columns: agent -> key -> (steps, E) of the infos of envs that are stepped as arrays; None for other envs.
+        infos: of each step, one dictionary per env; None if all infos of all steps are empty, or in `columns`.
     """
 
     arrays: Mapping[str, Array]
-    infos: Sequence[Sequence[Mapping[str, Any]]] | None
+    columns: _Columns | None = None
+    infos: Sequence[Sequence[Mapping[str, Any]]] | None = None
 
     def __len__(self) -> int:
         return len(self.arrays["acted"])
@@ -35,28 +38,51 @@ class RecordedSteps:
     def step(self, number: int) -> VecStep:
         """Return a step; its observations are not there."""
         arrays = {name: array[number] for name, array in self.arrays.items()}
-        infos = [{}] * len(arrays["acted"]) if self.infos is None else self.infos[number]
         return VecStep(
             observations=_NotHere(),
             action_masks=(),
             final_observations=NO_FINAL_OBSERVATIONS,
-            infos=DictInfos(infos),
+            infos=self._infos(number),
             reset_infos={},
             **arrays,
         )
+
+    def _infos(self, number: int) -> StepInfos:
+        num_envs = self.arrays["acted"].shape[1]
+        if self.columns is None:
+            return DictInfos([{}] * num_envs if self.infos is None else self.infos[number])
+        of_step = {agent: {key: array[number] for key, array in keys.items()} for agent, keys in self.columns.items()}
+        return ArrayInfos(of_step, num_envs)
 
 
 def side_by_side(shards: Sequence[RecordedSteps]) -> RecordedSteps:
     """Put the envs of all shards side by side."""
     arrays = {name: np.concatenate([shard.arrays[name] for shard in shards], axis=1) for name in _ARRAYS}
-    if all(shard.infos is None for shard in shards):
-        return RecordedSteps(arrays, None)
+    if shards[0].columns is not None and _alike([shard.columns for shard in shards]):
+        return RecordedSteps(arrays, _joined([shard.columns or {} for shard in shards]))
+    if all(shard.infos is None and shard.columns is None for shard in shards):
+        return RecordedSteps(arrays)
     infos = [[info for shard in shards for info in _infos_of(shard, number)] for number in range(len(shards[0]))]
-    return RecordedSteps(arrays, infos)
+    return RecordedSteps(arrays, infos=infos)
+
+
+def _joined(columns: Sequence[_Columns]) -> _Columns:
+    """Put the infos of all envs side by side; all shards have the same agents and keys."""
+    return {
+        agent: {key: np.concatenate([each[agent][key] for each in columns], axis=1) for key in keys}
+        for agent, keys in columns[0].items()
+    }
 
 
 def _infos_of(shard: RecordedSteps, number: int) -> Sequence[Mapping[str, Any]]:
-    return [{}] * shard.arrays["acted"].shape[1] if shard.infos is None else shard.infos[number]
+    infos = shard.step(number).infos
+    return [infos[index] for index in range(shard.arrays["acted"].shape[1])]
+
+
+def _alike(columns: Sequence[_Columns | None]) -> bool:
+    """Whether all have the same agents and keys."""
+    names = [None if each is None else {agent: set(keys) for agent, keys in each.items()} for each in columns]
+    return all(each == names[0] for each in names)
 
 
 class StepRecorder:
@@ -70,26 +96,53 @@ class StepRecorder:
         self.episodes: list[Sequence[Episode]] = []
         self._arrays: dict[str, list[Array]] = {name: [] for name in _ARRAYS}
         self._infos: list[list[Mapping[str, Any]]] = []
+        self._columns: list[_Columns] = []
 
     def on_step(self, step: VecStep, episodes: Sequence[Episode]) -> bool:
         """See `StepListener.on_step`."""
         for name, kept in self._arrays.items():
             kept.append(getattr(step, name).copy())
-        self._infos.append([_copied(step.infos[index]) for index in range(len(step.acted))])
+        if isinstance(step.infos, ArrayInfos):
+            self._columns.append(
+                {
+                    agent: {key: array.copy() for key, array in keys.items()}
+                    for agent, keys in step.infos.columns.items()
+                }
+            )
+        else:
+            self._infos.append([_copied(step.infos[index]) for index in range(len(step.acted))])
         self.episodes.append(episodes)
         return True
 
     def recorded(self) -> RecordedSteps:
         """Return the steps."""
+        arrays = {name: np.stack(kept) for name, kept in self._arrays.items()}
+        if self._columns and _alike(self._columns):
+            return RecordedSteps(arrays, _stacked(self._columns))
+        envs = range(arrays["acted"].shape[1])
+        self._infos += [[ArrayInfos(columns, len(envs))[index] for index in envs] for columns in self._columns]
         empty = not any(info for of_step in self._infos for info in of_step)
-        return RecordedSteps(
-            {name: np.stack(kept) for name, kept in self._arrays.items()}, None if empty else self._infos
-        )
+        return RecordedSteps(arrays, infos=None if empty else self._infos)
+
+
+def _stacked(steps: Sequence[_Columns]) -> _Columns:
+    return {
+        agent: {key: np.stack([step[agent][key] for step in steps]) for key in keys} for agent, keys in steps[0].items()
+    }
+
+
+_PLAIN = (int, float, bool, str, np.generic)
 
 
 def _copied(info: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a copy of what an env's infos hold; {} if there is nothing in them."""
-    return deepcopy(dict(info)) if any(info.values()) else {}
+    """Return a copy of the infos of an env, which may change them later; {} if there is nothing in them."""
+    return {agent: _copy(own) for agent, own in info.items()} if any(info.values()) else {}
+
+
+def _copy(own: Any) -> Any:
+    if not isinstance(own, dict):
+        return deepcopy(own)
+    return {key: value if isinstance(value, _PLAIN) else deepcopy(value) for key, value in own.items()}
 
 
 class _NotHere(tuple[Any, ...]):
