@@ -30,7 +30,8 @@ def columns(key: str, first: float) -> ArrayInfos:
 @pytest.mark.parametrize(
     ("one", "other", "expected"),
     [
-        ([columns("x", 0), columns("x", 5)], [columns("x", 2), columns("x", 7)], [{"a": {"x": v}} for v in (5, 6, 7, 8)]),
+        ([columns("x", 0), columns("x", 5)], [columns("x", 2), columns("x", 7)],
+         [{"a": {"x": value}} for value in (5, 6, 7, 8)]),
         ([columns("x", 0), columns("y", 5)], [columns("x", 2), columns("x", 7)],
          [{"a": {"y": 5}}, {"a": {"y": 6}}, {"a": {"x": 7}}, {"a": {"x": 8}}]),
         ([columns("x", 0), columns("x", 5)], [DictInfos([{}, {}])] * 2, [{"a": {"x": 5}}, {"a": {"x": 6}}, {}, {}]),
