@@ -22,6 +22,10 @@ class Numbers(ScriptedEnv):
     def __init__(self, env_index: int = 0, **arguments: Any) -> None:
         super().__init__({"script": LONG, **arguments}["script"], env_index=env_index, infos=False)
 
+    def process(self) -> int:
+        """Where it is."""
+        return os.getpid()
+
     def reset(self, seed: int | None = None, options: Any = None) -> Any:
         self.rng = np.random.default_rng(seed)
         return super().reset(seed, options)
@@ -105,10 +109,18 @@ class Failing(Numbers):
 
 
 class Modules(Numbers):
-    """Says what its process has imported, and where it is."""
+    """Says what its process has imported."""
 
     def modules(self) -> list[str]:
         return list(sys.modules)
 
-    def process(self) -> int:
-        return os.getpid()
+
+class Asleep(Numbers):
+    """Its first step does not end."""
+
+    def step(self, actions: Any) -> Any:
+        self.sleep_long()
+        return super().step(actions)
+
+    def sleep_long(self) -> None:
+        time.sleep(1000)

@@ -1,0 +1,113 @@
+"""No process and no file is left over, whatever of a vec env with workers is killed; and what a hanging one shows."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+SCRIPT = """
+import os, sys, time
+sys.path[:0] = {path!r}
+from crashing_envs import Asleep, Numbers
+from marl_sb3.stacks import stacks_on_signal
+from marl_sb3.vec_env import make_vec_env
+import numpy as np
+vec = make_vec_env({env}, n_envs=2, n_workers=2, worker_timeout_s=100)
+vec.reset()
+workers = vec.call("process", [0, 1])
+with stacks_on_signal():
+    print(vec._supervisor.workers[0]._nursery._process.pid, *workers, flush=True)
+    while {steps}:
+        vec.step([np.zeros((2, 2), int)])
+        time.sleep(0.001)
+"""
+PATH = [str(Path(__file__).parents[1])]
+
+
+def started(env: str, steps: bool = True) -> tuple[subprocess.Popen[str], list[int]]:
+    """A process with two workers, and the ids of the processes that belong to it."""
+    script = SCRIPT.format(path=PATH, env=env, steps=steps)
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    return process, [int(number) for number in process.stdout.readline().split()]
+
+
+def until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def runs(process: int) -> bool:
+    try:
+        return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("stopped", "killed"),
+    [((), ("main",)), (("worker",), ("main",)), (("nursery", "worker"), ("main",)), ((), ("nursery", "main"))],
+    ids=["main", "a stopped worker", "all stopped", "nursery and main"],
+)
+def test_nothing_outlives_the_main_process(stopped: tuple[str, ...], killed: tuple[str, ...]) -> None:
+    before = set(os.listdir("/dev/shm"))
+    main, (nursery, *workers) = started("Numbers")
+    ids = {"main": main.pid, "nursery": nursery, "worker": workers[0]}
+    for name in stopped:
+        os.kill(ids[name], signal.SIGSTOP)
+    for name in killed:
+        os.kill(ids[name], signal.SIGKILL)
+    main.communicate()
+    assert until(lambda: not any(map(runs, [nursery, *workers])))
+    assert set(os.listdir("/dev/shm")) <= before
+
+
+def test_a_script_that_ends_leaves_nothing_and_says_nothing() -> None:
+    main, processes = started("Numbers", steps=False)
+    _, errors = main.communicate()
+    assert (main.returncode, errors) == (0, "")
+    assert not any(map(runs, processes))
+
+
+def test_workers_are_replaced_after_the_process_that_starts_them_has_been_killed() -> None:
+    main, (nursery, *workers) = started("Numbers")
+    os.kill(nursery, signal.SIGKILL)
+    assert until(lambda: not any(map(runs, workers)))
+    time.sleep(0.1)
+    assert until(lambda: len(psutil.Process(main.pid).children(recursive=True)) == 3)
+    main.kill()
+    _, errors = main.communicate()
+    assert errors.count("it is replaced") == 2
+
+
+def test_a_signal_shows_what_the_main_process_and_its_workers_do() -> None:
+    main, processes = started("Asleep")
+    time.sleep(0.2)
+    os.kill(main.pid, signal.SIGUSR1)
+    assert main.stderr is not None
+    shown: list[str] = []
+    while sum("in sleep_long" in line for line in shown) < 2:
+        line = main.stderr.readline()
+        assert line, "".join(shown)
+        shown.append(line)
+    main.kill()
+    main.communicate()
+    assert any("supervisor.py" in line for line in shown)
+    assert [line for line in shown if line.startswith("stacks of")] == [
+        f"stacks of worker {number} (env {number}):\n" for number in (0, 1)
+    ]
+    assert until(lambda: not any(map(runs, processes)))
