@@ -86,6 +86,8 @@ def rows_of(env_indices: Sequence[int], plan: SharePlan) -> list[int]:
 
 def _with_rows(name: str, rows: Sequence[int], arguments: Sequence[Any]) -> tuple[Any, ...]:
     """Put the rows where the handler of the request takes them."""
+    if name == "seed":
+        return tuple(arguments)
     return (arguments[0], rows, *arguments[1:]) if name == "call" else (rows, *arguments)
 
 

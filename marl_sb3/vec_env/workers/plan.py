@@ -160,11 +160,13 @@ class Shown:
         to_act: (share, A) bool.
         observations: per group, (share, A_group, ...).
         episodes: (share,) index of the running episode.
+        masked: group -> whether it has masks, for the groups of which this is known.
     """
 
     to_act: Array
     observations: Sequence[Observations]
     episodes: Array
+    masked: Mapping[int, bool]
 
 
 @dataclass(frozen=True)

@@ -110,12 +110,12 @@ class ShareServer:
         """See `MultiAgentVecEnv.seed`."""
         self._share.seed(seed)
 
-    def reset(self, options: Sequence[Options] | None) -> Extras:
-        """See `MultiAgentVecEnv.reset`; what it returns without arrays."""
+    def reset(self, options: Sequence[Options] | None) -> tuple[Extras, ShareState]:
+        """See `MultiAgentVecEnv.reset`; what it returns without arrays, and the state afterwards."""
         self._share.go_on()
         step = self._share.reset(options)
         self._publish(step)
-        return Extras(reset_infos=step.reset_infos, masked=self._share.masked() or None)
+        return Extras(reset_infos=step.reset_infos, masked=self._share.masked() or None), self.get_state(True)
 
     def settle_masks(self, masked: Mapping[int, bool]) -> None:
         """Take the decision of the main process: group -> whether it has masks."""
@@ -140,13 +140,14 @@ class ShareServer:
             self._log.taken()
         return state
 
-    def set_state(self, state: ShareState) -> Extras:
-        """See `MultiAgentVecEnv.set_state`; the reasons by row are `infos`."""
+    def set_state(self, state: ShareState) -> tuple[Extras, ShareState, Mapping[int, str]]:
+        """See `MultiAgentVecEnv.set_state`; its first step without arrays, the state afterwards, reasons by row."""
         self._share.go_on()
         inexact = self._share.set_share_state(state)
         step = self._share.latest
         self._publish(step)
-        return Extras(pickle.dumps(inexact), None, step.reset_infos, self._share.masked() or None)
+        extras = Extras(reset_infos=step.reset_infos, masked=self._share.masked() or None)
+        return extras, self.get_state(True), inexact
 
     def restore(self, state: ShareState | None, events: Sequence[Event], shown: Shown | None) -> dict[int, str]:
         """Bring the envs back, in a new worker.
@@ -161,6 +162,8 @@ class ShareServer:
         """
         if state is not None:
             restored(self._share, state)
+        if shown is not None:
+            self._share.know_masks(shown.masked)
         for event in events:
             if event.name == "step":
                 self._share.repeat(event.arguments)

@@ -16,7 +16,7 @@ from marl_sb3.vec_env.batched_vec_env import BatchedVecEnv
 from marl_sb3.vec_env.masks import MaskReader
 from marl_sb3.vec_env.observations import same, taken
 from marl_sb3.vec_env.slot import EnvSlot, SlotStep
-from marl_sb3.vec_env.step import VecStep, first_step
+from marl_sb3.vec_env.step import ActionMasks, VecStep, first_step
 from marl_sb3.vec_env.sync_vec_env import SyncVecEnv
 from marl_sb3.vec_env.workers.arrays import Board
 from marl_sb3.vec_env.workers.plan import SeparateState, SharePlan, ShareState, Shown
@@ -43,6 +43,9 @@ class Share(Protocol):
 
     def masked(self) -> dict[int, bool]:
         """Return group -> whether an agent that acts has a mask, for groups of which the main process decides."""
+
+    def know_masks(self, masked: Mapping[int, bool]) -> None:
+        """Take earlier decisions of the main process, after `set_share_state`."""
 
     def settle_masks(self, masked: Mapping[int, bool]) -> VecStep:
         """Take the decision of the main process after a step, and return that step with its masks."""
@@ -109,16 +112,26 @@ class _OpenMasks(MaskReader):
 
     def __init__(self, *arguments: Any) -> None:
         self.found: dict[int, bool] = {}
+        self._known: dict[int, bool] = {}
         super().__init__(*arguments)
 
     def _settle(self, number: int, masked: bool) -> None:
         self.found[number] = masked
 
+    def adopt(self, masks: ActionMasks) -> None:
+        super().adopt(masks)
+        self.settle(self._known)
+
     def settle(self, masked: Mapping[int, bool]) -> None:
         """Take the decision of the main process."""
         self.found = {}
+        self._known.update(masked)
         for number, has_masks in masked.items():
             super()._settle(number, has_masks)
+
+    def forget(self) -> None:
+        """Forget what is known."""
+        self.found, self._known = {}, {}
 
 
 class SeparateShare(SyncVecEnv):
@@ -144,6 +157,10 @@ class SeparateShare(SyncVecEnv):
         """See `Share.masked`."""
         return self._masks.found
 
+    def know_masks(self, masked: Mapping[int, bool]) -> None:
+        """See `Share.know_masks`."""
+        self._masks.settle(masked)
+
     def settle_masks(self, masked: Mapping[int, bool]) -> VecStep:
         """See `Share.settle_masks`."""
         self._masks.settle(masked)
@@ -168,7 +185,8 @@ class SeparateShare(SyncVecEnv):
     def set_share_state(self, state: ShareState) -> Mapping[int, str]:
         """See `Share.set_share_state`."""
         assert isinstance(state, SeparateState)
-        self._masks.found, self._infos = {}, {}
+        self._masks.forget()
+        self._infos = {}
         return self.set_slot_states(state.slots, state.action_masks)
 
     def repeat(self, actions: Sequence[Array]) -> None:
@@ -258,6 +276,10 @@ class BatchedShare(BatchedVecEnv):
     def masked(self) -> dict[int, bool]:
         """See `Share.masked`."""
         return {} if self._asked or self._choices is None else {0: bool(self._masked)}
+
+    def know_masks(self, masked: Mapping[int, bool]) -> None:
+        """See `Share.know_masks`."""
+        self._asked = bool(masked)
 
     def settle_masks(self, masked: Mapping[int, bool]) -> VecStep:
         """See `Share.settle_masks`; the batches of all workers have masks, or none has."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 from weakref import WeakMethod, finalize
 
@@ -115,17 +116,17 @@ class WorkersVecEnv(MultiAgentVecEnv):
 
     def _seed(self, seed: int) -> None:
         self._supervisor.ask_all("seed", seed)
+        self._supervisor.journal.add("seed", range(self.num_envs), seed)
 
     def _reset(self, options: Sequence[Options] | None) -> VecStep:
         given = [(None if options is None else options[plan.first_index :][: plan.num_envs],) for plan in self._plans]
-        extras: list[Extras] = self._supervisor.ask_each("reset", given)
+        answers: list[tuple[Extras, ShareState]] = self._supervisor.ask_each("reset", given)
+        extras, states = zip(*answers, strict=True)
         self._supervisor.lost = {}  # they have begun new episodes, too
-        self._settle_masks(extras)
-        step = self._first_step(extras)
-        self._latest = step
-        self._running.begin(step)
-        self._begin_journal()
-        return step
+        self._latest = self._first_step(extras)
+        self._running.begin(self._latest)
+        self._supervisor.journal.begin(states)
+        return self._with_settled_masks(extras)
 
     def _first_step(self, extras: Sequence[Extras]) -> VecStep:
         arrays = self._arrays
@@ -142,8 +143,6 @@ class WorkersVecEnv(MultiAgentVecEnv):
         answers = supervisor.steps()
         extras = [pickle.loads(answer.payload) if answer.payload else _NOTHING for answer in answers]
         rich = any(answer.payload for answer in answers)  # whether there is more than what the arrays hold
-        if rich:
-            self._settle_masks(extras)
         acted = self.latest.to_act
         step = VecStep(
             observations=tuple(map_arrays(np.copy, group) for group in arrays.observations),
@@ -164,13 +163,11 @@ class WorkersVecEnv(MultiAgentVecEnv):
         self._running.add(step)
         supervisor.journal.add_step(arrays.actions, step.episode_done)
         self._latest = step
+        if rich:
+            step = self._with_settled_masks(extras)
         if supervisor.journal.is_full:
-            self._begin_journal()
+            supervisor.journal.begin(supervisor.ask_all("get_state", True))
         return step
-
-    def _begin_journal(self) -> None:
-        """Keep the states of all envs, from which they can be brought back."""
-        self._supervisor.journal.begin(self._supervisor.ask_all("get_state", True))
 
     def _shown_of(self, plan: SharePlan) -> Shown | None:
         if self._latest is None:
@@ -178,12 +175,15 @@ class WorkersVecEnv(MultiAgentVecEnv):
         rows = slice(plan.first_index, plan.first_index + plan.num_envs)
         observations = [map_arrays(lambda array: array[rows], group) for group in self._latest.observations]
         episodes = self._supervisor.journal.episodes_of(self._plans.index(plan))
-        return Shown(self._latest.to_act[rows], observations, episodes)
+        return Shown(self._latest.to_act[rows], observations, episodes, self._masked)
 
     # --- Parts of a step ---------------------------------------------------------------------------------------------
 
-    def _settle_masks(self, extras: Sequence[Extras]) -> None:
-        """Decide whether groups have masks of which an agent acts for the first time, and tell the workers."""
+    def _with_settled_masks(self, extras: Sequence[Extras]) -> VecStep:
+        """Return the latest step, after the decision which groups have masks of which an agent acts for the first time.
+
+        The journal has the step already, so that a worker which is lost meanwhile is brought back to it.
+        """
         for each in extras:
             pass_on(each.messages)
         found: dict[int, bool] = {}
@@ -192,8 +192,9 @@ class WorkersVecEnv(MultiAgentVecEnv):
                 found[number] = found.get(number, False) or masked
         if found:
             self._masked = {**found, **self._masked}
-            answers = {number: self._masked[number] for number in found}
-            self._supervisor.ask_all("settle_masks", answers)
+            self._supervisor.ask_all("settle_masks", {number: self._masked[number] for number in found})
+            self._latest = replace(self.latest, action_masks=self._masks())
+        return self.latest
 
     def _masks(self) -> ActionMasks:
         return tuple(
@@ -259,22 +260,24 @@ class WorkersVecEnv(MultiAgentVecEnv):
         return {**pack(slots, self.groups), "action_masks": masks}
 
     def _set_state(self, state: StateReader) -> Mapping[int, str]:
-        extras: list[Extras] = self._supervisor.ask_each("set_state", [(each,) for each in self._share_states(state)])
+        masks = read_masks(state, self.groups, self.num_envs)
+        answers: list[tuple[Extras, ShareState, Mapping[int, str]]] = self._supervisor.ask_each(
+            "set_state", [(each,) for each in self._share_states(state, masks)]
+        )
+        extras, states, inexact = zip(*answers, strict=True)
         self._supervisor.lost = {}
-        self._masked = {}
-        self._settle_masks(extras)
-        masks = self._set_masks(state, extras)
-        self._latest = latest = self._first_step(extras)
-        latest = self._latest = first_step(latest.observations, masks, latest.to_act, latest.reset_infos)
-        self._running.begin(latest)
-        self._begin_journal()
+        self._masked = {number: True for number, group in enumerate(masks) if group is not None}
+        self._latest = self._first_step(extras)
+        self._running.begin(self._latest)
+        self._supervisor.journal.begin(states)
+        self._with_settled_masks(extras)
         return {
             plan.first_index + row: why
-            for each, plan in zip(extras, self._plans, strict=True)
-            for row, why in pickle.loads(each.infos or b"").items()
+            for each, plan in zip(inexact, self._plans, strict=True)
+            for row, why in each.items()
         }
 
-    def _share_states(self, state: StateReader) -> list[ShareState]:
+    def _share_states(self, state: StateReader, masks: ActionMasks) -> list[ShareState]:
         """Return the states of the shares from the state of all envs, which is checked."""
         rows = [slice(plan.first_index, plan.first_index + plan.num_envs) for plan in self._plans]
         if self._batched:
@@ -282,7 +285,6 @@ class WorkersVecEnv(MultiAgentVecEnv):
             whole = {name: state.value(name) for name in state}
             return [split(whole, self.num_envs, own) for own in rows]
         slots = unpack(state, self._layout, self.num_envs)
-        masks = read_masks(state, self.groups, self.num_envs)
         return [
             SeparateState(slots[own], tuple(None if group is None else group[own] for group in masks)) for own in rows
         ]
@@ -295,13 +297,6 @@ class WorkersVecEnv(MultiAgentVecEnv):
         state.items("settings", self.num_envs)
         if state.value("own") is not None:
             state.fields("own")
-
-    def _set_masks(self, state: StateReader, extras: Sequence[Extras]) -> ActionMasks:
-        masks = read_masks(state, self.groups, self.num_envs)
-        for number, group in enumerate(masks):
-            if group is not None:
-                self._masked[number] = True
-        return self._masks()
 
     # --- End ---------------------------------------------------------------------------------------------------------
 
