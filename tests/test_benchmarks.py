@@ -50,6 +50,23 @@ RUNS = {
         ["--rollouts", "1", "--cases", "tanh-1"],
         {"gradient of one minibatch", "weights after 1 rollouts"},
     ),
+    "workers": (
+        [
+            "--repeats",
+            "1",
+            "--n-envs",
+            "2",
+            "--most",
+            "2",
+            "--seconds",
+            "0.01",
+            "--steps",
+            "5",
+            "--only",
+            "waiting,overhead",
+        ],
+        {"waiting", "overhead"},
+    ),
     "envs": (["--envs", "arena,CartPole-v1", "--env-steps", "12"], {"arena", "CartPole-v1"}),
     "fused_vs_torch_curves": (["--seeds", "2", "--timesteps", "2000"], {"episode_return_mean"}),
     "presets": (

@@ -30,6 +30,7 @@ from marl_sb3.runs.execute import execute
 from marl_sb3.runs.prepare import prepare
 from marl_sb3.runs.run import Run
 
+MOST_IN_A_RUN = 20
 TIMEOUT_S = 0.4  # of a call of an env, so that stopped workers are noticed soon
 COMMON = {"n_steps": 20, "batch_size": 40, "n_epochs": 1, "checkpoint_every": 5, "policy_kwargs.net_arch": [8]}
 NEVER_GIVE_UP = {"worker_timeout_s": TIMEOUT_S, "max_worker_restarts": 1000}
@@ -157,7 +158,8 @@ def campaign(kills: int, timesteps: int, seed: int, folder: Path, cases: Mapping
     while (left := kills - total.kills - total.stops) > 0 and not total.mismatches:
         case = list(cases)[total.runs % len(cases)]
         own = folder / f"{case}-{total.runs}"
-        total.add(disturbed(case, references[case], own, timesteps, left, rng, mean_s=0.2, stops=0.2))
+        most = min(left, MOST_IN_A_RUN)
+        total.add(disturbed(case, references[case], own, timesteps, most, rng, mean_s=0.2, stops=0.2))
         print(f"{own.name}: {_counts(total)}", file=sys.stderr, flush=True)
     return total
 
