@@ -18,6 +18,7 @@ from marl_sb3.storage.checkpoint_format import Checkpoint
 
 # Names that begin so tell how long something took.
 WALL_CLOCK_METRICS = ("timers/", "throughput/", "perf/", "time_total_s", "env_runners/episode_duration_sec_mean")
+WALL_CLOCK_METRICS += ("evaluation/env_runners/episode_duration_sec_mean",)
 WALL_CLOCK_METRICS += ("fault_tolerance/",)  # how often processes were replaced
 WALL_CLOCK_STATE = ("counters/time_total_s", "tracker/running_s", "tracker/finished/duration_s")
 

@@ -81,24 +81,34 @@ class Channel:
             ChannelClosedError: the other end has closed the connection.
             TimeoutError: the message has not arrived completely.
         """
+        if not self._received:
+            data = self._receive(_HEADER.size)
+            if len(data) == _HEADER.size:  # mostly a header is all that there is
+                kind, number, length = _HEADER.unpack(data)
+                if not length:
+                    return Message(kind, number, b"")
+            self._received += data
         self._fill(_HEADER.size)
         kind, number, length = _HEADER.unpack_from(self._received)
         self._fill(_HEADER.size + length)
-        payload = bytes(self._received[_HEADER.size :]) if length else b""
+        payload = bytes(self._received[_HEADER.size :])
         self._received.clear()
         return Message(kind, number, payload)
 
     def _fill(self, size: int) -> None:
         while (missing := size - len(self._received)) > 0:
-            try:
-                data = self._socket.recv(min(missing, _CHUNK))
-            except BlockingIOError as error:
-                raise TimeoutError from error
-            except OSError as error:
-                raise ChannelClosedError from error
-            if not data:
-                raise ChannelClosedError
-            self._received += data
+            self._received += self._receive(min(missing, _CHUNK))
+
+    def _receive(self, size: int) -> bytes:
+        try:
+            data = self._socket.recv(size)
+        except BlockingIOError as error:
+            raise TimeoutError from error
+        except OSError as error:
+            raise ChannelClosedError from error
+        if not data:
+            raise ChannelClosedError
+        return data
 
     def close(self) -> None:
         """Close the connection; the other end gets a `ChannelClosedError`."""

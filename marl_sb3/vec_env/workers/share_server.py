@@ -61,7 +61,7 @@ class ShareServer:
         self._publish(step)
         extras = self._extras(step)
         self._share.go_on()
-        return b"" if extras == _NOTHING else pickle.dumps(extras)
+        return b"" if extras is _NOTHING else pickle.dumps(extras)
 
     def _publish(self, step: VecStep) -> None:
         """Write a step into the shared arrays."""

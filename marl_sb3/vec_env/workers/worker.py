@@ -97,8 +97,8 @@ class Worker:
         """Send a request; if the worker has ended, `receive` says so."""
         self._number += 1
         self._progress = self._board.progress
-        with suppress(ChannelClosedError, TimeoutError):
-            if self._channel is not None:
+        if self._channel is not None:
+            with suppress(ChannelClosedError, TimeoutError):
                 self._channel.send(kind, self._number, payload)
 
     def receive(self) -> Message:
