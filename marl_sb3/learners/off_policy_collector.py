@@ -159,7 +159,8 @@ class OffPolicyCollector:
 
     def begin_rollout(self) -> None:
         """See `Collector.begin_rollout`; open transitions go on."""
-        self.algorithm.policy.set_training_mode(False)
+        if self.algorithm.policy.training:  # goes through all modules
+            self.algorithm.policy.set_training_mode(False)
         self.agent_steps = self._episodes = 0
         with policy_in_errors(self.rows.policy_id, "rollout"):
             self.actor.begin_rollout()

@@ -271,6 +271,43 @@ def test_what_pytorch_changes_the_kernels_see(name: str) -> None:
     assert_close(found, expected)
 
 
+def _other_memory(algorithm: Any) -> None:
+    for parameter in algorithm.policy.parameters():
+        parameter.data = parameter.data.clone()
+
+
+def _other_state(algorithm: Any) -> None:
+    optimizer = algorithm.policy.optimizer
+    optimizer.load_state_dict(deepcopy(optimizer.state_dict()))
+
+
+def _other_modules(algorithm: Any) -> None:
+    algorithm.q_net.q_net = deepcopy(algorithm.q_net.q_net)
+    algorithm.policy.optimizer = th.optim.Adam(algorithm.q_net.parameters())
+
+
+CHANGES = {"memory": _other_memory, "modules": _other_modules, "state of the optimizer": _other_state}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_it_follows_when_pytorch_puts_other_tensors_in_place(change: str) -> None:
+    found, expected = fused("DQN"), model(STOCK["DQN"], "DQN")
+    for algorithm in (expected, found):
+        trained_once(algorithm, CHANGES[change])
+    assert_close(found, expected)
+
+
+LATER = {"a hook": "_with_hook", "frozen parameters": "_frozen", "a replaced method": "_with_own_forward"}
+
+
+@pytest.mark.parametrize("change", LATER)
+def test_what_is_no_longer_covered_pytorch_trains(change: str) -> None:
+    algorithm = trained_once(model(marl_sb3.DQN, "DQN"))
+    assert algorithm.fused_update() is algorithm.fused_update() is not None
+    globals()[LATER[change]](algorithm)
+    assert algorithm.fused_update() is None
+
+
 # Coverage
 
 
@@ -296,6 +333,10 @@ def _transposed(algorithm: Any) -> None:
     layer.weight = nn.Parameter(layer.weight.detach().t().contiguous().t())
 
 
+def _with_own_forward(algorithm: Any) -> None:
+    algorithm.policy.q_net.forward = algorithm.policy.q_net.forward
+
+
 def _replaced_parameter(algorithm: Any) -> None:
     layer = algorithm.policy.q_net.q_net[0]
     layer.weight = nn.Parameter(layer.weight.detach().clone())
@@ -314,6 +355,7 @@ UNCOVERED: dict[str, tuple[str, dict[str, Any], Callable[[Any], None], str]] = {
     "a hook": ("DQN", {}, _with_hook, "hooks of the network"),
     "frozen parameters": ("DQN", {}, _frozen, "frozen"),
     "another layer": ("DQN", {}, _with_layer_norm, "layers other than"),
+    "a replaced method": ("DQN", {}, _with_own_forward, "replaced methods"),
     "a transposed parameter": ("DQN", {}, _transposed, "transposed"),
     "a parameter that the optimizer does not know": ("DQN", {}, _replaced_parameter, "other parameters"),
 }

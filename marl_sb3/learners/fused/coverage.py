@@ -47,15 +47,22 @@ def is_plain_mlp(net: nn.Module, activation: type[nn.Module]) -> bool:
     return type(net) is nn.Sequential and [type(layer) for layer in layers] == kinds
 
 
-def has_hooks(network: nn.Module) -> bool:
-    """Whether a module or a part of it has hooks."""
+def modules_without_hooks(network: nn.Module) -> list[nn.Module] | None:
+    """Return a module and all its parts, in a fixed order; None if one of them has hooks."""
+    found: list[nn.Module] = []
     waiting: list[nn.Module] = [network]  # a loop of its own: `modules()` takes ten times as long
     while waiting:
         module = waiting.pop()
         if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
-            return True
+            return None
+        found.append(module)
         waiting.extend(part for part in module._modules.values() if part is not None)
-    return False
+    return found
+
+
+def has_hooks(network: nn.Module) -> bool:
+    """Whether a module or a part of it has hooks."""
+    return modules_without_hooks(network) is None
 
 
 def are_trained_float32(network: nn.Module) -> bool:

@@ -32,6 +32,9 @@ class FusedUpdate(Protocol):
     def optimizers(self) -> Sequence[th.optim.Optimizer]:
         """The optimizers, whose learning rates follow the schedule."""
 
+    def is_valid(self) -> bool:
+        """Whether the policy still consists of the same objects as when this was made; their values do not matter."""
+
     def begin(self) -> None:
         """Begin an update, with the optimizers' present settings."""
 
@@ -56,6 +59,7 @@ class FusedUpdates(_Base):
     See `TwoPaths`.
     """
 
+    _latest: tuple[str, FusedUpdate | None] = ("", None)  # and the path that was set when it was made
     _of_rollout: FusedUpdate | None = None  # what acts in the present rollout, if the kernels do
     _acting: FusedUpdate | None = None  # the same, while an action is chosen
 
@@ -63,12 +67,16 @@ class FusedUpdates(_Base):
         raise NotImplementedError
 
     def fused_update(self) -> FusedUpdate | None:
-        """Return the policy in the kernels' form, as it is now, if updates take the fused path.
+        """Return the policy in the kernels' form, if updates take the fused path.
 
         Raises:
             ConfigError: see `takes_fused_path`.
         """
-        return self._make_fused() if self.takes_fused_path() else None
+        path, latest = self._latest
+        if latest is None or path != self.update_path or not latest.is_valid():
+            latest = self._make_fused() if self.takes_fused_path() else None
+            self._latest = self.update_path, latest
+        return latest
 
     def train(self, gradient_steps: int, batch_size: int = 64) -> None:
         """See `OffPolicyAlgorithm.train`."""
@@ -130,4 +138,4 @@ class FusedUpdates(_Base):
         return self._acting.explore(observation), state
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "_acting", "_of_rollout"]
+        return [*super()._excluded_save_params(), "_acting", "_of_rollout", "_latest"]

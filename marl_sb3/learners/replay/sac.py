@@ -28,7 +28,7 @@ class SAC(FusedUpdates, stable_baselines3.SAC):
         return why_not_soft_actor_critic(self, SACPolicy)
 
     def _make_fused(self) -> SACUpdate:
-        return SACUpdate(self, -1)
+        return SACUpdate(self)
 
 
 def why_not_soft_actor_critic(algorithm: Any, policy_class: type[BasePolicy]) -> str | None:

@@ -18,4 +18,4 @@ class TQC(FusedUpdates, sb3_contrib.TQC):
         return why_not_soft_actor_critic(self, TQCPolicy)
 
     def _make_fused(self) -> SACUpdate:
-        return SACUpdate(self, self.top_quantiles_to_drop_per_net * self.critic.n_critics)
+        return SACUpdate(self)

@@ -13,6 +13,7 @@ from torch import nn
 from marl_sb3.learners.fused.coverage import ACTIVATIONS
 from marl_sb3.learners.fused.tables import Tables, linears
 from marl_sb3.learners.replay.fused.inputs import batch_of, features, kernel_module
+from marl_sb3.learners.replay.fused.watch import Watch
 from marl_sb3.types import Array
 
 
@@ -38,13 +39,22 @@ class QUpdate:
         self._online, self._target = (
             Net(self._tables.of_layers(linears(each)), hidden, LINEAR) for each in (net, target)
         )
-        self.optimizers: list[th.optim.Optimizer] = [algorithm.policy.optimizer]
-        limit = algorithm.max_grad_norm
-        self._max_grad_norm = math.inf if limit is None else float(limit)
+        self._watch = Watch(algorithm, self._tables, self.optimizers)
+
+    @property
+    def optimizers(self) -> list[th.optim.Optimizer]:
+        """See `FusedUpdate.optimizers`."""
+        return [self._algorithm.policy.optimizer]
+
+    def is_valid(self) -> bool:
+        """See `FusedUpdate.is_valid`."""
+        return self._watch.is_unchanged(self.optimizers)
 
     def begin(self) -> None:
         """See `FusedUpdate.begin`."""
         self._adam = self._tables.of_adam(self.optimizers[0])
+        limit = self._algorithm.max_grad_norm
+        self._max_grad_norm = math.inf if limit is None else float(limit)
         self._losses: list[float] = []
 
     def step(self, samples: Any, gradient_step: int) -> None:

@@ -10,6 +10,7 @@ import torch as th
 from marl_sb3.learners.fused.coverage import ACTIVATIONS
 from marl_sb3.learners.fused.tables import Tables, linears
 from marl_sb3.learners.replay.fused.inputs import batch_of, features, kernel_module, standard_normal
+from marl_sb3.learners.replay.fused.watch import Watch
 from marl_sb3.types import Array
 
 
@@ -18,18 +19,17 @@ class SACUpdate:
 
     Args:
         algorithm: a SAC or TQC that the kernels cover.
-        dropped: how many quantiles of all critics together TQC leaves out; -1 for SAC.
     """
 
-    def __init__(self, algorithm: Any, dropped: int) -> None:
+    def __init__(self, algorithm: Any) -> None:
         from marl_sb3.learners.fused.layers import LINEAR
         from marl_sb3.learners.fused.mlp import Net
         from marl_sb3.learners.replay.fused.critics import Critics
 
         self._kernel = kernel_module("sac_kernel")
         self._algorithm = algorithm
-        self._dropped = dropped
         tables = self._tables = Tables()
+        critics = algorithm.critic, algorithm.critic_target
         actor, hidden = algorithm.actor, ACTIVATIONS.index(algorithm.policy.activation_fn)
         self._actor = self._kernel.Actor(
             Net(tables.of_layers(linears(actor.latent_pi)), hidden, hidden),
@@ -38,12 +38,24 @@ class SACUpdate:
         )
         self._critics, self._targets = (
             Critics(np.stack([tables.of_layers(linears(net)) for net in critic.q_networks]), hidden)
-            for critic in (algorithm.critic, algorithm.critic_target)
+            for critic in critics
         )
-        self._moved = tables.of_targets([(algorithm.critic.q_networks, algorithm.critic_target.q_networks)])
+        self._moved = tables.of_targets(
+            *([layer for net in critic.q_networks for layer in linears(net)] for critic in critics)
+        )
         self._unmoved = self._moved[:0]
+        self._watch = Watch(algorithm, tables, self.optimizers)
+
+    @property
+    def optimizers(self) -> list[th.optim.Optimizer]:
+        """See `FusedUpdate.optimizers`."""
+        algorithm = self._algorithm
         learned = [] if algorithm.ent_coef_optimizer is None else [algorithm.ent_coef_optimizer]
-        self.optimizers: list[th.optim.Optimizer] = [actor.optimizer, algorithm.critic.optimizer, *learned]
+        return [algorithm.actor.optimizer, algorithm.critic.optimizer, *learned]
+
+    def is_valid(self) -> bool:
+        """See `FusedUpdate.is_valid`."""
+        return self._watch.is_unchanged(self.optimizers)
 
     def begin(self) -> None:
         """See `FusedUpdate.begin`."""
@@ -57,7 +69,13 @@ class SACUpdate:
             fixed = Adam(np.empty((0, 5), np.int64), 0.0, 0.0, 0.0, 0.0)
             entropy = self._kernel.Entropy(fixed, self._algorithm.ent_coef_tensor.item(), 0.0)
         self._entropy = entropy
+        self._dropped = self._dropped_quantiles()
         self._stats: list[Array] = []
+
+    def _dropped_quantiles(self) -> int:
+        """Return how many quantiles of all critics together TQC leaves out; -1 for SAC."""
+        of_net = getattr(self._algorithm, "top_quantiles_to_drop_per_net", None)
+        return -1 if of_net is None else int(of_net * self._algorithm.critic.n_critics)
 
     def step(self, samples: Any, gradient_step: int) -> None:
         """See `FusedUpdate.step`."""

@@ -10,6 +10,7 @@ import torch as th
 from marl_sb3.learners.fused.coverage import ACTIVATIONS
 from marl_sb3.learners.fused.tables import Tables, linears
 from marl_sb3.learners.replay.fused.inputs import batch_of, features, kernel_module
+from marl_sb3.learners.replay.fused.watch import Watch
 from marl_sb3.learners.sb3.private import num_updates
 from marl_sb3.types import Array
 
@@ -29,22 +30,30 @@ class TD3Update:
         self._kernel = kernel_module("td3_kernel")
         self._algorithm = algorithm
         tables = self._tables = Tables()
+        critics = algorithm.critic, algorithm.critic_target
+        actors = algorithm.actor, algorithm.actor_target
         hidden = ACTIVATIONS.index(algorithm.policy.activation_fn)
-        self._actor, self._actor_target = (
-            Net(tables.of_layers(linears(actor.mu)), hidden, TANH)
-            for actor in (algorithm.actor, algorithm.actor_target)
-        )
+        self._actor, self._actor_target = (Net(tables.of_layers(linears(actor.mu)), hidden, TANH) for actor in actors)
         self._critics, self._targets = (
             Critics(np.stack([tables.of_layers(linears(net)) for net in critic.q_networks]), hidden)
-            for critic in (algorithm.critic, algorithm.critic_target)
+            for critic in critics
         )
         self._moved = tables.of_targets(
-            [
-                (algorithm.critic.q_networks, algorithm.critic_target.q_networks),
-                ([algorithm.actor.mu], [algorithm.actor_target.mu]),
-            ]
+            *(
+                [layer for net in [*critic.q_networks, actor.mu] for layer in linears(net)]
+                for critic, actor in zip(critics, actors, strict=True)
+            )
         )
-        self.optimizers: list[th.optim.Optimizer] = [algorithm.actor.optimizer, algorithm.critic.optimizer]
+        self._watch = Watch(algorithm, tables, self.optimizers)
+
+    @property
+    def optimizers(self) -> list[th.optim.Optimizer]:
+        """See `FusedUpdate.optimizers`."""
+        return [self._algorithm.actor.optimizer, self._algorithm.critic.optimizer]
+
+    def is_valid(self) -> bool:
+        """See `FusedUpdate.is_valid`."""
+        return self._watch.is_unchanged(self.optimizers)
 
     def begin(self) -> None:
         """See `FusedUpdate.begin`."""
