@@ -19,7 +19,7 @@ from stable_baselines3.common.vec_env import VecTransposeImage
 from marl_sb3.learners.action_noise import RowNoise
 from marl_sb3.learners.actor import RowActor
 from marl_sb3.learners.buffers.making import RowReplayBuffer
-from marl_sb3.learners.buffers.open_transitions import OpenTransitions
+from marl_sb3.learners.buffers.open_transitions import OpenTransitions, index_of
 from marl_sb3.learners.deciders import Actions, Batch, zero_actions_of
 from marl_sb3.learners.numeric_faults import policy_in_errors
 from marl_sb3.learners.replay.fused_updates import FusedUpdate, FusedUpdates
@@ -45,12 +45,17 @@ class ExploringDecider:
     def __init__(self, algorithm: OffPolicyAlgorithm, warms_up: bool) -> None:
         self._algorithm = algorithm
         self._warms_up = warms_up
-        self._fused: FusedUpdate | None = None
+        self._is_read = False
+        self._fused: FusedUpdate | None = None  # what chooses the actions, if the kernels do
 
     def read_weights(self) -> None:
         """Note that the policy may have other weights than in the latest step, or other modules."""
+        self._is_read = False
+
+    def _read(self) -> None:
         algorithm = self._algorithm
         self._fused = algorithm.fused_update() if isinstance(algorithm, FusedUpdates) else None
+        self._is_read = True
 
     def initial_states(self, rows: int) -> States:
         """See `Decider.initial_states`."""
@@ -61,6 +66,8 @@ class ExploringDecider:
         algorithm = self._algorithm
         if self._is_warming_up():
             return Actions(np.array([algorithm.action_space.sample() for _ in range(len(batch.starts))])), ()
+        if not self._is_read:
+            self._read()
         if self._fused is not None:
             return Actions(self._fused.explore(batch.observations)), ()
         actions, _ = algorithm.predict(batch.observations, deterministic=False)
@@ -184,7 +191,7 @@ class OffPolicyCollector:
         actions, learned = self._explored(chosen, acting)
         if self.records:
             self._open.begin(acting, observations, learned)
-            number = int(acting.sum())
+            number = int(np.count_nonzero(acting))
             self.algorithm.num_timesteps += number
             self.agent_steps += number
         return self.processing.act(actions, acting)
@@ -199,12 +206,9 @@ class OffPolicyCollector:
             return chosen, chosen
         policy = self.algorithm.policy
         scaled = policy.scale_action(chosen)
-        if self._noise is not None and acting.any():
-            noise = self._noise.draw(acting)
-            if acting.all():
-                scaled = np.clip(scaled + noise, -1, 1)
-            else:
-                scaled[acting] = np.clip(scaled[acting] + noise, -1, 1)
+        if self._noise is not None and np.count_nonzero(acting):
+            chosen_rows = index_of(acting)
+            scaled[chosen_rows] = np.clip(scaled[chosen_rows] + self._noise.draw(acting), -1, 1)
         return policy.unscale_action(scaled), scaled
 
     # --- What came of it ---------------------------------------------------------------------------------------------
@@ -217,7 +221,7 @@ class OffPolicyCollector:
             self._keep(step, rewards, ended)
             set_progress_remaining(self.algorithm, self._progress_remaining())
             after_step(self.algorithm)
-            self._episodes += int(ended.sum())
+            self._episodes += int(np.count_nonzero(ended))
             if self._noise is not None:
                 self._noise.reset(ended)
         self.actor.end_episodes(ended)
@@ -233,25 +237,26 @@ class OffPolicyCollector:
     def _keep(self, step: VecStep, rewards: Array, ended: BoolArray) -> None:
         self._open.pay(rewards)
         over = self._open.rows & (ended | self.rows.of_agents(step.to_act))
-        if not over.any():
+        if not np.count_nonzero(over):  # for few rows much faster than any()
             return
         timeouts = self.rows.of_agents(step.truncated & ~step.terminated)
         following = self._following(step, ended & over)
         observations, actions, rewards = self._open.take(over)
+        chosen = index_of(over)
         self.buffer.add_transitions(
             observations,
-            map_arrays(lambda array: array[over], following),
+            map_arrays(lambda array: array[chosen], following),
             actions,
             rewards,
-            ended[over],
-            timeouts[over],
+            ended[chosen],
+            timeouts[chosen],
             over,
         )
 
     def _following(self, step: VecStep, ended: BoolArray) -> Observations:
         """What each row saw next: agents that ended, what they ended on."""
         following = self._prepared(self.processing.look(step))
-        if not ended.any():
+        if not np.count_nonzero(ended):
             return following
         places = np.argwhere(self.rows.mine & (step.terminated | step.truncated))
         known = np.zeros(step.terminated.shape, dtype=np.bool_)

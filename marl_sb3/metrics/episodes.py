@@ -100,7 +100,7 @@ class EpisodeTracker:
         self._lengths += 1
         for accumulator in self._custom.values():
             accumulator.add(step, self._lengths)
-        if not step.episode_done.any():
+        if not np.count_nonzero(step.episode_done):  # for few envs much faster than any()
             return []
         finished = [self._episode(int(index)) for index in np.flatnonzero(step.episode_done)]
         self._restart(step.episode_done)

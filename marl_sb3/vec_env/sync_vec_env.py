@@ -10,7 +10,7 @@ import numpy as np
 
 from marl_sb3.types import Array, BoolArray, Observations
 from marl_sb3.vec_env.interface import Options
-from marl_sb3.vec_env.observations import zero_observations
+from marl_sb3.vec_env.observations import zero_observations, zeros_as
 from marl_sb3.vec_env.separate_envs import EnvFactory, SeparateEnvs
 from marl_sb3.vec_env.slot import EnvSlot, SlotStep
 from marl_sb3.vec_env.step import DictInfos, FinalObservations, VecStep
@@ -35,6 +35,7 @@ class SyncVecEnv(SeparateEnvs):
     def __init__(self, make_env: EnvFactory, num_envs: int, seed: int | None = None, first_index: int = 0) -> None:
         super().__init__(make_env, num_envs, seed, first_index)
         self._known_turns = [slot.to_act for slot in self._slots]  # the turns in the latest `to_act`
+        self._blank = zero_observations(self.groups, self.num_envs)
 
     def _reset(self, options: Sequence[Options] | None) -> VecStep:
         for slot in self._slots:
@@ -52,7 +53,8 @@ class SyncVecEnv(SeparateEnvs):
             self._known_turns = turns
             to_act = self._turns()
         episode_done = np.zeros(self.num_envs, dtype=np.bool_)
-        episode_done[list(arrays.reset_infos)] = True
+        if arrays.reset_infos:
+            episode_done[list(arrays.reset_infos)] = True
         return VecStep(
             observations=arrays.observations,
             action_masks=self._masks_after(arrays.infos, arrays.reset_infos),
@@ -86,7 +88,7 @@ class SyncVecEnv(SeparateEnvs):
     def _blank_arrays(self) -> _Arrays:
         shape = (self.num_envs, len(self.agents))
         return _Arrays(
-            zero_observations(self.groups, self.num_envs),
+            zeros_as(self._blank),
             np.zeros(shape, dtype=np.float32),
             np.zeros(shape, dtype=np.bool_),
             np.zeros(shape, dtype=np.bool_),

@@ -20,10 +20,10 @@ def _array_fault(space: spaces.Space[Any], value: Any) -> str | None:
     if array.shape != space.shape:
         return f"has shape {array.shape}, its space says {space.shape}"
     assert space.dtype is not None
-    if not np.can_cast(array.dtype, space.dtype, "same_kind"):
+    if array.dtype != space.dtype and not np.can_cast(array.dtype, space.dtype, "same_kind"):
         return f"has dtype {array.dtype}, its space says {space.dtype}"
     unfit = unfit_numbers(array, space.dtype)
-    if not unfit.any():
+    if not np.count_nonzero(unfit):  # for few numbers much faster than any()
         return None
     where = tuple(int(i) for i in np.argwhere(unfit)[0])
     return f"is {unfit_words(array[where], space.dtype)} at index {where}"
