@@ -29,6 +29,7 @@ WITH_ANOTHER_PYTHON = ("arena_vs_rllib", "waterworld_vs_pettingzoo")  # which th
 RUNS = {
     "arena_vs_stock_sb3": (["--repeats", "1", "--iterations", "1"], {"throughput"}),
     "cartpole_vs_stock_sb3": (["--repeats", "1", "--iterations", "1"], {"throughput"}),
+    "replay_accuracy": (["--steps", "2", "--cases", "dqn-1"], {"dqn-1"}),
     "replay_vs_stock_sb3": (
         ["--repeats", "1", "--steps", "8", "--algos", "dqn,crossq", "--sizes", "64"],
         {"dqn-64", "crossq-64"},
@@ -75,7 +76,7 @@ RUNS = {
     ),
 }
 
-NO_SPEEDS = {"fused_accuracy", "fused_vs_torch_curves", "presets"}
+NO_SPEEDS = {"replay_accuracy", "fused_accuracy", "fused_vs_torch_curves", "presets"}
 
 Load = Callable[[str], ModuleType]
 

@@ -149,7 +149,7 @@ class TrainConfig:
         device: `auto`, `cpu` or `cuda`.
         n_threads: threads of one operation of PyTorch or BLAS. Small networks are slower with more than one.
         n_parallel_updates: number of policies that are updated at the same time. None: as many as there are cores.
-        update_path: how PPO updates: `auto`, `fused` or `torch`; see `marl_sb3.PPO`.
+        update_path: how marl_sb3's own algorithms update: `auto`, `fused` or `torch`; see `marl_sb3.PPO`.
         on_nan: what a NaN or an infinity does: `stop` ends the run, `rollback` returns to the latest checkpoint, at
             most three times.
         processing: what is done to the observations, rewards and actions of each policy that does not set it itself.

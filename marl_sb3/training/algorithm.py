@@ -65,7 +65,7 @@ class MultiAgentAlgorithm(JointPolicies):
         device: as in SB3.
         stats_window_size: number of finished episodes that the metrics of episodes run over.
         custom_metrics: metrics from the env's infos, in addition to those that the env announces.
-        update_path: how `marl_sb3.PPO` updates: `auto`, `fused` or `torch`; see `marl_sb3.PPO`.
+        update_path: how marl_sb3's own algorithms update: `auto`, `fused` or `torch`; see `marl_sb3.PPO`.
         n_threads: threads of one matrix product in the fused kernels; PyTorch has its own setting.
         n_parallel_updates: number of policies that are updated in parallel, if possible; None: as many as there are
             cores for. It changes no result.

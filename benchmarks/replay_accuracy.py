@@ -1,0 +1,148 @@
+"""How far the fused updates of DQN, SAC and their like are from PyTorch's, beside a change of one ulp in PyTorch's.
+
+    python benchmarks/replay_accuracy.py [--steps 100] [--cases dqn-1,sac-1,...] [--json FILE]
+
+All sides take the same minibatches from the same replay buffer of random transitions and draw the same random numbers.
+Each difference is the norm over all parameters of the policy, targets included, divided by the distance that those of
+stock SB3 have moved:
+
+    fused       marl_sb3's class through its kernels
+    one ulp     stock SB3 with each weight replaced by the next float32 above or below, the largest of three draws
+
+A difference of the size of one ulp is rounding. Networks have two hidden layers of 64, minibatches 64 rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from measure import Report, Setting, one_torch_thread, parser, positive, print_table, some_of
+from stable_baselines3.common.logger import Logger
+from torch import nn
+
+from marl_sb3.learners.algorithms import algorithm_class
+
+INPUTS, TRANSITIONS, ROWS = 6, 2000, 64
+CHOICE, AXES = spaces.Discrete(4), spaces.Box(-1, 1, (2,), np.float32)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is trained.
+
+    Attributes:
+        algo: name of the algorithm.
+        largest: observations lie between 0 and this.
+        activation: of the networks.
+    """
+
+    algo: str
+    largest: float = 1.0
+    activation: type[nn.Module] = nn.ReLU
+
+    @property
+    def words(self) -> str:
+        """For the table."""
+        return f"{self.activation.__name__}, 0 to {self.largest:g}"
+
+
+CASES = {
+    **{f"{algo}-1": Case(algo) for algo in ("dqn", "qrdqn", "sac", "tqc", "td3", "ddpg")},
+    **{f"{algo}-100": Case(algo, 100.0) for algo in ("dqn", "sac", "td3")},
+    **{f"{algo}-tanh-1": Case(algo, 1.0, nn.Tanh) for algo in ("dqn", "sac", "td3")},
+}
+SETTING = Setting(
+    what=f"a replay buffer of {TRANSITIONS} random transitions of {INPUTS} numbers",
+    hyperparameters={"batch_size": ROWS, "net_arch": [64, 64]},
+    threads="1 torch thread",
+    changes={"B": "fused updates"},
+    packages=("marl_sb3", "stable-baselines3", "sb3-contrib", "torch", "numpy"),
+)
+
+
+class Blank(gymnasium.Env[Any, Any]):
+    """An env with spaces that is never stepped."""
+
+    def __init__(self, case: Case) -> None:
+        self.observation_space = spaces.Box(0, case.largest, (INPUTS,), np.float32)
+        self.action_space = CHOICE if case.algo in ("dqn", "qrdqn") else AXES
+
+
+def made(case: Case, *, stock: bool) -> Any:
+    """An algorithm with a full replay buffer; both kinds have the same weights and transitions."""
+    named = algorithm_class(case.algo)
+    kind: Any = next(base for base in named.__mro__ if not stock or not base.__module__.startswith("marl_sb3"))
+    kwargs = {"net_arch": [64, 64], "activation_fn": case.activation}
+    model = kind("MlpPolicy", Blank(case), seed=0, device="cpu", buffer_size=TRANSITIONS, policy_kwargs=kwargs)
+    model.update_path = "fused"  # SB3's own class does not read it
+    model.set_logger(Logger(None, []))
+    rng, space = np.random.default_rng(0), model.action_space
+    for _ in range(TRANSITIONS):
+        seen, following = rng.uniform(0, case.largest, (2, 1, INPUTS)).astype(np.float32)
+        action = rng.integers(4, size=(1, 1)) if space is CHOICE else rng.uniform(-1, 1, (1, 2))
+        model.replay_buffer.add(seen, following, action, rng.normal(size=1), rng.uniform(size=1) < 0.1, [{}])
+    return model
+
+
+def weights(model: Any) -> np.ndarray[Any, Any]:
+    """All parameters of the policy, as float64."""
+    return np.concatenate([value.detach().numpy().ravel() for value in model.policy.parameters()]).astype(np.float64)
+
+
+def nudge(model: Any, draw: int) -> None:
+    """Replace each weight by the next float32 above or below."""
+    rng = np.random.default_rng(draw)
+    for value in model.policy.parameters():
+        array = value.detach().numpy()
+        array[...] = np.nextafter(array, rng.choice(np.float32([-np.inf, np.inf]), array.shape))
+
+
+def trained(model: Any, steps: int) -> np.ndarray[Any, Any]:
+    """The weights after gradient steps with the same random numbers for all sides."""
+    np.random.seed(1)  # noqa: NPY002 - SB3's stream of random numbers
+    th.manual_seed(1)
+    model.train(gradient_steps=steps, batch_size=ROWS)
+    return weights(model)
+
+
+def differences(case: Case, steps: int) -> dict[str, float]:
+    """The columns of the table for one case."""
+    before = weights(made(case, stock=True))
+    expected = trained(made(case, stock=True), steps)
+    moved = float(np.linalg.norm(expected - before))
+    found = trained(made(case, stock=False), steps)
+    nudged = []
+    for draw in range(3):
+        model = made(case, stock=True)
+        nudge(model, draw)
+        nudged.append(float(np.linalg.norm(trained(model, steps) - expected)) / moved)
+    return {"fused": float(np.linalg.norm(found - expected)) / moved, "ulp": max(nudged)}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print the differences after one gradient step and after many."""
+    options = parser(__doc__, repeats=None)
+    options.add_argument("--steps", type=positive, default=100, metavar="N", help="gradient steps; default: 100")
+    options.add_argument("--cases", type=some_of(CASES), default=list(CASES), metavar="A,B", help="default: all")
+    arguments = options.parse_args(argv)
+    one_torch_thread()
+    SETTING.print()
+    rows, results = [], {}
+    for name in arguments.cases:
+        found = {steps: differences(CASES[name], steps) for steps in (1, arguments.steps)}
+        results[name] = {f"after {steps}": figures for steps, figures in found.items()}
+        cells = [f"{figures[side]:.1e}" for figures in found.values() for side in ("fused", "ulp")]
+        rows.append([name, CASES[name].words, *cells])
+    header = ["", "", "1 step: fused", "one ulp", f"{arguments.steps} steps: fused", "one ulp"]
+    print_table(header, rows)
+    Report("replay_accuracy", SETTING, results).write(arguments.json)
+
+
+if __name__ == "__main__":
+    main()
