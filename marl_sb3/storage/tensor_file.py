@@ -12,6 +12,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from io import FileIO
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -156,6 +157,7 @@ class StoredTensors(Mapping[str, Array]):
         self._limit = psutil.virtual_memory().total if limit is None else limit
         with self._opened() as file:
             self.forms = {name: self._form(name, file.get_slice(name)) for name in file.offset_keys()}
+        self._begins = self._first_bytes()
 
     def __getitem__(self, name: str) -> Array:
         return self.load([name])[name]
@@ -183,19 +185,50 @@ class StoredTensors(Mapping[str, Array]):
 
         The file is not verified again: see `verify`.
         """
-        with self._opened() as file:
-            begin = 0
-            for piece in _pieces(file, name, self.forms[name]):
-                yield begin, piece
-                begin += len(piece)
+        begin = 0
+        for piece in self._pieces(name):
+            yield begin, piece
+            begin += len(piece)
 
     def verify(self) -> None:
         """Check the hash and all numbers, in little memory."""
         self._verify_hash()
-        with self._opened() as file:
-            for name, form in self.forms.items():
-                for piece in _pieces(file, name, form):
-                    self._require_valid(name, piece)
+        for name in self.forms:
+            for piece in self._pieces(name):
+                self._require_valid(name, piece)
+
+    def _first_bytes(self) -> dict[str, int]:
+        """Where each tensor begins in the file: one after the other behind the header, as the library has checked."""
+        with opened(self._path, self._limit, self._size) as file:
+            begin = 8 + int.from_bytes(file.read(8), "little")
+        begins = {}
+        for name, form in self.forms.items():
+            begins[name] = begin
+            begin += form.nbytes
+        return begins
+
+    def _pieces(self, name: str) -> Iterator[Array]:
+        """A tensor in slices of its first axis. The library would read the whole tensor for each of them."""
+        form = self.forms[name]
+        shapes = [form.shape]
+        if form.nbytes > _PIECE_BYTES:
+            lines, per_piece = form.shape[0], max(1, _PIECE_BYTES * form.shape[0] // form.nbytes)
+            shapes = [(min(per_piece, lines - first), *form.shape[1:]) for first in range(0, lines, per_piece)]
+        with opened(self._path, self._limit, self._size) as file:
+            file.seek(self._begins[name])
+            for shape in shapes:
+                yield self._read(file, Form(form.dtype, shape))
+
+    def _read(self, file: FileIO, form: Form) -> Array:
+        """The next numbers of the file."""
+        data = np.empty(form.nbytes, dtype=np.uint8)
+        view, read = data.data, 0
+        while read < len(data):
+            more = file.readinto(view[read:])
+            if not more:
+                raise CheckpointError(f"{self._path.name} is damaged: it became shorter while it was read")
+            read += more
+        return data.view(form.dtype).reshape(form.shape)
 
     @contextmanager
     def _opened(self) -> Iterator[Any]:
@@ -236,14 +269,3 @@ class StoredTensors(Mapping[str, Array]):
             fault = "holds bytes that are neither true nor false"
         if fault:
             raise CheckpointError(f"{self._path.name}: {name[:80]!r} {fault}")
-
-
-def _pieces(file: Any, name: str, form: Form) -> Iterator[Array]:
-    """A tensor in slices of its first axis."""
-    if form.nbytes <= _PIECE_BYTES:
-        yield file.get_tensor(name)
-        return
-    rows = max(1, _PIECE_BYTES * form.shape[0] // form.nbytes)
-    for begin in range(0, form.shape[0], rows):
-        end = min(begin + rows, form.shape[0])  # safetensors refuses an end beyond the last line
-        yield file.get_slice(name)[begin:end]
