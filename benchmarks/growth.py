@@ -1,11 +1,12 @@
 """How the cost of an iteration grows with envs, agents, policies and the width of the networks.
 
-    python benchmarks/growth.py [--only envs,agents,policies,width] [--repeats 3] [--json FILE]
+    python benchmarks/growth.py [--only envs,agents,policies,independent,width] [--repeats 3] [--json FILE]
 
 envs: 1 to 4,096 arenas, one shared policy. Rollouts get shorter above 256 envs, so that an iteration stays within
       seconds: 25,600 env steps.
 agents: 2 to 64 in one env (`many_agents.py`), 16 envs, one shared policy.
 policies: 1 to 64 for 64 agents of that env, agents mapped round robin.
+independent: 1 to 64 agents of that env with a policy each.
 width: of both hidden layers, 32 to 512, 20 arenas, one shared policy.
 
 The points of a kind are measured in turns. The first iteration of a turn is not counted; after it there are as many as
@@ -15,6 +16,7 @@ fill `--seconds`, at least one. Rollout and update apart are what `timers` in th
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -55,12 +57,14 @@ class Cost:
         agent_steps: how many.
         rollout_s: seconds of the rollout.
         update_s: seconds of the updates of all policies.
+        cpu_s: seconds of processor time of whole iterations, over all threads.
     """
 
     env_steps: int
     agent_steps: int
     rollout_s: float
     update_s: float
+    cpu_s: float
 
     @property
     def seconds(self) -> float:
@@ -75,21 +79,25 @@ class Cost:
             "rollout_env_steps_per_s": self.env_steps / self.rollout_s,
             "update_env_steps_per_s": self.env_steps / self.update_s,
             "us_per_agent_step": 1e6 * self.seconds / self.agent_steps,
+            "cpu_us_per_agent_step": 1e6 * self.cpu_s / self.agent_steps,
         }
 
 
 def cost(algorithm: MultiAgentAlgorithm, seconds: float) -> Cost:
     """Of so many seconds of iterations."""
     algorithm.train_iteration()
-    total = Cost(0, 0, 0.0, 0.0)
+    total = Cost(0, 0, 0.0, 0.0, 0.0)
     while total.seconds < seconds:
+        started_s = time.process_time()
         result = algorithm.train_iteration()
+        cpu_s = time.process_time() - started_s
         counts, timers = result["env_runners"], result["timers"]
         total = Cost(
             total.env_steps + counts["num_env_steps_sampled"],
             total.agent_steps + sum(counts["num_agent_steps_sampled"].values()),
             total.rollout_s + timers["env_runner_sampling_timer"],
             total.update_s + timers["learner_update_timer"],
+            total.cpu_s + cpu_s,
         )
     return total
 
@@ -117,6 +125,11 @@ def policies(count: int, n_steps: int, seed: int) -> MultiAgentAlgorithm:
     return _algorithm(env, n_steps, seed, policies=specs, policy_mapping_fn=mapping)
 
 
+def independent(count: int, n_steps: int, seed: int) -> MultiAgentAlgorithm:
+    """`count` agents with a policy each."""
+    return _algorithm(make_vec_env(ManyAgents, n_envs=16, agents=count), n_steps, seed, policies="per_agent")
+
+
 def width(count: int, n_steps: int, seed: int) -> MultiAgentAlgorithm:
     """One shared policy with two hidden layers of this width."""
     env = make_vec_env("arena", n_envs=20)
@@ -139,6 +152,7 @@ KINDS: Mapping[str, Kind] = {
     "envs": Kind(envs, (1, 4, 16, 64, 256, 1024, 4096)),
     "agents": Kind(agents, (2, 4, 8, 16, 32, 64)),
     "policies": Kind(policies, (1, 2, 4, 8, 16, 32, 64)),
+    "independent": Kind(independent, (1, 4, 16, 64)),
     "width": Kind(width, (32, 64, 128, 256, 512)),
 }
 
@@ -159,6 +173,7 @@ def measure(name: str, counts: Sequence[int], repeats: int, n_steps: int, second
         for count, turns in zip(counts, costs.values(), strict=True)
     ]
     header = [name, "env steps/s", "rollout alone", "update alone", "agent steps/s", "us per agent step (min to max)"]
+    header.append("us of processor time")
     print()
     print_table(header, [_row(point) for point in points])
     return points
@@ -168,7 +183,8 @@ def _row(point: Mapping[str, Any]) -> list[str]:
     raw = point["raw"]
     shown = ("env_steps_per_s", "rollout_env_steps_per_s", "update_env_steps_per_s", "agent_steps_per_s")
     medians = [number(statistics.median(one[name] for one in raw)) for name in shown]
-    return [str(point["count"]), *medians, spread([one["us_per_agent_step"] for one in raw])]
+    times = [spread([one[name] for one in raw]) for name in ("us_per_agent_step", "cpu_us_per_agent_step")]
+    return [str(point["count"]), *medians, *times]
 
 
 def main(argv: Sequence[str] | None = None) -> None:

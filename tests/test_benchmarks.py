@@ -44,7 +44,7 @@ RUNS = {
     ),
     "growth": (
         ["--repeats", "1", "--points", "1", "--n-steps", "64", "--seconds", "0.01"],
-        {"envs", "agents", "policies", "width"},
+        {"envs", "agents", "policies", "independent", "width"},
     ),
     "batched_arena": (["--seconds", "0.01"], {"1", "4", "16", "64", "256", "1024", "4096"}),
     "fused_accuracy": (
