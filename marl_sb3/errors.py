@@ -71,8 +71,8 @@ class EnvNumericError(EnvError, NumericError):
     """An env returned an observation or a reward that is NaN or infinite."""
 
 
-class RunnersLostError(MarlSb3Error, RuntimeError):
-    """The processes that step the envs have ended, and could not be replaced."""
+class RunnersLostError(WorkerError):
+    """No runner is left, or one shard has ended several of them."""
 
 
 class CheckpointError(MarlSb3Error, RuntimeError):
