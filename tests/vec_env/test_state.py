@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from state_envs import Forgetful, Plain, Secretive, Stateful
 from toy_envs import NoisyEnv, ScriptedEnv
 from turn_plans import env_plans
 
@@ -81,13 +82,6 @@ def trace_two(vec, rng, steps):
     return seen
 
 
-class Forgetful(ScriptedEnv):
-    """Shows numbers of its own, which no seed repeats."""
-
-    def observation(self, agent):
-        return np.random.default_rng().random(3).astype(np.float32)
-
-
 def test_an_env_that_does_not_repeat_itself_begins_anew_and_is_named(tmp_path):
     def make(env_index):
         return Forgetful() if env_index == 1 else ScriptedEnv()
@@ -101,16 +95,6 @@ def test_an_env_that_does_not_repeat_itself_begins_anew_and_is_named(tmp_path):
     assert again.call("step_count", range(3)) == [2, 0, 2]
     steps = again.step([np.zeros((3, len(again.agents)), dtype=np.int64)])
     assert steps.acted[1].all()
-
-
-class Secretive(ScriptedEnv):
-    """Cannot say what it is like."""
-
-    def get_state(self):
-        raise KeyError("goal")
-
-    def set_state(self, state):
-        raise AssertionError
 
 
 def test_an_env_whose_get_state_raises_is_played_again(tmp_path, caplog):
@@ -148,30 +132,6 @@ def test_an_env_that_fails_in_the_replay_begins_anew(tmp_path):
         inexact[0],
     )
     assert again.latest.to_act.all()
-
-
-class Stateful(ScriptedEnv):
-    """Knows its own state, and cannot be replayed: its numbers come from a generator that no seed touches."""
-
-    def __init__(self, **arguments):
-        super().__init__(**arguments)
-        self.rng = np.random.default_rng()
-
-    def observation(self, agent):
-        return self.rng.random(3).astype(np.float32)
-
-    def get_state(self):
-        state = self.rng.bit_generator.state
-        agents = {"present": list(self.present), "step": self.step_count, "episode": self.episode}
-        return {**agents, "rng": {"state": dict(state["state"]), "has": state["has_uint32"], "uint": state["uinteger"]}}
-
-    def set_state(self, state):
-        rng = state["rng"]
-        self.rng.bit_generator.state = {
-            "bit_generator": "PCG64", "state": rng["state"], "has_uint32": rng["has"], "uinteger": rng["uint"],
-        }  # fmt: skip
-        self.present, self.step_count, self.episode = list(state["present"]), state["step"], state["episode"]
-        self.agents = self._acting()
 
 
 @pytest.mark.parametrize("before", [0, 1, 2, 5])
@@ -219,13 +179,6 @@ def test_a_long_episode_is_brought_back_if_its_actions_fit(max_bytes, exact, tmp
     inexact = again.set_state(through_a_file(vec.get_state(), tmp_path))
     assert inexact == ({} if exact else {0: "its episode is too long to be kept in a checkpoint"})
     assert again.call("step_count", [0]) == [140 if exact else 0]
-
-
-class Plain(ScriptedEnv):
-    """Does not show how many episodes it has played in this process."""
-
-    def observation(self, agent):
-        return np.full(3, self.step_count, dtype=np.float32)
 
 
 def test_the_shortest_logs_are_kept_if_not_all_fit(tmp_path, monkeypatch):

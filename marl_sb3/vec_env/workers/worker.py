@@ -21,6 +21,7 @@ from marl_sb3.vec_env.workers.worker_log import pass_on
 
 _log = logging.getLogger(__name__)
 
+_START_S = 10.0  # shortest time that a worker has until it has made its envs
 _STACKS_S = 2.0  # longest time that writing the stacks of a worker may take
 _POLL_S = 0.02
 
@@ -62,6 +63,7 @@ class Worker:
         self._channel: Channel | None = None
         self._nursery: Nursery | None = None
         self._process = 0
+        self._patient_until_s = 0.0
 
     @property
     def is_healthy(self) -> bool:
@@ -76,6 +78,7 @@ class Worker:
         """Start the process."""
         ours, theirs = socket.socketpair()
         self._channel = Channel(ours, self._timeout_s)
+        self._patient_until_s = time.monotonic() + _START_S
         os.ftruncate(self._stacks, 0)
         os.lseek(self._stacks, 0, os.SEEK_SET)
         with theirs:
@@ -115,11 +118,12 @@ class Worker:
             except ChannelClosedError:
                 raise self._lost() from None
             except TimeoutError:
-                if self._board.progress == self._progress:
+                if self._board.progress == self._progress and time.monotonic() > self._patient_until_s:
                     raise self._hung() from None
                 self._progress = self._board.progress
                 continue
             if message.number == self._number:  # otherwise the answer to a request that was given up
+                self._patient_until_s = 0.0
                 return message
 
     @staticmethod
