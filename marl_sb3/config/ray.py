@@ -38,7 +38,7 @@ class RaySettings:
     runners: PositiveInt | None = None
     num_cpus: PositiveFloat = 1.0
     runtime_env: Named | None = None
-    start_timeout_s: PositiveFloat = 60.0
+    start_timeout_s: PositiveFloat = 180.0
     round_timeout_s: PositiveFloat = 3600.0
 
     def __post_init__(self) -> None:
