@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from marl_sb3.config import TrainConfig, load_config, parse_value, preset_path, to_yaml
 from marl_sb3.config.names import FLAT_NAMES
+from marl_sb3.config.provenance import Source
 from marl_sb3.config.schema import ACCEPTED, SECTIONS, CheckpointSettings
 from marl_sb3.errors import ConfigError
+from marl_sb3.policies.mapping import resolve_policies
 
 
 def write(path: Path, text: str) -> Path:
@@ -321,3 +323,10 @@ def test_a_changed_configuration_knows_where_the_change_comes_from() -> None:
     assert [config.where(name) for name in ("checkpoints.every", "gamma")] == ["the search: ", "--set gamma: "]
     with pytest.raises(ConfigError, match=r"checkpoints\.every is -1"):
         config.changed({"checkpoints.every": -1})
+
+
+def test_what_a_file_holds_is_shortened_and_escaped_in_messages() -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve_policies("x" * 1000, ["a"])
+    assert len(str(caught.value)) < 400
+    assert str(Source("h.yml, arena.\x1b[31m")) == r"h.yml, arena.\x1b[31m"

@@ -21,7 +21,8 @@ class Source:
     order: int = 0
 
     def __str__(self) -> str:
-        return self.label
+        """Return the label; what a terminal cannot print, or would obey, is escaped: a file may hold anything."""
+        return "".join(each if each.isprintable() else repr(each)[1:-1] for each in self.label)
 
 
 def source_of(sources: Mapping[str, Source], key: str | None) -> Source | None:

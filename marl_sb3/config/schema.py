@@ -313,7 +313,7 @@ def _check_ids(config: TrainConfig) -> None:
 def _check_agents(config: TrainConfig, policy_id: PolicyID, agents: Any) -> None:
     key = f"{policy_id}.agents"
     if isinstance(config.policies, str):
-        words = f"policies is {config.policies!r}; agents can be listed only where policies are"
+        words = f"policies is {shown(config.policies)}; agents can be listed only where policies are"
         raise ConfigError(f"policy {policy_id!r}, agents: {words}", key=key)
     require(key, agents, _AgentIds)
     require_ids("agent", agents, key, _QUOTE)

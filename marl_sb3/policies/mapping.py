@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from marl_sb3.config.ids import require_ids, shown_id
+from marl_sb3.config.values import shown
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import AgentID, PolicyID, PolicyMappingFn
 
@@ -23,7 +24,7 @@ def resolve_policies(policies: str | Mapping[PolicyID, Any], agents: Sequence[Ag
         return shorthands[policies]
     if not isinstance(policies, Mapping):
         raise ConfigError(
-            f"policies is {policies!r}; accepted: {', '.join(shorthands)} or a mapping of policies", key="policies"
+            f"policies is {shown(policies)}; accepted: {', '.join(shorthands)} or a mapping of policies", key="policies"
         )
     if not policies:
         raise ConfigError("policies is empty; at least one policy is needed", key="policies")
