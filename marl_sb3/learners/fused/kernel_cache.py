@@ -88,3 +88,8 @@ def inner_kernel(function: _Function) -> _Function:
 def precise_kernel(function: _Function) -> _Function:
     """Compile an inner kernel without fastmath: its operations stay in the order in which they are written."""
     return compiled(function, **{**_OPTIONS, "fastmath": {"contract"}}, no_cpython_wrapper=True)
+
+
+def strict_kernel(function: _Function) -> _Function:
+    """Compile an inner kernel that rounds after each operation: multiplications and sums are not fused."""
+    return compiled(function, **{**_OPTIONS, "fastmath": False}, no_cpython_wrapper=True)

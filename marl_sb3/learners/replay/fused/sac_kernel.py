@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from marl_sb3.learners.fused.kernel_cache import inner_kernel, kernel
-from marl_sb3.learners.fused.layers import tanh
+from marl_sb3.learners.fused.kernel_cache import inner_kernel, kernel, strict_kernel
 from marl_sb3.learners.fused.memory import vector_at
 from marl_sb3.learners.fused.mlp import (
     Adam,
@@ -98,6 +97,17 @@ class Sampled(NamedTuple):
     log_probs: FloatArray
 
 
+@strict_kernel
+def _squashing_slope(action: _Scalar) -> tuple[_Scalar, _Scalar]:
+    """Return the slope of tanh where it is `action`, and the slope plus the 1e-6 whose logarithm SB3 takes.
+
+    Near 1 and -1 the slope consists of rounding errors, which therefore have to be PyTorch's.
+    """
+    square = action * action
+    slope = _ONE - square
+    return slope, slope + _SQUASH_EPS
+
+
 @inner_kernel
 def _sample(actor: Actor, observations: FloatArray, noise: FloatArray) -> Sampled:
     rows, size = noise.shape
@@ -113,10 +123,11 @@ def _sample(actor: Actor, observations: FloatArray, noise: FloatArray) -> Sample
             limited = min(max(log_std[i, j], _LOG_STD_MIN), _LOG_STD_MAX)
             std[i, j] = np.exp(limited)
             gaussian[i, j] = mean[i, j] + std[i, j] * noise[i, j]
-            action = tanh(gaussian[i, j])
+            action = _f(math.tanh(float(gaussian[i, j])))
             # From the rounded action, as in PyTorch: added to a large mean, noise loses digits.
             z = (gaussian[i, j] - mean[i, j]) / std[i, j]
-            total -= _HALF * z * z + limited + _HALF_LOG_TWO_PI + np.log(_ONE - action * action + _SQUASH_EPS)
+            _, kept = _squashing_slope(action)
+            total -= _HALF * z * z + limited + _HALF_LOG_TWO_PI + np.log(kept)
             scaled[i, j], actions[i, j] = z, action
         log_probs[i] = total
     return Sampled(work, latent, log_std, std, gaussian, actions, scaled, log_probs)
@@ -143,8 +154,8 @@ def _actor_gradients(
     for i in range(rows):
         for j in range(size):
             action, z, std = sampled.actions[i, j], sampled.scaled[i, j], sampled.std[i, j]
-            slope = _ONE - action * action
-            through = by_action[i, j] * slope + by_log_prob * _TWO * action * slope / (slope + _SQUASH_EPS)
+            slope, kept = _squashing_slope(action)
+            through = by_action[i, j] * slope + by_log_prob * _TWO * action * slope / kept
             # The log-probability depends on the mean directly and through the action: both cancel.
             by_mean[i * size + j] = through
             by_std = through * noise[i, j] + by_log_prob * ((z * z - z * noise[i, j] - _ONE) / std)
