@@ -165,9 +165,10 @@ class OffPolicyCollector:
             self._noise.reset(rows)
 
     def begin_rollout(self) -> None:
-        """See `Collector.begin_rollout`; open transitions go on."""
-        if self.algorithm.policy.training:  # goes through all modules
-            self.algorithm.policy.set_training_mode(False)
+        """See `Collector.begin_rollout`; open transitions go on.
+
+        SB3 ends the training mode of the policy here, and again in every `predict`, which is enough.
+        """
         self.agent_steps = self._episodes = 0
         with policy_in_errors(self.rows.policy_id, "rollout"):
             self.actor.begin_rollout()
