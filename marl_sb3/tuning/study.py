@@ -62,6 +62,10 @@ class TuneStudy:
             )
         self._lock = FileLock(folder / ".trials.lock")
 
+    def reopened(self) -> TuneStudy:
+        """Return another object of the same study, for another thread."""
+        return TuneStudy(self.search, self.folder, self.factory)
+
     @property
     def trials(self) -> list[FrozenTrial]:
         """All trials so far, ordered by number."""

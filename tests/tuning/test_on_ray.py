@@ -12,7 +12,7 @@ import pytest
 from marl_sb3.tuning.api import prepare_study
 from marl_sb3.tuning.jobs.remote import packed, unpack
 from marl_sb3.tuning.jobs.training import TrainerLostError
-from marl_sb3.tuning.jobs.trials import run_trial
+from marl_sb3.tuning.jobs.trials import TrialQueue, run_trial
 from marl_sb3.tuning.trial_attributes import DEATHS, ERROR, KILLED
 
 
@@ -29,6 +29,16 @@ def test_a_trial_whose_process_has_ended_is_tried_once_again(in_tmp: Path) -> No
     assert [(trial.state.name, trial.user_attrs[ERROR]) for trial in study.trials] == [("FAIL", KILLED)] * 2
     assert study.trials[1].user_attrs[DEATHS] == 1
     assert study.next_trial("worker") is None
+
+
+def test_threads_draw_their_own_parameters(in_tmp: Path) -> None:
+    """The trial of one thread is begun before that of another draws: each has the sampler of its own trial."""
+    settings: Any = {"timesteps": 2000, "settings": {"n_steps": 50}, "trials": 2, "sampler": "random"}
+    one, other = prepare_study("arena", study="s", **settings), prepare_study("arena", study="t", **settings)
+    expected = [one.space.suggest(one.next_trial("worker")) for _ in range(2)]
+    queues = [TrialQueue(other).of_thread() for _ in range(2)]
+    jobs: list[Any] = [queue.claim("worker") for queue in queues]
+    assert [job.study.space.suggest(job.trial) for job in jobs] == expected
 
 
 def test_a_run_folder_comes_back_whole(tmp_path: Path) -> None:

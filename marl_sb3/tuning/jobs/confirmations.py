@@ -96,6 +96,13 @@ class ConfirmationQueue:
         self.trainings = _trainings(study, trials, seeds)
         self.train: Train = train_here
         self._study = study
+        self._trials, self._seeds = trials, seeds
+
+    def of_thread(self) -> ConfirmationQueue:
+        """See `JobQueue.of_thread`."""
+        queue = ConfirmationQueue(self._study.reopened(), self._trials, self._seeds)
+        queue.train = self.train
+        return queue
 
     def claim(self, worker: str) -> Job | None:
         """See `JobQueue.claim`: a worker claims a training by taking its lock."""

@@ -187,7 +187,7 @@ class _Worker(threading.Thread):
         name = f"ray-{os.getpid()}-{secrets.token_hex(2)}"
         try:
             with self._study.working(name):
-                work(self._queue, name, is_wanted=lambda: not self._trainer.stopped.is_set())
+                work(self._queue.of_thread(), name, is_wanted=lambda: not self._trainer.stopped.is_set())
         except BaseException as error:  # raised again in the main thread
             self.error = error
             self._trainer.stopped.set()

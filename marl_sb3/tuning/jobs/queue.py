@@ -29,6 +29,9 @@ class JobQueue(Protocol):
     def arguments(self) -> Sequence[str]:
         """The arguments from which `marl_sb3.tuning.jobs.worker` makes the same queue."""
 
+    def of_thread(self) -> JobQueue:
+        """Return the same queue on a study of its own, for another thread: a study keeps the sampler of one trial."""
+
     def claim(self, worker: str) -> Job | None:
         """Claim a job that no worker has started; None if there is none."""
 

@@ -92,6 +92,12 @@ class TrialQueue:
         self.requeue_dead = study.requeue_dead
         self.is_waiting = study.is_waiting
 
+    def of_thread(self) -> TrialQueue:
+        """See `JobQueue.of_thread`."""
+        queue = TrialQueue(self._study.reopened())
+        queue.train = self.train
+        return queue
+
     def claim(self, worker: str) -> Job | None:
         """See `JobQueue.claim`."""
         trial = self._study.next_trial(worker)
