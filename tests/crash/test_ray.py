@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,7 @@ def values(study: Any) -> dict[int, float]:
     return {trial.user_attrs["index"]: trial.value for trial in study.trials if trial.value is not None}
 
 
-def test_a_search_on_ray_finds_what_a_local_one_finds(tmp_path: Path) -> None:
+def test_a_search_on_ray_finds_what_a_local_one_finds(in_tmp: Path) -> None:
     """A worker of the cluster is killed meanwhile."""
     options: dict[str, Any] = {
         "trials": 3,
@@ -107,12 +108,14 @@ def test_a_search_on_ray_finds_what_a_local_one_finds(tmp_path: Path) -> None:
 
 
 def kill_a_trial() -> None:
-    while True:
-        for each in psutil.Process().children(recursive=True):
-            if each.name().startswith("ray::train_remotely"):
-                each.kill()
-                return
-        time.sleep(0.1)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for each in psutil.process_iter():
+            with suppress(psutil.Error):
+                if each.cmdline()[:1] and each.cmdline()[0].startswith("ray::train_remotely"):
+                    each.kill()
+                    return
+        time.sleep(0.05)
 
 
 def test_envs_of_all_runners_share_a_counter(tmp_path: Path) -> None:
