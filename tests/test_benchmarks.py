@@ -232,7 +232,6 @@ def test_presets_go_on_where_they_were_ended(load: Load, in_tmp: Path, capsys: p
 
 
 def test_curves_are_drawn_over_seeds(load: Load) -> None:
-    pytest.importorskip("matplotlib")  # of the extra `docs`
     curves = [([10.0, 20.0], [1.0, 3.0]), ([10.0, 20.0, 30.0], [3.0, 4.0, 5.0])]
     assert load("preset_curves").over_seeds(curves) == ([10.0, 20.0], [1.0, 3.0], [2.0, 3.5], [3.0, 4.0])
 

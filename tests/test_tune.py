@@ -59,7 +59,7 @@ def test_help_fits_a_terminal_and_names_every_default() -> None:
     assert max(map(len, shown.splitlines())) <= 80
     options = shown.partition("options:")[2].partition("A space file")[0]
     entries = [entry for entry in re.split(r"\n  (?=-)", options) if entry.strip() and "exit\n" not in f"{entry}\n"]
-    assert len(entries) == 28
+    assert len(entries) == 31
     assert [entry for entry in entries if "default:" not in entry] == []
 
 

@@ -20,9 +20,9 @@ from optuna.trial import TrialState
 import marl_sb3
 from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.errors import ConfigError
+from marl_sb3.runs import prepare as prepare_module
 from marl_sb3.storage.checkpoint_folder import CheckpointFolder
 from marl_sb3.tuning.api import prepare_study
-from marl_sb3.tuning.jobs import trials as trial_module
 from marl_sb3.tuning.jobs.queue import work
 from marl_sb3.tuning.jobs.trials import TrialQueue, run_trial, run_trials
 from marl_sb3.tuning.jobs.workers import SearchError
@@ -226,7 +226,7 @@ def test_a_grid_is_tried_exactly(in_tmp: Path) -> None:
 
 
 def test_a_trial_that_fails_is_failed_and_says_why(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original, calls = trial_module.prepare, []
+    original, calls = prepare_module.prepare, []
 
     def fails_once(*arguments: Any) -> Any:
         calls.append(arguments)
@@ -234,7 +234,7 @@ def test_a_trial_that_fails_is_failed_and_says_why(in_tmp: Path, monkeypatch: py
             raise RuntimeError("the disk is on fire")
         return original(*arguments)
 
-    monkeypatch.setattr(trial_module, "prepare", fails_once)
+    monkeypatch.setattr(prepare_module, "prepare", fails_once)
     study = in_this_process()
     assert [trial.state.name for trial in study.trials] == ["COMPLETE", "FAIL", "COMPLETE"]
     failed = study.trials[1]
@@ -247,7 +247,7 @@ def test_any_error_is_that_of_its_trial(error: BaseException, in_tmp: Path, monk
     def fails(*_: Any) -> None:
         raise error
 
-    monkeypatch.setattr(trial_module, "prepare", fails)
+    monkeypatch.setattr(prepare_module, "prepare", fails)
     study = in_this_process(trials=1)
     assert [trial.state.name for trial in study.trials] == ["FAIL"]
     assert study.trials[0].user_attrs[ERROR].startswith(type(error).__name__)
@@ -260,7 +260,7 @@ def test_a_full_disk_is_no_trials_fault(in_tmp: Path, monkeypatch: pytest.Monkey
 
     study = prepare_study(**{**SMALL, "trials": 1, "pruner": "none"}, study="s")
     with monkeypatch.context() as patch:
-        patch.setattr(trial_module, "prepare", fails)
+        patch.setattr(prepare_module, "prepare", fails)
         with pytest.raises(OSError, match="No space left"):
             work_on(study)
     work_on(study)

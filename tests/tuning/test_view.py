@@ -102,7 +102,7 @@ def test_a_search_of_the_library_shows_what_is_asked_for(
     study, before, seen = Study(), Study(), []
     before.trials = []
     monkeypatch.setattr(api, "prepare_study", lambda env: before)
-    monkeypatch.setattr(api, "run_trials", lambda _, workers, watch: watch(study))
+    monkeypatch.setattr(api, "run_trials", lambda _, workers, watch, ray: watch(study))
     monkeypatch.setattr(api, "write_files", lambda study: [])
     api.tune(watch=seen.append, progress_bar=progress_bar)
     assert seen == [study]

@@ -31,10 +31,3 @@ def each_vectorizer(request: pytest.FixtureRequest) -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(vec_env.VECTORIZERS, "auto", vec_env.VECTORIZERS[request.param])
         yield request.param
-
-
-@pytest.fixture
-def in_process(each_vectorizer: str) -> None:
-    """The test looks at objects in the process of the envs."""
-    if each_vectorizer == "workers":
-        pytest.skip("the envs are in another process")

@@ -158,7 +158,7 @@ def test_an_env_without_infos_plays_on():
 # Envs, seeds and options
 
 
-@pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize("each_vectorizer", ["sync", "supersuit"], indirect=True)  # it looks at the envs
 def test_each_env_is_made_by_the_factory_and_owns_what_it_owns():
     made = []
 
@@ -173,7 +173,7 @@ def test_each_env_is_made_by_the_factory_and_owns_what_it_owns():
     assert len({noise for env in observations[:, :, 1].tolist() for noise in env}) == 6
 
 
-@pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize("each_vectorizer", ["sync", "supersuit"], indirect=True)  # it looks at the envs
 def test_the_same_env_twice_is_refused():
     env = ScriptedEnv()
     with pytest.raises(ConfigError, match="returned the same env twice"):
@@ -231,7 +231,7 @@ def test_attributes_of_a_wrapped_gymnasium_env_are_found_and_set_where_they_are(
     assert [env.env.unwrapped.gravity for env in vec.call("unwrapped", [0, 1])] == [9.8, 1.5]
 
 
-@pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize("each_vectorizer", ["sync", "supersuit"], indirect=True)  # it looks at the envs
 def test_close_closes_each_env_once():
     vec = started(n_envs=3)
     vec.close()

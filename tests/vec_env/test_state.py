@@ -118,7 +118,7 @@ class Raising(ScriptedEnv):
         return super().reset(seed, options)
 
 
-@pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize("each_vectorizer", ["sync", "supersuit"], indirect=True)  # it looks at the envs
 def test_an_env_that_fails_in_the_replay_begins_anew(tmp_path):
     Raising.games = 0
     vec = make_vec_env(Raising, seed=0)

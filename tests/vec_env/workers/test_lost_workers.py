@@ -64,7 +64,7 @@ def test_an_env_may_end_or_hang_its_process_now_and_then(
     monkeypatch.setattr("marl_sb3.vec_env.workers.worker._STACKS_S", 0.3)
     (tmp_path / "calm").mkdir()
     (tmp_path / "wild").mkdir()
-    caplog.set_level("INFO")
+    caplog.set_level("INFO", logger="marl_sb3")
     vec, other = (
         Make(Fatal, n_workers=workers, worker_timeout_s=1.0, folder=str(tmp_path / name), how=how)
         for workers, name in ((2, "wild"), (0, "calm"))
