@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import io
-import tarfile
+import zipfile
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from marl_sb3.tuning.api import prepare_study
 from marl_sb3.tuning.jobs.remote import packed, unpack
@@ -55,8 +53,9 @@ def test_a_run_folder_comes_back_whole(tmp_path: Path) -> None:
 
 def test_nothing_is_written_outside_the_run_folder(tmp_path: Path) -> None:
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        archive.addfile(tarfile.TarInfo("../outside"))
-    with pytest.raises(tarfile.OutsideDestinationError):
-        unpack(buffer.getvalue(), tmp_path / "folder" / "run")
-    assert not (tmp_path / "outside").exists()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("../../outside", "")
+        archive.writestr(f"{tmp_path}/outside", "")
+    unpack(buffer.getvalue(), tmp_path / "trials" / "00000")
+    assert [path.name for path in tmp_path.iterdir()] == ["trials"]
+    assert [path.name for path in (tmp_path / "trials").iterdir()] == ["00000"]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import io
-import tarfile
 import tempfile
 import traceback
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ class Outcome:
     """What a training on the cluster sends back.
 
     Attributes:
-        folder: the run folder, as a tar file.
+        folder: the run folder, as a zip file.
         result: the metrics of the last iteration.
         checkpoint: name of the latest checkpoint.
         interrupted: whether a signal ended it.
@@ -104,18 +104,21 @@ def _fault(error: BaseException) -> ShardFault:
 
 
 def packed(folder: Path) -> bytes:
-    """Return a folder as a tar file; an empty one if there is no such folder."""
+    """Return a folder as a zip file; an empty one if there is no such folder."""
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-            archive.add(path, arcname=path.name)
+    with zipfile.ZipFile(buffer, "w", strict_timestamps=False) as archive:
+        for path in sorted(folder.rglob("*")):
+            archive.write(path, path.relative_to(folder))
     return buffer.getvalue()
 
 
 def unpack(archive: bytes, folder: Path) -> None:
-    """Write the content of a tar file from `packed` into a new folder, which appears when it is complete."""
+    """Write the content of a zip file from `packed` into a new folder, which appears when it is complete.
+
+    Names that lead out of the folder lose the parts that do so, see `zipfile.ZipFile.extract`.
+    """
     unfinished = folder.with_name(f".{folder.name}.unfinished")
-    with tarfile.open(fileobj=io.BytesIO(archive)) as opened:
-        opened.extractall(unfinished, filter="data")
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    unfinished.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(io.BytesIO(archive)) as opened:
+        opened.extractall(unfinished)
     unfinished.rename(folder)
