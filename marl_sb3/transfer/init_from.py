@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch as th
 
 from marl_sb3.errors import ConfigError
+from marl_sb3.learners.sb3.tensors import reset_optimizers
 from marl_sb3.learners.sb3.zip_file import sb3_weights
 from marl_sb3.storage.checkpoint_folder import find_checkpoint
 from marl_sb3.storage.checkpoint_format import Checkpoint
@@ -112,7 +113,7 @@ def init_from(
         for tensor, received in taken:
             tensor.copy_(received)
     for policy_id, source in starting.items():
-        algorithm.policies[policy_id].policy.optimizer.state.clear()
+        reset_optimizers(algorithm.policies[policy_id])
         _log.info("policy %s starts from %s", policy_id, source.path)
 
 

@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import stable_baselines3
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.utils import set_random_seed
 from toy_envs import SampledEnv
 
+import marl_sb3
 from marl_sb3 import PPO, ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
 from marl_sb3.errors import CheckpointError
+from marl_sb3.learners.sb3.tensors import optimizer_arrays
 from marl_sb3.storage.checkpoint_folder import CheckpointFolder
 from marl_sb3.transfer.init_from import InitFrom, init_from, parse_init_from
 
@@ -111,6 +114,26 @@ def test_a_training_goes_on_from_the_new_weights_with_a_new_optimizer(run_folder
     for policy_id, tensors in weights_of(fresh).items():
         assert_same(tensors, weights_of(used)[policy_id])
         assert not th.equal(tensors["action_net.weight"], source[policy_id]["action_net.weight"])
+
+
+@pytest.mark.parametrize("algorithm_class", [stable_baselines3.SAC, marl_sb3.DQN], ids=["SAC", "DQN"])
+def test_a_policy_with_a_replay_buffer_starts_with_new_optimizers_too(algorithm_class: Any, tmp_path: Path) -> None:
+    """SAC has optimizers of its actor and its critics, and none of the whole policy."""
+    actions = spaces.Box(-1, 1, (2,)) if algorithm_class is stable_baselines3.SAC else spaces.Discrete(3)
+    source, used = (off_policy(algorithm_class, actions, seed) for seed in (1, 2))
+    for algorithm in (source, used):
+        algorithm.learn(12)
+    start(f"{source.save(tmp_path / 'saved')}", used)
+    assert_same(weights_of(used)["a"], weights_of(source)["a"])
+    assert optimizer_arrays(used.policies["a"]) == {}
+    used.learn(4, reset_num_timesteps=False)
+    assert {int(array) for name, array in optimizer_arrays(used.policies["a"]).items() if name.endswith("step")} == {4}
+
+
+def off_policy(algorithm_class: Any, actions: Any, seed: int) -> MultiAgentAlgorithm:
+    env = make_vec_env(lambda: SampledEnv(spaces.Box(-1, 1, (2,)), actions), n_envs=1)
+    spec = PolicySpec(algorithm_class, learning_starts=4, train_freq=1, batch_size=4, policy_kwargs={"net_arch": [4]})
+    return MultiAgentAlgorithm(env, dict.fromkeys("ab", spec), n_steps=4, seed=seed, device="cpu")
 
 
 # --- Nothing is changed if anything is wrong -------------------------------------------------------------------------

@@ -112,6 +112,12 @@ def optimizer_arrays(algorithm: BaseAlgorithm) -> Arrays:
     return arrays
 
 
+def reset_optimizers(algorithm: BaseAlgorithm) -> None:
+    """Remove what the optimizers have learned of each parameter, because the weights are replaced by others."""
+    for optimizer in _optimizers(algorithm).values():
+        optimizer.state.clear()
+
+
 def optimizer_settings(algorithm: BaseAlgorithm) -> State:
     """Return the settings (learning rate, ...) of each parameter group of each optimizer."""
     return {
