@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from marl_sb3.learners.a2c.a2c import A2C as A2C
     from marl_sb3.learners.bundle import PolicyBundle as PolicyBundle
     from marl_sb3.learners.bundle import load_policies as load_policies
+    from marl_sb3.learners.combine import combine_policies as combine_policies
     from marl_sb3.learners.ppo.maskable_ppo import MaskablePPO as MaskablePPO
     from marl_sb3.learners.ppo.ppo import PPO as PPO
     from marl_sb3.learners.ppo.recurrent_ppo import RecurrentPPO as RecurrentPPO
@@ -75,6 +76,7 @@ _HOME = {
     "RecurrentPPO": "marl_sb3.learners.ppo.recurrent_ppo",
     "Run": "marl_sb3.runs.run",
     "TRPO": "marl_sb3.learners.trpo.trpo",
+    "combine_policies": "marl_sb3.learners.combine",
     "evaluate_policies": "marl_sb3.evaluation",
     "examine": "marl_sb3.checkup.api",
     "load_policies": "marl_sb3.learners.bundle",

@@ -13,6 +13,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from marl_sb3.errors import ConfigError
 from marl_sb3.learners.bundle import PolicyBundle
 from marl_sb3.learners.by_agent import ByAgent, PolicyByAgent
+from marl_sb3.learners.copy_policy import copy_policy
 from marl_sb3.learners.predict import AgentPredict
 from marl_sb3.training.sb3_hints import require_observations_by_agent
 from marl_sb3.types import AgentID, PolicyID
@@ -68,6 +69,16 @@ class JointPolicies(PolicyByAgent):
                 raise ConfigError(f"unknown policy {policy_id!r}; accepted: {', '.join(self.policies)}")
         for policy_id, values in parameters.items():
             self.policies[policy_id].set_parameters(dict(values), exact_match=exact_match)
+
+    def copy_policy(self, source: PolicyID, target: PolicyID) -> None:
+        """Give the policy `target` the weights and running statistics of `source`; its optimizers start anew.
+
+        Self-play needs it: a callback copies the policy that learns into one that is not trained, its opponent.
+
+        Raises:
+            ConfigError: there is no such policy, or the two have other networks or other processing.
+        """
+        copy_policy(self.bundle(), source, target)
 
     def is_finite(self) -> bool:
         """Whether all weights of all policies are finite."""
