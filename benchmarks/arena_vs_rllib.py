@@ -1,18 +1,20 @@
-"""marl_sb3 next to RLlib's PPO (new API stack) on the arena, one policy per agent: speed, and time to a return.
+"""Compare marl_sb3 with RLlib's PPO (new API stack) in the arena, one policy per agent: speed, and time to a return.
 
-    python benchmarks/arena_vs_rllib.py --make-venv DIR        # once: RLlib's virtual environment, some minutes
+    python benchmarks/arena_vs_rllib.py --make-venv DIR        # once, takes minutes: RLlib's virtual environment
     python benchmarks/arena_vs_rllib.py --rllib-python DIR/bin/python [--repeats 3] [--json FILE]
 
-throughput: env steps per second at equal hyperparameters, the first iteration not counted. Equal work too: both train
-about 20 agent steps per env step, which the table shows. `rllib_side.py` says how RLlib counts.
+throughput: env steps per second with the same hyperparameters; the first iteration is not counted. Both sides do the
+same work: they train about 20 agent steps per env step, as the table shows. `rllib_side.py` describes how RLlib counts.
 
-reach: seconds from the start of a command, in a cold process, to a mean sum of returns of 15. Ours is
+reach: seconds from the start of a new process until the mean sum of returns is 15, with the preset of the arena.
+marl_sb3 runs
 `python -m marl_sb3.train arena --policies per_agent --stop env_runners/episode_return_mean=15 --seed S --quiet`
-until its process has ended; RLlib's counts until the iteration with such an `episode_return_mean` was reported. Both
-at the preset of the arena. Two things favour RLlib: its mean is over 20 episodes, ours over the last 100; and what
-comes after the report, saving and shutting down, is counted for ours only.
+and is timed until its process has ended. RLlib is timed until it reports an iteration with such an
+`episode_return_mean`. Two things favour RLlib: its mean covers 20 episodes, marl_sb3's the last 100; and the time of
+marl_sb3 includes saving and shutting down.
 
-All sides are processes of their own, in turns. The fused kernels are compiled beforehand: they are once per machine.
+The sides take turns, each in its own process. The fused kernels are compiled before, since that happens once per
+machine.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from measure import Comparison, Report, Setting, listed, parser, positive, print_table, say, spread, take_turns
+from command_line import add_count, parser
+from measure import Comparison, Report, Setting, listed, print_table, say, spread, take_turns
 from processes import HERE, SideError, parsed_lines, watch
 
 from marl_sb3 import PPO
@@ -41,10 +44,10 @@ NAMES = ["n_steps", "batch_size", "n_epochs", "learning_rate", "gamma", "gae_lam
 NAMES += ["clip_range", "ent_coef", "vf_coef", "max_grad_norm"]
 OURS, RLLIB = "marl_sb3", "RLlib"
 SETTING = Setting(
-    what="arena, one policy per agent, networks 64x64 (tanh), actor and critic apart",
+    what="arena, one policy per agent, separate actor and critic networks 64x64 (tanh)",
     hyperparameters={},
-    threads="marl_sb3: 1 torch thread, updates of the policies beside each other; RLlib: a learner and 2 env runners",
-    changes={"A": "batched arena", "B": "fused networks, in acting and in updates; both as against stock SB3"},
+    threads="marl_sb3: 1 torch thread, updates of the policies in parallel; RLlib: a learner and 2 env runners",
+    changes={"A": "batched arena", "B": "fused networks, in rollouts and in updates; both compared with stock SB3"},
 )
 
 
@@ -52,14 +55,14 @@ SETTING = Setting(
 
 
 def equal_hyperparameters() -> dict[str, Any]:
-    """Of the throughput: SB3's defaults, but for the size of the rollout and the minibatch."""
+    """Return those of the throughput: SB3's defaults except for the sizes of rollout and minibatch."""
     own = {"n_envs": 20, "n_steps": 100, "batch_size": 128, "n_epochs": 10, "n_timesteps": 200_000}
     defaults = hyperparameter_defaults(PPO)
     return {**{name: defaults[name] for name in NAMES}, **own, "net_arch": [64, 64]}
 
 
 def preset_hyperparameters() -> dict[str, Any]:
-    """Of the time to a return: those of `python -m marl_sb3.train arena`."""
+    """Return those of the time to a return: the preset of the arena."""
     preset = load_config("arena")
     values = {**hyperparameter_defaults(PPO), **preset.hyperparameters}
     size = {"n_envs": preset.n_envs, "n_timesteps": preset.n_timesteps}
@@ -71,7 +74,7 @@ def preset_hyperparameters() -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Throughput:
-    """Of one process, without its first iteration."""
+    """The throughput of one process, without its first iteration."""
 
     env_steps_per_s: float
     agent_steps_trained_per_env_step: float
@@ -79,10 +82,10 @@ class Throughput:
 
 
 def throughput(python: str, script: str, iterations: int, seed: int, timeout_s: float) -> Throughput:
-    """Run a side for `iterations` and one more.
+    """Run a side for `iterations` and one more that is not counted.
 
     Raises:
-        SideError: it failed, or printed something else than was agreed.
+        SideError: it failed, or did not print what was expected.
     """
     settings = ["--iterations", str(iterations + 1), "--seed", str(seed)]
     watched = watch([python, str(HERE / script), json.dumps(equal_hyperparameters()), *settings], timeout_s)
@@ -101,7 +104,7 @@ def throughput(python: str, script: str, iterations: int, seed: int, timeout_s: 
 
 
 def measure_throughput(rllib_python: str, repeats: int, iterations: int, timeout_s: float) -> dict[str, Any]:
-    """Both sides in turns; prints the table and returns what goes into the JSON."""
+    """Measure both sides and print the table; return the figures for JSON."""
     sides: dict[str, Callable[[int], Throughput]] = {
         RLLIB: lambda turn: throughput(rllib_python, "rllib_side.py", iterations, turn, timeout_s),
         OURS: lambda turn: throughput(sys.executable, "marl_sb3_side.py", iterations, turn, timeout_s),
@@ -127,13 +130,13 @@ def measure_throughput(rllib_python: str, repeats: int, iterations: int, timeout
 
 @dataclass(frozen=True)
 class Reach:
-    """How long one process took.
+    """How long one process took to reach the return.
 
     Attributes:
-        seconds: from its start until it had reached the return, or had given up.
-        reached: whether it had.
-        env_steps: taken by then; None if it never reported.
-        episode_return_mean: by then.
+        seconds: from its start until it reached the return, or gave up.
+        reached: whether it reached the return.
+        env_steps: env steps by then; None if it reported nothing.
+        episode_return_mean: mean return by then; None if it reported nothing.
     """
 
     seconds: float
@@ -143,7 +146,7 @@ class Reach:
 
 
 def our_reach(target: float, seed: int, timeout_s: float) -> Reach:
-    """The command, from its start to its end."""
+    """Run marl_sb3's command; its time is that of the whole process."""
     command = [sys.executable, "-m", "marl_sb3.train", "arena", "--policies", "per_agent"]
     command += ["--stop", f"env_runners/episode_return_mean={target:g}", "--seed", str(seed), "--quiet"]
     with tempfile.TemporaryDirectory() as folder:
@@ -159,7 +162,7 @@ def our_reach(target: float, seed: int, timeout_s: float) -> Reach:
 
 
 def rllib_reach(rllib_python: str, target: float, seed: int, timeout_s: float) -> Reach:
-    """Until the line of the iteration that reached it."""
+    """Run RLlib's side; its time ends with the line of the iteration that reached the return."""
     script = "rllib_side.py"
     settings = ["--stop-return", str(target), "--seed", str(seed)]
     command = [rllib_python, str(HERE / script), json.dumps(preset_hyperparameters()), *settings]
@@ -174,7 +177,7 @@ def rllib_reach(rllib_python: str, target: float, seed: int, timeout_s: float) -
 
 
 def measure_reach(rllib_python: str, repeats: int, target: float, timeout_s: float) -> dict[str, Any]:
-    """Both sides in turns; prints the table and returns what goes into the JSON."""
+    """Measure both sides and print the table; return the figures for JSON."""
     sides: dict[str, Callable[[int], Reach]] = {
         RLLIB: lambda turn: rllib_reach(rllib_python, target, turn, timeout_s),
         OURS: lambda turn: our_reach(target, turn, timeout_s),
@@ -193,7 +196,7 @@ def measure_reach(rllib_python: str, repeats: int, target: float, timeout_s: flo
 
 
 def _reach_row(side: str, turns: Mapping[str, Sequence[Reach]], ratio: float) -> list[str]:
-    """Seconds of a process that gave up are a lower bound, and so make the ratio one."""
+    """Return a table row. The seconds of a process that gave up are a lower bound, and so the ratio is a bound too."""
     runs = turns[side]
     failed = sum(not one.reached for one in runs)
     base_failed = side != RLLIB and not all(one.reached for one in turns[RLLIB])
@@ -209,7 +212,7 @@ def _reach_row(side: str, turns: Mapping[str, Sequence[Reach]], ratio: float) ->
 
 
 def make_venv(folder: Path) -> str:
-    """RLlib's virtual environment; returns its Python.
+    """Make RLlib's virtual environment; return the path of its Python.
 
     Raises:
         SideError: pip failed.
@@ -224,23 +227,26 @@ def make_venv(folder: Path) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print; returns the exit code, 1 if a side failed.
+    """Measure and print; return the exit code, which is 1 if a side failed.
 
     Raises:
-        SystemExit: 2, the command line is wrong: there is no such Python, say.
+        SystemExit: with code 2 if the command line is wrong, for example if there is no such Python.
     """
     options = parser(__doc__)
     source = options.add_mutually_exclusive_group(required=True)
     source.add_argument("--rllib-python", metavar="PATH", help="the Python of an environment with RLlib")
     source.add_argument(
-        "--make-venv", type=Path, metavar="DIR", help=f"make one there with pip ({' '.join(REQUIREMENTS)}), and stop"
+        "--make-venv",
+        type=Path,
+        metavar="DIR",
+        help=f"make one there with pip ({' '.join(REQUIREMENTS)}), and stop",
     )
     options.add_argument("--only", choices=["throughput", "reach"], help="one of the two; default: both")
+    add_count(options, "--iterations", 5, "counted iterations of throughput")
+    options.add_argument("--target-return", type=float, default=15.0, metavar="R", help="return of reach; default: 15")
     options.add_argument(
-        "--iterations", type=positive, default=5, metavar="N", help="of throughput, counted; default: 5"
+        "--timeout-s", type=float, default=900.0, metavar="S", help="limit for each process; default: 900"
     )
-    options.add_argument("--target-return", type=float, default=15.0, metavar="R", help="of reach; default: 15")
-    options.add_argument("--timeout-s", type=float, default=900.0, metavar="S", help="of each process; default: 900")
     arguments = options.parse_args(argv)
     if arguments.rllib_python and not os.access(arguments.rllib_python, os.X_OK):
         options.error(f"--rllib-python: there is no Python at {arguments.rllib_python}; --make-venv DIR makes one")
@@ -248,7 +254,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.make_venv:
             print(make_venv(arguments.make_venv))
             return 0
-        say("compiling the fused kernels, where that has not been done")
+        say("compiling the fused kernels, unless they are in the cache")
         kernel.warm_up()
         _measure(arguments)
     except SideError as error:

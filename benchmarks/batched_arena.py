@@ -1,9 +1,9 @@
-"""Env steps per second of the batched arena alone, on one core, as the number of envs grows.
+"""Measure how many env steps per second the batched arena takes on one core, without training.
 
     python benchmarks/batched_arena.py [--seconds 1.0] [--json FILE]
 
-Random actions, drawn beforehand. `batched env` is `BatchedArena` with its resets and seeds; `vec env` is what
-`make_vec_env` returns: also checks, endings, infos and final observations.
+Actions are random and drawn beforehand. "batched env" is `BatchedArena` alone, with resets and seeds. "vec env" is what
+`make_vec_env` returns, which also handles checks, endings, infos and final observations.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from measure import Report, Setting, parser
+from command_line import parser
+from measure import Report, Setting
 
 from marl_sb3 import make_vec_env
 from marl_sb3.envs.arena import ArenaEnv
@@ -34,14 +35,14 @@ NUM_ENVS = (1, 4, 16, 64, 256, 1024, 4096)
 
 
 def vec_env(num_envs: int) -> Callable[[Array], object]:
-    """A step of the vec env."""
+    """Return a function that steps the vec env."""
     env = make_vec_env("arena", n_envs=num_envs, seed=0)
     env.reset()
     return lambda actions: env.step((actions,))
 
 
 def batched_env(num_envs: int) -> Callable[[Array], object]:
-    """A step of the batched env, observations included, and a reset of all envs after the last."""
+    """Return a function that steps the batched env, observes, and resets all envs after their last step."""
     env = BatchedArena(num_envs, ArenaEnv())
     every, episodes = list(range(num_envs)), itertools.count()
 
@@ -59,7 +60,7 @@ def batched_env(num_envs: int) -> Callable[[Array], object]:
 
 
 def env_steps_per_s(step: Callable[[Array], object], num_envs: int, seconds: float) -> list[float]:
-    """Three measurements."""
+    """Measure three times."""
     actions = np.random.default_rng(0).integers(0, 4, (100, num_envs, 2))
     rates = []
     for _ in range(3):
@@ -76,10 +77,10 @@ SIDES = {"batched env": batched_env, "vec env": vec_env}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Print a line for each number of envs."""
+    """Measure and print a line for each number of envs."""
     options = parser(__doc__, repeats=None)
     options.add_argument(
-        "--seconds", type=float, default=1.0, metavar="S", help="for each number of envs; default: 1.0"
+        "--seconds", type=float, default=1.0, metavar="S", help="seconds for each number of envs; default: 1.0"
     )
     arguments = options.parse_args(argv)
     results: dict[str, Any] = {}

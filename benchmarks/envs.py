@@ -1,15 +1,15 @@
-"""Train in envs of many packages: what each observes and does, how fast its training is, and what failed.
+"""Train PPO in the envs of many packages; report their spaces, the speed of the training, and what failed.
 
     python benchmarks/envs.py [--envs ID,ID] [--env-steps 384] [--timeout-s 300] [--json FILE]
 
-The envs are those of PettingZoo's registries, mpe2, magent2, some of Gymnasium's and the built-in ones. What is not
-installed is said in its line; this installs it:
+The envs are the built-in ones, those of PettingZoo's registries, mpe2 and magent2, and some of Gymnasium's. The row of
+an env whose package is not installed says so. This installs the packages:
 
     pip install 'pettingzoo[classic,butterfly,sisl]' mpe2 magent2 'gymnasium[box2d]'
 
-Each env trains in a process of its own: two envs, one PPO for all agents of the same spaces, CnnPolicy for images and
-MultiInputPolicy for several parts. The first of three iterations is not counted. With images, there are
-a sixteenth of the env steps.
+Each env trains in its own process with two copies. All agents with the same spaces share a PPO policy: CnnPolicy for
+images, MultiInputPolicy for dicts, MlpPolicy otherwise. The first of three iterations is not counted. With images, a
+sixteenth of the env steps is taken.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import pettingzoo
+from command_line import add_count, parser
 from gymnasium import spaces
-from measure import Report, Setting, number, one_torch_thread, parser, positive, print_table, say
+from measure import Report, Setting, number, print_table, say
 from stable_baselines3.common.preprocessing import is_image_space
+from trainings import one_torch_thread
 
 from marl_sb3 import MultiAgentAlgorithm, PolicySpec, make_vec_env
 from marl_sb3.envs.registry import BUILTIN_ENVS
@@ -39,9 +41,9 @@ MAGENT2 = "adversarial_pursuit-v4 battle-v4 battlefield-v5 combined_arms-v6 gath
 GYMNASIUM = "CartPole-v1 Pendulum-v1 Acrobot-v1 MountainCarContinuous-v0 FrozenLake-v1 Blackjack-v1 LunarLander-v3"
 
 SETTING = Setting(
-    what="PPO of marl_sb3 in envs of many packages; two envs, one policy for all agents of the same spaces",
+    what="PPO of marl_sb3 in the envs of many packages; two envs, one policy for all agents with the same spaces",
     hyperparameters={"n_epochs": 2, "batch_size": 64},
-    threads="1 torch thread; an env after the other",
+    threads="1 torch thread; one env after the other",
     changes={"A": "batched envs, where an env has a batched twin", "B": "fused networks, where they fit"},
     packages=("marl_sb3", "stable-baselines3", "torch", "pettingzoo", "gymnasium"),
 )
@@ -49,7 +51,7 @@ N_ENVS, ITERATIONS = 2, 3
 
 
 def all_ids() -> list[str]:
-    """The ids of all envs; Atari's need ROMs and are left out."""
+    """Return the ids of all envs except Atari's, which need ROMs."""
     zoo = dict.fromkeys([*pettingzoo.parallel_registry, *pettingzoo.aec_registry])
     mine = list(BUILTIN_ENVS.values())
     return [
@@ -63,14 +65,14 @@ def all_ids() -> list[str]:
 
 @dataclass(frozen=True)
 class Trained:
-    """One env.
+    """The outcome of one env.
 
     Attributes:
-        agents: how many.
-        spaces: observation and action of each kind of agent.
-        vectorizer: that `auto` chose.
-        raw: env steps per second of each counted iteration, acting and updates together.
-        failed: what failed, in words; None: nothing.
+        agents: number of agents.
+        spaces: observation and action space of each group of agents, in words.
+        vectorizer: the one that `auto` chose.
+        raw: env steps per second of each counted iteration, rollout and update together.
+        failed: an error message; None: the training succeeded.
     """
 
     agents: int = 0
@@ -98,14 +100,14 @@ def train(env_id: str, env_steps: int) -> Trained:
 
 
 def iteration_rate(algorithm: MultiAgentAlgorithm, env_steps: int) -> float:
-    """Env steps per second of one iteration."""
+    """Return the env steps per second of one iteration."""
     started_s = time.perf_counter()
     algorithm.train_iteration()
     return env_steps / (time.perf_counter() - started_s)
 
 
 def policy_for(group: AgentGroup) -> PolicySpec:
-    """A policy that fits what agents observe."""
+    """Choose the policy class that fits the observations of a group."""
     space = group.observation_space
     if isinstance(space, spaces.Dict):
         return PolicySpec(policy="MultiInputPolicy")
@@ -113,12 +115,12 @@ def policy_for(group: AgentGroup) -> PolicySpec:
 
 
 def words_for(group: AgentGroup) -> str:
-    """Both spaces, short."""
+    """Describe the spaces of a group."""
     return f"{short(group.observation_space)} -> {short(group.action_space)}"
 
 
 def short(space: spaces.Space[Any]) -> str:
-    """A space without its bounds."""
+    """Describe a space without its bounds."""
     if isinstance(space, spaces.Box):
         return f"Box{list(space.shape)} {space.dtype}"
     if isinstance(space, spaces.Dict):
@@ -126,23 +128,23 @@ def short(space: spaces.Space[Any]) -> str:
     return str(space)
 
 
-def in_words(env_id: str, env_steps: int, answer: Connection) -> None:
-    """Train in a process of its own; what the env prints is not shown."""
+def train_and_send(env_id: str, env_steps: int, answer: Connection) -> None:
+    """Train without showing what the env prints, and send the outcome; runs in a process of its own."""
     one_torch_thread()
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         try:
             trained = train(env_id, env_steps)
         except MarlSb3Error as error:
             trained = Trained(failed=" ".join(str(error).split()))
-        except Exception as error:  # of a fault in this package
+        except Exception as error:  # a fault in marl_sb3
             trained = Trained(failed=f"{type(error).__name__}: {error}")
     answer.send(trained)
 
 
 def trained_apart(env_id: str, env_steps: int, timeout_s: float) -> Trained:
-    """Train in another process, which may crash or hang."""
+    """Train in another process, since an env may crash or hang."""
     here, there = multiprocessing.Pipe(duplex=False)
-    process = multiprocessing.get_context("fork").Process(target=in_words, args=(env_id, env_steps, there))
+    process = multiprocessing.get_context("fork").Process(target=train_and_send, args=(env_id, env_steps, there))
     process.start()
     there.close()
     try:
@@ -156,7 +158,7 @@ def trained_apart(env_id: str, env_steps: int, timeout_s: float) -> Trained:
 
 
 def row(env_id: str, trained: Trained) -> list[str]:
-    """A line of the table."""
+    """Return the table row of an env."""
     if trained.failed is not None:
         return [env_id, "", trained.failed[:160], "", ""]
     rate = number(sum(trained.raw) / len(trained.raw))
@@ -164,11 +166,13 @@ def row(env_id: str, trained: Trained) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Parse, train, print."""
+    """Train in the envs and print a table with a row for each."""
     options = parser(__doc__, repeats=None)
     options.add_argument("--envs", metavar="ID,ID", help="only these; default: all")
-    options.add_argument("--env-steps", type=positive, default=384, metavar="N", help="in each env; default: 384")
-    options.add_argument("--timeout-s", type=float, default=300.0, metavar="S", help="of each env; default: 300")
+    add_count(options, "--env-steps", 384, "env steps in each env")
+    options.add_argument(
+        "--timeout-s", type=float, default=300.0, metavar="S", help="seconds for each env; default: 300"
+    )
     arguments = options.parse_args(argv)
     trained: dict[str, Trained] = {}
     for env_id in arguments.envs.split(",") if arguments.envs else all_ids():

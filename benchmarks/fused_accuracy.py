@@ -1,18 +1,19 @@
-"""How far the fused PPO update is from PyTorch's, beside how far PyTorch is from itself after a change of one ulp.
+"""Measure how far the fused PPO update is from PyTorch's, and compare with the effect of one ulp in the weights.
 
     python benchmarks/fused_accuracy.py [--rollouts 10] [--cases tanh-1,tanh-1e6,...] [--json FILE]
 
-Small networks, random observations of several scales. Two figures for each case: the gradient of one minibatch, and the
-weights after ten rollouts with their updates. Four ways compute both:
+A case is a small network and a scale of random observations. For each case there are two figures: the gradient of one
+minibatch, and the weights after ten rollouts with their updates. Both are computed in four ways:
 
     PyTorch     stock SB3, float32
     fused       `marl_sb3.PPO` through its kernels, float32
-    one ulp     stock SB3, float32; every weight is the next float32 above or below (the largest of three draws)
+    one ulp     stock SB3, float32, with every weight replaced by the next float32 above or below (the largest of three
+                draws)
     float64     stock SB3 with a network in float64
 
-Figures are norms of differences over all parameters: of gradients relative to the norm of PyTorch's gradient, of
-weights relative to the norm of what PyTorch's weights have changed by. A difference as small as that of "one ulp" is
-rounding.
+Each figure is the norm of a difference over all parameters. Differences of gradients are divided by the norm of
+PyTorch's gradient, differences of weights by the norm of the change of PyTorch's weights. A difference of the size of
+"one ulp" is rounding.
 """
 
 from __future__ import annotations
@@ -26,13 +27,15 @@ import gymnasium
 import numpy as np
 import stable_baselines3
 import torch as th
+from command_line import add_count, add_names, parser
 from gymnasium import spaces
-from measure import Report, Setting, one_torch_thread, parser, positive, print_table, some_of
+from measure import Report, Setting, print_table
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv
 from torch import nn
+from trainings import one_torch_thread
 
 import marl_sb3
 from marl_sb3.types import Array
@@ -43,7 +46,7 @@ SETTING = Setting(
     what="PPO updates of small networks on observations of several scales",
     hyperparameters={"n_steps": N_STEPS, "n_envs": N_ENVS, "batch_size": BATCH_SIZE, "n_epochs": N_EPOCHS},
     threads="1 torch thread, 1 BLAS thread",
-    changes={"B": "fused networks, in acting and in updates"},
+    changes={"B": "fused networks, in rollouts and in updates"},
 )
 
 
@@ -55,13 +58,13 @@ class Case:
     """An observation space and a network.
 
     Attributes:
-        high: observations are random numbers from 0 to this.
-        size: how many numbers an observation has.
-        dtype: of the observations.
-        fixed: this share of an observation's numbers never changes, as in the memory of a console.
-        relu: instead of tanh.
-        weight_scale: the initial weights are multiplied by this; above 1 it saturates tanh.
-        gaussian: real-valued actions instead of a choice of 4.
+        high: observations are random numbers between 0 and this.
+        size: length of an observation.
+        dtype: dtype of the observations.
+        fixed: the share of an observation that never changes, as in the memory of a games console.
+        relu: use ReLU instead of tanh.
+        weight_scale: factor of the initial weights; above 1 it saturates tanh.
+        gaussian: two continuous actions instead of a choice of 4.
     """
 
     high: float = 1.0
@@ -92,11 +95,13 @@ CASES = {
 
 
 class ScaledEnv(gymnasium.Env[Any, Any]):
-    """Random observations that do not depend on the actions; rewards do. Every other episode of 10 steps is truncated.
+    """An env with random observations and rewards that depend on the action.
+
+    Episodes have 10 steps; every other one is truncated, the rest are terminated.
 
     Args:
-        case: what observations and actions are like.
-        index: of the env, for its random numbers.
+        case: describes observations and actions.
+        index: index of the env, the seed of its random numbers.
     """
 
     def __init__(self, case: Case, index: int) -> None:
@@ -108,12 +113,12 @@ class ScaledEnv(gymnasium.Env[Any, Any]):
         self.action_space = spaces.Box(-1, 1, (2,), np.float32) if case.gaussian else spaces.Discrete(4)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
-        """Begin an episode; the random numbers go on."""
+        """Begin an episode; the seed is ignored and the stream of random numbers continues."""
         self._steps, self._episodes = 0, self._episodes + 1
         return self._observation(), {}
 
     def step(self, action: Any) -> tuple[Array, float, bool, bool, dict[str, Any]]:
-        """Pay for the action and show the next observation."""
+        """Take a step."""
         self._steps += 1
         over, odd = self._steps == 10, self._episodes % 2 == 1
         reward = float(np.sum(action)) * self._rng.uniform() + self._rng.normal()
@@ -131,21 +136,21 @@ class ScaledEnv(gymnasium.Env[Any, Any]):
 
 
 class Float64Features(FlattenExtractor):
-    """Observations as float64 features."""
+    """Turns observations into float64 features."""
 
     def forward(self, observations: th.Tensor) -> th.Tensor:
-        """(rows, features)."""
+        """Return float64 features: (rows, features)."""
         return super().forward(observations).double()
 
 
 class Float64Policy(ActorCriticPolicy):
-    """The same network in float64. It draws the random numbers that a float32 network draws."""
+    """The same network in float64; it samples actions with the same random numbers as a float32 network."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, features_extractor_class=Float64Features, **kwargs)
 
     def forward(self, obs: th.Tensor, deterministic: bool = False) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
-        """Sample actions with float32 noise: PyTorch draws other numbers for float64."""
+        """Sample actions with float32 noise, since PyTorch draws other numbers for float64."""
         distribution, values = self.get_distribution(obs), self.predict_values(obs)
         inner: Any = distribution.distribution
         if isinstance(self.action_space, spaces.Box):
@@ -157,27 +162,27 @@ class Float64Policy(ActorCriticPolicy):
 
 
 class Float64PPO(stable_baselines3.PPO):
-    """Stock SB3 on a network in float64; the rollout buffer itself keeps float32."""
+    """Stock SB3 with a network in float64; the rollout buffer stays in float32."""
 
     def _setup_model(self) -> None:
         super()._setup_model()
         self.policy.double()
 
     def train(self) -> None:
-        """Update with the rollout's numbers in float64, so that all of the loss is."""
+        """Convert the numbers of the rollout to float64, so that the whole loss is computed in float64."""
         for name in ("returns", "advantages", "values", "log_probs"):
             setattr(self.rollout_buffer, name, getattr(self.rollout_buffer, name).astype(np.float64))
         super().train()
 
 
 class FusedPPO(marl_sb3.PPO):
-    """Through the kernels, or not at all."""
+    """`marl_sb3.PPO` that always uses the fused kernels."""
 
     update_path = "fused"
 
 
 def algorithm(kind: type[Any], case: Case, ulp_seed: int | None = None, **hyperparameters: Any) -> Any:
-    """An algorithm of this kind on the case's env; its weights are those of all kinds, or one ulp beside them."""
+    """Make an algorithm for a case. All kinds begin with the same weights; `ulp_seed` moves these by one ulp."""
     settings = {"n_steps": N_STEPS, "batch_size": BATCH_SIZE, "n_epochs": N_EPOCHS, "ent_coef": 0.01, "device": "cpu"}
     made = kind(
         Float64Policy if kind is Float64PPO else "MlpPolicy",
@@ -205,10 +210,10 @@ def _move_by_one_ulp(policy: nn.Module, rng: np.random.Generator) -> None:
 
 
 def gradient(kind: type[Any], case: Case, ulp_seed: int | None = None) -> Array:
-    """(parameters,) float64: the gradient of the loss over one minibatch, a whole rollout of stock SB3.
+    """Return the gradient of the loss over one minibatch, a whole rollout of stock SB3: (parameters,) float64.
 
-    It is read from Adam's first moments, which are 0.1 times the first gradient. The gradient is not clipped; the
-    ratios of probabilities are.
+    It is read from Adam's first moments, which are 0.1 times the first gradient. The gradient norm is not clipped; the
+    probability ratios are.
     """
     settings = {"batch_size": N_ENVS * N_STEPS, "n_epochs": 1, "max_grad_norm": 1e30}
     source = algorithm(stable_baselines3.PPO, case, **settings)
@@ -225,7 +230,7 @@ def gradient(kind: type[Any], case: Case, ulp_seed: int | None = None) -> Array:
 
 
 def trained_weights(kind: type[Any], case: Case, rollouts: int, ulp_seed: int | None = None) -> Array:
-    """(parameters,) float64, after some rollouts and their updates."""
+    """Return the weights after some rollouts and their updates: (parameters,) float64."""
     trained = algorithm(kind, case, ulp_seed)
     if rollouts:
         th.manual_seed(0)
@@ -239,13 +244,13 @@ def _flat(tensors: Sequence[th.Tensor]) -> Array:
 
 @dataclass(frozen=True)
 class Distances:
-    """How far ways are from each other, relative.
+    """Relative distances between the results of two ways.
 
     Attributes:
-        fused: fused to PyTorch.
-        ulp: PyTorch to PyTorch with weights changed by one ulp.
-        fused_64: fused to float64.
-        torch_64: PyTorch to float64.
+        fused: between fused and PyTorch.
+        ulp: between PyTorch with and without weights moved by one ulp.
+        fused_64: between fused and float64.
+        torch_64: between PyTorch and float64.
     """
 
     fused: float
@@ -255,16 +260,16 @@ class Distances:
 
     @property
     def multiple(self) -> float:
-        """How many times as far as one ulp the fused way is."""
+        """The distance of the fused way divided by that of one ulp."""
         return self.fused / self.ulp
 
 
 def distances(compute: Callable[..., Array], before: Array | float = 0.0) -> Distances:
-    """Compute the same with all ways and compare.
+    """Compute an array in all four ways and compare.
 
     Args:
         compute: `(kind, ulp_seed=None) -> array`.
-        before: what the array started from; distances are relative to PyTorch's distance from it.
+        before: what is subtracted from PyTorch's array to get the norm that distances are divided by.
     """
     by_torch, fused, exact = (compute(kind) for kind in (stable_baselines3.PPO, FusedPPO, Float64PPO))
     moved = [compute(stable_baselines3.PPO, ulp_seed=seed) for seed in ULP_SEEDS]
@@ -279,12 +284,12 @@ def distances(compute: Callable[..., Array], before: Array | float = 0.0) -> Dis
 
 
 def gradient_distances(case: Case) -> Distances:
-    """Of the gradients of one minibatch."""
+    """Compare the gradients of one minibatch."""
     return distances(lambda kind, ulp_seed=None: gradient(kind, case, ulp_seed))
 
 
 def weight_distances(case: Case, rollouts: int) -> Distances:
-    """Of the weights after some rollouts and their updates."""
+    """Compare the weights after some rollouts and their updates."""
     start = trained_weights(stable_baselines3.PPO, case, 0)
     return distances(lambda kind, ulp_seed=None: trained_weights(kind, case, rollouts, ulp_seed), start)
 
@@ -298,16 +303,10 @@ def _row(name: str, found: Distances) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Print one table of gradients and one of weights."""
+    """Compute and print a table of gradients and a table of weights."""
     options = parser(__doc__, repeats=None)
-    options.add_argument("--rollouts", type=positive, default=10, metavar="N", help="before weights; default: 10")
-    options.add_argument(
-        "--cases",
-        type=some_of(CASES),
-        default=list(CASES),
-        metavar="CASES",
-        help=f"some of {','.join(CASES)}; default: all",
-    )
+    add_count(options, "--rollouts", 10, "rollouts before the weights are compared")
+    add_names(options, "--cases", CASES)
     arguments = options.parse_args(argv)
     one_torch_thread()
     SETTING.print()

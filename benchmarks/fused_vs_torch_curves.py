@@ -1,9 +1,9 @@
-"""Do the fused and the torch update learn alike? Returns of the arena over seeds, compared with Welch's t-test.
+"""Test whether the fused and the torch path learn alike: returns in the arena over seeds, with Welch's t-test.
 
     python benchmarks/fused_vs_torch_curves.py [--seeds 10] [--timesteps 40000] [--json FILE]
 
-Same seeds, same preset. The two agree to floating point tolerance in one update; over many, trajectories part, and only
-their distribution can be compared.
+Both paths train the same preset with the same seeds. They agree to floating-point tolerance in one update. Over many
+updates the trajectories diverge, so that only the distributions of their returns can be compared.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from measure import Report, Setting, parser, positive, take_turns
+from command_line import add_count, parser
+from measure import Report, Setting, take_turns
 from scipy import stats
 
 import marl_sb3
@@ -25,25 +26,25 @@ SETTING = Setting(
     what="arena, its preset, one shared policy",
     hyperparameters=HYPERPARAMETERS,
     threads="1 torch thread",
-    changes={"B": "fused networks, in acting and in updates"},
+    changes={"B": "fused networks, in rollouts and in updates"},
 )
 
 
 class Curve(marl_sb3.MultiAgentCallback):
-    """The mean return after each iteration."""
+    """Records the mean return after each iteration."""
 
     def __init__(self) -> None:
         super().__init__()
         self.returns: list[float] = []
 
     def on_iteration_end(self, result: Result) -> bool:
-        """Keep it."""
+        """Record the mean return."""
         self.returns.append(result["env_runners"]["episode_return_mean"])
         return True
 
 
 def curve(path: str, timesteps: int, seed: int) -> list[float]:
-    """Train the arena's preset for `timesteps` of its 200,000 env steps."""
+    """Train the arena's preset for `timesteps` env steps; return the mean return after each iteration."""
     kept = Curve()
     settings = {"update_path": path, **HYPERPARAMETERS}
     with tempfile.TemporaryDirectory() as folder:
@@ -54,12 +55,10 @@ def curve(path: str, timesteps: int, seed: int) -> list[float]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Print means and p-values at four points of the training."""
+    """Train and print means and p-values at four points of the training."""
     options = parser(__doc__, repeats=None)
-    options.add_argument("--seeds", type=positive, default=10, metavar="N", help="runs of each; default: 10")
-    options.add_argument(
-        "--timesteps", type=positive, default=40_000, metavar="N", help="env steps of a run; default: 40000"
-    )
+    add_count(options, "--seeds", 10, "trainings of each path")
+    add_count(options, "--timesteps", 40_000, "env steps of a training")
     arguments = options.parse_args(argv)
     sides = {path: partial(curve, path, arguments.timesteps) for path in ("fused", "torch")}
     curves = take_turns(sides, arguments.seeds, "curves")

@@ -1,4 +1,4 @@
-"""Games of a trained policy against a player that takes any legal move."""
+"""Let a trained policy play games against a player that takes random legal moves."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ Shares = dict[str, float]  # by outcome
 
 
 def against_random(bundle: PolicyBundle, env_id: str, games: int, seed: int) -> dict[str, Shares]:
-    """Play games of two players against a random player; the policy takes its most probable move.
+    """Play a game of two players against a random player; the policy takes its most probable moves.
 
     Args:
-        bundle: the policies, which take action masks. The agents of the env move in their order.
-        env_id: of a game in which two agents of the same spaces take turns, and the winner's return is positive.
-        games: on each side, at least; a multiple of the number of envs is played.
-        seed: of the random player.
+        bundle: the policies; they accept action masks.
+        env_id: a game in which two agents with the same spaces take turns, in the order of `possible_agents`, and the
+            winner's return is positive.
+        games: number of games on each side, rounded up to a multiple of the number of envs.
+        seed: seed of the envs and of the random player.
 
     Returns:
-        Side -> outcome -> share of the games.
+        Side -> outcome -> share of the games on this side.
     """
     n_envs = min(games, MOST_ENVS)
     with closing(make_vec_env(env_id, n_envs=n_envs, seed=seed)) as env, preserve_training_state(bundle, seed):
@@ -50,7 +51,7 @@ def _shares(returns: Sequence[float]) -> Shares:
 def _returns(
     bundle: PolicyBundle, env: MultiAgentVecEnv, agent: AgentID, quota: int, rng: np.random.Generator
 ) -> list[float]:
-    """The agent's returns in the first `quota` games of each env: counting the first to end would favour short ones."""
+    """Return the agent's returns in the first `quota` games of each env, so that short games are not favoured."""
     column = env.agents.index(agent)
     played, running, returns = np.zeros(env.num_envs, dtype=np.int64), np.zeros(env.num_envs), []
     step = env.reset()
@@ -66,14 +67,14 @@ def _returns(
 
 
 def random_moves(step: VecStep, rng: np.random.Generator) -> Array:
-    """A random legal move of each agent in each env, (E, A)."""
+    """Draw a legal move for each agent in each env: (E, A)."""
     (masks,) = step.action_masks
     assert masks is not None, "the env gives action masks"
     return np.where(masks, rng.random(masks.shape), -1.0).argmax(axis=-1)
 
 
 def _put_moves(bundle: PolicyBundle, agent: AgentID, column: int, step: VecStep, actions: Array) -> None:
-    """Replace the agent's random moves with those of its policy, in the envs in which it is its turn."""
+    """Replace the agent's random moves with those of its policy, in the envs where it is its turn."""
     turn = step.to_act[:, column]
     if turn.any():
         (observations,), (masks,) = step.observations, step.action_masks

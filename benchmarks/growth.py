@@ -1,16 +1,16 @@
-"""How the cost of an iteration grows with envs, agents, policies and the width of the networks.
+"""Measure how the cost of an iteration grows with envs, agents, policies and the width of the networks.
 
     python benchmarks/growth.py [--only envs,agents,policies,independent,width] [--repeats 3] [--json FILE]
 
-envs: 1 to 4,096 arenas, one shared policy. Rollouts get shorter above 256 envs, so that an iteration stays within
-      seconds: 25,600 env steps.
-agents: 2 to 64 in one env (`many_agents.py`), 16 envs, one shared policy.
-policies: 1 to 64 for 64 agents of that env, agents mapped round robin.
-independent: 1 to 64 agents of that env with a policy each.
-width: of both hidden layers, 32 to 512, 20 arenas, one shared policy.
+envs: 1 to 4,096 arenas with one shared policy. Above 256 envs, rollouts get shorter so that an iteration takes seconds:
+      it has at most 25,600 env steps.
+agents: 2 to 64 agents in each of 16 envs (`many_agents.py`) with one shared policy.
+policies: 1 to 64 policies for 64 agents of that env, mapped round robin.
+independent: 1 to 64 agents of that env, each with its own policy.
+width: hidden layers of 32 to 512 units, in 20 arenas with one shared policy.
 
-The points of a kind are measured in turns. The first iteration of a turn is not counted; after it there are as many as
-fill `--seconds`, at least one. Rollout and update apart are what `timers` in their results say.
+The points of a kind take turns. In each turn, the first iteration is not counted; then as many are counted as fill
+`--seconds`, at least one. The times of rollouts and of updates are those that `timers` reports.
 """
 
 from __future__ import annotations
@@ -22,19 +22,10 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
+from command_line import add_count, add_names, parser, positive
 from many_agents import ManyAgents
-from measure import (
-    Report,
-    Setting,
-    number,
-    one_torch_thread,
-    parser,
-    positive,
-    print_table,
-    some_of,
-    spread,
-    take_turns,
-)
+from measure import Report, Setting, number, print_table, spread, take_turns
+from trainings import one_torch_thread
 
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentVecEnv, PolicySpec, make_vec_env
 
@@ -42,22 +33,22 @@ HYPERPARAMETERS: dict[str, Any] = {"batch_size": 128, "n_epochs": 10, "learning_
 SETTING = Setting(
     what="marl_sb3 (fused, batched envs), networks 64x64 unless said otherwise",
     hyperparameters=HYPERPARAMETERS,
-    threads="1 torch thread; policies are updated beside each other, one per core",
-    changes={"A": "batched envs", "B": "fused networks, in acting and in updates"},
+    threads="1 torch thread; policies are updated in parallel, one per core",
+    changes={"A": "batched envs", "B": "fused networks, in rollouts and in updates"},
     packages=("marl_sb3", "stable-baselines3", "torch", "numpy", "numba"),
 )
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Of some iterations.
+    """What some iterations cost.
 
     Attributes:
-        env_steps: how many.
-        agent_steps: how many.
-        rollout_s: seconds of the rollout.
-        update_s: seconds of the updates of all policies.
-        cpu_s: seconds of processor time of whole iterations, over all threads.
+        env_steps: env steps of all envs.
+        agent_steps: agent steps of all agents.
+        rollout_s: wall-clock time of the rollouts.
+        update_s: wall-clock time of the updates of all policies.
+        cpu_s: CPU time of the iterations, over all threads.
     """
 
     env_steps: int
@@ -68,11 +59,11 @@ class Cost:
 
     @property
     def seconds(self) -> float:
-        """Of both."""
+        """Wall-clock time of rollouts and updates."""
         return self.rollout_s + self.update_s
 
     def rates(self) -> dict[str, float]:
-        """What the table shows."""
+        """Return the figures of the table."""
         return {
             "env_steps_per_s": self.env_steps / self.seconds,
             "agent_steps_per_s": self.agent_steps / self.seconds,
@@ -84,7 +75,7 @@ class Cost:
 
 
 def cost(algorithm: MultiAgentAlgorithm, seconds: float) -> Cost:
-    """Of so many seconds of iterations."""
+    """Run iterations for so many seconds of rollouts and updates, and return what they cost."""
     algorithm.train_iteration()
     total = Cost(0, 0, 0.0, 0.0, 0.0)
     while total.seconds < seconds:
@@ -102,22 +93,22 @@ def cost(algorithm: MultiAgentAlgorithm, seconds: float) -> Cost:
     return total
 
 
-# --- A point of each kind: (how many, env steps of a rollout, seed) -> what to measure --------------------------------
+# --- A function for each kind: (count, env steps of a rollout, seed) -> the algorithm to measure ---------------------
 
 
 def envs(count: int, n_steps: int, seed: int) -> MultiAgentAlgorithm:
-    """One shared policy in `count` arenas."""
+    """Make one shared policy for `count` arenas."""
     n_steps = max(2, min(n_steps, 25_600 // count))
     return _algorithm(make_vec_env("arena", n_envs=count), n_steps, seed)
 
 
 def agents(count: int, n_steps: int, seed: int) -> MultiAgentAlgorithm:
-    """One shared policy for `count` agents."""
+    """Make one shared policy for `count` agents."""
     return _algorithm(make_vec_env(ManyAgents, n_envs=16, agents=count), n_steps, seed)
 
 
 def policies(count: int, n_steps: int, seed: int) -> MultiAgentAlgorithm:
-    """`count` policies for 64 agents."""
+    """Make `count` policies for 64 agents."""
     env = make_vec_env(ManyAgents, n_envs=16, agents=64)
     ids = [f"policy{index}" for index in range(count)]
     mapping = {agent: ids[index % count] for index, agent in enumerate(env.agents)}
@@ -126,12 +117,12 @@ def policies(count: int, n_steps: int, seed: int) -> MultiAgentAlgorithm:
 
 
 def independent(count: int, n_steps: int, seed: int) -> MultiAgentAlgorithm:
-    """`count` agents with a policy each."""
+    """Make a policy for each of `count` agents."""
     return _algorithm(make_vec_env(ManyAgents, n_envs=16, agents=count), n_steps, seed, policies="per_agent")
 
 
 def width(count: int, n_steps: int, seed: int) -> MultiAgentAlgorithm:
-    """One shared policy with two hidden layers of this width."""
+    """Make one shared policy with two hidden layers of `count` units."""
     env = make_vec_env("arena", n_envs=20)
     return _algorithm(env, n_steps, seed, policy_kwargs={"net_arch": [count, count]})
 
@@ -142,7 +133,7 @@ def _algorithm(env: MultiAgentVecEnv, n_steps: int, seed: int, **settings: Any) 
 
 @dataclass(frozen=True)
 class Kind:
-    """What grows, and how far."""
+    """What grows: how to make an algorithm of a size, and the sizes."""
 
     algorithm: Callable[[int, int, int], MultiAgentAlgorithm]
     counts: Sequence[int]
@@ -161,7 +152,7 @@ KINDS: Mapping[str, Kind] = {
 
 
 def measure(name: str, counts: Sequence[int], repeats: int, n_steps: int, seconds: float) -> list[dict[str, Any]]:
-    """All points of a kind, in turns: prints their table and returns what goes into the JSON."""
+    """Measure all points of a kind and print their table; return their figures for JSON."""
 
     def point(count: int, turn: int) -> Cost:
         return cost(KINDS[name].algorithm(count, n_steps, turn), seconds)
@@ -173,7 +164,7 @@ def measure(name: str, counts: Sequence[int], repeats: int, n_steps: int, second
         for count, turns in zip(counts, costs.values(), strict=True)
     ]
     header = [name, "env steps/s", "rollout alone", "update alone", "agent steps/s", "us per agent step (min to max)"]
-    header.append("us of processor time")
+    header.append("us of CPU time")
     print()
     print_table(header, [_row(point) for point in points])
     return points
@@ -188,21 +179,13 @@ def _row(point: Mapping[str, Any]) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure the kinds one after the other, the points of each in turns."""
+    """Measure the kinds one after the other and print a table for each."""
     options = parser(__doc__)
+    add_names(options, "--only", KINDS)
+    options.add_argument("--points", type=positive, metavar="N", help="the first N points of each kind; default: all")
+    add_count(options, "--n-steps", 100, "env steps per env in a rollout")
     options.add_argument(
-        "--only",
-        type=some_of(KINDS),
-        default=list(KINDS),
-        metavar="KINDS",
-        help=f"some of {','.join(KINDS)}; default: all",
-    )
-    options.add_argument("--points", type=positive, metavar="N", help="the first N of each kind; default: all of them")
-    options.add_argument(
-        "--n-steps", type=positive, default=100, metavar="N", help="env steps per env in a rollout; default: 100"
-    )
-    options.add_argument(
-        "--seconds", type=float, default=0.5, metavar="S", help="of iterations at each point in a turn; default: 0.5"
+        "--seconds", type=float, default=0.5, metavar="S", help="seconds for each point in a turn; default: 0.5"
     )
     arguments = options.parse_args(argv)
     one_torch_thread()

@@ -1,7 +1,7 @@
-"""An env with as many agents as wanted, and next to no work in it: what it costs to train is the trainer's.
+"""An env with any number of agents that computes almost nothing, to measure what training itself costs.
 
-An agent is to name the largest of the first five of the eight numbers that it sees: reward 1, otherwise 0. The numbers
-are drawn when an episode begins, and move on by one place in every step. All agents are truncated together.
+An agent sees eight numbers. Its reward is 1 if its action is the index of the largest of the first five, otherwise 0.
+The numbers are drawn when an episode begins and rotate by one place in every step. All agents are truncated together.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ Infos = dict[AgentID, dict[str, Any]]
 
 
 class BatchedManyAgents(BatchedEnv):
-    """`num_envs` of them.
+    """`num_envs` envs as arrays.
 
     Args:
-        num_envs: E.
-        agents: A.
+        num_envs: number of envs, E.
+        agents: number of agents in each, A.
     """
 
     def __init__(self, num_envs: int, agents: int = 2) -> None:
@@ -62,10 +62,10 @@ class BatchedManyAgents(BatchedEnv):
 
 
 class ManyAgents(ParallelEnv[AgentID, FloatArray, int]):  # type: ignore[misc]  # PettingZoo ships no types
-    """One of them, as a `ParallelEnv`.
+    """One env as a `ParallelEnv`.
 
     Args:
-        agents: how many.
+        agents: number of agents.
     """
 
     metadata: ClassVar[dict[str, Any]] = METADATA
@@ -79,21 +79,21 @@ class ManyAgents(ParallelEnv[AgentID, FloatArray, int]):  # type: ignore[misc]  
 
     @classmethod
     def make_batched(cls, num_envs: int, **env_kwargs: Any) -> BatchedEnv:
-        """`num_envs` of them as arrays."""
+        """Make `num_envs` envs as arrays."""
         return BatchedManyAgents(num_envs, **env_kwargs)
 
     def observation_space(self, agent: AgentID) -> Space[Any]:
-        """Of every agent."""
+        """Return the observation space, the same for all agents."""
         return self._env.observation_space
 
     def action_space(self, agent: AgentID) -> Space[Any]:
-        """Of every agent."""
+        """Return the action space, the same for all agents."""
         return self._env.action_space
 
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[AgentID, FloatArray], Infos]:
-        """Begin an episode; without a seed, a random one."""
+        """Begin an episode; without a seed, a random one is drawn."""
         self._env.reset([0], [int(self._rng.integers(2**32)) if seed is None else seed])
         self.agents = list(self.possible_agents)
         return self._seen(), {agent: {} for agent in self.agents}

@@ -1,6 +1,6 @@
-"""marl_sb3's side of the throughput in `arena_vs_rllib.py`: one policy per agent on the arena, in a process of its own.
+"""marl_sb3's side of the throughput in `arena_vs_rllib.py`: PPO in the arena, one policy per agent.
 
-Prints JSON lines: versions first, then one for each iteration, as `rllib_side.py` does.
+It runs in a process of its own and prints JSON lines as `rllib_side.py` does: versions first, then one per iteration.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import torch
 from marl_sb3 import MultiAgentAlgorithm, make_vec_env
 
 PACKAGES = ("marl_sb3", "stable-baselines3", "torch", "numpy", "gymnasium", "pettingzoo")
-NOT_SB3 = ("n_envs", "n_timesteps", "net_arch")  # what SB3 has under other names
+NOT_SB3 = ("n_envs", "n_timesteps", "net_arch")  # not arguments of SB3's PPO
 
 
 def algorithm(hyperparameters: Mapping[str, Any], seed: int) -> MultiAgentAlgorithm:
-    """The joint loop with these hyperparameters."""
+    """Make the algorithm with these hyperparameters."""
     return MultiAgentAlgorithm(
         make_vec_env("arena", n_envs=hyperparameters["n_envs"]),
         "per_agent",
@@ -33,11 +33,11 @@ def algorithm(hyperparameters: Mapping[str, Any], seed: int) -> MultiAgentAlgori
 
 
 def main() -> None:
-    """Train for the iterations."""
+    """Train and print a line for each iteration."""
     started_s = time.perf_counter()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("hyperparameters", type=json.loads, help="JSON, by SB3's names")
-    parser.add_argument("--iterations", type=int, default=2, help="how many; default: 2")
+    parser.add_argument("hyperparameters", type=json.loads, help="JSON object with SB3's names")
+    parser.add_argument("--iterations", type=int, default=2, help="number of iterations; default: 2")
     parser.add_argument("--seed", type=int, default=0, help="default: 0")
     arguments = parser.parse_args()
     print(json.dumps({"versions": {name: importlib.metadata.version(name) for name in PACKAGES}}), flush=True)

@@ -1,11 +1,12 @@
-"""Env steps per second of processor time, for each on-policy algorithm: SB3's or sb3-contrib's class, and marl_sb3.
+"""Compare the on-policy algorithms of marl_sb3 with SB3's and sb3-contrib's: env steps per second of CPU time.
 
     python benchmarks/on_policy_vs_stock_sb3.py [--only ppo,a2c,...] [--repeats 3] [--env-steps 4096] [--json FILE]
 
-CartPole-v1 with 8 envs, rollout and update, in one process and in turns, at the defaults of each algorithm but for the
-length of rollouts. Sides: the stock class on SB3's `DummyVecEnv`; marl_sb3's class in its place, on the same vec env;
-`MultiAgentAlgorithm` with one agent. The first rollout of each turn is not counted. MaskablePPO gets masks that allow
-every action. The time is that of the process, not of the clock, so that other programs matter less.
+Each algorithm trains in CartPole-v1 with 8 envs. Its hyperparameters are its defaults, except for the length of the
+rollouts. Rollouts and updates are both timed. Three sides take turns in one process: the stock class on SB3's
+`DummyVecEnv`; marl_sb3's class on the same vec env; `MultiAgentAlgorithm` with one agent. The first rollout of each
+turn is not counted. MaskablePPO gets masks that allow every action. CPU time is measured because other programs on the
+machine affect it less than wall-clock time.
 """
 
 from __future__ import annotations
@@ -20,20 +21,11 @@ import gymnasium
 import numpy as np
 import sb3_contrib
 import stable_baselines3
-from measure import (
-    Comparison,
-    Report,
-    Setting,
-    number,
-    one_torch_thread,
-    parser,
-    positive,
-    print_table,
-    some_of,
-    take_turns,
-)
+from command_line import add_count, add_names, parser
+from measure import Comparison, Report, Setting, number, print_table, take_turns
 from stable_baselines3.common.env_util import make_vec_env as make_sb3_vec_env
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from trainings import one_torch_thread
 
 import marl_sb3
 from marl_sb3 import MultiAgentAlgorithm, PolicySpec
@@ -42,12 +34,12 @@ from marl_sb3.types import BoolArray
 ENV, N_ENVS = "CartPole-v1", 8
 STOCK, IN_PLACE, JOINT = "stock class", "marl_sb3's class in its place", "MultiAgentAlgorithm, one agent"
 SETTING = Setting(
-    what=f"{ENV}, {N_ENVS} envs, networks and hyperparameters of each algorithm's defaults",
+    what=f"{ENV}, {N_ENVS} envs, each algorithm with its default networks and hyperparameters",
     hyperparameters={"n_steps": "512; a2c 5; recurrent_ppo 128"},
     threads="1 torch thread",
     changes={
         "A": "the loop of the rollout",
-        "B": "fused networks, in acting and, but for TRPO, in updates; RecurrentPPO: LSTMs get whole sequences",
+        "B": "fused networks, in rollouts and (except TRPO) in updates; RecurrentPPO: LSTMs get whole sequences",
     },
     packages=("marl_sb3", "stable-baselines3", "sb3-contrib", "torch", "numpy", "gymnasium"),
 )
@@ -55,7 +47,7 @@ SETTING = Setting(
 
 @dataclass(frozen=True)
 class Case:
-    """An algorithm: its stock class, marl_sb3's own, and how it is run."""
+    """An algorithm: its stock class, marl_sb3's class, and how both are run."""
 
     stock: type[OnPolicyAlgorithm]
     ours: type[OnPolicyAlgorithm]
@@ -66,15 +58,15 @@ class Case:
 
 
 class AllAllowed(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """An env whose masks allow every action."""
+    """Adds action masks that allow every action."""
 
     def action_masks(self) -> BoolArray:
-        """(actions,) True."""
+        """Return the mask: (actions,) bool, all True."""
         return np.ones(2, dtype=np.bool_)
 
 
 def masked_cartpole() -> AllAllowed:
-    """CartPole with masks."""
+    """Make a CartPole with action masks."""
     return AllAllowed(gymnasium.make(ENV))
 
 
@@ -88,14 +80,14 @@ CASES: Mapping[str, Case] = {
 
 
 def env_steps_per_cpu_s(train: Callable[[], Any], env_steps: int) -> float:
-    """Env steps per second of processor time."""
+    """Call `train`, which takes so many env steps; return env steps per second of CPU time."""
     started_s = time.process_time()
     train()
     return env_steps / (time.process_time() - started_s)
 
 
 def with_sb3_loop(case: Case, algorithm: type[OnPolicyAlgorithm], env_steps: int, n_steps: int, seed: int) -> float:
-    """Of an SB3 algorithm's own `learn`."""
+    """Measure `learn` of a stock class or of marl_sb3's class."""
     env = make_sb3_vec_env(ENV, n_envs=N_ENVS, seed=seed, wrapper_class=case.wrapper)
     model = algorithm(case.policy, env, n_steps=n_steps, seed=seed, device="cpu", **case.hyperparameters)
     model.learn(n_steps * N_ENVS)
@@ -103,7 +95,7 @@ def with_sb3_loop(case: Case, algorithm: type[OnPolicyAlgorithm], env_steps: int
 
 
 def with_joint_loop(case: Case, env_steps: int, n_steps: int, seed: int) -> float:
-    """Of `MultiAgentAlgorithm`; an iteration is all the env steps that are counted."""
+    """Measure `MultiAgentAlgorithm`. All counted env steps are one iteration."""
     env = marl_sb3.make_vec_env(masked_cartpole if case.wrapper else ENV, n_envs=N_ENVS)
     spec = PolicySpec(case.ours, case.policy, n_steps=n_steps, **case.hyperparameters)
     model = MultiAgentAlgorithm(env, {"shared": spec}, n_steps=env_steps // N_ENVS, seed=seed, device="cpu")
@@ -112,7 +104,7 @@ def with_joint_loop(case: Case, env_steps: int, n_steps: int, seed: int) -> floa
 
 
 def sides_of(case: Case, env_steps: int) -> dict[str, Callable[[int], float]]:
-    """Return the sides by name; each takes the number of the turn."""
+    """Return side -> function that measures it in a turn, given the number of the turn."""
     n_steps = min(case.n_steps, env_steps // N_ENVS)
     return {
         STOCK: partial(with_sb3_loop, case, case.stock, env_steps, n_steps),
@@ -122,30 +114,22 @@ def sides_of(case: Case, env_steps: int) -> dict[str, Callable[[int], float]]:
 
 
 def row(name: str, rates: Comparison) -> list[str]:
-    """Return the row of an algorithm: the rate of each side, and how many times that of the stock class it is."""
+    """Return the table row of an algorithm: the rate of each side, and its ratio to the rate of the stock class."""
     medians, ratios = rates.medians(), rates.ratios()
     ours = [f"{number(medians[side])} ({ratios[side]:.2f} x)" for side in (IN_PLACE, JOINT)]
     return [name, number(medians[STOCK]), *ours]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure one algorithm after the other, its sides in turns, and print a row for each."""
+    """Measure the algorithms one after the other and print a table with a row for each."""
     options = parser(__doc__)
-    options.add_argument(
-        "--only",
-        type=some_of(CASES),
-        default=list(CASES),
-        metavar="ALGORITHMS",
-        help=f"some of {','.join(CASES)}; default: all",
-    )
-    options.add_argument(
-        "--env-steps", type=positive, default=4096, metavar="N", help="env steps counted in a turn; default: 4096"
-    )
+    add_names(options, "--only", CASES)
+    add_count(options, "--env-steps", 4096, "env steps counted in a turn")
     arguments = options.parse_args(argv)
     one_torch_thread()
     results = {
         name: Comparison(
-            "env steps/s of processor time",
+            "env steps/s of CPU time",
             take_turns(sides_of(CASES[name], arguments.env_steps), arguments.repeats, name),
             base=STOCK,
         )

@@ -1,4 +1,4 @@
-"""Draw the curves of presets: a small figure for each env, with a line for each preset."""
+"""Draw the learning curves of presets: a small figure for each env, with a line for each preset."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIDES = ("first player", "second player")
 
 Result = Mapping[str, Any]
 Curve = tuple[list[float], list[float]]  # env steps, values
-Line = tuple[str, list[Curve]]  # its name, and the curve of each seed
+Line = tuple[str, list[Curve]]  # name, curve of each seed
 
 
 def draw_all(by_name: Mapping[str, Sequence[Result]], folder: Path) -> None:
@@ -30,7 +30,7 @@ def draw_all(by_name: Mapping[str, Sequence[Result]], folder: Path) -> None:
 
 
 def lines_of(by_name: Mapping[str, Sequence[Result]]) -> Iterator[Line]:
-    """Each preset has a line of its returns, or one for each side of a game."""
+    """Yield the line of each preset: its returns, or in a game a line for each side."""
     for name, results in by_name.items():
         algo = name.partition(":")[0]
         games = "games" in results[0]["evaluation"]
@@ -43,7 +43,7 @@ def _column(points: Sequence[Sequence[float]], column: int) -> Curve:
 
 
 def draw(env: str, lines: Sequence[Line], file: Path) -> None:
-    """A line for the mean over seeds, a band from the lowest to the highest."""
+    """Draw each line as the mean over seeds, with a band from the lowest to the highest."""
     figure, axes = plt.subplots(figsize=(5.2, 2.8), layout="constrained")
     for colour, (name, curves) in zip(COLOURS, lines, strict=False):
         steps, low, mean, high = over_seeds(curves)
@@ -59,7 +59,7 @@ def draw(env: str, lines: Sequence[Line], file: Path) -> None:
 
 
 def over_seeds(curves: Sequence[Curve]) -> tuple[list[float], list[float], list[float], list[float]]:
-    """Env steps, and the lowest, mean and highest value over seeds, at the steps of the shortest curve."""
+    """Return env steps and the lowest, mean and highest value over seeds, at the env steps of the shortest curve."""
     steps = min((steps for steps, _ in curves), key=lambda steps: steps[-1])
     values = np.array([np.interp(steps, *curve) for curve in curves])
     return steps, values.min(0).tolist(), values.mean(0).tolist(), values.max(0).tolist()

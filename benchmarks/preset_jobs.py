@@ -1,4 +1,4 @@
-"""Train presets as the documented commands do, each in a process of its own, and measure what they reach."""
+"""Train presets as `python -m marl_sb3.train` does, each in its own process, and evaluate the policies."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from marl_sb3.config import load_config
 from marl_sb3.metrics import Episode
 from marl_sb3.runs.run import Run
 
-GAMES = ("classic/connect_four-v3", "classic/tictactoe-v3")  # self-play: their returns say little
-POINTS = 40  # of a curve of returns
-GAME_POINTS = 12  # of a curve of games
+GAMES = ("classic/connect_four-v3", "classic/tictactoe-v3")  # self-play: returns do not show how well a policy plays
+POINTS = 40  # in a curve of returns
+GAME_POINTS = 12  # in a curve of won games
 
-Point = list[float]  # env steps, then a value for each line of the curve
+Point = list[float]  # env steps, then one or two values
 
 
 @dataclass(frozen=True)
 class Job:
-    """A training.
+    """A training to run.
 
     Attributes:
         algo: name of the algorithm.
         env: id of the env.
-        seed: of the run.
-        variant: a name for the settings; "" is the preset.
-        settings: as after `--set`, in addition to the preset's.
+        seed: seed of the run.
+        variant: name of the settings; "" for the preset itself.
+        settings: as for `--set`; they override those of the preset.
     """
 
     algo: str
@@ -52,24 +52,24 @@ class Job:
 
     @property
     def name(self) -> str:
-        """Of the preset and its variant, without the seed."""
+        """The name of the preset and its variant, without the seed."""
         return ":".join(filter(None, (self.algo, self.env, self.variant)))
 
     @property
     def arguments(self) -> str:
-        """Those of `python -m marl_sb3.train` that train this, but for the seed."""
+        """The arguments of `python -m marl_sb3.train` for this training, without the seed."""
         algo = "" if self.algo == "ppo" else f" --algo {self.algo}"
         return f"{self.env}{algo}" + "".join(f" --set {key}={value}" for key, value in self.settings.items())
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What a job may take.
+    """Limits of a job.
 
     Attributes:
-        timesteps: env steps instead of the preset's.
-        episodes: of the evaluation after the training; `GAMES` are played ten times as often on each side.
-        deadline_s: when trainings stop, by `time.monotonic`.
+        timesteps: env steps; None: those of the preset.
+        episodes: number of episodes of the final evaluation; in `GAMES`, ten times as many on each side.
+        deadline_s: when trainings stop, in seconds of `time.monotonic`.
     """
 
     timesteps: int | None
@@ -79,11 +79,11 @@ class Budget:
 
 @dataclass
 class Clock:
-    """Adds up time.
+    """Adds up the time of blocks of code.
 
     Attributes:
-        wall_s: of the wall.
-        cpu_s: of the processor, in this process; a machine with other work does not change it much.
+        wall_s: wall-clock time.
+        cpu_s: CPU time of this process; other programs on the machine affect it little.
     """
 
     wall_s: float = 0.0
@@ -91,7 +91,7 @@ class Clock:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Add the time of a block."""
+        """Add the time that a `with` block takes."""
         wall_s, cpu_s = time.perf_counter(), time.process_time()
         yield
         self.wall_s += time.perf_counter() - wall_s
@@ -99,7 +99,7 @@ class Clock:
 
 
 class Watch(marl_sb3.MultiAgentCallback):
-    """Ends the training at the deadline, or if the process that waits for the result is gone."""
+    """Ends the training at the deadline, or when the process that waits for the result has ended."""
 
     def __init__(self, deadline_s: float) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class Watch(marl_sb3.MultiAgentCallback):
         self.parent_id = os.getppid()
 
     def on_iteration_end(self, result: Any) -> bool:
-        """Look for the other process."""
+        """Stop if the parent process has ended."""
         self.in_time = self.in_time and os.getppid() == self.parent_id
         return self.in_time
 
@@ -117,18 +117,18 @@ class Watch(marl_sb3.MultiAgentCallback):
 
 
 class Episodes(marl_sb3.MultiAgentCallback):
-    """The sum of returns of each episode, and when it ended."""
+    """Records the sum of returns of each episode and when it ended."""
 
     def __init__(self) -> None:
         super().__init__()
         self.ended: list[tuple[int, float]] = []
 
     def on_episode_end(self, episode: Episode) -> None:
-        """Keep it."""
+        """Record the episode."""
         self.ended.append((self.num_timesteps, sum(episode.agent_returns.values())))
 
     def curve(self) -> list[Point]:
-        """The mean of the episodes that ended in each of `POINTS` equal parts of the training."""
+        """Return the mean return of the episodes that ended in each of `POINTS` equal parts of the training."""
         if not self.ended:
             return []
         ends, returns = np.array(self.ended).T
@@ -141,8 +141,8 @@ class Games(marl_sb3.MultiAgentCallback):
     """Plays against a random player during the training.
 
     Attributes:
-        points: env steps, and the shares of won games as the first and as the second player.
-        clock: runs during the games.
+        points: env steps and the shares of won games, as the first and as the second player.
+        clock: measures the time of the games.
     """
 
     def __init__(self, env: str, games: int, every: float) -> None:
@@ -152,7 +152,7 @@ class Games(marl_sb3.MultiAgentCallback):
         self.clock = Clock()
 
     def on_iteration_end(self, result: Any) -> bool:
-        """Play if it is time for it."""
+        """Play when `every` more env steps have been taken."""
         if self.num_timesteps >= len(self.points) * self.every:
             with self.clock.running():
                 shares = against_random(self.algorithm.bundle(), self.env, self.games, seed=len(self.points))
@@ -161,9 +161,9 @@ class Games(marl_sb3.MultiAgentCallback):
 
 
 def train(job: Job, budget: Budget) -> dict[str, Any]:
-    """Train and evaluate; returns plain data."""
+    """Train and evaluate; return plain data."""
     clock, watch, episodes, games = Clock(), Watch(budget.deadline_s), Episodes(), _games(job, budget)
-    settings = {"n_parallel_updates": 1, **job.settings}  # one thread
+    settings = {"n_parallel_updates": 1, **job.settings}  # train in one thread
     with tempfile.TemporaryDirectory() as folder:
         with clock.running():
             run = marl_sb3.train(
@@ -196,7 +196,7 @@ def _games(job: Job, budget: Budget) -> list[Games]:
 
 
 def evaluation(run: Run, episodes: int) -> dict[str, Any]:
-    """What the trained policies reach: returns, or shares of games against a random player."""
+    """Evaluate the trained policies: returns, or in games the shares won against a random player."""
     if run.config.env in GAMES:
         return {"games": against_random(run.bundle(), run.config.env, 10 * episodes, seed=1_000)}
     result = run.evaluate(episodes, n_envs=min(episodes, 20))
@@ -210,13 +210,13 @@ def evaluation(run: Run, episodes: int) -> dict[str, Any]:
 def run_jobs(
     jobs: Sequence[Job], budget: Budget, processes: int, on_result: Callable[[Job, dict[str, Any]], None]
 ) -> None:
-    """Run jobs, each in a process of its own, and `processes` at a time; none begins after the deadline.
+    """Run each job in its own process; none begins after the deadline.
 
     Args:
         jobs: in the order in which they begin.
-        budget: of each.
-        processes: how many run at the same time.
-        on_result: called in this process with each result; that of a job that failed has nothing but `error`.
+        budget: limits of each job.
+        processes: how many jobs run at the same time.
+        on_result: called in this process with each result; the result of a job that failed has only `error`.
     """
     waiting = deque(jobs)
     running: dict[Connection, tuple[Job, BaseProcess]] = {}
@@ -225,7 +225,7 @@ def run_jobs(
             while waiting and len(running) < processes:
                 job = waiting.popleft()
                 if time.monotonic() >= budget.deadline_s:
-                    on_result(job, {"error": "not begun: the time was over"})
+                    on_result(job, {"error": "not begun: the time limit was reached"})
                 else:
                     running.update([_started(job, budget)])
             for job, result in _next_results(running):
@@ -251,7 +251,7 @@ def _work(job: Job, budget: Budget, answer: Connection) -> None:
 
 
 def _next_results(running: dict[Connection, tuple[Job, BaseProcess]]) -> Iterator[tuple[Job, dict[str, Any]]]:
-    """Wait for the end of at least one running job, and remove those that have ended."""
+    """Wait until at least one job has ended; yield the results of all that have, and remove them from `running`."""
     for connection in wait(list(running)) if running else ():
         assert isinstance(connection, Connection)
         job, process = running.pop(connection)

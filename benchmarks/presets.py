@@ -1,16 +1,16 @@
-"""Train presets with several seeds, and tabulate and draw what they reach.
+"""Train the presets with several seeds; print a table and draw curves of the returns that they reach.
 
     python benchmarks/presets.py [--presets ALGO:ENV,...] [--seeds 0,1,2] [--processes N] [--folder DIR] [--draw DIR]
 
-Each training is that of `python -m marl_sb3.train ENV --algo ALGO --seed SEED`, in one thread of a process of its own.
-Afterwards the policies are evaluated as the preset says, with the most probable actions or with drawn ones. In games of
-two players, where one policy plays both sides against itself, they play against a player that takes any legal move.
+Each training is that of `python -m marl_sb3.train ENV --algo ALGO --seed SEED`, in one thread of its own process.
+Afterwards the policies are evaluated as the preset says, with the most probable actions or with sampled ones. Games of
+two players are trained by self-play, and evaluated against a player that takes random legal moves.
 
-`--folder` keeps `results.jsonl`, a line for each training as soon as it is done, and `table.md`. What it has is not
-trained again, so that a benchmark that was ended continues. `--draw` needs matplotlib (`pip install -e '.[docs]'`).
+`--folder` keeps `results.jsonl`, with a line for each finished training, and `table.md`. Trainings that it has are not
+repeated, so that an interrupted benchmark can be continued. `--draw` needs matplotlib (`pip install -e '.[docs]'`).
 
-`--variants FILE` trains with other settings than the presets'. It is a YAML file: preset -> name -> settings, as after
-`--set`:
+`--variants FILE` trains with other settings than those of the presets. The YAML file maps preset -> name -> settings,
+as for `--set`:
 
     dqn:CartPole-v1:
       slow: {learning_rate: 0.0005, policy_kwargs.net_arch: [64, 64]}
@@ -26,8 +26,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from measure import Report, Setting, one_torch_thread, parser, positive, say, some_of
+from command_line import add_count, add_names, parser, positive
+from measure import Report, Setting, say
 from preset_jobs import Budget, Job, run_jobs
+from trainings import one_torch_thread
 
 from marl_sb3.config.yaml import read_yaml
 
@@ -47,7 +49,7 @@ PRESETS = (
     "trpo:arena",
     "a2c:arena",
     "ppo:arena",
-)  # about from the longest training to the shortest
+)  # roughly from the longest training to the shortest
 
 SETTING = Setting(
     what="presets of hparams/, each with several seeds",
@@ -61,7 +63,7 @@ Result = dict[str, Any]
 
 
 def jobs_of(presets: Iterable[str], seeds: Sequence[int], variants: Mapping[str, Any] | None) -> list[Job]:
-    """All trainings: every preset, or variant, with the first seed, then with the next one."""
+    """Return all trainings: every preset or variant with the first seed, then with the second, and so on."""
     named = variants or {preset: {"": {}} for preset in presets}
     return [
         Job(*preset.split(":", 1), seed, variant, settings)
@@ -75,7 +77,7 @@ class Results:
     """The results in a folder.
 
     Args:
-        folder: it is made if it is not there.
+        folder: made if it does not exist.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -85,12 +87,12 @@ class Results:
         self.all: list[Result] = [json.loads(line) for line in lines]
 
     def missing(self, jobs: Iterable[Job]) -> list[Job]:
-        """The jobs without a result; one that stopped early has none."""
+        """Return the jobs without a result; one that stopped early counts as having none."""
         done = {(result["name"], result["seed"]) for result in self.all if result.get("complete")}
         return [job for job in jobs if (job.name, job.seed) not in done]
 
     def add(self, job: Job, result: Result) -> None:
-        """Keep a result, and say it."""
+        """Write a result to the folder and print it."""
         result = {"name": job.name, "seed": job.seed, **result}
         self.all.append(result)
         with self.file.open("a", encoding="utf-8") as file:
@@ -99,7 +101,7 @@ class Results:
         say(f"{time.strftime('%H:%M:%S')} {job.name}, seed {job.seed}: {words_for(result)}")
 
     def by_name(self, names: Iterable[str] | None = None) -> dict[str, list[Result]]:
-        """Preset or variant -> its latest result of each seed, by seed; those that failed are left out."""
+        """Return preset or variant -> its latest result of each seed, sorted by seed, without those that failed."""
         latest = {(result["name"], result["seed"]): result for result in self.all if "error" not in result}
         found: dict[str, list[Result]] = {}
         for (name, _), result in sorted(latest.items()):
@@ -108,25 +110,25 @@ class Results:
 
 
 def reached(result: Result) -> dict[str, str]:
-    """What is measured -> its value."""
+    """Return name of a measurement -> its value, both in words."""
     found = result["evaluation"]
     stopped = "" if result["complete"] else " (stopped early)"
     if "games" in found:
         return {f"won as the {side} player": f"{shares['won']:.1%}{stopped}" for side, shares in found["games"].items()}
     several = len(found["agent_episode_returns_mean"]) > 1
-    what = f"{'sum of returns' if several else 'return'}{'' if found['deterministic'] else ', drawn actions'}"
+    what = f"{'sum of returns' if several else 'return'}{'' if found['deterministic'] else ', sampled actions'}"
     return {what: f"{found['episode_return_mean']:.1f}{stopped}"}
 
 
 def words_for(result: Result) -> str:
-    """A line."""
+    """Describe a result in one line."""
     if "error" in result:
         return str(result["error"])
     return f"{result['train_s']:.0f} s, " + ", ".join(f"{what} {value}" for what, value in reached(result).items())
 
 
 def table(by_name: Mapping[str, Sequence[Result]]) -> str:
-    """A Markdown row for each preset and each value that is measured; seconds are medians over seeds."""
+    """Return a Markdown table with a row for each preset and measurement; seconds are medians over seeds."""
     seeds = sorted({result["seed"] for results in by_name.values() for result in results})
     head = ["arguments", "env steps", "CPU seconds", "seconds", "measured", *(f"seed {seed}" for seed in seeds)]
     lines = [head, ["---"] * len(head)]
@@ -142,30 +144,22 @@ def table(by_name: Mapping[str, Sequence[Result]]) -> str:
 
 
 def facts(results: Sequence[Result]) -> dict[str, Any]:
-    """Of a preset, for JSON."""
+    """Return the results of a preset for JSON."""
     keys = ("seed", "arguments", "complete", "env_steps", "train_s", "train_cpu_s", "evaluation", "curve")
     return {"raw": [{key: result[key] for key in keys} for result in results]}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Train what is missing, print the table."""
+    """Run the trainings that have no result yet, and print the table."""
     options = parser(__doc__, repeats=None)
-    options.add_argument(
-        "--presets", type=some_of(PRESETS), default=list(PRESETS), metavar="ALGO:ENV,...", help="only these"
-    )
-    options.add_argument("--variants", type=Path, metavar="FILE", help="other settings, instead of --presets")
+    add_names(options, "--presets", PRESETS, metavar="ALGO:ENV,...")
+    options.add_argument("--variants", type=Path, metavar="FILE", help="train these settings instead of --presets")
     options.add_argument("--seeds", type=integers, default=[0, 1, 2], metavar="N,N", help="default: 0,1,2")
-    options.add_argument("--processes", type=positive, default=1, metavar="N", help="trainings at a time; default: 1")
-    options.add_argument("--timesteps", type=positive, metavar="N", help="env steps instead of the preset's")
+    add_count(options, "--processes", 1, "trainings at the same time")
+    options.add_argument("--timesteps", type=positive, metavar="N", help="env steps; default: those of the preset")
+    add_count(options, "--episodes", 100, "episodes of each evaluation; in games, ten times as many on each side")
     options.add_argument(
-        "--episodes",
-        type=positive,
-        default=100,
-        metavar="N",
-        help="of each evaluation; in games, ten times as many on each side; default: 100",
-    )
-    options.add_argument(
-        "--limit-s", type=float, default=float("inf"), metavar="S", help="trainings stop then; default: never"
+        "--limit-s", type=float, default=float("inf"), metavar="S", help="stop after so many seconds; default: never"
     )
     options.add_argument("--folder", type=Path, metavar="DIR", help="keep results here; default: nowhere")
     options.add_argument("--draw", type=Path, metavar="DIR", help="draw a figure for each env; default: none")
@@ -188,7 +182,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def integers(text: str) -> list[int]:
-    """Integers with commas between them, for `argparse`."""
+    """Parse integers that are separated by commas, for `argparse`."""
     return [int(each) for each in text.split(",")]
 
 

@@ -1,4 +1,4 @@
-"""Run a side of a benchmark as a process of its own, and keep what it prints together with when."""
+"""Run a side of a benchmark in its own process and record its output with times."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HERE = Path(__file__).resolve().parent
 
 
 class SideError(Exception):
-    """A side did not run to its end, or printed something else than was agreed."""
+    """A side failed, or did not print what was expected."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class Watched:
     """A process that has ended.
 
     Attributes:
-        lines: what it printed, each with the seconds from its start.
-        seconds: until it ended; the timeout if it was ended then.
-        timed_out: it was ended because its time was over.
+        lines: (seconds since the start, line) for each line of its output.
+        seconds: how long it ran; the timeout if it was stopped then.
+        timed_out: it was stopped at the timeout.
     """
 
     lines: list[tuple[float, str]]
@@ -37,10 +37,10 @@ class Watched:
 
 
 def watch(command: Sequence[str], timeout_s: float, folder: str | None = None) -> Watched:
-    """Run a command.
+    """Run a command until it ends or the timeout is over.
 
     Raises:
-        SideError: it failed, with the end of what it said.
+        SideError: it failed; the message has the last lines of its stderr.
     """
     started_s, over = time.perf_counter(), threading.Event()
     with (
@@ -52,7 +52,7 @@ def watch(command: Sequence[str], timeout_s: float, folder: str | None = None) -
         clock = threading.Timer(timeout_s, _end, (process, over))
         clock.start()
         try:
-            assert process.stdout is not None, "it was asked for"
+            assert process.stdout is not None, "PIPE was requested"
             lines = [(time.perf_counter() - started_s, line.strip()) for line in process.stdout]
             process.wait()
         finally:
@@ -64,7 +64,7 @@ def watch(command: Sequence[str], timeout_s: float, folder: str | None = None) -
 
 
 def _environment() -> dict[str, str]:
-    """marl_sb3 can be imported from this clone, and Ray neither reports its usage nor asks for a token."""
+    """Let the process import marl_sb3 from this clone; switch off Ray's usage reports and authentication."""
     path = os.pathsep.join(filter(None, (str(HERE.parent), os.environ.get("PYTHONPATH"))))
     return {**os.environ, "PYTHONPATH": path, "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
 
@@ -73,7 +73,7 @@ def _end(process: subprocess.Popen[str], over: threading.Event) -> None:
     over.set()
     process.terminate()
     try:
-        process.wait(30)  # Ray stops its own processes meanwhile
+        process.wait(30)  # time for Ray to stop its own processes
     except subprocess.TimeoutExpired:
         process.kill()
 
@@ -84,10 +84,10 @@ def _failure(command: Sequence[str], exit_code: int, errors: str) -> str:
 
 
 def parsed_lines(watched: Watched, script: str) -> list[dict[str, Any]]:
-    """The JSON lines that a side printed: the first tells its versions.
+    """Parse the JSON lines that a side printed; the first has its versions.
 
     Raises:
-        SideError: there are no such lines.
+        SideError: its output is something else.
     """
     try:
         parsed = [json.loads(line) for _, line in watched.lines]

@@ -1,10 +1,10 @@
-"""How collecting grows with runners on Ray, for an env that waits instead of computing.
+"""Measure how fast runners on Ray collect experience, with an env that waits instead of computing.
 
     python benchmarks/ray_runners.py --runners 1 4 16 64
 
-A step of one env waits 2 ms. A shard has 64 envs, whose steps are waited for one after the other, so that two cores can
-stand for many. Efficiency is the time that the waits alone take, divided by the time that a round took. The share of
-the driver is what it does in an iteration besides waiting for runners: weights out, rollouts in, the update.
+A step of one env waits 2 ms; a shard waits for its 64 envs one after the other. Waiting needs no CPU, so that two cores
+can stand for many. Efficiency is the time of the waits alone divided by the time of collecting. "beyond_the_waits_s" is
+the difference of the two: sending weights, receiving rollouts, and Ray's own work.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SPACE = spaces.Box(-1, 1, (8,), np.float32)
 
 
 class WaitingEnv(ParallelEnv):
-    """Two agents; a step waits."""
+    """An env with two agents, whose steps wait."""
 
     metadata: ClassVar[dict[str, Any]] = {"name": "waiting_v0"}
 
@@ -41,21 +41,21 @@ class WaitingEnv(ParallelEnv):
         self.render_mode = None
 
     def observation_space(self, agent: str) -> spaces.Space[Any]:
-        """What an agent sees."""
+        """Return the observation space, the same for both agents."""
         return SPACE
 
     def action_space(self, agent: str) -> spaces.Space[Any]:
-        """What it does."""
+        """Return the action space, the same for both agents."""
         return spaces.Discrete(4)
 
     @staticmethod
     def make_batched(num_envs: int, wait_s: float = WAIT_S) -> BatchedWaiting:
-        """Make the batched version, which is the one that is measured."""
+        """Make the batched env, which is the one that is measured."""
         return BatchedWaiting(num_envs, wait_s)
 
 
 class BatchedWaiting(BatchedEnv):
-    """`num_envs` envs, whose steps are waited for one after the other."""
+    """`num_envs` envs that wait one after the other in each step."""
 
     def __init__(self, num_envs: int, wait_s: float) -> None:
         self.num_envs, self._wait_s = num_envs, wait_s
@@ -89,7 +89,7 @@ class BatchedWaiting(BatchedEnv):
 
 
 def measure(runners: int, shards: int, n_steps: int, iterations: int, address: str) -> dict[str, Any]:
-    """Return the figures of a number of runners."""
+    """Measure with a number of runners; return the figures."""
     ray = RaySettings(address, runners, num_cpus=0.01, start_timeout_s=900.0)
     envs = shards * ENVS_PER_SHARD
     env = make_sharded_vec_env(WaitingEnv, envs, shards, seed=0, ray=ray)

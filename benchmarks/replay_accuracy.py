@@ -1,15 +1,15 @@
-"""How far the fused updates of DQN, SAC and their like are from PyTorch's, beside a change of one ulp in PyTorch's.
+"""Measure how far the fused updates of DQN, SAC and others are from PyTorch's; compare with the effect of one ulp.
 
     python benchmarks/replay_accuracy.py [--steps 100] [--cases dqn-1,sac-1,...] [--json FILE]
 
-All sides take the same minibatches from the same replay buffer of random transitions and draw the same random numbers.
-Each difference is the norm over all parameters of the policy, targets included, divided by the distance that those of
-stock SB3 have moved:
+All sides sample the same minibatches from the same replay buffer of random transitions and draw the same random
+numbers. Each figure is the distance from stock SB3's weights, over all parameters of the policy with its target
+networks, divided by the distance that stock SB3's weights have moved:
 
-    fused       marl_sb3's class through its kernels
-    one ulp     stock SB3 with each weight replaced by the next float32 above or below, the largest of three draws
+    fused       marl_sb3's class on its fused path
+    one ulp     stock SB3 with each weight replaced by the next float32 above or below; the largest of three draws
 
-A difference of the size of one ulp is rounding. Networks have two hidden layers of 64, minibatches 64 rows.
+A difference of the size of "one ulp" is rounding. Networks have two hidden layers of 64 units, minibatches 64 rows.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch as th
+from command_line import add_count, add_names, parser
 from gymnasium import spaces
-from measure import Report, Setting, one_torch_thread, parser, positive, print_table, some_of
+from measure import Report, Setting, print_table
 from stable_baselines3.common.logger import Logger
 from torch import nn
+from trainings import one_torch_thread
 
 from marl_sb3.learners.algorithms import algorithm_class
 
@@ -34,12 +36,12 @@ CHOICE, AXES = spaces.Discrete(4), spaces.Box(-1, 1, (2,), np.float32)
 
 @dataclass(frozen=True)
 class Case:
-    """What is trained.
+    """An algorithm and a scale of observations.
 
     Attributes:
         algo: name of the algorithm.
-        largest: observations lie between 0 and this.
-        activation: of the networks.
+        largest: observations are random numbers between 0 and this.
+        activation: activation function of the networks.
     """
 
     algo: str
@@ -48,7 +50,7 @@ class Case:
 
     @property
     def words(self) -> str:
-        """For the table."""
+        """A description for the table."""
         return f"{self.activation.__name__}, 0 to {self.largest:g}"
 
 
@@ -67,7 +69,7 @@ SETTING = Setting(
 
 
 class Blank(gymnasium.Env[Any, Any]):
-    """An env with spaces that is never stepped."""
+    """An env that has spaces and is never stepped."""
 
     def __init__(self, case: Case) -> None:
         self.observation_space = spaces.Box(0, case.largest, (INPUTS,), np.float32)
@@ -75,7 +77,7 @@ class Blank(gymnasium.Env[Any, Any]):
 
 
 def made(case: Case, *, stock: bool) -> Any:
-    """An algorithm with a full replay buffer; both kinds have the same weights and transitions."""
+    """Make an algorithm with a full replay buffer; stock and fused have the same weights and transitions."""
     named = algorithm_class(case.algo)
     kind: Any = next(base for base in named.__mro__ if not stock or not base.__module__.startswith("marl_sb3"))
     kwargs = {"net_arch": [64, 64], "activation_fn": case.activation}
@@ -91,12 +93,12 @@ def made(case: Case, *, stock: bool) -> Any:
 
 
 def weights(model: Any) -> np.ndarray[Any, Any]:
-    """All parameters of the policy, as float64."""
+    """Return all parameters of the policy as float64."""
     return np.concatenate([value.detach().numpy().ravel() for value in model.policy.parameters()]).astype(np.float64)
 
 
 def nudge(model: Any, draw: int) -> None:
-    """Replace each weight by the next float32 above or below."""
+    """Replace each weight by the next float32 above or below, drawn with the seed `draw`."""
     rng = np.random.default_rng(draw)
     for value in model.policy.parameters():
         array = value.detach().numpy()
@@ -104,7 +106,7 @@ def nudge(model: Any, draw: int) -> None:
 
 
 def trained(model: Any, steps: int) -> np.ndarray[Any, Any]:
-    """The weights after gradient steps with the same random numbers for all sides."""
+    """Take gradient steps with fixed random numbers and return the weights."""
     np.random.seed(1)  # noqa: NPY002 - SB3's stream of random numbers
     th.manual_seed(1)
     model.train(gradient_steps=steps, batch_size=ROWS)
@@ -112,7 +114,7 @@ def trained(model: Any, steps: int) -> np.ndarray[Any, Any]:
 
 
 def differences(case: Case, steps: int) -> dict[str, float]:
-    """The columns of the table for one case."""
+    """Return the relative distance of each side for one case."""
     before = weights(made(case, stock=True))
     expected = trained(made(case, stock=True), steps)
     moved = float(np.linalg.norm(expected - before))
@@ -126,10 +128,10 @@ def differences(case: Case, steps: int) -> dict[str, float]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Print the differences after one gradient step and after many."""
+    """Compute and print the differences after one gradient step and after many."""
     options = parser(__doc__, repeats=None)
-    options.add_argument("--steps", type=positive, default=100, metavar="N", help="gradient steps; default: 100")
-    options.add_argument("--cases", type=some_of(CASES), default=list(CASES), metavar="A,B", help="default: all")
+    add_count(options, "--steps", 100, "gradient steps")
+    add_names(options, "--cases", CASES)
     arguments = options.parse_args(argv)
     one_torch_thread()
     SETTING.print()

@@ -1,12 +1,12 @@
-"""Microseconds per env step of the algorithms with a replay buffer: stock SB3, and marl_sb3 on both of its paths.
+"""Compare the algorithms with a replay buffer: stock SB3 and both update paths of marl_sb3, in us per env step.
 
     python benchmarks/replay_vs_stock_sb3.py [--repeats 3] [--algos dqn,sac,...] [--sizes 64,256] [--steps N]
         [--json FILE]
 
-One env, an update after as many steps as SB3's defaults say; DQN and QR-DQN play CartPole-v1, the others Pendulum-v1.
-CPU time of the process, updates included; all sides in turns. The steps before the first updates are not counted.
-"torch" is `MultiAgentAlgorithm` on PyTorch's path, "fused" what `update_path: auto` takes; CrossQ has the first only.
-"updates" is the share of time that the updates of the faster of both take.
+DQN and QR-DQN train in CartPole-v1, the others in Pendulum-v1, all with one env and SB3's default frequency of updates.
+CPU time is measured, updates included; the sides take turns. The steps before the first updates are not counted.
+"torch" and "fused" are `MultiAgentAlgorithm` with this `update_path`; CrossQ has no fused path. "updates" is the share
+of the time that updates take on the faster of both paths.
 """
 
 from __future__ import annotations
@@ -17,18 +17,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from measure import (
-    Comparison,
-    Report,
-    Setting,
-    number,
-    one_torch_thread,
-    parser,
-    positive,
-    print_table,
-    some_of,
-    take_turns,
-)
+from command_line import add_names, parser, positive
+from measure import Comparison, Report, Setting, number, print_table, take_turns
+from trainings import one_torch_thread
 
 import marl_sb3
 from marl_sb3.learners.algorithms import algorithm_class
@@ -36,7 +27,7 @@ from marl_sb3.learners.algorithms import algorithm_class
 DISCRETE = ("dqn", "qrdqn")
 ALGOS = (*DISCRETE, "sac", "td3", "ddpg", "tqc", "crossq")
 SIZES = ("64", "256")
-WARM_STEPS = 200  # of which 100 are random; also the length of an iteration
+WARM_STEPS = 200  # not counted, the first 100 of them random; also the length of an iteration
 HYPERPARAMETERS = {"learning_starts": 100, "buffer_size": 50_000}
 SETTING = Setting(
     what="one env, two hidden layers",
@@ -49,7 +40,7 @@ STOCK, TORCH, FUSED = "stock", "torch", "fused"
 
 
 class Clock(marl_sb3.MultiAgentCallback):
-    """CPU time per step after the warm-up, in stock SB3 too, and the share of it that updates take."""
+    """Measures CPU time per env step and the share of updates, after the warm-up; works with stock SB3 too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +49,7 @@ class Clock(marl_sb3.MultiAgentCallback):
 
     @property
     def update_share(self) -> float:
-        """From 0 to 1; of wall-clock time."""
+        """The share of wall-clock time that updates take, from 0 to 1."""
         return self._update_s / self._all_s
 
     def _on_step(self) -> bool:
@@ -80,17 +71,17 @@ class Clock(marl_sb3.MultiAgentCallback):
 
 
 def env_of(algo: str) -> str:
-    """The env that an algorithm can play."""
+    """Return the env that fits the action space of an algorithm."""
     return "CartPole-v1" if algo in DISCRETE else "Pendulum-v1"
 
 
 def settings(size: int) -> dict[str, Any]:
-    """The hyperparameters, in a copy: SB3 writes into `policy_kwargs`."""
+    """Return a fresh copy of the hyperparameters: SB3 changes `policy_kwargs`."""
     return {**HYPERPARAMETERS, "policy_kwargs": {"net_arch": [size, size]}}
 
 
 def stock_clock(algo: str, size: int, steps: int, turn: int) -> Clock:
-    """Train by stock SB3."""
+    """Train with stock SB3."""
     clock = Clock()
     stock: Any = next(base for base in algorithm_class(algo).__mro__ if not base.__module__.startswith("marl_sb3"))
     model = stock("MlpPolicy", env_of(algo), seed=turn, device="cpu", **settings(size))
@@ -99,7 +90,7 @@ def stock_clock(algo: str, size: int, steps: int, turn: int) -> Clock:
 
 
 def our_clock(algo: str, size: int, steps: int, path: str, turn: int) -> Clock:
-    """Train by `MultiAgentAlgorithm` with the one agent."""
+    """Train with `MultiAgentAlgorithm` and one agent."""
     clock = Clock()
     spec = marl_sb3.PolicySpec(algorithm_class(algo), **settings(size))
     algorithm = marl_sb3.MultiAgentAlgorithm(
@@ -115,7 +106,7 @@ def our_clock(algo: str, size: int, steps: int, path: str, turn: int) -> Clock:
 
 
 def measure(algo: str, size: int, steps: int, repeats: int) -> tuple[Comparison, float]:
-    """Compare the sides of one algorithm; also the share of updates on its faster path."""
+    """Compare the sides of one algorithm; return also the share of updates on its faster path."""
     sides: dict[str, Callable[[int], Clock]] = {
         STOCK: partial(stock_clock, algo, size, steps),
         TORCH: partial(our_clock, algo, size, steps, "torch"),
@@ -130,17 +121,17 @@ def measure(algo: str, size: int, steps: int, repeats: int) -> tuple[Comparison,
 
 
 def table_row(algo: str, size: int, found: Comparison, share: float) -> list[str]:
-    """Medians, how many times as fast as stock SB3, and the share of updates."""
+    """Return a table row: the median of each side, its ratio to stock SB3, and the share of updates."""
     medians, ratios = found.medians(), found.ratios()
     cells = [f"{number(medians[side])} ({ratios[side]:.2f} x)" if side in medians else "" for side in (TORCH, FUSED)]
     return [f"{algo}, {size}x{size}", number(medians[STOCK]), *cells, f"{share:.0%}"]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure in turns and print medians and ratios."""
+    """Measure and print a table with a row for each algorithm and network size."""
     options = parser(__doc__)
-    options.add_argument("--algos", type=some_of(ALGOS), default=ALGOS, metavar="A,B", help="default: all")
-    options.add_argument("--sizes", type=some_of(SIZES), default=SIZES, metavar="N,M", help="default: 64,256")
+    add_names(options, "--algos", ALGOS)
+    add_names(options, "--sizes", SIZES, metavar="N,...")
     options.add_argument(
         "--steps", type=positive, metavar="N", help="counted steps in a turn; default: 2000 for dqn, 400 for the others"
     )

@@ -1,16 +1,16 @@
-"""RLlib's side of `arena_vs_rllib.py`: its PPO on the arena, one policy per agent. Runs in RLlib's own environment.
+"""RLlib's side of `arena_vs_rllib.py`: PPO in the arena, one policy per agent. Runs in RLlib's virtual environment.
 
-Prints JSON lines: versions first, then one for each iteration, as `marl_sb3_side.py` does.
+It prints JSON lines as `marl_sb3_side.py` does: versions first, then one per iteration.
 
-What RLlib counts. `train_batch_size_per_learner` is in env steps, also with several agents, because `count_steps_by` is
-`env_steps` by default; it is set here once more. 2,000 of them in 20 envs are fragments of 100 steps, 2,000 rows for
-each of the two policies. `minibatch_size` is in rows of one policy: a gradient step takes 128 rows of every policy, and
-they go on until every policy has seen its rows `num_epochs` times. That is what marl_sb3 does with `n_steps=100`,
-`batch_size=128` and a policy per agent, so that both train 20 agent steps per env step: `agent_steps_trained` in the
-lines shows it. RLlib's is 1% more, because it appends a row to each fragment for the value behind its end.
+How RLlib counts: `train_batch_size_per_learner` is in env steps, also with several agents, since `count_steps_by` is
+`env_steps` (the default, set here explicitly). 2,000 env steps in 20 envs are 20 fragments of 100 steps, and 2,000 rows
+for each of the two policies. `minibatch_size` is in rows of one policy: a gradient step uses 128 rows of every policy,
+until each policy has used its rows `num_epochs` times. marl_sb3 does the same with `n_steps=100`, `batch_size=128` and
+a policy per agent. Both train 20 agent steps per env step, as `agent_steps_trained` shows; RLlib trains 1% more, since
+it appends a row to each fragment for the value of its last observation.
 
-Its `episode_return_mean` is that of the episodes of the iteration, 20 of them; marl_sb3's that of the last 100, which
-comes later. What else stays RLlib's own: how networks are initialised, Adam's epsilon (1e-8; SB3: 1e-5), and that
+What still differs: RLlib's `episode_return_mean` covers the 20 episodes of the iteration; marl_sb3's covers the last
+100 and so lags behind. RLlib initialises its networks in its own way, Adam's epsilon is 1e-8 (SB3: 1e-5), and
 advantages are normalised over the rollout instead of the minibatch.
 """
 
@@ -38,14 +38,14 @@ PACKAGES = ("ray", "torch", "numpy", "gymnasium", "pettingzoo")
 
 
 def learning_rate(value: float | str, n_timesteps: int) -> float | list[list[float]]:
-    """A constant; or for `lin_X` RLlib's form of a line from X down to 0 at `n_timesteps` env steps."""
+    """Translate a constant or `lin_X`, which falls linearly from X to 0 over `n_timesteps` env steps."""
     if isinstance(value, str):
         return [[0, float(value.removeprefix("lin_"))], [n_timesteps, 0.0]]
     return value
 
 
 def training_settings(hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
-    """RLlib's names for SB3's hyperparameters; what SB3's PPO does not have is off."""
+    """Translate SB3's hyperparameters to RLlib's; features that SB3's PPO lacks are switched off."""
     h = hyperparameters
     return {
         "train_batch_size_per_learner": h["n_envs"] * h["n_steps"],
@@ -65,7 +65,7 @@ def training_settings(hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def config(hyperparameters: Mapping[str, Any], seed: int) -> Any:
-    """RLlib's configuration for hyperparameters by SB3's names."""
+    """Build RLlib's configuration from hyperparameters with SB3's names."""
     network = DefaultModelConfig(
         fcnet_hiddens=hyperparameters["net_arch"], fcnet_activation="tanh", vf_share_layers=False
     )
@@ -86,7 +86,7 @@ def config(hyperparameters: Mapping[str, Any], seed: int) -> Any:
 
 
 def iterations(algorithm: Any, started_s: float) -> Iterator[dict[str, Any]]:
-    """Train; one line for each iteration."""
+    """Train, and yield a line for each iteration."""
     agent_steps_trained = 0
     while True:
         result = algorithm.train()
@@ -100,13 +100,13 @@ def iterations(algorithm: Any, started_s: float) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    """Train until the iterations are done or the return is reached."""
+    """Train until the iterations are done or the return is reached; print a line for each iteration."""
     started_s = time.perf_counter()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("hyperparameters", type=json.loads, help="JSON, by SB3's names")
-    parser.add_argument("--iterations", type=int, help="how many; default: no end")
+    parser.add_argument("hyperparameters", type=json.loads, help="JSON object with SB3's names")
+    parser.add_argument("--iterations", type=int, help="number of iterations; default: unlimited")
     parser.add_argument(
-        "--stop-return", type=float, default=float("inf"), help="end at this mean return; default: none"
+        "--stop-return", type=float, default=float("inf"), help="stop at this mean return; default: none"
     )
     parser.add_argument("--seed", type=int, default=0, help="default: 0")
     arguments = parser.parse_args()

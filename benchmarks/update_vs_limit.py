@@ -1,15 +1,16 @@
-"""How close the fused PPO update comes to what its matrix products alone take on this machine.
+"""Compare the fused PPO update with the time that its matrix products alone take on this machine.
 
     python benchmarks/update_vs_limit.py [--repeats 5] [--cases arena-64,arena-256,cartpole-256] [--json FILE]
 
-One rollout of 4,000 rows; in turns, from the same weights: stock SB3's `train()`, the torch and the fused path of
-`marl_sb3.PPO.train()`, the fused kernel without what `train()` does around it, and the limit. Microseconds are per
-minibatch of 128 rows.
+All sides update from the same weights on the same rollout of 4,000 rows, and take turns: stock SB3's `train()`; the
+torch path and the fused path of `marl_sb3.PPO.train()`; the fused kernel alone, without what `train()` does around it;
+and the limit. Times are microseconds per minibatch of 128 rows.
 
-The limit is SGEMM alone: every matrix product of a minibatch's forward and backward pass, timed one by one at its very
-shape, float32, one thread, by the faster of NumPy's BLAS and SciPy's (called from compiled code, as the kernel does).
-One-hot observations (arena) make the first layer a gather of rows, which counts as nothing; floats (CartPole) make it
-products like any other. Activations, losses, gradient norms and Adam count as nothing either: 100% is out of reach.
+The limit is SGEMM alone: every matrix product of a minibatch's forward and backward pass, timed by itself at the same
+shape, in float32 and one thread, by the faster of NumPy's BLAS and SciPy's (called from compiled code, as the kernel
+does). With one-hot observations (arena) the first layer gathers rows instead of multiplying, and the limit leaves it
+out; with float observations (CartPole) it is a product like any other. The limit also leaves out activations, losses,
+gradient norms and Adam, so that no implementation can reach 100%.
 """
 
 from __future__ import annotations
@@ -24,24 +25,14 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import scipy.linalg.cython_blas  # noqa: F401 - loaded now: `threadpool_limits` sees only what is loaded
+import scipy.linalg.cython_blas  # noqa: F401 - `threadpool_limits` only limits libraries that are loaded
 import stable_baselines3
-from measure import (
-    Comparison,
-    Report,
-    Setting,
-    number,
-    one_torch_thread,
-    parser,
-    positive,
-    print_table,
-    some_of,
-    spread,
-    take_turns,
-)
+from command_line import add_count, add_names, parser
+from measure import Comparison, Report, Setting, number, print_table, spread, take_turns
 from numba import njit
 from stable_baselines3.common.logger import Logger
 from threadpoolctl import threadpool_limits
+from trainings import one_torch_thread
 
 import marl_sb3
 from marl_sb3.types import FloatArray
@@ -59,11 +50,11 @@ class Case:
     """A rollout and a network.
 
     Attributes:
-        env: env id.
-        n_envs: with `n_steps` and the agents, 4,000 rows.
+        env: its id.
+        n_envs: number of envs; envs x steps x agents are 4,000 rows.
         n_steps: env steps per env.
-        width: of both hidden layers of both nets.
-        inputs: of the first layer; 0 where it is a gather.
+        width: of both hidden layers, in actor and critic.
+        inputs: of the first layer; 0 where it gathers rows.
         actions: outputs of the actor.
     """
 
@@ -84,7 +75,7 @@ CASES = {
 
 @dataclass(frozen=True)
 class Product:
-    """(rows, inner) @ (inner, columns) of matrices that may be transposed views."""
+    """A product (rows, inner) @ (inner, columns), whose factors may be transposed views."""
 
     rows: int
     inner: int
@@ -94,21 +85,21 @@ class Product:
 
     @property
     def flops(self) -> int:
-        """A multiplication and an addition each."""
+        """Multiplications and additions."""
         return 2 * self.rows * self.inner * self.columns
 
 
 def products(case: Case) -> list[Product]:
-    """Those of one minibatch, transposed where the kernel has them so."""
+    """Return the products of one minibatch, transposed as in the kernel."""
     found = []
     for outputs in (case.actions, 1):  # actor, critic
         sizes = [case.inputs, case.width, case.width, outputs]
         for layer, (inputs, width) in enumerate(itertools.pairwise(sizes)):
             if inputs:
                 found.append(Product(BATCH_SIZE, inputs, width))
-                found.append(Product(inputs, BATCH_SIZE, width, left_transposed=True))  # gradient by the weights
+                found.append(Product(inputs, BATCH_SIZE, width, left_transposed=True))  # gradient of the weights
             if layer > 0:
-                found.append(Product(BATCH_SIZE, width, inputs, right_transposed=True))  # gradient by the inputs
+                found.append(Product(BATCH_SIZE, width, inputs, right_transposed=True))  # gradient of the inputs
     return found
 
 
@@ -120,11 +111,11 @@ def _with_numpy(left: FloatArray, right: FloatArray, out: FloatArray, calls: int
         np.dot(left, right, out)
 
 
-_with_scipy: Any = njit(_with_numpy)  # compiled, products go to SciPy's BLAS
+_with_scipy: Any = njit(_with_numpy)  # compiled code calls SciPy's BLAS
 
 
 def product_us(product: Product, calls: int) -> float:
-    """Microseconds of a product; of each BLAS the median of five times `calls`."""
+    """Return the microseconds of a product with the faster BLAS: the median of five measurements of `calls` calls."""
     left = _matrix(product.rows, product.inner, product.left_transposed)
     right = _matrix(product.inner, product.columns, product.right_transposed)
     out = np.empty((product.rows, product.columns), np.float32)
@@ -153,11 +144,11 @@ def _timed_s(function: Callable[[], object]) -> float:
 
 
 class Updates:
-    """The same update, by each way.
+    """Measures the same update on each side, in microseconds per minibatch.
 
     Args:
         case: the rollout and the network.
-        n_epochs: of an update.
+        n_epochs: epochs of the update.
     """
 
     def __init__(self, case: Case, n_epochs: int) -> None:
@@ -166,25 +157,25 @@ class Updates:
         self._rollout = _full_buffer(self._stock)
         self._weights = copy.deepcopy(self._stock.get_parameters())
         self.minibatches: float = self._rollout.buffer_size * self._rollout.n_envs * n_epochs / BATCH_SIZE
-        for way in (self.stock_us, self.lean_us, self.fused_us):
+        for way in (self.stock_us, self.torch_us, self.fused_us):
             way(0)  # compiles and allocates
 
     def stock_us(self, turn: int) -> float:
-        """Of stock SB3's `train()`."""
+        """Measure stock SB3's `train()`."""
         return self._timed_us(self._ready(self._stock).train)
 
-    def lean_us(self, turn: int) -> float:
-        """Of `marl_sb3.PPO.train()` through PyTorch."""
+    def torch_us(self, turn: int) -> float:
+        """Measure `marl_sb3.PPO.train()` on the torch path."""
         self._ours.update_path = "torch"
         return self._timed_us(self._ready(self._ours).train)
 
     def fused_us(self, turn: int) -> float:
-        """Of `marl_sb3.PPO.train()` through the kernels."""
+        """Measure `marl_sb3.PPO.train()` on the fused path."""
         self._ours.update_path = "fused"
         return self._timed_us(self._ready(self._ours).train)
 
     def kernel_us(self, turn: int) -> float:
-        """Of the kernels in it."""
+        """Measure the kernel of the fused path alone."""
         self._ours.update_path = "fused"
         self._ready(self._ours)
         return self._timed_us(self._ours.prepare_update().run)
@@ -215,7 +206,7 @@ def _algorithm(ppo: type[Any], case: Case, n_epochs: int) -> Any:
 
 
 def _full_buffer(algorithm: Any) -> Any:
-    """A rollout, not touched by an update."""
+    """Return a filled rollout buffer, as it is before the update."""
     algorithm.train, train = lambda: None, algorithm.train
     algorithm.learn(algorithm.n_steps * algorithm.n_envs)
     algorithm.train = train
@@ -226,7 +217,7 @@ def _full_buffer(algorithm: Any) -> Any:
 
 
 def measure(name: str, repeats: int, n_epochs: int, calls: int) -> dict[str, Any]:
-    """One case: prints its table and returns what goes into the JSON."""
+    """Measure one case and print its table; return its figures for JSON."""
     case, updates = CASES[name], Updates(CASES[name], n_epochs)
     by_product: dict[Product, list[float]] = {product: [] for product in products(case)}
 
@@ -235,7 +226,7 @@ def measure(name: str, repeats: int, n_epochs: int, calls: int) -> dict[str, Any
             figures.append(product_us(product, calls))
         return sum(by_product[product][-1] for product in products(case))
 
-    sides = {STOCK: updates.stock_us, TORCH: updates.lean_us, FUSED: updates.fused_us}
+    sides = {STOCK: updates.stock_us, TORCH: updates.torch_us, FUSED: updates.fused_us}
     turns = take_turns({**sides, KERNEL: updates.kernel_us, LIMIT: limit_us}, repeats, name)
     times = Comparison("us per minibatch", turns, STOCK, less_is_better=True)
     medians = times.medians()
@@ -271,19 +262,11 @@ def _print(name: str, times: Comparison, shares: Mapping[str, float], gflops_per
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure the cases one after the other, the sides of each in turns."""
+    """Measure the cases one after the other and print a table for each."""
     options = parser(__doc__, repeats=5)
-    options.add_argument(
-        "--cases",
-        type=some_of(CASES),
-        default=list(CASES),
-        metavar="CASES",
-        help=f"some of {','.join(CASES)}; default: all",
-    )
-    options.add_argument("--epochs", type=positive, default=10, metavar="N", help="of an update; default: 10")
-    options.add_argument(
-        "--calls", type=positive, default=100, metavar="N", help="of each product that are timed together; default: 100"
-    )
+    add_names(options, "--cases", CASES)
+    add_count(options, "--epochs", 10, "epochs of an update")
+    add_count(options, "--calls", 100, "calls of each product that are timed together")
     arguments = options.parse_args(argv)
     setting = Setting(
         what="one PPO update of 4,000 rows",

@@ -1,4 +1,4 @@
-"""How alike two Waterworlds are, for `waterworld_vs_pettingzoo.py`: replayed episodes, and distributions."""
+"""Compare two Waterworlds, for `waterworld_vs_pettingzoo.py`: replay episodes, and compare distributions."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ TRACED = ("begins", "positions", "velocities", "moved", "actions", "rewards", "s
 
 
 class RecordedDraws:
-    """In the place of a generator: gives what is moved the places and velocities that a trace has.
+    """Stands in for a random generator: objects that are moved get the positions and velocities of a trace.
 
     Args:
         positions: (2, N), after the step.
         velocities: (2, N), after the step.
-        moved: numbers on the object axis, in their order.
-        speeds: (N,), of which velocities are drawn.
+        moved: indices of the moved objects on the axis of length N, ascending.
+        speeds: (N,), the largest speed of each object.
     """
 
     def __init__(self, positions: Array, velocities: Array, moved: Array, speeds: Array) -> None:
@@ -38,12 +38,12 @@ class RecordedDraws:
         self._left = [numbers for pair in drawn for numbers in pair]
 
     def random(self, size: int) -> Array:
-        """Return the next numbers; where our rules move more than the trace does, some others."""
+        """Return the next numbers of the trace; 0.25 if our rules move more objects than the trace."""
         return self._left.pop(0) if self._left else np.full(size, 0.25)
 
 
 def replay(trace: Mapping[str, Array], settings: Mapping[str, Any]) -> dict[str, float]:
-    """Play the episodes of a trace again by our rules; return the largest differences and how many rewards differ."""
+    """Play the episodes of a trace with our rules; return the largest differences, and how many numbers differ."""
     env = WaterworldEnv(**settings)
     state = rules.empty_state(1, env.parameters)
     speeds, n_pursuers = env.pond.max_speeds, env.parameters.n_pursuers
@@ -66,7 +66,7 @@ def replay(trace: Mapping[str, Array], settings: Mapping[str, Any]) -> dict[str,
         "env steps": len(trace["begins"]) - int(trace["begins"].sum()),
         **largest,
         **_unlike("rewards", differences["reward"], 1e-6),
-        # A ray that just meets a rim on one side may just miss it on the other.
+        # A ray that barely hits a rim on one side may miss it on the other.
         **_unlike("observed numbers", differences["observation"], 1e-3),
     }
 
@@ -81,7 +81,7 @@ def _unlike(name: str, differences: Sequence[Array], tolerance: float) -> dict[s
 
 @dataclass(frozen=True)
 class Record:
-    """The episodes of a side. Every episode is equally long.
+    """The episodes of a side, all of the same length.
 
     Attributes:
         observations: (episodes, kept steps, P, size).
@@ -97,7 +97,7 @@ class Record:
 
 
 def compare_numbers(ours: Record, theirs: Record) -> dict[str, dict[str, list[Any]]]:
-    """Return, by name, for each pursuer: means, standard errors and quantiles of both sides, and z."""
+    """Return name -> statistics of both sides and z, each with a value per pursuer."""
     sides = {
         "return": (ours.returns, theirs.returns),
         **{event: (ours.counts[:, place], theirs.counts[:, place]) for place, event in enumerate(EVENTS)},
@@ -110,7 +110,7 @@ def compare_numbers(ours: Record, theirs: Record) -> dict[str, dict[str, list[An
 
 
 def compare_observations(ours: Record, theirs: Record, n_sensors: int) -> dict[str, dict[str, Any]]:
-    """Return, by block of the observation, over all pursuers: moments, quantiles, and how far components lie apart."""
+    """Return block of the observation -> statistics of both sides and their differences, over all pursuers."""
     edges = [*range(0, 8 * n_sensors + 1, n_sensors), 8 * n_sensors + 1, 8 * n_sensors + 2]
     return {
         name: _compare_block(ours.observations[..., first:end], theirs.observations[..., first:end])
@@ -143,12 +143,12 @@ def _numbers(side: str, values: Array) -> dict[str, list[Any]]:
 
 
 def mean_and_error(values: Array) -> tuple[Array, Array]:
-    """Return means over the first axis, the episodes, and their standard errors."""
+    """Return the means over the first axis, the episodes, and their standard errors."""
     return values.mean(axis=0), values.std(axis=0, ddof=1) / np.sqrt(len(values))
 
 
 def z_scores(ours: Array, theirs: Array) -> Array:
-    """Return differences of means over the first axis in standard errors; without errors 0 or, if they differ, 99."""
+    """Return the difference of the means in standard errors; where these are 0: 0 for equal means, 99 for others."""
     (mean, error), (their_mean, their_error) = mean_and_error(ours), mean_and_error(theirs)
     apart, errors = mean - their_mean, np.sqrt(error**2 + their_error**2)
     scores: Array = np.divide(apart, errors, out=np.where(apart == 0, 0.0, 99.0), where=errors > 0)
@@ -156,7 +156,7 @@ def z_scores(ours: Array, theirs: Array) -> Array:
 
 
 def ks_distance(ours: Array, theirs: Array) -> float:
-    """Return the Kolmogorov-Smirnov distance of two samples: the largest difference of their distribution functions."""
+    """Return the Kolmogorov-Smirnov distance: the largest difference of the empirical distribution functions."""
     ours, theirs = np.sort(ours, axis=None), np.sort(theirs, axis=None)
     every = np.concatenate((ours, theirs))
     shares = [np.searchsorted(side, every, side="right") / len(side) for side in (ours, theirs)]

@@ -1,10 +1,11 @@
-"""PettingZoo's side of `waterworld_vs_pettingzoo.py`, which starts it; it knows nothing of marl_sb3.
+"""PettingZoo's side of `waterworld_vs_pettingzoo.py`, which starts it; it does not use marl_sb3.
 
     python benchmarks/waterworld_pettingzoo_side.py JSON FILE.npz
 
-needs an environment with PettingZoo 1.25 and pymunk < 7. JSON is a mapping of `settings` (arguments of
-`waterworld_v4`), `policy`, `episodes`, `seed`, `every` (one env step in so many is kept) and `trace` (episodes of which
-every state is kept, too). FILE gets the arrays of `waterworld_checks.Record` and those of `TRACED`.
+It needs an environment with PettingZoo 1.25 and pymunk < 7. JSON is an object with `settings` (arguments of
+`waterworld_v4`), `policy`, `episodes`, `seed`, `every` (the observations of every Nth env step are kept) and `trace`
+(the number of episodes of which all states are kept too). FILE gets the arrays of `waterworld_checks.Record` and those
+of `TRACED`.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from pettingzoo.sisl import waterworld_v4
 from pettingzoo.sisl.waterworld.waterworld_base import WaterworldBase
 from waterworld_policies import POLICIES
 
-PX = 750  # of a side of the square
+PX = 750  # side of the square in pixels
 EVENTS = ("food_encounters", "captures", "poison_hits")
 
 
 class Counted(WaterworldBase):
-    """Counts the events of each pursuer, and says what is moved, which `waterworld_v4` tells nobody."""
+    """Waterworld that also counts the events of each pursuer, and records which objects were moved."""
 
     def reset(self) -> Any:
-        """Start an episode with nothing counted."""
+        """Begin an episode and reset the counts."""
         self.counts = np.zeros((len(EVENTS), self.n_pursuers), dtype=np.int64)
         self.moved = np.zeros(self.n_evaders + self.n_poisons, dtype=np.bool_)
         return super().reset()
@@ -37,34 +38,34 @@ class Counted(WaterworldBase):
         self.counts[EVENTS.index(event), arbiter.shapes[0].collision_type - 1] += 1
 
     def pursuer_poison_begin_callback(self, arbiter: Any, space: Any, data: Any) -> Any:
-        """A pursuer begins to touch a poison, which is moved."""
+        """Count that a pursuer touches a poison; the poison is moved."""
         self._count("poison_hits", arbiter)
         self.moved[self.n_evaders + arbiter.shapes[1].collision_type - 2000] = True
         return super().pursuer_poison_begin_callback(arbiter, space, data)
 
     def pursuer_evader_begin_callback(self, arbiter: Any, space: Any, data: Any) -> Any:
-        """A pursuer begins to touch a food."""
+        """Count that a pursuer touches a food."""
         self._count("food_encounters", arbiter)
         return super().pursuer_evader_begin_callback(arbiter, space, data)
 
     def pursuer_evader_separate_callback(self, arbiter: Any, space: Any, data: Any) -> Any:
-        """A pursuer ceases to touch a food, which is moved if it was eaten."""
+        """A pursuer stops touching a food: count a capture if it was eaten; then the food is moved."""
         if arbiter.shapes[1].counter >= self.n_coop:
             self._count("captures", arbiter)
             self.moved[arbiter.shapes[1].collision_type - 1000] = True
         return super().pursuer_evader_separate_callback(arbiter, space, data)
 
     def moving(self) -> tuple[Any, Any]:
-        """Positions and velocities of pursuers, foods and poisons: (2, N) each, in sides of the square."""
+        """Return positions and velocities of pursuers, foods and poisons: (2, N) each; the square has side 1."""
         bodies = [thing.body for thing in (*self.pursuers, *self.evaders, *self.poisons)]
         positions, velocities = ([tuple(getattr(body, name)) for body in bodies] for name in ("position", "velocity"))
         return np.array(positions).T / PX, np.array(velocities).T / PX
 
 
 def main() -> None:
-    """Play; write the file."""
+    """Play the episodes and write the file."""
     job = json.loads(sys.argv[1])
-    waterworld_v4._env = Counted  # what `raw_env` makes, by this name of its module
+    waterworld_v4._env = Counted  # `raw_env` makes envs of this class
     sys.modules[waterworld_v4.raw_env.__module__]._env = Counted
     arrays = play(job)
     versions = {name: version(name) for name in ("pettingzoo", "pymunk", "numpy")}
@@ -114,7 +115,7 @@ TRACED = ("begins", "positions", "velocities", "moved", "actions", "rewards", "s
 
 
 def add(trace: dict[str, list[Any]], base: Any, actions: Any, rewards: Any, seen: Any, begins: bool) -> None:
-    """Keep a state, what led to it and what is seen of it."""
+    """Add a state to the trace, with the actions before it, the rewards and the observations."""
     positions, velocities = base.moving()
     nothing, moved = np.zeros((base.n_pursuers, 2), dtype=np.float32), base.moved
     base.moved = np.zeros_like(moved)

@@ -1,4 +1,4 @@
-"""Scripted pursuers that see nothing but observations, for both sides of `waterworld_vs_pettingzoo.py`: NumPy alone."""
+"""Scripted policies for both sides of `waterworld_vs_pettingzoo.py`; this file needs only NumPy."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from typing import Any
 
 import numpy as np
 
-# (what is seen, (rows, size); number of sensors; generator) -> (rows, 2) float32 in -1..1
+# (observations, (rows, size); number of sensors; generator) -> actions, (rows, 2) float32 in -1..1
 Policy = Callable[[Any, int, np.random.Generator], Any]
-FOOD_BLOCK, POISON_BLOCK = 2, 4  # of the distances, with speed features
-CRUISE = 0.3  # thrust of a pursuer that senses nothing of interest
+FOOD_BLOCK, POISON_BLOCK = 2, 4  # blocks of an observation with distances
+CRUISE = 0.3  # largest thrust of a pursuer that senses no target
 
 
 def uniform(seen: Any, n_sensors: int, rng: np.random.Generator) -> Any:
-    """Thrust anywhere, whatever is seen."""
+    """Thrust in a random direction."""
     return rng.uniform(-1, 1, (len(seen), 2)).astype(np.float32)
 
 
 def chase(seen: Any, n_sensors: int, rng: np.random.Generator) -> Any:
-    """Thrust towards the nearest food that is sensed, otherwise gently anywhere."""
+    """Thrust towards the nearest food that is sensed; without any, gently in a random direction."""
     return _along_nearest(seen, FOOD_BLOCK, 1.0, n_sensors, rng)
 
 
 def flee(seen: Any, n_sensors: int, rng: np.random.Generator) -> Any:
-    """Thrust away from the nearest poison that is sensed, otherwise gently anywhere."""
+    """Thrust away from the nearest poison that is sensed; without any, gently in a random direction."""
     return _along_nearest(seen, POISON_BLOCK, -1.0, n_sensors, rng)
 
 

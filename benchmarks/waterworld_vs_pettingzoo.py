@@ -1,4 +1,4 @@
-"""Our Waterworld next to that of PettingZoo 1.25 (pymunk): whether both are the same game, and how fast they are.
+"""Compare our Waterworld with that of PettingZoo 1.25 (pymunk): whether both are the same game, and their speed.
 
     python -m venv DIR
     DIR/bin/pip install "pettingzoo==1.25.*" "pymunk<7" pygame scipy
@@ -6,14 +6,14 @@
 
 (`pettingzoo[sisl]` would also build Box2D, which Waterworld does not need.)
 
-replay: episodes of PettingZoo are played again by our rules, from the same start, with the same actions and the same
-new places for what is eaten or touched.
+replay: our rules play episodes of PettingZoo again, from the same start, with the same actions and the same new places
+for what was eaten or touched.
 
-distributions: both sides play episodes with seeds of their own under the same scripted policies, which see nothing but
-observations. z is a difference of means in standard errors, over episodes; for equal distributions, |z| > 2 in 5 % of
-all cases. The table of observations has a row for each block of components; the JSON has quantiles, too.
+distributions: both sides play episodes with their own seeds and the same scripted policies, which see nothing but
+observations. z is the difference of the means over episodes in standard errors; with equal distributions, |z| > 2 in
+5 % of the cases. The table of observations has a row for each block of components; the JSON also has quantiles.
 
-speed: env steps per second of processor time, on one core.
+speed: env steps per second of CPU time, on one core.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measure import Comparison, Report, Setting, listed, number, parser, positive, print_table, say, some_of
+from command_line import add_count, add_names, parser, positive
+from measure import Comparison, Report, Setting, listed, number, print_table, say
 from processes import HERE, SideError, watch
 from waterworld_checks import EVENTS, Record, compare_numbers, compare_observations, replay
 from waterworld_policies import POLICIES
@@ -38,15 +39,15 @@ from marl_sb3.envs.waterworld import WaterworldEnv
 from marl_sb3.types import Array
 
 SIDE = "waterworld_pettingzoo_side.py"
-EVERY = 10  # One env step in so many is kept for the distributions of observations.
-REPLAYED = 1  # episode
-# The first is our default, as PettingZoo's documentation has it, the second is the default of PettingZoo's code.
+EVERY = 10  # every 10th env step is kept for the distributions of observations
+REPLAYED = 1  # number of replayed episodes
+# 0.01 is our default and the one of PettingZoo's documentation, 0.5 the default of PettingZoo's code.
 CASES = {"accel 0.01": {"pursuer_max_accel": 0.01}, "accel 0.5": {"pursuer_max_accel": 0.5}}
 SETTING = Setting(
     what="waterworld, scripted policies, no training",
     hyperparameters={},
-    threads="1, processor time",
-    changes={"A": "envs as arrays, as against our single env", "C": "own draws, as against PettingZoo"},
+    threads="1; CPU time",
+    changes={"A": "envs as arrays, compared with our single env", "C": "other draws, compared with PettingZoo"},
     packages=("marl_sb3", "numpy"),
 )
 
@@ -55,7 +56,7 @@ SETTING = Setting(
 
 
 def pettingzoo_arrays(python: str, job: Mapping[str, Any], timeout_s: float) -> dict[str, Array]:
-    """Run PettingZoo's side; return the arrays that it has written.
+    """Run PettingZoo's side; return the arrays that it writes.
 
     Raises:
         SideError: it failed.
@@ -69,14 +70,14 @@ def pettingzoo_arrays(python: str, job: Mapping[str, Any], timeout_s: float) -> 
 
 
 def record_of(arrays: Mapping[str, Array]) -> Record:
-    """The episodes in such arrays."""
+    """Return the episodes in the arrays of PettingZoo's side."""
     observations, episodes = arrays["observations"], len(arrays["returns"])
     by_episode = observations.reshape(episodes, -1, *observations.shape[1:])
     return Record(by_episode, arrays["returns"], arrays["counts"], arrays["lengths"])
 
 
 def our_record(settings: Mapping[str, Any], policy: str, episodes: int, seed: int) -> Record:
-    """Play the episodes beside each other."""
+    """Play our episodes, all in one batch."""
     template = WaterworldEnv(**settings)
     env, n_sensors, agents = (
         template.make_batched(episodes, **settings),
@@ -101,7 +102,7 @@ def our_record(settings: Mapping[str, Any], policy: str, episodes: int, seed: in
 
 
 def our_rate(settings: Mapping[str, Any], num_envs: int, seconds: float) -> float:
-    """Env steps per second of processor time, steps and observations."""
+    """Measure steps and observations, in env steps per second of CPU time."""
     env = WaterworldEnv.make_batched(num_envs, **{**settings, "max_cycles": 10**9})
     env.reset(range(num_envs), range(num_envs))
     shape = (10, num_envs, len(env.possible_agents), 2)
@@ -124,7 +125,7 @@ def our_rate(settings: Mapping[str, Any], num_envs: int, seconds: float) -> floa
 
 
 def compare(python: str, settings: Mapping[str, Any], policy: str, arguments: Any) -> dict[str, Any]:
-    """Both sides under one policy; prints the tables and returns what goes into the JSON."""
+    """Compare both sides with one policy and print the tables; return the figures for JSON."""
     job = {
         "settings": settings,
         "policy": policy,
@@ -174,7 +175,7 @@ def _block_row(name: str, block: Mapping[str, Any]) -> list[str]:
 
 
 def measure_speed(settings: Mapping[str, Any], theirs: Sequence[float], seconds: float) -> dict[str, Any]:
-    """Ours in three turns beside PettingZoo's; prints the table and returns what goes into the JSON."""
+    """Measure our speed three times and print it beside PettingZoo's; return the figures for JSON."""
     ours = {f"marl_sb3, {n} envs": [our_rate(settings, n, seconds) for _ in range(3)] for n in (1, 16, 64, 256)}
     rates = Comparison("env steps/s", {"PettingZoo 1.25": theirs, **ours}, "PettingZoo 1.25")
     rates.print()
@@ -182,28 +183,28 @@ def measure_speed(settings: Mapping[str, Any], theirs: Sequence[float], seconds:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print; returns the exit code, 1 if PettingZoo's side failed.
+    """Measure and print; return the exit code, which is 1 if PettingZoo's side failed.
 
     Raises:
-        SystemExit: 2, the command line is wrong: there is no such Python, say.
+        SystemExit: with code 2 if the command line is wrong, for example if there is no such Python.
     """
     options = parser(__doc__, repeats=None)
     options.add_argument(
         "--pettingzoo-python", required=True, metavar="PATH", help="the Python of an environment with PettingZoo 1.25"
     )
     options.add_argument(
-        "--episodes", type=_several, default=100, metavar="N", help="of each side, at least 2; default: 100"
+        "--episodes", type=_several, default=100, metavar="N", help="episodes of each side, at least 2; default: 100"
     )
-    options.add_argument(
-        "--env-steps", type=positive, default=500, metavar="N", help="of an episode, a multiple of 10; default: 500"
-    )
+    add_count(options, "--env-steps", 500, "length of an episode, a multiple of 10")
     options.add_argument("--pursuers", default="2,4", metavar="P,...", help="numbers of agents; default: 2,4")
+    add_names(options, "--policies", POLICIES)
+    options.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the first episode; default: 0")
     options.add_argument(
-        "--policies", type=some_of(POLICIES), default=list(POLICIES), metavar="NAME,...", help="default: all of them"
+        "--seconds", type=float, default=1.0, metavar="S", help="length of each measurement of our speed; default: 1.0"
     )
-    options.add_argument("--seed", type=int, default=0, metavar="S", help="of the first episode; default: 0")
-    options.add_argument("--seconds", type=float, default=1.0, metavar="S", help="of each of our rates; default: 1.0")
-    options.add_argument("--timeout-s", type=float, default=3600.0, metavar="S", help="of each process; default: 3600")
+    options.add_argument(
+        "--timeout-s", type=float, default=3600.0, metavar="S", help="limit for each process; default: 3600"
+    )
     arguments = options.parse_args(argv)
     if not os.access(arguments.pettingzoo_python, os.X_OK):
         options.error(f"--pettingzoo-python: there is no Python at {arguments.pettingzoo_python}")
@@ -217,7 +218,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _several(text: str) -> int:
     if int(text) < 2:
-        raise argparse.ArgumentTypeError(f"{text} is not accepted; at least 2, which have a spread")
+        raise argparse.ArgumentTypeError(f"{text} is not accepted; at least 2, since the spread is needed")
     return int(text)
 
 

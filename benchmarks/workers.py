@@ -1,10 +1,10 @@
-"""How far workers carry: an env that waits, the overhead of a step, and an env that computes, beside other libraries.
+"""Measure env workers: with an env that waits, with one that computes (beside other libraries), and their overhead.
 
     python benchmarks/workers.py [--only waiting,overhead,computing] [--env sisl/pursuit-v5] [--json FILE]
 
 The waiting env sleeps for 2 ms in each step and computes nothing, so that two cores can stand for many. The overhead is
-the time of a step in one worker less that in the process itself, of CartPole. SuperSuit steps the computing env with
-`num_cpus`, SB3 with `SubprocVecEnv`, in which the agents of an env are one row.
+the time of a CartPole step in one worker minus that of a step in the main process. SuperSuit steps the computing env
+with `num_cpus`, SB3 with `SubprocVecEnv`, where all agents of an env count as one.
 """
 
 from __future__ import annotations
@@ -21,47 +21,48 @@ from typing import Any
 import gymnasium
 import numpy as np
 import supersuit
+from command_line import add_count, add_names, parser
 from gymnasium import spaces
-from measure import Report, Setting, parser, positive, print_table, say, some_of, take_turns
+from measure import Report, Setting, print_table, say, take_turns
 from stable_baselines3.common.vec_env import SubprocVecEnv
 
 from marl_sb3 import make_vec_env
 from marl_sb3.envs.registry import env_factory, make_env
 
 SETTING = Setting(
-    what="env steps per second with random actions, over numbers of worker processes",
+    what="env steps per second with random actions and several numbers of worker processes",
     hyperparameters={},
     threads="1 BLAS thread in each process",
     changes={"A": "nothing: the steps are the same with any number of workers"},
     packages=("marl_sb3", "stable-baselines3", "supersuit", "pettingzoo", "numpy"),
 )
 WAIT_S = 0.002
-HANGS_S = 120.0  # after this time a side has hung
+HANGS_S = 120.0  # a side that takes longer is considered hung
 
 
 class Waiting(gymnasium.Env):  # type: ignore[type-arg]
-    """Waits for 2 ms in each step, as a simulator elsewhere does."""
+    """An env that waits for 2 ms in each step, as if for an external simulator."""
 
     observation_space = spaces.Box(-1, 1, (4,), np.float32)
     action_space = spaces.Discrete(2)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        """At once."""
+        """Begin an episode without waiting."""
         return np.zeros(4, np.float32), {}
 
     def step(self, action: Any) -> Any:
-        """After the wait."""
+        """Wait; the observation and the reward are zeros."""
         time.sleep(WAIT_S)
         return np.zeros(4, np.float32), 0.0, False, False, {}
 
 
 def waiting() -> gymnasium.Env:  # type: ignore[type-arg]
-    """A `Waiting`."""
+    """Make a `Waiting`."""
     return Waiting()
 
 
 class AsOneAgent(gymnasium.Env):  # type: ignore[type-arg]
-    """A `ParallelEnv` with equal agents as one agent, for `SubprocVecEnv`: the stacked observations, all actions."""
+    """A `ParallelEnv` as an env with one agent, for `SubprocVecEnv`; all agents must have the same spaces."""
 
     def __init__(self, env: str) -> None:
         self._env = make_env(env_factory(env), 0, {})
@@ -71,15 +72,15 @@ class AsOneAgent(gymnasium.Env):  # type: ignore[type-arg]
         )
         shape = (len(agents), *space.shape)
         self.observation_space = spaces.Box(-np.inf, np.inf, shape, np.float32)
-        self.action_space = spaces.Discrete(2)  # not used: the actions are drawn here
+        self.action_space = spaces.Discrete(2)  # ignored by `step`
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        """Begin an episode of all agents."""
+        """Begin an episode; return the stacked observations of all agents."""
         observations, _ = self._env.reset(seed=seed)
         return self._stacked(observations), {}
 
     def step(self, action: Any) -> Any:
-        """All agents act at random."""
+        """Let all agents act at random, whatever the action is."""
         given = {agent: self._action_space.sample() for agent in self._env.agents}
         observations, rewards, *_ = self._env.step(given)
         return self._stacked(observations), float(sum(rewards.values())), not self._env.agents, False, {}
@@ -93,7 +94,7 @@ class AsOneAgent(gymnasium.Env):  # type: ignore[type-arg]
 
 
 def steps_per_s(step: Callable[[], object], num_envs: int, seconds: float) -> float:
-    """Env steps per second, after some that are not counted."""
+    """Measure env steps per second; the first three steps are not counted."""
     for _ in range(3):
         step()
     steps, started_s = 0, time.perf_counter()
@@ -104,7 +105,7 @@ def steps_per_s(step: Callable[[], object], num_envs: int, seconds: float) -> fl
 
 
 def ours(env: Any, n_envs: int, n_workers: int, seconds: float) -> float:
-    """Env steps per second of marl_sb3."""
+    """Measure marl_sb3, in env steps per second."""
     with closing(make_vec_env(env, n_envs, seed=0, n_workers=n_workers, vectorizer="sync")) as vec:
         vec.reset()
         for group in vec.groups:
@@ -117,7 +118,7 @@ def ours(env: Any, n_envs: int, n_workers: int, seconds: float) -> float:
 
 
 def of_supersuit(env: str, n_envs: int, n_cpus: int, seconds: float) -> float:
-    """Env steps per second of SuperSuit."""
+    """Measure SuperSuit, in env steps per second."""
     markov = supersuit.pettingzoo_env_to_vec_env_v1(make_env(env_factory(env), 0, {}))
     vec = supersuit.concat_vec_envs_v1(markov, n_envs, num_cpus=n_cpus, base_class="stable_baselines3")
     vec.reset()
@@ -126,7 +127,7 @@ def of_supersuit(env: str, n_envs: int, n_cpus: int, seconds: float) -> float:
 
 
 def of_sb3(env: str, n_envs: int, seconds: float) -> float:
-    """Env steps per second of `SubprocVecEnv`, which has a process for each env."""
+    """Measure `SubprocVecEnv`, which has a process for each env, in env steps per second."""
     vec = SubprocVecEnv([partial(AsOneAgent, env)] * n_envs)
     vec.reset()
     actions = np.zeros(n_envs, np.int64)
@@ -137,13 +138,13 @@ def of_sb3(env: str, n_envs: int, seconds: float) -> float:
 
 
 def apart(side: Callable[[], float]) -> float:
-    """Measure in a process of its own; 0 if it has hung or failed."""
-    ours_, theirs = multiprocessing.Pipe(duplex=False)
-    process = multiprocessing.get_context("fork").Process(target=_measure, args=(side, theirs))
+    """Measure in a process of its own; return 0 if it hung or failed."""
+    here, there = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("fork").Process(target=_measure, args=(side, there))
     process.start()
-    theirs.close()
+    there.close()
     try:
-        found: float = ours_.recv() if ours_.poll(HANGS_S) else 0.0
+        found: float = here.recv() if here.poll(HANGS_S) else 0.0
     except EOFError:
         found = 0.0
     process.kill()
@@ -156,10 +157,10 @@ def _measure(side: Callable[[], float], result: Connection) -> None:
 
 
 def measure_waiting(n_envs: int, most: int, seconds: float) -> list[dict[str, Any]]:
-    """Env steps per second of the waiting env over numbers of workers, and the efficiency against one of them."""
+    """Measure the waiting env with several numbers of workers; return speedup over one worker and efficiency."""
     counts = [number for number in (1, 2, 4, 8, 16, 32) if number <= most]
     raw: dict[int, list[float]] = {number: [] for number in counts}
-    for _ in range(3):  # in turns: a machine that is slow for a minute is slow for all of them
+    for _ in range(3):  # in turns: when the machine is slow for a minute, it is slow for all
         for number in counts:
             say(f"waiting env, {number} workers")
             raw[number].append(ours(waiting, n_envs, number, seconds))
@@ -184,7 +185,7 @@ def measure_waiting(n_envs: int, most: int, seconds: float) -> list[dict[str, An
 
 
 def measure_overhead(repeats: int, steps: int) -> dict[str, Any]:
-    """Microseconds that a step in one worker takes longer, and medians of both."""
+    """Measure how many microseconds longer a step takes in a worker than in this process."""
     found = take_turns({f"{n} workers": partial(_step_us, n, steps) for n in (0, 1)}, repeats, "step of CartPole")
     here, there = (min(figures) for figures in found.values())
     print(
@@ -205,7 +206,7 @@ def _step_us(n_workers: int, steps: int, turn: int) -> float:
 
 
 def measure_computing(env: str, n_envs: int, seconds: float, repeats: int) -> dict[str, Any]:
-    """Env steps per second of an env that computes, with marl_sb3, SuperSuit and SB3."""
+    """Measure marl_sb3, SuperSuit and SB3 with an env that computes, in env steps per second."""
     sides = {
         **{
             f"marl_sb3, {n} workers" if n else "marl_sb3, in process": partial(ours, env, n_envs, n, seconds)
@@ -227,16 +228,15 @@ def measure_computing(env: str, n_envs: int, seconds: float, repeats: int) -> di
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Print a table for each measurement."""
+    """Run the measurements and print a table for each."""
     options = parser(__doc__)
-    names = ["waiting", "overhead", "computing"]
-    options.add_argument("--only", type=some_of(names), default=names, metavar="NAMES", help="default: all")
+    add_names(options, "--only", ["waiting", "overhead", "computing"])
     options.add_argument("--env", default="sisl/pursuit-v5", help="the env that computes; default: sisl/pursuit-v5")
-    options.add_argument("--n-envs", type=positive, default=128, metavar="E", help="that wait; default: 128")
-    options.add_argument("--computing-envs", type=positive, default=8, metavar="E", help="that compute; default: 8")
-    options.add_argument("--most", type=positive, default=32, metavar="N", help="most workers that wait; default: 32")
+    add_count(options, "--n-envs", 128, "number of waiting envs", metavar="E")
+    add_count(options, "--computing-envs", 8, "number of computing envs", metavar="E")
+    add_count(options, "--most", 32, "largest number of workers for the waiting env")
     options.add_argument("--seconds", type=float, default=2.0, metavar="S", help="of each measurement; default: 2")
-    options.add_argument("--steps", type=positive, default=3000, help="of CartPole; default: 3000")
+    add_count(options, "--steps", 3000, "CartPole steps for the overhead")
     arguments = options.parse_args(argv)
     SETTING.print()
     measurements: dict[str, Callable[[], Any]] = {

@@ -19,7 +19,7 @@ import pytest
 from forked import ForkServer, forked_subprocess
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
-SHARED = {"measure", "processes", "many_agents", "marl_sb3_side", "rllib_side"}
+SHARED = {"command_line", "measure", "trainings", "processes", "many_agents", "marl_sb3_side", "rllib_side"}
 SHARED |= {"games", "preset_curves", "preset_jobs"}
 SHARED |= {"waterworld_checks", "waterworld_policies", "waterworld_pettingzoo_side"}
 NEEDS_RAY = {"ray_runners"}  # see tests/crash/test_ray.py
@@ -223,7 +223,7 @@ def test_presets_go_on_where_they_were_ended(load: Load, in_tmp: Path, capsys: p
     for limit in ("0", "60", "60"):
         load("presets").main([*arguments, "--limit-s", limit])
     early, complete = map(json.loads, Path("kept/results.jsonl").read_text().splitlines())
-    assert early["error"] == "not begun: the time was over"
+    assert early["error"] == "not begun: the time limit was reached"
     assert [point[0] for point in complete["curve"]] == [16, 32]
     for shares in complete["evaluation"]["games"].values():
         assert set(shares) == {"won", "drawn", "lost"}
