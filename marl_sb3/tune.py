@@ -40,7 +40,7 @@ def _tune(arguments: argparse.Namespace) -> int:
 
     ray = ray_settings(arguments)
     if ray is not None:
-        from marl_sb3.runners.ray.connection import require_ray
+        from marl_sb3.runners.ray.address import require_ray
 
         require_ray(ray.address)
     counts = (arguments.workers, arguments.confirm_seeds, arguments.confirm_best)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -78,13 +81,57 @@ def test_settings_are_checked() -> None:
         RaySettings(num_cpus=-1)
 
 
-def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+class FakeRay(ModuleType):
+    """Takes part of Ray's place: it replaces the handler of SIGTERM, as Ray does, and writes logs."""
+
+    def __init__(self, error: BaseException | None = None) -> None:
+        super().__init__("ray")
+        self.error = error
+        self.is_initialized = lambda: False
+        self.shutdowns = 0
+
+    def init(self, _temp_dir: str, **_: Any) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        self.folder = Path(_temp_dir)
+        (self.folder / "log").write_text("started")
+        if self.error is not None:
+            raise self.error
+
+    def shutdown(self) -> None:
+        self.shutdowns += 1
+
+
+@pytest.fixture
+def connect(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[FakeRay, Connection]]:
+    def connected(address: str, error: BaseException | None = None) -> tuple[FakeRay, Connection]:
+        ray = FakeRay(error)
+        monkeypatch.setitem(sys.modules, "ray", ray)
+        monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+        return ray, Connection(RaySettings(address), 1)
+
+    return connected
+
+
+def test_nobody_answers(connect: Callable[..., tuple[FakeRay, Connection]]) -> None:
     """Ray itself would try for two minutes, and then end the process."""
-    ray = ModuleType("ray")
-    ray.is_initialized = lambda: False  # type: ignore[attr-defined]
-    ray.init = lambda **_: None  # type: ignore[attr-defined]
-    ray.shutdown = lambda: None  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "ray", ray)
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     with pytest.raises(ConfigError, match=r"nobody answers at '127\.0\.0\.1:9'"):
-        Connection("127.0.0.1:9", 1.0)
+        connect("127.0.0.1:9")
+
+
+def test_a_ray_of_ones_own_leaves_nothing(connect: Callable[..., tuple[FakeRay, Connection]]) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    ray, connection = connect("local")
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert ray.folder.is_dir()
+    connection.close()
+    assert (ray.shutdowns, ray.folder.exists()) == (1, False)
+
+
+@pytest.mark.parametrize("error", [ValueError("no such\nfolder"), SystemExit("no such")])
+def test_what_ray_refuses_is_said_in_words(
+    error: BaseException, connect: Callable[..., tuple[FakeRay, Connection]]
+) -> None:
+    with pytest.raises(ConfigError, match=r"ray: cannot connect to 'local': no such$"):
+        connect("local", error)
+    assert not sys.modules["ray"].folder.exists()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from marl_sb3.errors import ConfigError
@@ -17,16 +17,12 @@ class RayPool:
 
     Args:
         connection: is closed with the pool.
-        num_cpus: CPUs that Ray sets aside for each actor.
-        runtime_env: Ray's description of what the actors need: packages, files, environment variables; or None.
     """
 
-    def __init__(self, connection: Connection, num_cpus: float, runtime_env: Mapping[str, Any] | None) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._ray = connection.ray
-        self._options: dict[str, Any] = {"num_cpus": num_cpus, "max_restarts": 0, "max_task_retries": 0}
-        if runtime_env is not None:
-            self._options["runtime_env"] = dict(runtime_env)
+        self._options = {**connection.options, "max_restarts": 0, "max_task_retries": 0}
         self._actors: dict[int, Any] = {}
         self._numbers, self._tickets = itertools.count(), itertools.count()
         self._asked: dict[Any, tuple[int, int]] = {}  # reference -> runner, ticket

@@ -21,7 +21,6 @@ def ray_runners(settings: RaySettings, n_shards: int) -> SupervisedRunners:
         from marl_sb3.runners.ray.connection import Connection
         from marl_sb3.runners.ray.pool import RayPool
 
-        connection = Connection(settings.address, number * settings.num_cpus)
-        return RayPool(connection, settings.num_cpus, settings.runtime_env)
+        return RayPool(Connection(settings, number))
 
     return SupervisedRunners(make_pool, number, settings.start_timeout_s, settings.round_timeout_s)

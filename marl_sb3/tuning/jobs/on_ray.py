@@ -66,13 +66,9 @@ class RayTrainer:
 
     def __init__(self, settings: RaySettings) -> None:
         self.stopped = threading.Event()
-        number = settings.runners or 1
-        self._connection = Connection(settings.address, number * settings.num_cpus)
+        self._connection = Connection(settings, settings.runners or 1)
         self._ray = self._connection.ray
-        options: dict[str, Any] = {"num_cpus": settings.num_cpus, "max_retries": 0}
-        if settings.runtime_env is not None:
-            options["runtime_env"] = dict(settings.runtime_env)
-        self._options = options
+        self._options = {**self._connection.options, "max_retries": 0}
         try:
             self._require_processes(settings)
             self._desk = self._ray.remote(Desk).options(num_cpus=0).remote()
