@@ -115,9 +115,7 @@ def _restored(state: SavedShard, shard: Shard) -> Inexact:
 
 
 def _fault(plan: ShardPlan, shard: int, error: Exception) -> ShardFault:
-    envs = plan.envs.envs_of(shard)
-    which = f"env {envs[0]}" if len(envs) == 1 else f"envs {envs[0]} to {envs[-1]}, in which they count from 0"
     words = str(error) if isinstance(error, MarlSb3Error) else f"{type(error).__name__}: {error}"
     key = error.key if isinstance(error, ConfigError) else None
     kind = type(error).__name__
-    return ShardFault(kind, f"shard {shard} ({which}): {words}", "".join(traceback.format_exception(error)), key)
+    return ShardFault(kind, f"{plan.name_of(shard)}: {words}", "".join(traceback.format_exception(error)), key)

@@ -45,6 +45,12 @@ class ShardPlan:
         """The indices of the shards."""
         return range(self.envs.n_shards)
 
+    def name_of(self, shard: int) -> str:
+        """Return a shard in words, for messages."""
+        envs = self.envs.envs_of(shard)
+        which = f"env {envs[0]}, numbered 0" if len(envs) == 1 else f"envs {envs[0]} to {envs[-1]}, numbered from 0"
+        return f"shard {shard} ({which} within it)"
+
 
 @dataclass(frozen=True)
 class RoundOrder:
