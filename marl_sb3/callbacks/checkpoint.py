@@ -72,15 +72,14 @@ class CheckpointCallback(MultiAgentCallback):
         """After a failed training, save the last iteration if it was finished and logged; an error is only logged.
 
         Args:
-            within_iteration: save it also if the next one has begun. Then the steps of that are lost, and a resume
-                begins new episodes.
+            within_iteration: save it also if steps of the next one have been taken; a resume is then not exact.
         """
         if self._logged_at in (None, self._saved_at) or self._logged_at != self.algorithm.iteration:
             return
         if not self.algorithm.between_iterations:
             if not within_iteration:
                 return
-            _log.warning("inexact: the checkpoint is written within an iteration, whose steps are not in it")
+            _log.warning("inexact: the checkpoint is written within an iteration, which a resume does not continue")
         try:
             self._save()
         except Exception as error:  # the error that ended the training is more important

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from marl_sb3.errors import RunnersLostError
 from marl_sb3.learners.shards.interface import PolicyRollout, Receiver
 from marl_sb3.metrics import Episode, EpisodeTracker
 from marl_sb3.runners.interface import StepListener
@@ -101,10 +102,7 @@ class ShardedRunner:
 
     def collect(self, env_steps: int, listener: StepListener) -> bool:
         """See `Runner.collect`. The listener is called when the round is over, for each of its steps."""
-        order = self._order(env_steps)
-        self._new_episodes = True  # if a shard fails, nobody knows where its envs are
-        rollouts = self._runners.roll_out(order)
-        self._new_episodes = False
+        order, rollouts = self._roll_out(env_steps)
         self._anew = True  # if the listener stops the rollouts or raises
         steps = side_by_side([rollout.steps for rollout in rollouts])
         if not self._pass_on(rollouts, steps, listener):
@@ -115,6 +113,20 @@ class ShardedRunner:
         for policy_id, receiver in self._receivers.items():
             receiver.receive(_of_policy(rollouts, policy_id), _acted(receiver, steps), progress)
         return True
+
+    def _roll_out(self, env_steps: int) -> tuple[RoundOrder, list[ShardRollout]]:
+        """Take one round in all shards; if the runners are lost, nothing has changed."""
+        new_episodes, generator = self._new_episodes, np.random.get_state()  # noqa: NPY002
+        order = self._order(env_steps)
+        self._new_episodes = True  # if a shard fails, nobody knows where its envs are
+        try:
+            rollouts = self._runners.roll_out(order)
+        except RunnersLostError:
+            self._new_episodes = new_episodes
+            np.random.set_state(generator)  # noqa: NPY002
+            raise
+        self._new_episodes = False
+        return order, rollouts
 
     def _order(self, env_steps: int) -> RoundOrder:
         sampled = self._sampled()

@@ -14,7 +14,7 @@ from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.type_aliases import MaybeCallback
 
-from marl_sb3.errors import CheckpointError, ConfigError
+from marl_sb3.errors import CheckpointError, ConfigError, RunnersLostError
 from marl_sb3.learners.bundle import PolicyBundle
 from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.learners.threads import blas_threads, parallel_updates
@@ -389,8 +389,12 @@ class MultiAgentAlgorithm(JointPolicies):
         self.between_iterations = False
         self._counters.begin_iteration()
         listener = CallbackListener(self, self._counters, callback)
-        with blas_threads(self.n_threads):
-            report = self._loop.iterate(callback, listener, lambda: self._counters.progress_remaining)
+        try:
+            with blas_threads(self.n_threads):
+                report = self._loop.iterate(callback, listener, lambda: self._counters.progress_remaining)
+        except RunnersLostError:  # a round that was lost has changed nothing
+            self.between_iterations = not self._counters.steps_of_iteration
+            raise
         if report is None:
             return None
         self._counters.iteration += 1

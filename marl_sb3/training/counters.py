@@ -63,10 +63,15 @@ class Counters:
         self.agent_steps += step.acted.sum(axis=0)
         self.episodes += episodes
 
+    @property
+    def steps_of_iteration(self) -> int:
+        """Env steps of the running iteration."""
+        return self.env_steps - self._before[0]
+
     def of_iteration(self) -> tuple[int, Array, int]:
         """Return env steps, agent steps (A,) and episodes of the running iteration."""
-        env_steps, agent_steps, episodes = self._before
-        return self.env_steps - env_steps, self.agent_steps - agent_steps, self.episodes - episodes
+        _, agent_steps, episodes = self._before
+        return self.steps_of_iteration, self.agent_steps - agent_steps, self.episodes - episodes
 
     def get_state(self) -> State:
         """Between iterations."""

@@ -269,8 +269,24 @@ def test_a_shard_that_ends_every_runner_ends_the_training(make: Callable[..., Mu
         return method == "work" and len(worked) > 4
 
     algorithm = make(runners=in_fake_pool(FakePool(dies), 2))
-    with pytest.raises(RunnersLostError, match="runners in a row have ended while in shard"):
+    with pytest.raises(RunnersLostError, match=r"5 runners have ended in one round while in shard \d \(envs "):
         algorithm.train_iteration()
+
+
+@pytest.mark.parametrize("kind", ["ppo", "normalized_replay", "lstm"])
+def test_a_training_whose_runners_were_lost_is_resumed_exactly(
+    kind: str, make: Callable[..., MultiAgentAlgorithm], tmp_path: Path
+) -> None:
+    undisturbed = trained(make(kind))
+    algorithm = make(kind, in_fake_pool(FakePool(dies=lambda runner, method: algorithm.iteration > 0), 2))
+    with pytest.raises(RunnersLostError):
+        algorithm.learn(4 * STEPS * E)
+    assert (algorithm.iteration, algorithm.between_iterations) == (1, True)
+    algorithm.save(tmp_path / "saved")
+    resumed = make(kind)
+    assert resumed.set_state(read_checkpoint(tmp_path / "saved")) == {}
+    resumed.learn(3 * STEPS * E, reset_num_timesteps=False)
+    assert digest(resumed) == undisturbed
 
 
 def test_a_silent_runner_is_replaced(make: Callable[..., MultiAgentAlgorithm]) -> None:

@@ -91,8 +91,11 @@ class RolloutReceiver(ReceiverBase):
     # --- State -------------------------------------------------------------------------------------------------------
 
     def get_state(self) -> State:
-        """Return the steps that the shards have taken of the running rollouts, which are in the shards' states."""
-        return {"step": self._step}
+        """Return the steps that the shards have taken of the running rollouts, which are in the shards' states.
+
+        A rollout without a step is begun again: its state is that of a complete one.
+        """
+        return {"step": self._step or self._algorithm.n_steps}
 
     def read_state(self, state: StateReader) -> Callable[[], None]:
         """Check what `get_state` returned; see `Part.read_state`."""
