@@ -1,45 +1,71 @@
-"""Names of the algorithms on the command line, in files and in checkpoints. The library takes the classes too."""
+"""The algorithms: their names on the command line, in files and in checkpoints, their classes and their learners."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from marl_sb3.errors import ConfigError
 
-# Where the class of each name is: `module:class`. `algorithm_class` imports it.
-ALGORITHMS: Mapping[str, str] = {
-    "ppo": "marl_sb3.learners.ppo.ppo:PPO",
-    "a2c": "marl_sb3.learners.a2c.a2c:A2C",
-    "trpo": "marl_sb3.learners.trpo.trpo:TRPO",
-    "maskable_ppo": "marl_sb3.learners.ppo.maskable_ppo:MaskablePPO",
-    "recurrent_ppo": "marl_sb3.learners.ppo.recurrent_ppo:RecurrentPPO",
-    "dqn": "marl_sb3.learners.replay.dqn:DQN",
-    "qrdqn": "marl_sb3.learners.replay.qrdqn:QRDQN",
-    "sac": "marl_sb3.learners.replay.sac:SAC",
-    "td3": "marl_sb3.learners.replay.td3:TD3",
-    "ddpg": "marl_sb3.learners.replay.td3:DDPG",
-    "tqc": "marl_sb3.learners.replay.tqc:TQC",
-    "crossq": "sb3_contrib.crossq.crossq:CrossQ",
+
+class Algorithm(NamedTuple):
+    """Where the classes of an algorithm are: `module:class` each. They are imported when they are asked for.
+
+    Attributes:
+        own: the class that the algorithm's name stands for.
+        stock: the class of SB3 or sb3-contrib; the same one if marl_sb3 has no subclass of it.
+        learner: trains the policies of both classes and of their subclasses.
+    """
+
+    own: str
+    stock: str
+    learner: str
+
+
+def _algorithm(stock: str, learner: str, own: str | None = None) -> Algorithm:
+    """The places of marl_sb3's classes begin at this package."""
+    here = __package__
+    return Algorithm(stock if own is None else f"{here}.{own}", stock, f"{here}.{learner}")
+
+
+ALGORITHMS: Mapping[str, Algorithm] = {
+    "ppo": _algorithm("stable_baselines3.ppo.ppo:PPO", "ppo.learner:PPOLearner", "ppo.ppo:PPO"),
+    "a2c": _algorithm("stable_baselines3.a2c.a2c:A2C", "a2c.learner:A2CLearner", "a2c.a2c:A2C"),
+    "trpo": _algorithm("sb3_contrib.trpo.trpo:TRPO", "trpo.learner:TRPOLearner", "trpo.trpo:TRPO"),
+    "maskable_ppo": _algorithm(
+        "sb3_contrib.ppo_mask.ppo_mask:MaskablePPO",
+        "ppo.maskable:MaskablePPOLearner",
+        "ppo.maskable_ppo:MaskablePPO",
+    ),
+    "recurrent_ppo": _algorithm(
+        "sb3_contrib.ppo_recurrent.ppo_recurrent:RecurrentPPO",
+        "ppo.recurrent:RecurrentPPOLearner",
+        "ppo.recurrent_ppo:RecurrentPPO",
+    ),
+    "dqn": _algorithm("stable_baselines3.dqn.dqn:DQN", "replay.learners:QLearner", "replay.dqn:DQN"),
+    "qrdqn": _algorithm("sb3_contrib.qrdqn.qrdqn:QRDQN", "replay.learners:QLearner", "replay.qrdqn:QRDQN"),
+    "sac": _algorithm("stable_baselines3.sac.sac:SAC", "replay.learners:EntropyLearner", "replay.sac:SAC"),
+    "td3": _algorithm("stable_baselines3.td3.td3:TD3", "replay.learners:ActorCriticLearner", "replay.td3:TD3"),
+    "ddpg": _algorithm("stable_baselines3.ddpg.ddpg:DDPG", "replay.learners:ActorCriticLearner", "replay.td3:DDPG"),
+    "tqc": _algorithm("sb3_contrib.tqc.tqc:TQC", "replay.learners:EntropyLearner", "replay.tqc:TQC"),
+    "crossq": _algorithm("sb3_contrib.crossq.crossq:CrossQ", "replay.learners:EntropyLearner"),
 }
-# SB3's classes where marl_sb3 has a subclass of its own. They have names in checkpoints only.
-STOCK: Mapping[str, str] = {
-    "stable_baselines3.PPO": "stable_baselines3.ppo.ppo:PPO",
-    "stable_baselines3.A2C": "stable_baselines3.a2c.a2c:A2C",
-    "sb3_contrib.TRPO": "sb3_contrib.trpo.trpo:TRPO",
-    "sb3_contrib.MaskablePPO": "sb3_contrib.ppo_mask.ppo_mask:MaskablePPO",
-    "sb3_contrib.RecurrentPPO": "sb3_contrib.ppo_recurrent.ppo_recurrent:RecurrentPPO",
-    "stable_baselines3.DQN": "stable_baselines3.dqn.dqn:DQN",
-    "sb3_contrib.QRDQN": "sb3_contrib.qrdqn.qrdqn:QRDQN",
-    "stable_baselines3.SAC": "stable_baselines3.sac.sac:SAC",
-    "stable_baselines3.TD3": "stable_baselines3.td3.td3:TD3",
-    "stable_baselines3.DDPG": "stable_baselines3.ddpg.ddpg:DDPG",
-    "sb3_contrib.TQC": "sb3_contrib.tqc.tqc:TQC",
+
+
+def _name_of_stock(place: str) -> str:
+    """The name of a class of SB3 in checkpoints: `stable_baselines3.PPO`."""
+    module, _, cls = place.partition(":")
+    return f"{module.partition('.')[0]}.{cls}"
+
+
+# Name in checkpoints -> place of the class.
+_SAVED: Mapping[str, str] = {
+    **{name: each.own for name, each in ALGORITHMS.items()},
+    **{_name_of_stock(each.stock): each.stock for each in ALGORITHMS.values() if each.stock != each.own},
 }
-_SAVED: Mapping[str, str] = {**ALGORITHMS, **STOCK}
 
 
 def place_of(cls: type[Any]) -> str:
@@ -57,17 +83,23 @@ def algorithm_class(name: str) -> type[BaseAlgorithm]:
     """Return the class of an algorithm."""
     if name not in ALGORITHMS:
         raise ConfigError(f"unknown algorithm {name!r}; accepted: {', '.join(ALGORITHMS)}", key="algo")
-    return class_at(ALGORITHMS[name])
+    return class_at(ALGORITHMS[name].own)
+
+
+def learner_class(algorithm: type[BaseAlgorithm]) -> Any:
+    """Import the learner class of an algorithm; a subclass has that of its base class."""
+    learners = {each.stock: each.learner for each in ALGORITHMS.values()}
+    return class_at(next(learners[base] for base in map(place_of, algorithm.__mro__) if base in learners))
 
 
 def is_maskable(algorithm: type[BaseAlgorithm]) -> bool:
     """Whether a class is MaskablePPO or a subclass of it."""
-    return STOCK["sb3_contrib.MaskablePPO"] in map(place_of, algorithm.__mro__)
+    return ALGORITHMS["maskable_ppo"].stock in map(place_of, algorithm.__mro__)
 
 
 def is_recurrent(algorithm: type[BaseAlgorithm]) -> bool:
     """Whether a class is RecurrentPPO or a subclass of it."""
-    return STOCK["sb3_contrib.RecurrentPPO"] in map(place_of, algorithm.__mro__)
+    return ALGORITHMS["recurrent_ppo"].stock in map(place_of, algorithm.__mro__)
 
 
 def algorithm_name(algorithm: type[BaseAlgorithm]) -> str | None:
@@ -77,7 +109,7 @@ def algorithm_name(algorithm: type[BaseAlgorithm]) -> str | None:
 
 def saved_algorithm_class(name: str) -> type[BaseAlgorithm]:
     """Return the class of a name in a checkpoint."""
-    return class_at(STOCK[name]) if name in STOCK else algorithm_class(name)
+    return class_at(_SAVED[name]) if name in _SAVED else algorithm_class(name)
 
 
 def require_algorithm(algorithm: object) -> None:

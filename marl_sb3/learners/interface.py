@@ -1,6 +1,7 @@
 """The protocols through which the joint loop uses an algorithm: it acts, says when it is due, and updates.
 
-A new algorithm implements `Collector` and `Learner` in a file of its own and gets a line in `learners/registry.py`.
+A new algorithm of SB3 gets a line in `learners/algorithms.py` and, if need be, a subclass of `OnPolicyLearner` or of
+`OffPolicyLearner`, which implement these protocols.
 """
 
 from __future__ import annotations

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
+from gymnasium import spaces
+from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.buffers import RolloutBuffer
-from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
 from marl_sb3.learners.buffers.rollout import MaskedDictRolloutBuffer, MaskedRolloutBuffer
@@ -14,43 +15,28 @@ from marl_sb3.learners.interface import Pace, UpdateJob
 from marl_sb3.learners.numeric_faults import check_update, check_weights, policy_in_errors
 from marl_sb3.learners.on_policy_actor import ForwardPassDecider, OnPolicyActor, OnPolicyDecider
 from marl_sb3.learners.on_policy_collector import OnPolicyCollector
-from marl_sb3.learners.sb3.private import num_updates, progress_remaining, set_num_updates, set_progress_remaining
-from marl_sb3.learners.sb3.tensors import (
-    Arrays,
-    optimizer_arrays,
-    optimizer_settings,
-    read_optimizers,
-    read_weights,
-    weights,
-)
+from marl_sb3.learners.sb3.build import build_algorithm
+from marl_sb3.learners.sb3.private import set_progress_remaining
+from marl_sb3.learners.sb3_learner import LearnerOptions, SB3Learner
+from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.metrics import Result
 from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.processing import Processing, process_rows
-from marl_sb3.storage.parts import SavedPart, TensorFile
-from marl_sb3.storage.rng import read_space_state, space_state
 from marl_sb3.storage.state import State, StateReader
 
 
-class OnPolicyLearner:
-    """A `Learner` that updates by its algorithm's own `train()`.
-
-    Args:
-        algorithm: its SB3 algorithm, made by `build_algorithm`.
-        trained: whether the policy is trained; if not, it only acts.
-        processing: of its observations, rewards and actions.
+class OnPolicyLearner(SB3Learner):
+    """An `SB3Learner` that updates by its algorithm's own `train()` at the end of each rollout.
 
     Attributes:
-        recorded_as: metric -> the name under which the algorithm's `train()` records it in SB3's logger.
-        metric_names: see `Learner`.
         rollouts_per_report: number of rollouts in an iteration, if the run does not set `n_steps`.
-        takes_common_steps: whether the `n_steps` of the run is the length of its rollouts, if its spec does not set it.
     """
 
     recorded_as: ClassVar[Mapping[str, str]] = {
+        **SB3Learner.recorded_as,
         "policy_loss": "train/policy_loss",
         "vf_loss": "train/value_loss",
         "vf_explained_var": "train/explained_variance",
-        "curr_lr": "train/learning_rate",
     }
     metric_names: ClassVar[Sequence[str]] = (
         "policy_loss",
@@ -58,28 +44,31 @@ class OnPolicyLearner:
         "total_loss",
         "entropy",
         "vf_explained_var",
-        "curr_lr",
-        "num_grad_updates_lifetime",
-        "num_trainable_parameters",
-        "num_module_steps_trained",
+        *SB3Learner.metric_names,
     )
     rollouts_per_report: ClassVar[int] = 1
     takes_common_steps: ClassVar[bool] = True
+    algorithm: OnPolicyAlgorithm
+    _grad_updates: int = 0
 
-    def __init__(self, rows: PolicyRows, algorithm: OnPolicyAlgorithm, trained: bool, processing: Processing) -> None:
-        self.policy_id = rows.policy_id
-        self.algorithm = algorithm
-        self.trained = trained
-        self.rows = rows
-        self._require_fit()
-        algorithm.set_logger(Logger(None, []))
-        self._grad_updates = 0
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self._count_grad_updates()
-        actor = OnPolicyActor(rows, algorithm, self._make_decider())
-        self.processing = processing
-        processed = process_rows(processing, rows, algorithm.gamma, trained)
-        self.collector = OnPolicyCollector(actor, algorithm, processed, trained)
-        self.collector.buffer.least_minibatch = self.least_minibatch
+
+    @classmethod
+    def _build(
+        cls, rows: PolicyRows, spec: PolicySpec, seed: int | None, options: LearnerOptions, processing: Processing
+    ) -> BaseAlgorithm:
+        is_dict = isinstance(rows.group.observation_space, spaces.Dict)
+        return build_algorithm(rows, spec, seed, options.device, cls.buffer_class(is_dict=is_dict))
+
+    def _make_collector(self, progress_remaining: Callable[[], float]) -> OnPolicyCollector:
+        self._require_fit()
+        actor = OnPolicyActor(self.rows, self.algorithm, self._make_decider())
+        processed = process_rows(self.processing, self.rows, self.algorithm.gamma, self.trained)
+        collector = OnPolicyCollector(actor, self.algorithm, processed, self.trained)
+        collector.buffer.least_minibatch = self.least_minibatch
+        return collector
 
     @staticmethod
     def buffer_class(*, is_dict: bool) -> type[RolloutBuffer]:
@@ -114,10 +103,6 @@ class OnPolicyLearner:
         n_steps = self.algorithm.n_steps
         return Pace(n_steps * self.rollouts_per_report, n_steps)
 
-    def due_in(self) -> int:
-        """See `Learner.due_in`: at the end of the rollout."""
-        return self.collector.steps_left
-
     # --- Update ------------------------------------------------------------------------------------------------------
 
     def begin_update(self, progress_remaining: float) -> UpdateJob:
@@ -134,27 +119,16 @@ class OnPolicyLearner:
         check_weights(self.policy_id, self.algorithm.policy)
         return metrics
 
-    def metrics_before_training(self) -> Result:
-        """See `Learner.metrics_before_training`."""
-        return self._metrics({})
-
-    def _metrics(self, recorded: Mapping[str, Any]) -> Result:
+    def _counts(self, recorded: Mapping[str, Any]) -> Result:
         entropy_loss = recorded.get("train/entropy_loss")
         parameters = [p.numel() for p in self.algorithm.policy.parameters() if p.requires_grad]
-        values = {
-            **{name: recorded.get(key) for name, key in self.recorded_as.items()},
+        return {
             "total_loss": self._total_loss(recorded) if "total_loss" in self.metric_names else None,
             "entropy": None if entropy_loss is None else -entropy_loss,
             "num_grad_updates_lifetime": self.num_grad_updates,
             "num_trainable_parameters": sum(parameters),
             "num_module_steps_trained": self.collector.buffer.samples_drawn if recorded else 0,
-            **self._more_metrics(recorded),
         }
-        return {name: values[name] for name in self.metric_names}
-
-    def _more_metrics(self, recorded: Mapping[str, Any]) -> Result:
-        """Return metrics that only this algorithm has, besides those that it records."""
-        return {}
 
     @property
     def least_minibatch(self) -> int:
@@ -191,61 +165,16 @@ class OnPolicyLearner:
 
     def get_state(self) -> State:
         """See `Part.get_state`."""
-        algorithm = self.algorithm
-        return {
-            "rollout": self.collector.get_state(),
-            "processing": self.processing.get_state(),
-            "num_timesteps": algorithm.num_timesteps,
-            "n_updates": num_updates(algorithm),
-            "grad_updates": self.num_grad_updates,
-            "progress_remaining": progress_remaining(algorithm),
-            "optimizers": optimizer_settings(algorithm),
-            "observation_space": space_state(algorithm.observation_space),
-            "action_space": space_state(algorithm.action_space),
-        }
-
-    def get_tensors(self) -> Mapping[str, Arrays]:
-        """See `TensorPart.get_tensors`: the weights and the optimizers' state."""
-        return {"policy": weights(self.algorithm), "optimizer": optimizer_arrays(self.algorithm)}
-
-    def read_state(self, saved: SavedPart) -> Callable[[], None]:
-        """See `Part.read_state`; the saved rollout is ignored if the number of envs has changed."""
-        algorithm, state = self.algorithm, saved.state
-        setters = [
-            self.read_weights(saved.files),
-            read_optimizers(algorithm, saved.files["optimizer"], state.value("optimizers")),
-            self._read_rollout(saved),
-            self.processing.read_state(state.fields("processing")),
-            read_space_state(algorithm.observation_space, state, "observation_space"),
-            read_space_state(algorithm.action_space, state, "action_space"),
-            self._read_counts(state),
-        ]
-
-        def put_back() -> None:
-            for put in setters:
-                put()
-
-        return put_back
-
-    def _read_rollout(self, saved: SavedPart) -> Callable[[], None]:
-        if saved.num_envs != self.rows.num_envs:
-            return self.collector.begin_episodes
-        return self.collector.read_state(saved.state.fields("rollout"))
+        return {**super().get_state(), "grad_updates": self.num_grad_updates}
 
     def _read_counts(self, state: StateReader) -> Callable[[], None]:
-        num_timesteps, grad_updates = state.integer("num_timesteps"), state.integer("grad_updates")
-        n_updates, progress = state.integer("n_updates"), state.number("progress_remaining")
+        put_counts, grad_updates = super()._read_counts(state), state.integer("grad_updates")
 
         def put_back() -> None:
-            self.algorithm.num_timesteps, self.num_grad_updates = num_timesteps, grad_updates
-            set_num_updates(self.algorithm, n_updates)
-            set_progress_remaining(self.algorithm, progress)
+            put_counts()
+            self.num_grad_updates = grad_updates
 
         return put_back
-
-    def read_weights(self, files: Mapping[str, TensorFile]) -> Callable[[], None]:
-        """See `Learner.read_weights`."""
-        return read_weights(self.algorithm, files["policy"])
 
 
 class TrainJob:

@@ -6,7 +6,7 @@ returned set the state.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -66,3 +66,13 @@ class TensorPart(Part, Protocol):
 
     def get_tensors(self) -> Mapping[str, Arrays]:
         """Return copies of the tensors, by kind of file; see `policy_files.KINDS`."""
+
+
+def in_order(setters: Sequence[Callable[[], object]]) -> Callable[[], None]:
+    """Join functions that set parts of a state: one function that calls them in this order."""
+
+    def put_back() -> None:
+        for put in setters:
+            put()
+
+    return put_back

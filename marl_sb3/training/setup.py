@@ -17,6 +17,7 @@ from marl_sb3.learners.registry import common_steps, iteration_steps, make_learn
 from marl_sb3.learners.sb3.build import is_off_policy
 from marl_sb3.learners.sb3.tensors import by_path, optimizer_forms, weight_forms
 from marl_sb3.learners.sb3.zip_file import require_zippable
+from marl_sb3.learners.sb3_learner import LearnerOptions
 from marl_sb3.learners.spec import PolicySpec, policy_specs
 from marl_sb3.policies.determinism import Deterministic, by_policy, read_deterministic
 from marl_sb3.policies.mapping import policies_that_train, policy_of_agents, resolve_policies
@@ -123,19 +124,11 @@ def set_up(
     rows = {policy_id: rows_of_policy(env, policy_id, policy_of) for policy_id in policy_ids}
     _require_memory(rows, specs, trained)
     learners: dict[PolicyID, Learner] = {}
+    options = LearnerOptions(device, rollout_steps, update_path, progress_remaining, goal_rewards_of(env))
     for index, policy_id in enumerate(policy_ids):
         with _policy_in_errors(policy_id):
-            learners[policy_id] = make_learner(
-                rows[policy_id],
-                specs[policy_id],
-                policy_id in trained,
-                _policy_seed(seed, index),
-                device,
-                rollout_steps,
-                update_path,
-                progress_remaining,
-                goal_rewards_of(env),
-            )
+            its = rows[policy_id], specs[policy_id], policy_id in trained, _policy_seed(seed, index)
+            learners[policy_id] = make_learner(*its, options)
     spaces = {
         policy_id: PolicySpaces(its.group.observation_space, its.group.action_space) for policy_id, its in rows.items()
     }

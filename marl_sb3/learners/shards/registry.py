@@ -8,10 +8,10 @@ from typing import Any
 
 from gymnasium import spaces
 
+from marl_sb3.learners.algorithms import learner_class
 from marl_sb3.learners.interface import Learner
 from marl_sb3.learners.off_policy import OffPolicyLearner
 from marl_sb3.learners.processed import policy_rows, processing_of
-from marl_sb3.learners.registry import learner_class
 from marl_sb3.learners.sb3.build import build_for_collecting, is_off_policy
 from marl_sb3.learners.shards.interface import Receiver, ShardPolicy
 from marl_sb3.learners.shards.rollouts import OnPolicyShard, RolloutReceiver
@@ -52,8 +52,7 @@ def make_shard_policy(
         progress_remaining: from 1 at the start of training to 0 at its end, for schedules of exploration.
     """
     learner = learner_class(spec.algorithm)
-    if n_steps is not None and learner.takes_common_steps:
-        spec = spec.with_defaults({"n_steps": n_steps})
+    spec = learner.completed(spec, n_steps)
     processing = processing_of(rows, spec)
     processed = policy_rows(rows, processing)
     is_dict = isinstance(processed.group.observation_space, spaces.Dict)
@@ -64,4 +63,4 @@ def make_shard_policy(
     algorithm = build_for_collecting(processed, spec, learner.buffer_class(is_dict=is_dict))
     if isinstance(algorithm, TwoPaths):
         choose_path(rows.policy_id, algorithm, update_path)
-    return OnPolicyShard(learner(rows, algorithm, trained, processing))
+    return OnPolicyShard(learner(rows, algorithm, trained, processing, progress_remaining))

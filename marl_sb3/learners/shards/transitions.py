@@ -266,9 +266,7 @@ class ReceivedJob:
         while waiting:
             if self._receiver.take(waiting.popleft()):
                 gradient_steps = learner.gradient_steps
-                if gradient_steps > 0:
-                    algorithm = learner.algorithm
-                    algorithm.train(gradient_steps=gradient_steps, batch_size=algorithm.batch_size)
+                learner.train(gradient_steps)
                 self._metrics.append(learner.finish_update(gradient_steps))
                 self._receiver.begin_next()
 

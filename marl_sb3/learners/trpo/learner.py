@@ -9,6 +9,7 @@ from gymnasium import spaces
 
 from marl_sb3.errors import ConfigError
 from marl_sb3.learners.on_policy import OnPolicyLearner
+from marl_sb3.learners.sb3_learner import SB3Learner
 from marl_sb3.metrics import Result
 
 
@@ -31,10 +32,7 @@ class TRPOLearner(OnPolicyLearner):
         "mean_kl_loss",
         "line_search_success",
         "vf_explained_var",
-        "curr_lr",
-        "num_grad_updates_lifetime",
-        "num_trainable_parameters",
-        "num_module_steps_trained",
+        *SB3Learner.metric_names,
     )
 
     def _require_fit(self) -> None:

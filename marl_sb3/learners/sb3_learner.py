@@ -1,0 +1,216 @@
+"""What the learners of all SB3 algorithms share: how they are made, their metrics, their part of a checkpoint."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+from stable_baselines3.common.logger import Logger
+
+from marl_sb3.learners.interface import Pace, UpdateJob
+from marl_sb3.learners.processed import policy_rows, processing_of
+from marl_sb3.learners.sb3.private import num_updates, progress_remaining, set_num_updates, set_progress_remaining
+from marl_sb3.learners.sb3.tensors import (
+    Arrays,
+    optimizer_arrays,
+    optimizer_settings,
+    read_optimizers,
+    read_weights,
+    weights,
+)
+from marl_sb3.learners.spec import PolicySpec
+from marl_sb3.learners.update_path import TwoPaths, choose_path
+from marl_sb3.metrics import Result
+from marl_sb3.policies.placement import PolicyRows
+from marl_sb3.processing import Processing
+from marl_sb3.storage.parts import SavedPart, TensorFile, in_order
+from marl_sb3.storage.rng import read_space_state, space_state
+from marl_sb3.storage.state import State, StateReader
+from marl_sb3.types import GoalRewards
+
+L = TypeVar("L", bound="SB3Learner")
+
+
+@dataclass(frozen=True)
+class LearnerOptions:
+    """What the learners of all policies of a training are made with.
+
+    Attributes:
+        device: as in SB3.
+        n_steps: env steps per env in a rollout, if the spec does not set it; A2C has a default of its own.
+        update_path: see `TwoPaths`; SB3's own classes have no such choice.
+        progress_remaining: from 1 at the start of training to 0 at its end, for schedules of exploration.
+        goal_rewards: the env's `compute_reward`, for hindsight experience replay.
+    """
+
+    device: str
+    n_steps: int | None
+    update_path: str
+    progress_remaining: Callable[[], float]
+    goal_rewards: GoalRewards
+
+
+class SB3Learner(ABC):
+    """A `Learner` that trains a policy by an SB3 algorithm.
+
+    Args:
+        rows: the rows of the policy.
+        algorithm: its SB3 algorithm.
+        trained: whether the policy is trained; if not, it only acts.
+        processing: of its observations, rewards and actions.
+        progress_remaining: see `LearnerOptions`.
+
+    Attributes:
+        recorded_as: metric -> the name under which the algorithm's `train()` records it in SB3's logger.
+        metric_names: see `Learner`.
+        takes_common_steps: whether the `n_steps` of the run is the length of its rollouts, if its spec does not set it.
+        collector: see `Learner`.
+    """
+
+    recorded_as: ClassVar[Mapping[str, str]] = {"curr_lr": "train/learning_rate"}
+    metric_names: ClassVar[Sequence[str]] = (
+        "curr_lr",
+        "num_grad_updates_lifetime",
+        "num_trainable_parameters",
+        "num_module_steps_trained",
+    )
+    takes_common_steps: ClassVar[bool] = False
+    collector: Any
+
+    def __init__(
+        self,
+        rows: PolicyRows,
+        algorithm: Any,
+        trained: bool,
+        processing: Processing,
+        progress_remaining: Callable[[], float],
+    ) -> None:
+        self.policy_id = rows.policy_id
+        self.rows = rows
+        self.algorithm = algorithm
+        self.trained = trained
+        self.processing = processing
+        algorithm.set_logger(Logger(None, []))
+        self.collector = self._make_collector(progress_remaining)
+
+    @classmethod
+    def make(
+        cls: type[L], rows: PolicyRows, spec: PolicySpec, trained: bool, seed: int | None, options: LearnerOptions
+    ) -> L:
+        """Make the learner of a policy; see `make_learner`."""
+        spec = cls.completed(spec, options.n_steps)
+        processing = processing_of(rows, spec)
+        algorithm = cls._build(policy_rows(rows, processing), spec, seed, options, processing)
+        if isinstance(algorithm, TwoPaths):
+            choose_path(rows.policy_id, algorithm, options.update_path)
+        return cls(rows, algorithm, trained, processing, options.progress_remaining)
+
+    @classmethod
+    def completed(cls, spec: PolicySpec, n_steps: int | None) -> PolicySpec:
+        """Return a spec with the `n_steps` of the run, if its rollouts take it."""
+        return spec.with_defaults({"n_steps": n_steps}) if n_steps is not None and cls.takes_common_steps else spec
+
+    @classmethod
+    @abstractmethod
+    def _build(
+        cls, rows: PolicyRows, spec: PolicySpec, seed: int | None, options: LearnerOptions, processing: Processing
+    ) -> Any:
+        """Make the SB3 algorithm; `rows` are in the spaces in which the policy observes and acts."""
+
+    @abstractmethod
+    def _make_collector(self, progress_remaining: Callable[[], float]) -> Any:
+        """Make the collector."""
+
+    @property
+    @abstractmethod
+    def pace(self) -> Pace:
+        """See `Learner.pace`."""
+
+    @abstractmethod
+    def begin_update(self, progress_remaining: float) -> UpdateJob:
+        """See `Learner.begin_update`."""
+
+    def due_in(self) -> int:
+        """See `Learner.due_in`: at the end of the rollout."""
+        steps: int = self.collector.steps_left
+        return steps
+
+    # --- Metrics -----------------------------------------------------------------------------------------------------
+
+    def metrics_before_training(self) -> Result:
+        """See `Learner.metrics_before_training`."""
+        return self._metrics({})
+
+    def _metrics(self, recorded: Mapping[str, Any]) -> Result:
+        """Return all metrics, from what the algorithm's `train()` has recorded in SB3's logger."""
+        values = {name: recorded.get(key) for name, key in self.recorded_as.items()}
+        values |= {**self._counts(recorded), **self._more_metrics(recorded)}
+        return {name: values[name] for name in self.metric_names}
+
+    @abstractmethod
+    def _counts(self, recorded: Mapping[str, Any]) -> Result:
+        """Return the metrics that are counted here: all that `recorded_as` and `_more_metrics` lack."""
+
+    def _more_metrics(self, recorded: Mapping[str, Any]) -> Result:
+        """Return metrics that only this algorithm has, besides those that it records."""
+        return {}
+
+    # --- State -------------------------------------------------------------------------------------------------------
+
+    def get_state(self) -> State:
+        """See `Part.get_state`."""
+        algorithm = self.algorithm
+        return {
+            "rollout": self.collector.get_state(),
+            "processing": self.processing.get_state(),
+            "num_timesteps": algorithm.num_timesteps,
+            "n_updates": num_updates(algorithm),
+            "progress_remaining": progress_remaining(algorithm),
+            "optimizers": optimizer_settings(algorithm),
+            "observation_space": space_state(algorithm.observation_space),
+            "action_space": space_state(algorithm.action_space),
+        }
+
+    def get_tensors(self) -> Mapping[str, Arrays]:
+        """See `TensorPart.get_tensors`: the weights and the optimizers' state."""
+        return {"policy": weights(self.algorithm), "optimizer": optimizer_arrays(self.algorithm)}
+
+    def read_state(self, saved: SavedPart) -> Callable[[], None]:
+        """See `Part.read_state`; with another number of envs, new episodes begin."""
+        algorithm, state = self.algorithm, saved.state
+        return in_order(
+            [
+                self.read_weights(saved.files),
+                read_optimizers(algorithm, saved.files["optimizer"], state.value("optimizers")),
+                self._read_rollout(saved),
+                self.processing.read_state(state.fields("processing")),
+                read_space_state(algorithm.observation_space, state, "observation_space"),
+                read_space_state(algorithm.action_space, state, "action_space"),
+                self._read_counts(state),
+            ]
+        )
+
+    def _read_rollout(self, saved: SavedPart) -> Callable[[], None]:
+        """Check what the collector has saved; without its experience if the number of envs has changed."""
+        if saved.num_envs != self.rows.num_envs:
+            begin: Callable[[], None] = self.collector.begin_episodes
+            return begin
+        put_back: Callable[[], None] = self.collector.read_state(saved.state.fields("rollout"))
+        return put_back
+
+    def _read_counts(self, state: StateReader) -> Callable[[], None]:
+        num_timesteps, n_updates = state.integer("num_timesteps"), state.integer("n_updates")
+        progress = state.number("progress_remaining")
+
+        def put_back() -> None:
+            self.algorithm.num_timesteps = num_timesteps
+            set_num_updates(self.algorithm, n_updates)
+            set_progress_remaining(self.algorithm, progress)
+
+        return put_back
+
+    def read_weights(self, files: Mapping[str, TensorFile]) -> Callable[[], None]:
+        """See `Learner.read_weights`."""
+        return read_weights(self.algorithm, files["policy"])
