@@ -16,7 +16,8 @@ from marl_sb3.learners.sb3.private import progress_remaining
 from marl_sb3.types import Array, FloatArray
 
 if TYPE_CHECKING:
-    from marl_sb3.learners.ppo.fused.kernel import Samples, Settings
+    from marl_sb3.learners.ppo.fused.kernel import Settings
+    from marl_sb3.learners.ppo.fused.minibatch import Samples
 
 
 class UpdatePlan(NamedTuple):
@@ -56,6 +57,7 @@ class FusedUpdate:
 
     def __init__(self, algorithm: OnPolicyAlgorithm, fused: FusedPolicy, plan: UpdatePlan) -> None:
         from marl_sb3.learners.ppo.fused import kernel
+        from marl_sb3.learners.ppo.fused.minibatch import Samples
 
         self._kernel = kernel
         self._fused = fused
@@ -70,7 +72,7 @@ class FusedUpdate:
         self._settings = _settings(algorithm, fused, plan)
         self.clip_range = self._settings.clip_range
         rows = int(np.diff(self._bounds).max())
-        self._batch = kernel.Samples(*(np.empty_like(array[:rows]) for array in self._samples))
+        self._batch = Samples(*(np.empty_like(array[:rows]) for array in self._samples))
         self._stats = np.zeros((plan.n_epochs * (len(self._bounds) - 1), kernel.NUM_STATS))
         fused.read_parameters()
         self._m, self._v, self._steps_before = fused.read_moments()
@@ -154,7 +156,7 @@ def _settings(algorithm: Any, fused: FusedPolicy, plan: UpdatePlan) -> Settings:
 
 
 def _rollout_samples(rollout: Any, fused: FusedPolicy) -> Samples:
-    from marl_sb3.learners.ppo.fused.kernel import Samples
+    from marl_sb3.learners.ppo.fused.minibatch import Samples
 
     inputs = fused.inputs(flat_samples(rollout, "observations"))
     actions = flat_samples(rollout, "actions")

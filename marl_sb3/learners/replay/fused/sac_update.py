@@ -25,13 +25,15 @@ class SACUpdate:
         from marl_sb3.learners.fused.layers import LINEAR
         from marl_sb3.learners.fused.mlp import Net
         from marl_sb3.learners.replay.fused.critics import Critics
+        from marl_sb3.learners.replay.fused.squashed_actor import Actor, sampled_actions
 
         self._kernel = kernel_module("sac_kernel")
+        self._sampled_actions = sampled_actions
         self._algorithm = algorithm
         tables = self._tables = Tables()
         critics = algorithm.critic, algorithm.critic_target
         actor, hidden = algorithm.actor, ACTIVATIONS.index(algorithm.policy.activation_fn)
-        self._actor = self._kernel.Actor(
+        self._actor = Actor(
             Net(tables.of_layers(linears(actor.latent_pi)), hidden, hidden),
             Net(tables.of_layers([actor.mu]), LINEAR, LINEAR),
             Net(tables.of_layers([actor.log_std]), LINEAR, LINEAR),
@@ -118,6 +120,6 @@ class SACUpdate:
         policy, space = self._algorithm.policy, self._algorithm.action_space
         inputs = features(self._algorithm.actor, observations)
         noise = standard_normal(len(inputs), int(np.prod(space.shape)))
-        actions = self._kernel.sampled_actions(self._actor, inputs, noise)
+        actions = self._sampled_actions(self._actor, inputs, noise)
         unscaled: Array = policy.unscale_action(actions.reshape(-1, *space.shape))
         return unscaled
