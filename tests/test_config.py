@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -13,13 +14,18 @@ from marl_sb3.config import TrainConfig, load_config, parse_value, preset_path, 
 from marl_sb3.config.names import FLAT_NAMES
 from marl_sb3.config.provenance import Source
 from marl_sb3.config.schema import ACCEPTED, SECTIONS, CheckpointSettings
+from marl_sb3.config.yaml import require_few_values
 from marl_sb3.errors import ConfigError
 from marl_sb3.policies.mapping import resolve_policies
 
 
 def write(path: Path, text: str) -> Path:
-    path.write_text(text, encoding="utf-8")
+    path.write_text(text, encoding="utf-8", errors="surrogateescape")
     return path
+
+
+# Each level merges the one before it twice, so that the last has 2^20 entries, all with the same key.
+_MERGES = "a0: &a0 {x: 1}\n" + "".join(f"a{n + 1}: &a{n + 1} {{<<: [*a{n}, *a{n}]}}\n" for n in range(20))
 
 
 @pytest.mark.parametrize(
@@ -38,6 +44,15 @@ def write(path: Path, text: str) -> Path:
         ("{net_arch: [8]}", {"net_arch": [8]}),
         ("relu", "relu"),
         ("e5", "e5"),
+        ("1_000", 1000),
+        ("0x1F", 31),
+        ("0o17", 15),
+        ("-.inf", -float("inf")),
+        ("007", "007"),  # 7 in YAML 1.1
+        ("010", "010"),  # 8 there
+        ("12:30", "12:30"),  # 750 there
+        ("1:30.5", "1:30.5"),
+        ("2026-01-01", "2026-01-01"),
     ],
 )
 def test_text_becomes_the_value_that_it_looks_like(text: str, value: object) -> None:
@@ -198,6 +213,9 @@ def test_a_malformed_key_is_refused(key: str) -> None:
         ("e:\n\tn_envs: 2", r"line 2, column 1: while scanning for the next token: found character '\t'"),
         ("e:\n  n_envs: 2\n  n_envs: 3\n", "line 3, column 3: 'n_envs' is set twice"),
         ("e: !!python/object/apply:os.system ['true']", "is not valid YAML"),
+        ("e: &e {x: *e}", "it holds more than 100000 values"),
+        (_MERGES, "it holds more than 100000 values"),
+        ("e: {x: \udce9}", "cannot read"),
     ],
 )
 def test_a_malformed_file_is_refused_by_name(tmp_path: Path, text: str, message: str) -> None:
@@ -208,7 +226,19 @@ def test_a_malformed_file_is_refused_by_name(tmp_path: Path, text: str, message:
     assert str(path) in str(caught.value)
 
 
+def test_values_behind_aliases_are_counted_in_little_memory() -> None:
+    data = [[0] * 9_000] * 9_000
+    tracemalloc.start()
+    with pytest.raises(yaml.YAMLError, match="it holds more than 100000 values"):
+        require_few_values(data)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**20  # all values one after the other would take 600 MiB
+
+
 def test_a_missing_file_and_a_missing_env_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read a"):
+        load_config("e", hparams="a\0b")
     with pytest.raises(ConfigError, match="cannot read"):
         load_config("e", hparams=tmp_path / "none.yml")
     with pytest.raises(ConfigError, match="no env given"):

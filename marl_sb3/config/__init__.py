@@ -3,7 +3,7 @@
 from marl_sb3.config.files import Hparams, entry_of, preset_path, require_named
 from marl_sb3.config.schema import TrainConfig
 from marl_sb3.config.sources import load_config
-from marl_sb3.config.yaml import parse_value, plain_data, read_yaml, to_yaml
+from marl_sb3.config.yaml import parse_value, plain_data, read_yaml, to_yaml, yaml_text
 
 __all__ = [
     "Hparams",
@@ -16,4 +16,5 @@ __all__ = [
     "read_yaml",
     "require_named",
     "to_yaml",
+    "yaml_text",
 ]

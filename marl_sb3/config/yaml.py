@@ -13,10 +13,16 @@ from marl_sb3.config.schema import ACCEPTED, TrainConfig, value_of
 from marl_sb3.errors import ConfigError
 
 _MERGE = "tag:yaml.org,2002:merge"  # `<<`: what it brings may be set anew
+_INT, _FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
+
+_MAX_FILE_BYTES = 2**20
+_MAX_VALUES = 100_000  # in a file: by aliases, a short file can describe a huge structure
+# The errors of PyYAML for files that are invalid or nested too deeply.
+_YAML_ERRORS = (yaml.YAMLError, ValueError, TypeError, AttributeError, KeyError, RecursionError, OverflowError)
 
 
 class _Loader(yaml.SafeLoader):
-    """Load plain data. 3e-4 is a number (in YAML 1.1 only 3.0e-4 is one), and duplicate keys are refused."""
+    """Load plain data, with the numbers of YAML 1.2; duplicate keys are refused."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         """Construct a mapping, or refuse duplicate keys: PyYAML would keep the last of them only."""
@@ -28,44 +34,62 @@ class _Loader(yaml.SafeLoader):
                 seen.add((key.tag, key.value))
         return super().construct_mapping(node, deep)
 
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Merge the mappings after `<<`, unless they are too large: merges of merges grow exponentially."""
+        size = 0
+        for _, merged in [pair for pair in node.value if pair[0].tag == _MERGE]:
+            for part in merged.value if isinstance(merged, yaml.SequenceNode) else [merged]:
+                if isinstance(part, yaml.MappingNode):
+                    self.flatten_mapping(part)
+                    size += len(part.value)
+                    _require_few(size)
+        super().flatten_mapping(node)
+
 
 class _Dumper(yaml.SafeDumper):
     """Write strings that `_Loader` would read as numbers in quotes."""
 
 
-for _side in (_Loader, _Dumper):
-    _side.add_implicit_resolver(
-        "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+0123456789.")
-    )
-
-
-# A date is read as a string: no setting is a date.
+# PyYAML reads YAML 1.1: there, 3e-4 and 0o17 are strings, but 010 is 8, 12:30 is 750, and 2026-01-01 is a date.
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
-    for first, resolvers in _Loader.yaml_implicit_resolvers.items()
+    first: [(tag, pattern) for tag, pattern in resolvers if tag not in (_INT, _FLOAT, "tag:yaml.org,2002:timestamp")]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-
-_MAX_FILE_BYTES = 2**20
-_MAX_NODES = 100_000  # of a file: with aliases, a short file can describe a huge structure
-# The errors of PyYAML for files that are invalid or nested too deeply.
-_YAML_ERRORS = (yaml.YAMLError, ValueError, TypeError, AttributeError, KeyError, RecursionError, OverflowError)
+_NUMBERS = {
+    _INT: r"[-+]?(0|[1-9][0-9_]*|0b[01_]+|0o[0-7_]+|0x[0-9a-fA-F_]+)",
+    _FLOAT: r"[-+]?([0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*)([eE][-+]?[0-9]+)?|[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+"
+    r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+}
+for _tag, _pattern in _NUMBERS.items():
+    for _side in (_Loader, _Dumper):
+        _side.add_implicit_resolver(_tag, re.compile(f"^({_pattern})$"), list("-+0123456789."))
 
 
 def _load(text: str) -> Any:
     """Parse a text."""
     data = yaml.load(text, _Loader)
-    count, level = 0, [data]
-    while level:
-        count += len(level)
-        if count > _MAX_NODES:
-            raise yaml.YAMLError(f"it holds more than {_MAX_NODES} values")
-        level = [
-            child
-            for node in level
-            if isinstance(node, (dict, list))
-            for child in (node.values() if isinstance(node, dict) else node)
-        ]
+    require_few_values(data)
     return data
+
+
+def require_few_values(data: Any) -> None:
+    """Refuse data with more values than a file may have; a value counts once for each alias of it.
+
+    Raises:
+        YAMLError: there are too many.
+    """
+    count, containers = 0, [data]
+    while containers:
+        container = containers.pop()
+        if isinstance(container, (dict, list)):
+            count += len(container)
+            _require_few(count)
+            containers += container.values() if isinstance(container, dict) else container
+
+
+def _require_few(count: int) -> None:
+    if count > _MAX_VALUES:
+        raise yaml.YAMLError(f"it holds more than {_MAX_VALUES} values")
 
 
 def parse_value(text: str) -> Any:
@@ -93,22 +117,27 @@ def read_yaml(path: Path) -> Any:
     """Read a YAML file.
 
     Raises:
-        ConfigError: the file is missing or is not valid YAML.
+        ConfigError: the file cannot be read or is not valid YAML.
     """
+    text = _text_of(path)
+    try:
+        return _load(text)
+    except _YAML_ERRORS as error:
+        raise ConfigError(f"{path} is not valid YAML: {_one_line(error)}", key="hparams") from error
+
+
+def _text_of(path: Path) -> str:
     try:
         if path.is_dir():
             inside = path / "config.yaml"
-            hint = f"; did you mean {inside}?" if inside.is_file() else "; accepted: a file"
-            raise ConfigError(f"{path} is a folder{hint}", key="hparams")
-        if path.stat().st_size > _MAX_FILE_BYTES or not path.is_file():
-            raise ConfigError(f"{path} is not a file of at most {_MAX_FILE_BYTES} bytes", key="hparams")
-        return _load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}", key="hparams") from error
-    except ConfigError:
-        raise
-    except _YAML_ERRORS as error:
-        raise ConfigError(f"{path} is not valid YAML: {_one_line(error)}", key="hparams") from error
+            fault = f"is a folder; {f'did you mean {inside}?' if inside.is_file() else 'accepted: a file'}"
+        elif path.stat().st_size > _MAX_FILE_BYTES or not path.is_file():
+            fault = f"is not a file of at most {_MAX_FILE_BYTES} bytes"
+        else:
+            return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:  # ValueError: it is not UTF-8, or its name has a null byte
+        raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', error)}", key="hparams") from error
+    raise ConfigError(f"{path} {fault}", key="hparams")
 
 
 def to_yaml(config: TrainConfig) -> str:
@@ -117,7 +146,12 @@ def to_yaml(config: TrainConfig) -> str:
     for name in ACCEPTED:
         section, _, own = name.rpartition(".")
         (values.setdefault(section, {}) if section else values)[own] = plain_data(value_of(config, name))
-    return yaml.dump({config.env: values}, Dumper=_Dumper, sort_keys=False)
+    return yaml_text({config.env: values})
+
+
+def yaml_text(data: Any) -> str:
+    """Return the text of a file from which `read_yaml` reads the same plain data."""
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False)
 
 
 def plain_data(value: Any) -> Any:

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
-from marl_sb3.config import TrainConfig, load_config, read_yaml, require_named
+from marl_sb3.config import TrainConfig, load_config, read_yaml, require_named, yaml_text
 from marl_sb3.config.names import canonical_name
 from marl_sb3.config.values import at_least, require
 from marl_sb3.errors import ConfigError
@@ -182,7 +181,7 @@ class Search:
     def write(self, folder: Path) -> None:
         """Write `study.yaml` atomically."""
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / _FILE, yaml.safe_dump(self.to_plain(), sort_keys=False))
+        write_whole(folder / _FILE, yaml_text(self.to_plain()))
 
 
 def read_search(folder: Path, env: str | None = None, storage: str | None = None) -> Search | None:

@@ -526,6 +526,12 @@ def test_a_name_is_no_pattern(in_tmp: Path) -> None:
         prepare_study(study="x*", settings={"n_envs": 10_000})  # another, new study
 
 
+def test_a_study_may_be_named_like_a_number(in_tmp: Path) -> None:
+    settings = {**SETTINGS, "init_layers": ["1e5", "0o17"]}
+    begun = prepare_study(**{**SMALL, "settings": settings}, study="3e-4")
+    assert prepare_study(study="3e-4").search == begun.search
+
+
 def test_trials_without_their_storage_are_not_written_over(in_tmp: Path) -> None:
     study = prepare_study(**SMALL, study="s")
     (study.folder / "trials").mkdir()
