@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,15 @@ def test_what_an_env_raises_is_told_with_env_episode_step_seed_and_line(vectoriz
     place = r"\(\S*test_own_env\.py, line \d+, in look_up\)"
     assert re.fullmatch(rf"{where}: {call}\(\) raised KeyError: 'goal' {place}", str(caught.value))
     assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_an_env_that_calls_exit_does_not_end_the_process() -> None:
+    class WindowClosed(ScriptedEnv):
+        def step(self, actions: Any) -> Any:
+            sys.exit()
+
+    with pytest.raises(EnvRaisedError, match=r"step 1, seed \d+: step\(\) raised SystemExit \(\S*test_own_env\.py"):
+        play(make_vec_env(WindowClosed, 1, seed=5), 1)
 
 
 @pytest.mark.parametrize("vectorizer", ["sync", "supersuit"])

@@ -16,7 +16,7 @@ from marl_sb3.checkup.evidence import Episode, Evidence, Step, mapping
 from marl_sb3.checkup.finding import Seen, shown
 from marl_sb3.checkup.fingerprint import Fingerprint, checksum, step_fingerprint
 from marl_sb3.checkup.watch import Watch
-from marl_sb3.envs.faults import raise_in_words
+from marl_sb3.envs.faults import RAISED, raise_in_words
 from marl_sb3.errors import EnvRaisedError, MarlSb3Error
 from marl_sb3.types import AgentID
 from marl_sb3.wrappers.ended_agents import EndedAgents
@@ -39,7 +39,7 @@ def guarded(call: Callable[[], Any], name: str, episode: int | None = None, step
     """
     try:
         return call()
-    except (Exception, SystemExit) as error:
+    except RAISED as error:
         details = traceback.format_exc()
         seen = Seen(_words(error, name), None, episode, step, None, details)
         raise StoppedError("raises", seen) from error
@@ -48,8 +48,6 @@ def guarded(call: Callable[[], Any], name: str, episode: int | None = None, step
 def _words(error: BaseException, call: str) -> str:
     if isinstance(error, MarlSb3Error):
         return f"{call}: {error}"
-    if not isinstance(error, Exception):
-        return f"{call} raised {type(error).__name__}: {error}, which ends the process"
     try:
         raise_in_words(error, call, "")
     except EnvRaisedError as told:

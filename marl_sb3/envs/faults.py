@@ -15,6 +15,9 @@ from marl_sb3.storage.state import State, is_plain
 
 _log = logging.getLogger(__name__)
 
+# What an env may raise. `sys.exit()` is the answer of many games to a closed window; a training must not end silently.
+RAISED = (Exception, SystemExit)
+
 _INSTALLED = tuple(
     os.path.join(folder, "")
     for folder in (
@@ -24,7 +27,7 @@ _INSTALLED = tuple(
 )
 
 
-def raise_in_words(error: Exception, call: str, where: str) -> None:
+def raise_in_words(error: BaseException, call: str, where: str) -> None:
     """Raise an `EnvRaisedError` from an exception of an env; return if the env did not cause the exception.
 
     Errors of this package, a full memory and a full disk are not caused by the env.
@@ -37,7 +40,7 @@ def close_in_words(close: Callable[[], None], where: str) -> None:
     """Close an env; log its exception, so that other envs are closed and results are kept."""
     try:
         close()
-    except Exception as error:
+    except RAISED as error:
         if not _is_of_the_env(error):
             raise
         _log.warning("%s", _words(error, "close()", where))
@@ -51,7 +54,7 @@ def ask_for_state(get_state: Callable[[], Any], where: str) -> State | None:
     """
     try:
         state = get_state()
-    except Exception as error:
+    except RAISED as error:
         if not _is_of_the_env(error):
             raise
         _log.warning("%s", _words(error, "get_state()", where))
@@ -59,15 +62,16 @@ def ask_for_state(get_state: Callable[[], Any], where: str) -> State | None:
     return state if isinstance(state, dict) and is_plain(state) else None
 
 
-def _is_of_the_env(error: Exception) -> bool:
+def _is_of_the_env(error: BaseException) -> bool:
     return not isinstance(error, (MarlSb3Error, MemoryError)) and not is_disk_full(error)
 
 
-def _words(error: Exception, call: str, where: str) -> str:
-    return f"{where}: {call} raised {type(error).__name__}: {error} ({_place(error)})"
+def _words(error: BaseException, call: str, where: str) -> str:
+    what = f"{type(error).__name__}: {error}".removesuffix(": ")
+    return f"{where}: {call} raised {what} ({_place(error)})"
 
 
-def _place(error: Exception) -> str:
+def _place(error: BaseException) -> str:
     """The innermost line of the user's code in the traceback; the innermost line of all if there is none."""
     lines = [(frame.f_code, number) for frame, number in traceback.walk_tb(error.__traceback__)]
     own = [(code, number) for code, number in lines if not code.co_filename.startswith((*_INSTALLED, "<frozen "))]

@@ -18,7 +18,7 @@ from pettingzoo import AECEnv, ParallelEnv
 from pettingzoo.env_registry.exceptions import FailedToImport, PettingZooRegistryError
 
 from marl_sb3.envs.batched import BatchedEnv
-from marl_sb3.envs.faults import raise_in_words
+from marl_sb3.envs.faults import RAISED, raise_in_words
 from marl_sb3.envs.installed import hint, installed_factory, installed_ids
 from marl_sb3.errors import ConfigError
 
@@ -115,7 +115,7 @@ def make_env(factory: EnvFactory, env_index: int, env_kwargs: Mapping[str, Any])
         env = factory(**arguments)
     except (ImportError, FailedToImport, DependencyNotInstalled) as error:
         raise ConfigError(str(error), key="env") from error
-    except Exception as error:
+    except RAISED as error:
         if isinstance(error, TypeError) and "unexpected keyword argument" in str(error):
             raise ConfigError(f"the env does not take these arguments: {error}", key="env") from error
         raise_in_words(error, f"the env factory {_name(factory)}", f"env {env_index}")
@@ -145,7 +145,7 @@ def _imported_factory(path: str) -> EnvFactory:
         module = _import_from_here(module_name)
     except ImportError as error:
         raise ConfigError(f"env {path!r}: cannot import {module_name!r}: {error}", key="env") from error
-    except Exception as error:
+    except RAISED as error:
         raise_in_words(error, f"importing {module_name!r}", f"env {path!r}")
         raise
     # As in `gymnasium.make("module:Env-v0")`: importing the module may have registered an env of this id.

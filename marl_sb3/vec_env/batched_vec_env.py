@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import spaces
 
 from marl_sb3.envs.batched import BatchedEnv
-from marl_sb3.envs.faults import ask_for_state, close_in_words, raise_in_words
+from marl_sb3.envs.faults import RAISED, ask_for_state, close_in_words, raise_in_words
 from marl_sb3.errors import ConfigError, EnvError, EnvNumericError
 from marl_sb3.storage.state import MAX_SEED, State, StateReader
 from marl_sb3.types import AgentID, Array, BoolArray, Observations
@@ -96,7 +96,7 @@ class BatchedVecEnv(InProcessVecEnv):
         reset: Callable[..., None] = self._env.reset
         try:
             reset(env_indices, seeds, *([] if options is None else [options]))
-        except Exception as error:
+        except RAISED as error:
             self._blame(error, "reset()", env_indices)
             raise
 
@@ -105,7 +105,7 @@ class BatchedVecEnv(InProcessVecEnv):
         self._episode_steps += 1
         try:
             step = self._env.step(actions[0])
-        except Exception as error:
+        except RAISED as error:
             self._blame(error, "step()", self._all_envs)
             raise
         if step.rewards.dtype.kind not in "biuf":
@@ -189,7 +189,7 @@ class BatchedVecEnv(InProcessVecEnv):
     def _asked_for_masks(self) -> BoolArray | None:
         try:
             return self._env.action_masks()
-        except Exception as error:
+        except RAISED as error:
             self._blame(error, "action_masks()", self._all_envs)
             raise
 
@@ -199,13 +199,13 @@ class BatchedVecEnv(InProcessVecEnv):
     def _shown(self) -> Observations:
         try:
             observations = self._env.observations()
-        except Exception as error:
+        except RAISED as error:
             self._blame(error, "observations()", self._all_envs)
             raise
         self._check_observations(observations)
         return observations
 
-    def _blame(self, error: Exception, call: str, env_indices: Sequence[int]) -> None:
+    def _blame(self, error: BaseException, call: str, env_indices: Sequence[int]) -> None:
         """Raise an `EnvRaisedError` if the batched env caused this exception."""
         raise_in_words(error, call, self._where_and_seed(env_indices))
 
@@ -263,7 +263,7 @@ class BatchedVecEnv(InProcessVecEnv):
         assert method is not None, "settings are refused for envs without configure()"
         try:
             method([index], **self._settings[index].begin_episode())
-        except Exception as error:
+        except RAISED as error:
             self._blame(error, "configure()", [index])
             raise
 
@@ -277,7 +277,7 @@ class BatchedVecEnv(InProcessVecEnv):
     def _render(self, index: int) -> Any:
         try:
             return self._env.render(index)
-        except Exception as error:
+        except RAISED as error:
             self._blame(error, "render()", [index])
             raise
 

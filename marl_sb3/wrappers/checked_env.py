@@ -10,7 +10,7 @@ import numpy as np
 from pettingzoo import ParallelEnv
 from pettingzoo.utils import BaseParallelWrapper
 
-from marl_sb3.envs.faults import close_in_words, raise_in_words
+from marl_sb3.envs.faults import RAISED, close_in_words, raise_in_words
 from marl_sb3.errors import EnvError, EnvNumericError
 from marl_sb3.types import AgentID
 from marl_sb3.wrappers.ended_agents import EndedAgents
@@ -76,7 +76,7 @@ class CheckedEnv(BaseParallelWrapper):  # type: ignore[misc]
         self._seed = seed
         try:
             returned = self.env.reset(seed=seed, options=options)
-        except Exception as error:
+        except RAISED as error:
             self._blame(error, "reset()")
             raise
         if not (isinstance(returned, tuple) and len(returned) == 2):
@@ -95,7 +95,7 @@ class CheckedEnv(BaseParallelWrapper):  # type: ignore[misc]
         self._episode_step += 1
         try:
             returned = self.env.step(actions)
-        except Exception as error:
+        except RAISED as error:
             self._blame(error, "step()", actions)
             raise
         if not (isinstance(returned, tuple) and len(returned) == 5):
@@ -128,7 +128,7 @@ class CheckedEnv(BaseParallelWrapper):  # type: ignore[misc]
         """Return what the env renders."""
         try:
             return self.env.render()
-        except Exception as error:
+        except RAISED as error:
             self._blame(error, "render()")
             raise
 
@@ -159,7 +159,7 @@ class CheckedEnv(BaseParallelWrapper):  # type: ignore[misc]
         assert method is not None, "settings are refused for envs without configure()"
         try:
             method(**settings)
-        except Exception as error:
+        except RAISED as error:
             self._blame(error, "configure()")
             raise
 
@@ -167,7 +167,7 @@ class CheckedEnv(BaseParallelWrapper):  # type: ignore[misc]
         """Close the env; see `close_in_words`."""
         close_in_words(self.env.close, self.where_and_seed())
 
-    def _blame(self, error: Exception, call: str, agents: Collection[AgentID] = ()) -> None:
+    def _blame(self, error: BaseException, call: str, agents: Collection[AgentID] = ()) -> None:
         """Raise an `EnvRaisedError` if the env caused this exception; names the agent if one alone was acting."""
         alone = f", agent {next(iter(agents))!r}" if len(agents) == 1 < len(self._spaces) else ""
         raise_in_words(error, call, f"{self.where_and_seed()}{alone}")

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
 from marl_sb3.config.ids import require_ids
-from marl_sb3.envs.faults import raise_in_words
+from marl_sb3.envs.faults import RAISED, raise_in_words
 from marl_sb3.envs.single_agent import SingleAgentEnv
 from marl_sb3.errors import ConfigError
 
@@ -35,7 +35,7 @@ def require_interface(env: ParallelEnv, env_index: int = 0) -> None:
         for kind in ("observation_space", "action_space"):
             try:
                 space = getattr(env, kind)(agent)
-            except Exception as error:
+            except RAISED as error:
                 raise_in_words(error, f"{kind}({agent!r})", f"env {env_index}")
                 raise
             if not isinstance(space, spaces.Space):
