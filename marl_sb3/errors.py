@@ -122,9 +122,9 @@ def as_path(name: str, value: Any) -> Path:
         value: its value, of any type.
 
     Raises:
-        ConfigError: it is neither a string nor a `pathlib.Path`.
+        ConfigError: it is neither a string nor a `pathlib.Path`, or has a null byte.
     """
-    if not isinstance(value, (str, Path)):
+    if not isinstance(value, (str, Path)) or "\0" in str(value):
         raise ConfigError(f"{name} is {value!r:.200}; accepted: a path, as a string or a pathlib.Path", key=name)
     return Path(value)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tracemalloc
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from hypothesis import given, settings
@@ -171,6 +172,7 @@ def test_an_error_says_where_the_setting_came_from(tmp_path: Path) -> None:
         ({"n_timesteps": 0}, "--timesteps: n_timesteps is 0"),
         ({"seed": -1}, "--seed: seed is -1; accepted: an integer from 0 to 4294967295"),
         ({"seed": 2**32}, "seed is 4294967296"),
+        ({"stop": {"x": float("nan")}}, "--stop: stop is 'x=nan'; accepted: METRIC=NUMBER"),
         ({"stop": {"x": "high"}}, "--stop: stop is 'x=high'; accepted: METRIC=NUMBER"),
         ({"policies": 3}, "--policies: policies is 3; accepted: shared, per_agent or a mapping"),
         ({"policies": {"p": 3}}, "policies.p is 3; accepted: a mapping of settings"),
@@ -276,6 +278,13 @@ def test_a_written_configuration_reads_back_equal(
 
 def test_a_word_that_looks_like_a_number_stays_a_word(tmp_path: Path) -> None:
     config = TrainConfig("e", env_kwargs={"0E0": "3e-4", "level": "1e5"})
+    assert load_config(None, hparams=write(tmp_path / "config.yaml", to_yaml(config))) == config
+
+
+def test_numbers_of_numpy_become_numbers_that_a_file_can_hold(tmp_path: Path) -> None:
+    chosen = {"learning_rate": np.float32(0.5), "env.sizes": np.arange(2), "policy_kwargs": {"net_arch": [np.int64(8)]}}
+    config = load_config("e", seed=np.int64(3), settings=chosen)
+    assert (config.seed, config.env_kwargs) == (3, {"sizes": [0, 1]})
     assert load_config(None, hparams=write(tmp_path / "config.yaml", to_yaml(config))) == config
 
 

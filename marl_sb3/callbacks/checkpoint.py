@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
+from marl_sb3.config.values import Count, PositiveInt, require
 from marl_sb3.metrics import Result, flatten
 from marl_sb3.storage.checkpoint_folder import CheckpointFolder
 from marl_sb3.training.callback import MultiAgentCallback
@@ -25,6 +26,9 @@ class CheckpointCallback(MultiAgentCallback):
         at_start: save the untrained policies too.
         on_saved: called with the name of each new checkpoint.
 
+    Raises:
+        ConfigError: a number is not accepted.
+
     Attributes:
         latest: name of the newest checkpoint; None before the first.
     """
@@ -41,7 +45,8 @@ class CheckpointCallback(MultiAgentCallback):
     ) -> None:
         super().__init__()
         self._folder = CheckpointFolder(Path(folder))
-        self._every, self._keep, self._at_start = every, keep, at_start
+        self._every, self._keep = require("every", every, Count), require("keep", keep, PositiveInt)
+        self._at_start = at_start
         self._metric, self._higher_is_better = metric, higher_is_better
         self._value: float | None = None  # value of the metric in the latest iteration
         self._saved_at: int | None = None

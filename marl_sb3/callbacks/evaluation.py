@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from marl_sb3.config.values import PositiveInt, require
+from marl_sb3.config.values import Count, PositiveInt, require
 from marl_sb3.errors import ConfigError
 from marl_sb3.evaluation import (
     evaluate_policies,
@@ -66,8 +66,10 @@ class EvaluationCallback(MultiAgentCallback):
         interval_unit: str = "iterations",
     ) -> None:
         super().__init__()
-        _check(interval, interval_unit, duration, duration_unit)
-        self.interval = interval
+        self.interval = require("evaluation: interval", interval, PositiveInt, "interval")
+        duration = require("evaluation: duration", duration, PositiveInt, "duration")
+        seed = require("evaluation: seed", seed, Count | None, "seed")
+        _check_units(interval_unit, duration_unit)
         self.interval_unit = interval_unit
         self._make_env = None if isinstance(env, MultiAgentVecEnv) else env
         self._env = env if isinstance(env, MultiAgentVecEnv) else None
@@ -128,9 +130,7 @@ class EvaluationCallback(MultiAgentCallback):
             self._env = None
 
 
-def _check(interval: int, interval_unit: str, duration: int, duration_unit: str) -> None:
-    for name, value in (("interval", interval), ("duration", duration)):
-        require(f"evaluation: {name}", value, PositiveInt, name)
+def _check_units(interval_unit: str, duration_unit: str) -> None:
     units = (("interval_unit", interval_unit, _INTERVAL_UNITS), ("duration_unit", duration_unit, _ARGUMENT_OF_UNIT))
     for name, unit, accepted in units:
         if unit not in accepted:

@@ -17,7 +17,7 @@ from marl_sb3.config.rllib.table import RENAMED
 from marl_sb3.config.rllib.translate import LATER, translated, unnested
 from marl_sb3.config.rllib.values import Context
 from marl_sb3.config.schema import SECTIONS, names_in
-from marl_sb3.config.values import takes_integers_only
+from marl_sb3.config.values import plain_numbers, takes_integers_only
 from marl_sb3.config.zoo_noise import with_action_noise
 from marl_sb3.errors import ConfigError
 
@@ -115,7 +115,7 @@ def canonical_value(name: str, value: Any) -> Any:
         theirs = RENAMED[own].value(value) if own in RENAMED and not name.startswith("env.") else value
     except ConfigError as error:
         raise ConfigError(str(error), key=name) from error
-    return read_value(canonical_name(name), theirs)
+    return read_value(canonical_name(name), plain_numbers(theirs))
 
 
 def _given_twice(name: str, one: str, other: str) -> ConfigError:

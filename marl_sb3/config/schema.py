@@ -15,6 +15,7 @@ from marl_sb3.config.processing import ProcessingSettings, split_processing
 from marl_sb3.config.provenance import Source, source_of
 from marl_sb3.config.values import (
     Count,
+    FiniteFloat,
     Named,
     NumberOfWorkers,
     PositiveInt,
@@ -294,7 +295,7 @@ def _check_extensions(config: TrainConfig) -> None:
 
 def _check_stop(config: TrainConfig) -> None:
     for metric, value in config.stop.items():
-        if not accepts(float, value):
+        if not accepts(FiniteFloat, value):
             raise ConfigError(f"stop is {shown(f'{metric}={value}')}; accepted: METRIC=NUMBER", key="stop")
 
 

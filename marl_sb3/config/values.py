@@ -47,14 +47,25 @@ def accepts(kind: Any, value: Any) -> bool:
     return True
 
 
-def require(name: str, value: Any, kind: Any, key: str | None = None) -> None:
-    """Refuse a value that is not of a kind.
+def require(name: str, value: Any, kind: Any, key: str | None = None) -> Any:
+    """Return a value, with NumPy's numbers as Python's, or refuse it if it is not of a kind.
 
     Args:
         name: name of the setting, argument or option, for the message.
     """
-    if not accepts(kind, value):
+    plain = plain_numbers(value)
+    if not accepts(kind, plain):
         raise refusal(name, value, kind, key)
+    return plain
+
+
+def plain_numbers(value: Any) -> Any:
+    """Convert NumPy's numbers and arrays, also those in mappings and lists, to Python's numbers and lists."""
+    if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {key: plain_numbers(item) for key, item in value.items()}
+    return type(value)(map(plain_numbers, value)) if type(value) in (list, tuple) else value
 
 
 def refusal(name: str, value: Any, kind: Any, key: str | None = None) -> ConfigError:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 
-from marl_sb3.config.values import PositiveInt, require
+from marl_sb3.config.values import Count, PositiveInt, require
 from marl_sb3.errors import ConfigError
 from marl_sb3.evaluation.preserve import preserve_training_state
 from marl_sb3.learners.bundle import PolicyBundle, PolicySpaces
@@ -101,11 +101,12 @@ def play_episodes(
         on_episode: called with each counted episode.
 
     Raises:
-        ConfigError: the duration is empty, or the env has other agents or spaces.
+        ConfigError: a number is not accepted, or the env has other agents or spaces.
         EnvError: the env broke the `ParallelEnv` contract.
     """
-    require("n_episodes", n_episodes, PositiveInt)
-    require("n_env_steps", n_env_steps, PositiveInt | None)
+    n_episodes = require("n_episodes", n_episodes, PositiveInt)
+    n_env_steps = require("n_env_steps", n_env_steps, PositiveInt | None)
+    seed = require("seed", seed, Count | None)
     require_same_agents(algo, env)
     bundle = _bundle(algo)
     if deterministic is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from marl_sb3.config.values import PositiveInt, require
 from marl_sb3.learners.algorithms import learner_class
 from marl_sb3.learners.interface import Learner
 from marl_sb3.learners.sb3.build import is_off_policy
@@ -38,7 +37,6 @@ def common_steps(n_steps: int | None, specs: Mapping[PolicyID, PolicySpec]) -> i
 
     It is the given one, else that of the first spec with `n_steps`, else None: SB3's default.
     """
-    require("n_steps", n_steps, PositiveInt | None)
     on_policy = [spec for spec in specs.values() if not is_off_policy(spec.algorithm)]  # others mean n-step returns
     own = [spec.hyperparameters["n_steps"] for spec in on_policy if "n_steps" in spec.hyperparameters]
     return n_steps if n_steps is not None else next(iter(own), None)

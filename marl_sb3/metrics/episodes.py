@@ -62,7 +62,7 @@ class EpisodeTracker:
         window: int = 100,
         custom_metrics: Mapping[str, InfoMetric] | None = None,
     ) -> None:
-        require("stats_window_size", window, PositiveInt)
+        window = require("stats_window_size", window, PositiveInt)
         self._agents = env.agents
         self._policy_of = policy_of
         self._num_envs = env.num_envs

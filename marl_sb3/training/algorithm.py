@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from msgspec import Meta
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.type_aliases import MaybeCallback
 
+from marl_sb3.config.values import PositiveInt, Seed, require
 from marl_sb3.errors import CheckpointError, ConfigError, RunnersLostError
 from marl_sb3.learners.bundle import PolicyBundle
 from marl_sb3.learners.spec import PolicySpec
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_Timesteps = Annotated[float, Meta(ge=1, le=sys.float_info.max)]
 _SHOWN = 4  # policies in a `repr`
 
 
@@ -107,11 +111,15 @@ class MultiAgentAlgorithm(JointPolicies):
         tensorboard_log: str | None = None,
         **hyperparameters: Any,
     ) -> None:
+        n_steps = require("n_steps", n_steps, PositiveInt | None)
+        seed = require("seed", seed, Seed | None)
+        stats_window_size = require("stats_window_size", stats_window_size, PositiveInt)
+        self.n_threads = require("n_threads", n_threads, PositiveInt)
+        at_once = require("n_parallel_updates", n_parallel_updates, PositiveInt | None)
+        self.n_parallel_updates = at_once or parallel_updates(self.n_threads)
         self.env = env = as_vec_env(env)
         self.verbose = verbose
         self.seed = seed
-        self.n_threads = n_threads
-        self.n_parallel_updates = n_parallel_updates or parallel_updates(n_threads)
         self._counters = Counters.of_agents(len(env.agents))
         self._setup = set_up(
             env,
@@ -140,7 +148,7 @@ class MultiAgentAlgorithm(JointPolicies):
             self.tracker,
             lambda: Sampled(self._counters.env_steps, self._counters.planned_env_steps),
             update_path=update_path,
-            n_threads=n_threads,
+            n_threads=self.n_threads,
         )
         self._loop = TrainingLoop(self._runner, learners, self.n_steps, self.n_parallel_updates)
         self.parts = persistence.TrainingParts(learners, self._runner, self.tracker, self._counters)
@@ -181,7 +189,7 @@ class MultiAgentAlgorithm(JointPolicies):
         self,
         total_timesteps: int,
         callback: MaybeCallback = None,
-        log_interval: int = 1,
+        log_interval: int | None = 1,
         tb_log_name: str = "run",
         reset_num_timesteps: bool = True,
         progress_bar: bool = False,
@@ -192,20 +200,19 @@ class MultiAgentAlgorithm(JointPolicies):
             total_timesteps: env steps; if `reset_num_timesteps` is False, in addition to those already taken.
             callback: SB3 callbacks, one or a list, or a function; a `MultiAgentCallback` has more methods.
             log_interval: iterations between writes of the logger; values that callbacks have recorded, or added to
-                results, are kept for the next write.
+                results, are kept for the next write. None: it is never written.
             tb_log_name: not used; part of SB3's signature.
             reset_num_timesteps: start counters, schedules and episodes anew; False continues.
             progress_bar: show the progress: a live view on terminals and in notebooks, plain lines elsewhere.
 
         Raises:
-            ConfigError: `total_timesteps` is not a positive number, or a callback cannot work here.
+            ConfigError: a number is not accepted, or a callback cannot work here.
             EnvError: an env broke the `ParallelEnv` contract.
         """
         progress = _progress_bar() if progress_bar else []
         joined = as_one_callback(callback, progress)
-        if not isinstance(total_timesteps, (int, float)) or not 1 <= total_timesteps < float("inf"):
-            words = f"total_timesteps is {total_timesteps!r}; accepted: a number of at least 1"
-            raise ConfigError(words, key="n_timesteps")
+        total_timesteps = require("total_timesteps", total_timesteps, _Timesteps, "n_timesteps")
+        log_interval = require("log_interval", log_interval, PositiveInt | None)
         if reset_num_timesteps:
             self._counters.restart()
             self.between_iterations = True
@@ -219,7 +226,7 @@ class MultiAgentAlgorithm(JointPolicies):
                 each.close()
         return self
 
-    def _learn(self, joined: BaseCallback, total_timesteps: int, log_interval: int, tb_log_name: str) -> None:
+    def _learn(self, joined: BaseCallback, total_timesteps: int, log_interval: int | None, tb_log_name: str) -> None:
         joined.init_callback(self)  # type: ignore[arg-type]
         joined.on_training_start({"self": self, "total_timesteps": total_timesteps, "tb_log_name": tb_log_name}, {})
         self.parts.callbacks.begin(joined)
@@ -227,7 +234,7 @@ class MultiAgentAlgorithm(JointPolicies):
             result = self._iterate(joined)
             if result is None:
                 break
-            write = self.iteration % log_interval == 0
+            write = log_interval is not None and self.iteration % log_interval == 0
             if not self._reporter.report(result, joined, self.num_timesteps, write=write):
                 break
         joined.on_training_end()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
@@ -151,17 +150,16 @@ def make_vec_env(
     Raises:
         ConfigError: one of the arguments is wrong; the message says which values are accepted.
     """
-    require("n_envs", n_envs, PositiveInt)
+    n_envs = require("n_envs", n_envs, PositiveInt)
     vectorizer = _EARLIER_NAMES.get(vectorizer, vectorizer)
     if vectorizer not in VECTORIZERS:
         raise ConfigError(f"unknown vectorizer {vectorizer!r}; accepted: {', '.join(VECTORIZERS)}", key="vectorizer")
-    if seed is not None and (not isinstance(seed, Integral) or seed < 0):
-        raise ConfigError(f"seed is {seed!r}; accepted: an integer of at least 0, or None", key="seed")
+    seed = require("seed", seed, Count | None)
     _require_maker(env)
-    require("episode_horizon", episode_horizon, PositiveInt | None)
-    require("n_workers", n_workers, NumberOfWorkers)
-    require("worker_timeout_s", worker_timeout_s, PositiveSeconds)
-    require("max_worker_restarts", max_worker_restarts, Count)
+    episode_horizon = require("episode_horizon", episode_horizon, PositiveInt | None)
+    n_workers = require("n_workers", n_workers, NumberOfWorkers)
+    worker_timeout_s = require("worker_timeout_s", worker_timeout_s, PositiveSeconds)
+    max_worker_restarts = require("max_worker_restarts", max_worker_restarts, Count)
     if n_workers == 0:
         made = VECTORIZERS[vectorizer](env_factory(env), n_envs, seed, env_kwargs)
     else:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from marl_sb3.config.values import Count, require
 from marl_sb3.errors import ConfigError, VecEnvOrderError
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import AgentID, Array
@@ -80,7 +81,7 @@ class MultiAgentVecEnv(ABC):
     def seed(self, seed: int) -> None:
         """Set the run seed, from the next `reset` on; see `seeding.episode_seed`."""
         self._require_idle("seed()")
-        self._seed(seed)
+        self._seed(require("seed", seed, Count))
 
     def reset(self, options: Sequence[Options] | None = None) -> VecStep:
         """Begin a new episode in every env.

@@ -8,7 +8,7 @@ from inspect import signature
 from typing import Any, Protocol
 
 from marl_sb3.config.ray import RaySettings
-from marl_sb3.config.values import PositiveInt, require
+from marl_sb3.config.values import Count, PositiveInt, require
 from marl_sb3.envs.registry import EnvFactory, env_factory
 from marl_sb3.errors import ConfigError, VecEnvOrderError
 from marl_sb3.storage.process_rng import preserve_rng
@@ -113,8 +113,6 @@ class ShardedVecEnv(MultiAgentVecEnv):
     """
 
     def __init__(self, plan: EnvPlan, ray: RaySettings | None = None) -> None:
-        require("n_envs", plan.n_envs, PositiveInt)
-        require("n_shards", plan.n_shards, PositiveInt)
         if plan.n_envs % plan.n_shards:
             fitting = [n for n in range(1, plan.n_envs + 1) if plan.n_envs % n == 0]
             raise ConfigError(
@@ -232,6 +230,6 @@ def make_sharded_vec_env(
     Raises:
         ConfigError: an argument is wrong.
     """
-    return ShardedVecEnv(
-        EnvPlan(env, n_envs, n_shards, fresh_seed() if seed is None else seed, vectorizer, env_kwargs), ray
-    )
+    n_envs, n_shards = require("n_envs", n_envs, PositiveInt), require("n_shards", n_shards, PositiveInt)
+    seed = fresh_seed() if seed is None else require("seed", seed, Count)
+    return ShardedVecEnv(EnvPlan(env, n_envs, n_shards, seed, vectorizer, env_kwargs), ray)

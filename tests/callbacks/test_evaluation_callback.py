@@ -252,3 +252,9 @@ def test_the_envs_of_the_training_and_others_that_do_not_fit_are_refused() -> No
 def test_wrong_settings_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         EvaluationCallback(two_envs, **options)
+
+
+@pytest.mark.parametrize("options", [{"every": -1}, {"keep": 0}])
+def test_wrong_numbers_of_checkpoints_are_refused(options: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match="accepted: an integer of at least"):
+        CheckpointCallback("checkpoints", **options)

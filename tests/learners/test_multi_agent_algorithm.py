@@ -319,6 +319,17 @@ def test_log_interval_says_how_often_the_metrics_are_written(capsys: pytest.Capt
     make(verbose=1).learn(4 * ITERATION, log_interval=2)
     printed = [line.split("|")[2].strip() for line in capsys.readouterr().out.splitlines() if "| iteration " in line]
     assert printed == ["2", "4"]
+    make(verbose=1).learn(ITERATION, log_interval=None)
+    assert "| iteration " not in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="log_interval is 0; accepted: an integer of at least 1, or null"):
+        make().learn(ITERATION, log_interval=0)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    algorithm = make(seed=np.int64(3), n_steps=np.int32(N_STEPS), learning_rate=np.float32(0.5), n_epochs=np.int64(1))
+    algorithm.learn(np.int64(ITERATION))
+    assert same(weights(algorithm, "a"), weights(make(seed=3, learning_rate=0.5).learn(ITERATION), "a"))
+    assert json.dumps(algorithm.get_state()[0]["specs"]["a"])
 
 
 # What is refused
@@ -349,7 +360,9 @@ def test_log_interval_says_how_often_the_metrics_are_written(capsys: pytest.Capt
             "policy 'a': .*'qqq' of .*; accepted: net_arch, ",
         ),
         ({"policy": "MultiInputPolicy"}, None, "policy 'a': PPO raised: .*'spaces'"),
-        ({"seed": -1}, None, "Seed must be between 0"),
+        ({"seed": -1}, "seed", "seed is -1; accepted: an integer from 0 to 4294967295, or null"),
+        ({"n_threads": 0}, "n_threads", "n_threads is 0; accepted: an integer of at least 1"),
+        ({"n_parallel_updates": 0}, "n_parallel_updates", "n_parallel_updates is 0; accepted: an integer of at least"),
     ],
 )
 def test_wrong_arguments_are_refused_with_their_key(options: Any, key: str | None, message: str) -> None:

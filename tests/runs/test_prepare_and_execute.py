@@ -212,6 +212,7 @@ REFUSED = [
     ({"hparams": 3}, "hparams is 3; accepted: the path of a settings file, or a mapping"),
     ({"hparams": b"x.yml"}, "hparams is b'x.yml'; accepted: the path of a settings file, or a mapping"),
     ({"run_dir": 3}, "run_dir is 3; accepted: a path, as a string or a pathlib.Path"),
+    ({"run_dir": "a\0b"}, "run_dir is 'a\\x00b'; accepted: a path"),
     ({"resume": 3, "env": None, "n_envs": None}, "run is 3; accepted: a path, as a string or a pathlib.Path"),
     ({"resume": "x", "seed": 1}, "callback and progress_bar are accepted; received n_envs, seed"),
     ({"seed": "a"}, "--seed: seed is 'a'; accepted: an integer from 0 to 4294967295"),

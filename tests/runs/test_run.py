@@ -107,6 +107,8 @@ def test_a_run_that_was_trained_evaluates_its_latest_policies(in_tmp: Path) -> N
     assert without_clock(again.evaluate(4)) == without_clock(run.evaluate(4))
     with pytest.raises(ConfigError, match="n_episodes is 0; accepted"):
         run.evaluate(0)
+    with pytest.raises(ConfigError, match="seed is -1; accepted: an integer of at least 0, or null"):
+        run.evaluate(1, seed=-1)
 
 
 def test_its_text_is_one_line_that_says_what_it_is(run_folder: Path) -> None:

@@ -8,6 +8,7 @@ from toy_envs import ScriptedEnv
 
 from marl_sb3 import make_vec_env
 from marl_sb3.errors import ConfigError
+from marl_sb3.storage.state import is_plain
 from marl_sb3.vec_env.seeding import episode_seed, fresh_seed
 
 ONE_STEP = {"a": (1, "truncated")}
@@ -78,3 +79,8 @@ def test_a_seed_that_is_no_whole_number_is_refused(seed):
 
 def test_a_numpy_integer_is_a_seed():
     assert played_seeds(1, seed=np.int64(3), steps=1) == played_seeds(1, seed=3, steps=1)
+    env = make_vec_env(ScriptedEnv, np.int64(1), np.int64(3))
+    env.reset()
+    assert is_plain(env.get_state())  # otherwise checkpoints are without it
+    env.seed(np.int64(4))
+    assert is_plain(env.get_state())
