@@ -128,8 +128,11 @@ class TuneStudy:
         for name, value in attributes.items():
             self._storage.set_trial_user_attr(trial._trial_id, name, value)
 
-    def requeue_dead(self) -> int:
-        """Mark the trials of dead workers as failed, and requeue each unless it was killed before.
+    def requeue_dead(self, why: str = KILLED) -> int:
+        """Mark the trials of dead workers as failed, and requeue them; see `requeue`.
+
+        Args:
+            why: `INTERRUPTED` if the search ended the workers itself, which is not the trial's fault.
 
         Returns:
             The number of these trials.
@@ -137,7 +140,7 @@ class TuneStudy:
         with self._lock:
             dead = [trial for trial in self._running() if not self._is_alive(trial.user_attrs[WORKER])]
             for trial in dead:
-                self.requeue(trial.number, KILLED)
+                self.requeue(trial.number, why)
         return len(dead)
 
     def in_flight(self) -> list[str]:

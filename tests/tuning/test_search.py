@@ -25,7 +25,7 @@ from marl_sb3.storage.checkpoint_folder import CheckpointFolder
 from marl_sb3.tuning.api import prepare_study
 from marl_sb3.tuning.jobs.queue import work
 from marl_sb3.tuning.jobs.trials import TrialQueue, run_trial, run_trials
-from marl_sb3.tuning.jobs.workers import SearchError
+from marl_sb3.tuning.jobs.workers import SearchError, Workers
 from marl_sb3.tuning.objective import Objective
 from marl_sb3.tuning.search import Search, read_search
 from marl_sb3.tuning.space import parse_space
@@ -254,17 +254,49 @@ def test_any_error_is_that_of_its_trial(error: BaseException, in_tmp: Path, monk
     assert type(error).__name__ in (study.folder_of(study.trials[0]) / "traceback.txt").read_text()
 
 
-def test_a_full_disk_is_no_trials_fault(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "why", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()], ids=["disk full", "Ctrl-C"]
+)
+def test_what_the_user_can_change_is_no_trials_fault(
+    why: BaseException, in_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fails(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise why
 
     study = prepare_study(**{**SMALL, "trials": 1, "pruner": "none"}, study="s")
     with monkeypatch.context() as patch:
         patch.setattr(prepare_module, "prepare", fails)
-        with pytest.raises(OSError, match="No space left"):
-            work_on(study)
+        for _ in range(2):
+            with pytest.raises(type(why)):
+                work_on(study)
+            study.requeue_dead()
     work_on(study)
-    assert [trial.state.name for trial in study.trials] == ["FAIL", "COMPLETE"]
+    assert [trial.state.name for trial in study.trials] == ["FAIL", "FAIL", "COMPLETE"]
+    assert [trial.user_attrs.get(ERROR) for trial in study.trials] == [INTERRUPTED, INTERRUPTED, None]
+    assert study.trials[2].user_attrs[DEATHS] == 0
+
+
+def test_workers_that_the_search_ended_lose_no_trial(in_tmp: Path) -> None:
+    study = prepare_study(**{**SMALL, "trials": 1, "pruner": "none"}, study="s")
+
+    class Endless:
+        """A worker that has begun a trial, and then takes no notice of SIGTERM."""
+
+        def send_signal(self, number: int) -> None: ...
+        def wait(self, timeout: float | None = None) -> None:
+            if timeout is not None:
+                raise KeyboardInterrupt  # once more, while the search waits for it
+
+        def kill(self) -> None:
+            holding.__exit__(None, None, None)
+
+    holding = study.working("w")
+    holding.__enter__()
+    assert study.next_trial("w") is not None
+    workers = Workers(study, 1, TrialQueue(study))
+    workers._running["w"] = Endless()  # type: ignore[assignment]
+    workers._stop()
+    assert [trial.user_attrs.get(ERROR) for trial in study.trials] == [INTERRUPTED, None]
     assert study.trials[1].user_attrs[DEATHS] == 0
 
 

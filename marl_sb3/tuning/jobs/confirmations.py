@@ -22,6 +22,7 @@ from marl_sb3.tuning.jobs.training import Train, TrainerLostError, train_here
 from marl_sb3.tuning.jobs.trials import objective_of, store_failure
 from marl_sb3.tuning.search import require_integer
 from marl_sb3.tuning.study import TuneStudy
+from marl_sb3.tuning.trial_attributes import KILLED
 
 
 def confirm(
@@ -128,7 +129,7 @@ class ConfirmationQueue:
         """See `JobQueue.in_flight`."""
         return [str(training.folder) for training in self._not_done() if not training.is_free()]
 
-    def requeue_dead(self) -> None:
+    def requeue_dead(self, why: str = KILLED) -> None:
         """Does nothing: the system has released the locks of dead workers."""
 
     def is_waiting(self) -> bool:

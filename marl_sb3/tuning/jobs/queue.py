@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from marl_sb3.tuning.trial_attributes import KILLED
+
 if TYPE_CHECKING:
     from marl_sb3.tuning.jobs.training import Train
 
@@ -41,8 +43,8 @@ class JobQueue(Protocol):
     def in_flight(self) -> list[str]:
         """The names of claimed jobs, or of the workers that claimed them, whose workers are alive."""
 
-    def requeue_dead(self) -> object:
-        """Make the jobs of dead workers available again."""
+    def requeue_dead(self, why: str = KILLED) -> object:
+        """Make the jobs of dead workers available again; see `TuneStudy.requeue_dead`."""
 
     def is_waiting(self) -> bool:
         """Whether a requeued job has not been claimed yet."""

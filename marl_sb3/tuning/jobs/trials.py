@@ -169,6 +169,9 @@ def run_trial(study: TuneStudy, trial: optuna.trial.Trial, train: Train = train_
             study.optuna.tell(trial, state=TrialState.PRUNED)
         else:
             study.optuna.tell(trial, objective_of(study.search, run))
+    except KeyboardInterrupt:  # before the training, which would have finished its iteration
+        study.requeue(trial.number, key.INTERRUPTED)
+        raise
     except TrainerLostError:
         study.requeue(trial.number, key.KILLED)
     except (Exception, SystemExit) as error:  # a failed trial is a result, and the search continues

@@ -18,6 +18,7 @@ from marl_sb3.learners.threads import available_cores
 from marl_sb3.tuning.jobs.queue import JobQueue
 from marl_sb3.tuning.search import STORAGE_VARIABLE
 from marl_sb3.tuning.study import TuneStudy
+from marl_sb3.tuning.trial_attributes import INTERRUPTED
 
 EXIT_DISK_FULL = 28  # exit code of a worker: ENOSPC
 
@@ -127,7 +128,7 @@ class Workers:
                 process.wait()
         if self._running:
             self._running.clear()
-            self._queue.requeue_dead()
+            self._queue.requeue_dead(INTERRUPTED)
 
 
 def _environment(cores: int, storage: str | None) -> dict[str, str]:
