@@ -15,8 +15,8 @@ from marl_sb3.vec_env.interface import InProcessVecEnv
 from marl_sb3.vec_env.masks import MaskReader, read_masks
 from marl_sb3.vec_env.observations import put, zero_observations
 from marl_sb3.vec_env.seeding import fresh_seed
-from marl_sb3.vec_env.slot import EnvSlot, SlotState
-from marl_sb3.vec_env.slot_states import pack, unpack
+from marl_sb3.vec_env.slot import EnvSlot
+from marl_sb3.vec_env.slot_states import SlotState, pack, unpack
 from marl_sb3.vec_env.step import ActionMasks, VecStep, first_step
 from marl_sb3.wrappers import wrap
 from marl_sb3.wrappers.layers import call_or_read

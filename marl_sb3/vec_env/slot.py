@@ -12,13 +12,14 @@ import numpy as np
 from pettingzoo import ParallelEnv
 
 from marl_sb3.errors import CheckpointError, EnvRaisedError
-from marl_sb3.types import AgentID, Array, BoolArray, Observations
+from marl_sb3.types import AgentID, Array, Observations
 from marl_sb3.vec_env.action_log import ActionLog
 from marl_sb3.vec_env.groups import AgentLayout
 from marl_sb3.vec_env.observations import map_arrays, put, same, taken, zero_observations
 from marl_sb3.vec_env.own_state import own_state, set_own_state
 from marl_sb3.vec_env.seeding import episode_seed
 from marl_sb3.vec_env.settings import EnvSettings, put_back, require_settings
+from marl_sb3.vec_env.slot_states import SlotState
 from marl_sb3.wrappers.ended_agents import EndedAgents
 
 _NOBODY: Mapping[AgentID, Any] = MappingProxyType({})
@@ -44,36 +45,6 @@ class SlotStep:
     ends: Mapping[AgentID, tuple[bool, bool]]
     final_observations: Mapping[AgentID, Any]
     reset_infos: Mapping[str, Any] | None = None
-
-
-@dataclass(frozen=True)
-class SlotState:
-    """The state of one env in the middle of an episode.
-
-    Attributes:
-        run_seed: the seed from which the seeds of its episodes are derived.
-        episode: index of the running episode.
-        to_act: (A,) bool; the agents that act next.
-        in_play: (A,) bool; the agents that have acted and have not ended.
-        ended: (A,) bool; the agents that have ended.
-        observations: per group, (A_group, ...); the observations of the agents that act next.
-        own: the state from the env's own `get_state`; None if it has none.
-        actions: per group, (steps, A_group, ...); the actions since the start of the episode. None if there is `own`,
-            or if there are too many actions.
-        settings: the settings from `configure`.
-        steps: env steps of the running episode.
-    """
-
-    run_seed: int
-    episode: int
-    to_act: BoolArray
-    in_play: BoolArray
-    ended: BoolArray
-    observations: tuple[Observations, ...]
-    own: Mapping[str, Any] | None
-    actions: tuple[Array, ...] | None
-    settings: EnvSettings
-    steps: int
 
 
 class EnvSlot:

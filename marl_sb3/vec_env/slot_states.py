@@ -1,24 +1,55 @@
-"""Pack the states of E env slots into arrays for a checkpoint, and unpack them with checks."""
+"""The state of one env; the states of E envs as arrays for a checkpoint, and back with checks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
 from marl_sb3.errors import CheckpointError
 from marl_sb3.storage.state import MAX_SEED, State, StateReader
-from marl_sb3.types import Array, Observations
+from marl_sb3.types import Array, BoolArray, Observations
 from marl_sb3.vec_env import action_log
 from marl_sb3.vec_env.action_log import require_possible
 from marl_sb3.vec_env.groups import AgentGroup, AgentLayout
 from marl_sb3.vec_env.observations import read_observations, stacked, taken, zero_observations
-from marl_sb3.vec_env.settings import read_settings
-from marl_sb3.vec_env.slot import SlotState
+from marl_sb3.vec_env.settings import EnvSettings, read_settings
 
 _FLAGS = ("to_act", "in_play", "ended")
 _LEFT_OUT = -1  # stands for the length of a log that is left out of the checkpoint
+
+
+@dataclass(frozen=True)
+class SlotState:
+    """The state of one env in the middle of an episode.
+
+    Attributes:
+        run_seed: the seed from which the seeds of its episodes are derived.
+        episode: index of the running episode.
+        to_act: (A,) bool; the agents that act next.
+        in_play: (A,) bool; the agents that have acted and have not ended.
+        ended: (A,) bool; the agents that have ended.
+        observations: per group, (A_group, ...); the observations of the agents that act next.
+        own: the state from the env's own `get_state`; None if it has none.
+        actions: per group, (steps, A_group, ...); the actions since the start of the episode. None if there is `own`,
+            or if there are too many actions.
+        settings: the settings from `configure`.
+        steps: env steps of the running episode.
+    """
+
+    run_seed: int
+    episode: int
+    to_act: BoolArray
+    in_play: BoolArray
+    ended: BoolArray
+    observations: tuple[Observations, ...]
+    own: Mapping[str, Any] | None
+    actions: tuple[Array, ...] | None
+    settings: EnvSettings
+    steps: int
 
 
 def pack(states: Sequence[SlotState], groups: Sequence[AgentGroup]) -> State:
