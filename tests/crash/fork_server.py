@@ -199,13 +199,22 @@ def _fork_workers() -> None:
 def _redirect(command: Command) -> None:
     for path, descriptors in ((os.devnull, [0]), (command.output, [1, 2]), (command.errors, [2])):
         if path is not None:
-            opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOCTTY | os.O_APPEND)
+            opened = _opened(path)
             for descriptor in descriptors:
                 os.dup2(opened, descriptor)
             os.close(opened)
     # New ones: whether they are terminals is asked when they are opened.
     sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, encoding="utf-8", closefd=False)  # noqa: SIM115
+
+
+def _opened(path: str) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOCTTY | os.O_APPEND)
+    except OSError:
+        if path.startswith("/proc/"):
+            raise SystemExit(1) from None  # it was open in the process that asked for this one, and that has died
+        raise
 
 
 def _run(arguments: list[str]) -> int:
