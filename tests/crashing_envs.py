@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import sys
@@ -62,6 +63,16 @@ HOW = {
 }
 
 
+class FatalAtStart(Numbers):
+    """Env 1 ends its process when it is made, if there is a file."""
+
+    def __init__(self, file: str, env_index: int = 0) -> None:
+        if env_index == 1 and Path(file).exists():
+            Path(file).unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        super().__init__(env_index)
+
+
 class AlwaysFatal(Numbers):
     """Every env ends its process in its third step."""
 
@@ -102,17 +113,45 @@ class Talking(Numbers):
 class Failing(Numbers):
     """Env 2 raises an exception in its second step."""
 
+    def __init__(self, error: type[BaseException] = KeyError, env_index: int = 0) -> None:
+        super().__init__(env_index)
+        self.error = error
+
     def step(self, actions: Any) -> Any:
         if self.env_index == 2 and self.step_count == 1:
-            raise KeyError("wheel")
+            raise self.error("wheel")
         return super().step(actions)
 
 
 class Modules(Numbers):
-    """Says what its process has imported."""
+    """Says what its process has imported, and what its environment is."""
 
     def modules(self) -> list[str]:
         return list(sys.modules)
+
+    def variable(self, name: str) -> str | None:
+        return os.environ.get(name)
+
+
+class Parent(Numbers):
+    """Has a child process, which has inherited all that a process can inherit."""
+
+    def __init__(self, env_index: int = 0) -> None:
+        super().__init__(env_index)
+        self.child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,), daemon=True)
+        self.child.start()
+
+    def child_process(self) -> int:
+        return self.child.pid or 0
+
+
+class Printing(Numbers):
+    """Writes a line to standard output in each step, and another one past Python."""
+
+    def step(self, actions: Any) -> Any:
+        print(f"env {self.env_index} → step {self.step_count}")
+        os.write(1, b"from below\n")
+        return super().step(actions)
 
 
 class Asleep(Numbers):

@@ -163,7 +163,7 @@ def make_vec_env(
     if n_workers == 0:
         made = VECTORIZERS[vectorizer](env_factory(env), n_envs, seed, env_kwargs)
     else:
-        from marl_sb3.vec_env.workers.shares_of_envs import makes_batches, workers_for
+        from marl_sb3.vec_env.workers.division import makes_batches, workers_for
         from marl_sb3.vec_env.workers.vec_env import WorkersVecEnv
 
         factory = env_factory(env)

@@ -24,7 +24,7 @@ vec = make_vec_env({env}, n_envs=2, n_workers=2, worker_timeout_s=100)
 vec.reset()
 workers = vec.call("process", [0, 1])
 with stacks_on_signal():
-    print(vec._supervisor.workers[0]._nursery._process.pid, *workers, flush=True)
+    print(vec._supervisor.workers[0]._fork_server._process.pid, *workers, flush=True)
     while {steps}:
         vec.step([np.zeros((2, 2), int)])
         time.sleep(0.001)
@@ -60,19 +60,19 @@ def runs(process: int) -> bool:
 
 @pytest.mark.parametrize(
     ("stopped", "killed"),
-    [((), ("main",)), (("worker",), ("main",)), (("nursery", "worker"), ("main",)), ((), ("nursery", "main"))],
-    ids=["main", "a stopped worker", "all stopped", "nursery and main"],
+    [((), ("main",)), (("worker",), ("main",)), (("fork_server", "worker"), ("main",)), ((), ("fork_server", "main"))],
+    ids=["main", "a stopped worker", "all stopped", "fork_server and main"],
 )
 def test_nothing_outlives_the_main_process(stopped: tuple[str, ...], killed: tuple[str, ...]) -> None:
     before = set(os.listdir("/dev/shm"))
-    main, (nursery, *workers) = started("Numbers")
-    ids = {"main": main.pid, "nursery": nursery, "worker": workers[0]}
+    main, (fork_server, *workers) = started("Numbers")
+    ids = {"main": main.pid, "fork_server": fork_server, "worker": workers[0]}
     for name in stopped:
         os.kill(ids[name], signal.SIGSTOP)
     for name in killed:
         os.kill(ids[name], signal.SIGKILL)
     main.communicate()
-    assert until(lambda: not any(map(runs, [nursery, *workers])))
+    assert until(lambda: not any(map(runs, [fork_server, *workers])))
     assert set(os.listdir("/dev/shm")) <= before
 
 
@@ -84,8 +84,8 @@ def test_a_script_that_ends_leaves_nothing_and_says_nothing() -> None:
 
 
 def test_workers_are_replaced_after_the_process_that_starts_them_has_been_killed() -> None:
-    main, (nursery, *workers) = started("Numbers")
-    os.kill(nursery, signal.SIGKILL)
+    main, (fork_server, *workers) = started("Numbers")
+    os.kill(fork_server, signal.SIGKILL)
     assert until(lambda: not any(map(runs, workers)))
     time.sleep(0.1)
     assert until(lambda: len(psutil.Process(main.pid).children(recursive=True)) == 3)

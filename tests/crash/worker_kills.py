@@ -92,10 +92,10 @@ class Disturber(threading.Thread):
             self._disturb(self._rng.choice(self._env._supervisor.workers))
 
     def _disturb(self, worker: Any) -> None:
-        process, nursery = worker._process, worker._nursery
+        process, fork_server = worker._process, worker._fork_server
         stop = self._rng.random() < self._stops
         with suppress(psutil.NoSuchProcess):
-            is_worker = process and psutil.Process(process).ppid() == nursery._process.pid  # nobody else has its id
+            is_worker = process and psutil.Process(process).ppid() == fork_server._process.pid  # nobody else has its id
             if is_worker and process not in self._shot:
                 self._shot.add(process)
                 os.kill(process, signal.SIGSTOP if stop else signal.SIGKILL)

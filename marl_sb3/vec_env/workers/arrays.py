@@ -37,17 +37,14 @@ def _rounded(size: int, unit: int) -> int:
 
 
 class Board:
-    """What a worker is doing, at the start of the shared memory: a few numbers that it writes and others read.
+    """What a worker is doing: two numbers in the shared memory, which it writes and the main process reads.
 
     Args:
-        file: descriptor of the shared memory.
-        n_workers: number of workers.
-        worker: index of the worker.
+        numbers: the memory, two signed integers of 64 bits.
     """
 
-    def __init__(self, file: int, n_workers: int, worker: int) -> None:
-        self._map = mmap.mmap(file, board_bytes(n_workers))
-        self._numbers = memoryview(self._map).cast("q")[worker * _LINE // 8 :]
+    def __init__(self, numbers: memoryview) -> None:
+        self._numbers = numbers
 
     @property
     def progress(self) -> int:
@@ -66,6 +63,17 @@ class Board:
     def advance(self) -> None:
         """Note that a call is complete."""
         self._numbers[0] += 1
+
+
+def boards(file: int, n_workers: int) -> list[Board]:
+    """Map the boards of all workers, which are at the start of the shared memory.
+
+    Args:
+        file: descriptor of the shared memory, of at least `board_bytes`.
+        n_workers: number of workers.
+    """
+    numbers = memoryview(mmap.mmap(file, board_bytes(n_workers))).cast("q")
+    return [Board(numbers[start:]) for start in range(0, n_workers * _LINE // 8, _LINE // 8)]
 
 
 def board_bytes(n_workers: int) -> int:
@@ -124,7 +132,10 @@ class SharedArrays:
         """
         size = board_bytes(n_workers) + _size(groups, num_envs)
         try:
-            os.posix_fallocate(file, 0, size)
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file, 0, size)
+            else:  # macOS
+                os.ftruncate(file, size)
         except OSError as error:
             raise MemoryError(f"{size:,} bytes of shared memory: {error.strerror}") from error
 

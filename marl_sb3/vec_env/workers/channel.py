@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 from enum import IntEnum
 from struct import Struct, pack
@@ -48,15 +49,16 @@ class Channel:
 
     Args:
         connection: a stream socket; the channel owns it.
-        timeout_s: how long a call may wait for the other end; None: for ever.
+        send_s: how long `send` may wait for the other end; None: for ever.
+        receive_s: how long `receive` may wait for it; None: for ever.
     """
 
-    def __init__(self, connection: socket.socket, timeout_s: float | None = None) -> None:
+    def __init__(self, connection: socket.socket, send_s: float | None = None, receive_s: float | None = None) -> None:
         self._socket = connection
-        if timeout_s is not None:
-            # Not `settimeout`: with that, Python makes two system calls instead of one.
-            seconds, microseconds = divmod(max(1, round(timeout_s * 1e6)), 1_000_000)
-            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        for option, limit_s in ((socket.SO_SNDTIMEO, send_s), (socket.SO_RCVTIMEO, receive_s)):
+            if limit_s is not None:
+                # Not `settimeout`: with that, Python makes two system calls instead of one.
+                seconds, microseconds = divmod(max(1, round(limit_s * 1e6)), 1_000_000)
                 self._socket.setsockopt(socket.SOL_SOCKET, option, pack("@ll", seconds, microseconds))
         self._received = bytearray()  # of a message that has not arrived completely
 
@@ -94,6 +96,10 @@ class Channel:
         payload = bytes(self._received[_HEADER.size :])
         self._received.clear()
         return Message(kind, number, payload)
+
+    def has_data(self, limit_s: float) -> bool:
+        """Wait for data, or for the end of the connection; returns whether something has come."""
+        return bool(select.select([self._socket], [], [], max(0.0, limit_s))[0])
 
     def _fill(self, size: int) -> None:
         while (missing := size - len(self._received)) > 0:

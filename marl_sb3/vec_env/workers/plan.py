@@ -11,11 +11,12 @@ from typing import Any
 from gymnasium import spaces
 
 from marl_sb3.envs.registry import EnvFactory
-from marl_sb3.errors import ConfigError
 from marl_sb3.types import AgentID, Array, Observations
 from marl_sb3.vec_env.interface import MultiAgentVecEnv
-from marl_sb3.vec_env.slot import SlotState
+from marl_sb3.vec_env.slot_states import SlotState
 from marl_sb3.vec_env.step import ActionMasks
+
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,6 @@ class SharePlan:
         num_envs: number of envs of the share.
         seed: the run seed.
         batched: whether the share is stepped by a `BatchedEnv`.
-        horizon: see `MultiAgentVecEnv.limit_episodes`.
     """
 
     factory: EnvFactory
@@ -38,14 +38,22 @@ class SharePlan:
     num_envs: int
     seed: int
     batched: bool
-    horizon: int | None = None
 
     @property
     def indices(self) -> range:
         """The indices of the envs."""
         return range(self.first_index, self.first_index + self.num_envs)
 
-    def words(self) -> str:
+    @property
+    def rows(self) -> slice:
+        """The rows of the envs in arrays of all envs."""
+        return slice(self.indices.start, self.indices.stop)
+
+    def rows_of(self, env_indices: Sequence[int]) -> list[int]:
+        """Return the rows, within the share, of those envs that belong to it."""
+        return [index - self.first_index for index in env_indices if index in self.indices]
+
+    def envs_text(self) -> str:
         """The envs, for messages."""
         first, last = self.indices[0], self.indices[-1]
         return f"env {first}" if first == last else f"envs {first} to {last}"
@@ -65,8 +73,11 @@ class Surroundings:
 
     @classmethod
     def here(cls) -> Surroundings:
-        """Return those of this process."""
-        return cls(os.getcwd(), list(sys.path), dict(os.environ))
+        """Return those of this process; libraries start one thread in a worker, if the user has not set another number.
+
+        The workers share the cores.
+        """
+        return cls(os.getcwd(), list(sys.path), {**dict.fromkeys(_THREADS, "1"), **os.environ})
 
     def enter(self) -> None:
         """Give them to this process."""
@@ -75,26 +86,6 @@ class Surroundings:
         for name in set(os.environ) - set(self.environment):
             del os.environ[name]
         os.environ.update(self.environment)
-
-
-def packed_plan(plan: SharePlan) -> bytes:
-    """Return a plan as bytes; functions and classes that a worker cannot import travel with it.
-
-    Raises:
-        ConfigError: the factory or an argument of the env cannot be pickled.
-    """
-    import cloudpickle  # only workers need it
-
-    try:
-        return cloudpickle.dumps(plan)  # type: ignore[no-any-return]
-    except Exception as error:
-        named = getattr(plan.factory, "__qualname__", None) or repr(plan.factory)
-        raise ConfigError(
-            f"n_workers: the env factory {named} or an argument of the env cannot be sent to a worker: "
-            f"{type(error).__name__}: {error}; accepted: functions and classes that hold no open files, "
-            "locks or connections; n_workers=0 makes the envs in this process",
-            key="n_workers",
-        ) from error
 
 
 @dataclass(frozen=True)

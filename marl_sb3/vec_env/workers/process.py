@@ -39,10 +39,13 @@ def work(place: WorkerPlace, connection: int, memory: int, stacks: int) -> None:
         stacks: descriptor of the file for the stacks: written on SIGUSR1 and when the process crashes.
     """
     _set_up_signals(stacks)
+    _set_up_output()
     log = MessageLog()
     log.install()
     server = ShareServer(memory, place.n_workers, place.worker, log)
     channel = Channel(socket.socket(fileno=connection))
+    # The main process notices the end of this one when nobody has the connection: no child of an env may have it.
+    os.register_at_fork(after_in_child=channel.close)
     try:
         while not server.closed:
             message = channel.receive()
@@ -52,7 +55,6 @@ def work(place: WorkerPlace, connection: int, memory: int, stacks: int) -> None:
         return
     finally:
         sys.stdout.flush()
-        sys.stderr.flush()
 
 
 def _set_up_signals(stacks: int) -> None:
@@ -65,4 +67,9 @@ def _set_up_signals(stacks: int) -> None:
         signal.signal(number, lambda *_: None)
     faulthandler.enable(stacks)
     faulthandler.register(signal.SIGUSR1, stacks)
-    os.environ.pop("PYTHONFAULTHANDLER", None)
+
+
+def _set_up_output() -> None:
+    """Pass lines on when they are complete, in the encoding that `worker_output` reads."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]

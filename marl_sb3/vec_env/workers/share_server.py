@@ -8,17 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from marl_sb3.envs.faults import raise_in_words
-from marl_sb3.errors import EnvError
+from marl_sb3.envs.faults import RAISED, raise_in_words
 from marl_sb3.types import Observations
 from marl_sb3.vec_env.interface import Options
 from marl_sb3.vec_env.observations import map_arrays
 from marl_sb3.vec_env.step import VecStep
-from marl_sb3.vec_env.workers.arrays import Board, SharedArrays
+from marl_sb3.vec_env.workers.arrays import SharedArrays, boards
+from marl_sb3.vec_env.workers.batched_share import BatchedShare
 from marl_sb3.vec_env.workers.channel import Kind, Message
+from marl_sb3.vec_env.workers.pickling import packed_answer, packed_error
 from marl_sb3.vec_env.workers.plan import EnvFacts, Event, Extras, SharePlan, ShareState, Shown, Surroundings
-from marl_sb3.vec_env.workers.remote_errors import packed_error
-from marl_sb3.vec_env.workers.shares import BatchedShare, SeparateShare, make_share, restored
+from marl_sb3.vec_env.workers.separate_share import SeparateShare
+from marl_sb3.vec_env.workers.share import Share
 from marl_sb3.vec_env.workers.worker_log import MessageLog
 
 _NOTHING = Extras()
@@ -37,7 +38,7 @@ class ShareServer:
     def __init__(self, memory: int, n_workers: int, worker: int, log: MessageLog) -> None:
         self._memory = memory
         self._n_workers = n_workers
-        self._board = Board(memory, n_workers, worker)
+        self._board = boards(memory, n_workers)[worker]
         self._log = log
         self.closed = False
 
@@ -50,7 +51,7 @@ class ShareServer:
             handler: Callable[..., Any] = getattr(self, name)
             result = handler(*arguments)
             self._board.advance()
-            return Kind.DONE, _pickled((result, self._log.taken()), name)
+            return Kind.DONE, packed_answer((result, self._log.taken()), name)
         except Exception as error:
             return Kind.FAILED, pickle.dumps((packed_error(error), self._log.taken()))
 
@@ -78,8 +79,8 @@ class ShareServer:
         views.episode_done[:] = step.episode_done
 
     def _extras(self, step: VecStep) -> Extras:
-        messages, masked = self._log.taken(), self._share.masked()
-        infos = None if self._share.silent else _pickled(step.infos, "infos")
+        messages, masked = self._log.taken(), self._share.found_masks()
+        infos = None if self._share.silent else packed_answer(step.infos, "infos")
         if infos is None and not (messages or masked or step.final_observations or step.reset_infos):
             return _NOTHING
         finals = dict(step.final_observations.items()) or None
@@ -92,8 +93,8 @@ class ShareServer:
         surroundings.enter()
         plan = _unpacked(packed)
         np.random.seed(np.random.SeedSequence(plan.seed, spawn_key=(plan.first_index,)).generate_state(4))  # noqa: NPY002
-        self._share: SeparateShare | BatchedShare = make_share(plan, self._board)
-        self._rows = slice(plan.first_index, plan.first_index + plan.num_envs)
+        self._share: Share = (BatchedShare if plan.batched else SeparateShare)(plan, self._board)
+        self._rows = plan.rows
         return EnvFacts.of(self._share)
 
     def attach(self, num_envs: int) -> None:
@@ -115,13 +116,13 @@ class ShareServer:
         self._share.go_on()
         step = self._share.reset(options)
         self._publish(step)
-        return Extras(reset_infos=step.reset_infos, masked=self._share.masked() or None), self.get_state(True)
+        return Extras(reset_infos=step.reset_infos, masked=self._share.found_masks() or None), self.get_state(True)
 
     def settle_masks(self, masked: Mapping[int, bool]) -> None:
         """Take the decision of the main process: group -> whether it has masks."""
         self._publish(self._share.settle_masks(masked))
 
-    def call(self, name: str, rows: Sequence[int], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+    def call(self, rows: Sequence[int], name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
         """See `MultiAgentVecEnv.call`."""
         return self._share.call(name, rows, *args, **kwargs)
 
@@ -146,7 +147,7 @@ class ShareServer:
         inexact = self._share.set_share_state(state)
         step = self._share.latest
         self._publish(step)
-        extras = Extras(reset_infos=step.reset_infos, masked=self._share.masked() or None)
+        extras = Extras(reset_infos=step.reset_infos, masked=self._share.found_masks() or None)
         return extras, self.get_state(True), inexact
 
     def restore(self, state: ShareState | None, events: Sequence[Event], shown: Shown | None) -> dict[int, str]:
@@ -161,15 +162,15 @@ class ShareServer:
             Row -> reason, for envs that could not be brought back; they have begun new episodes.
         """
         if state is not None:
-            restored(self._share, state)
-        if shown is not None:
-            self._share.know_masks(shown.masked)
+            self._share.bring_back(state)
+        if shown is not None and shown.masked:
+            self._share.settle_masks(shown.masked)
         for event in events:
             if event.name == "step":
                 self._share.repeat(event.arguments)
             else:
                 getattr(self, event.name)(*event.arguments)
-        return self._share.lose_others(shown) if state is not None else {}
+        return self._share.replace_lost(shown) if state is not None else {}
 
     def close(self) -> None:
         """Close the envs."""
@@ -203,27 +204,7 @@ def _write(ours: Observations, shared: Observations) -> None:
 def _unpacked(packed: bytes) -> SharePlan:
     try:
         plan: SharePlan = pickle.loads(packed)
-    except Exception as error:
+    except RAISED as error:
         raise_in_words(error, "importing the env factory in a worker", "the envs")
         raise
     return plan
-
-
-def _pickled(value: Any, what: str) -> bytes:
-    """Pickle what goes to the main process.
-
-    Raises:
-        EnvError: it cannot be pickled.
-    """
-    try:
-        return pickle.dumps(value)
-    except Exception:
-        import cloudpickle
-
-        try:
-            return cloudpickle.dumps(value)  # type: ignore[no-any-return]
-        except Exception as error:
-            raise EnvError(
-                f"{what}: what the envs return cannot be sent from a worker: {type(error).__name__}: {error}; "
-                "n_workers=0 steps them in this process"
-            ) from error

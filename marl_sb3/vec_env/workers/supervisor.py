@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from marl_sb3.errors import ConfigError, VecEnvOrderError, WorkerError
-from marl_sb3.vec_env.workers.arrays import anonymous_file, board_bytes
+from marl_sb3.vec_env.workers.arrays import anonymous_file, board_bytes, boards
 from marl_sb3.vec_env.workers.channel import Kind, Message
 from marl_sb3.vec_env.workers.journal import Journal
-from marl_sb3.vec_env.workers.plan import EnvFacts, SharePlan, Shown, Surroundings, packed_plan
+from marl_sb3.vec_env.workers.pickling import WorkerTracebackError, packed_plan, packed_request
+from marl_sb3.vec_env.workers.plan import EnvFacts, SharePlan, Surroundings
 from marl_sb3.vec_env.workers.process import WorkerPlace
-from marl_sb3.vec_env.workers.remote_errors import WorkerTracebackError
-from marl_sb3.vec_env.workers.shares import FirstEnvMadeError
-from marl_sb3.vec_env.workers.worker import Worker, WorkerLostError
+from marl_sb3.vec_env.workers.share import FirstEnvMadeError
+from marl_sb3.vec_env.workers.worker import Worker, WorkerLostError, WorkerRefusedError
 
 _log = logging.getLogger(__name__)
+
+_INTERRUPTED_S = 5.0  # how long envs that were interrupted may take to answer and to close
+
+Request = tuple[int, bytes]  # kind and payload of a message to a worker
 
 
 class Supervisor:
@@ -36,29 +40,28 @@ class Supervisor:
         restarts: how many workers have been replaced.
         lost: env index -> reason, for envs that could not be brought back. The vec env ends their episodes in the next
             step, and empties it.
-        shown: returns what the agents of a share were shown last; None before the first reset.
 
     Raises:
-        ConfigError: the envs cannot be made, see `make_env`.
-        WorkerError: a worker ended while it made its envs.
+        ConfigError: the envs cannot be made, see `make_env`; or the system does not start so many workers.
+        WorkerError: a worker was lost too often while it made its envs.
     """
 
     def __init__(self, plans: Sequence[SharePlan], timeout_s: float, max_restarts: int) -> None:
         self._main_process = os.getpid()
-        self._plans = plans
         self._packed = [packed_plan(plan) for plan in plans]
         self._max_restarts = max_restarts
         self._num_envs = sum(plan.num_envs for plan in plans)
+        self._made = False  # whether all workers have made their envs
         self._attached = False
         self._horizon: int | None = None
         self.journal = Journal(plans)
         self.restarts = 0
         self.lost: dict[int, str] = {}
-        self.shown: Callable[[SharePlan], Shown | None] = lambda plan: None
         self.memory = anonymous_file("marl_sb3-arrays")
         os.ftruncate(self.memory, board_bytes(len(plans)))
         self.workers = [
-            Worker(WorkerPlace(number, len(plans)), plan, self.memory, timeout_s) for number, plan in enumerate(plans)
+            Worker(WorkerPlace(number, len(plans)), plan, self.memory, board, timeout_s)
+            for number, (plan, board) in enumerate(zip(plans, boards(self.memory, len(plans)), strict=True))
         ]
         try:
             self.facts = self._make_envs()
@@ -90,7 +93,7 @@ class Supervisor:
     def ask_each(self, name: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Do a request in all workers, at the same time; returns the results."""
         self._require_open()
-        requests = [(Kind.REQUEST, pickle.dumps((name, each))) for each in arguments]
+        requests = [(Kind.REQUEST, packed_request(name, each)) for each in arguments]
         for worker, request in zip(self.workers, requests, strict=True):
             worker.send(*request)
         return [Worker.result(answer) for answer in self._answers(requests)]
@@ -98,7 +101,7 @@ class Supervisor:
     def ask(self, number: int, name: str, *arguments: Any) -> Any:
         """Do a request in one worker."""
         self._require_open()
-        request = (Kind.REQUEST, pickle.dumps((name, arguments)))
+        request = (Kind.REQUEST, packed_request(name, arguments))
         self.workers[number].send(*request)
         return Worker.result(self._answer(self.workers[number], request))
 
@@ -106,7 +109,7 @@ class Supervisor:
         if self.memory < 0:
             raise VecEnvOrderError("the vec env is closed, and its workers have ended")
 
-    def _answers(self, requests: Sequence[tuple[int, bytes]]) -> list[Message]:
+    def _answers(self, requests: Sequence[Request]) -> list[Message]:
         """Return the answers to requests that were sent; the error of the worker with the first envs is raised."""
         answers = [self._answer(worker, request) for worker, request in zip(self.workers, requests, strict=True)]
         for answer in answers:
@@ -114,7 +117,7 @@ class Supervisor:
                 Worker.result(answer)
         return answers
 
-    def _answer(self, worker: Worker, request: tuple[int, bytes]) -> Message:
+    def _answer(self, worker: Worker, request: Request) -> Message:
         """Return the answer to a request that was sent; a worker that is lost is replaced, and asked again."""
         while True:
             try:
@@ -141,7 +144,7 @@ class Supervisor:
             self.restarts += 1
             _log.warning("%s; it is replaced", error)
             if error.stacks:
-                _log.info("stacks of %s:\n%s", worker.words(), error.stacks)
+                _log.info("stacks of %s:\n%s", worker.name(), error.stacks)
             try:
                 self._bring_back(worker)
             except WorkerLostError as again:
@@ -152,49 +155,56 @@ class Supervisor:
     def _bring_back(self, worker: Worker) -> None:
         number, plan = worker.place.worker, worker.plan
         worker.start()
+        if not self._made:
+            return  # it is asked to make them next
         worker.ask("make", Surroundings.here(), self._packed[number])
         if self._horizon is not None:
             worker.ask("limit_episodes", self._horizon)
         if not self._attached:
             return
         worker.ask("attach", self._num_envs)
-        shown = self.shown(plan)
+        journal = self.journal
         lost: Mapping[int, str] = worker.ask(
-            "restore", self.journal.state_of(number), self.journal.events_of(number), shown
+            "restore", journal.state_of(number), journal.events_of(number), journal.shown_of(number)
         )
         for row, why in lost.items():
             _log.warning("inexact: a new episode begins in env %d: %s", plan.first_index + row, why)
             self.lost[plan.first_index + row] = why
-        _log.info("%s: %d of %d envs are back", worker.words(), plan.num_envs - len(lost), plan.num_envs)
+        _log.info("%s: %d of %d envs are back", worker.name(), plan.num_envs - len(lost), plan.num_envs)
 
     # --- Begin and end -----------------------------------------------------------------------------------------------
 
     def _make_envs(self) -> list[EnvFacts]:
         """Start all workers; returns what they say about their envs."""
         surroundings = Surroundings.here()
+        requests = [(Kind.REQUEST, packed_request("make", (surroundings, packed))) for packed in self._packed]
         try:
-            for worker, packed in zip(self.workers, self._packed, strict=True):
+            for worker, request in zip(self.workers, requests, strict=True):
                 worker.start()
-                worker.send(Kind.REQUEST, pickle.dumps(("make", (surroundings, packed))))
-            return [Worker.result(worker.receive()) for worker in self.workers]
-        except WorkerLostError as error:
-            raise _with_stacks(WorkerError(f"{error}, while it made its envs"), error) from None
+                worker.send(*request)
+            facts = [Worker.result(answer) for answer in self._answers(requests)]
+        except WorkerRefusedError as error:
+            raise ConfigError(
+                f"n_workers is {len(self.workers)}, but {error}; accepted: fewer workers, or higher limits (ulimit -n "
+                "for open files, ulimit -u for processes)",
+                key="n_workers",
+            ) from error
         except FirstEnvMadeError as error:
             raise self._explained(error) from None
+        self._made = True
+        return facts
 
     def _explained(self, error: FirstEnvMadeError) -> Exception:
         """Find out whether an env that could not be made after another one can be made alone."""
-        number = next(number for number, plan in enumerate(self._plans) if error.env_index in plan.indices)
-        place, plan = self.workers[number].place, self._plans[number].of_one(error.env_index)
-        self.workers[number].free()
-        alone = self.workers[number] = Worker(place, plan, self.memory, self.workers[number]._timeout_s)
+        worker = next(worker for worker in self.workers if error.env_index in worker.plan.indices)
+        worker.end()
         try:
-            alone.start()
-            alone.ask("make", Surroundings.here(), packed_plan(plan))
+            worker.start()
+            worker.ask("make", Surroundings.here(), packed_plan(worker.plan.of_one(error.env_index)))
         except Exception:
             return error.error
         return ConfigError(
-            f"n_workers is {len(self._plans)}, but only one such env can be made in a process: {error}; accepted: "
+            f"n_workers is {len(self.workers)}, but only one such env can be made in a process: {error}; accepted: "
             f"n_workers={self._num_envs}, one for each env",
             key="n_workers",
         )
@@ -211,18 +221,26 @@ class Supervisor:
 
     def stacks(self) -> list[str]:
         """Return what each worker is doing, with its name."""
-        return [f"{worker.words()}:\n{worker.stacks()}" for worker in self.workers if worker.is_healthy]
+        running = [worker for worker in self.workers if worker.is_healthy]
+        for worker in running:
+            worker.write_stacks()
+        return [f"{worker.name()}:\n{worker.stacks()}" for worker in running]
 
     def close_envs(self) -> None:
-        """Let the workers close their envs; those that do not answer are not waited for."""
+        """Let the workers close their envs; those that have ended are not replaced.
+
+        After an interrupt, which leaves requests unanswered, the time is short: envs may hang.
+        """
         if self._main_process != os.getpid():
             return  # this process was forked from the one that has the workers
+        is_interrupted = any(worker.is_busy for worker in self.workers)
+        until_s = time.monotonic() + _INTERRUPTED_S if is_interrupted else None
         for worker in self.workers:
-            worker.send(Kind.REQUEST, pickle.dumps(("close", ())))
+            worker.send(Kind.REQUEST, packed_request("close", ()))
         for worker in self.workers:
             try:
                 if worker.is_healthy:
-                    Worker.result(worker.receive())
+                    Worker.result(worker.receive(until_s))
             except WorkerLostError as error:
                 _log.warning("%s, before it had closed its envs", error)
 
@@ -235,13 +253,9 @@ class Supervisor:
             self.memory = -1
 
 
-def _given_up(worker: Worker, error: WorkerLostError) -> Exception:
+def _given_up(worker: Worker, lost: WorkerLostError) -> WorkerError:
     times = f"{worker.losses} times in a row" if worker.losses > 1 else "once"
-    words = f"{error}; it was lost {times}, and max_worker_restarts is {worker.losses - 1}"
-    return _with_stacks(WorkerError(words), error)
-
-
-def _with_stacks(error: WorkerError, lost: WorkerLostError) -> WorkerError:
+    error = WorkerError(f"{lost}; it was lost {times}, and max_worker_restarts is {worker.losses - 1}")
     if lost.stacks:
         error.__cause__ = WorkerTracebackError(lost.stacks)
     return error

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
-from weakref import WeakMethod, finalize
+from weakref import finalize
 
 import numpy as np
 
@@ -24,10 +24,9 @@ from marl_sb3.vec_env.step import NO_FINAL_OBSERVATIONS, ActionMasks, FinalObser
 from marl_sb3.vec_env.workers.arrays import SharedArrays
 from marl_sb3.vec_env.workers.batched_states import joined_state, split
 from marl_sb3.vec_env.workers.cut_episodes import RunningEpisodes
+from marl_sb3.vec_env.workers.division import shares
 from marl_sb3.vec_env.workers.infos import JoinedInfos, PickledInfos, SilentInfos
-from marl_sb3.vec_env.workers.journal import rows_of
-from marl_sb3.vec_env.workers.plan import Extras, SeparateState, SharePlan, ShareState, Shown
-from marl_sb3.vec_env.workers.shares_of_envs import shares
+from marl_sb3.vec_env.workers.plan import Extras, SeparateState, SharePlan, ShareState
 from marl_sb3.vec_env.workers.supervisor import Supervisor
 from marl_sb3.vec_env.workers.worker_log import pass_on
 
@@ -54,7 +53,7 @@ class WorkersVecEnv(MultiAgentVecEnv):
 
     Raises:
         ConfigError: there are more workers than envs, the factory cannot be sent to workers, or envs cannot be made.
-        WorkerError: a worker ended while it made its envs.
+        WorkerError: a worker was lost too often while it made its envs.
     """
 
     def __init__(
@@ -89,16 +88,13 @@ class WorkersVecEnv(MultiAgentVecEnv):
         self.num_envs = num_envs
         self.agents, self.groups = self._layout.agents, self._layout.groups
         self.metadata, self.render_mode = facts[0].metadata, facts[0].render_mode
-        self._masked: dict[int, bool] = {}  # group -> whether it has masks, once that is known
         zero_observations(self.groups, 1)  # refuses spaces that arrays cannot hold
         arguments = (self._supervisor.memory, self.groups, num_envs, len(self._plans))
         SharedArrays.make_room(*arguments)
         self._arrays = SharedArrays(*arguments)
         self._supervisor.attach()
-        shown_of = WeakMethod(self._shown_of)
-        self._supervisor.shown = lambda plan: _called(shown_of, plan)
         self._running = RunningEpisodes(self.groups)
-        stacks.add_source(self._stacks)
+        stacks.add_source(self._supervisor.stacks)
 
     @property
     def health(self) -> Health:
@@ -109,23 +105,20 @@ class WorkersVecEnv(MultiAgentVecEnv):
         """See `MultiAgentVecEnv.limit_episodes`."""
         self._supervisor.limit_episodes(env_steps)
 
-    def _stacks(self) -> list[str]:
-        return [] if self._closed else self._supervisor.stacks()
-
     # --- Steps -------------------------------------------------------------------------------------------------------
 
     def _seed(self, seed: int) -> None:
         self._supervisor.ask_all("seed", seed)
-        self._supervisor.journal.add("seed", range(self.num_envs), seed)
+        self._supervisor.journal.add("seed", None, seed)
 
     def _reset(self, options: Sequence[Options] | None) -> VecStep:
-        given = [(None if options is None else options[plan.first_index :][: plan.num_envs],) for plan in self._plans]
+        given = [(None if options is None else options[plan.rows],) for plan in self._plans]
         answers: list[tuple[Extras, ShareState]] = self._supervisor.ask_each("reset", given)
         extras, states = zip(*answers, strict=True)
         self._supervisor.lost = {}  # they have begun new episodes, too
         self._latest = self._first_step(extras)
         self._running.begin(self._latest)
-        self._supervisor.journal.begin(states)
+        self._supervisor.journal.begin(states, self._latest)
         return self._with_settled_masks(extras)
 
     def _first_step(self, extras: Sequence[Extras]) -> VecStep:
@@ -161,21 +154,13 @@ class WorkersVecEnv(MultiAgentVecEnv):
             step = self._running.cut(step, supervisor.lost)
             supervisor.lost = {}
         self._running.add(step)
-        supervisor.journal.add_step(arrays.actions, step.episode_done)
+        supervisor.journal.add_step(arrays.actions, step)
         self._latest = step
         if rich:
             step = self._with_settled_masks(extras)
         if supervisor.journal.is_full:
-            supervisor.journal.begin(supervisor.ask_all("get_state", True))
+            supervisor.journal.begin(supervisor.ask_all("get_state", True), step)
         return step
-
-    def _shown_of(self, plan: SharePlan) -> Shown | None:
-        if self._latest is None:
-            return None
-        rows = slice(plan.first_index, plan.first_index + plan.num_envs)
-        observations = [map_arrays(lambda array: array[rows], group) for group in self._latest.observations]
-        episodes = self._supervisor.journal.episodes_of(self._plans.index(plan))
-        return Shown(self._latest.to_act[rows], observations, episodes, self._masked)
 
     # --- Parts of a step ---------------------------------------------------------------------------------------------
 
@@ -188,25 +173,24 @@ class WorkersVecEnv(MultiAgentVecEnv):
             pass_on(each.messages)
         found: dict[int, bool] = {}
         for each in extras:
-            for number, masked in (each.masked or {}).items():
-                found[number] = found.get(number, False) or masked
+            for number, has_masks in (each.masked or {}).items():
+                found[number] = found.get(number, False) or has_masks
         if found:
-            self._masked = {**found, **self._masked}
-            self._supervisor.ask_all("settle_masks", {number: self._masked[number] for number in found})
+            masked = self._supervisor.journal.masked = {**found, **self._supervisor.journal.masked}
+            self._supervisor.ask_all("settle_masks", masked)
             self._latest = replace(self.latest, action_masks=self._masks())
         return self.latest
 
     def _masks(self) -> ActionMasks:
+        masked = self._supervisor.journal.masked
         return tuple(
-            masks.copy() if masks is not None and self._masked.get(number) else None
+            masks.copy() if masks is not None and masked.get(number) else None
             for number, masks in enumerate(self._arrays.action_masks)
         )
 
     def _infos(self, extras: Sequence[Extras], acted: BoolArray) -> StepInfos:
         shares: list[StepInfos] = [
-            SilentInfos(acted[plan.first_index :][: plan.num_envs], self.agents)
-            if each.infos is None
-            else PickledInfos(each.infos)
+            SilentInfos(acted[plan.rows], self.agents) if each.infos is None else PickledInfos(each.infos)
             for each, plan in zip(extras, self._plans, strict=True)
         ]
         return shares[0] if len(shares) == 1 else JoinedInfos(shares, [plan.first_index for plan in self._plans])
@@ -232,9 +216,9 @@ class WorkersVecEnv(MultiAgentVecEnv):
     def _call(self, name: str, env_indices: Sequence[int], /, *args: Any, **kwargs: Any) -> list[Any]:
         found: dict[int, Any] = {}
         for number, plan in enumerate(self._plans):
-            rows = rows_of(env_indices, plan)
+            rows = plan.rows_of(env_indices)
             if rows:
-                answers = self._supervisor.ask(number, "call", name, rows, args, kwargs)
+                answers = self._supervisor.ask(number, "call", rows, name, args, kwargs)
                 found.update(zip([plan.first_index + row for row in rows], answers, strict=True))
         if name not in _READ_ONLY_CALLS:
             self._supervisor.journal.add("call", env_indices, name, args, kwargs)
@@ -242,10 +226,10 @@ class WorkersVecEnv(MultiAgentVecEnv):
 
     def _configure(self, env_indices: Sequence[int], settings: Mapping[str, Any]) -> None:
         for number, plan in enumerate(self._plans):
-            rows = rows_of(env_indices, plan)
+            rows = plan.rows_of(env_indices)
             if rows:
                 self._supervisor.ask(number, "configure", rows, settings)
-        self._supervisor.journal.add("configure", env_indices, dict(settings))
+        self._supervisor.journal.add("configure", env_indices, settings)
 
     # --- State -------------------------------------------------------------------------------------------------------
 
@@ -266,10 +250,10 @@ class WorkersVecEnv(MultiAgentVecEnv):
         )
         extras, states, inexact = zip(*answers, strict=True)
         self._supervisor.lost = {}
-        self._masked = {number: True for number, group in enumerate(masks) if group is not None}
+        self._supervisor.journal.masked = {number: True for number, group in enumerate(masks) if group is not None}
         self._latest = self._first_step(extras)
         self._running.begin(self._latest)
-        self._supervisor.journal.begin(states)
+        self._supervisor.journal.begin(states, self._latest)
         self._with_settled_masks(extras)
         return {
             plan.first_index + row: why
@@ -279,7 +263,7 @@ class WorkersVecEnv(MultiAgentVecEnv):
 
     def _share_states(self, state: StateReader, masks: ActionMasks) -> list[ShareState]:
         """Return the states of the shares from the state of all envs, which is checked."""
-        rows = [slice(plan.first_index, plan.first_index + plan.num_envs) for plan in self._plans]
+        rows = [plan.rows for plan in self._plans]
         if self._batched:
             self._require_batched(state)
             whole = {name: state.value(name) for name in state}
@@ -308,9 +292,3 @@ class WorkersVecEnv(MultiAgentVecEnv):
                 self._supervisor.close_envs()
             finally:
                 self._free()
-
-
-def _called(method: WeakMethod[Any], plan: SharePlan) -> Shown | None:
-    """Call a method of an object that may be gone."""
-    function: Callable[[SharePlan], Shown | None] | None = method()
-    return None if function is None else function(plan)

@@ -17,6 +17,11 @@ from marl_sb3 import make_vec_env
 from marl_sb3.errors import WorkerError
 from marl_sb3.vec_env import MultiAgentVecEnv
 from marl_sb3.vec_env.workers import journal
+from marl_sb3.vec_env.workers.arrays import Board
+from marl_sb3.vec_env.workers.channel import Kind, Message
+from marl_sb3.vec_env.workers.plan import SharePlan
+from marl_sb3.vec_env.workers.process import WorkerPlace
+from marl_sb3.vec_env.workers.worker import Worker, WorkerLostError
 
 Make = partial(make_vec_env, n_envs=4, seed=5)
 
@@ -135,3 +140,29 @@ def test_a_worker_is_lost_while_it_answers_something_else() -> None:
     assert plain_step(vec) == plain_step(other)
     assert restarts(vec) == 3
     vec.close()
+
+
+def test_a_call_hangs_when_no_call_was_completed_for_the_whole_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    board = Board(memoryview(bytearray(16)).cast("q"))
+    worker = Worker(WorkerPlace(0, 1), SharePlan(Numbers, {}, 0, 2, 0, batched=False), -1, board, timeout_s=4.0)
+    looks: list[float] = []
+
+    class Silent:
+        def receive(self) -> Message:
+            looks.append(1.0)  # one look each second
+            if len(looks) == 3:
+                board.advance()
+            raise TimeoutError
+
+        def send(self, *_: object) -> None:
+            pass
+
+        close = send
+
+    monkeypatch.setattr(worker, "_channel", Silent())
+    monkeypatch.setattr(worker, "write_stacks", lambda: None)
+    monkeypatch.setattr(worker, "stacks", lambda: "")
+    worker.send(Kind.STEP)
+    with pytest.raises(WorkerLostError, match=r"has hung: env 0 has not answered within 4 s \(worker_timeout_s\)$"):
+        worker.receive()
+    assert len(looks) == 3 + 4

@@ -16,7 +16,7 @@ from marl_sb3 import make_vec_env
 from marl_sb3.errors import ConfigError, EnvRaisedError, VecEnvOrderError
 from marl_sb3.storage.state import StateReader
 from marl_sb3.vec_env import MultiAgentVecEnv
-from marl_sb3.vec_env.workers.remote_errors import WorkerTracebackError
+from marl_sb3.vec_env.workers.pickling import WorkerTracebackError
 
 TURNS = {"script": {"a": (6, "truncated"), "b": (4, "terminated")}, "skips": {"a": [1, 3], "b": [0, 2]}, "masked": True}
 LATE = {"script": {"a": (5, "truncated"), "b": (3, "terminated")}, "joins": {"b": 2}, "infos": False}
@@ -84,6 +84,8 @@ def test_workers_import_no_more_than_they_need_and_end_with_the_vec_env() -> Non
     assert len({*processes, os.getpid()}) == 4
     (modules,) = vec.call("modules", [0])
     assert {"torch", "stable_baselines3", "supersuit"}.isdisjoint(modules)
+    assert vec.call("variable", [0], "OPENBLAS_NUM_THREADS") == [os.environ.get("OPENBLAS_NUM_THREADS", "1")]
+    assert [os.getpgid(process) for process in processes] == processes  # Ctrl-C does not reach them
     assert vec.health is not None
     assert (vec.health.num_healthy_workers, vec.health.num_worker_restarts) == (3, 0)
     vec.close()
@@ -103,21 +105,21 @@ def test_a_vec_env_that_is_forgotten_ends_its_workers() -> None:
         os.kill(process, 0)
 
 
-def test_an_exception_of_an_env_is_the_same_with_its_traceback() -> None:
+@pytest.mark.parametrize("error", [KeyError, SystemExit])
+def test_an_exception_of_an_env_is_the_same_with_its_traceback(error: type[BaseException]) -> None:
     errors = []
     for n_workers in (0, 2):
-        vec = make_vec_env(Failing, n_envs=4, seed=0, n_workers=n_workers)
+        vec = make_vec_env(Failing, n_envs=4, seed=0, n_workers=n_workers, error=error)
         vec.reset()
         vec.step([np.zeros((4, 2), int)])
-        with pytest.raises(
-            EnvRaisedError, match=r"^env 2, episode 0, step 2, seed \d+: step\(\) raised KeyErr"
-        ) as info:
+        words = rf"^env 2, episode 0, step 2, seed \d+: step\(\) raised {error.__name__}: '?wheel"
+        with pytest.raises(EnvRaisedError, match=words) as info:
             vec.step([np.zeros((4, 2), int)])
         errors.append(info.value)
         vec.close()
     assert str(errors[0]) == str(errors[1])
     assert isinstance(errors[1].__cause__, WorkerTracebackError)
-    assert 'raise KeyError("wheel")' in str(errors[1].__cause__)
+    assert 'raise self.error("wheel")' in str(errors[1].__cause__)
 
 
 def test_warnings_and_log_messages_reach_the_main_process(caplog: pytest.LogCaptureFixture) -> None:
@@ -148,6 +150,11 @@ def test_what_travels_with_a_factory() -> None:
 
     vec = make_vec_env(Local, n_envs=2, n_workers=2)
     assert vec.call("speed", [1]) == [3]
+    assert vec.call("has_wrapper", [0], Local) == [True]
+    vec.call("set_wrapper_attr", [0, 1], "rule", lambda value: value + speed)
+    assert vec.call("rule", [1], 4) == [7]
+    with pytest.raises(ConfigError, match=r"^call\(\): an argument cannot be sent to a worker: TypeError: can"):
+        vec.call("set_wrapper_attr", [0], "lock", threading.Lock())
     vec.close()
 
 

@@ -1,0 +1,139 @@
+"""The processes of workers: what they inherit, print and leave behind, and systems that do not start them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from crashing_envs import Asleep, FatalAtStart, Numbers, Parent, Printing
+
+from marl_sb3 import make_vec_env
+from marl_sb3.errors import ConfigError
+from marl_sb3.vec_env.workers.fork_server import ForkServer, fork_server
+from marl_sb3.vec_env.workers.fork_server_process import _Server
+from marl_sb3.vec_env.workers.process import WorkerPlace
+
+NO_ACTIONS = [np.zeros((2, 2), int)]
+
+
+def until(condition: Callable[[], bool]) -> bool:
+    end_s = time.monotonic() + 10
+    while not condition() and time.monotonic() < end_s:
+        time.sleep(0.01)
+    return condition()
+
+
+def runs(process: int) -> bool:
+    try:
+        return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_what_envs_print_is_printed_by_this_process(capsys: pytest.CaptureFixture[str]) -> None:
+    lines: list[str] = []
+    vec = make_vec_env(Printing, n_envs=2, n_workers=2)
+    vec.reset()
+    vec.step(NO_ACTIONS)
+    vec.close()
+    assert until(lambda: lines.extend(capsys.readouterr().out.splitlines()) or len(lines) == 4)
+    assert sorted(lines) == ["env 0 → step 0", "env 1 → step 0", "from below", "from below"]
+
+
+def test_what_an_env_has_started_ends_with_its_worker() -> None:
+    vec = make_vec_env(Parent, n_envs=2, n_workers=2)
+    vec.reset()
+    first = vec.call("child_process", [0, 1])
+    os.kill(vec.call("process", [0])[0], signal.SIGKILL)
+    vec.step(NO_ACTIONS)  # at once, although the child has inherited the connection of its parent
+    later = vec.call("child_process", [0, 1])
+    assert later[1] == first[1]
+    assert until(lambda: not runs(first[0]))
+    vec.close()
+    assert until(lambda: not any(map(runs, later)))
+
+
+def test_a_worker_that_ends_while_it_makes_its_envs_is_replaced(tmp_path: Path) -> None:
+    file = tmp_path / "now"
+    file.touch()
+    vec = make_vec_env(FatalAtStart, n_envs=2, n_workers=2, file=str(file))
+    assert vec.health is not None
+    assert vec.health.num_worker_restarts == 1
+    vec.close()
+
+
+def test_envs_that_hang_are_not_waited_for_after_an_interrupt(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("marl_sb3.vec_env.workers.supervisor._INTERRUPTED_S", 0.1)
+    monkeypatch.setattr("marl_sb3.vec_env.workers.worker._STACKS_S", 0.0)
+    vec = make_vec_env(Asleep, n_envs=2, n_workers=2)
+    vec.reset()
+    vec.send(NO_ACTIONS)
+    vec.close()
+    words = "worker {0} (env {0}) has hung: env {0} has not answered after an interrupt"
+    assert [message.partition(",")[0] for message in caplog.messages] == [words.format(0), words.format(1)]
+
+
+def test_a_system_without_files_in_memory_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("memfd_create", "posix_fallocate"):
+        monkeypatch.delattr(os, name)
+    vec = make_vec_env(Numbers, n_envs=2, n_workers=2)
+    vec.reset()
+    assert vec.step(NO_ACTIONS).acted.all()
+    vec.close()
+
+
+def test_more_workers_than_files_may_be_open_are_refused() -> None:
+    fork_server()
+    used = sorted(os.listdir("/proc/self/fd"))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(used) + 3, limits[1]))
+    try:
+        with pytest.raises(
+            ConfigError,
+            match=r"^n_workers is 9, but worker \d \(env \d\) could not be started: Too many open files; accepted: "
+            r"fewer workers, or higher limits \(ulimit -n for open files, ulimit -u for processes\)$",
+        ):
+            make_vec_env(Numbers, n_envs=9, n_workers=9)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert sorted(os.listdir("/proc/self/fd")) == used
+
+
+def test_a_fork_that_the_system_refuses_is_an_error_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise BlockingIOError(errno.EAGAIN, "too many")
+
+    monkeypatch.setattr(os, "fork", refuse)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert _Server(ours)._start(WorkerPlace(0, 1), []) == -errno.EAGAIN
+
+
+def test_an_interrupt_leaves_no_answer_to_another_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    server = fork_server()
+    os.kill(server._process.pid, signal.SIGSTOP)  # so that the next request comes before it has read this one
+    with monkeypatch.context() as patch:
+        patch.setattr(ForkServer, "_answer", interrupt)
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt):
+                server.end(1)
+    threading.Timer(0.1, os.kill, (server._process.pid, signal.SIGCONT)).start()
+    vec = make_vec_env(Numbers, n_workers=1)
+    (worker,) = vec.call("process", [0])
+    vec.close()
+    assert not psutil.pid_exists(worker)
