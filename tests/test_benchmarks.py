@@ -9,7 +9,8 @@ import runpy
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,55 +26,66 @@ SHARED |= {"waterworld_checks", "waterworld_policies", "waterworld_pettingzoo_si
 NEEDS_RAY = {"ray_runners"}  # see tests/crash/test_ray.py
 WITH_ANOTHER_PYTHON = ("arena_vs_rllib", "waterworld_vs_pettingzoo")  # which these tests replace
 
-# The smallest settings of each, and the names of its results.
+
+@dataclass(frozen=True)
+class Small:
+    """How a test runs a benchmark.
+
+    Attributes:
+        arguments: the command line.
+        results: the names of its results.
+        constants: name of a constant of the benchmark -> a smaller value; those of a mapping are put into it.
+    """
+
+    arguments: str
+    results: set[str]
+    constants: Mapping[str, Any] = field(default_factory=dict)
+
+
 RUNS = {
-    "arena_vs_stock_sb3": (["--repeats", "1", "--iterations", "1"], {"throughput"}),
-    "cartpole_vs_stock_sb3": (["--repeats", "1", "--iterations", "1"], {"throughput"}),
-    "replay_accuracy": (["--steps", "2", "--cases", "dqn-1"], {"dqn-1"}),
-    "replay_vs_stock_sb3": (
-        ["--repeats", "1", "--steps", "8", "--algos", "dqn,crossq", "--sizes", "64"],
+    "arena_vs_stock_sb3": Small(
+        "--repeats 1 --iterations 1",
+        {"throughput"},
+        {"N_ENVS": 2, "N_STEPS": 8, "HYPERPARAMETERS": {"n_steps": 8, "batch_size": 8, "n_epochs": 1}},
+    ),
+    "cartpole_vs_stock_sb3": Small(
+        "--repeats 1 --iterations 1",
+        {"throughput"},
+        {"N_STEPS": 8, "HYPERPARAMETERS": {"n_steps": 8, "batch_size": 32, "n_epochs": 1}},
+    ),
+    "replay_accuracy": Small("--steps 2 --cases dqn-1", {"dqn-1"}, {"TRANSITIONS": 100}),
+    "replay_vs_stock_sb3": Small(
+        "--repeats 1 --steps 8 --algos dqn,crossq --sizes 64",
         {"dqn-64", "crossq-64"},
+        {"WARM_STEPS": 8, "HYPERPARAMETERS": {"learning_starts": 4, "batch_size": 8}},
     ),
-    "on_policy_vs_stock_sb3": (
-        ["--repeats", "1", "--env-steps", "80"],
-        {"ppo", "a2c", "trpo", "maskable_ppo", "recurrent_ppo"},
+    "on_policy_vs_stock_sb3": Small(
+        "--repeats 1 --env-steps 32", {"ppo", "a2c", "trpo", "maskable_ppo", "recurrent_ppo"}
     ),
-    "update_vs_limit": (
-        ["--repeats", "1", "--epochs", "1", "--calls", "2", "--cases", "arena-64,cartpole-256"],
+    "update_vs_limit": Small(
+        "--repeats 1 --epochs 1 --calls 2 --cases arena-64,cartpole-256",
         {"arena-64", "cartpole-256"},
+        {"BATCH_SIZE": 32, "CASES": {"arena-64": {"n_envs": 2, "n_steps": 8}, "cartpole-256": {"n_steps": 4}}},
     ),
-    "growth": (
-        ["--repeats", "1", "--points", "1", "--n-steps", "64", "--seconds", "0.01"],
+    "growth": Small(
+        "--repeats 1 --points 1 --n-steps 4 --seconds 0.001",
         {"envs", "agents", "policies", "independent", "width"},
+        {"HYPERPARAMETERS": {"batch_size": 8, "n_epochs": 1}},
     ),
-    "batched_arena": (["--seconds", "0.01"], {"1", "4", "16", "64", "256", "1024", "4096"}),
-    "fused_accuracy": (
-        ["--rollouts", "1", "--cases", "tanh-1"],
-        {"gradient of one minibatch", "weights after 1 rollouts"},
+    "batched_arena": Small("--seconds 0.001", {"1", "2", "3", "4"}, {"NUM_ENVS": (1, 2, 3, 4)}),
+    "fused_accuracy": Small(
+        "--rollouts 1 --cases tanh-1", {"gradient of one minibatch", "weights after 1 rollouts"}, {"N_STEPS": 16}
     ),
-    "workers": (
-        [
-            "--repeats",
-            "1",
-            "--n-envs",
-            "2",
-            "--most",
-            "2",
-            "--seconds",
-            "0.01",
-            "--steps",
-            "5",
-            "--only",
-            "waiting,overhead",
-        ],
-        {"waiting", "overhead"},
+    "workers": Small(
+        "--repeats 1 --n-envs 2 --most 2 --seconds 0.01 --steps 5 --only waiting,overhead", {"waiting", "overhead"}
     ),
-    "envs": (["--envs", "arena,CartPole-v1", "--env-steps", "12"], {"arena", "CartPole-v1"}),
-    "fused_vs_torch_curves": (["--seeds", "2", "--timesteps", "2000"], {"episode_return_mean"}),
-    "presets": (
-        ["--presets", "ppo:arena", "--seeds", "3", "--timesteps", "2000", "--episodes", "2"],
-        {"ppo:arena"},
+    "envs": Small("--envs arena,CartPole-v1 --env-steps 12", {"arena", "CartPole-v1"}),
+    "fused_vs_torch_curves": Small(
+        "--seeds 2 --timesteps 200",
+        {"episode_return_mean"},
+        {"HYPERPARAMETERS": {"n_envs": 2, "n_steps": 100, "batch_size": 100, "n_epochs": 1}},
     ),
+    "presets": Small("--presets ppo:arena --seeds 3 --timesteps 2000 --episodes 2", {"ppo:arena"}),
 }
 
 NO_SPEEDS = {"replay_accuracy", "fused_accuracy", "fused_vs_torch_curves", "presets"}
@@ -108,16 +120,27 @@ def test_every_benchmark_has_a_run() -> None:
     assert {path.stem for path in BENCHMARKS.glob("*.py")} == {*RUNS, *SHARED, *NEEDS_RAY, *WITH_ANOTHER_PYTHON}
 
 
+def put(module: ModuleType, constants: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace constants of a module; a mapping of a mapping changes fields of a dataclass in it."""
+    for name, value in constants.items():
+        if not isinstance(value, Mapping):
+            monkeypatch.setattr(module, name, value)
+            continue
+        held = getattr(module, name)
+        for key, small in value.items():
+            monkeypatch.setitem(held, key, replace(held[key], **small) if isinstance(small, Mapping) else small)
+
+
 @pytest.mark.parametrize("name", RUNS)
 def test_benchmark_writes_finite_figures_and_their_setting(
     name: str, load: Load, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments, results = RUNS[name]
-    monkeypatch.setattr(sys, "argv", [name, *arguments, "--json", "figures.json"])
-    runpy.run_path(str(BENCHMARKS / f"{name}.py"), run_name="__main__")
+    module, small = load(name), RUNS[name]
+    put(module, small.constants, monkeypatch)
+    module.main([*small.arguments.split(), "--json", "figures.json"])
     report = written()
     assert report["benchmark"] == name
-    assert set(report["results"]) == results
+    assert set(report["results"]) == small.results
     assert {"hyperparameters", "threads", "changes", "versions", "cores"} <= set(report["setting"])
     assert report["setting"]["versions"]["marl_sb3"]
     found = list(numbers(report["results"]))
@@ -135,9 +158,12 @@ def raw_of(result: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", [*RUNS, *WITH_ANOTHER_PYTHON])
-def test_help_tells_the_options(name: str, load: Load, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_tells_the_options(
+    name: str, load: Load, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [name, "--help"])
     with pytest.raises(SystemExit) as stopped:
-        load(name).main(["--help"])
+        runpy.run_path(str(BENCHMARKS / f"{name}.py"), run_name="__main__")
     assert stopped.value.code == 0
     assert "--json FILE" in capsys.readouterr().out
 
