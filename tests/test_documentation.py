@@ -11,16 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from documentation import PAGES, ROOT, blocks, run_command, run_page
+from documentation import PAGES, ROOT, Block, blocks, run_command, run_page
 from test_layers import LAYERS
 
 import marl_sb3
 from marl_sb3.checkup.checks.registry import CHECKS
 from marl_sb3.config import load_config
+from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.runs.prepare import prepare
 
-ALL_BLOCKS = [block for page in PAGES for block in blocks(page)]
-ENV_STEPS = 2_000  # of a training that would be longer than a trial
+MOST_ENV_STEPS = 500  # of a training; an iteration or an update that is due is finished
+UPDATES = 20  # env steps after `learning_starts` in a training with a replay buffer
+EPISODE_STEPS = 20  # of the arena
 SHORT_SEARCH = {"timesteps": 6_000, "evaluations": 3, "evaluation_episodes": 2}
 
 
@@ -36,9 +38,20 @@ class WorkHere:
         work_here(self.study, self.queue, look)
 
 
+def budget(algorithm: Any, env_steps: int) -> int:
+    """The env steps that a training gets instead of so many; searches have their own."""
+    trained = getattr(algorithm, "policies", {"": algorithm}).values()
+    starts = [each.learning_starts for each in trained if hasattr(each, "learning_starts")]
+    if starts:
+        return min(env_steps, max(starts) + UPDATES)
+    return env_steps if env_steps == SHORT_SEARCH["timesteps"] else min(env_steps, MOST_ENV_STEPS)
+
+
 @pytest.fixture
 def short_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trainings and searches end early, searches and examinations run in this process; no page is changed otherwise."""
+    """Trainings, episodes and searches end early, searches and checks run in this process; nothing else is changed."""
+    from stable_baselines3.common.base_class import BaseAlgorithm
+    from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
     from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
     from marl_sb3 import MultiAgentAlgorithm
@@ -48,13 +61,17 @@ def short_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def capped(learn: Callable[..., Any]) -> Callable[..., Any]:
         def learn_briefly(self: Any, total_timesteps: int, *args: Any, **kwargs: Any) -> Any:
-            budget = ENV_STEPS if total_timesteps > SHORT_SEARCH["timesteps"] else total_timesteps
-            return learn(self, budget, *args, **kwargs)
+            return learn(self, budget(self, total_timesteps), *args, **kwargs)
 
         return learn_briefly
 
-    for algorithm in (MultiAgentAlgorithm, OnPolicyAlgorithm):
+    algorithms: tuple[type[MultiAgentAlgorithm | BaseAlgorithm], ...] = (
+        MultiAgentAlgorithm, OnPolicyAlgorithm, OffPolicyAlgorithm,
+    )  # fmt: skip
+    for algorithm in algorithms:
         monkeypatch.setattr(algorithm, "learn", capped(algorithm.learn))
+    height, width, _, *more = ArenaEnv.__init__.__defaults__ or ()
+    monkeypatch.setattr(ArenaEnv.__init__, "__defaults__", (height, width, EPISODE_STEPS, *more))
 
     prepare = api.prepare_study
 
@@ -88,11 +105,15 @@ def test_page_runs_as_written(page: Path, trained_run: Path, in_tmp: Path, monke
     run_page(page, in_tmp)
 
 
-@pytest.mark.parametrize("block", ALL_BLOCKS, ids=str)
-def test_block_is_run_or_says_why_not(block: Any) -> None:
-    known = block.language in ("python", "bash", "yaml") or block.is_shown
-    assert known or block.not_run is not None, f"{block}: {block.language!r} is a language that no test runs"
-    assert not (block.is_shown and block.not_run), f"{block}: text is never run, and need not say so"
+def what_is_wrong_with(block: Block) -> str | None:
+    if block.language not in ("python", "bash", "yaml") and not block.is_shown and block.not_run is None:
+        return f"{block}: {block.language!r} is a language that no test runs"
+    return f"{block}: text is never run, and need not say so" if block.is_shown and block.not_run else None
+
+
+def test_every_block_is_run_or_says_why_not() -> None:
+    wrong = [what_is_wrong_with(block) for page in PAGES for block in blocks(page)]
+    assert [words for words in wrong if words is not None] == []
 
 
 def test_every_excuse_belongs_to_a_block() -> None:
@@ -107,11 +128,14 @@ def test_continuous_integration_runs_the_test_command_of_the_readme() -> None:
     assert test_command in (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_to_files(page: Path) -> None:
+def dead_links(page: Path) -> list[str]:
     links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
     local = [link for link in links if not link.startswith(("http://", "https://"))]
-    assert [link for link in local if not (page.parent / link).exists()] == []
+    return [f"{page}: {link}" for link in local if not (page.parent / link).exists()]
+
+
+def test_links_lead_to_files() -> None:
+    assert [link for page in PAGES for link in dead_links(page)] == []
 
 
 GENERATED = runpy.run_path(str(ROOT / "docs" / "generate.py"))["PAGES"]
@@ -151,9 +175,9 @@ def test_everything_public_is_in_the_reference() -> None:
     assert [name for name in public if name not in documented and not hasattr(marl_sb3.errors, name)] == []
 
 
-@pytest.mark.parametrize("names", LAYERS[1:], ids=lambda names: names[0])
-def test_the_picture_has_every_layer(names: tuple[str, ...]) -> None:
+def test_the_picture_has_every_layer() -> None:
     picture = text_of("how_it_is_built.md").partition("## Layers")[2].partition("A training takes")[0]
+    names = [name for layer in LAYERS[1:] for name in layer]
     assert [name for name in names if not re.search(rf"^([\w, ]+, )?{name}\b", picture, flags=re.MULTILINE)] == []
 
 

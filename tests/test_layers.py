@@ -72,17 +72,23 @@ def imported_modules(source: str) -> list[str]:
     return [name for name in found if name.startswith("marl_sb3.")]
 
 
-def upward_imports(module: str, source: str) -> list[str]:
+def upward_imports(module: str, imports: list[str]) -> list[str]:
     own = RANK[layer_of(module)]
-    return [name for name in imported_modules(source) if RANK[layer_of(name)] > own]
+    return [name for name in imports if RANK[layer_of(name)] > own]
 
 
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_module_imports_only_from_layers_below(path: Path) -> None:
-    assert upward_imports(module_name(path), path.read_text(encoding="utf-8")) == []
+@pytest.fixture(scope="module")
+def imports() -> dict[str, list[str]]:
+    """What each module imports."""
+    return {module_name(path): imported_modules(path.read_text(encoding="utf-8")) for path in MODULES}
+
+
+def test_modules_import_only_from_layers_below(imports: dict[str, list[str]]) -> None:
+    found = {module: upward_imports(module, names) for module, names in imports.items()}
+    assert {module: upward for module, upward in found.items() if upward} == {}
 
 
 def test_every_module_has_a_layer() -> None:
@@ -90,14 +96,13 @@ def test_every_module_has_a_layer() -> None:
 
 
 def test_an_upward_import_is_found() -> None:
-    source = "def lazily():\n    from marl_sb3.learners.ppo.ppo import PPO\n"
-    assert upward_imports("marl_sb3.envs.arena", source) == ["marl_sb3.learners.ppo.ppo"]
-    assert upward_imports("marl_sb3.runs.build", source) == []
+    imports = imported_modules("def lazily():\n    from marl_sb3.learners.ppo.ppo import PPO\n")
+    assert upward_imports("marl_sb3.envs.arena", imports) == ["marl_sb3.learners.ppo.ppo"]
+    assert upward_imports("marl_sb3.runs.build", imports) == []
 
 
 def test_imports_for_type_checkers_are_free() -> None:
-    source = "if TYPE_CHECKING:\n    from marl_sb3.train import main\n"
-    assert upward_imports("marl_sb3.envs.arena", source) == []
+    assert imported_modules("if TYPE_CHECKING:\n    from marl_sb3.train import main\n") == []
 
 
 def circles(imports: dict[str, set[str]]) -> list[list[str]]:
@@ -122,13 +127,8 @@ def _reached(module: str, imports: dict[str, set[str]]) -> set[str]:
     return found
 
 
-def test_modules_do_not_import_each_other_in_circles() -> None:
-    modules = {module_name(path): path for path in MODULES}
-    imports = {
-        module: {name for name in imported_modules(path.read_text(encoding="utf-8")) if name in modules}
-        for module, path in modules.items()
-    }
-    assert circles(imports) == []
+def test_modules_do_not_import_each_other_in_circles(imports: dict[str, list[str]]) -> None:
+    assert circles({module: set(names) & imports.keys() for module, names in imports.items()}) == []
 
 
 def test_a_circle_is_found() -> None:
