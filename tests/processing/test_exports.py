@@ -20,6 +20,7 @@ from marl_sb3 import MultiAgentAlgorithm, make_vec_env
 from marl_sb3.errors import ConfigError
 from marl_sb3.transfer.export import export_policies
 
+pytestmark = pytest.mark.usefixtures("one_onnx_registry")
 VECTOR = spaces.Box(-50, 90, (3,))
 DICT = spaces.Dict({"near": VECTOR, "mode": spaces.Discrete(3)})
 FORCE = spaces.Box(np.array([0, -3], np.float32), np.array([5, 9], np.float32))

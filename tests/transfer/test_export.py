@@ -8,7 +8,8 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,11 @@ from marl_sb3.export import main
 from marl_sb3.runs.prepare import prepare
 from marl_sb3.runs.run import Run
 from marl_sb3.transfer import onnx_graph
-from marl_sb3.transfer.export import export_policies
+from marl_sb3.transfer.export import Exported, export_policies
 from marl_sb3.transfer.onnx_check import largest_difference
 from marl_sb3.transfer.onnx_graph import to_onnx
 
+pytestmark = pytest.mark.usefixtures("one_onnx_registry")
 NUMBERS = spaces.Box(-1, 1, (2, 3))
 MOVES = spaces.Box(np.array([-0.1, -2.0], dtype=np.float32), np.array([0.1, 2.0], dtype=np.float32))
 TINY_CNN = {"policy_kwargs.features_extractor_kwargs": {"features_dim": 8}}
@@ -131,10 +133,22 @@ def test_stock_sb3_opens_the_zips_without_marl_sb3_and_predicts_the_same(tmp_pat
 # --- ONNX ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def onnx_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Run, Exported]]:
+    """A run and its file, of a case of `CASES`, exported when it is first asked for."""
+
+    @cache
+    def exported(case: str) -> tuple[Run, Exported]:
+        folder = tmp_path_factory.mktemp(case)
+        run = run_of(case, folder / "mine")
+        return run, export_policies(run.bundle(), "onnx", folder / "out", {"env": "sampled", "run": "mine"})[0]
+
+    return exported
+
+
 @pytest.mark.parametrize("case", CASES)
-def test_onnx_acts_as_the_policy_on_observations_as_the_env_gives_them(tmp_path: Path, case: str) -> None:
-    run = run_of(case, tmp_path / "run")
-    (exported,) = export_policies(run.bundle(), "onnx", tmp_path / "out")
+def test_onnx_acts_as_the_policy_on_observations_as_the_env_gives_them(case: str, onnx_of: Any) -> None:
+    run, exported = onnx_of(case)
     assert exported.difference is not None
     assert exported.difference <= 1e-5
     session = onnxruntime.InferenceSession(exported.path, providers=["CPUExecutionProvider"])
@@ -149,10 +163,8 @@ def test_onnx_acts_as_the_policy_on_observations_as_the_env_gives_them(tmp_path:
         assert values.shape == (rows,)
 
 
-def test_onnx_file_says_what_it_is_of_and_nothing_of_the_machine(tmp_path: Path) -> None:
-    (exported,) = export_policies(
-        run_of("discrete", tmp_path / "mine").bundle(), "onnx", tmp_path / "out", {"env": "sampled", "run": "mine"}
-    )
+def test_onnx_file_says_what_it_is_of_and_nothing_of_the_machine(onnx_of: Any) -> None:
+    _, exported = onnx_of("discrete")
     content = exported.path.read_bytes()
     assert {item.key: item.value for item in onnx.load_from_string(content).metadata_props} == {
         "policy": "shared",
@@ -163,7 +175,7 @@ def test_onnx_file_says_what_it_is_of_and_nothing_of_the_machine(tmp_path: Path)
         "run": "mine",
         "checkpoint": "ckpt-000003",
     }
-    for folder in (Path(marl_sb3.__file__).parent, Path(th.__file__).parent, tmp_path):
+    for folder in (Path(marl_sb3.__file__).parent, Path(th.__file__).parent, exported.path.parent.parent):
         assert str(folder).encode() not in content
 
 
@@ -185,13 +197,15 @@ def test_exporting_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def box_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return run_of("box", tmp_path_factory.mktemp("box"))
+def box_run(onnx_of: Any) -> Run:
+    run: Run = onnx_of("box")[0]
+    return run
 
 
 @pytest.fixture(scope="module")
-def box_model(box_run: Run) -> bytes:
-    return to_onnx(box_run.algorithm.policies["shared"], NUMBERS, {})
+def box_model(onnx_of: Any) -> bytes:
+    model: bytes = onnx_of("box")[1].path.read_bytes()
+    return model
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
 from marl_sb3.learners.algorithms import algorithm_class
 from marl_sb3.transfer.export import export_policies
 
+pytestmark = pytest.mark.usefixtures("one_onnx_registry")
 SMALL: dict[str, Any] = {"n_steps": 4, "batch_size": 4}
 NETWORKS = {"recurrent_ppo": {"net_arch": [4], "lstm_hidden_size": 4}}
 SEEN = np.random.default_rng(0).uniform(-2, 2, (5, 3)).astype(np.float32)

@@ -15,6 +15,7 @@ from marl_sb3 import MultiAgentAlgorithm, PolicySpec, load_policies, make_vec_en
 from marl_sb3.learners.algorithms import algorithm_class
 from marl_sb3.transfer.export import export_policies
 
+pytestmark = pytest.mark.usefixtures("one_onnx_registry")
 SEEN = spaces.Box(-1, 1, (3,))
 FORCES = spaces.Box(np.array([-0.1, -2.0], dtype=np.float32), np.array([0.1, 2.0], dtype=np.float32))
 IMAGE = spaces.Box(0, 255, (36, 40, 3), np.uint8)
