@@ -32,7 +32,7 @@ class Case:
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
     stock: Mapping[str, Any] = field(default_factory=dict)
     n_steps: int = N_STEPS
-    iterations: float = 3
+    iterations: float = 2
     small: Mapping[str, Any] = field(default_factory=lambda: SMALL)
 
 

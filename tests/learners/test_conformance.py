@@ -180,11 +180,11 @@ def test_every_algorithm_is_tested_here() -> None:
 @pytest.mark.parametrize("kind", [kind for kind in LEARNERS.values() if kind.stock], ids=lambda kind: str(kind.stock))
 def test_one_policy_equals_stock_sb3_bit_for_bit(kind: Kind) -> None:
     ours = make(kind, ("shared",), kind.small_envs())
-    ours.learn(5 * 6 * 2)
+    ours.learn(3 * 6 * 2)
     settings = {**kind.hyperparameters, "policy_kwargs": dict(kind.network)}
     rows = kind.small_envs().as_sb3_vec_env()
     stock = kind.stock(kind.spec().policy, rows, seed=3, device="cpu", **settings)  # type: ignore[call-arg]
-    stock.learn(5 * 6 * rows.num_envs)
+    stock.learn(3 * 6 * rows.num_envs)
     for name, value in stock.policy.state_dict().items():
         assert th.equal(value, ours.policies["shared"].policy.state_dict()[name]), name
     assert stock.num_timesteps == ours.policies["shared"].num_timesteps
@@ -235,7 +235,7 @@ def test_what_another_policys_agents_are_paid_does_not_matter(kind: Kind) -> Non
     def trained(rewards: list[float]) -> MultiAgentAlgorithm:
         script = {"a": (5, "truncated"), "b": (5, "truncated")}
         algorithm = make(kind, env=kind.scripted(n_envs=2, script=script, rewards={"b": rewards}))
-        algorithm.learn(3 * 6 * 2)
+        algorithm.learn(2 * 6 * 2)
         return algorithm
 
     one, other = trained([1.0] * 5), trained([9.0, -3.0, 5.0, 0.0, 2.0])
@@ -261,23 +261,24 @@ def test_a_single_transition_leaves_the_weights_finite(kind: Kind) -> None:
 
 
 @each_learner
-@pytest.mark.parametrize("n_steps", [6, 4])
-def test_a_training_goes_on_exactly_from_within_a_rollout_too(kind: Kind, n_steps: int, tmp_path: Path) -> None:
-    """Iterations of 4 steps end within rollouts of 6 and of 3; agent b waits meanwhile."""
-    whole = make(kind, env=kind.in_turns(), n_steps=n_steps)
-    for _ in range(2):
-        whole.train_iteration()
-    whole.save(tmp_path / "saved")
-    expected = [whole.train_iteration()["learners"] for _ in range(3)]
-    again = MultiAgentAlgorithm.load(
-        tmp_path / "saved",
-        kind.in_turns(),
-        policies={policy_id: kind.spec() for policy_id in whole.policies},
-        device="cpu",
-        update_path=kind.update_path,
-    )
-    assert [again.train_iteration()["learners"] for _ in range(3)] == expected
-    assert_same(again, whole)
+def test_a_training_goes_on_exactly_from_within_a_rollout_and_from_its_end(kind: Kind, tmp_path: Path) -> None:
+    """Iterations of 4 steps end within rollouts of 6 and of 3, the third at their ends; agent b waits meanwhile."""
+    whole = make(kind, env=kind.in_turns(), n_steps=4)
+    expected = []
+    for iteration in range(1, 5):
+        expected.append(whole.train_iteration()["learners"])
+        if iteration in (2, 3):
+            whole.save(tmp_path / str(iteration))
+    for saved in (2, 3):
+        again = MultiAgentAlgorithm.load(
+            tmp_path / str(saved),
+            kind.in_turns(),
+            policies={policy_id: kind.spec() for policy_id in whole.policies},
+            device="cpu",
+            update_path=kind.update_path,
+        )
+        assert [again.train_iteration()["learners"] for _ in expected[saved:]] == expected[saved:]
+        assert_same(again, whole)
 
 
 @each_learner

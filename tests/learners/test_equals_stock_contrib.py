@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -70,7 +71,9 @@ MASKABLE_PPO = {
         spaces.Discrete(4),
         hyperparameters={"clip_range_vf": 0.1, "target_kl": 1e-4, "ent_coef": 0.1, "normalize_advantage": False},
     ),
-    "MultiDiscrete actions": masked(BOX, spaces.MultiDiscrete([3, 2])),
+    "MultiDiscrete actions, other coefficients": masked(
+        BOX, spaces.MultiDiscrete([3, 2]), hyperparameters={"ent_coef": 0.1, "normalize_advantage": False}
+    ),
     "MultiBinary actions": masked(BOX, spaces.MultiBinary(3)),
     "Dict observations": masked(PARTS, spaces.Discrete(3), policy="MultiInputPolicy"),
     "images": masked(IMAGE, spaces.Discrete(3), policy="CnnPolicy", hyperparameters=TINY_CNN),
@@ -120,12 +123,20 @@ CASES = {
 }
 
 
+@cache
+def stock_training(name: str) -> tuple[dict[str, Any], Any]:
+    """What sb3-contrib begins with, and its trained model; only to read."""
+    algorithm, case = CASES[name]
+    model = stock_model(case, algorithm)
+    before = deepcopy(leaves(model.get_parameters()))
+    return before, train_stock(model, case)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_weights_and_optimizer_equal_those_of_sb3_contrib(name: str) -> None:
     algorithm, case = CASES[name]
-    stock = stock_model(case, algorithm)
-    before = deepcopy(leaves(stock.get_parameters()))
-    expected = leaves(train_stock(stock, case).get_parameters())
+    before, stock = stock_training(name)
+    expected = leaves(stock.get_parameters())
     ours = train_ours(case, algorithm).policies["p"]
     found = leaves(ours.get_parameters())
     assert expected.keys() == found.keys()
@@ -142,16 +153,16 @@ class FusedMasks(marl_sb3.MaskablePPO):
     update_path = "fused"
 
 
-OF_FUSED_MASKS = {name: MASKABLE_PPO[name] for name in ("Discrete actions", "a batch size that leaves three over")}
-OF_FUSED_MASKS["MultiDiscrete actions, other settings"] = masked(
-    BOX, spaces.MultiDiscrete([3, 2]), hyperparameters={"ent_coef": 0.1, "normalize_advantage": False}
+OF_FUSED_MASKS = (
+    "Discrete actions",
+    "a batch size that leaves three over",
+    "MultiDiscrete actions, other coefficients",
 )
 
 
 @pytest.mark.parametrize("name", OF_FUSED_MASKS)
 def test_fused_maskable_ppo_trains_as_sb3_contribs_does_to_tolerance(name: str) -> None:
-    case = OF_FUSED_MASKS[name]
-    stock = train_stock(stock_model(case, sb3_contrib.MaskablePPO), case)
+    case, (_, stock) = MASKABLE_PPO[name], stock_training(f"MaskablePPO, {name}")
     for found in (train_ours(case, FusedMasks).policies["p"], train_stock(stock_model(case, FusedMasks), case)):
         assert not found.rollout_buffer.action_masks.all()
         assert_close(found, stock, 1e-3)
@@ -164,8 +175,7 @@ class FusedTRPO(marl_sb3.TRPO):
 
 @pytest.mark.parametrize("name", ["time limits inside rollouts", "terminations", "MultiDiscrete actions"])
 def test_trpo_with_fused_rollouts_trains_as_sb3_contribs_does_to_tolerance(name: str) -> None:
-    case = TRPO[name]
-    stock = train_stock(stock_model(case, sb3_contrib.TRPO), case)
+    case, (_, stock) = TRPO[name], stock_training(f"TRPO, {name}")
     for found in (train_ours(case, FusedTRPO).policies["p"], train_stock(stock_model(case, FusedTRPO), case)):
         assert found.fused_policy() is not None
         assert_close(found, stock, 1e-2)
@@ -177,8 +187,7 @@ class OneByOne(marl_sb3.RecurrentPPO):
 
 @pytest.mark.parametrize("name", [name for name in RECURRENT_PPO if name not in ("images", "gSDE")])
 def test_whole_sequences_train_as_sb3_contrib_does_to_tolerance(name: str) -> None:
-    case = RECURRENT_PPO[name]
-    stock = train_stock(stock_model(case, sb3_contrib.RecurrentPPO), case)
+    case, (_, stock) = RECURRENT_PPO[name], stock_training(f"RecurrentPPO, {name}")
     ours: Any = train_ours(case, WholeSequences).policies["p"]
     drop_in = train_stock(stock_model(case, WholeSequences), case)
     for found in (ours, drop_in):
@@ -187,8 +196,8 @@ def test_whole_sequences_train_as_sb3_contrib_does_to_tolerance(name: str) -> No
 
 
 def test_on_the_torch_path_recurrent_ppo_equals_sb3_contribs_in_its_place() -> None:
-    case = RECURRENT_PPO["time limits inside rollouts"]
-    stock = train_stock(stock_model(case, sb3_contrib.RecurrentPPO), case)
+    name = "time limits inside rollouts"
+    case, (_, stock) = RECURRENT_PPO[name], stock_training(f"RecurrentPPO, {name}")
     ours = train_stock(stock_model(case, OneByOne), case)
     found, logged = leaves(ours.get_parameters()), ours.logger.name_to_value
     assert all(same(value, found[path]) for path, value in leaves(stock.get_parameters()).items())

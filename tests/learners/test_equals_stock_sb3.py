@@ -59,7 +59,7 @@ CASES = {
             "clip_range": LinearSchedule(0.3, 0, 1),
             "clip_range_vf": LinearSchedule(0.5, 0, 1),
         },
-        iterations=2.5,
+        iterations=1.5,
     ),
     "linear learning rate and clipping": Case(
         hyperparameters={"learning_rate": "lin_1e-2", "clip_range": "lin_0.1"},
@@ -167,7 +167,7 @@ def logged(case: Case, algorithm: type) -> list[dict[str, Any]]:
 )
 def test_logged_values_equal_those_of_stock_sb3(name: str) -> None:
     expected, found = (logged(CASES[name], algorithm) for algorithm in (stable_baselines3.PPO, TorchPPO))
-    assert len(expected) == 3
+    assert len(expected) == 2
     for stock, ours in zip(expected, found, strict=True):
         assert list(stock) == list(ours)
         assert ours == pytest.approx(stock, rel=1e-6, abs=1e-6, nan_ok=True)
