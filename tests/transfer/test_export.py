@@ -49,7 +49,7 @@ MIXED = spaces.Dict(
 
 # Observations, actions, policy, settings.
 CASES: dict[str, tuple[spaces.Space, spaces.Space, str, dict[str, Any]]] = {
-    "box": (NUMBERS, MOVES, "MlpPolicy", {}),
+    "box": (NUMBERS, MOVES, "MlpPolicy", {"learning_rate": "lin_0.1", "clip_range_vf": "lin_0.5"}),
     "discrete": (spaces.Discrete(5), spaces.Discrete(4), "MlpPolicy", {}),
     "multi_discrete": (spaces.MultiDiscrete([3, 4]), spaces.MultiDiscrete([3, 2]), "MlpPolicy", {}),
     "multi_binary": (spaces.MultiBinary(4), spaces.MultiBinary(3), "MlpPolicy", {}),
