@@ -51,7 +51,10 @@ def test_the_help_of_a_command_lists_every_algorithm(name: str) -> None:
 def test_help_and_signature_are_those_of_the_function(name: str) -> None:
     function = getattr(marl_sb3, name)
     assert inspect.isfunction(function)
-    assert next(iter(inspect.signature(function).parameters)) == "env"
+    parameters = inspect.signature(function).parameters
+    assert next(iter(parameters)) == "env"
+    assert "timesteps" in parameters
+    assert not any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     shown = pydoc.render_doc(function, renderer=pydoc.plaintext)
     assert shown.startswith(f"Python Library Documentation: function {name} in module {FUNCTIONS[name]}")
     assert f"{name}(env: " in shown

@@ -79,7 +79,8 @@ def words(kind: Any) -> str:
     if meta is not None:
         return str(meta.description)
     if get_origin(kind) is Literal:
-        return " or ".join(map(str, get_args(kind)))
+        *others, last = map(str, get_args(kind))
+        return f"{', '.join(others)} or {last}" if others else last
     alternatives = alternatives_of(kind)
     return ", or ".join(map(words, alternatives)) if len(alternatives) > 1 else f"{_noun(kind)}{_range(kind)}"
 

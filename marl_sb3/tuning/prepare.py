@@ -14,6 +14,7 @@ from typing import Any
 
 from marl_sb3.config import Hparams, TrainConfig, entry_of, plain_data, require_named
 from marl_sb3.config.names import as_integer, canonical_settings
+from marl_sb3.config.values import plain_numbers
 from marl_sb3.envs.registry import EnvFactory, factory_id
 from marl_sb3.errors import ConfigError
 from marl_sb3.tuning.checks import check_search
@@ -57,7 +58,7 @@ def prepare_study(
             for its env.
         settings: set in every trial and therefore not searched, by keys as after `--set`.
         root: studies are in `tune/<env>/<name>` below this folder.
-        options: the other fields of `Search`; None means not given.
+        options: the other fields of `Search`: see `tune`; None means not given.
 
     Raises:
         ConfigError: an option is wrong; no trial was run.
@@ -76,7 +77,7 @@ def prepare_study(
         require_named(env_id, [] if named is None else [named], "hparams" if isinstance(hparams, Mapping) else hparams)
     env_id = env_id or DEFAULT_ENV
     folder = study_folder(env_id, name, Path(root))
-    given = {key: as_integer(value) for key, value in options.items() if value is not None}
+    given = {key: as_integer(plain_numbers(value)) for key, value in options.items() if value is not None}
     if entry is not None:
         given["hparams"] = {env_id: plain_data(entry)}
     if settings:
@@ -232,7 +233,8 @@ def _space(
 def _parsed_grid(grid: Grid) -> Space:
     if not isinstance(grid, Mapping):
         return parse_grid(grid)
-    for name, values in grid.items():
+    plain: Mapping[str, Any] = plain_numbers(grid)
+    for name, values in plain.items():
         if not isinstance(values, Sequence) or isinstance(values, str):
             raise ConfigError(f"grid, {name}: is {values!r}; accepted: a list of values", key="grid")
-    return parse_space({name: {"choices": list(values)} for name, values in grid.items()}, "grid")
+    return parse_space({name: {"choices": list(values)} for name, values in plain.items()}, "grid")

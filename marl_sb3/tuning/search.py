@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_type_hints
 
 import numpy as np
 
 from marl_sb3.config import TrainConfig, load_config, read_yaml, require_named, yaml_text
 from marl_sb3.config.names import canonical_name
-from marl_sb3.config.values import at_least, require
+from marl_sb3.config.values import Count, Named, PositiveInt, at_least, require
 from marl_sb3.errors import ConfigError
 from marl_sb3.storage.atomic import write_whole
 from marl_sb3.tuning.objective import Objective
 from marl_sb3.tuning.space import Space, parse_space
 from marl_sb3.tuning.storage import without_password
 
-SAMPLERS = ("tpe", "random", "grid", "gp")
-PRUNERS = ("median", "asha", "none")
+Sampler = Literal["tpe", "random", "grid", "gp"]
+Pruner = Literal["median", "asha", "none"]
 STORAGE_VARIABLE = "MARL_SB3_STORAGE"  # passes the storage's URL to workers: command lines are public
 THE_SEARCH = "the search"  # the source of settings that a configuration has only because it is a trial
 _FILE = "study.yaml"
@@ -48,42 +48,28 @@ class Search:
     env: str
     space: Space
     name: str
-    trials: int = 50
-    seed: int = 0
+    trials: PositiveInt = 50
+    seed: Count = 0
     algo: str | None = None
     policies: str | None = None
-    timesteps: int | None = None
-    hparams: Mapping[str, Any] | None = None
-    n_envs: int | None = None
+    timesteps: PositiveInt | None = None
+    hparams: Named | None = None
+    n_envs: PositiveInt | None = None
     vectorizer: str | None = None
     device: str | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    sampler: str = "tpe"
-    pruner: str = "median"
+    settings: Named = field(default_factory=dict)
+    sampler: Sampler = "tpe"
+    pruner: Pruner = "median"
     objective: str = "sum"
     mode: str = "max"
     over: str = "last"
-    evaluations: int = 10
-    evaluation_episodes: int = 10
+    evaluations: PositiveInt = 10
+    evaluation_episodes: PositiveInt = 10
     storage: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("trials", "evaluations", "evaluation_episodes"):
-            require_integer(name, getattr(self, name), 1)
-        require_integer("seed", self.seed, 0)
-        for name in ("timesteps", "n_envs"):
-            if getattr(self, name) is not None:
-                require_integer(name, getattr(self, name), 1)
-        if self.hparams is not None and not isinstance(self.hparams, Mapping):
-            raise ConfigError(f"hparams is {self.hparams!r}; accepted: a mapping of the env to settings", key="hparams")
-        for name, accepted in (("sampler", SAMPLERS), ("pruner", PRUNERS)):
-            if getattr(self, name) not in accepted:
-                raise ConfigError(f"--{name} is {getattr(self, name)!r}; accepted: {', '.join(accepted)}", key=name)
-        for name in ("env", "name", "objective", "mode", "over"):
-            if not isinstance(getattr(self, name), str):
-                raise ConfigError(f"{name} is {getattr(self, name)!r}; accepted: a string", key=name)
-        if not isinstance(self.settings, Mapping):
-            raise ConfigError(f"settings is {self.settings!r}; accepted: a mapping", key="settings")
+        for name, kind in _KINDS.items():
+            require(f"--{name.replace('_', '-')}", getattr(self, name), kind, name)
         if "seed" in self.settings or "seed" in self.space.names:
             # All trials and all confirmations would have the same seed.
             raise ConfigError("seed is not for trials to choose or share; accepted: --seed, of the search", key="seed")
@@ -182,6 +168,10 @@ class Search:
         """Write `study.yaml` atomically."""
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / _FILE, yaml_text(self.to_plain()))
+
+
+# The kinds of all fields but the space, which checks itself.
+_KINDS = {name: kind for name, kind in get_type_hints(Search, include_extras=True).items() if name != "space"}
 
 
 def read_search(folder: Path, env: str | None = None, storage: str | None = None) -> Search | None:

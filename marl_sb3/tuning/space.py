@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from marl_sb3.config import parse_value, preset_path, read_yaml
 from marl_sb3.config.names import as_integer, canonical_name, canonical_value
+from marl_sb3.config.values import plain_numbers
 from marl_sb3.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -177,6 +178,7 @@ def parse_space(section: Mapping[str, Any], where: str) -> Space:
     Args:
         section: a range or a constant for each key; RLlib's names are accepted.
     """
+    section = plain_numbers(section)
     parameters: list[Parameter] = []
     constants: dict[str, Any] = {}
     for given, spec in section.items():

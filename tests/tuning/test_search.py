@@ -558,6 +558,13 @@ def test_a_name_is_no_pattern(in_tmp: Path) -> None:
         prepare_study(study="x*", settings={"n_envs": 10_000})  # another, new study
 
 
+def test_spaces_and_grids_take_numpys_numbers(in_tmp: Path) -> None:
+    study = prepare_study(**{**SMALL, "space": None, "grid": {"gamma": np.linspace(0.5, 1, 2)}, "trials": np.int64(2)})
+    assert study.search.space.to_plain() == {"gamma": {"choices": [0.5, 1.0]}}
+    bounds = {"batch_size": {"int": [np.int64(10), np.int32(20)]}}
+    assert parse_space(bounds, "space").to_plain() == {"batch_size": {"int": [10, 20]}}
+
+
 def test_a_study_may_be_named_like_a_number(in_tmp: Path) -> None:
     settings = {**SETTINGS, "init_layers": ["1e5", "0o17"]}
     begun = prepare_study(**{**SMALL, "settings": settings}, study="3e-4")
@@ -703,8 +710,8 @@ def test_sqlite_holds_a_study_too(in_tmp: Path) -> None:
         ({"objective": "agent7"}, r"--objective is 'agent7'; accepted: sum, min, an agent \(agent1, agent2\)"),
         ({"mode": "largest"}, "--mode is 'largest'; accepted: max or min"),
         ({"over": "mean"}, "--over is 'mean'; accepted: last, best or mean_of_last_K"),
-        ({"sampler": "bayes"}, "--sampler is 'bayes'; accepted: tpe, random, grid, gp"),
-        ({"pruner": "x"}, "--pruner is 'x'; accepted: median, asha, none"),
+        ({"sampler": "bayes"}, "--sampler is 'bayes'; accepted: tpe, random, grid or gp"),
+        ({"pruner": "x"}, "--pruner is 'x'; accepted: median, asha or none"),
         ({"sampler": "grid"}, "a grid needs choices; learning_rate has a range"),
         ({"grid": ["gamma=0.9"]}, "a space and a grid are given"),
         ({"study": "../elsewhere"}, "--study is '../elsewhere'"),
