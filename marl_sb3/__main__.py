@@ -18,10 +18,10 @@ def build_parser() -> argparse.ArgumentParser:
     descriptions = {name: importlib.import_module(f"marl_sb3.{name}").build_parser().description for name in COMMANDS}
     listed = "\n".join(f"  {name:<{width}}  {description}" for name, description in descriptions.items())
     parser = CommandParser(
-        prog="python -m marl_sb3",
+        "python -m marl_sb3",
+        "COMMAND ...",
         description="Multi-agent reinforcement learning with Stable-Baselines3.",
-        epilog=f"commands\n{listed}\n\npython -m marl_sb3.COMMAND --help describes each of them.",
-        usage="python -m marl_sb3 COMMAND ...",
+        epilog=f"commands\n{listed}\n\npython -m marl_sb3.COMMAND --help describes its options.",
     )
     parser.add_argument("command", metavar="COMMAND", choices=COMMANDS, help="one of these below, then its arguments")
     return parser

@@ -1,4 +1,4 @@
-"""`python -m marl_sb3.doctor`: play an env, and say what would go wrong in a training.
+"""`python -m marl_sb3.doctor`: play an env, and say what would go wrong in training.
 
 The function `marl_sb3.examine(...)` of the library does the same.
 """

@@ -1,1 +1,1 @@
-"""Examine an env: play it, and say in plain words what would go wrong in a training."""
+"""Examine an env: play it, and say in plain words what would go wrong in training."""

@@ -9,11 +9,12 @@ from marl_sb3.cli.parser import CommandParser, add_env_option, add_verbosity, as
 from marl_sb3.errors import ConfigError
 
 _EPILOG = """\
-A fault breaks a training, or spoils what it learns or repeats. A warning may be
-one. Advice does not count. docs/reference/checks.md lists them all.
+A fault ends a training, or makes what it learns wrong or impossible to repeat.
+A warning is a possible fault. Advice is optional. Only faults change the exit
+code. docs/reference/checks.md lists all checks.
 
-The env is played in processes of their own, which survive its hangs and
-crashes. The last line of the output is the verdict.
+The env is played in separate processes, so that a hang or a crash of the env is
+reported too. The last line of the output is the verdict.
 
 examples
   python -m marl_sb3.doctor arena
@@ -28,20 +29,21 @@ interrupted
 def build_parser() -> argparse.ArgumentParser:
     """The command line of `doctor`."""
     parser = CommandParser(
-        prog="python -m marl_sb3.doctor",
-        description="Play an env, and say what would go wrong in a training.",
+        "python -m marl_sb3.doctor",
+        "[ENV] [options]",
+        description="Play an env, and report what would go wrong in training.",
         epilog=_EPILOG,
     )
-    add = parser.add_argument
-    add("env", metavar="ENV", nargs="?", help="the env, as for train")
+    parser.add_argument("env", metavar="ENV", nargs="?", help="the env to check, as for train")
     add_env_option(parser, also_positional=True)
-    add("--episodes", metavar="N", type=integer, help="episodes to record; default: 10, in 3 seconds at most")
-    add("--steps", metavar="N", type=integer, help="env steps to record; default: 2000, in 3 seconds at most")
-    add("--seed", metavar="S", type=integer, default=0, help="seed of all episodes and actions; default: 0")
-    add("--timeout", metavar="S", type=integer, default=30, help="seconds that a call may take; default: 30")
-    add("--set", metavar="env.KEY=VALUE", dest="settings", action="append", default=[],
-        help="an argument of the env; may be repeated; default: none")  # fmt: skip
-    add("--json", action="store_true", help="print one JSON object alone; default: text")
+    parser.option("--episodes N", "episodes to record; default: 10, in 3 seconds at most", type=integer)
+    parser.option("--steps N", "env steps to record; default: 2000, in 3 seconds at most", type=integer)
+    parser.option("--seed S", "seed of all episodes and actions; default: 0", type=integer, default=0)
+    parser.option("--timeout S", "seconds that a call of the env may take; default: 30", type=integer, default=30)
+    parser.repeated(
+        "--set env.KEY=VALUE", "set an argument of the env; may be repeated; default: none", dest="settings"
+    )
+    parser.option("--json", "print one JSON object alone; default: text")
     add_verbosity(parser)
     return parser
 

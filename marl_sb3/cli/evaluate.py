@@ -14,8 +14,8 @@ setting evaluation.deterministic decides; the first line of the output says
 which.
 
 The episodes are not those of the training. The same command plays the same
-episodes; another --seed plays others. The number of episodes of each env is
-fixed beforehand, so that short episodes are not favoured.
+episodes again; another --seed plays others. The number of episodes of each env
+is fixed beforehand, so that short episodes are not favoured.
 
 examples
   python -m marl_sb3.evaluate runs/arena/20260101-120000-abcd
@@ -26,22 +26,21 @@ exit codes: 0 done, 1 failed, 2 wrong command line or run, 130 interrupted
 """
 
 
+_ACTIONS = ("--stochastic", "--deterministic", "--stochastic-policies")
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Make the parser of `evaluate`."""
     parser = CommandParser(
-        prog="python -m marl_sb3.evaluate",
+        "python -m marl_sb3.evaluate",
+        "RUN [options]",
         description="Let the policies of a run play episodes, and print their returns.",
         epilog=_EPILOG,
     )
     add_run(parser)
-    parser.option("--episodes N", "complete episodes; default: 20", type=integer, default=20)
-    actions = parser.add_mutually_exclusive_group()
-    actions.add_argument(
-        "--stochastic", action="store_true", help="sample the actions, as in training; default: the run's setting"
-    )
-    actions.add_argument(
-        "--deterministic", action="store_true", help="take the most likely actions; default: the run's setting"
-    )
+    parser.option("--episodes N", "number of complete episodes; default: 20", type=integer, default=20)
+    parser.option("--stochastic", "sample the actions, as in training; default: the run's setting")
+    parser.option("--deterministic", "take the most likely actions; default: the run's setting")
     parser.option(
         "--stochastic-policies A,B",
         "sample the actions of these policies, and take the most likely ones of all others; default: the run's setting",
@@ -70,10 +69,9 @@ def require_accepted(arguments: argparse.Namespace) -> None:
         value = getattr(arguments, name)
         if value is not None:
             require(f"--{name.replace('_', '-')}", value, at_least(minimum))
-    if arguments.stochastic_policies and (arguments.stochastic or arguments.deterministic):
-        raise ConfigError(
-            "--stochastic-policies excludes --stochastic and --deterministic", key="--stochastic-policies"
-        )
+    given = [option for option in _ACTIONS if getattr(arguments, option.strip("-").replace("-", "_"))]
+    if len(given) > 1:
+        raise ConfigError(f"{' and '.join(given)} are given; accepted: one of them", key=given[1])
     if arguments.video is None and arguments.video_episodes is not None:
         raise ConfigError("--video-episodes needs --video FILE", key="--video-episodes")
     if film_episodes(arguments) > arguments.episodes:

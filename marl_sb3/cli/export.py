@@ -8,14 +8,15 @@ from marl_sb3.cli.parser import CommandParser, add_env_option, add_run, add_verb
 from marl_sb3.transfer.export import FORMATS
 
 _EPILOG = """\
-sb3: POLICY.zip, which stable_baselines3.PPO.load opens without marl_sb3
-onnx: POLICY.onnx, which any ONNX runtime opens; needs
-     pip install 'marl_sb3[onnx]'
-  in   observation, or observation.KEY for each key of a Dict: a batch, as the
-       env gives them
-  out  actions (deterministic), values, and logits or mean and log_std
-  Before it is put in place, each file is compared with the policy on random
-  observations.
+sb3   POLICY.zip, which stable_baselines3.PPO.load opens without marl_sb3
+onnx  POLICY.onnx, which any ONNX runtime opens; needs
+      pip install 'marl_sb3[onnx]'
+        inputs   a batch of observations of the env: observation, or
+                 observation.KEY for each key of a Dict
+        outputs  actions (deterministic), values, and logits or mean and
+                 log_std
+      Before a file is put in place, its outputs are compared with those of the
+      policy for random observations.
 
 examples
   python -m marl_sb3.export runs/arena/20260101-120000-abcd
@@ -28,12 +29,15 @@ exit codes: 0 done, 1 failed, 2 wrong command line or run folder
 def build_parser() -> argparse.ArgumentParser:
     """Make the parser of `export`."""
     parser = CommandParser(
-        prog="python -m marl_sb3.export",
-        description="Write the policies of a run to files that need no marl_sb3.",
+        "python -m marl_sb3.export",
+        "RUN [options]",
+        description="Write the policies of a run as SB3 zips or ONNX files.",
         epilog=_EPILOG,
     )
     add_run(parser)
-    parser.option("--format", "see below; default: sb3", type=str.lower, choices=list(FORMATS), default="sb3")
+    parser.option(
+        "--format", "format of the files, see below; default: sb3", type=str.lower, choices=list(FORMATS), default="sb3"
+    )
     add_env_option(parser, also_positional=False, makes_env=False)
     parser.option("--out DIR", "folder of the files; default: RUN/export/FORMAT")
     parser.option("--force", "replace existing files; default: off")

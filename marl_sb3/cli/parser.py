@@ -22,21 +22,32 @@ class CommandParser(argparse.ArgumentParser):
     """An `ArgumentParser` with one-line errors and `--version`.
 
     Long options may not be abbreviated: a new option could make an abbreviation in a script ambiguous.
+
+    Args:
+        prog: what the user types to run the command.
+        takes: its positional arguments, for the first line of the help text.
     """
 
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **settings)
+    def __init__(self, prog: str, takes: str, **settings: Any) -> None:
+        usage = f"{prog} {takes}"
+        formatter = argparse.RawDescriptionHelpFormatter
+        super().__init__(prog, usage, formatter_class=formatter, allow_abbrev=False, **settings)
+        self._section: argparse._ActionsContainer = self
         words = f"marl_sb3 {marl_sb3.__version__}"
         self.add_argument("--version", action="version", version=words, help="print the version and exit")
+
+    def section(self, title: str) -> None:
+        """Begin a section of the help text: the options that are added from now on are in it."""
+        self._section = self.add_argument_group(title)
 
     def option(self, option: str, words: str, **settings: Any) -> None:
         """Add an option: `--seed S` takes a value, called S in the help text; `--quiet` takes none."""
         name, _, metavar = option.partition(" ")
         if metavar:
             settings["metavar"] = metavar
-        elif "choices" not in settings:
+        elif not settings.keys() & {"choices", "action"}:
             settings["action"] = "store_true"
-        self.add_argument(name, help=words, **settings)
+        self._section.add_argument(name, help=words, **settings)
 
     def repeated(self, option: str, words: str, **settings: Any) -> None:
         """Add an option with a value that may be given several times; its values are a list."""
@@ -70,21 +81,21 @@ class CommandParser(argparse.ArgumentParser):
         sys.exit(EXIT_USAGE)
 
 
-def add_verbosity(parser: argparse.ArgumentParser) -> None:
+def add_verbosity(parser: CommandParser) -> None:
     """Give a command `-v` and `-vv`, as `verbosity`."""
-    words = "log more, show tracebacks; -vv logs still more; default: off"
-    parser.add_argument("-v", dest="verbosity", action="count", default=0, help=words)
+    words = "log more, and show tracebacks of errors; -vv logs even more; default: off"
+    parser.option("-v", words, dest="verbosity", action="count", default=0)
 
 
-def add_env_option(parser: argparse.ArgumentParser, *, also_positional: bool, makes_env: bool = True) -> None:
-    """Add `--env ENV`, which all commands have; the commands that train also take ENV as a positional argument."""
+def add_env_option(parser: CommandParser, *, also_positional: bool, makes_env: bool = True) -> None:
+    """Add `--env ENV`, which all commands have; the commands that make envs also take ENV as a positional argument."""
     if also_positional:
-        words = "another way to give ENV; default: ENV"
+        words = "the same as the argument ENV; default: none"
     elif not makes_env:
         words = "refuse runs of another env (no env is made); default: accept any"
     else:
         words = "the run's env; required if it is your own code (package.module:factory); default: as in the run"
-    parser.add_argument("--env", metavar="ENV", dest="env_option", help=words)
+    parser.option("--env ENV", words, dest="env_option")
 
 
 def named_env(arguments: argparse.Namespace) -> str | None:
@@ -100,12 +111,10 @@ def named_env(arguments: argparse.Namespace) -> str | None:
     return positional if option is None else option
 
 
-def add_run(parser: argparse.ArgumentParser) -> None:
+def add_run(parser: CommandParser) -> None:
     """Add RUN and `--checkpoint`."""
-    parser.add_argument("run", metavar="RUN", help="a run folder, or a folder of runs: its newest")
-    parser.add_argument(
-        "--checkpoint", metavar="WHICH", default="best", help="best, latest or an iteration; default: best"
-    )
+    parser.add_argument("run", metavar="RUN", help="a run folder, or a folder of runs, for the newest run in it")
+    parser.option("--checkpoint WHICH", "best, latest or the number of an iteration; default: best", default="best")
 
 
 def found_run(path: str) -> Path:
@@ -140,7 +149,7 @@ def number_of_workers(text: str) -> int | str:
 
 
 def add_setup_options(parser: CommandParser) -> None:
-    """Add the options that say what is trained, and on what: those of all commands that train."""
+    """Add the options that say what is trained: those of all commands that train."""
     parser.option(
         "--policies",
         "one policy for all agents, or one for each; default: as in the preset, else shared",
@@ -153,8 +162,12 @@ def add_setup_options(parser: CommandParser) -> None:
         type=algorithm_name,
     )
     parser.option("--n-envs E", "envs that step together; default: as in the preset, else 8", type=integer)
-    parser.option("--vectorizer NAME", "auto, batched, sync or supersuit; default: auto")
-    parser.option("--device NAME", "auto, cpu or cuda; default: auto")
+
+
+def add_device_options(parser: CommandParser) -> None:
+    """Add the options that say how envs are stepped, and on which device networks are."""
+    parser.option("--vectorizer NAME", "how envs are stepped: auto, batched, sync or supersuit; default: auto")
+    parser.option("--device NAME", "device of the networks: auto, cpu or cuda; default: auto")
 
 
 def algorithm_name(text: str) -> str:

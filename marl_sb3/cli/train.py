@@ -7,6 +7,7 @@ from typing import Any
 
 from marl_sb3.cli.parser import (
     CommandParser,
+    add_device_options,
     add_env_option,
     add_setup_options,
     add_verbosity,
@@ -46,19 +47,52 @@ exit codes: 0 done, 1 failed, 2 wrong command line or settings, 130 interrupted
 
 def build_parser() -> argparse.ArgumentParser:
     """Make the parser of `train`."""
-    parser = CommandParser(prog="python -m marl_sb3.train", description="Train the agents of an env.", epilog=_EPILOG)
+    parser = CommandParser(
+        "python -m marl_sb3.train", "[ENV] [options]", description="Train the agents of an env.", epilog=_EPILOG
+    )
     parser.add_argument("env", metavar="ENV", nargs="?", help="the env to train in; default: the one in --hparams")
+    _add_what_is_trained(parser)
+    _add_how_it_runs(parser)
+    _add_run_folder(parser)
+    parser.section("output")
+    parser.option(
+        "--agents N",
+        "number of agents to show, the best and the worst ones, or all; default: 8",
+        type=_most_agents,
+        default=8,
+    )
+    parser.option("--quiet", "print the run folder alone; default: off")
+    add_verbosity(parser)
+    return parser
+
+
+def _add_what_is_trained(parser: CommandParser) -> None:
+    parser.section("what is trained")
     add_env_option(parser, also_positional=True)
     add_setup_options(parser)
     parser.option("--timesteps N", "env steps to train for; default: as in the preset, else 1000000", type=integer)
     parser.option("--seed S", "seed of the run; default: random, written to config.yaml", type=integer)
-    parser.repeated("--set KEY=VALUE", "change one setting, see below; may be repeated; default: none", dest="settings")
+    parser.repeated("--set KEY=VALUE", "change a setting, see below; may be repeated; default: none", dest="settings")
     parser.option(
         "--hparams FILE", "settings by env id, or a run's config.yaml; default: the preset shipped for the algorithm"
     )
     parser.repeated(
-        "--stop METRIC=VALUE", "end when a metric is at least this; may be repeated; default: train for all env steps"
+        "--stop METRIC=VALUE",
+        "end the training when a metric is at least VALUE; may be repeated; default: train for all env steps",
     )
+    parser.option(
+        "--init-from SOURCE",
+        "start from the weights of [POLICY=]PATH[:SOURCE_POLICY], where PATH is a run folder (its best checkpoint), a "
+        "checkpoint or an SB3 zip; may be repeated; --set init_layers=[...] takes only some layers; default: random "
+        "weights",
+        action="append",
+    )
+    parser.option("--trust-pickle", "read SB3 zips, which may run code: only for files you trust; default: off")
+
+
+def _add_how_it_runs(parser: CommandParser) -> None:
+    parser.section("how it runs")
+    add_device_options(parser)
     parser.option(
         "--workers N",
         "processes that step the envs, with the same results; 0: none; auto: one for each core; default: 0",
@@ -73,36 +107,23 @@ def build_parser() -> argparse.ArgumentParser:
         type=integer,
     )
     parser.option(
-        "--init-from SOURCE",
-        "start from the weights of [POLICY=]PATH[:SOURCE_POLICY], PATH a run folder (its best checkpoint), a "
-        "checkpoint or an SB3 zip; may be repeated; --set init_layers=[...] takes some layers; default: random "
-        "weights",
-        action="append",
-    )
-    parser.option("--trust-pickle", "read SB3 zips, which may run code: only files you trust; default: off")
-    parser.option(
-        "--checkpoint-every K",
-        "iterations from one checkpoint to the next; 0: only at the end; default: 10",
-        type=integer,
-    )
-    parser.option(
         "--on-nan WHAT", "on a NaN: stop, or rollback to the latest checkpoint, at most 3 times; default: stop"
     )
+
+
+def _add_run_folder(parser: CommandParser) -> None:
+    parser.section("run folder")
+    parser.option("--run-dir DIR", "folder of the run, new or empty; default: runs/ENV/TIME-XXXX")
     parser.option(
         "--resume RUN",
         "continue a run from its newest checkpoint, in its folder; --timesteps N then trains N env steps more, and "
         "schedules such as lin_X lead to the new end; default: none",
     )
-    parser.option("--run-dir DIR", "folder of the run, new or empty; default: runs/ENV/TIME-XXXX")
     parser.option(
-        "--agents N",
-        "number of agents to show, the best and the worst ones, or all; default: 8",
-        type=_most_agents,
-        default=8,
+        "--checkpoint-every K",
+        "iterations from one checkpoint to the next; 0: only at the end; default: 10",
+        type=integer,
     )
-    parser.option("--quiet", "print the run folder alone; default: off")
-    add_verbosity(parser)
-    return parser
 
 
 def _most_agents(text: str) -> int | None:

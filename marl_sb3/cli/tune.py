@@ -8,6 +8,7 @@ from typing import Any
 
 from marl_sb3.cli.parser import (
     CommandParser,
+    add_device_options,
     add_env_option,
     add_setup_options,
     add_verbosity,
@@ -47,49 +48,79 @@ OF_EACH_CALL = (
 
 def build_parser() -> argparse.ArgumentParser:
     """Make the parser of `tune`."""
-    parser = CommandParser(prog="python -m marl_sb3.tune", description="Search for better settings.", epilog=_EPILOG)
-    option = parser.option
+    parser = CommandParser(
+        "python -m marl_sb3.tune",
+        "[ENV] [options]",
+        description="Search for better hyperparameters and settings.",
+        epilog=_EPILOG,
+    )
     parser.add_argument("env", metavar="ENV", nargs="?", help="the env to train in; default: arena, or the study's")
-    add_env_option(parser, also_positional=True)
-    option("--trials N", "how many settings are tried; default: 50, or the whole grid", type=integer)
-    option("--timesteps N", "env steps of a trial; default: as in the preset", type=integer)
-    add_setup_options(parser)
-    option("--study NAME", "name of the study; an existing one is continued; default: time and 4 hex digits")
-    option("--new-study", "begin a new study even if another one has a similar name; default: refuse it, as a typo")
-    option("--storage URL", "a database such as sqlite:///study.db; default: a journal in the study's folder")
-    option("--workers N", "processes that run trials; default: 1", type=integer, default=1)
+    _add_what_is_searched(parser)
+    _add_how_it_is_searched(parser)
+    _add_study(parser)
+    parser.section("how it runs")
+    parser.option("--workers N", "processes that run trials; default: 1", type=integer, default=1)
     add_ray_options(parser, "train the trials on Ray, --workers N at a time", "trial")
-    option("--sampler NAME", "tpe, random, grid or gp; default: tpe, or grid with --grid")
-    option("--pruner NAME", "median, asha or none; default: median, or none with --grid")
-    option(
+    add_device_options(parser)
+    parser.section("output")
+    parser.option("--quiet", "print the study's folder alone; default: off")
+    add_verbosity(parser)
+    return parser
+
+
+def _add_what_is_searched(parser: CommandParser) -> None:
+    parser.section("what is searched")
+    add_env_option(parser, also_positional=True)
+    add_setup_options(parser)
+    parser.option("--timesteps N", "env steps of a trial; default: as in the preset", type=integer)
+    parser.repeated("--set KEY=VALUE", "fix a setting in every trial; may be repeated; default: none", dest="settings")
+    parser.option(
         "--hparams FILE",
         "settings by env id, which the search starts from and is compared with; default: the shipped preset",
     )
-    option("--space FILE", "the ranges to search, see below; default: those shipped for the algorithm")
-    parser.repeated("--grid KEY=A,B,C", "try exactly these values; several --grid: all combinations; default: none")
-    option(
+    parser.option("--space FILE", "the ranges to search, see below; default: those shipped for the algorithm")
+    parser.repeated(
+        "--grid KEY=A,B,C",
+        "try exactly these values, of several --grid all combinations; may be repeated; default: none",
+    )
+
+
+def _add_how_it_is_searched(parser: CommandParser) -> None:
+    parser.section("how it is searched")
+    parser.option("--trials N", "number of settings to try; default: 50, or the whole grid", type=integer)
+    parser.option("--seed S", "seed of the search; default: 0", type=integer)
+    parser.option("--sampler NAME", "tpe, random, grid or gp; default: tpe, or grid with --grid")
+    parser.option("--pruner NAME", "median, asha or none; default: median, or none with --grid")
+    parser.option(
         "--objective WHAT", "sum or min of all agents' returns, an agent, a custom metric or any metric; default: sum"
     )
-    option("--mode M", "max or min; default: max")
-    option("--over WHICH", "which evaluations of a trial count: last, best or mean_of_last_K; default: last")
-    option(
+    parser.option("--mode M", "max or min; default: max")
+    parser.option("--over WHICH", "which evaluations of a trial count: last, best or mean_of_last_K; default: last")
+    parser.option(
         "--evaluations N",
         "evaluations of a trial, equally spaced; default: 10, or fewer in a short trial",
         type=integer,
     )
-    option("--evaluation-episodes N", "episodes of an evaluation; default: 10", type=integer)
-    option(
+    parser.option("--evaluation-episodes N", "episodes of an evaluation; default: 10", type=integer)
+    parser.option(
         "--confirm-seeds K",
         "train the best trials and the preset again with K fresh seeds each; default: 0, none",
         type=integer,
         default=0,
     )
-    option("--confirm-best B", "how many trials --confirm-seeds trains again; default: 1", type=integer, default=1)
-    option("--seed S", "seed of the search; default: 0", type=integer)
-    parser.repeated("--set KEY=VALUE", "fix a setting in every trial; may be repeated; default: none", dest="settings")
-    option("--quiet", "print the study's folder alone; default: off")
-    add_verbosity(parser)
-    return parser
+    parser.option(
+        "--confirm-best B", "number of trials that --confirm-seeds trains again; default: 1", type=integer, default=1
+    )
+
+
+def _add_study(parser: CommandParser) -> None:
+    parser.section("study")
+    parser.option("--study NAME", "name of the study; an existing one is continued; default: time and 4 hex digits")
+    parser.option(
+        "--new-study",
+        "begin a new study even if its name is similar to that of another one; default: refuse it, as a probable typo",
+    )
+    parser.option("--storage URL", "a database such as sqlite:///study.db; default: a journal in the study's folder")
 
 
 def study_options(arguments: argparse.Namespace) -> dict[str, Any]:
