@@ -8,15 +8,13 @@ from __future__ import annotations
 import operator
 from typing import Any, ClassVar
 
-import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
-from pettingzoo import ParallelEnv
 
 from marl_sb3.envs.arena import rules
 from marl_sb3.envs.arena.render import LEGEND, fitting_cell_px, render_rgb, render_text
 from marl_sb3.envs.batched import BatchedEnv
-from marl_sb3.envs.window import EnvWindow, check_render_mode
+from marl_sb3.envs.drawn import DrawnEnv
 from marl_sb3.errors import ConfigError, EnvError
 from marl_sb3.types import AgentID, Array, BoolArray
 
@@ -24,7 +22,7 @@ Infos = dict[AgentID, dict[str, Any]]
 StepResult = tuple[dict[AgentID, Array], dict[AgentID, float], dict[AgentID, bool], dict[AgentID, bool], Infos]
 
 
-class ArenaEnv(ParallelEnv[AgentID, Array, int]):  # type: ignore[misc]  # PettingZoo ships no types.
+class ArenaEnv(DrawnEnv):
     """Two agents on a grid, from opposite corners: one collects new fields, the other collisions.
 
     Observation of each agent: [own cell, the other's cell], (2,) int64; a cell is `row * width + column`.
@@ -42,6 +40,7 @@ class ArenaEnv(ParallelEnv[AgentID, Array, int]):  # type: ignore[misc]  # Petti
         ConfigError: if an argument is not accepted, or pygame is missing for "human".
     """
 
+    title = "arena"
     metadata: ClassVar[dict[str, Any]] = {
         "name": "arena_v0",
         "render_modes": ["human", "rgb_array", "ansi"],
@@ -59,15 +58,13 @@ class ArenaEnv(ParallelEnv[AgentID, Array, int]):  # type: ignore[misc]  # Petti
         self, height: int = 10, width: int = 10, max_timesteps: int = 100, render_mode: str | None = None
     ) -> None:
         _check_sizes(height=height, width=width, max_timesteps=max_timesteps)
-        check_render_mode(render_mode, self.metadata["render_modes"])
+        super().__init__(render_mode)
         self.height = height
         self.width = width
         self.max_timesteps = max_timesteps
-        self.render_mode = render_mode
 
         num_cells = height * width
         self.possible_agents = list(rules.AGENTS)
-        self.agents: list[AgentID] = []
         self.observation_spaces = {agent: MultiDiscrete([num_cells, num_cells]) for agent in rules.AGENTS}
         self.action_spaces = {agent: Discrete(4) for agent in rules.AGENTS}
         most = np.array([num_cells - 1] * 2 + [1] * num_cells)
@@ -75,9 +72,7 @@ class ArenaEnv(ParallelEnv[AgentID, Array, int]):  # type: ignore[misc]  # Petti
 
         self._destinations = rules.destination_table(height, width)
         self._rng: np.random.Generator | None = None
-        self._state: rules.ArenaState | None = None
         self._coins: BoolArray = np.empty(0, dtype=np.bool_)
-        self._window: EnvWindow | None = None
 
     @classmethod
     def make_batched(cls, num_envs: int, **env_kwargs: Any) -> BatchedEnv:
@@ -85,14 +80,6 @@ class ArenaEnv(ParallelEnv[AgentID, Array, int]):  # type: ignore[misc]  # Petti
         from marl_sb3.envs.arena.batched import BatchedArena
 
         return BatchedArena(num_envs, cls(**env_kwargs))
-
-    def observation_space(self, agent: AgentID) -> MultiDiscrete:
-        """Return the agent's observation space, always the same object."""
-        return self.observation_spaces[agent]
-
-    def action_space(self, agent: AgentID) -> Discrete:
-        """Return the agent's action space, always the same object."""
-        return self.action_spaces[agent]
 
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
@@ -103,7 +90,7 @@ class ArenaEnv(ParallelEnv[AgentID, Array, int]):  # type: ignore[misc]  # Petti
         self._coins = rules.draw_coins(self._rng, self.max_timesteps)
         self._state = rules.initial_state(1, self.height, self.width)
         self.agents = list(rules.AGENTS)
-        self._render_if_human()
+        self._draw_if_human()
         return _observations(self._state), {agent: {} for agent in rules.AGENTS}
 
     def configure(self, max_timesteps: int) -> None:
@@ -120,8 +107,7 @@ class ArenaEnv(ParallelEnv[AgentID, Array, int]):  # type: ignore[misc]  # Petti
         Raises:
             EnvError: if no episode is running, or an action is missing or not accepted.
         """
-        if self._state is None or not self.agents:
-            raise EnvError(f"arena: step() {self._outside_episode()}; call reset() first")
+        self._require_episode("step()")
         state, timestep = self._state, int(self._state.timesteps[0])
         chosen = np.array([self._checked(actions)])
         outcome = rules.step(state, self._destinations, chosen, self._coins[timestep : timestep + 1])
@@ -129,7 +115,7 @@ class ArenaEnv(ParallelEnv[AgentID, Array, int]):  # type: ignore[misc]  # Petti
         ended = timestep + 1 == len(self._coins)
         if ended:
             self.agents = []
-        self._render_if_human()
+        self._draw_if_human()
         reward1, reward2 = outcome.rewards[0].tolist()
         return (
             _observations(state),
@@ -141,34 +127,17 @@ class ArenaEnv(ParallelEnv[AgentID, Array, int]):  # type: ignore[misc]  # Petti
 
     def state(self) -> Array:
         """Return [cell of agent1, cell of agent2, each cell visited or not]: (2 + H*W,) int64."""
-        state = self._current_state("state()")
-        return np.concatenate((state.cells[0], state.visited[0]))
+        self._require_reset("state()")
+        return np.concatenate((self._state.cells[0], self._state.visited[0]))
 
-    def render(self) -> Array | str | None:
-        """Return the picture or text of the current state; with "human", show it and return None."""
-        if self.render_mode is None:
-            gymnasium.logger.warn("arena: render() draws nothing without a render_mode")
-            return None
-        state = self._current_state("render()")
-        return self.render_state(state.cells[0], state.visited[0])
+    def _draw(self) -> Array | str | None:
+        return self.render_state(self._state.cells[0], self._state.visited[0])
 
     def render_state(self, cells: Array, visited: Array) -> Array | str | None:
         """Render the state of one arena of this size: `cells` (2,) and `visited` (H*W,) as in `ArenaState`."""
         if self.render_mode == "ansi":
             return render_text(cells, visited, self.width)
-        image = render_rgb(cells, visited, self.width, fitting_cell_px(self.height, self.width))
-        if self.render_mode == "rgb_array":
-            return image
-        if self._window is None:
-            self._window = EnvWindow("arena", fps=self.metadata["render_fps"])
-        self._window.show(image)
-        return None
-
-    def close(self) -> None:
-        """Close the window, if one is open; the env can be used further."""
-        if self._window is not None:
-            self._window.close()
-            self._window = None
+        return self._shown(render_rgb(cells, visited, self.width, fitting_cell_px(self.height, self.width)))
 
     def _checked(self, actions: dict[AgentID, int]) -> list[int]:
         """Return the actions of (agent1, agent2) as plain integers in 0..3; raise EnvError otherwise."""
@@ -188,19 +157,7 @@ class ArenaEnv(ParallelEnv[AgentID, Array, int]):  # type: ignore[misc]  # Petti
         return numbers
 
     def _at_step(self, message: str) -> str:
-        return f"arena, step {self._current_state('step()').timesteps[0]}: {message}"
-
-    def _outside_episode(self) -> str:
-        return "before the first reset()" if self._state is None else "after the end of the episode"
-
-    def _current_state(self, caller: str) -> rules.ArenaState:
-        if self._state is None:
-            raise EnvError(f"arena: {caller} {self._outside_episode()}; call reset() first")
-        return self._state
-
-    def _render_if_human(self) -> None:
-        if self.render_mode == "human":
-            self.render()
+        return f"arena, step {self._state.timesteps[0]}: {message}"
 
 
 def _check_sizes(**sizes: int) -> None:

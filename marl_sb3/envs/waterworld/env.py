@@ -8,17 +8,15 @@ from __future__ import annotations
 import inspect
 from typing import Any, ClassVar
 
-import gymnasium
 import numpy as np
 from gymnasium.spaces import Box
-from pettingzoo import ParallelEnv
 
 from marl_sb3.envs.batched import BatchedEnv
+from marl_sb3.envs.drawn import DrawnEnv
 from marl_sb3.envs.waterworld import rules
 from marl_sb3.envs.waterworld.parameters import Parameters
 from marl_sb3.envs.waterworld.render import legend, render_rgb
 from marl_sb3.envs.waterworld.sensors import BOUND, Sensors
-from marl_sb3.envs.window import EnvWindow, check_render_mode
 from marl_sb3.errors import EnvError
 from marl_sb3.types import AgentID, Array
 
@@ -26,7 +24,7 @@ Infos = dict[AgentID, dict[str, Any]]
 StepResult = tuple[dict[AgentID, Array], dict[AgentID, float], dict[AgentID, bool], dict[AgentID, bool], Infos]
 
 
-class WaterworldEnv(ParallelEnv[AgentID, Array, Array]):  # type: ignore[misc]  # PettingZoo ships no types.
+class WaterworldEnv(DrawnEnv):
     """Pursuers in a square with obstacles, foods and poisons: the rules of PettingZoo 1.25's `waterworld_v4`.
 
     Observation of each agent: `8 * n_sensors + 2` float32, see `sensors.Sensors`; `5 * n_sensors + 2` without
@@ -42,6 +40,7 @@ class WaterworldEnv(ParallelEnv[AgentID, Array, Array]):  # type: ignore[misc]  
         ConfigError: if an argument is not accepted, or pygame is missing for "human".
     """
 
+    title = "waterworld"
     metadata: ClassVar[dict[str, Any]] = {
         "name": "waterworld_v0",
         "render_modes": ["human", "rgb_array"],
@@ -56,10 +55,8 @@ class WaterworldEnv(ParallelEnv[AgentID, Array, Array]):  # type: ignore[misc]  
 
     def __init__(self, *, render_mode: str | None = None, **parameters: Any) -> None:
         self.parameters = Parameters(**parameters)
-        check_render_mode(render_mode, self.metadata["render_modes"])
-        self.render_mode = render_mode
+        super().__init__(render_mode)
         self.possible_agents = list(self.parameters.agents)
-        self.agents: list[AgentID] = []
         self.metadata = {**self.metadata, "legend": legend(self.parameters)}  # type: ignore[misc]  # has its agents
 
         self.pond = rules.Pond(self.parameters)
@@ -69,8 +66,6 @@ class WaterworldEnv(ParallelEnv[AgentID, Array, Array]):  # type: ignore[misc]  
         self.action_spaces = dict.fromkeys(self.possible_agents, Box(-1, 1, (2,)))
 
         self._rng: np.random.Generator | None = None
-        self._state: rules.PondState | None = None
-        self._window: EnvWindow | None = None
 
     @classmethod
     def make_batched(cls, num_envs: int, **env_kwargs: Any) -> BatchedEnv:
@@ -78,14 +73,6 @@ class WaterworldEnv(ParallelEnv[AgentID, Array, Array]):  # type: ignore[misc]  
         from marl_sb3.envs.waterworld.batched import BatchedWaterworld
 
         return BatchedWaterworld(num_envs, cls(**env_kwargs))
-
-    def observation_space(self, agent: AgentID) -> Box:
-        """Return the agent's observation space, always the same object."""
-        return self.observation_spaces[agent]
-
-    def action_space(self, agent: AgentID) -> Box:
-        """Return the agent's action space, always the same object."""
-        return self.action_spaces[agent]
 
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
@@ -96,7 +83,7 @@ class WaterworldEnv(ParallelEnv[AgentID, Array, Array]):  # type: ignore[misc]  
         self._state = rules.empty_state(1, self.parameters)
         rules.begin_episode(self._state, 0, self.pond, self._rng)
         self.agents = list(self.possible_agents)
-        self._render_if_human()
+        self._draw_if_human()
         return self._observations(self._state), {agent: {} for agent in self.agents}
 
     def step(self, actions: dict[AgentID, Array]) -> StepResult:
@@ -105,14 +92,14 @@ class WaterworldEnv(ParallelEnv[AgentID, Array, Array]):  # type: ignore[misc]  
         Raises:
             EnvError: if no episode is running, or an action is missing or not accepted.
         """
-        if self._state is None or self._rng is None or not self.agents:
-            raise EnvError(f"waterworld: step() {self._outside_episode()}; call reset() first")
+        self._require_episode("step()")
+        assert self._rng is not None, "reset() has made it"
         thrusts = self._checked(actions, int(self._state.timesteps[0]))
         rewards, events = rules.step(self._state, self.pond, thrusts, [self._rng])
         ended = int(self._state.timesteps[0]) == self.parameters.max_cycles
         if ended:
             self.agents = []
-        self._render_if_human()
+        self._draw_if_human()
         agents, happened = self.possible_agents, events._asdict()
         return (
             self._observations(self._state),
@@ -122,30 +109,12 @@ class WaterworldEnv(ParallelEnv[AgentID, Array, Array]):  # type: ignore[misc]  
             {agent: {key: found[0, i].item() for key, found in happened.items()} for i, agent in enumerate(agents)},
         )
 
-    def render(self) -> Array | None:
-        """Return the picture of the current state; with "human", show it and return None."""
-        if self.render_mode is None:
-            gymnasium.logger.warn("waterworld: render() draws nothing without a render_mode")
-            return None
-        if self._state is None:
-            raise EnvError(f"waterworld: render() {self._outside_episode()}; call reset() first")
+    def _draw(self) -> Array | None:
         return self.render_state(self._state.positions[0], self._state.obstacles[0])
 
     def render_state(self, positions: Array, obstacles: Array) -> Array | None:
         """Render one pond of these parameters: `positions` (2, N) and `obstacles` (2, n) as in `PondState`."""
-        image = render_rgb(positions, obstacles, self.parameters)
-        if self.render_mode == "rgb_array":
-            return image
-        if self._window is None:
-            self._window = EnvWindow("waterworld", fps=self.metadata["render_fps"])
-        self._window.show(image)
-        return None
-
-    def close(self) -> None:
-        """Close the window, if one is open; the env can be used further."""
-        if self._window is not None:
-            self._window.close()
-            self._window = None
+        return self._shown(render_rgb(positions, obstacles, self.parameters))
 
     def _observations(self, state: rules.PondState) -> dict[AgentID, Array]:
         return dict(zip(self.possible_agents, self.sensors.observations(state)[0], strict=True))
@@ -167,13 +136,6 @@ class WaterworldEnv(ParallelEnv[AgentID, Array, Array]):  # type: ignore[misc]  
                 raise EnvError(f"waterworld, step {timestep}: {rules.refused_action(agent, received)}")
             thrusts[0, number] = action
         return thrusts
-
-    def _outside_episode(self) -> str:
-        return "before the first reset()" if self._state is None else "after the end of the episode"
-
-    def _render_if_human(self) -> None:
-        if self.render_mode == "human":
-            self.render()
 
 
 def _signature() -> inspect.Signature:
