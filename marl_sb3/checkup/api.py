@@ -73,10 +73,10 @@ def examine(
 
 def _examine_here(job: Job, factory: EnvFactory | None) -> Report:
     from marl_sb3.checkup.examination import examine_here  # takes seconds: other processes do this otherwise
-    from marl_sb3.checkup.plays import patient_of
+    from marl_sb3.checkup.plays import Patient
     from marl_sb3.checkup.watch import Watch
 
-    patient = patient_of(job, factory or env_factory(job.env), Watch())
+    patient = Patient(job, factory or env_factory(job.env), Watch())
     findings = list(examine_here(patient))
     return Report.of(job.env, job.seed, findings, facts_of(patient.evidence))
 

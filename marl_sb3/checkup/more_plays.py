@@ -35,7 +35,7 @@ def bring_back(patient: Patient) -> None:
         kind = type(player.env)
         if not all(callable(getattr(kind, name, None)) for name in ("get_state", "set_state")):
             return
-        player.play(patient.seed_of(0), patient.seed, max(1, min(_BEFORE, evidence.episodes[0].length // 2)))
+        player.play(patient.seed_of(0), patient.job.seed, max(1, min(_BEFORE, evidence.episodes[0].length // 2)))
         if not player.goes_on:
             return
         try:
@@ -89,7 +89,7 @@ def _render(patient: Patient, mode: str) -> None:
         return
     try:
         player = Player(env, patient.evidence, patient.watch)
-        player.play(patient.seed_of(0), patient.seed, 2)
+        player.play(patient.seed_of(0), patient.job.seed, 2)
         patient.watch.at("render()", 0, player.steps_done)
         fault = _picture_fault(mode, guarded(env.render, "render()", 0, player.steps_done))
         if fault:
@@ -115,7 +115,7 @@ def _picture_fault(mode: str, picture: Any) -> str | None:
 
 def measure_speed(patient: Patient) -> None:
     """Count the env steps per second of one env alone, and of a vectorizer, with random actions."""
-    if patient.measure_s <= 0 or any(patient.evidence.stopped("raises")):
+    if patient.job.measure_s <= 0 or any(patient.evidence.stopped("raises")):
         return
     with patient.player() as player:
         patient.evidence.facts["env_steps_per_s"] = _speed_alone(patient, player.env)
@@ -124,9 +124,9 @@ def measure_speed(patient: Patient) -> None:
 
 def _speed_alone(patient: Patient, env: ParallelEnv) -> float:
     player = _TimedPlayer(env, patient.evidence, patient.watch)
-    until, steps, episode = time.perf_counter() + patient.measure_s, 0, 0
+    until, steps, episode = time.perf_counter() + patient.job.measure_s, 0, 0
     while time.perf_counter() < until and player.episode.stopped is None:
-        player.play(patient.seed_of(episode), patient.seed + episode, _LONG, until)
+        player.play(patient.seed_of(episode), patient.job.seed + episode, _LONG, until)
         steps, episode = steps + player.steps_done, episode + 1
     return steps / max(player.busy_s, 1e-9)
 
@@ -156,12 +156,12 @@ def _through_vectorizer(patient: Patient) -> dict[str, Any]:
 
     patient.watch.at("make_vec_env()")
     try:
-        with closing(make_vec_env(patient.factory, _N_ENVS, patient.seed, **patient.env_kwargs)) as vec_env:
+        with closing(make_vec_env(patient.factory, _N_ENVS, patient.job.seed, **patient.job.env_kwargs)) as vec_env:
             patient.watch.rest()
             facts = fitting(vec_env, patient.evidence)
             if any(patient.evidence.stopped("no-algorithm")):
                 return facts
-            return {**facts, **_speed_of(vec_env, RandomRows(vec_env, patient.seed).draw, patient)}
+            return {**facts, **_speed_of(vec_env, RandomRows(vec_env, patient.job.seed).draw, patient)}
     except MarlSb3Error as error:
         patient.evidence.stop("vectorizer-refuses", Seen(str(error)))
         return {}
@@ -169,7 +169,7 @@ def _through_vectorizer(patient: Patient) -> dict[str, Any]:
 
 def _speed_of(vec_env: MultiAgentVecEnv, draw: Callable[[VecStep], list[Array]], patient: Patient) -> dict[str, Any]:
     step, count, busy_s = vec_env.reset(), 0, 0.0
-    until = time.perf_counter() + patient.measure_s
+    until = time.perf_counter() + patient.job.measure_s
     while time.perf_counter() < until:
         patient.watch.at("step() of the vectorizer", None, count)
         drawn = draw(step)

@@ -7,9 +7,8 @@ import random
 import re
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -34,33 +33,26 @@ _MOST_BYTES = 2**28  # of observations that are kept
 UNENDING_STEPS = 10_000  # after which an episode without an end is reported
 
 
-@dataclass
 class Patient:
-    """The env under examination, and how much it is played.
+    """The env under examination.
+
+    Args:
+        job: what is played, and how much.
+        factory: makes a new env.
+        watch: is told of every call.
 
     Attributes:
-        factory: makes a new env.
-        env_kwargs: for the factory.
-        seed: determines all seeds.
-        episodes: how many are recorded at most.
-        steps: how many env steps are recorded at most.
-        seconds: how long the recorded play may take.
-        measure_s: how long speed is measured; 0: not at all.
-        watch: is told of every call.
+        job: as given.
+        factory: as given.
+        watch: as given.
         evidence: what has been recorded.
         repeated_steps: of the first episode when it is played again.
     """
 
-    factory: EnvFactory
-    env_kwargs: Mapping[str, Any]
-    seed: int
-    episodes: int
-    steps: int
-    seconds: float
-    measure_s: float
-    watch: Watch
-    evidence: Evidence
-    repeated_steps: int = _REPEATED_STEPS
+    def __init__(self, job: Job, factory: EnvFactory, watch: Watch) -> None:
+        self.job, self.factory, self.watch = job, factory, watch
+        self.evidence = Evidence()
+        self.repeated_steps = _REPEATED_STEPS
 
     def make(self, **more: Any) -> ParallelEnv:
         """A new env.
@@ -71,13 +63,13 @@ class Patient:
         """
         self.watch.at("the env's factory")
         try:
-            return make_env(self.factory, 0, {**self.env_kwargs, **more})
+            return make_env(self.factory, 0, {**self.job.env_kwargs, **more})
         except EnvRaisedError as error:
             raise StoppedError("raises", Seen(str(error).removeprefix("env 0: "))) from error
 
     def seed_of(self, episode: int) -> int:
         """The seed of an episode: 31 bits, as many as all envs take."""
-        return int(np.random.SeedSequence((self.seed, episode)).generate_state(1)[0]) >> 1
+        return int(np.random.SeedSequence((self.job.seed, episode)).generate_state(1)[0]) >> 1
 
     @contextmanager
     def player(self, *, keep: bool = False) -> Iterator[Player]:
@@ -95,12 +87,6 @@ class Patient:
             guarded(env.close, "close()")
         except StoppedError as stopped:
             self.evidence.stop("close-raises", stopped.seen)
-
-
-def patient_of(job: Job, factory: EnvFactory, watch: Watch) -> Patient:
-    """Return the env of a job, with the limits of the job."""
-    numbers = (job.seed, job.episodes, job.steps, job.seconds, job.measure_s)
-    return Patient(factory, job.env_kwargs, *numbers, watch, Evidence())
 
 
 def look_at_interface(patient: Patient) -> None:
@@ -134,19 +120,19 @@ def _spaces(env: ParallelEnv, kind: str, evidence: Evidence) -> dict[AgentID, sp
 
 def record_episodes(patient: Patient) -> None:
     """Play episodes one after the other in one env, and keep copies of everything."""
-    evidence, left = patient.evidence, min(patient.steps, _most_steps(patient.evidence))
+    evidence, left = patient.evidence, min(patient.job.steps, _most_steps(patient.evidence))
     start = time.perf_counter()
-    until = start + patient.seconds
-    _seed_globals(patient.seed)
+    until = start + patient.job.seconds
+    _seed_globals(patient.job.seed)
     with patient.player(keep=True) as player, _warnings_kept(evidence):
-        moved = _moved(lambda: player.play(patient.seed_of(0), patient.seed, left, until))
+        moved = _moved(lambda: player.play(patient.seed_of(0), patient.job.seed, left, until))
         rate = player.steps_done / (time.perf_counter() - start)
         patient.repeated_steps = max(1, min(_REPEATED_STEPS, player.steps_done, round(_REPEATED_S * rate)))
         evidence.fingerprint = player.fingerprint[: patient.repeated_steps + 1]
         _keep(evidence, player)
         while (left := left - player.steps_done) > 0 and player.episode.is_over and _more(patient, until):
             number = len(evidence.episodes)
-            player.play(patient.seed_of(number), patient.seed + number, left, until)
+            player.play(patient.seed_of(number), patient.job.seed + number, left, until)
             _keep(evidence, player)
         if player.goes_on and not any(episode.is_over for episode in evidence.episodes):
             _play_on(patient, player)
@@ -170,7 +156,7 @@ def _size(space: spaces.Space[Any]) -> int:
 
 
 def _more(patient: Patient, until: float) -> bool:
-    return len(patient.evidence.episodes) < patient.episodes and time.perf_counter() < until
+    return len(patient.evidence.episodes) < patient.job.episodes and time.perf_counter() < until
 
 
 def _keep(evidence: Evidence, player: Player) -> None:
@@ -181,7 +167,7 @@ def _keep(evidence: Evidence, player: Player) -> None:
 
 def _play_on(patient: Patient, player: Player) -> None:
     """Continue an episode to find its end, without recording its steps."""
-    episode, until = player.episode, time.perf_counter() + patient.seconds
+    episode, until = player.episode, time.perf_counter() + patient.job.seconds
     player.keeps = False
     while player.goes_on and player.steps_done < UNENDING_STEPS and time.perf_counter() < until:
         player.step()
@@ -194,7 +180,7 @@ def _play_on(patient: Patient, player: Player) -> None:
 
 
 def _again(patient: Patient, player: Player) -> Fingerprint:
-    player.play(patient.seed_of(0), patient.seed, patient.repeated_steps)
+    player.play(patient.seed_of(0), patient.job.seed, patient.repeated_steps)
     return player.fingerprint
 
 
@@ -203,7 +189,7 @@ def repeat_episodes(patient: Patient) -> None:
     evidence, found = patient.evidence, patient.evidence.comparisons
     if found is None:
         return
-    _seed_globals(patient.seed + 1)
+    _seed_globals(patient.job.seed + 1)
     again = fingerprint_of(patient, 0)
     found.fresh = difference(evidence.fingerprint, again)
     if found.fresh is not None:
@@ -217,19 +203,19 @@ def repeat_episodes(patient: Patient) -> None:
 def fingerprint_of(patient: Patient, episode: int) -> Fingerprint:
     """The fingerprint of a new env's first episode, with this episode's seed and the actions of the first."""
     with patient.player() as player:
-        player.play(patient.seed_of(episode), patient.seed, patient.repeated_steps)
+        player.play(patient.seed_of(episode), patient.job.seed, patient.repeated_steps)
         return player.fingerprint
 
 
 def _with_globals(patient: Patient) -> Fingerprint:
-    _seed_globals(patient.seed)
+    _seed_globals(patient.job.seed)
     return fingerprint_of(patient, 0)
 
 
 def _interleaved(patient: Patient) -> Fingerprint:
     with patient.player() as player, patient.player() as neighbour:
-        player.begin(patient.seed_of(0), patient.seed)
-        neighbour.begin(patient.seed_of(1), patient.seed + 1)
+        player.begin(patient.seed_of(0), patient.job.seed)
+        neighbour.begin(patient.seed_of(1), patient.job.seed + 1)
         while player.goes_on and player.steps_done < patient.repeated_steps:
             player.step()
             if neighbour.goes_on:

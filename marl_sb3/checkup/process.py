@@ -16,7 +16,7 @@ from typing import Any
 from marl_sb3.checkup.examination import examine_here
 from marl_sb3.checkup.job import Job
 from marl_sb3.checkup.player import StoppedError
-from marl_sb3.checkup.plays import Patient, fingerprint_of, look_at_interface, patient_of
+from marl_sb3.checkup.plays import Patient, fingerprint_of, look_at_interface
 from marl_sb3.checkup.report import facts_of
 from marl_sb3.checkup.watch import ProcessWatch
 from marl_sb3.envs.registry import EnvFactory, env_factory
@@ -35,7 +35,7 @@ def work(folder: Path, job: Job, factory: EnvFactory | None = None) -> None:
         try:
             watch = ProcessWatch(folder, job.timeout_s)
             watch.at("the import of the env")
-            patient = patient_of(job, factory or env_factory(job.env), watch)
+            patient = Patient(job, factory or env_factory(job.env), watch)
             (_compare if job.only_fingerprint else _examine)(patient, tell)
         except ConfigError as error:
             tell(refused=str(error), key=error.key)
