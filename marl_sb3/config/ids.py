@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from marl_sb3.config.values import shown
 from marl_sb3.errors import ConfigError
 
 MAX_ID_BYTES = 200  # of UTF-8; a file name has at most 255, with its suffix
@@ -60,9 +61,8 @@ def _one_within_another(ids: Sequence[str]) -> tuple[str, str] | None:
 
 
 def shown_id(value: object) -> str:
-    """An id for a message, shortened if it is long."""
-    text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    """Return an id for a message, shortened if it is long."""
+    return shown(value, _SHOWN)
 
 
 def file_names(ids: Sequence[str], suffix: str) -> dict[str, str]:

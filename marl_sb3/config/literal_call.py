@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from marl_sb3.config.networks import IN_PYTHON
+from marl_sb3.config.values import shown
 from marl_sb3.errors import ConfigError
 
 _LONGEST = 4_000  # characters of a text; Python's own parser fails on what is nested very deeply
@@ -40,12 +41,8 @@ def parse_literal(key: str, text: str) -> dict[str, Any]:
 
 def _refused(key: str, text: str, part: str = "") -> ConfigError:
     """Make the error of a text; it names the part that is not a literal, if that is known."""
-    named = f", with {_short(part)}" if part and part != text.strip() else ""
-    return ConfigError(f"{key} is {_short(text)}{named}; accepted: {_ACCEPTED}", key=key)
-
-
-def _short(text: str) -> str:
-    return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
+    named = f", with {shown(part, _SHOWN)}" if part and part != text.strip() else ""
+    return ConfigError(f"{key} is {shown(text, _SHOWN)}{named}; accepted: {_ACCEPTED}", key=key)
 
 
 class _NotLiteralError(Exception):

@@ -127,13 +127,13 @@ def takes_integers_only(kind: Any) -> bool:
     return int in bases and float not in bases
 
 
-def shown(value: Any) -> str:
-    """Return a value as text for a message, shortened if it is long."""
+def shown(value: Any, most: int = SHOWN) -> str:
+    """Return a value as text for a message, cut after `most` characters."""
     try:
         text = repr(value)
     except ValueError:  # an integer of thousands of digits
         return "a number of too many digits"
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+    return text if len(text) <= most else f"{text[:most]}..."
 
 
 def counted(number: int, noun: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from marl_sb3.config.literal_call import parse_literal
 from marl_sb3.config.provenance import Source
+from marl_sb3.config.values import shown
 from marl_sb3.errors import ConfigError
 
 # Sections for envs without a section.
@@ -47,6 +48,7 @@ _NORMALIZE: Mapping[str, str] = {
     "clip_reward": "processing.clip_normalized_rewards",
     "epsilon": "processing.normalize_epsilon",
 }
+_SHOWN = 80  # characters of a value in a message
 _ALWAYS_SO = {"training": True}  # arguments that have one value here
 
 
@@ -73,12 +75,12 @@ def _normalize(key: str, value: Any) -> dict[str, Any]:
     elif key == "normalize" and (value is None or isinstance(value, bool)):
         arguments = dict.fromkeys(on, bool(value))
     else:
-        raise ConfigError(f"{key} is {_shown(value)}; accepted: {_NORMALIZE_WORDS}", key=key)
+        raise ConfigError(f"{key} is {shown(value, _SHOWN)}; accepted: {_NORMALIZE_WORDS}", key=key)
     for name, argument in arguments.items():
         if name == "gamma":
             raise ConfigError(f"{key} has gamma {argument!r}; rewards are discounted by the policy's gamma", key=key)
         if name not in _NORMALIZE and _ALWAYS_SO.get(name) != argument:
-            raise ConfigError(f"{key} has {name}={_shown(argument)}; accepted: {_NORMALIZE_WORDS}", key=key)
+            raise ConfigError(f"{key} has {name}={shown(argument, _SHOWN)}; accepted: {_NORMALIZE_WORDS}", key=key)
     return {_NORMALIZE[name]: argument for name, argument in arguments.items() if name in _NORMALIZE}
 
 
@@ -103,15 +105,10 @@ def refuse_unsupported(given: Mapping[str, Any], sources: Mapping[str, Source]) 
     if not wanted:
         return
     first = next(iter(wanted))
-    asked = "; ".join(f"{key} is {_shown(given[key])} ({_KEYS[key].what})" for key in wanted)
+    asked = "; ".join(f"{key} is {shown(given[key], _SHOWN)} ({_KEYS[key].what})" for key in wanted)
     without = " ".join(f"--set {key}={_text(off)}" for key, off in wanted.items())
     words = f"not supported yet: {asked}; to train without: {without}"
     raise ConfigError(f"{sources[first]}: {words}" if first in sources else words, key=first)
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:80]}..."
 
 
 def _text(value: Any) -> str:
