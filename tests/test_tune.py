@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import pty
 import re
@@ -51,6 +52,17 @@ def test_a_search_prints_its_trials_and_leaves_its_files(in_tmp: Path, capsys: p
     assert capsys.readouterr().out == f"{folder}\n"
     best = marl_sb3.train(hparams=folder / "best.yml", run_dir="best", timesteps=80)
     assert best.result is not None
+
+
+def test_trials_whose_envs_are_stepped_by_workers_are_those_without(in_tmp: Path) -> None:
+    tables = []
+    for n_workers in (0, 2):
+        settings = ["--trials", "1", "--seed", "1", "--quiet", "--set", f"n_workers={n_workers}"]
+        assert main([*TINY, *settings, "--study", f"{n_workers}"]) == 0
+        (row,) = csv.DictReader(Path("runs", "tune", "arena", f"{n_workers}", "trials.csv").read_text().splitlines())
+        tables.append({name: row[name] for name in ("state", "value", "learning_rate", "seed", "env_steps")})
+    assert tables[0] == tables[1]
+    assert tables[0]["state"] == "COMPLETE"
 
 
 def test_help_fits_a_terminal_and_names_every_default() -> None:

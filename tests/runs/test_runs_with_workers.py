@@ -14,10 +14,23 @@ from run_records import json_rows
 import marl_sb3
 from marl_sb3.errors import ConfigError, WorkerError
 from marl_sb3.evaluate import main as evaluate
+from marl_sb3.metrics import Result
 from marl_sb3.runs.folder import TRACEBACK_FILE
 from marl_sb3.train import main as train
+from marl_sb3.training.callback import MultiAgentCallback
 
 SMALL = {"n_steps": 10, "batch_size": 20, "n_epochs": 1, "policy_kwargs.net_arch": [4], "env.max_timesteps": 7}
+SMALL |= {"evaluation.interval": 1, "evaluation.duration": 2}
+
+
+class LongerEpisodes(MultiAgentCallback):
+    """A curriculum: episodes of one env get longer; their length is a metric."""
+
+    def complete_result(self, result: Result) -> None:
+        env = self.algorithm.env
+        env.configure([1], max_timesteps=7 + self.algorithm.iteration)
+        lengths = env.call("get_wrapper_attr", [0, 1], "max_timesteps")
+        result["lengths"] = {str(index): float(length) for index, length in enumerate(lengths)}
 
 
 def trained(folder: Path, timesteps: int, n_workers: int, **arguments: Any) -> marl_sb3.Run:
@@ -28,13 +41,17 @@ def trained(folder: Path, timesteps: int, n_workers: int, **arguments: Any) -> m
 
 @pytest.mark.parametrize("vectorizer", ["sync", "batched"])
 def test_a_run_goes_on_with_any_number_of_workers(vectorizer: str, tmp_path: Path) -> None:
-    whole = trained(tmp_path / "whole", 90, 0, vectorizer=vectorizer)
-    parts = trained(tmp_path / "parts", 90, 2, vectorizer=vectorizer, stop={"iteration": 1})
+    callback = [LongerEpisodes()]
+    whole = trained(tmp_path / "whole", 90, 0, vectorizer=vectorizer, callback=callback)
+    parts = trained(tmp_path / "parts", 90, 2, vectorizer=vectorizer, callback=callback, stop={"iteration": 1})
     assert parts.result is not None
     assert parts.result["fault_tolerance"] == {"num_healthy_workers": 2, "num_worker_restarts": 0}
-    marl_sb3.train(resume=tmp_path / "parts", n_workers=0, stop={"iteration": 2})
-    last = marl_sb3.train(resume=tmp_path / "parts", n_workers=3, stop={"iteration": 3})
+    marl_sb3.train(resume=tmp_path / "parts", n_workers=0, callback=callback, stop={"iteration": 2})
+    last = marl_sb3.train(resume=tmp_path / "parts", n_workers=3, callback=callback, stop={"iteration": 3})
     assert json_rows(last.folder) == json_rows(whole.folder)
+    lengths = [row["lengths/1"] for row in json_rows(last.folder)]
+    assert lengths[0] == 7
+    assert lengths[-1] > 7
     assert all(json.loads(line)["exact"] for line in (last.folder / "resumes.jsonl").read_text().splitlines())
     assert last.config.n_workers == 3
     assert last.evaluate(2) == {**whole.evaluate(2), "episode_duration_sec_mean": pytest.approx(0, abs=9)}
