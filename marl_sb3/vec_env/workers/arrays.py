@@ -123,6 +123,13 @@ class SharedArrays:
 
         _lay_out(self, groups, num_envs, place)
 
+    def copied_observations(self) -> tuple[Observations, ...]:
+        """Return copies of the observations."""
+        return tuple(
+            {key: array.copy() for key, array in group.items()} if isinstance(group, dict) else group.copy()
+            for group in self.observations
+        )
+
     @classmethod
     def make_room(cls, file: int, groups: Sequence[AgentGroup], num_envs: int, n_workers: int) -> None:
         """Make the shared memory large enough.

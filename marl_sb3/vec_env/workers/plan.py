@@ -171,22 +171,3 @@ class Event:
 
     name: str
     arguments: tuple[Any, ...]
-
-
-@dataclass(frozen=True)
-class Extras:
-    """The part of a step that does not fit into arrays; rows are counted within the share.
-
-    Attributes:
-        infos: pickled infos; None: empty ones, one for each agent that acted.
-        final_observations: (row, column) -> observation.
-        reset_infos: row -> infos of its reset.
-        masked: group -> whether an agent that acts has a mask, for groups of which this is not known yet.
-        messages: log records and warnings: see `worker_log`.
-    """
-
-    infos: bytes | None = None
-    final_observations: Mapping[tuple[int, int], Any] | None = None
-    reset_infos: Mapping[int, Mapping[str, Any]] | None = None
-    masked: Mapping[int, bool] | None = None
-    messages: Sequence[Any] = ()

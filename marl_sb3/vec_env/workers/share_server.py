@@ -16,13 +16,12 @@ from marl_sb3.vec_env.step import VecStep
 from marl_sb3.vec_env.workers.arrays import SharedArrays, boards
 from marl_sb3.vec_env.workers.batched_share import BatchedShare
 from marl_sb3.vec_env.workers.channel import Kind, Message
+from marl_sb3.vec_env.workers.extras import NO_EXTRAS, Extras
 from marl_sb3.vec_env.workers.pickling import packed_answer, packed_error
-from marl_sb3.vec_env.workers.plan import EnvFacts, Event, Extras, SharePlan, ShareState, Shown, Surroundings
+from marl_sb3.vec_env.workers.plan import EnvFacts, Event, SharePlan, ShareState, Shown, Surroundings
 from marl_sb3.vec_env.workers.separate_share import SeparateShare
 from marl_sb3.vec_env.workers.share import Share
 from marl_sb3.vec_env.workers.worker_log import MessageLog
-
-_NOTHING = Extras()
 
 
 class ShareServer:
@@ -62,7 +61,7 @@ class ShareServer:
         self._publish(step)
         extras = self._extras(step)
         self._share.go_on()
-        return b"" if extras is _NOTHING else pickle.dumps(extras)
+        return b"" if extras is NO_EXTRAS else pickle.dumps(extras)
 
     def _publish(self, step: VecStep) -> None:
         """Write a step into the shared arrays."""
@@ -82,7 +81,7 @@ class ShareServer:
         messages, masked = self._log.taken(), self._share.found_masks()
         infos = None if self._share.silent else packed_answer(step.infos, "infos")
         if infos is None and not (messages or masked or step.final_observations or step.reset_infos):
-            return _NOTHING
+            return NO_EXTRAS
         finals = dict(step.final_observations.items()) or None
         return Extras(infos, finals, step.reset_infos or None, masked or None, messages)
 

@@ -63,6 +63,7 @@ class Supervisor:
             Worker(WorkerPlace(number, len(plans)), plan, self.memory, board, timeout_s)
             for number, (plan, board) in enumerate(zip(plans, boards(self.memory, len(plans)), strict=True))
         ]
+        self._step_requests = [(worker, (Kind.STEP, b"")) for worker in self.workers]
         try:
             self.facts = self._make_envs()
         except BaseException:
@@ -84,34 +85,40 @@ class Supervisor:
 
     def steps(self) -> list[Message]:
         """Return the answers to `step`."""
-        return self._answers([(Kind.STEP, b"") for _ in self.workers])
+        return self._answers(self._step_requests)
 
     def ask_all(self, name: str, *arguments: Any) -> list[Any]:
-        """Do the same request in all workers, at the same time."""
+        """Do the same request in all workers, at the same time; returns the results."""
         return self.ask_each(name, [arguments for _ in self.workers])
 
-    def ask_each(self, name: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Do a request in all workers, at the same time; returns the results."""
-        self._require_open()
-        requests = [(Kind.REQUEST, packed_request(name, each)) for each in arguments]
-        for worker, request in zip(self.workers, requests, strict=True):
-            worker.send(*request)
-        return [Worker.result(answer) for answer in self._answers(requests)]
+    def ask_each(self, name: str, arguments: Sequence[tuple[Any, ...] | None]) -> list[Any]:
+        """Do a request in some workers, at the same time.
 
-    def ask(self, number: int, name: str, *arguments: Any) -> Any:
-        """Do a request in one worker."""
+        Args:
+            name: of the request, see `ShareServer`.
+            arguments: of the request, for each worker; None: this one is not asked.
+
+        Returns:
+            The result of each worker; None for those that were not asked.
+        """
         self._require_open()
-        request = (Kind.REQUEST, packed_request(name, arguments))
-        self.workers[number].send(*request)
-        return Worker.result(self._answer(self.workers[number], request))
+        requests = [
+            (worker, (Kind.REQUEST, packed_request(name, each)))
+            for worker, each in zip(self.workers, arguments, strict=True)
+            if each is not None
+        ]
+        for worker, request in requests:
+            worker.send(*request)
+        results = iter([Worker.result(answer) for answer in self._answers(requests)])
+        return [None if each is None else next(results) for each in arguments]
 
     def _require_open(self) -> None:
         if self.memory < 0:
             raise VecEnvOrderError("the vec env is closed, and its workers have ended")
 
-    def _answers(self, requests: Sequence[Request]) -> list[Message]:
+    def _answers(self, requests: Sequence[tuple[Worker, Request]]) -> list[Message]:
         """Return the answers to requests that were sent; the error of the worker with the first envs is raised."""
-        answers = [self._answer(worker, request) for worker, request in zip(self.workers, requests, strict=True)]
+        answers = [self._answer(worker, request) for worker, request in requests]
         for answer in answers:
             if answer.kind == Kind.FAILED:
                 Worker.result(answer)
@@ -177,9 +184,12 @@ class Supervisor:
     def _make_envs(self) -> list[EnvFacts]:
         """Start all workers; returns what they say about their envs."""
         surroundings = Surroundings.here()
-        requests = [(Kind.REQUEST, packed_request("make", (surroundings, packed))) for packed in self._packed]
+        requests = [
+            (worker, (Kind.REQUEST, packed_request("make", (surroundings, packed))))
+            for worker, packed in zip(self.workers, self._packed, strict=True)
+        ]
         try:
-            for worker, request in zip(self.workers, requests, strict=True):
+            for worker, request in requests:
                 worker.start()
                 worker.send(*request)
             facts = [Worker.result(answer) for answer in self._answers(requests)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,25 +12,23 @@ import numpy as np
 from marl_sb3 import stacks
 from marl_sb3.envs.registry import EnvFactory
 from marl_sb3.storage.state import State, StateReader
-from marl_sb3.types import Array, BoolArray
+from marl_sb3.types import Array
 from marl_sb3.vec_env.groups import AgentLayout, require_same_agents
 from marl_sb3.vec_env.interface import Health, MultiAgentVecEnv, Options
 from marl_sb3.vec_env.masks import read_masks
-from marl_sb3.vec_env.observations import map_arrays, zero_observations
+from marl_sb3.vec_env.observations import zero_observations
 from marl_sb3.vec_env.seeding import fresh_seed
 from marl_sb3.vec_env.slot_states import pack, unpack
-from marl_sb3.vec_env.step import NO_FINAL_OBSERVATIONS, ActionMasks, FinalObservations, StepInfos, VecStep, first_step
+from marl_sb3.vec_env.step import NO_FINAL_OBSERVATIONS, ActionMasks, VecStep, first_step
 from marl_sb3.vec_env.workers.arrays import SharedArrays
 from marl_sb3.vec_env.workers.batched_states import joined_state, split
 from marl_sb3.vec_env.workers.cut_episodes import RunningEpisodes
 from marl_sb3.vec_env.workers.division import shares
-from marl_sb3.vec_env.workers.infos import JoinedInfos, PickledInfos, SilentInfos
-from marl_sb3.vec_env.workers.plan import Extras, SeparateState, SharePlan, ShareState
+from marl_sb3.vec_env.workers.extras import Extras, JoinedExtras, SilentInfos
+from marl_sb3.vec_env.workers.plan import SeparateState, SharePlan, ShareState
 from marl_sb3.vec_env.workers.supervisor import Supervisor
-from marl_sb3.vec_env.workers.worker_log import pass_on
 
 _READ_ONLY_CALLS = ("render", "get_wrapper_attr", "has_wrapper")
-_NOTHING = Extras()
 
 
 class WorkersVecEnv(MultiAgentVecEnv):
@@ -115,16 +112,18 @@ class WorkersVecEnv(MultiAgentVecEnv):
         given = [(None if options is None else options[plan.rows],) for plan in self._plans]
         answers: list[tuple[Extras, ShareState]] = self._supervisor.ask_each("reset", given)
         extras, states = zip(*answers, strict=True)
+        return self._begun(JoinedExtras(extras, self._plans), states)
+
+    def _begun(self, extras: JoinedExtras, states: Sequence[ShareState]) -> VecStep:
+        """Return the first step after a reset, or after `set_state`."""
         self._supervisor.lost = {}  # they have begun new episodes, too
-        self._latest = self._first_step(extras)
+        arrays = self._arrays
+        self._latest = first_step(
+            arrays.copied_observations(), self._masks(), arrays.to_act.copy(), extras.reset_infos()
+        )
         self._running.begin(self._latest)
         self._supervisor.journal.begin(states, self._latest)
         return self._with_settled_masks(extras)
-
-    def _first_step(self, extras: Sequence[Extras]) -> VecStep:
-        arrays = self._arrays
-        observations = tuple(map_arrays(np.copy, group) for group in arrays.observations)
-        return first_step(observations, self._masks(), arrays.to_act.copy(), self._reset_infos(extras))
 
     def _send(self, actions: Sequence[Array]) -> None:
         for given, shared in zip(actions, self._arrays.actions, strict=True):
@@ -133,12 +132,11 @@ class WorkersVecEnv(MultiAgentVecEnv):
 
     def _recv(self) -> VecStep:
         supervisor, arrays = self._supervisor, self._arrays
-        answers = supervisor.steps()
-        extras = [pickle.loads(answer.payload) if answer.payload else _NOTHING for answer in answers]
-        rich = any(answer.payload for answer in answers)  # whether there is more than what the arrays hold
+        payloads = [answer.payload for answer in supervisor.steps()]
+        extras = JoinedExtras.unpickled(payloads, self._plans) if any(payloads) else None
         acted = self.latest.to_act
         step = VecStep(
-            observations=tuple(map_arrays(np.copy, group) for group in arrays.observations),
+            observations=arrays.copied_observations(),
             action_masks=self._masks(),
             rewards=arrays.rewards.copy(),
             terminated=arrays.terminated.copy(),
@@ -146,9 +144,9 @@ class WorkersVecEnv(MultiAgentVecEnv):
             acted=acted,
             to_act=arrays.to_act.copy(),
             episode_done=arrays.episode_done.copy(),
-            final_observations=self._final_observations(extras) if rich else NO_FINAL_OBSERVATIONS,
-            infos=self._infos(extras, acted) if rich else SilentInfos(acted, self.agents),
-            reset_infos=self._reset_infos(extras) if rich else {},
+            final_observations=NO_FINAL_OBSERVATIONS if extras is None else extras.final_observations(),
+            infos=SilentInfos(acted, self.agents) if extras is None else extras.infos(acted, self.agents),
+            reset_infos={} if extras is None else extras.reset_infos(),
         )
         if supervisor.lost:
             step = self._running.cut(step, supervisor.lost)
@@ -156,25 +154,19 @@ class WorkersVecEnv(MultiAgentVecEnv):
         self._running.add(step)
         supervisor.journal.add_step(arrays.actions, step)
         self._latest = step
-        if rich:
+        if extras is not None:
             step = self._with_settled_masks(extras)
         if supervisor.journal.is_full:
             supervisor.journal.begin(supervisor.ask_all("get_state", True), step)
         return step
 
-    # --- Parts of a step ---------------------------------------------------------------------------------------------
-
-    def _with_settled_masks(self, extras: Sequence[Extras]) -> VecStep:
+    def _with_settled_masks(self, extras: JoinedExtras) -> VecStep:
         """Return the latest step, after the decision which groups have masks of which an agent acts for the first time.
 
         The journal has the step already, so that a worker which is lost meanwhile is brought back to it.
         """
-        for each in extras:
-            pass_on(each.messages)
-        found: dict[int, bool] = {}
-        for each in extras:
-            for number, has_masks in (each.masked or {}).items():
-                found[number] = found.get(number, False) or has_masks
+        extras.pass_on_messages()
+        found = extras.found_masks()
         if found:
             masked = self._supervisor.journal.masked = {**found, **self._supervisor.journal.masked}
             self._supervisor.ask_all("settle_masks", masked)
@@ -182,53 +174,30 @@ class WorkersVecEnv(MultiAgentVecEnv):
         return self.latest
 
     def _masks(self) -> ActionMasks:
-        masked = self._supervisor.journal.masked
+        masked, arrays = self._supervisor.journal.masked, self._arrays.action_masks
+        if True not in masked.values():
+            return (None,) * len(arrays)
         return tuple(
-            masks.copy() if masks is not None and masked.get(number) else None
-            for number, masks in enumerate(self._arrays.action_masks)
+            masks.copy() if masks is not None and masked.get(number) else None for number, masks in enumerate(arrays)
         )
-
-    def _infos(self, extras: Sequence[Extras], acted: BoolArray) -> StepInfos:
-        shares: list[StepInfos] = [
-            SilentInfos(acted[plan.rows], self.agents) if each.infos is None else PickledInfos(each.infos)
-            for each, plan in zip(extras, self._plans, strict=True)
-        ]
-        return shares[0] if len(shares) == 1 else JoinedInfos(shares, [plan.first_index for plan in self._plans])
-
-    def _final_observations(self, extras: Sequence[Extras]) -> FinalObservations:
-        return FinalObservations(
-            {
-                (plan.first_index + row, column): seen
-                for each, plan in zip(extras, self._plans, strict=True)
-                for (row, column), seen in (each.final_observations or {}).items()
-            }
-        )
-
-    def _reset_infos(self, extras: Sequence[Extras]) -> dict[int, Mapping[str, Any]]:
-        return {
-            plan.first_index + row: infos
-            for each, plan in zip(extras, self._plans, strict=True)
-            for row, infos in (each.reset_infos or {}).items()
-        }
 
     # --- Single envs -------------------------------------------------------------------------------------------------
 
     def _call(self, name: str, env_indices: Sequence[int], /, *args: Any, **kwargs: Any) -> list[Any]:
-        found: dict[int, Any] = {}
-        for number, plan in enumerate(self._plans):
-            rows = plan.rows_of(env_indices)
-            if rows:
-                answers = self._supervisor.ask(number, "call", rows, name, args, kwargs)
-                found.update(zip([plan.first_index + row for row in rows], answers, strict=True))
+        rows = [plan.rows_of(env_indices) for plan in self._plans]
+        answers = self._supervisor.ask_each("call", [(own, name, args, kwargs) if own else None for own in rows])
+        found = {
+            plan.first_index + row: result
+            for plan, own, results in zip(self._plans, rows, answers, strict=True)
+            for row, result in zip(own, results or (), strict=True)
+        }
         if name not in _READ_ONLY_CALLS:
             self._supervisor.journal.add("call", env_indices, name, args, kwargs)
         return [found[index] for index in env_indices]
 
     def _configure(self, env_indices: Sequence[int], settings: Mapping[str, Any]) -> None:
-        for number, plan in enumerate(self._plans):
-            rows = plan.rows_of(env_indices)
-            if rows:
-                self._supervisor.ask(number, "configure", rows, settings)
+        rows = [plan.rows_of(env_indices) for plan in self._plans]
+        self._supervisor.ask_each("configure", [(own, settings) if own else None for own in rows])
         self._supervisor.journal.add("configure", env_indices, settings)
 
     # --- State -------------------------------------------------------------------------------------------------------
@@ -249,12 +218,8 @@ class WorkersVecEnv(MultiAgentVecEnv):
             "set_state", [(each,) for each in self._share_states(state, masks)]
         )
         extras, states, inexact = zip(*answers, strict=True)
-        self._supervisor.lost = {}
         self._supervisor.journal.masked = {number: True for number, group in enumerate(masks) if group is not None}
-        self._latest = self._first_step(extras)
-        self._running.begin(self._latest)
-        self._supervisor.journal.begin(states, self._latest)
-        self._with_settled_masks(extras)
+        self._begun(JoinedExtras(extras, self._plans), states)
         return {
             plan.first_index + row: why
             for each, plan in zip(inexact, self._plans, strict=True)

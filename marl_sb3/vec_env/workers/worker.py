@@ -123,8 +123,10 @@ class Worker:
         self._number += 1
         self._progress, self._waited_s = self._board.progress, 0.0
         if self._channel is not None:
-            with suppress(ChannelClosedError, TimeoutError):
+            try:  # noqa: SIM105 - takes half a microsecond less than `suppress`
                 self._channel.send(kind, self._number, payload)
+            except (ChannelClosedError, TimeoutError):
+                pass
 
     def receive(self, until_s: float | None = None) -> Message:
         """Return the answer to the latest request.
