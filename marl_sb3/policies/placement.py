@@ -115,7 +115,9 @@ def rows_of_policy(env: MultiAgentVecEnv, policy_id: PolicyID, policy_of: Mappin
             f"{env.groups[index].observation_space}, {env.groups[index].action_space}"
             for index in groups
         )
-        raise ConfigError(f"the agents of policy {policy_id!r} have different spaces: {spaces}", key="policies")
+        words = f"the agents of policy {policy_id!r} have different spaces: {spaces}"
+        accepted = "a policy for each kind of agents, or policies: per_agent (--policies per_agent)"
+        raise ConfigError(f"{words}; accepted: {accepted}", key="policies")
     group = env.groups[groups[0]]
     return PolicyRows(
         policy_id=policy_id,

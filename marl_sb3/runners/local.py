@@ -22,18 +22,30 @@ _log = logging.getLogger(__name__)
 class LocalRunner:
     """A `Runner` on one vec env.
 
+    Args:
+        env: the envs.
+        collectors: policy id -> what acts for it and records its experience.
+        tracker: the finished episodes.
+        warns: whether a policy that does not use the action masks of the env is reported, once.
+
     Attributes:
         episodes_left_out: whether running episodes were left out of a checkpoint; a warning was logged then.
     """
 
     def __init__(
-        self, env: MultiAgentVecEnv, collectors: Mapping[PolicyID, Collector], tracker: EpisodeTracker
+        self,
+        env: MultiAgentVecEnv,
+        collectors: Mapping[PolicyID, Collector],
+        tracker: EpisodeTracker,
+        *,
+        warns: bool = True,
     ) -> None:
         self.env = env
         self.tracker = tracker
         self.episodes_left_out = False
         self._collectors = list(collectors.values())
         self._latest: VecStep | None = None  # None: the next rollout begins new episodes
+        self._warns = warns
         self._failed = False  # whether the latest step of the envs failed
 
     @property
@@ -99,10 +111,23 @@ class LocalRunner:
         self._latest = None
 
     def _begin_episodes(self) -> None:
-        self._latest = self.env.reset()
+        self._latest = step = self.env.reset()
         self.tracker.begin()
+        if self._warns:
+            self._warns = False
+            self._warn_of_unused_masks(step)
         for collector in self._collectors:
             collector.begin_episodes()
+
+    def _warn_of_unused_masks(self, step: VecStep) -> None:
+        for collector in self._collectors:
+            rows = collector.rows
+            if collector.records and not collector.takes_masks and rows.masks(step.action_masks) is not None:
+                _log.warning(
+                    "policy %s does not use the action masks of the env, and may choose forbidden actions; "
+                    "maskable_ppo (MaskablePPO in Python) never does",
+                    rows.policy_id,
+                )
 
     def _act(self, step: VecStep) -> list[Array]:
         groups = zero_actions(self.env)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from sb3_contrib import RecurrentPPO
 from stable_baselines3 import A2C, DQN
 from toy_envs import NoisyEnv, ScriptedEnv
 
-from marl_sb3 import PPO, MultiAgentAlgorithm, MultiAgentCallback, PolicySpec
+from marl_sb3 import PPO, MaskablePPO, MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, make_vec_env
 from marl_sb3.errors import CheckpointError, ConfigError, EnvError, RunnersLostError, VecEnvOrderError
 from marl_sb3.metrics import Episode
 from marl_sb3.processing.statistics import RunningStatistics, add_recent, recent_state
@@ -377,3 +378,21 @@ def test_statistics_of_parts_add_up_to_those_of_the_whole() -> None:
     np.testing.assert_allclose(ours.mean, whole.mean)
     np.testing.assert_allclose(ours.var, whole.var)
     assert ours.count == pytest.approx(whole.count)
+
+
+# --- Warnings --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sharded", [False, True], ids=["alone", "shards"])
+def test_a_policy_that_does_not_use_the_masks_of_the_env_is_named_once(
+    sharded: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    specs = {"a": PolicySpec(MaskablePPO), "b": PolicySpec(PPO)}
+    make = partial(make_sharded_vec_env, n_shards=2) if sharded else make_vec_env
+    env = make(ScriptedEnv, n_envs=2, masked=True)
+    algorithm = MultiAgentAlgorithm(env, specs, n_steps=8, batch_size=8, n_epochs=1, device="cpu")
+    for _ in range(2):
+        algorithm.forget_episodes()
+        algorithm.train_iteration()
+    (warning,) = [record.getMessage() for record in caplog.records if "masks" in record.getMessage()]
+    assert warning.startswith("policy b does not use the action masks of the env, and may choose forbidden actions")

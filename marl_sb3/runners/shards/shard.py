@@ -57,7 +57,7 @@ class Shard:
             self._policies = {policy_id: self._make_policy(policy_id) for policy_id in plan.specs}
         collectors = {policy_id: policy.collector for policy_id, policy in self._policies.items()}
         self._tracker = EpisodeTracker(self._env, plan.policy_of, custom_metrics=plan.custom_metrics)
-        self._runner = LocalRunner(self._env, collectors, self._tracker)
+        self._runner = LocalRunner(self._env, collectors, self._tracker, warns=index == 0)
 
     def _make_policy(self, policy_id: PolicyID) -> ShardPolicy:
         plan = self._plan
