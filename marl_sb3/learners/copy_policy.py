@@ -8,6 +8,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.learners.bundle import PolicyBundle
 from marl_sb3.learners.sb3.tensors import reset_optimizers
+from marl_sb3.policies.networks import activation_name
 from marl_sb3.storage.state import StateReader
 from marl_sb3.types import PolicyID
 
@@ -22,10 +23,12 @@ def copy_policy(bundle: PolicyBundle, source: PolicyID, target: PolicyID) -> Non
         if policy_id not in bundle.policies:
             there = ", ".join(bundle.policies)
             raise ConfigError(f"copy_policy: unknown policy {policy_id!r}; accepted: {there}", key="policies")
-    own, others = (_tensors(bundle.policies[policy_id]) for policy_id in (target, source))
+    own, others = (_network(bundle.policies[policy_id]) for policy_id in (target, source))
     for name in {**own, **others}:
-        if _form(own, name) != _form(others, name):
-            words = f"{name} is {_form(others, name)} in {source!r} and {_form(own, name)} in {target!r}"
+        if own.get(name) != others.get(name):
+            words = (
+                f"{name} is {others.get(name, 'missing')} in {source!r} and {own.get(name, 'missing')} in {target!r}"
+            )
             raise ConfigError(f"copy_policy: {words}; accepted: two policies with the same network", key="policies")
     try:
         statistics = StateReader(bundle.processing[source].get_state(), f"{source!r}")
@@ -35,15 +38,13 @@ def copy_policy(bundle: PolicyBundle, source: PolicyID, target: PolicyID) -> Non
         raise ConfigError(f"copy_policy: {words}; accepted: two policies with the same", key="policies") from error
     put_statistics()
     with th.no_grad():
-        for name, tensor in own.items():
-            tensor.copy_(others[name])
+        received = bundle.policies[source].policy.state_dict()
+        for name, tensor in bundle.policies[target].policy.state_dict().items():
+            tensor.copy_(received[name])
     reset_optimizers(bundle.policies[target])
 
 
-def _tensors(algorithm: BaseAlgorithm) -> dict[str, th.Tensor]:
-    """Return the policy's own tensors, not copies."""
-    return dict(algorithm.policy.state_dict())
-
-
-def _form(tensors: dict[str, th.Tensor], name: str) -> str:
-    return f"of shape {tuple(tensors[name].shape)}" if name in tensors else "missing"
+def _network(algorithm: BaseAlgorithm) -> dict[str, str | None]:
+    """Return the shape of each tensor of a policy, and its activation function."""
+    shapes = {name: f"of shape {tuple(tensor.shape)}" for name, tensor in algorithm.policy.state_dict().items()}
+    return {**shapes, "policy_kwargs.activation_fn": activation_name(algorithm.policy_class, algorithm.policy_kwargs)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -63,6 +64,13 @@ def registered_policy(name: str) -> type[Any] | None:
 def is_registered(use: str, name: object) -> bool:
     """Whether a user has registered a class under a name; `use` is an entry of `policy_kwargs`, or `policy`."""
     return name in _registered[use]
+
+
+def activation_name(policy_class: type[Any], policy_kwargs: Mapping[str, Any]) -> str | None:
+    """Return the name of the activation function of a policy's layers; None if the class takes no such argument."""
+    parameter = inspect.signature(policy_class).parameters.get("activation_fn")
+    found = policy_kwargs.get("activation_fn", None if parameter is None else parameter.default)
+    return getattr(found, "__name__", None)
 
 
 def resolve_policy_kwargs(policy_kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch as th
 
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import CheckpointError, ConfigError
+from marl_sb3.learners.bundle import specs_of_checkpoint
 from marl_sb3.learners.sb3.tensors import reset_optimizers
 from marl_sb3.learners.sb3.zip_file import sb3_weights
+from marl_sb3.policies.networks import activation_name
 from marl_sb3.storage.checkpoint_folder import find_checkpoint
 from marl_sb3.storage.checkpoint_format import Checkpoint
 from marl_sb3.storage.policy_files import find_file
@@ -26,6 +28,8 @@ from marl_sb3.storage.tensor_file import StoredTensors, form_of
 from marl_sb3.types import Array, PolicyID
 
 if TYPE_CHECKING:
+    from stable_baselines3.common.base_class import BaseAlgorithm
+
     from marl_sb3.training.algorithm import MultiAgentAlgorithm
 
 _log = logging.getLogger(__name__)
@@ -98,6 +102,7 @@ def init_from(
         own = {policy_id: _tensors_of(algorithm, policy_id) for policy_id in targets}
         weights = _read(source, own, trust_pickle)
         for policy_id in targets:
+            _warn_of_other_activation(policy_id, algorithm.policies[policy_id], weights[policy_id], source.path)
             if policy_id in starting:
                 raise ConfigError(f"policy {policy_id!r} would start from two sources", key="init_from")
             starting[policy_id] = source
@@ -134,6 +139,17 @@ def _statistics(
     return []
 
 
+def _warn_of_other_activation(policy_id: PolicyID, own: BaseAlgorithm, source: _Weights, path: Path) -> None:
+    """Warn if the layers of the source had another activation function, which its weights do not show."""
+    mine = activation_name(own.policy_class, own.policy_kwargs)
+    if mine is not None and source.activation not in (None, mine):
+        _log.warning(
+            "policy %s has policy_kwargs.activation_fn %s, and %s was trained with %s: with the same weights it acts "
+            "differently",
+            policy_id, mine, path, source.activation,
+        )  # fmt: skip
+
+
 def _read(
     source: InitFrom, own: Mapping[PolicyID, Mapping[str, th.Tensor]], trust_pickle: bool
 ) -> dict[PolicyID, _Weights]:
@@ -166,11 +182,13 @@ class _Weights(NamedTuple):
         forms: shape and dtype of each tensor, by the names of SB3's `policy.state_dict()`.
         load: reads some of them.
         statistics: the running statistics of its processing; None if the file does not hold any.
+        activation: name of the activation function between its layers; None if the file does not say it.
     """
 
     forms: Mapping[str, str]
     load: Callable[[Sequence[str]], Mapping[str, th.Tensor]]
     statistics: StateReader | None = None
+    activation: str | None = None
 
 
 def _of_zip(tensors: Mapping[str, Any]) -> _Weights:
@@ -182,11 +200,25 @@ def _of_zip(tensors: Mapping[str, Any]) -> _Weights:
 def _of_checkpoint(checkpoint: Checkpoint) -> dict[PolicyID, _Weights]:
     """Return the weights of each policy; a tensor is read when it is taken."""
     policies = StateReader(checkpoint.state).fields("policies")
+    activations = _activations(checkpoint)
     return {
         policy_id: _of_arrays(find_file(checkpoint.tensors, checkpoint.name, number, "policy").arrays)._replace(
-            statistics=policies.fields(policy_id).fields("processing")
+            statistics=policies.fields(policy_id).fields("processing"),
+            activation=activations.get(policy_id),
         )
         for number, policy_id in enumerate(policies)
+    }
+
+
+def _activations(checkpoint: Checkpoint) -> dict[PolicyID, str | None]:
+    """Return the activation function of each policy; none if a policy is of a class that this process does not know."""
+    try:
+        specs = specs_of_checkpoint(checkpoint)
+    except (ConfigError, CheckpointError):
+        return {}
+    return {
+        policy_id: activation_name(spec.policy_class, spec.hyperparameters.get("policy_kwargs") or {})
+        for policy_id, spec in specs.items()
     }
 
 

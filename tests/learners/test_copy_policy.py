@@ -17,7 +17,7 @@ SMALL = {"n_steps": 8, "batch_size": 8, "n_epochs": 1}
 def two(learner: Mapping[str, Any], opponent: Mapping[str, Any], **options: Any) -> MultiAgentAlgorithm:
     """A policy that learns against one that does not, in the arena."""
     specs = {
-        name: PolicySpec(PPO, policy_kwargs={"net_arch": [4]}, **SMALL, **own)
+        name: PolicySpec(PPO, **{"policy_kwargs": {"net_arch": [4]}, **SMALL, **own})
         for name, own in (("learner", learner), ("opponent", opponent))
     }
     mapping = {"agent1": "learner", "agent2": "opponent"}
@@ -89,9 +89,15 @@ def test_a_resumed_training_has_the_copies(tmp_path: Path) -> None:
             "learner",
             r"is of shape \(4, 200\) in 'learner' and of shape",
         ),
+        (
+            {"policy_kwargs": {"net_arch": [4], "activation_fn": "relu"}},
+            {},
+            "learner",
+            "policy_kwargs.activation_fn is ReLU in 'learner' and Tanh in 'opponent'",
+        ),
         ({"normalize_rewards": True}, {}, "learner", "'learner' and 'opponent' have other normalisation"),
     ],
-    ids=["no such policy", "other network", "other statistics"],
+    ids=["no such policy", "other network", "other activation", "other statistics"],
 )
 def test_policies_that_differ_are_refused(
     learner: Mapping[str, Any], opponent: Mapping[str, Any], source: str, expected: str

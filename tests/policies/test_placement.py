@@ -241,7 +241,10 @@ class TwoGroups(InProcessVecEnv):
 
 
 def test_agents_of_one_policy_with_different_spaces_are_refused() -> None:
-    message = r"the agents of policy 'shared' have different spaces: a, c: Box.*, Discrete\(3\); b: Box.*\(2,\).*Box.*per_agent"
+    message = (
+        r"the agents of policy 'shared' have different spaces: a, c: Box.*, Discrete\(3\); b: Box.*\(2,\).*Box.*"
+        "accepted: .*per_agent"
+    )
     with pytest.raises(ConfigError, match=message) as caught:
         MultiAgentAlgorithm(TwoGroups(), "shared", n_steps=8)
     assert caught.value.key == "policies"

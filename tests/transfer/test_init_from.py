@@ -190,6 +190,18 @@ def test_a_run_gives_each_policy_its_own(run_folder: Path) -> None:
         assert_same(tensors, source[policy_id])
 
 
+@pytest.mark.parametrize(("activation", "n_warnings"), [("tanh", 0), ("relu", 1)])
+def test_another_activation_function_is_told(
+    activation: str, n_warnings: int, run_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The same weights compute something else then; `tanh` is the default that the source has."""
+    start(f"b={run_folder}", make(2, policy_kwargs={"net_arch": [4], "activation_fn": activation}))
+    assert [record.getMessage() for record in caplog.records] == n_warnings * [
+        f"policy b has policy_kwargs.activation_fn ReLU, and {run_folder} was trained with Tanh: with the same weights "
+        "it acts differently"
+    ]
+
+
 def test_one_policy_starts_from_another_of_a_run(run_folder: Path) -> None:
     algorithm = make(2)
     before = weights_of(algorithm)
