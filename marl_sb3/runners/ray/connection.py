@@ -46,7 +46,7 @@ class Connection:
             if not self._is_own:
                 self.options["runtime_env"] = self._runtime_env(settings)
                 return
-            with _sigterm_preserved(), _silent():
+            with _signals_preserved(), _silent():
                 self._connect(settings, processes)
 
     def _connect(self, settings: RaySettings, processes: int) -> None:
@@ -83,25 +83,37 @@ class Connection:
             yield
         except BaseException as error:
             self.close()
+            if isinstance(error, SystemExit) and error.code == signal.SIGTERM:  # from Ray's handler of the signal
+                raise KeyboardInterrupt from error
             if isinstance(error, ConfigError) or not isinstance(error, (Exception, SystemExit)):
                 raise
             raise ConfigError(f"ray: cannot connect to {address!r}: {_first_line(error)}", key="ray.address") from error
 
     def close(self) -> None:
         """End the connection."""
-        if self._is_own:
+        try:
+            if self._is_own:
+                self.ray.shutdown()
+        except KeyboardInterrupt:  # a second Ctrl-C: what has begun to end takes no more than seconds
             self.ray.shutdown()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)  # Ray's own logs
+            raise
+        finally:
+            if self._folder is not None:
+                shutil.rmtree(self._folder, ignore_errors=True)  # Ray's own logs
 
 
 @contextmanager
-def _sigterm_preserved() -> Iterator[None]:
-    """Keep the handler of SIGTERM, which Ray replaces."""
+def _signals_preserved() -> Iterator[None]:
+    """Keep the handler of SIGTERM, which Ray replaces, and SIGHUP from the processes that are started.
+
+    When a terminal is closed, this process has to save the training before they end. Ray itself keeps SIGINT from them.
+    """
     before = signal.getsignal(signal.SIGTERM)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
         yield
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)
 

@@ -48,8 +48,8 @@ class ShardPlan:
     def name_of(self, shard: int) -> str:
         """Return a shard in words, for messages."""
         envs = self.envs.envs_of(shard)
-        which = f"env {envs[0]}, numbered 0" if len(envs) == 1 else f"envs {envs[0]} to {envs[-1]}, numbered from 0"
-        return f"shard {shard} ({which} within it)"
+        which = f"env {envs[0]}, number 0" if len(envs) == 1 else f"envs {envs[0]} to {envs[-1]}, numbered from 0"
+        return f"shard {shard} ({which} within the shard)"
 
 
 @dataclass(frozen=True)
