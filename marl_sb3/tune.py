@@ -34,27 +34,23 @@ def _tune(arguments: argparse.Namespace) -> int:
 
     console = standard_console()
     with without_collections():
-        from marl_sb3.tuning.api import require_counts, run_study
+        from marl_sb3.tuning.api import require_counts, run_study, trainer_on
     from marl_sb3.tuning.checks import require_trainable_preset
     from marl_sb3.tuning.jobs.trials import require_any_complete
 
-    ray = ray_settings(arguments)
-    if ray is not None:
-        from marl_sb3.runners.ray.address import require_ray
-
-        require_ray(ray.address)
     counts = (arguments.workers, arguments.confirm_seeds, arguments.confirm_best)
     require_counts(*counts)
-    study = _study(arguments)
-    if arguments.confirm_seeds:
-        require_trainable_preset(study)
-    if not arguments.quiet:
-        _print_line(console, f"{_started(study)}: {study.folder}")
-    try:
-        run_study(study, *counts, console=None if arguments.quiet else console, ray=ray)
-    except BaseException:
-        _report_unfinished(study, arguments, console)
-        raise
+    with trainer_on(ray_settings(arguments), arguments.workers) as trainer:
+        study = _study(arguments)
+        if arguments.confirm_seeds:
+            require_trainable_preset(study)
+        if not arguments.quiet:
+            _print_line(console, f"{_started(study)}: {study.folder}")
+        try:
+            run_study(study, *counts, console=None if arguments.quiet else console, trainer=trainer)
+        except BaseException:
+            _report_unfinished(study, arguments, console)
+            raise
     _report(study, arguments, console)
     require_any_complete(study)
     print(study.folder, flush=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 
@@ -22,7 +23,10 @@ from marl_sb3.tuning.search import Pruner, Sampler, require_integer
 from marl_sb3.tuning.study import TuneStudy
 from marl_sb3.tuning.view import ConfirmView, SearchView
 
-__all__ = ["prepare_study", "run_study", "tune"]
+if TYPE_CHECKING:
+    from marl_sb3.tuning.jobs.ray_trainer import RayTrainer
+
+__all__ = ["prepare_study", "run_study", "trainer_on", "tune"]
 
 
 def tune(
@@ -107,41 +111,58 @@ def tune(
         SearchError: worker processes cannot be started, or every trial fails.
     """
     require_counts(workers, confirm_seeds, confirm_best)
-    prepared = prepare_study(
-        env,
-        trials=trials,
-        timesteps=timesteps,
-        policies=policies,
-        algo=algo,
-        n_envs=n_envs,
-        seed=seed,
-        settings=settings,
-        hparams=hparams,
-        space=space,
-        grid=grid,
-        sampler=sampler,
-        pruner=pruner,
-        objective=objective,
-        mode=mode,
-        over=over,
-        evaluations=evaluations,
-        evaluation_episodes=evaluation_episodes,
-        study=study,
-        new_study=new_study,
-        storage=storage,
-        root=root,
-        vectorizer=vectorizer,
-        device=device,
-    )
-    if confirm_seeds:
-        require_trainable_preset(prepared)
-    shown = in_notebook() if progress_bar is None else progress_bar
-    console = standard_console() if shown else None
-    try:
-        run_study(prepared, workers, confirm_seeds, confirm_best, watch, console, keep=True, ray=ray)
-    finally:
-        write_files(prepared)
+    with trainer_on(ray, workers) as trainer:
+        prepared = prepare_study(
+            env,
+            trials=trials,
+            timesteps=timesteps,
+            policies=policies,
+            algo=algo,
+            n_envs=n_envs,
+            seed=seed,
+            settings=settings,
+            hparams=hparams,
+            space=space,
+            grid=grid,
+            sampler=sampler,
+            pruner=pruner,
+            objective=objective,
+            mode=mode,
+            over=over,
+            evaluations=evaluations,
+            evaluation_episodes=evaluation_episodes,
+            study=study,
+            new_study=new_study,
+            storage=storage,
+            root=root,
+            vectorizer=vectorizer,
+            device=device,
+        )
+        if confirm_seeds:
+            require_trainable_preset(prepared)
+        shown = in_notebook() if progress_bar is None else progress_bar
+        console = standard_console() if shown else None
+        try:
+            run_study(prepared, workers, confirm_seeds, confirm_best, watch, console, keep=True, trainer=trainer)
+        finally:
+            write_files(prepared)
     return prepared
+
+
+@contextmanager
+def trainer_on(ray: RaySettings | None, workers: int) -> Iterator[RayTrainer | None]:
+    """Connect to the cluster that trains `workers` runs at a time; without `ray`, return None.
+
+    Raises:
+        ConfigError: see `RayTrainer`.
+    """
+    if ray is None:
+        yield None
+        return
+    from marl_sb3.tuning.jobs.ray_trainer import RayTrainer
+
+    with closing(RayTrainer(replace(ray, runners=workers))) as trainer:
+        yield trainer
 
 
 def require_counts(workers: int, confirm_seeds: int, confirm_best: int) -> None:
@@ -164,7 +185,7 @@ def run_study(
     console: Console | None = None,
     *,
     keep: bool = False,
-    ray: RaySettings | None = None,
+    trainer: RayTrainer | None = None,
 ) -> None:
     """Run the trials of a prepared study, then its confirmations; see `tune`.
 
@@ -173,15 +194,15 @@ def run_study(
         watch: called twice a second with the study.
         console: where to show the progress; None: nowhere.
         keep: leave the last picture on the screen.
-        ray: see `tune`.
+        trainer: from `trainer_on`.
     """
     with SearchView(console, study, keep=keep) if console else nullcontext() as view:
         watchers: list[Watcher] = [*([view.update] if view else []), *([watch] if watch else [])]
-        run_trials(study, workers, lambda study: _call_all(watchers, study), ray)
+        run_trials(study, workers, lambda study: _call_all(watchers, study), trainer)
     if confirm_seeds:
         with ConfirmView(console, keep=keep) if console else nullcontext() as confirm_view:
             update = confirm_view.update if confirm_view else None
-            confirm(study, confirm_best, confirm_seeds, workers, update, ray)
+            confirm(study, confirm_best, confirm_seeds, workers, update, trainer)
 
 
 def _call_all(watchers: Sequence[Watcher], study: TuneStudy) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,9 +22,11 @@ import psutil
 import ray_kill_harness as harness
 
 import marl_sb3
+from marl_sb3 import MultiAgentCallback
 from marl_sb3.config.ray import RaySettings
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import ConfigError, RunnersLostError
 from marl_sb3.runners.ray.runners import ray_runners
+from marl_sb3.train import main
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -46,27 +51,141 @@ def test_kills_change_nothing() -> None:
     assert harness.main(["--kills", "4", "--nodes", "1"]) == 0
 
 
-def test_runners_that_never_get_their_cpus_are_refused() -> None:
-    with harness.cluster_of(1) as cluster:
-        algorithm = harness.algorithm_on(None)
-        runners = ray_runners(RaySettings(cluster.address, 2, num_cpus=3.0, start_timeout_s=5.0), harness.SHARDS)
-        with pytest.raises(ConfigError, match="0 of 2 runners have started within 5 s"):
-            runners.start(algorithm.parts.runner._plan)
-        assert harness.runner_processes() == []
+def test_runners_that_cannot_start_are_refused(tmp_path: Path) -> None:
+    """They get no CPUs, or the node has another version of this package."""
+    other = tmp_path / "marl_sb3-0.0.1.dist-info"
+    other.mkdir()
+    (other / "METADATA").write_text("Name: marl_sb3\nVersion: 0.0.1\n")
+    plan = harness.algorithm_on(None).parts.runner._plan
+    with harness.cluster_of(0) as cluster:
+        cluster.add_node(num_cpus=1, env_vars={"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])})
+        for num_cpus, message in ((3.0, "0 of 1 runners have started within 5 s"), (1.0, "it has marl_sb3 0.0.1 inst")):
+            start_timeout_s = 5.0 if num_cpus > 1 else 60.0
+            settings = RaySettings(cluster.address, 1, num_cpus=num_cpus, start_timeout_s=start_timeout_s)
+            with pytest.raises(ConfigError, match=message):
+                ray_runners(settings, harness.SHARDS).start(plan)
+            assert harness.runner_processes() == []
 
 
-def test_nothing_is_left_of_a_ray_of_ones_own(tmp_path: Path) -> None:
-    """Also after Ctrl-C."""
-    command = [sys.executable, "-m", "marl_sb3.train", "arena", "--ray", "--runners", "1", "--run-dir", "run"]
-    run = subprocess.Popen([*command, "--n-envs", "4"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    while not (tmp_path / "run" / "result.jsonl").exists():
-        assert run.poll() is None
-        time.sleep(0.2)
+class RemovesNodes(MultiAgentCallback):
+    """Removes all nodes but the head after an iteration."""
+
+    def __init__(self, cluster: Any, iteration: int) -> None:
+        super().__init__()
+        self.cluster, self.iteration = cluster, iteration
+
+    def on_iteration_end(self, result: Any) -> bool:
+        if self.algorithm.iteration == self.iteration:
+            for node in list(self.cluster.worker_nodes):
+                self.cluster.remove_node(node, False)
+        return True
+
+
+def test_a_run_that_has_lost_all_nodes_is_resumed_exactly(in_tmp: Path) -> None:
+    settings = {"n_steps": 50, "batch_size": 50, "n_shards": 4, "device": "cpu", "policy_kwargs.net_arch": [8]}
+    options: Any = {"n_envs": 4, "timesteps": 1600, "seed": 3, "settings": settings}
+    whole = marl_sb3.train("arena", run_dir="whole", **options)
+    with harness.cluster_of(2) as cluster:
+        ray, callback = RaySettings(cluster.address, 2, start_timeout_s=15.0), RemovesNodes(cluster, 3)
+        with pytest.raises(RunnersLostError, match="none has started within 15 s"):
+            marl_sb3.train("arena", run_dir="lost", ray=ray, callback=callback, **options)
+    assert [path.name for path in Path("lost/checkpoints").glob("ckpt-*")] == ["ckpt-000003"]
+    resumed = marl_sb3.train(resume="lost")
+    assert harness.digest(resumed.algorithm) == harness.digest(whole.algorithm)
+    assert len(resumed.results) == len(whole.results)
+
+
+OF_OWN_ENV = """
+import os
+from marl_sb3.envs.arena import ArenaEnv
+
+class Own(ArenaEnv):
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        with open(os.environ["SEEN"], "a") as file:
+            print(os.environ.get("GREETING"), __file__, file=file)
+"""
+
+
+@pytest.mark.parametrize("field", ["py_modules", "working_dir"])
+def test_runners_get_their_runtime_env(
+    field: str, in_tmp: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "source" / f"of_{field}"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(OF_OWN_ENV)
+    where = str(package.parent) if field == "working_dir" else [str(package)]
+    Path("runtime.json").write_text(json.dumps({field: where, "env_vars": {"GREETING": "hello"}}))
+    monkeypatch.syspath_prepend(package.parent)
+    monkeypatch.setenv("SEEN", str(tmp_path / "seen"))
+    short = ["--n-envs", "2", "--timesteps", "40", "--set", "n_steps=20", "--set", "batch_size=20", "--quiet"]
+    assert main([f"of_{field}:Own", *short, "--ray", "--runners", "1", "--ray-runtime-env", "runtime.json"]) == 0
+    seen = [line.split() for line in (tmp_path / "seen").read_text().splitlines()]
+    assert seen[0] == ["None", str(package / "__init__.py")]  # the probe in this process
+    assert [greeting for greeting, _ in seen[1:]] == ["hello", "hello"]
+    assert all("runtime_resources" in file for _, file in seen[1:])
+
+
+def of_terminal(run: subprocess.Popen[str], number: int) -> None:
+    os.killpg(run.pid, number)
+
+
+def of_one(run: subprocess.Popen[str], number: int) -> None:
+    run.send_signal(number)
+
+
+@pytest.mark.parametrize(
+    ("command", "number", "send"),
+    [
+        ("train", signal.SIGINT, of_terminal),
+        ("train", signal.SIGHUP, of_terminal),
+        ("train", signal.SIGTERM, of_one),
+        ("tune", signal.SIGINT, of_terminal),
+    ],
+    ids=["ctrl-c", "terminal closed", "terminated", "search"],
+)
+def test_nothing_is_left_of_a_ray_of_ones_own(command: str, number: int, send: Any, tmp_path: Path) -> None:
+    """And the interrupted training, or that of each trial, is saved."""
+    options = {
+        "train": ["--runners", "1", "--run-dir", "run"],
+        "tune": ["--workers", "1", "--timesteps", "1000000", "--study", "run"],
+    }[command]
+    line = [sys.executable, "-m", f"marl_sb3.{command}", "arena", "--ray", "--set", "n_envs=4", *options]
+    run = subprocess.Popen(
+        line, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    wait_for(lambda: (tmp_path / "run" / "result.jsonl").exists() or trains_remotely(run.pid))
     started = psutil.Process(run.pid).children(recursive=True)
-    run.send_signal(2)
-    assert run.wait(60) == 130
+    folders = {
+        Path(found) for each in started for found in re.findall(r"(/\S*?/ray-\w+)/session_", str(each.cmdline()))
+    }
+    time.sleep(3 if command == "tune" else 0)  # until the training has begun
+    send(run, number)
+    assert run.wait(60) == 130, run.communicate()
     _, alive = psutil.wait_procs(started, timeout=20)
     assert alive == []
+    assert [folder.exists() for folder in folders] == [False]
+    assert len(list(tmp_path.glob("**/checkpoints/ckpt-*"))) == 1
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def trains_remotely(pid: int) -> bool:
+    return bool(trial_processes(psutil.Process(pid)))
+
+
+def trial_processes(parent: psutil.Process) -> list[psutil.Process]:
+    """The processes that train trials."""
+    found = []
+    for each in parent.children(recursive=True):
+        with suppress(psutil.Error):
+            found += [each] if each.name().startswith("ray::train_remo") else []
+    return found
 
 
 def test_an_address_where_nobody_answers_takes_seconds(tmp_path: Path) -> None:
@@ -84,8 +203,29 @@ def values(study: Any) -> dict[int, float]:
     return {trial.user_attrs["index"]: trial.value for trial in study.trials if trial.value is not None}
 
 
-def test_a_search_on_ray_finds_what_a_local_one_finds(in_tmp: Path) -> None:
-    """A worker of the cluster is killed meanwhile."""
+def kill_a_trial(cluster: Any) -> bool:
+    found = trial_processes(psutil.Process())
+    for each in found[:1]:
+        each.kill()
+    return bool(found)
+
+
+def remove_a_node(cluster: Any) -> bool:
+    """Remove a node on which a trial is trained; the driver's own node is not one of those."""
+    from ray._private.worker import global_worker
+
+    parents = {each.ppid() for each in trial_processes(psutil.Process())}
+    for node in list(cluster.worker_nodes):
+        raylet = node.all_processes["raylet"][0].process.pid
+        if raylet in parents and node.raylet_socket_name != global_worker.node.raylet_socket_name:
+            cluster.remove_node(node, False)
+            return True
+    return False
+
+
+@pytest.mark.parametrize("disturb", [kill_a_trial, remove_a_node])
+def test_a_search_on_ray_finds_what_a_local_one_finds(disturb: Callable[[Any], bool], in_tmp: Path) -> None:
+    """A process or a node of the cluster is killed meanwhile."""
     options: dict[str, Any] = {
         "trials": 3,
         "timesteps": 2000,
@@ -97,7 +237,7 @@ def test_a_search_on_ray_finds_what_a_local_one_finds(in_tmp: Path) -> None:
     }
     local = marl_sb3.tune("arena", study="local", **options)
     with harness.cluster_of(3) as cluster:
-        killer = threading.Thread(target=kill_a_trial)
+        killer = threading.Thread(target=wait_for, args=[lambda: disturb(cluster)])
         killer.start()
         remote = marl_sb3.tune("arena", study="remote", workers=2, ray=RaySettings(cluster.address), **options)
         killer.join()
@@ -105,17 +245,6 @@ def test_a_search_on_ray_finds_what_a_local_one_finds(in_tmp: Path) -> None:
     assert any(trial.user_attrs.get("error") == "its process ended" for trial in remote.trials)
     for trial in remote.completed():
         assert (remote.folder_of(trial) / "checkpoints").is_dir()
-
-
-def kill_a_trial() -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        for each in psutil.process_iter():
-            with suppress(psutil.Error):
-                if each.cmdline()[:1] and each.cmdline()[0].startswith("ray::train_remotely"):
-                    each.kill()
-                    return
-        time.sleep(0.05)
 
 
 def test_envs_of_all_runners_share_a_counter(tmp_path: Path) -> None:

@@ -9,11 +9,10 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from filelock import BaseFileLock, FileLock, Timeout
 
-from marl_sb3.config.ray import RaySettings
 from marl_sb3.errors import is_disk_full
 from marl_sb3.tuning.confirmed import Candidate, candidate_folder, confirmed, read_outcome, write_outcome
 from marl_sb3.tuning.jobs.queue import Job
@@ -24,6 +23,9 @@ from marl_sb3.tuning.search import require_integer
 from marl_sb3.tuning.study import TuneStudy
 from marl_sb3.tuning.trial_attributes import KILLED
 
+if TYPE_CHECKING:
+    from marl_sb3.tuning.jobs.ray_trainer import RayTrainer
+
 
 def confirm(
     study: TuneStudy,
@@ -31,13 +33,13 @@ def confirm(
     seeds: int = 10,
     workers: int = 1,
     watch: Callable[[int, int], None] | None = None,
-    ray: RaySettings | None = None,
+    trainer: RayTrainer | None = None,
 ) -> list[Candidate]:
     """Train the preset and the best trials with the same fresh seeds; finished trainings are not repeated.
 
     Args:
         watch: called twice a second with the numbers of finished and of all trainings.
-        ray: the cluster that trains; None: processes of this machine do.
+        trainer: trains on a cluster; None: processes of this machine do.
 
     Returns:
         See `confirmed`.
@@ -59,7 +61,7 @@ def confirm(
         if watch is not None:
             watch(queue.n_done(), len(queue.trainings))
 
-    run_jobs(study, queue, workers, look, ray)
+    run_jobs(study, queue, workers, look, trainer)
     return confirmed(study)
 
 

@@ -58,7 +58,8 @@ class Desk:
 
     async def answer(self, job: str, goes_on: bool) -> None:
         """Called by the search: answer the question of a training."""
-        self._answers.pop(job).set_result(goes_on)
+        if job in self._answers:  # otherwise this actor has been started again, and the training will ask again
+            self._answers.pop(job).set_result(goes_on)
 
 
 class AskTheSearch(MultiAgentCallback):

@@ -8,38 +8,40 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 
-from marl_sb3.config.ray import RaySettings
 from marl_sb3.envs.registry import importable_id
 from marl_sb3.errors import ConfigError
 from marl_sb3.tuning.jobs.queue import JobQueue, work
 from marl_sb3.tuning.jobs.workers import POLL_S, Workers
 from marl_sb3.tuning.study import TuneStudy
 
+if TYPE_CHECKING:
+    from marl_sb3.tuning.jobs.ray_trainer import RayTrainer
+
 _log = logging.getLogger(__name__)
 
 
 def run_jobs(
-    study: TuneStudy, queue: JobQueue, workers: int, look: Callable[[], None], ray: RaySettings | None = None
+    study: TuneStudy, queue: JobQueue, workers: int, look: Callable[[], None], trainer: RayTrainer | None = None
 ) -> None:
     """Run jobs until none are left; killed workers are replaced, and their jobs requeued.
 
     Args:
         workers: the number of processes; the cores are divided among them.
         look: called twice a second and at the end.
-        ray: the cluster that trains `workers` runs at a time; None: worker processes of this machine do.
+        trainer: trains `workers` runs at a time on a cluster; None: worker processes of this machine do.
 
     Raises:
         ConfigError: another process is running this study, or workers cannot import the env.
         KeyboardInterrupt: raised again after all workers have ended.
     """
     with study_lock(study.folder):
-        if ray is not None:
-            _work_on_ray(study, queue, replace(ray, runners=workers), look)
+        if trainer is not None:
+            _work_on_ray(study, queue, trainer, workers, look)
         elif workers == 1 and importable_id(study.search.env, study.factory) is None:
             work_here(study, queue, look)
         else:
@@ -73,11 +75,13 @@ def work_here(study: TuneStudy, queue: JobQueue, look: Callable[[], None]) -> No
             raise KeyboardInterrupt
 
 
-def _work_on_ray(study: TuneStudy, queue: JobQueue, ray: RaySettings, look: Callable[[], None]) -> None:
+def _work_on_ray(
+    study: TuneStudy, queue: JobQueue, trainer: RayTrainer, workers: int, look: Callable[[], None]
+) -> None:
     from marl_sb3.tuning.jobs.on_ray import work_on_ray
 
     while True:
-        work_on_ray(study, queue, ray, look)
+        work_on_ray(study, queue, trainer, workers, look)
         if not queue.is_waiting():
             return
 

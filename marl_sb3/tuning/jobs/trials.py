@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import optuna
 from optuna.trial import TrialState
 
-from marl_sb3.config.ray import RaySettings
 from marl_sb3.errors import is_disk_full
 from marl_sb3.metrics import Result
 from marl_sb3.runs.folder import TRACEBACK_FILE, write_traceback
@@ -25,20 +24,23 @@ from marl_sb3.tuning.search import Search, require_integer
 from marl_sb3.tuning.study import TuneStudy
 from marl_sb3.tuning.trial_text import error_text, see_traceback, states
 
+if TYPE_CHECKING:
+    from marl_sb3.tuning.jobs.ray_trainer import RayTrainer
+
 _MAX_FIRST_FAILURES = 5  # if none of these succeeds, the cause is not the settings
 
 Watcher = Callable[[TuneStudy], None]
 
 
 def run_trials(
-    study: TuneStudy, workers: int = 1, watch: Watcher | None = None, ray: RaySettings | None = None
+    study: TuneStudy, workers: int = 1, watch: Watcher | None = None, trainer: RayTrainer | None = None
 ) -> None:
     """Run all trials of a study; killed workers are replaced, and their trials tried once again.
 
     Args:
         workers: the number of processes; the cores are divided among them.
         watch: called twice a second and at the end.
-        ray: the cluster that trains; None: processes of this machine do.
+        trainer: trains on a cluster; None: processes of this machine do.
 
     Raises:
         ConfigError: another process is running this study, or workers cannot import the env.
@@ -53,7 +55,7 @@ def run_trials(
             watch(study)
         _require_any_success(study, before)
 
-    run_jobs(study, TrialQueue(study), workers, look, ray)
+    run_jobs(study, TrialQueue(study), workers, look, trainer)
 
 
 def _require_any_success(study: TuneStudy, before: Collection[int]) -> None:

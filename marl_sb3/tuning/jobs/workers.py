@@ -24,7 +24,7 @@ EXIT_DISK_FULL = 28  # exit code of a worker: ENOSPC
 
 POLL_S = 0.5  # time between checks of the workers
 _MAX_DEATHS = 3  # of workers in a row while no job is finished
-_GRACE_S = 30  # time to finish an iteration before a worker is killed
+GRACE_S = 30  # time to finish an iteration before a worker is killed
 
 _numbers = itertools.count()  # make the names of all workers of this process unique
 
@@ -118,7 +118,7 @@ class Workers:
         """End the workers that still run: each finishes its iteration, and its job is requeued."""
         for process in self._running.values():
             process.send_signal(signal.SIGTERM)
-        deadline_s = time.monotonic() + _GRACE_S
+        deadline_s = time.monotonic() + GRACE_S
         try:
             for process in self._running.values():
                 process.wait(max(0.0, deadline_s - time.monotonic()))
