@@ -101,8 +101,8 @@ def test_a_search_of_the_library_shows_what_is_asked_for(
 ) -> None:
     study, before, seen = Study(), Study(), []
     before.trials = []
-    monkeypatch.setattr(api, "prepare_study", lambda env: before)
-    monkeypatch.setattr(api, "run_trials", lambda _, workers, watch, ray: watch(study))
+    monkeypatch.setattr(api, "prepare_study", lambda env, **_: before)
+    monkeypatch.setattr(api, "run_trials", lambda _, workers, watch, trainer: watch(study))
     monkeypatch.setattr(api, "write_files", lambda study: [])
     api.tune(watch=seen.append, progress_bar=progress_bar)
     assert seen == [study]
