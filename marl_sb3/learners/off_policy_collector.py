@@ -20,10 +20,8 @@ from marl_sb3.learners.action_noise import RowNoise
 from marl_sb3.learners.actor import RowActor
 from marl_sb3.learners.buffers.making import RowReplayBuffer
 from marl_sb3.learners.buffers.open_transitions import OpenTransitions, index_of
-from marl_sb3.learners.deciders import Actions, Batch, zero_actions_of
+from marl_sb3.learners.exploring import ExploringDecider
 from marl_sb3.learners.numeric_faults import policy_in_errors
-from marl_sb3.learners.replay.fused_updates import FusedUpdate, FusedUpdates
-from marl_sb3.learners.sb3.predict import States
 from marl_sb3.learners.sb3.private import after_step, set_progress_remaining
 from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.processing import RowProcessing
@@ -31,56 +29,6 @@ from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import Array, BoolArray, Observations
 from marl_sb3.vec_env.observations import map_arrays
 from marl_sb3.vec_env.step import VecStep
-
-
-class ExploringDecider:
-    """Decides as SB3's off-policy algorithms explore: random actions until `learning_starts`, then `predict`.
-
-    Args:
-        warms_up: whether the first actions are random; a policy that is not trained acts by its weights.
-    """
-
-    takes_masks = False
-
-    def __init__(self, algorithm: OffPolicyAlgorithm, warms_up: bool) -> None:
-        self._algorithm = algorithm
-        self._warms_up = warms_up
-        self._is_read = False
-        self._fused: FusedUpdate | None = None  # what chooses the actions, if the kernels do
-
-    def read_weights(self) -> None:
-        """Note that the policy may have other weights than in the latest step, or other modules."""
-        self._is_read = False
-
-    def _read(self) -> None:
-        algorithm = self._algorithm
-        self._fused = algorithm.fused_update() if isinstance(algorithm, FusedUpdates) else None
-        self._is_read = True
-
-    def initial_states(self, rows: int) -> States:
-        """See `Decider.initial_states`."""
-        return ()
-
-    def decide(self, batch: Batch) -> tuple[Actions, States]:
-        """See `Decider.decide`."""
-        algorithm = self._algorithm
-        if self._is_warming_up():
-            return Actions(np.array([algorithm.action_space.sample() for _ in range(len(batch.starts))])), ()
-        if not self._is_read:
-            self._read()
-        if self._fused is not None:
-            return Actions(self._fused.explore(batch.observations)), ()
-        actions, _ = algorithm.predict(batch.observations, deterministic=False)
-        return Actions(actions), ()
-
-    def _is_warming_up(self) -> bool:
-        algorithm = self._algorithm
-        by_noise = algorithm.use_sde and algorithm.use_sde_at_warmup
-        return self._warms_up and algorithm.num_timesteps < algorithm.learning_starts and not by_noise
-
-    def no_decision(self, rows: int) -> Actions:
-        """See `Decider.no_decision`."""
-        return Actions(zero_actions_of(self._algorithm, rows))
 
 
 class OffPolicyCollector:
@@ -165,10 +113,7 @@ class OffPolicyCollector:
             self._noise.reset(rows)
 
     def begin_rollout(self) -> None:
-        """See `Collector.begin_rollout`; open transitions go on.
-
-        SB3 ends the training mode of the policy here, and again in every `predict`, which is enough.
-        """
+        """See `Collector.begin_rollout`; open transitions go on. `predict` ends the training mode of the policy."""
         self.agent_steps = self._episodes = 0
         with policy_in_errors(self.rows.policy_id, "rollout"):
             self.actor.begin_rollout()
