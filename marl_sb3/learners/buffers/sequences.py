@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from gymnasium import spaces
 from sb3_contrib.common.recurrent.buffers import RecurrentDictRolloutBuffer, RecurrentRolloutBuffer
 from sb3_contrib.common.recurrent.type_aliases import (
     RecurrentDictRolloutBufferSamples,
@@ -39,6 +40,9 @@ class WholeSequences(_Base):
     whole_sequences: bool = False
 
     def _get_samples(self, batch_inds: Array, env_change: Array, env: Any = None) -> Any:  # type: ignore[override]
+        if isinstance(self.action_space, spaces.MultiBinary):
+            # As SB3's own buffer does: PyTorch computes no log-probabilities of the int8 that sb3-contrib keeps.
+            self.actions = self.actions.astype(np.float32, copy=False)
         if not self.whole_sequences:
             return super()._get_samples(batch_inds, env_change, env)
         starts = self.episode_starts[batch_inds].reshape(-1) > 0

@@ -187,3 +187,11 @@ def test_what_the_kernels_do_not_cover_is_left_to_pytorch(network: Any, more: An
     assert made._fused is None
     assert why_no_fused_memory(made._algorithm) == reason
     assert made._algorithm.takes_fused_path()  # type: ignore[attr-defined]  # in updates
+
+
+@pytest.mark.parametrize("algorithm", [sb3_contrib.RecurrentPPO, marl_sb3.RecurrentPPO])
+def test_it_learns_from_actions_of_a_multi_binary_space(algorithm: Any) -> None:
+    """sb3-contrib's own buffers fail: they keep int8, of which PyTorch computes no log-probabilities."""
+    env = make_vec_env(SampledEnv, observation_space=spaces.Discrete(2), action_space=spaces.MultiBinary(3))
+    trained = MultiAgentAlgorithm(env, {"p": spec(algorithm)}, seed=3, device="cpu")
+    assert trained.train_iteration()["learners"]["p"]["num_module_steps_trained"] == 10
