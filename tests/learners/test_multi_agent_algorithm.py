@@ -353,14 +353,6 @@ def test_wrong_arguments_are_refused_with_their_key(options: Any, key: str | Non
     assert caught.value.key == key
 
 
-def test_an_action_space_of_integers_in_a_box_is_refused() -> None:
-    space = spaces.Box(0, 3, (2,), np.int64)
-    env = make_vec_env(SampledEnv, observation_space=spaces.Discrete(2), action_space=space)
-    message = r"policy 'shared', agents a, b: SB3 draws real numbers for the action space Box\(0, 3, "
-    with pytest.raises(ConfigError, match=message):
-        MultiAgentAlgorithm(env, n_steps=8, **TINY)
-
-
 @pytest.mark.parametrize("policy", ["MlpPolicy", "CnnPolicy"])
 def test_a_policy_for_one_array_is_refused_for_several(policy: str) -> None:
     space = spaces.Dict({"map": spaces.Discrete(2), "mode": spaces.Discrete(2)})
@@ -369,14 +361,6 @@ def test_a_policy_for_one_array_is_refused_for_several(policy: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         MultiAgentAlgorithm(env, policy=policy, n_steps=8, **TINY)
     assert caught.value.key == "policy"
-
-
-def test_an_action_space_of_another_kind_is_refused() -> None:
-    space = spaces.Tuple([spaces.Discrete(2)])
-    env = make_vec_env(SampledEnv, observation_space=spaces.Discrete(2), action_space=space)
-    message = r"agents a, b: the action space is Tuple\(Discrete\(2\)\); accepted: Box, Discrete, MultiD"
-    with pytest.raises(ConfigError, match=message):
-        MultiAgentAlgorithm(env, n_steps=8, **TINY)
 
 
 @pytest.mark.parametrize("steps", [0, "100", None, float("nan"), float("inf")])

@@ -22,6 +22,7 @@ from marl_sb3.config.values import counted, shown
 from marl_sb3.errors import ConfigError
 from marl_sb3.learners.algorithms import is_maskable, is_recurrent
 from marl_sb3.learners.processed import stored_space
+from marl_sb3.learners.sb3.spaces import check_spaces
 from marl_sb3.learners.sb3.spaces_only_vec_env import SpacesOnlyVecEnv
 from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.policies.hyperparameters import hyperparameter_defaults
@@ -69,7 +70,7 @@ def build_with_replay(
     """
     from marl_sb3.learners.sb3.replay import check_replay, replay_buffer
 
-    _check_spaces(rows)
+    check_spaces(rows)
     check_replay(rows, spec, processing)
     algorithm: Any = _without_buffer(rows, spec, seed, device)
     algorithm.replay_buffer = replay_buffer(rows, spec, algorithm, stored_space(processing, algorithm), goal_rewards)
@@ -101,7 +102,7 @@ def build_for_acting(rows: PolicyRows, spec: PolicySpec, device: str) -> BaseAlg
     Raises:
         ConfigError: the hyperparameters do not fit the spaces.
     """
-    _check_spaces(rows)
+    check_spaces(rows)
     if is_off_policy(spec.algorithm):
         from marl_sb3.learners.sb3.replay import check_action_space
 
@@ -222,29 +223,12 @@ def _check_net_arch(rows: PolicyRows, spec: PolicySpec, net_arch: Any) -> None:
         )
 
 
-_ACTION_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
-
-
-def _check_spaces(rows: PolicyRows) -> None:
-    """Refuse spaces that SB3 accepts but handles wrongly, or that make it fail in the first rollout."""
-    where = f"policy {rows.policy_id!r}, agents {', '.join(map(str, rows.agents))}"
-    action_space = rows.group.action_space
-    if not isinstance(action_space, _ACTION_SPACES):
-        kinds = ", ".join(kind.__name__ for kind in _ACTION_SPACES)
-        raise ConfigError(f"{where}: the action space is {action_space}; accepted: {kinds}")
-    if isinstance(action_space, spaces.Box) and action_space.dtype is not None and action_space.dtype.kind != "f":
-        raise ConfigError(
-            f"{where}: SB3 draws real numbers for the action space {action_space} and would learn from truncated ones; "
-            f"accepted: a Box of floats, Discrete or MultiDiscrete"
-        )
-
-
 def _check_fit(rows: PolicyRows, spec: PolicySpec) -> None:
     """Refuse spaces that SB3 cannot learn in, and hyperparameters that do not fit the rollout.
 
     As in SB3, a `batch_size` larger than the rollout makes one minibatch of the whole rollout.
     """
-    _check_spaces(rows)
+    check_spaces(rows)
     if is_maskable(spec.algorithm) and choices_of(rows.group.action_space) is None:
         raise ConfigError(
             f"policy {rows.policy_id!r}, agents {', '.join(rows.agents)}: the action space is "
