@@ -21,7 +21,7 @@ _LOSSES = {
     "train/entropy_loss": "entropy",
     "train/loss": "loss",
 }
-_IN_UPDATE = "it began in the update, possibly by too high a learning rate"
+_IN_UPDATE = "it began in the update, possibly by too high a learning rate or by large rewards"
 # From cause to consequence.
 _ROLLOUT = ("rewards", "values", "log_probs", "advantages", "returns")
 

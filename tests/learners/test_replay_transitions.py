@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sb3_contrib
 import stable_baselines3
 from gymnasium import spaces
 from toy_envs import SampledEnv, ScriptedEnv
@@ -146,6 +147,16 @@ def test_a_loss_that_is_not_finite_names_the_policy_and_its_origin() -> None:
         NumericError, match=r"policy 'b': the loss is not finite; it began in the rewards of the replay"
     ):
         algorithm.learn(100, reset_num_timesteps=False)
+
+
+def test_a_network_that_gives_nan_in_an_update_is_named() -> None:
+    """The first of two gradient steps makes the weights NaN, and PyTorch refuses the distribution in the second one."""
+    spec = PolicySpec(sb3_contrib.CrossQ, **{**SMALL, "learning_starts": 1}, batch_size=4, gradient_steps=2)
+    algorithm = MultiAgentAlgorithm(of_agents(spaces.Box(-1, 1, (2,))), {"p": spec}, n_steps=4, seed=0, device="cpu")
+    algorithm.train_iteration()
+    algorithm.policies["p"].replay_buffer.rewards[:] = np.inf  # type: ignore[attr-defined]
+    with pytest.raises(NumericError, match="policy 'p': its network gives NaN or infinity in the update: Expected"):
+        algorithm.train_iteration()
 
 
 def of_agents(action_space: Any) -> Any:
