@@ -178,7 +178,10 @@ def of_agents(action_space: Any) -> Any:
             {"replay_buffer_class": "HerReplayBuffer"},
             "observe Box.*accepted: a Dict of observation, achieved",
         ),
-        ({"replay_buffer_class": "MyBuffer"}, "is 'MyBuffer'; accepted: HerReplayBuffer or ReplayBuffer"),
+        (
+            {"replay_buffer_class": "MyBuffer"},
+            "is 'MyBuffer'; accepted: HerReplayBuffer, ReplayBuffer or DictReplayBuffer, or null",
+        ),
         ({"replay_buffer_kwargs": {"n_sampled_goal": 4}}, "has 'n_sampled_goal'; accepted: handle_timeout_termination"),
         ({"normalize_observations": True, "frame_stack": 2}, "normalize_observations and frame_stack are on.*one of"),
     ],
