@@ -7,6 +7,7 @@ import os
 import sysconfig
 import traceback
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def close_in_words(close: Callable[[], None], where: str) -> None:
 
 
 def ask_for_state(get_state: Callable[[], Any], where: str) -> State | None:
-    """Return the state of an env for a checkpoint; None if a checkpoint cannot hold it.
+    """Return a copy of the state of an env, for a checkpoint; None if a checkpoint cannot hold it.
 
     An exception is logged and the checkpoint is written without this state: on resume, the env repeats its actions or
     begins a new episode.
@@ -59,7 +60,7 @@ def ask_for_state(get_state: Callable[[], Any], where: str) -> State | None:
             raise
         _log.warning("%s", _words(error, "get_state()", where))
         return None
-    return state if isinstance(state, dict) and is_plain(state) else None
+    return deepcopy(state) if isinstance(state, dict) and is_plain(state) else None
 
 
 def _is_of_the_env(error: BaseException) -> bool:

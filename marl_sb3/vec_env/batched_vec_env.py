@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
-from marl_sb3.envs.batched import BatchedEnv
+from marl_sb3.envs.batched import BatchedEnv, BatchedStep
 from marl_sb3.envs.faults import RAISED, ask_for_state, close_in_words, raise_in_words
 from marl_sb3.errors import ConfigError, EnvError, EnvNumericError
 from marl_sb3.storage.state import MAX_SEED, State, StateReader
@@ -92,22 +93,13 @@ class BatchedVecEnv(InProcessVecEnv):
         seeds = [self._episode_seed(index, episodes[index]) for index in env_indices]
         for index in env_indices:
             if self._settings[index].coming:
-                self._apply_settings(index)
-        reset: Callable[..., None] = self._env.reset
-        try:
-            reset(env_indices, seeds, *([] if options is None else [options]))
-        except RAISED as error:
-            self._blame(error, "reset()", env_indices)
-            raise
+                self._of_env("configure", [index], [index], **self._settings[index].begin_episode())
+        self._of_env("reset", env_indices, env_indices, seeds, *([] if options is None else [options]))
 
     def _step(self, actions: Sequence[Array]) -> VecStep:
         acted = self.latest.to_act
         self._episode_steps += 1
-        try:
-            step = self._env.step(actions[0])
-        except RAISED as error:
-            self._blame(error, "step()", self._all_envs)
-            raise
+        step: BatchedStep = self._of_env("step", self._all_envs, actions[0])
         if step.rewards.dtype.kind not in "biuf":
             raise EnvError(f"{self._where(0)}: rewards have dtype {step.rewards.dtype}; accepted: real numbers")
         rewards = step.rewards.astype(np.float32)
@@ -168,7 +160,7 @@ class BatchedVecEnv(InProcessVecEnv):
 
     def _masks(self, to_act: BoolArray) -> ActionMasks:
         """Return the masks of the agents that act next; the first call finds out whether there are any."""
-        masks = self._asked_for_masks()
+        masks: BoolArray | None = self._of_env("action_masks", self._all_envs)
         if self._masked is None:
             self._masked = masks is not None and self._choices is not None
         if not self._masked:
@@ -186,28 +178,21 @@ class BatchedVecEnv(InProcessVecEnv):
             raise EnvError(f"{self._where(index)}, agent {self.agents[column]!r}: {problem}")
         return (masks,)
 
-    def _asked_for_masks(self) -> BoolArray | None:
-        try:
-            return self._env.action_masks()
-        except RAISED as error:
-            self._blame(error, "action_masks()", self._all_envs)
-            raise
-
     def _reset_info(self) -> dict[str, Any]:
         return {agent: {} for agent in self.agents}
 
     def _shown(self) -> Observations:
-        try:
-            observations = self._env.observations()
-        except RAISED as error:
-            self._blame(error, "observations()", self._all_envs)
-            raise
+        observations: Observations = self._of_env("observations", self._all_envs)
         self._check_observations(observations)
         return observations
 
-    def _blame(self, error: BaseException, call: str, env_indices: Sequence[int]) -> None:
-        """Raise an `EnvRaisedError` if the batched env caused this exception."""
-        raise_in_words(error, call, self._where_and_seed(env_indices))
+    def _of_env(self, method: str, env_indices: Sequence[int], *arguments: Any, **settings: Any) -> Any:
+        """Call a method of the batched env; if it raises an exception, the message names the first of these envs."""
+        try:
+            return getattr(self._env, method)(*arguments, **settings)
+        except RAISED as error:
+            raise_in_words(error, f"{method}()", self._where_and_seed(env_indices))
+            raise
 
     def _episode_seed(self, env_index: int, episode: int) -> int:
         return episode_seed(self._run_seed, self._first_index + env_index, episode)
@@ -258,34 +243,19 @@ class BatchedVecEnv(InProcessVecEnv):
     def _settings_method(self) -> Callable[..., Any] | None:
         return getattr(self._env, "configure", None)
 
-    def _apply_settings(self, index: int) -> None:
-        method = self._settings_method()
-        assert method is not None, "settings are refused for envs without configure()"
-        try:
-            method([index], **self._settings[index].begin_episode())
-        except RAISED as error:
-            self._blame(error, "configure()", [index])
-            raise
-
     def _call(self, name: str, env_indices: Sequence[int], /, *args: Any, **kwargs: Any) -> list[Any]:
         """See `MultiAgentVecEnv.call`: `render` is for single envs, attributes belong to all envs."""
-        return [
-            OneOfBatch(self._env, index, self._settings[index].in_force, self._render).call(name, *args, **kwargs)
-            for index in env_indices
-        ]
-
-    def _render(self, index: int) -> Any:
-        try:
-            return self._env.render(index)
-        except RAISED as error:
-            self._blame(error, "render()", [index])
-            raise
+        found = []
+        for index in env_indices:
+            render = partial(self._of_env, "render", [index], index)
+            found.append(OneOfBatch(self._env, self._settings[index].in_force, render).call(name, *args, **kwargs))
+        return found
 
     def _get_state(self) -> State:
         return {
             "run_seed": self._run_seed,
-            "episodes": self._episodes,
-            "episode_steps": self._episode_steps,
+            "episodes": self._episodes.copy(),
+            "episode_steps": self._episode_steps.copy(),
             "to_act": self.latest.to_act,
             "observations": list(self.latest.observations),
             "action_masks": list(self.latest.action_masks),

@@ -14,9 +14,8 @@ class OneOfBatch:
     """One env of a batched env: it renders, and has the attributes that all envs share."""
 
     env: BatchedEnv
-    index: int
     in_force: Mapping[str, Any]  # the settings that `configure` has set for it
-    render_env: Callable[[int], Any]
+    render: Callable[[], Any]  # its picture
 
     def call(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
         """See `MultiAgentVecEnv.call`."""
@@ -26,10 +25,6 @@ class OneOfBatch:
         if callable(shared) or args or kwargs:
             raise AttributeError(f"a batched env has no method {name!r} for single envs; use vectorizer='sync'")
         return shared
-
-    def render(self) -> Any:
-        """Its picture."""
-        return self.render_env(self.index)
 
     def get_wrapper_attr(self, name: str) -> Any:
         """Return a setting that `configure` has set for this env, otherwise an attribute of the batched env."""

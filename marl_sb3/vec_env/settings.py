@@ -35,7 +35,7 @@ class EnvSettings:
 
     def get_state(self) -> State:
         """Plain data."""
-        return {"in_force": self.in_force, "coming": self.coming}
+        return {"in_force": dict(self.in_force), "coming": dict(self.coming)}
 
 
 def read_settings(state: StateReader, num_envs: int) -> list[EnvSettings]:

@@ -219,7 +219,7 @@ class EnvSlot:
         put_back(state.settings, self.env.unwrapped, self.env.settings_method(), self.index)
         self.settings = EnvSettings(state.settings.in_force)
         why = self._restore(state)
-        self.settings.coming = state.settings.coming
+        self.settings.coming = dict(state.settings.coming)
         if why is not None:
             self.run_seed = state.run_seed
             self.continue_at(state.episode + 1)

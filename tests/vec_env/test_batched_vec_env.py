@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,20 @@ def test_wrong_arguments_are_refused_as_by_the_env_itself() -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             make_vec_env("arena", n_envs=2, **arguments)
+
+
+@pytest.mark.parametrize("vectorizer", ["batched", "sync"])
+def test_a_state_stays_what_it_is_while_the_envs_go_on(vectorizer: str) -> None:
+    env = make_vec_env("arena", n_envs=2, seed=1, vectorizer=vectorizer, max_timesteps=3)
+    env.reset()
+    env.configure([0], max_timesteps=3)
+    env.step([np.zeros((2, 2), dtype=np.int64)])
+    state = env.get_state()
+    before = deepcopy(state)
+    env.configure([1], max_timesteps=4)
+    for _ in range(4):
+        env.step([np.ones((2, 2), dtype=np.int64)])
+    np.testing.assert_equal(state, before)
 
 
 @pytest.mark.parametrize("action", [-1, 4])
