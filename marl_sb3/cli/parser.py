@@ -145,7 +145,10 @@ def integer(text: str) -> int:
 
 def number_of_workers(text: str) -> int | str:
     """Parse a number of workers, for `type=`: an integer, or `auto`."""
-    return text if text == "auto" else integer(text)
+    try:
+        return text if text == "auto" else integer(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{error}, or auto") from None
 
 
 def add_setup_options(parser: CommandParser) -> None:

@@ -66,6 +66,9 @@ def test_the_commands_train_evaluate_and_film_with_workers(in_tmp: Path, capsys:
     assert train([*command, "--workers", "4", "--run-dir", "more"]) == 2
     said = capsys.readouterr().err
     assert said == "error: --workers: n_workers is 4, but n_envs is 3; accepted: at most 3 workers, or auto\n"
+    with pytest.raises(SystemExit):
+        train([*command, "--workers", "two"])
+    assert "accepted: an integer, such as 100000, 1e5 or 100k, or auto" in capsys.readouterr().err
     assert sorted(os.listdir(in_tmp)) == ["film.gif", "run"]
     assert train(["--resume", "run", "--workers", "1", "--timesteps", "30", "--quiet"]) == 0
 

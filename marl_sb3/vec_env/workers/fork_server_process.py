@@ -2,7 +2,7 @@
 
 `python -m marl_sb3.vec_env.workers.fork_server_process DESCRIPTOR PARENT` answers the requests of the main process on
 the socket DESCRIPTOR. When the connection is closed, it kills all workers and ends. With PARENT, the process id of the
-main process, the system also kills it, and its workers, when the main process ends; 0: that cannot be relied on.
+main process, the system also tells it when the main process has ended; with 0, it does not.
 
 Every worker is in a process group of its own: a terminal's Ctrl-C does not reach it, and processes that its envs have
 started are killed with it.
@@ -31,16 +31,18 @@ ANSWER = Struct("<Qq")  # number of the request; process id, exit code or negati
 _LARGEST_REQUEST = 2**16  # bytes
 _DESCRIPTORS = 3  # that come with a request for a worker
 _PR_SET_PDEATHSIG = 1
+_MAIN_ENDED = signal.SIGUSR2  # to the fork server; also if it is stopped, as the system lets orphaned groups continue
 
 
-def _end_with_parent(parent: int) -> None:
-    """Have the system kill this process when its parent ends, if it can; end it if the parent has ended already.
+def _end_with(parent: int, number: int) -> None:
+    """Have the system send this process a signal when its parent ends, if it can; end if the parent has ended already.
 
     Args:
         parent: process id of the parent.
+        number: of the signal.
     """
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
         os._exit(1)
 
@@ -84,8 +86,9 @@ class _Server:
 
     def _become_worker(self, parent: int, place: WorkerPlace, descriptors: list[int]) -> NoReturn:
         try:
+            signal.signal(_MAIN_ENDED, signal.SIG_DFL)
             _lead_a_group(0)
-            _end_with_parent(parent)
+            _end_with(parent, signal.SIGKILL)
             self._connection.close()
             work(place, *descriptors)
         except BaseException as error:
@@ -99,17 +102,27 @@ class _Server:
         """Kill what runs of a worker and its group, and wait for it; returns its exit code, negative for a signal."""
         if worker not in self._running:
             return 0
-        for kill in (os.killpg, os.kill):
-            with suppress(ProcessLookupError, PermissionError):  # macOS refuses a group that has ended
-                kill(worker, signal.SIGKILL)
+        _kill(worker)
         _, status = os.waitpid(worker, 0)
         self._running.discard(worker)
         return os.waitstatus_to_exitcode(status)
 
     def end_all(self) -> None:
-        """Kill all workers."""
+        """Kill all workers, and wait for them."""
         for worker in list(self._running):
             self._end(worker)
+
+    def main_ended(self, *_: object) -> NoReturn:
+        """Kill all workers and end, whatever was being done."""
+        for worker in list(self._running):
+            _kill(worker)
+        os._exit(0)
+
+
+def _kill(worker: int) -> None:
+    for kill in (os.killpg, os.kill):
+        with suppress(ProcessLookupError, PermissionError):  # macOS refuses a group that has ended
+            kill(worker, signal.SIGKILL)
 
 
 def _lead_a_group(process: int) -> None:
@@ -120,11 +133,12 @@ def _lead_a_group(process: int) -> None:
 
 def main(descriptor: int, parent: int) -> None:
     """Serve the main process on this socket."""
-    if parent:
-        _end_with_parent(parent)
+    server = _Server(socket.socket(fileno=descriptor))
     for number in (*ENDING, signal.SIGUSR1):
         signal.signal(number, lambda *_: None)
-    server = _Server(socket.socket(fileno=descriptor))
+    signal.signal(_MAIN_ENDED, server.main_ended)
+    if parent:
+        _end_with(parent, _MAIN_ENDED)
     try:
         server.serve()
     except OSError:  # the main process has ended
