@@ -9,6 +9,7 @@ import socket
 import sys
 import threading
 from dataclasses import dataclass
+from typing import Any
 
 from marl_sb3.signals import ENDING
 from marl_sb3.vec_env.workers.channel import Channel, ChannelClosedError
@@ -71,5 +72,6 @@ def _set_up_signals(stacks: int) -> None:
 
 def _set_up_output() -> None:
     """Pass lines on when they are complete, in the encoding that `worker_output` reads."""
+    how: dict[str, Any] = {"encoding": "utf-8", "errors": "backslashreplace"}
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
+        stream.reconfigure(**how, line_buffering=True, write_through=False)  # type: ignore[union-attr]
