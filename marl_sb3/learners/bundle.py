@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,11 +15,11 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from marl_sb3.config.ids import file_names
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.learners.actor import RowActor
+from marl_sb3.learners.agent_policy import AgentPolicy
 from marl_sb3.learners.by_agent import PolicyByAgent
 from marl_sb3.learners.deciders import Actions, PredictDecider
 from marl_sb3.learners.player import Player
 from marl_sb3.learners.policy_size import least_weights
-from marl_sb3.learners.predict import AgentPredict
 from marl_sb3.learners.processed import policy_rows, processing_of
 from marl_sb3.learners.sb3.build import build_for_acting
 from marl_sb3.learners.sb3.tensors import read_weights
@@ -101,12 +101,14 @@ class PolicyBundle(PolicyByAgent):
         processing, gamma = self.processing[rows.policy_id], self.policies[rows.policy_id].gamma  # type: ignore[attr-defined]
         return Player(self.make_actor(rows, deterministic), process_rows(processing, rows, gamma, learns=False))
 
-    def agent_predict(self, agent: AgentID) -> AgentPredict:
-        """See `PolicyByAgent.agent_predict`."""
+    def agent_policies(self, agents: Iterable[AgentID]) -> dict[AgentID, AgentPolicy]:
+        """See `PolicyByAgent.agent_policies`."""
+        return {agent: self._agent_policy(agent) for agent in agents}
+
+    def _agent_policy(self, agent: AgentID) -> AgentPolicy:
         policy_id = self.policy_of[agent]
-        place = self.agents_of(policy_id).index(agent)
-        its = self.spaces[policy_id]
-        return AgentPredict(agent, place, policy_id, self.policies[policy_id], self.processing[policy_id], *its)
+        place, its = self.agents_of(policy_id).index(agent), self.spaces[policy_id]
+        return AgentPolicy(agent, place, policy_id, self.policies[policy_id], self.processing[policy_id], *its)
 
     def save_policies(self, folder: str | Path) -> dict[PolicyID, Path]:
         """Save each policy as `folder/<policy id>.zip`, which stock SB3's `load` opens; see `ids.file_names`.

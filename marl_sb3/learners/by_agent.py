@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from stable_baselines3.common.distributions import Distribution
 
 from marl_sb3.learners import look
-from marl_sb3.learners.predict import AgentPredict, require_known
+from marl_sb3.learners.agent_policy import AgentPolicy, require_known
+from marl_sb3.learners.predict import Asked, predict_by_policy
 from marl_sb3.learners.sb3.predict import States
 from marl_sb3.types import AgentID, FloatArray, PolicyID
 
@@ -30,8 +31,8 @@ class PolicyByAgent(ABC):
     policy_of: Mapping[AgentID, PolicyID]
 
     @abstractmethod
-    def agent_predict(self, agent: AgentID) -> AgentPredict:
-        """Return the `predict` of one agent."""
+    def agent_policies(self, agents: Iterable[AgentID]) -> dict[AgentID, AgentPolicy]:
+        """Return the policies of some agents."""
 
     def predict(
         self, observations: ByAgent, deterministic: bool = False, action_masks: ByAgent | None = None
@@ -59,7 +60,8 @@ class PolicyByAgent(ABC):
     ) -> tuple[dict[AgentID, Any], dict[AgentID, States]]:
         """Return the action of each agent and the state of policies with memory.
 
-        All mappings are by agent; an agent that is not in a mapping has no such input.
+        Agents that share a policy are predicted by one call of its network. All mappings are by agent; an agent that
+        is not in a mapping has no such input.
 
         Args:
             observations: any subset of the agents: a single observation each, or a batch of n.
@@ -82,12 +84,8 @@ class PolicyByAgent(ABC):
             ConfigError: an agent that no policy acts for; an observation, a state or a mask that does not fit its
                 policy.
         """
-
-        def of_agent(agent: AgentPredict, observation: Any, **its: Any) -> tuple[Any, States]:
-            return agent(observation, **its, deterministic=deterministic)
-
         inputs = {"state": state, "episode_start": episode_starts, "action_mask": action_masks, "reward": rewards}
-        found = self._of_each(of_agent, observations, inputs)
+        found = predict_by_policy(self._of_each(Asked.of, observations, inputs), deterministic)
         memories = {agent: memory for agent, (_, memory) in found.items() if memory}
         return {agent: action for agent, (action, _) in found.items()}, {**(state or {}), **memories}
 
@@ -234,8 +232,8 @@ class PolicyByAgent(ABC):
         require_known(
             self.policy_of, {"observations": observations, **{plural[name]: own for name, own in inputs.items()}}
         )
-        found = {}
+        policies, found = self.agent_policies(observations), {}
         for agent, observation in observations.items():
             its = {name: own.get(agent) for name, own in inputs.items() if own is not None}
-            found[agent] = of_agent(self.agent_predict(agent), observation, **{**dict.fromkeys(inputs), **its})
+            found[agent] = of_agent(policies[agent], observation, **{**dict.fromkeys(inputs), **its})
         return found

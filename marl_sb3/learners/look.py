@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 from stable_baselines3.common.distributions import Distribution
 
-from marl_sb3.learners.predict import AgentPredict
+from marl_sb3.learners.agent_policy import AgentPolicy
 from marl_sb3.learners.sb3 import look
 from marl_sb3.learners.sb3.predict import States
 from marl_sb3.types import FloatArray
 
 
-def value(agent: AgentPredict, observation: Any, state: Any, episode_start: Any, reward: Any) -> Any:
+def value(agent: AgentPolicy, observation: Any, state: Any, episode_start: Any, reward: Any) -> Any:
     """See `PolicyByAgent.value`."""
     if state is not None and look.critic_states(agent.algorithm, 1):
         raise agent.error(
@@ -24,7 +24,7 @@ def value(agent: AgentPredict, observation: Any, state: Any, episode_start: Any,
 
 
 def value_with_state(
-    agent: AgentPredict, observation: Any, state: Any, critic_state: Any, episode_start: Any, reward: Any
+    agent: AgentPolicy, observation: Any, state: Any, critic_state: Any, episode_start: Any, reward: Any
 ) -> tuple[Any, States]:
     """See `PolicyByAgent.value_with_state`."""
     if not look.has_values(agent.algorithm):
@@ -38,7 +38,7 @@ def value_with_state(
 
 
 def distribution(
-    agent: AgentPredict, observation: Any, state: Any, episode_start: Any, action_mask: Any, reward: Any
+    agent: AgentPolicy, observation: Any, state: Any, episode_start: Any, action_mask: Any, reward: Any
 ) -> Distribution:
     """See `PolicyByAgent.distribution`."""
     if not look.has_distribution(agent.algorithm):
@@ -49,7 +49,7 @@ def distribution(
 
 
 def log_prob(
-    agent: AgentPredict, observation: Any, action: Any, state: Any, episode_start: Any, action_mask: Any, reward: Any
+    agent: AgentPolicy, observation: Any, action: Any, state: Any, episode_start: Any, action_mask: Any, reward: Any
 ) -> Any:
     """See `PolicyByAgent.log_prob`."""
     of_actions = distribution(agent, observation, state, episode_start, action_mask, reward)
@@ -59,7 +59,7 @@ def log_prob(
 
 
 def q_values(
-    agent: AgentPredict, observation: Any, action: Any, state: Any, episode_start: Any, reward: Any
+    agent: AgentPolicy, observation: Any, action: Any, state: Any, episode_start: Any, reward: Any
 ) -> FloatArray:
     """See `PolicyByAgent.q_values`."""
     if not look.has_q_values(agent.algorithm):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,10 @@ import torch as th
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from marl_sb3.errors import ConfigError
+from marl_sb3.learners.agent_policy import AgentPolicy
 from marl_sb3.learners.bundle import PolicyBundle
 from marl_sb3.learners.by_agent import ByAgent, PolicyByAgent
 from marl_sb3.learners.copy_policy import copy_policy
-from marl_sb3.learners.predict import AgentPredict
 from marl_sb3.training.sb3_hints import require_observations_by_agent
 from marl_sb3.types import AgentID, PolicyID
 
@@ -32,9 +32,9 @@ class JointPolicies(PolicyByAgent):
     def bundle(self) -> PolicyBundle:
         """Return the policies as a bundle, which acts without an env."""
 
-    def agent_predict(self, agent: AgentID) -> AgentPredict:
-        """See `PolicyByAgent.agent_predict`."""
-        return self.bundle().agent_predict(agent)
+    def agent_policies(self, agents: Iterable[AgentID]) -> dict[AgentID, AgentPolicy]:
+        """See `PolicyByAgent.agent_policies`."""
+        return self.bundle().agent_policies(agents)
 
     def predict(
         self, observations: ByAgent, deterministic: bool = False, action_masks: ByAgent | None = None, **of_sb3: Any

@@ -130,7 +130,9 @@ class MaskReader:
         info, choices = infos.get(agent, _NO_INFO), self._choices[number]
         assert choices is not None
         if MASK not in info:
-            raise slot.env.error(f"its infos have no {MASK}; agents with these spaces had one at the start", agent)
+            others = "but agents with the same spaces had one when they first acted"
+            accepted = "a mask whenever one of these agents acts, of ones if all is allowed; or no masks at all"
+            raise slot.env.error(f"its infos have no {MASK}, {others}; accepted: {accepted}", agent)
         mask = np.asarray(info[MASK])
         fault = mask_fault(mask, sum(choices), self._groups[number].action_space)
         if fault:

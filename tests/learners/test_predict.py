@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import contrib
@@ -79,3 +80,44 @@ def test_an_algorithm_predicts_as_its_bundle_does() -> None:
     assert state == {}
     with pytest.raises(ConfigError, match="takes none"):
         algorithm.predict(seen, action_masks={"agent1": [True] * 5})
+
+
+def pairs(bundle: PolicyBundle) -> PolicyBundle:
+    """Two agents for each policy."""
+    policy_of = {agent + number: policy_id for agent, policy_id in bundle.policy_of.items() for number in ("", "2")}
+    return replace(bundle, policy_of=policy_of)
+
+
+def test_agents_of_a_policy_are_predicted_by_one_call(bundle: PolicyBundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    together, calls = pairs(bundle), []
+    seen, masks = {"m": ONE, "m2": BATCH, "r": -ONE, "r2": BATCH}, {"m2": np.stack([ALLOWED] * 2)}
+    _, before = together.predict_with_state(seen, deterministic=True)
+    alone = {
+        agent: together.predict_with_state(
+            {agent: own},
+            {name: memory for name, memory in before.items() if name == agent},
+            action_masks={name: mask for name, mask in masks.items() if name == agent},
+            deterministic=True,
+        )
+        for agent, own in seen.items()
+    }
+    for algorithm in bundle.policies.values():
+        inner = algorithm.predict
+        monkeypatch.setattr(algorithm, "predict", lambda *a, inner=inner, **k: calls.append(a) or inner(*a, **k))
+    actions, after = together.predict_with_state(seen, before, action_masks=masks, deterministic=True)
+    assert len(calls) == 2
+    assert list(actions) == list(seen)
+    for agent, (expected, memory) in alone.items():
+        assert actions[agent].shape == expected[agent].shape
+        np.testing.assert_allclose(actions[agent], expected[agent], rtol=1e-5)
+        for part, own in zip(after.get(agent, ()), memory.get(agent, ()), strict=True):
+            np.testing.assert_allclose(part, own, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [(ONE * np.nan, "agent 'p2': the observation does not fit .* Expected parameter"), (ONE[:2], "agent 'p2': the")],
+)
+def test_an_observation_that_does_not_fit_names_its_agent(wrong: Any, message: str, bundle: PolicyBundle) -> None:
+    with pytest.raises(ConfigError, match=message):
+        pairs(bundle).predict({"p": ONE, "p2": wrong})

@@ -212,7 +212,10 @@ def test_only_the_groups_that_have_masks_have_them() -> None:
 
 
 WRONG = {
-    "missing": (None, "its infos have no action_mask"),
+    "missing": (
+        None,
+        "its infos have no action_mask, but agents with the same spaces had one when they first acted",
+    ),
     "short": ([True, False], r"action_mask has shape \(2,\); accepted: \(3,\), for Discrete\(3\)"),
     "numbers": ([1, 2, 0], r"action_mask is \[1, 2, 0\]; accepted: booleans, or 0 and 1"),
     "nothing": ([0, 0, 0], "action_mask forbids every action; an agent that acts needs one"),
