@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from marl_sb3.errors import ConfigError, EnvError, path_is_usable
-from marl_sb3.storage.atomic import unfinished_path
+from marl_sb3.storage.atomic import unfinished_path, with_filename
 from marl_sb3.types import Array
 from marl_sb3.wrappers.caption import is_picture
 
@@ -58,7 +58,8 @@ class VideoFile:
 
     def __exit__(self, *_: object) -> None:
         if self._encoder is not None:
-            self._encoder.discard()
+            with suppress(OSError):  # of a full disk, which has been raised before
+                self._encoder.discard()
             self._encoder = None
         self._unfinished.unlink(missing_ok=True)
 
@@ -79,14 +80,16 @@ class VideoFile:
             self._encoder = self._make_encoder(self._unfinished, self.fps)
         if frame.shape != self._size:
             raise EnvError(f"render() returned {_outline(frame)}; the frames before it are {self._size}")
-        self._encoder.add(frame)
+        with with_filename(self.path):
+            self._encoder.add(frame)
         self.num_frames += 1
 
     def finish(self) -> None:
         """Encode the frames that are left and replace the file at `path`."""
         if self._encoder is None:
             raise EnvError("no frame was rendered: there is no video")
-        self._encoder.finish()
+        with with_filename(self.path):
+            self._encoder.finish()
         os.replace(self._unfinished, self.path)
         self._encoder = None
 

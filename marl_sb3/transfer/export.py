@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from marl_sb3.errors import ConfigError, ExportError, path_is_usable
-from marl_sb3.storage.atomic import UNFINISHED, temporary_folder
+from marl_sb3.storage.atomic import UNFINISHED, temporary_folder, with_filename
 from marl_sb3.types import PolicyID
 
 if TYPE_CHECKING:
@@ -62,7 +62,8 @@ def export_policies(
             _check_targets(out, [*targets.values(), *beside], force)
             out.mkdir(parents=True, exist_ok=True)
             unfinished = cleanup.enter_context(temporary_folder(out / f"{UNFINISHED}export"))
-        written = chosen.write(bundle, about, unfinished)
+        with with_filename(out):
+            written = chosen.write(bundle, about, unfinished)
         for file in written:
             _move(file.path, targets[file.policy_id], chosen.companions)
     return [replace(file, path=targets[file.policy_id]) for file in written]

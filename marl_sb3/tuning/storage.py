@@ -13,6 +13,7 @@ from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 
 from marl_sb3.errors import ConfigError
+from marl_sb3.storage.atomic import with_filename
 
 _JOURNAL = "journal.log"
 
@@ -45,8 +46,9 @@ class SafeJournal(JournalFileBackend):
         """Append after the last complete line."""
         self._write_lock.acquire()  # reentrant: Optuna takes it, too
         try:
-            self._truncate_incomplete_line()
-            super().append_logs(logs)
+            with with_filename(self._path):
+                self._truncate_incomplete_line()
+                super().append_logs(logs)
         finally:
             self._write_lock.release()
 

@@ -72,7 +72,8 @@ class FilmedEnv(BaseParallelWrapper):  # type: ignore[misc]
             if is_disk_full(error):
                 raise
             # As an error of this package, so that it is not reported as an exception of the env.
-            raise MarlSb3Error(f"the video cannot be written: {error}") from error
+            why = str(error).partition("\n")[0]  # imageio adds the command line of ffmpeg
+            raise MarlSb3Error(f"the video cannot be written: {why}") from error
 
 
 def filming_factory(env: str | EnvFactory, on_frame: OnFrame, n_episodes: int) -> EnvFactory:

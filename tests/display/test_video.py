@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,17 @@ def test_gif_shows_frames_as_long_as_the_format_can(tmp_path: Path, fps: float, 
 def test_frames_that_do_not_change_last_as_long_as_others(tmp_path: Path) -> None:
     write(tmp_path / "film.gif", [picture(0)] * 3 + [picture(1)])
     assert sum(frames_of_gif(tmp_path / "film.gif")[1]) == 400
+
+
+def test_a_film_on_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_space(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("marl_sb3.display.video._GifEncoder.finish", no_space)
+    with pytest.raises(OSError, match=r"No space left on device: .*film\.gif"):
+        write(tmp_path / "film.gif", [picture(0)])
+    monkeypatch.undo()
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(("height", "width"), [(16, 24), (17, 25)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -27,6 +28,7 @@ import marl_sb3
 from marl_sb3.config import load_config
 from marl_sb3.errors import ConfigError, ExportError
 from marl_sb3.export import main
+from marl_sb3.learners.bundle import PolicyBundle
 from marl_sb3.runs.prepare import prepare
 from marl_sb3.runs.run import Run
 from marl_sb3.transfer import onnx_graph
@@ -453,6 +455,18 @@ def test_force_replaces(run_folder: Path) -> None:
     assert export("run --out out --force") == 0
     assert files_in(Path("out")) == ["a.zip", "b.zip"]
     assert Path("out/b.zip").read_bytes() != b"mine"
+
+
+def test_a_full_disk_is_named(
+    run_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def no_space(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(PolicyBundle, "save_policies", no_space)
+    assert export("run --out out") == 1
+    assert "No space left on device: 'out'" in capsys.readouterr().err
+    assert files_in(Path("out")) == []
 
 
 def test_a_failed_export_leaves_the_former_files(

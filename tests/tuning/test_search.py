@@ -15,6 +15,7 @@ import optuna
 import pytest
 import yaml
 from forked import ForkServer
+from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
 import marl_sb3
@@ -382,6 +383,16 @@ def test_half_a_line_of_a_killed_writer_does_not_end_the_study(in_tmp: Path) -> 
         file.write(b'{"op_code": 4, "work')
     study = in_this_process(study="s", trials=2)
     assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 2
+
+
+def test_a_journal_on_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_space(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    journal = SafeJournal(tmp_path / "journal.log")
+    monkeypatch.setattr(JournalFileBackend, "append_logs", no_space)
+    with pytest.raises(OSError, match=r"No space left on device: .*journal\.log"):
+        journal.append_logs([])
 
 
 def test_a_journal_of_whole_lines_is_left_as_it_is(tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ def test_what_an_env_lacks_for_drawing_is_told(error: type[Exception]) -> None:
 
 def test_a_video_that_cannot_be_written_is_not_the_envs_fault() -> None:
     def broken(frame: Any) -> None:
-        raise BrokenPipeError("ffmpeg has ended")
+        raise OSError("ffmpeg has ended\n\nFFMPEG COMMAND:\nffmpeg -y ...")  # as imageio says it
 
     env = make_vec_env(filming_factory(ScriptedEnv, broken, 1))
     with pytest.raises(MarlSb3Error, match=r"^the video cannot be written: ffmpeg has ended$"):
