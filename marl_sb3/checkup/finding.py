@@ -17,9 +17,9 @@ class Severity(StrEnum):
     """How bad a finding is.
 
     Attributes:
-        FAULT: it breaks a training, or spoils what it learns or repeats.
-        WARNING: it may do so; the env's author has to judge.
-        ADVICE: the env can be trained in as it is; something would help.
+        FAULT: training fails, learns from wrong data, or cannot be repeated.
+        WARNING: a possible fault; the env's author has to judge.
+        ADVICE: training works, but a change would make it faster, easier or less noisy.
     """
 
     FAULT = "fault"
@@ -73,7 +73,7 @@ class Check:
         after: the play that collects what it looks at, see `examination.PLAYS`.
         severity: of what it finds.
         title: what is wrong, as a sentence without a full stop.
-        why: why this matters for a training.
+        why: why this matters for training.
         remedy: what to do.
         find: yields the places where it is seen; none if all is well.
     """
@@ -95,7 +95,7 @@ class Finding:
         check: id of the check.
         severity: how bad it is.
         title: what is wrong.
-        why: why this matters for a training.
+        why: why this matters for training.
         remedy: what to do.
         seen: the first places where it was seen, at most `MOST_SEEN`.
         count: the number of all such places.

@@ -9,8 +9,8 @@ from marl_sb3.cli.parser import CommandParser, add_env_option, add_verbosity, as
 from marl_sb3.errors import ConfigError
 
 _EPILOG = """\
-A fault ends a training, or makes what it learns wrong or impossible to repeat.
-A warning is a possible fault. Advice is optional. Only faults change the exit
+With a fault, training fails, learns from wrong data, or cannot be repeated. A
+warning is a possible fault. Advice is optional. Only faults change the exit
 code. docs/reference/checks.md lists all checks.
 
 The env is played in separate processes, so that a hang or a crash of the env is

@@ -1,4 +1,4 @@
-"""Advice: what does not break a training but makes it slower, harder or noisier."""
+"""Advice: what does not break training but makes it slower, harder or noisier."""
 
 from __future__ import annotations
 
@@ -111,14 +111,14 @@ def _check(name: str, title: str, why: str, remedy: str, find: Callable[..., Any
 
 ADVICE: tuple[Check, ...] = (
     Check(
-        "observation-constant", "episodes", Severity.WARNING, "an agent always sees the same",
-        "It cannot react to anything.",
-        "Look whether its observation is ever filled; some envs draw pictures only with --set "
+        "observation-constant", "episodes", Severity.WARNING, "an agent's observation never changes",
+        "The agent cannot react to anything.",
+        "Check that its observation is ever filled in; some envs draw images only with --set "
         "env.render_mode=rgb_array.", blind_agents,
     ),
     _check(
         "observation-scale", "observations are larger than 10",
-        "Networks learn best from numbers around 1; large ones slow the learning or stop it.",
+        "Networks learn best from numbers around 1; large ones slow learning down or prevent it.",
         "Divide observations by their range in the env, or --set normalize_observations=true.", large_observations,
     ),
     _check(
@@ -128,13 +128,13 @@ ADVICE: tuple[Check, ...] = (
         reward_scale,
     ),
     _check(
-        "reward-always-zero", "an agent is never paid under random actions",
+        "reward-always-zero", "an agent gets no reward under random actions",
         "Nothing is learned before the first reward is found.",
-        "Look whether rewards are set at all. If they are rare, reward progress too, or play longer.", no_rewards,
+        "Check that rewards are set at all. If they are rare, reward progress too, or play longer.", no_rewards,
     ),
     _check(
         "action-range", "continuous actions do not range from -1 to 1",
-        "A new policy draws actions around 0 with a deviation of 1: it may see a small part of the range, or "
+        "A new policy draws actions around 0 with a standard deviation of 1: it may see a small part of the range, or "
         "mostly its bounds.",
         "--set rescale_actions=true, or let the env take actions from -1 to 1 and scale them itself.", action_ranges,
     ),
@@ -145,7 +145,7 @@ ADVICE: tuple[Check, ...] = (
     ),
     _check(
         "warns", "the env gives warnings",
-        "They tell of mistakes in the env or in how it is used.",
-        "Read them, and mend what they say.", warns,
+        "Warnings point to mistakes in the env or in how it is used.",
+        "Read them, and fix what they name.", warns,
     ),
 )  # fmt: skip

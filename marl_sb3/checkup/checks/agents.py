@@ -108,43 +108,43 @@ def _check(name: str, severity: Severity, title: str, why: str, remedy: str, fin
 AGENTS: tuple[Check, ...] = (
     _check(
         "unknown-agent", Severity.FAULT, "an agent is live that possible_agents does not list",
-        "It has no policy and no place in the arrays; a training stops there.",
+        "It has no policy and no place in the arrays, so training stops there.",
         "List every agent that may ever appear in `possible_agents`.", unknown,
     ),
     _check(
         "ends-without-flag", Severity.FAULT, "an episode is over, but an agent has no flag that says so",
-        "Nobody knows whether the agent's return goes on after the end; a training stops there.",
+        "It is unknown whether the agent's return bootstraps at the end, so training stops there.",
         "Set `terminated` or `truncated` for each agent in the step in which it leaves `agents` for good.", silent_ends,
     ),
     _check(
         "live-after-end", Severity.WARNING, "an agent stays in `agents` after it has ended",
-        "marl_sb3 lets it act no more; other libraries go on with it, or never reset the env.",
+        "In marl_sb3 it does not act any more; other libraries let it act on, or never reset the env.",
         "Remove an agent from `agents` in the step in which it ends.", live_after_end,
     ),
     _check(
-        "reward-not-counted", Severity.WARNING, "an agent is paid that has not acted, or has ended",
-        "The reward belongs to no action, so that nothing is learned from it.",
-        "Pay an agent from its first action to its end; add later rewards to those of its last step.", unearned,
+        "reward-not-counted", Severity.WARNING, "an agent gets a reward before it has acted or after it has ended",
+        "The reward belongs to no action, so nothing is learned from it.",
+        "Give rewards only between an agent's first action and its end; add later ones to its last step.", unearned,
     ),
     _check(
         "never-acts", Severity.WARNING, "an agent never acts",
         "Its policy gets no data. If it is the only agent of its policy, that policy is never trained.",
-        "Remove it from `possible_agents`, or look for the reason; --episodes plays more.", never_acts,
+        "Remove it from `possible_agents`, or look for the reason; --episodes plays more episodes.", never_acts,
     ),
     _check(
         "never-ends", Severity.WARNING, "an episode does not end",
-        "Without ends there are no returns to report, to compare or to stop by.",
-        "Truncate episodes after a number of steps. If they are that long, --steps plays more.", never_ends,
+        "Without an end there are no episode returns to report, compare or stop by.",
+        "Truncate episodes after some number of steps. If episodes are that long, play more with --steps.", never_ends,
     ),
     _check(
         "time-limit-terminates", Severity.WARNING, "episodes always end in the same step, as terminated",
-        "This looks like a time limit. After `terminated` nothing is expected to come, so that values near the limit "
-        "are learned too low.",
+        "This looks like a time limit. After `terminated` no more reward is expected, so values near the limit are "
+        "learned too low.",
         "Report a time limit as `truncated`. If the task itself ends in that step, leave it.", disguised_time_limit,
     ),
     _check(
         "ends-early", Severity.ADVICE, "agents end before others",
         "marl_sb3 trains no step of an agent after its end; SuperSuit and stock SB3 train on padding.",
-        "Nothing, but compare returns of agents with their numbers of steps in mind.", ends_early,
+        "Nothing; when you compare the returns of agents, keep their numbers of steps in mind.", ends_early,
     ),
 )  # fmt: skip

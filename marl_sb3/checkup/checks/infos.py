@@ -88,18 +88,18 @@ def _check(name: str, severity: Severity, title: str, why: str, remedy: str, fin
 INFOS: tuple[Check, ...] = (
     _check(
         "info-type", Severity.FAULT, "an info is not a dictionary",
-        "A training stops there.",
-        "Return a dictionary for each agent, empty if there is nothing to tell.", info_types,
+        "Training stops at such an info.",
+        "Return a dictionary for each agent; it may be empty.", info_types,
     ),
     _check(
         "info-missing", Severity.ADVICE, "infos have no entry for an agent",
-        "marl_sb3 takes it as empty; SuperSuit and other libraries fail.",
-        "Return a dictionary for each agent, empty if there is nothing to tell.", info_missing,
+        "marl_sb3 treats a missing entry as empty; SuperSuit and other libraries fail.",
+        "Return a dictionary for each agent; it may be empty.", info_missing,
     ),
     _check(
         "info-huge", Severity.WARNING, "an info holds more than 64 KiB",
         "Infos are kept and copied in every step; workers send them to another process.",
-        "Put pictures and histories elsewhere, and numbers only into infos.", info_sizes,
+        "Keep images and histories out of infos; return only numbers.", info_sizes,
     ),
     _check(
         "action-mask", Severity.FAULT, "an action mask is wrong",

@@ -24,7 +24,7 @@ def refused(evidence: Evidence) -> Iterator[Seen]:
 MORE: tuple[Check, ...] = (
     stop_check(
         "state-not-restored", "state", Severity.FAULT, "set_state(get_state()) does not bring the env back",
-        "A resumed run goes on from another state than the one it was saved in.",
+        "A resumed run goes on from a different state.",
         "Let get_state() return everything that an episode changes, the state of random generators too, as plain "
         "data and arrays, and set_state() put it back, in a new env as well.",
     ),
@@ -42,8 +42,8 @@ MORE: tuple[Check, ...] = (
     ),
     Check(
         "vectorizer-refuses", "speed", Severity.FAULT, "the vectorizer refuses the env",
-        "A training stops there.",
-        "Change what the message says.", refused,
+        "Training cannot start.",
+        "Do what the message says.", refused,
     ),
     stop_check(
         "no-algorithm", "speed", Severity.FAULT, "no algorithm can learn with these spaces",

@@ -15,12 +15,12 @@ PROCESSES: tuple[Check, ...] = (
     ),
     stop_check(
         "hangs", "processes", Severity.FAULT, "a call of the env does not return",
-        "A training waits for it forever.",
+        "Training would wait for it forever.",
         "Look at the line that was running. If the env is that slow, --timeout gives it more time.",
     ),
     stop_check(
         "crashes", "processes", Severity.FAULT, "the env ends the process",
-        "A training is gone without a checkpoint.",
-        "Look at the line that was running: code in C has a defect, memory ran out, or os._exit was called.",
+        "Training ends without a checkpoint.",
+        "Look at the line that was running: C code may have a bug, memory may have run out, or os._exit was called.",
     ),
 )  # fmt: skip

@@ -87,7 +87,7 @@ SEEDS: tuple[Check, ...] = (
     ),
     _check(
         "seed-ignored", Severity.FAULT, "reset(seed=...) does not seed the env",
-        "All envs of a vectorizer play the same episodes, so that more envs bring no more experience.",
+        "All envs of a vectorizer play the same episodes, so more envs bring no more experience.",
         _SEEDING, seed_ignored,
     ),
     _check(

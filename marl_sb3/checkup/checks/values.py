@@ -176,17 +176,17 @@ def _check(name: str, severity: Severity, title: str, why: str, remedy: str, fin
 VALUES: tuple[Check, ...] = (
     _check(
         "observation-not-finite", Severity.FAULT, "an observation is NaN or infinite",
-        "One NaN turns all weights of the network into NaN; a training stops when it sees one.",
+        "A single NaN turns all weights of a network into NaN, so training stops when it sees one.",
         "Look for divisions by zero, logarithms of zero and empty means in the env.", not_finite,
     ),
     _check(
         "observation-space", Severity.FAULT, "an observation does not fit its space",
-        "The network is built for the space, so that a training stops at such an observation.",
+        "Networks are built for the space, so training stops at such an observation.",
         "Change the observation or the space until space.contains(observation) holds.", outside_space,
     ),
     _check(
         "observation-bounds", Severity.WARNING, "an observation lies outside the bounds of its Box",
-        "Images are divided by the bounds, and normalising by bounds goes wrong.",
+        "Code that scales observations by their bounds computes wrong numbers.",
         "Give the Box the true bounds, or -inf and inf.", beyond_bounds,
     ),
     _check(
@@ -196,22 +196,22 @@ VALUES: tuple[Check, ...] = (
     ),
     _check(
         "missing-value", Severity.FAULT, "an agent gets no observation, reward or flag",
-        "Nothing can be learned from the step, so that a training stops there.",
+        "Nothing can be learned from such a step, so training stops there.",
         "Return a value for each agent that acted, and an observation for each agent in `agents`.", missing,
     ),
     _check(
         "missing-final-observation", Severity.FAULT, "an agent ends without a final observation",
-        "The return of a truncated agent is completed with the value of its final observation.",
+        "The return of a truncated agent bootstraps from the value of its final observation.",
         "In the step in which an agent ends, return its observation too.", missing_final,
     ),
     _check(
         "reward-not-a-number", Severity.FAULT, "a reward is not a finite number",
-        "One NaN turns all weights of the network into NaN; a training stops when it sees one.",
+        "A single NaN turns all weights of a network into NaN, so training stops when it sees one.",
         "Return a float for each agent that acted.", reward_faults,
     ),
     _check(
         "flag-type", Severity.WARNING, "a terminated or truncated flag is not a boolean",
-        "Any object counts as true unless it is empty or zero, None as false.",
+        "Any other object counts as true unless it is empty or zero; None counts as false.",
         "Return True or False.", flag_types,
     ),
     _check(
