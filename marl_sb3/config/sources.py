@@ -45,7 +45,7 @@ def load_config(
     An env that is code, `package.module:factory`, is accepted only if the user names it as `env` or `trusted_env`: a
     file alone must not import code.
     """
-    _require_kinds(hparams, settings)
+    require_kinds(hparams, settings)
     algo = None if algo is None else canonical_algorithm(algo)
     named = [name for name in (env, trusted_env) if name is not None]
     notes: list[str] = []
@@ -73,8 +73,12 @@ def load_config(
         raise ConfigError(f"{source}: {error}" if source else str(error), key=error.key) from error
 
 
-def _require_kinds(hparams: Any, settings: Any) -> None:
-    """Refuse arguments of wrong types, which only callers in Python can pass."""
+def require_kinds(hparams: Any, settings: Any) -> None:
+    """Refuse arguments of wrong types, which only callers in Python can pass.
+
+    Raises:
+        ConfigError: `hparams` is no path and no mapping, or `settings` no mapping with strings as keys.
+    """
     if not isinstance(hparams, (str, Path, Mapping, type(None))):
         accepted = "the path of a settings file, or a mapping from env ids to their settings"
         raise ConfigError(f"hparams is {shown(hparams)}; accepted: {accepted}", key="hparams")

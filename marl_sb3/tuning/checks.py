@@ -18,6 +18,9 @@ from marl_sb3.tuning.search import Search
 from marl_sb3.tuning.study import TuneStudy
 from marl_sb3.types import PolicyID
 
+# Keys of errors that do not depend on what a trial tries, unless it is searched.
+_OF_ALL_TRIALS = frozenset({"env", "algo", "policies", "device", "vectorizer", "objective"})
+
 
 @dataclass(frozen=True)
 class Preview:
@@ -76,6 +79,8 @@ def check_search(search: Search, factory: EnvFactory | None, where: str) -> list
             if searches_batch_size:
                 _require_distinct_minibatches(seen)
         except ConfigError as error:
+            if error.key in _OF_ALL_TRIALS - space.names:
+                raise
             shown = ", ".join(f"{name}={value}" for name, value in settings.items())
             raise ConfigError(f"{error} (in a trial with {shown})", key=error.key) from error
         previews.append(seen)

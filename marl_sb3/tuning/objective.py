@@ -41,7 +41,8 @@ class Objective:
 
     def _k(self) -> int | None:
         head, _, k = self.over.rpartition("_")
-        return int(k) if head == "mean_of_last" and k.isdecimal() and int(k) > 0 else None
+        is_count = head == "mean_of_last" and k.isdecimal() and len(k) < 10
+        return int(k) or None if is_count else None
 
     def require_known(self, names: Sequence[str]) -> None:
         """Refuse an objective that is not among the names of metrics."""

@@ -14,9 +14,10 @@ from typing import Any
 
 from marl_sb3.config import Hparams, TrainConfig, entry_of, plain_data, require_named
 from marl_sb3.config.names import as_integer, canonical_settings
+from marl_sb3.config.sources import require_kinds
 from marl_sb3.config.values import plain_numbers
 from marl_sb3.envs.registry import EnvFactory, factory_id
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import ConfigError, as_path, path_is_usable
 from marl_sb3.tuning.checks import check_search
 from marl_sb3.tuning.jobs.run import study_lock
 from marl_sb3.tuning.search import Search, read_search
@@ -63,20 +64,22 @@ def prepare_study(
     Raises:
         ConfigError: an option is wrong; no trial was run.
     """
+    require_kinds(hparams, settings)
+    root = as_path("root", root)
     name = _new_name() if study is None else study
     if not _is_folder_name(name):
         words = f"a printable name of at most {_MAX_NAME} bytes without / and \\ that does not start with a dot"
         raise ConfigError(f"--study is {name!r}; accepted: {words}", key="study")
     factory = None if env is None or isinstance(env, str) else env
     named = env if env is None or isinstance(env, str) else factory_id(env)
-    env_id = named or _env_of(name, Path(root), options.get("storage"))
+    env_id = named or _env_of(name, root, options.get("storage"))
     notes: list[str] = []
     entry = None
     if hparams is not None:
         env_id, _, entry = entry_of(hparams, env_id, notes)
         require_named(env_id, [] if named is None else [named], "hparams" if isinstance(hparams, Mapping) else hparams)
     env_id = env_id or DEFAULT_ENV
-    folder = study_folder(env_id, name, Path(root))
+    folder = study_folder(env_id, name, root)
     given = {key: as_integer(plain_numbers(value)) for key, value in options.items() if value is not None}
     if entry is not None:
         given["hparams"] = {env_id: plain_data(entry)}
@@ -116,7 +119,8 @@ def _require_same(before: Search | None, search: Search, folder: Path) -> None:
 def _open(search: Search, folder: Path, factory: EnvFactory | None, where: str, *, is_continued: bool) -> TuneStudy:
     """Check a search, and start its study or continue it."""
     warnings = check_search(search, factory, where)
-    folder.mkdir(parents=True, exist_ok=True)
+    with path_is_usable("cannot write to the study folder", folder, "root"):
+        folder.mkdir(parents=True, exist_ok=True)
     with study_lock(folder):
         study = TuneStudy(search, folder, factory)
         study.continued = is_continued or bool(study.trials)

@@ -708,6 +708,15 @@ def test_sqlite_holds_a_study_too(in_tmp: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"root": 3}, "root is 3; accepted: a path"),
+        (
+            {"root": "/proc/none"},
+            "cannot write to the study folder /proc/none/tune/arena/.*: No such file or directory",
+        ),
+        ({"hparams": 3}, "hparams is 3; accepted: the path of a settings file, or a mapping"),
+        ({"settings": {1: 2}}, "settings has the key 1; accepted: strings"),
+        ({"over": f"mean_of_last_{'9' * 5000}"}, "accepted: last, best or mean_of_last_K"),
+        ({"env": "nope"}, "unknown env 'nope'.*:factory$"),
         ({"trials": 0}, "--trials is 0; accepted: an integer of at least 1"),
         ({"space": {"bach_size": {"choices": [1]}}}, "unknown hyperparameter 'bach_size'"),
         ({"space": {"batch_size": {"choices": [20, 4000]}}}, "batch_size is 4000, larger than its rollout"),
