@@ -94,7 +94,7 @@ def test_workers_are_replaced_after_the_process_that_starts_them_has_been_killed
     assert until(lambda: len(psutil.Process(main.pid).children(recursive=True)) == 3)
     main.kill()
     _, errors = main.communicate()
-    assert errors.count("it is replaced") == 2
+    assert errors.count("has ended: the process that starts workers was killed, in env") == 2
 
 
 def test_a_signal_shows_what_the_main_process_and_its_workers_do() -> None:

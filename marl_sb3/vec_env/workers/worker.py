@@ -221,12 +221,16 @@ class Worker:
         words = how or f"has ended: {_ending(code)}, in env {self._board.env_index}"
         return WorkerLostError(f"{self.name()} {words}", self._written())
 
-    def end(self) -> int:
-        """Kill the process if it runs; returns its exit code, negative for a signal."""
+    def end(self) -> int | None:
+        """Kill the process if it runs.
+
+        Returns:
+            Its exit code, negative for a signal; None if the fork server has ended, and the worker with it.
+        """
         if self._channel is not None:
             self._channel.close()
             self._channel = None
-        code = 0
+        code = None
         if self._process and self._fork_server is not None:
             with suppress(ForkServerEndedError):
                 code = self._fork_server.end(self._process)
@@ -242,7 +246,9 @@ class Worker:
             self._stacks = -1
 
 
-def _ending(code: int) -> str:
+def _ending(code: int | None) -> str:
+    if code is None:
+        return "the process that starts workers was killed"
     if code >= 0:
         return f"exit code {code}"
     names = {number.value: number.name for number in signal.Signals}
