@@ -41,7 +41,7 @@ class ForkServer:
         parent = os.getpid() if threading.current_thread() is threading.main_thread() else 0
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", fork_server_process.__name__, str(theirs.fileno()), str(parent)],
+                [sys.executable, "-P", "-m", fork_server_process.__name__, str(theirs.fileno()), str(parent)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

@@ -137,3 +137,8 @@ def test_an_interrupt_leaves_no_answer_to_another_request(monkeypatch: pytest.Mo
     (worker,) = vec.call("process", [0])
     vec.close()
     assert not psutil.pid_exists(worker)
+
+
+def test_a_file_in_the_working_folder_hides_no_module_that_this_process_has(in_tmp: Path) -> None:
+    Path("gymnasium.py").write_text("raise SystemExit('found in the working folder')")
+    ForkServer().close()
