@@ -62,11 +62,6 @@ def _make_envs(config: TrainConfig, factory: EnvFactory | None, ray: RaySettings
     if not config.n_shards and ray is None:
         return make_vec_env(env_of(config, factory), config.n_envs, **settings)
 
-    if config.n_workers != 0:
-        words = (
-            f"n_workers is {config.n_workers!r}, but the runners step the shards; accepted with n_shards or --ray: 0"
-        )
-        raise ConfigError(words, key="n_workers")
     from marl_sb3.vec_env.sharded_vec_env import make_sharded_vec_env
 
     return make_sharded_vec_env(env_of(config, factory), config.n_envs, config.n_shards, ray=ray, **settings)

@@ -120,6 +120,13 @@ class ShardedVecEnv(MultiAgentVecEnv):
                 f"{', '.join(map(str, fitting))}",
                 key="n_shards",
             )
+        n_workers = plan.env_kwargs.get("n_workers", 0)
+        if n_workers != 0:
+            raise ConfigError(
+                f"n_workers is {n_workers!r}, but envs in shards have no workers: each runner is a process of its own; "
+                "accepted with n_shards or --ray: 0, and more --runners",
+                key="n_workers",
+            )
         with preserve_rng():
             probe = plan.probe()
             probe.close()

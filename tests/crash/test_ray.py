@@ -96,7 +96,7 @@ def test_a_run_that_has_lost_all_nodes_is_resumed_exactly(in_tmp: Path) -> None:
 
 
 OF_OWN_ENV = """
-import os
+import logging, os
 from marl_sb3.envs.arena import ArenaEnv
 
 class Own(ArenaEnv):
@@ -104,13 +104,15 @@ class Own(ArenaEnv):
         super().__init__(**settings)
         with open(os.environ["SEEN"], "a") as file:
             print(os.environ.get("GREETING"), __file__, file=file)
+        logging.getLogger("own").warning("greeting: %s", os.environ.get("GREETING"))
 """
 
 
 @pytest.mark.parametrize("field", ["py_modules", "working_dir"])
 def test_runners_get_their_runtime_env(
-    field: str, in_tmp: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    field: str, in_tmp: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """And what they log is logged here."""
     package = tmp_path / "source" / f"of_{field}"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text(OF_OWN_ENV)
@@ -124,6 +126,7 @@ def test_runners_get_their_runtime_env(
     assert seen[0] == ["None", str(package / "__init__.py")]  # the probe in this process
     assert [greeting for greeting, _ in seen[1:]] == ["hello", "hello"]
     assert all("runtime_resources" in file for _, file in seen[1:])
+    assert [record.getMessage() for record in caplog.records].count("greeting: hello") == 2
 
 
 def of_terminal(run: subprocess.Popen[str], number: int) -> None:

@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -39,7 +39,7 @@ def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--runners", "2"], "--runners is only for Ray; accepted: with --ray"),
         (["--ray", "--ray-runtime-env", "none.yml"], "none.yml"),
         (["--ray", "--set", "n_shards=5"], "n_shards is 5, which does not divide n_envs 2; accepted: 1, 2"),
-        (["--ray", "--workers", "2"], "n_workers is 2"),
+        (["--ray", "--workers", "2"], "--workers: n_workers is 2, but envs in shards have no workers"),
     ],
 )
 def test_wrong_options_end_with_code_2(
@@ -89,6 +89,7 @@ class FakeRay(ModuleType):
         self.error = error
         self.is_initialized = lambda: False
         self.shutdowns = 0
+        self._private = SimpleNamespace(worker=SimpleNamespace())
 
     def init(self, _temp_dir: str, **_: Any) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -119,11 +120,15 @@ def test_nobody_answers(connect: Callable[..., tuple[FakeRay, Connection]]) -> N
         connect("127.0.0.1:9")
 
 
-def test_a_ray_of_ones_own_leaves_nothing(connect: Callable[..., tuple[FakeRay, Connection]]) -> None:
+def test_a_ray_of_ones_own_leaves_nothing(
+    connect: Callable[..., tuple[FakeRay, Connection]], capsys: pytest.CaptureFixture[str]
+) -> None:
     before = signal.getsignal(signal.SIGTERM)
     ray, connection = connect("local")
     assert signal.getsignal(signal.SIGTERM) is before
     assert ray.folder.is_dir()
+    ray._private.worker.print_to_stdstream({"lines": ["a worker died"]}, ignore_prefix=False)
+    assert capsys.readouterr().out == ""
     connection.close()
     assert (ray.shutdowns, ray.folder.exists()) == (1, False)
 

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -333,9 +333,37 @@ def test_more_runners_than_shards_are_refused(make: Callable[..., MultiAgentAlgo
         make(runners=in_fake_pool(FakePool(), 3)).start_runners()
 
 
-def test_n_shards_divides_n_envs() -> None:
-    with pytest.raises(ConfigError, match="n_shards is 3, which does not divide n_envs 4; accepted: 1, 2, 4"):
-        make_sharded_vec_env("arena", 4, 3)
+@pytest.mark.parametrize(
+    ("n_shards", "more", "message"),
+    [
+        (3, {}, "n_shards is 3, which does not divide n_envs 4; accepted: 1, 2, 4"),
+        (2, {"n_workers": 1}, "n_workers is 1, but envs in shards have no workers"),
+    ],
+)
+def test_shards_that_are_refused(n_shards: int, more: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_sharded_vec_env("arena", 4, n_shards, **more)
+
+
+class OneAtATime(ScriptedEnv):
+    """As a simulator of which a process can run only one."""
+
+    running: ClassVar[int] = 0
+
+    def __init__(self, **settings: Any) -> None:
+        if OneAtATime.running:
+            raise RuntimeError("the simulator runs")
+        OneAtATime.running += 1
+        super().__init__(**settings)
+
+    def close(self) -> None:
+        OneAtATime.running -= 1
+
+
+def test_an_env_of_which_a_process_makes_only_one_is_refused(make: Callable[..., MultiAgentAlgorithm]) -> None:
+    algorithm = make(env=OneAtATime, script=None)
+    with pytest.raises(ConfigError, match=r"shard 0 .*env 1: .*the simulator runs.*as many shards and runners as envs"):
+        algorithm.start_runners()
 
 
 def test_a_checkpoint_of_other_shards_is_refused(make: Callable[..., MultiAgentAlgorithm], tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ from marl_sb3.config.ray import RaySettings
 from marl_sb3.errors import ConfigError
 from marl_sb3.runners.ray.address import LOCAL, answering, require_ray
 
+_log = logging.getLogger(__name__)
+
 
 class Connection:
     """A connection to Ray; `close` ends it, and with it a Ray that was started for it.
@@ -59,6 +61,7 @@ class Connection:
         else:
             own = {"address": answering(settings.address)}
         self.ray.init(**common, **own)
+        self.ray._private.worker.print_to_stdstream = _log_message
 
     def _runtime_env(self, settings: RaySettings) -> Mapping[str, Any] | None:
         if settings.runtime_env is None:
@@ -116,6 +119,12 @@ def _signals_preserved() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)
+
+
+def _log_message(message: Mapping[str, Any], **_: Any) -> None:
+    """Log what Ray prints about processes that have ended: standard output is for the name of the run folder."""
+    for line in message["lines"]:
+        _log.debug("Ray: %s", line)
 
 
 @contextmanager

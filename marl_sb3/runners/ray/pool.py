@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from marl_sb3.errors import ConfigError
 from marl_sb3.runners.ray.connection import Connection
+from marl_sb3.runners.shards.host import Logged, RunnerProcess
 from marl_sb3.runners.shards.plan import ShardFault, ShardPlan
 from marl_sb3.runners.shards.pool import Answer, Lost
+from marl_sb3.vec_env.workers.worker_log import pass_on
 
 
 class RayPool:
@@ -30,21 +33,20 @@ class RayPool:
 
     def begin(self, plan: ShardPlan) -> int:
         """See `Pool.begin`."""
-        from marl_sb3.runners.shards.host import ShardHost
-
         if self._plan is None:
             self._plan = self._put_plan(plan)
         runner = next(self._numbers)
-        self._actors[runner] = self._ray.remote(ShardHost).options(**self._options).remote(self._plan)
+        self._actors[runner] = self._ray.remote(RunnerProcess).options(**self._options).remote(self._plan)
         return runner
 
     def _put_plan(self, plan: ShardPlan) -> Any:
         try:
             return self._ray.put(plan)
-        except (TypeError, AttributeError, ValueError) as error:  # what pickle raises
+        except (TypeError, AttributeError, ValueError) as error:  # what pickle raises; Ray adds pages to it
+            reason = error.__cause__ or error.__context__ or error
             raise ConfigError(
-                f"the env or a policy cannot be sent to another process: {error}; accepted: package.module:factory, or "
-                "factories and classes that can be pickled",
+                f"the env or a policy cannot be sent to another process: {reason}; accepted: package.module:factory, "
+                "or factories and classes that can be pickled",
                 key="env",
             ) from error
 
@@ -75,7 +77,7 @@ class RayPool:
     def _result(self, reference: Any) -> Any:
         errors = self._ray.exceptions
         try:
-            return self._ray.get(reference)
+            return _unlogged(self._ray.get(reference))
         except errors.RayTaskError as error:
             return ShardFault("RuntimeError", f"a runner raised: {_words(error)}", str(error))
         except errors.RayError as error:
@@ -95,9 +97,18 @@ class RayPool:
         self._connection.close()
 
 
+def _unlogged(result: Any) -> Any:
+    """Log in this process what was logged in a runner; returns the result without it."""
+    if not isinstance(result, Logged):
+        return result
+    pass_on(result.messages)
+    return result.result
+
+
 def _words(error: BaseException) -> str:
     """Return what an exception of Ray says, on one line and without the stacks of its inner workings."""
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
     first = lines[0] if lines else type(error).__name__
     last = lines[-1] if len(lines) > 1 and ": " in lines[-1] else ""
+    last, *_ = re.split(r" (?:Worker exit type|Node Id):", last)
     return " ".join(f"{type(error).__name__}: {first} {last}".split())[:400]

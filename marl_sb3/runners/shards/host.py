@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from marl_sb3.errors import ConfigError, MarlSb3Error
+from marl_sb3.errors import ConfigError, EnvRaisedError, MarlSb3Error
 from marl_sb3.runners.shards.plan import Inexact, RoundOrder, SavedShard, ShardFault, ShardPlan, ShardRollout
 from marl_sb3.runners.shards.pool import versions
 from marl_sb3.runners.shards.shard import Shard
+from marl_sb3.vec_env.workers.worker_log import MessageLog
 
 R = TypeVar("R")
 
@@ -104,10 +106,47 @@ class ShardHost:
     def _tried(self, shard: int, action: Callable[[Shard], R]) -> R | ShardFault:
         try:
             if shard not in self._shards:
-                self._shards[shard] = Shard(self._plan, shard)
+                self._shards[shard] = self._made(shard)
             return action(self._shards[shard])
         except Exception as error:
             return _fault(self._plan, shard, error)
+
+    def _made(self, shard: int) -> Shard:
+        try:
+            return Shard(self._plan, shard)
+        except EnvRaisedError as error:
+            if not self._shards and str(error).startswith("env 0:"):
+                raise
+            raise ConfigError(
+                f"{error}; this process has made other envs before; accepted, if it can make only one: as many shards "
+                "and runners as envs",
+                key="n_shards",
+            ) from error
+
+
+@dataclass(frozen=True)
+class Logged:
+    """A result, with what was logged on the way to it.
+
+    Attributes:
+        messages: see `MessageLog.taken`.
+    """
+
+    result: Any
+    messages: Sequence[tuple[Any, ...]]
+
+
+class RunnerProcess(ShardHost):
+    """A `ShardHost` in a process of its own, which collects log records and warnings of the process."""
+
+    def __init__(self, plan: ShardPlan) -> None:
+        self._log = MessageLog()
+        self._log.install()
+        super().__init__(plan)
+
+    def work(self, *arguments: Any) -> Any:
+        """See `ShardHost.work`; the result is `Logged`."""
+        return Logged(super().work(*arguments), self._log.taken())
 
 
 def _restored(state: SavedShard, shard: Shard) -> Inexact:

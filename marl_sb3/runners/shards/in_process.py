@@ -28,7 +28,7 @@ class InProcessRunners:
         """See `ShardRunners.start`."""
         if self._host is None:
             self._host = ShardHost(plan)
-            self._saved = dict.fromkeys(plan.shards, SavedShard())
+            self.restore(dict.fromkeys(plan.shards, SavedShard()))
 
     @property
     def _running(self) -> ShardHost:
