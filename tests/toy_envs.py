@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, ClassVar
 
+import gymnasium
 import numpy as np
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
@@ -208,3 +209,24 @@ class SampledEnv(ScriptedEnv):
         returned = super().step(actions)
         self.shown.append(returned[0])
         return returned
+
+
+class RandomEnv(gymnasium.Env):
+    """A Gymnasium env: random observations and rewards, episodes of 7 steps, every other one truncated."""
+
+    def __init__(self, observation_space: spaces.Space, action_space: spaces.Space) -> None:
+        self.observation_space, self.action_space = deepcopy(observation_space), deepcopy(action_space)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
+        super().reset(seed=seed)
+        if seed is not None:
+            self.observation_space.seed(seed)
+            self.episode = 0
+        self.steps, self.episode = 0, self.episode + 1
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+        self.steps += 1
+        over, odd = self.steps == 7, self.episode % 2 == 1
+        reward = float(np.sum(action)) + self.np_random.normal()
+        return self.observation_space.sample(), reward, over and odd, over and not odd, {}

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 import sb3_contrib
@@ -17,6 +16,7 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from stock_training import leaves
 from torch import nn
+from toy_envs import RandomEnv
 
 import marl_sb3
 from marl_sb3.errors import ConfigError
@@ -49,30 +49,9 @@ SMALL: dict[str, Any] = {
 }
 
 
-class RandomEnv(gymnasium.Env):
-    """Random observations and rewards, episodes of 7 steps, every other one truncated."""
-
-    def __init__(self, observation: str, action: spaces.Space) -> None:
-        self.observation_space, self.action_space = deepcopy(OBSERVATIONS[observation]), deepcopy(action)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
-        super().reset(seed=seed)
-        if seed is not None:
-            self.observation_space.seed(seed)
-            self.episode = 0
-        self.steps, self.episode = 0, self.episode + 1
-        return self.observation_space.sample(), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
-        self.steps += 1
-        over, odd = self.steps == 7, self.episode % 2 == 1
-        reward = float(np.sum(action)) + self.np_random.normal()
-        return self.observation_space.sample(), reward, over and odd, over and not odd, {}
-
-
 def vec_env(name: str, observation: str) -> DummyVecEnv:
     action = CHOICE if name in ("DQN", "QRDQN") else TWO_AXES
-    return DummyVecEnv([lambda: RandomEnv(observation, action)] * 2)
+    return DummyVecEnv([lambda: RandomEnv(OBSERVATIONS[observation], action)] * 2)
 
 
 def model(algorithm: type, name: str, observation: str = "box", env: Any = None, **hyperparameters: Any) -> Any:

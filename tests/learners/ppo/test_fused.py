@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 import stable_baselines3
@@ -16,6 +14,7 @@ from hypothesis import strategies as st
 from stable_baselines3.common.preprocessing import preprocess_obs
 from stable_baselines3.common.vec_env import DummyVecEnv
 from torch import nn
+from toy_envs import RandomEnv
 
 import marl_sb3
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
@@ -44,29 +43,8 @@ ACTIONS = {
 }
 
 
-class RandomEnv(gymnasium.Env):
-    """Random observations and rewards, episodes of 7 steps, every other one truncated."""
-
-    def __init__(self, observation: str, action: str) -> None:
-        self.observation_space, self.action_space = deepcopy(OBSERVATIONS[observation]), deepcopy(ACTIONS[action])
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
-        super().reset(seed=seed)
-        if seed is not None:
-            self.observation_space.seed(seed)
-            self.episode = 0
-        self.steps, self.episode = 0, self.episode + 1
-        return self.observation_space.sample(), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
-        self.steps += 1
-        over, odd = self.steps == 7, self.episode % 2 == 1
-        reward = float(np.sum(action)) + self.np_random.normal()
-        return self.observation_space.sample(), reward, over and odd, over and not odd, {}
-
-
 def vec_env(observation: str, action: str) -> DummyVecEnv:
-    return DummyVecEnv([lambda: RandomEnv(observation, action)] * 2)
+    return DummyVecEnv([lambda: RandomEnv(OBSERVATIONS[observation], ACTIONS[action])] * 2)
 
 
 def model(algorithm: type, observation: str, action: str, **hyperparameters: Any) -> Any:
