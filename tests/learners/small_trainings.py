@@ -1,0 +1,84 @@
+"""Small trainings of all kinds, for tests that save and load them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import stable_baselines3
+from toy_envs import NoisyEnv
+
+from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, make_vec_env
+from marl_sb3.storage.state import StateReader
+
+SMALL = {"n_steps": 24, "batch_size": 16, "n_epochs": 2, "device": "cpu"}
+PLANS = [
+    [({"a": (2 + i, "terminated"), "b": (5, "truncated"), "c": (4, "both")}, {"a": 0, "b": 0, "c": i})]
+    for i in range(3)
+]
+
+
+def arena(vectorizer: str = "auto", seed: int | None = None) -> Any:
+    return make_vec_env("arena", n_envs=3, seed=seed, vectorizer=vectorizer, max_timesteps=17)
+
+
+def noisy(seed: int | None = None) -> Any:
+    return make_vec_env(NoisyEnv, n_envs=3, seed=seed, plans=PLANS)
+
+
+def in_turns() -> Any:
+    """Rollouts of 24 steps end while agent b waits, in the middle of an episode of 14."""
+    script = {"a": (14, "truncated"), "b": (14, "terminated")}
+    return make_vec_env(NoisyEnv, n_envs=2, plans=[[(script, {}, {"b": [2, 5, 8, 9, 10, 11, 12]})]] * 2)
+
+
+PAIR = {"agent1": "pol1", "agent2": "pol2"}
+CASES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "shared, batched": (arena, {"learning_rate": "lin_1e-3"}),
+    "per agent, batched": (arena, {"policies": "per_agent"}),
+    "per agent, sync": (lambda: arena("sync"), {"policies": "per_agent"}),
+    "per agent, supersuit": (lambda: arena("supersuit"), {"policies": "per_agent"}),
+    "mapped, one frozen": (
+        arena,
+        {
+            "policies": {"pol1": PolicySpec(learning_rate=1e-3), "pol2": PolicySpec(gamma=0.9)},
+            "policy_mapping_fn": PAIR,
+            "policies_to_train": ["pol2"],
+        },
+    ),
+    "torch": (arena, {"update_path": "torch"}),
+    "stock PPO": (arena, {"policies": {"all": PolicySpec(stable_baselines3.PPO)}}),
+    "staggered endings": (noisy, {}),
+    "in turns": (in_turns, {"policies": "per_agent"}),
+    "target_kl and clip_range_vf": (arena, {"target_kl": 0.003, "clip_range_vf": "lin_0.2"}),
+}
+
+
+def build(case: str, **settings: Any) -> MultiAgentAlgorithm:
+    make, options = CASES[case]
+    return MultiAgentAlgorithm(make(), **{**SMALL, **options, **settings})
+
+
+def tensors_of(algorithm: MultiAgentAlgorithm) -> list[Any]:
+    return list(algorithm.get_state()[1].values())
+
+
+def assert_same(one: MultiAgentAlgorithm, other: MultiAgentAlgorithm) -> None:
+    for a, b in zip(tensors_of(one), tensors_of(other), strict=True):
+        assert set(a) == set(b)
+        for name in a:
+            np.testing.assert_array_equal(a[name], b[name], err_msg=name)
+
+
+class Remembers(MultiAgentCallback):
+    """Remembers whatever it is told to."""
+
+    def __init__(self, memory: Any) -> None:
+        super().__init__()
+        self.memory = memory
+
+    def get_state(self) -> dict[str, Any]:
+        return {"memory": self.memory}
+
+    def set_state(self, state: StateReader) -> None:
+        self.memory = state.value("memory")
