@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from marl_sb3.evaluation import evaluate_policies as evaluate_policies
     from marl_sb3.learners.a2c.a2c import A2C as A2C
     from marl_sb3.learners.bundle import PolicyBundle as PolicyBundle
-    from marl_sb3.learners.bundle import load_policies as load_policies
     from marl_sb3.learners.combine import combine_policies as combine_policies
+    from marl_sb3.learners.load import load_policies as load_policies
     from marl_sb3.learners.ppo.maskable_ppo import MaskablePPO as MaskablePPO
     from marl_sb3.learners.ppo.ppo import PPO as PPO
     from marl_sb3.learners.ppo.recurrent_ppo import RecurrentPPO as RecurrentPPO
@@ -79,7 +79,7 @@ _HOME = {
     "combine_policies": "marl_sb3.learners.combine",
     "evaluate_policies": "marl_sb3.evaluation",
     "examine": "marl_sb3.checkup.api",
-    "load_policies": "marl_sb3.learners.bundle",
+    "load_policies": "marl_sb3.learners.load",
     "load_run": "marl_sb3.runs.restore",
     "make_sharded_vec_env": "marl_sb3.vec_env.sharded_vec_env",
     "make_vec_env": "marl_sb3.vec_env",

@@ -2,50 +2,29 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import psutil
 from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from marl_sb3.config.ids import file_names
-from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.learners.actor import RowActor
 from marl_sb3.learners.agent_policy import AgentPolicy
 from marl_sb3.learners.by_agent import PolicyByAgent
 from marl_sb3.learners.deciders import Actions, PredictDecider
 from marl_sb3.learners.player import Player
-from marl_sb3.learners.policy_size import least_weights
-from marl_sb3.learners.processed import policy_rows, processing_of
-from marl_sb3.learners.sb3.build import build_for_acting
-from marl_sb3.learners.sb3.tensors import read_weights
 from marl_sb3.learners.sb3.vec_normalize import write_processing
 from marl_sb3.learners.sb3.zip_file import write_zip
-from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.metrics import InfoMetric
-from marl_sb3.policies.determinism import Deterministic, read_deterministic
-from marl_sb3.policies.mapping import policy_of_agents, resolve_policies
+from marl_sb3.policies.determinism import Deterministic
 from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.processing import Processing, process_rows
-from marl_sb3.storage.checkpoint_folder import find_checkpoint
-from marl_sb3.storage.checkpoint_format import Checkpoint
-from marl_sb3.storage.policy_files import find_file, find_files
-from marl_sb3.storage.process_rng import preserve_rng
-from marl_sb3.storage.space_data import space_from_plain, space_to_plain
-from marl_sb3.storage.state import State, StateReader
-from marl_sb3.storage.tensor_file import form_of
+from marl_sb3.storage.space_data import space_to_plain
+from marl_sb3.storage.state import State
 from marl_sb3.types import AgentID, PolicyID
-from marl_sb3.vec_env.groups import AgentGroup
-from marl_sb3.vec_env.interface import MultiAgentVecEnv
-
-_BYTES_PER_WEIGHT = 16  # the weight, its gradient and Adam's two moments, as float32
-# Limits of the size of an observation or action in a checkpoint, which may come from a stranger: the network could not
-# use more numbers than a multiple of its weights.
-_LEAST_NUMBERS, _NUMBERS_PER_WEIGHT = 2**16, 4
 
 
 class PolicySpaces(NamedTuple):
@@ -134,172 +113,3 @@ class PolicyBundle(PolicyByAgent):
             policy_id: {"observation": space_to_plain(its.observation), "action": space_to_plain(its.action)}
             for policy_id, its in self.spaces.items()
         }
-
-
-def load_policies(
-    path: str | Path,
-    checkpoint: str = "best",
-    policies: Mapping[PolicyID, PolicySpec] | None = None,
-    device: str = "auto",
-    env: MultiAgentVecEnv | None = None,
-) -> PolicyBundle:
-    """Load the policies of a run or of a saved algorithm, to act without an env.
-
-    Args:
-        path: a run folder, one of its checkpoints, or what `MultiAgentAlgorithm.save` wrote.
-        checkpoint: of a run folder: `best`, `latest` or the number of an iteration.
-        policies: policy id -> spec; needed if a spec has classes or functions, which a checkpoint cannot hold.
-        device: as in SB3.
-        env: from `make_vec_env`, with the agents of the training; needed if a space is of a class of your own, which a
-            checkpoint cannot hold.
-
-    Raises:
-        CheckpointError: there is no checkpoint, it is damaged, or it does not hold a space: `env` is needed.
-        ConfigError: the checkpoint does not hold the spec of a policy: `policies` is needed.
-    """
-    return read_bundle(find_checkpoint(path, checkpoint), policies, device, env)
-
-
-def read_bundle(
-    checkpoint: Checkpoint,
-    specs: Mapping[PolicyID, PolicySpec] | None = None,
-    device: str = "auto",
-    env: MultiAgentVecEnv | None = None,
-) -> PolicyBundle:
-    """Load the policies in a checkpoint, which may come from a stranger. See `load_policies`.
-
-    Args:
-        checkpoint: the checkpoint.
-        specs: see `load_policies`, `policies`.
-        device: see `load_policies`.
-        env: see `load_policies`.
-    """
-    state = StateReader(checkpoint.state)
-    find_files(checkpoint.tensors, checkpoint.name, len(list(state.fields("policies"))))  # refuses all other files
-    specs = specs or specs_of_checkpoint(checkpoint)
-    deterministic = read_deterministic(state, "evaluation_deterministic", specs)
-    policy_of = _policy_of(state, specs)
-    found = {
-        policy_id: _spaces(
-            checkpoint, state.fields("spaces").fields(policy_id), number, _of_env(env, policy_id, policy_of)
-        )
-        for number, policy_id in enumerate(_policy_ids(state, specs))
-    }
-    rows = {policy_id: _rows(policy_id, policy_of, its) for policy_id, its in found.items()}
-    processing = {
-        policy_id: _processing(state.fields("policies").fields(policy_id), its, specs[policy_id])
-        for policy_id, its in rows.items()
-    }
-    with preserve_rng():
-        algorithms = {
-            policy_id: _algorithm(checkpoint, policy_rows(its, processing[policy_id]), specs[policy_id], number, device)
-            for number, (policy_id, its) in enumerate(rows.items())
-        }
-    return PolicyBundle(algorithms, policy_of, found, processing, checkpoint.name, deterministic)
-
-
-def _processing(learner: StateReader, rows: PolicyRows, spec: PolicySpec) -> Processing:
-    """The processing of a policy with the statistics of a checkpoint."""
-    try:
-        processing = processing_of(rows, spec)
-    except ConfigError as error:
-        raise CheckpointError(f"{learner.where}: {error}") from error
-    processing.read_state(learner.fields("processing"))()
-    return processing
-
-
-def _policy_ids(state: StateReader, specs: Mapping[PolicyID, PolicySpec]) -> list[PolicyID]:
-    for name in ("policies", "spaces"):
-        state.fields(name).require_names(list(specs))
-    return state.fields("policies").names()
-
-
-def _policy_of(state: StateReader, specs: Mapping[PolicyID, PolicySpec]) -> dict[AgentID, PolicyID]:
-    saved = state.fields("policy_of")
-    mapping = {agent: saved.string(agent) for agent in saved.names()}
-    try:
-        return policy_of_agents(resolve_policies(specs, list(mapping)), list(mapping), mapping)
-    except ConfigError as error:
-        raise CheckpointError(f"{saved.where}: {error}") from error
-
-
-def _of_env(
-    env: MultiAgentVecEnv | None, policy_id: PolicyID, policy_of: Mapping[AgentID, PolicyID]
-) -> PolicySpaces | None:
-    """Return the spaces of a policy's agents in an env; None if the env does not have these agents."""
-    for group in () if env is None else env.groups:
-        if any(policy_of.get(agent) == policy_id for agent in group.agents):
-            return PolicySpaces(group.observation_space, group.action_space)
-    return None
-
-
-def _spaces(checkpoint: Checkpoint, plain: StateReader, number: int, of_env: PolicySpaces | None) -> PolicySpaces:
-    missing = [name for name in PolicySpaces._fields if plain.value(name) is None]
-    if missing and of_env is not None:
-        return of_env
-    if missing:
-        raise CheckpointError(
-            f"{checkpoint.name} does not hold the {missing[0]} space of {plain.where}, which is of a class that a "
-            "checkpoint cannot hold: pass `env`"
-        )
-    most = max(_LEAST_NUMBERS, _NUMBERS_PER_WEIGHT * _num_weights(checkpoint, number))
-    return PolicySpaces(*(space_from_plain(plain.fields(name), most) for name in PolicySpaces._fields))
-
-
-def _rows(policy_id: PolicyID, policy_of: Mapping[AgentID, PolicyID], its: PolicySpaces) -> PolicyRows:
-    """Return the rows of a policy as if there were one env."""
-    agents = tuple(agent for agent, its_policy in policy_of.items() if its_policy == policy_id)
-    columns = tuple(list(policy_of).index(agent) for agent in agents)
-    group = AgentGroup(agents, columns, *its)
-    return PolicyRows(policy_id, 1, len(policy_of), 0, group, agents, columns, tuple(range(len(agents))))
-
-
-def _algorithm(checkpoint: Checkpoint, rows: PolicyRows, spec: PolicySpec, number: int, device: str) -> BaseAlgorithm:
-    there = _num_weights(checkpoint, number)
-    needed = least_weights(spec, rows.group.observation_space, rows.group.action_space)
-    if needed > there:
-        raise CheckpointError(
-            f"{checkpoint.name} holds {there:,} weights of policy {rows.policy_id!r}, but describes it with at least "
-            f"{needed:,} weights"
-        )
-    try:
-        algorithm = build_for_acting(rows, spec, device)
-    except (ConfigError, TypeError, ValueError, OverflowError, MemoryError, RuntimeError) as error:
-        raise CheckpointError(f"{checkpoint.name}: {error}") from error
-    read_weights(algorithm, find_file(checkpoint.tensors, checkpoint.name, number, "policy"))()
-    learner = StateReader(checkpoint.state).fields("policies").fields(rows.policy_id)
-    if hasattr(algorithm, "exploration_rate"):  # of DQN, for actions that are not deterministic
-        algorithm.exploration_rate = learner.number("exploration_rate", 0.0, 1.0)
-    return algorithm
-
-
-# --- The specs in a checkpoint ----------------------------------------------------------------------------------------
-
-
-def specs_of_checkpoint(checkpoint: Checkpoint) -> dict[PolicyID, PolicySpec]:
-    """Read the specs of the policies; a network larger than the checkpoint's weights is refused.
-
-    Raises:
-        CheckpointError: the specs are missing or not valid.
-        ConfigError: a policy was made of classes or functions, which the checkpoint does not hold.
-    """
-    specs = StateReader(checkpoint.state).fields("specs")
-    for policy_id in specs.names():
-        if specs.value(policy_id) is None:
-            raise ConfigError(f"policy {policy_id!r} was made of classes or functions: pass `policies`", key="policies")
-    num_weights = [_num_weights(checkpoint, number) for number in range(len(list(specs)))]
-    needed, free = _BYTES_PER_WEIGHT * sum(num_weights), psutil.virtual_memory().available
-    if needed > free:
-        raise CheckpointError(f"{checkpoint.name} describes networks that need {needed:,} bytes; {free:,} are free")
-    try:
-        return {
-            policy_id: PolicySpec.from_plain(specs.fields(policy_id), count)
-            for policy_id, count in zip(specs, num_weights, strict=True)
-        }
-    except ConfigError as error:
-        raise CheckpointError(f"{checkpoint.name}, {specs.where}: {error}") from error
-
-
-def _num_weights(checkpoint: Checkpoint, number: int) -> int:
-    tensors = find_file(checkpoint.tensors, checkpoint.name, number, "policy").arrays
-    return sum(math.prod(form_of(tensors, name).shape) for name in tensors)

@@ -20,6 +20,7 @@ from marl_sb3.learners.action_noise import RowNoise
 from marl_sb3.learners.actor import RowActor
 from marl_sb3.learners.buffers.making import RowReplayBuffer
 from marl_sb3.learners.buffers.open_transitions import OpenTransitions, index_of
+from marl_sb3.learners.buffers.replay import Transitions
 from marl_sb3.learners.exploring import ExploringDecider
 from marl_sb3.learners.numeric_faults import policy_in_errors
 from marl_sb3.learners.sb3.private import after_step, set_progress_remaining
@@ -189,15 +190,9 @@ class OffPolicyCollector:
         following = self._following(step, ended & over)
         observations, actions, rewards = self._open.take(over)
         chosen = index_of(over)
-        self.buffer.add_transitions(
-            observations,
-            map_arrays(lambda array: array[chosen], following),
-            actions,
-            rewards,
-            ended[chosen],
-            timeouts[chosen],
-            over,
-        )
+        following = map_arrays(lambda array: array[chosen], following)
+        added = Transitions(observations, following, actions, rewards, ended[chosen], timeouts[chosen])
+        self.buffer.add_transitions(added, over)
 
     def _following(self, step: VecStep, ended: BoolArray) -> Observations:
         """What each row saw next: agents that ended, what they ended on."""

@@ -14,13 +14,8 @@ import torch as th
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecTransposeImage
 
-from marl_sb3.learners.buffers.rollout import (
-    MaskedDictRolloutBuffer,
-    MaskedRolloutBuffer,
-    OpenTransitions,
-    open_state,
-    read_open,
-)
+from marl_sb3.learners.buffers.carried import CarriedTransitions, carried_state, read_carried
+from marl_sb3.learners.buffers.rollout import MaskedDictRolloutBuffer, MaskedRolloutBuffer
 from marl_sb3.learners.deciders import Batch
 from marl_sb3.learners.numeric_faults import policy_in_errors
 from marl_sb3.learners.on_policy_actor import OnPolicyActor, OnPolicyDecision
@@ -49,7 +44,7 @@ class OnPolicyCollector:
         self.algorithm = algorithm
         self.processing = processing
         self.records = records
-        self._open: OpenTransitions | None = None  # carried over from the latest rollout to the next
+        self._open: CarriedTransitions | None = None  # carried over from the latest rollout to the next
 
     @property
     def buffer(self) -> MaskedRolloutBuffer | MaskedDictRolloutBuffer:
@@ -183,7 +178,7 @@ class OnPolicyCollector:
             "actor": self.actor.get_state(under_way=self._under_way),
             "processing": self.processing.get_state(),
             "step": self.actor.step,
-            "open": None if self._open is None else open_state(self._open),
+            "open": None if self._open is None else carried_state(self._open),
             "begun": self.buffer.begun_state() if self._under_way else None,
         }
 
@@ -203,7 +198,7 @@ class OnPolicyCollector:
         step = state.integer("step", 0, self.algorithm.n_steps) if self.records else 0
         put_actor = self.actor.read_state(state.fields("actor"), step, under_way=self._is_within(step))
         put_processing = self.processing.read_state(state.fields("processing"))
-        waiting = None if state.value("open") is None else read_open(state.fields("open"), self.buffer)
+        waiting = None if state.value("open") is None else read_carried(state.fields("open"), self.buffer)
         set_begun = self.buffer.read_begun(state.fields("begun"), step) if self._is_within(step) else None
 
         def put_back() -> None:

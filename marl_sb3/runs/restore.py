@@ -10,7 +10,8 @@ from marl_sb3.config import TrainConfig
 from marl_sb3.config.ids import file_names
 from marl_sb3.envs.registry import EnvFactory, named_factory
 from marl_sb3.errors import CheckpointError
-from marl_sb3.learners.bundle import PolicyBundle, read_bundle
+from marl_sb3.learners.bundle import PolicyBundle
+from marl_sb3.learners.load import read_bundle
 from marl_sb3.metrics.infos import info_metrics
 from marl_sb3.runs.build import build, check_device, policy_spec, set_up_process
 from marl_sb3.runs.envs import env_of, env_settings

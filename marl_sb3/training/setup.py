@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from marl_sb3.errors import CheckpointError, ConfigError
-from marl_sb3.learners.bundle import PolicyBundle, PolicySpaces, specs_of_checkpoint
+from marl_sb3.learners.bundle import PolicyBundle, PolicySpaces
 from marl_sb3.learners.interface import Learner
+from marl_sb3.learners.load import specs_of_checkpoint
 from marl_sb3.learners.processed import processing_of, stored_rows
 from marl_sb3.learners.registry import common_steps, iteration_steps, make_learner
 from marl_sb3.learners.sb3.build import is_off_policy

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch as th
 
 from marl_sb3.errors import CheckpointError, ConfigError
-from marl_sb3.learners.bundle import specs_of_checkpoint
+from marl_sb3.learners.load import specs_of_checkpoint
 from marl_sb3.learners.sb3.tensors import reset_optimizers
 from marl_sb3.learners.sb3.zip_file import sb3_weights
 from marl_sb3.policies.networks import activation_name

@@ -29,7 +29,8 @@ from marl_sb3.evaluation import (
     play_episodes,
     preserve_training_state,
 )
-from marl_sb3.learners.bundle import PolicyBundle, PolicySpaces, load_policies
+from marl_sb3.learners.bundle import PolicyBundle, PolicySpaces
+from marl_sb3.learners.load import load_policies
 from marl_sb3.learners.processed import processing_of
 from marl_sb3.learners.sb3.spaces_only_vec_env import SpacesOnlyVecEnv
 from marl_sb3.metrics import flatten

@@ -51,7 +51,8 @@ from mutate_config import CONFIG, make_config_mutant
 from stable_baselines3.common.utils import set_random_seed
 
 from marl_sb3.errors import CheckpointError, ConfigError, EnvRaisedError, MarlSb3Error
-from marl_sb3.learners.bundle import PolicyBundle, load_policies
+from marl_sb3.learners.bundle import PolicyBundle
+from marl_sb3.learners.load import load_policies
 from marl_sb3.runs.restore import SavedRun, load_run
 from marl_sb3.runs.resume import resume_run
 from marl_sb3.runs.run import Run

@@ -19,7 +19,7 @@ from toy_envs import SampledEnv
 import marl_sb3
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, load_policies, make_vec_env
 from marl_sb3.errors import CheckpointError
-from marl_sb3.learners.bundle import read_bundle
+from marl_sb3.learners.load import read_bundle
 from marl_sb3.learners.policy_size import least_weights
 from marl_sb3.storage.checkpoint_format import Checkpoint, read_checkpoint
 

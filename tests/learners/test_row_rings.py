@@ -17,6 +17,7 @@ from marl_sb3.errors import ConfigError
 from marl_sb3.learners.buffers.compact import CompactBuffer
 from marl_sb3.learners.buffers.hindsight import GoalEnv, HindsightBuffer
 from marl_sb3.learners.buffers.n_step import NStepBuffer
+from marl_sb3.learners.buffers.replay import Transitions
 from marl_sb3.learners.buffers.row_rings import RowRings
 
 SPACES = spaces.Box(0, 99, (1,)), spaces.Discrete(2)
@@ -29,7 +30,7 @@ def add(buffer: RowRings, of_rows: Mapping[int, float], done: bool = False, trun
     values = np.array([*of_rows.values()], dtype=np.float32)
     rows = np.isin(np.arange(buffer.n_envs), [*of_rows])
     ends = np.full(len(values), done), np.full(len(values), truncated)
-    buffer.add_transitions(values, values + 1, np.zeros(len(values)), values, *ends, rows)
+    buffer.add_transitions(Transitions(values, values + 1, np.zeros(len(values)), values, *ends), rows)
 
 
 def drawn(buffer: Any, *names: str, number: int = 300) -> set[tuple[float, ...]]:
@@ -154,7 +155,7 @@ def test_episodes_that_are_overwritten_or_broken_off_are_no_goals() -> None:
     def add_step(number: float, done: bool = False) -> None:
         seen = dict.fromkeys(space, np.array([number]))
         ends = np.array([done]), np.array([False])
-        buffer.add_transitions(seen, seen, np.zeros(1), np.zeros(1), *ends, np.array([True]))
+        buffer.add_transitions(Transitions(seen, seen, np.zeros(1), np.zeros(1), *ends), np.array([True]))
 
     add_step(1)
     assert not buffer.can_sample

@@ -12,11 +12,12 @@ from stable_baselines3.her.goal_selection_strategy import KEY_TO_GOAL_STRATEGY
 from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 
 from marl_sb3.errors import CheckpointError, EnvError
+from marl_sb3.learners.buffers.replay import Transitions
 from marl_sb3.learners.buffers.row_rings import RowRings
 from marl_sb3.storage.parts import TensorFile
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.storage.tensor_file import pieces
-from marl_sb3.types import AgentID, Array, BoolArray, GoalRewards, Observations
+from marl_sb3.types import AgentID, Array, BoolArray, GoalRewards
 
 
 class GoalEnv:
@@ -101,23 +102,14 @@ class HindsightBuffer(RowRings, HerReplayBuffer):
         """Whether an episode is over: SB3 draws from whole episodes."""
         return bool((self.ep_length > 0).any())
 
-    def add_transitions(
-        self,
-        observations: Observations,
-        next_observations: Observations,
-        actions: Array,
-        rewards: Array,
-        dones: Array,
-        timeouts: Array,
-        rows: BoolArray,
-    ) -> None:
+    def add_transitions(self, added: Transitions, rows: BoolArray) -> None:
         """See `RowRings.add_transitions`."""
         columns = np.flatnonzero(rows)
         for column in columns.tolist():
             self._give_up_overwritten(column)
         self.ep_start[self._next[columns], columns] = self._current_ep_start[columns]
-        super().add_transitions(observations, next_observations, actions, rewards, dones, timeouts, rows)
-        for column in columns[np.asarray(dones, dtype=np.bool_)].tolist():
+        super().add_transitions(added, rows)
+        for column in columns[np.asarray(added.dones, dtype=np.bool_)].tolist():
             self._complete(column)
 
     def _give_up_overwritten(self, column: int) -> None:

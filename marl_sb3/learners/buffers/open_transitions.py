@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from marl_sb3.learners.buffers.replay import pairs
+from marl_sb3.learners.buffers.parts import pairs, require_categories
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import Array, BoolArray, FloatArray, Observations
-from marl_sb3.vec_env.action_log import require_possible
 from marl_sb3.vec_env.observations import map_arrays
 
 
@@ -117,8 +116,7 @@ class OpenTransitions:
         own = self._observation_space
         of_parts = own.spaces if isinstance(own, spaces.Dict) else {"": own}
         for array, space in [(actions, self._action_space), *((observations[key], of_parts[key]) for key in of_parts)]:
-            if not isinstance(space, spaces.Box):
-                require_possible(array, space, where)
+            require_categories(array, space, where)
 
 
 def index_of(rows: BoolArray) -> Any:

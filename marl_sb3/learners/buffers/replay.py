@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.buffers import DictReplayBuffer, ReplayBuffer
 
 from marl_sb3.errors import CheckpointError
+from marl_sb3.learners.buffers.parts import pairs, require_categories
 from marl_sb3.storage.parts import TensorFile
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.storage.tensor_file import form_of, pieces
 from marl_sb3.types import Array, BoolArray, Observations
-from marl_sb3.vec_env.action_log import require_possible
 
 _COLUMNS = ("actions", "rewards", "dones", "timeouts")
 
@@ -23,6 +23,22 @@ if TYPE_CHECKING:  # base class of the mixin for type checkers: both buffers hav
     _Base = ReplayBuffer
 else:
     _Base = object
+
+
+class Transitions(NamedTuple):
+    """n transitions that are over; (n, ...) each.
+
+    Attributes:
+        dones: whether the episode of the agent ended.
+        timeouts: whether it was truncated and not terminated.
+    """
+
+    observations: Observations
+    next_observations: Observations
+    actions: Array
+    rewards: Array
+    dones: Array
+    timeouts: Array
 
 
 class StoredColumns(_Base):
@@ -79,7 +95,7 @@ class StoredColumns(_Base):
             shape = (lines, rows, *array.shape[2:])
             if form.dtype != array.dtype or form.shape != shape:
                 raise CheckpointError(f"{file.name}: {name} is {form}; accepted: {array.dtype} {shape}")
-            _require_categories(name, file, self)
+            _require_categories_of(name, file, self)
 
 
 class _TransitionsOnly(StoredColumns):
@@ -109,34 +125,24 @@ class _TransitionsOnly(StoredColumns):
         """Whether there is a line to draw from."""
         return self.full or self.pos > 0
 
-    def add_transitions(
-        self,
-        observations: Observations,
-        next_observations: Observations,
-        actions: Array,
-        rewards: Array,
-        dones: Array,
-        timeouts: Array,
-        rows: BoolArray,
-    ) -> None:
-        """Add n transitions, at most `n_envs` of them; all arrays but the last are (n, ...).
+    def add_transitions(self, added: Transitions, rows: BoolArray) -> None:
+        """Add n transitions, at most `n_envs` of them.
 
         Args:
-            dones: whether the episode of the agent ended.
-            timeouts: whether it was truncated and not terminated.
+            added: the transitions.
             rows: (rows,) bool; the n rows that they are of, in this order.
         """
-        number = len(rewards)
+        number = len(added.rewards)
         places = self._next_places(number)
-        for own, given in pairs(self.observations, observations):
+        for own, given in pairs(self.observations, added.observations):
             own[places] = given.reshape(number, *own.shape[2:])
-        for own, given in pairs(self.next_observations, next_observations):
+        for own, given in pairs(self.next_observations, added.next_observations):
             own[places] = given.reshape(number, *own.shape[2:])
-        self.actions[places] = actions.reshape(number, self.action_dim)
-        self.rewards[places] = rewards
-        self.dones[places] = dones
+        self.actions[places] = added.actions.reshape(number, self.action_dim)
+        self.rewards[places] = added.rewards
+        self.dones[places] = added.dones
         if self.handle_timeout_termination:
-            self.timeouts[places] = timeouts
+            self.timeouts[places] = added.timeouts
         self._advance(number)
 
     def _next_places(self, number: int) -> Any:
@@ -192,24 +198,17 @@ class _TransitionsOnly(StoredColumns):
         return put_back
 
 
-def _require_categories(name: str, file: TensorFile, buffer: ReplayBuffer) -> None:
+def _require_categories_of(name: str, file: TensorFile, buffer: ReplayBuffer) -> None:
     """Refuse numbers of categories outside their space: they are indices into arrays."""
     column, _, key = name.partition("/")
     if column not in ("observations", "next_observations", "actions"):
         return
     space: Any = buffer.action_space if column == "actions" else buffer.observation_space
     space = space.spaces[key] if key else space
-    if not isinstance(space, spaces.Box):
-        for _, piece in pieces(file.arrays, name):
-            require_possible(piece.reshape(-1, *(space.shape or ())), space, f"{file.name}: {name}")
-
-
-def pairs(own: Any, given: Observations) -> Iterator[tuple[Array, Array]]:
-    """Pair the arrays of two batches of observations, part by part."""
-    if isinstance(given, dict):
-        yield from ((own[key], given[key]) for key in own)
-    else:
-        yield own, given
+    if isinstance(space, spaces.Box):
+        return  # to read its pieces takes time
+    for _, piece in pieces(file.arrays, name):
+        require_categories(piece, space, f"{file.name}: {name}")
 
 
 class TransitionReplayBuffer(_TransitionsOnly, ReplayBuffer):

@@ -2,39 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch as th
-from gymnasium import spaces
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 
+from marl_sb3.learners.buffers.carried import CarriedTransitions, read_transitions
+from marl_sb3.learners.buffers.parts import pairs
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import Array, BoolArray, Observations
-from marl_sb3.vec_env.action_log import require_possible
 from marl_sb3.vec_env.observations import map_arrays
 
 if TYPE_CHECKING:  # the base class, to mypy, of a mixin for both buffers
     _Base = RolloutBuffer
 else:
     _Base = object
-
-
-@dataclass(frozen=True)
-class OpenTransitions:
-    """Transitions that were still open at the end of a rollout; they are put at the start of the next one.
-
-    Attributes:
-        rows: (rows,) bool; the rows that have an open transition. The arrays hold filler for the others.
-        observations: (rows, ...) what the agent saw when it acted.
-        columns: name -> (rows, ...): the buffer's `of_transition`; `rewards` are those so far.
-    """
-
-    rows: BoolArray
-    observations: Observations
-    columns: Mapping[str, Array]
 
 
 class TransitionsOnly(_Base):
@@ -92,7 +76,7 @@ class TransitionsOnly(_Base):
                 keep it.
         """
         here = self.pos
-        for own, given in _pairs(self.observations, observations):
+        for own, given in pairs(self.observations, observations):
             line = own[here]
             line[...] = given.reshape(line.shape)
         self.actions[here] = actions.reshape(self.n_envs, self.action_dim)
@@ -135,13 +119,13 @@ class TransitionsOnly(_Base):
             self._open_at[row] = -1
             self._all_opened = False
 
-    def take_open(self, waiting: BoolArray) -> OpenTransitions | None:
+    def take_open(self, waiting: BoolArray) -> CarriedTransitions | None:
         """Move the open transitions of waiting rows, (n_envs,) bool, out of the full buffer; None if there are none."""
         rows = waiting & (self._open_at >= 0)
         if not rows.any():
             return None
         places = np.where(rows, self._open_at, 0), np.arange(self.n_envs)
-        taken = OpenTransitions(
+        taken = CarriedTransitions(
             rows,
             map_arrays(lambda array: array[places], self.observations),
             {name: getattr(self, name)[places] for name in self.of_transition},
@@ -149,10 +133,10 @@ class TransitionsOnly(_Base):
         self.acted[self._open_at[rows], np.flatnonzero(rows)] = False
         return taken
 
-    def put_open(self, waited: OpenTransitions) -> None:
+    def put_open(self, waited: CarriedTransitions) -> None:
         """Put transitions from `take_open` into the first step of the rollout, which has just begun."""
         rows = waited.rows
-        for own, given in _pairs(self.observations, waited.observations):
+        for own, given in pairs(self.observations, waited.observations):
             own[0][rows] = given[rows]
         for name, array in waited.columns.items():
             getattr(self, name)[0][rows] = array[rows]
@@ -178,14 +162,14 @@ class TransitionsOnly(_Base):
         Raises:
             CheckpointError: the state does not fit this buffer.
         """
-        seen, columns = _read_transitions(state, self, slice(steps))
+        seen, columns = read_transitions(state, self, slice(steps))
         open_at = state.array("open_at", np.int64, (self.n_envs,))
         if (open_at < -1).any() or (open_at >= steps).any():
             raise state.error("open_at", open_at, f"steps from 0 to {steps - 1}, or -1")
         columns["acted"] = state.array("acted", np.bool_, (steps, self.n_envs))
 
         def put_back() -> None:
-            for own, given in _pairs(self.observations, seen):
+            for own, given in pairs(self.observations, seen):
                 own[:steps] = given
             for name, array in columns.items():
                 getattr(self, name)[:steps] = array
@@ -261,10 +245,6 @@ def minibatch_starts(samples: int, batch_size: int | None, least: int) -> Array:
     return starts[:-1] if len(starts) > 1 and samples - starts[-1] < least else starts
 
 
-def _pairs(own: Any, given: Observations) -> list[tuple[Array, Array]]:
-    return [(own[key], given[key]) for key in given] if isinstance(given, dict) else [(own, given)]
-
-
 class MaskedRolloutBuffer(TransitionsOnly, RolloutBuffer):
     """A `RolloutBuffer` that leaves steps in which a row does not act out of loss and normalisation."""
 
@@ -289,51 +269,3 @@ def flat_samples(rollout: Any, name: str) -> Any:
         return np.ascontiguousarray(rows if keep is None else rows[keep])
 
     return map_arrays(flat, observations)
-
-
-# --- State -----------------------------------------------------------------------------------------------------------
-
-
-def open_state(waited: OpenTransitions) -> State:
-    """Return open transitions as plain data and arrays."""
-    return {"rows": waited.rows, "observations": waited.observations, "columns": dict(waited.columns)}
-
-
-def read_open(state: StateReader, buffer: TransitionsOnly) -> OpenTransitions:
-    """Read what `open_state` returned.
-
-    Raises:
-        CheckpointError: the state does not fit the buffer.
-    """
-    seen, columns = _read_transitions(state, buffer, 0)
-    return OpenTransitions(state.array("rows", np.bool_, (buffer.n_envs,)), seen, columns)
-
-
-def _read_transitions(
-    state: StateReader, buffer: TransitionsOnly, steps: int | slice
-) -> tuple[Observations, dict[str, Array]]:
-    """Read observations and columns, which have to have the shapes of these steps of the buffer."""
-    read = state.fields("columns")
-    read.require_names(buffer.of_transition)
-    likes = {name: getattr(buffer, name)[steps] for name in buffer.of_transition}
-    columns = {name: read.array(name, like.dtype, like.shape) for name, like in likes.items()}
-    _require_category(columns["actions"], buffer.action_space, f"{read.where}/actions")
-    own: Any = buffer.observations
-    space, where = buffer.observation_space, f"{state.where}/observations"
-    if not isinstance(space, spaces.Dict):
-        return _read_part(state, "observations", own[steps], space, where), columns
-    keys = state.fields("observations")
-    keys.require_names(list(space.spaces))
-    return {key: _read_part(keys, key, own[key][steps], part, where) for key, part in space.spaces.items()}, columns
-
-
-def _read_part(state: StateReader, name: str, like: Array, space: spaces.Space[Any], where: str) -> Array:
-    array = state.array(name, like.dtype, like.shape)
-    _require_category(array, space, where)
-    return array
-
-
-def _require_category(array: Array, space: spaces.Space[Any], where: str) -> None:
-    """Refuse categories out of range, which are used as indices. Box actions are stored unclipped and may be out."""
-    if not isinstance(space, spaces.Box):
-        require_possible(array.reshape(-1, *(space.shape or ())), space, where)

@@ -10,7 +10,8 @@ from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.vec_env import VecNormalize
 
 from marl_sb3.errors import CheckpointError
-from marl_sb3.learners.buffers.replay import StoredColumns, pairs
+from marl_sb3.learners.buffers.parts import pairs
+from marl_sb3.learners.buffers.replay import StoredColumns, Transitions
 from marl_sb3.storage.parts import TensorFile
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import Array, BoolArray, Observations
@@ -66,24 +67,15 @@ class RowRings(StoredColumns, _Base):
 
     # --- Adding ------------------------------------------------------------------------------------------------------
 
-    def add_transitions(
-        self,
-        observations: Observations,
-        next_observations: Observations,
-        actions: Array,
-        rewards: Array,
-        dones: Array,
-        timeouts: Array,
-        rows: BoolArray,
-    ) -> None:
+    def add_transitions(self, added: Transitions, rows: BoolArray) -> None:
         """Add the next transition of n rows; see `TransitionReplayBuffer.add_transitions`."""
         columns = np.flatnonzero(rows)
         places = self._next[columns], columns
-        self._put_observations(places, observations, next_observations)
-        self.actions[places] = actions.reshape(len(columns), self.action_dim)
-        self.rewards[places] = rewards
-        self.dones[places] = dones
-        self.timeouts[places] = timeouts if self.handle_timeout_termination else 0
+        self._put_observations(places, added.observations, added.next_observations)
+        self.actions[places] = added.actions.reshape(len(columns), self.action_dim)
+        self.rewards[places] = added.rewards
+        self.dones[places] = added.dones
+        self.timeouts[places] = added.timeouts if self.handle_timeout_termination else 0
         self._advance(columns)
 
     def _put_observations(self, places: Any, observations: Observations, next_observations: Observations) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.type_aliases import TrainFreq, TrainFrequencyUnit
 
+from marl_sb3.learners.buffers.replay import Transitions
 from marl_sb3.learners.interface import Learner, joined_metrics
 from marl_sb3.learners.off_policy import OffPolicyLearner
 from marl_sb3.learners.sb3.private import after_step, set_progress_remaining
@@ -29,12 +30,8 @@ from marl_sb3.types import Array, BoolArray, Observations
 from marl_sb3.vec_env.observations import map_arrays
 
 
-class Transitions(NamedTuple):
-    """Transitions that are over; (n, ...) each, as `add_transitions` of the replay buffers takes them.
-
-    Attributes:
-        rows: the indices of the rows that they are of.
-    """
+class RowTransitions(NamedTuple):
+    """`Transitions`, and the indices of the rows that they are of, (n,)."""
 
     observations: Observations
     next_observations: Observations
@@ -56,7 +53,7 @@ class RecordedTransitions:
     """
 
     steps: Array
-    transitions: Transitions | None
+    transitions: RowTransitions | None
     broken_off: BoolArray
 
 
@@ -76,16 +73,15 @@ class TransitionRecorder:
     def begin_round(self) -> None:
         """Forget the transitions of the round before."""
         self._step = 0
-        self._taken: list[tuple[int, Transitions]] = []
+        self._taken: list[tuple[int, RowTransitions]] = []
 
     def begin_step(self, step: int) -> None:
         """Note the step in which the next transitions end."""
         self._step = step
 
-    def add_transitions(self, *transitions: Any) -> None:
+    def add_transitions(self, added: Transitions, rows: BoolArray) -> None:
         """Keep transitions; see `TransitionReplayBuffer.add_transitions`."""
-        *arrays, rows = transitions
-        self._taken.append((self._step, Transitions._make([*arrays, np.flatnonzero(rows)])))
+        self._taken.append((self._step, RowTransitions(*added, np.flatnonzero(rows))))
 
     def break_off(self, rows: BoolArray) -> None:
         """Note it for the round; see `TransitionReplayBuffer.break_off`."""
@@ -101,9 +97,9 @@ class TransitionRecorder:
         return RecordedTransitions(np.concatenate(steps), joined, broken_off)
 
 
-def _joined(parts: Sequence[Transitions]) -> Transitions:
+def _joined(parts: Sequence[RowTransitions]) -> RowTransitions:
     first = parts[0]
-    return Transitions(*(_concatenated([part[place] for part in parts]) for place in range(len(first))))
+    return RowTransitions(*(_concatenated([part[place] for part in parts]) for place in range(len(first))))
 
 
 def _concatenated(parts: Sequence[Any]) -> Any:
@@ -155,7 +151,7 @@ class ReceivedStep(NamedTuple):
 
     agent_steps: int
     progress: float
-    transitions: Sequence[Transitions]
+    transitions: Sequence[RowTransitions]
 
 
 class TransitionReceiver(ReceiverBase):
@@ -207,8 +203,9 @@ class TransitionReceiver(ReceiverBase):
         algorithm.num_timesteps += step.agent_steps
         self.agent_steps += step.agent_steps
         if step.transitions:
-            *arrays, rows = joined = _joined(step.transitions)
-            self.buffer.add_transitions(*arrays, np.isin(np.arange(self.rows.num_rows), rows))
+            joined = _joined(step.transitions)
+            rows = np.isin(np.arange(self.rows.num_rows), joined.rows)
+            self.buffer.add_transitions(Transitions._make(joined[:-1]), rows)
             self._episodes += int(joined.dones.sum())
         set_progress_remaining(algorithm, step.progress)
         after_step(algorithm)
@@ -239,7 +236,7 @@ class TransitionReceiver(ReceiverBase):
         return put_back
 
 
-def _of_step(recorded: RecordedTransitions, step: int, first_row: int) -> Transitions | None:
+def _of_step(recorded: RecordedTransitions, step: int, first_row: int) -> RowTransitions | None:
     """Return the transitions that ended in a step; None if none did. `first_row` is the first row of the shard."""
     if recorded.transitions is None:
         return None
@@ -247,7 +244,7 @@ def _of_step(recorded: RecordedTransitions, step: int, first_row: int) -> Transi
     if first == last:
         return None
     parts: list[Any] = [map_arrays(lambda array: array[first:last], part) for part in recorded.transitions]
-    return Transitions._make([*parts[:-1], first_row + parts[-1]])
+    return RowTransitions._make([*parts[:-1], first_row + parts[-1]])
 
 
 class ReceivedJob:
