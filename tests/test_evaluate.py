@@ -7,8 +7,6 @@ import os
 import pty
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +26,6 @@ from marl_sb3.runs.restore import SavedRun, load_run
 from marl_sb3.vec_env import SyncVecEnv
 
 MODULE = ["-m", "marl_sb3.evaluate"]
-COMMAND = [sys.executable, *MODULE]
 
 
 def shown(capsys: pytest.CaptureFixture[str], *arguments: Any) -> dict[str, Any]:
@@ -320,23 +317,6 @@ def test_an_env_that_cannot_be_filmed_is_refused(in_tmp: Path, capsys: pytest.Ca
 
 
 # The process
-
-
-def test_help_fits_a_terminal_and_names_every_default() -> None:
-    environment = {**os.environ, "COLUMNS": "80"}
-    text = subprocess.run([*COMMAND, "--help"], capture_output=True, text=True, check=True, env=environment).stdout
-    assert max(map(len, text.splitlines())) <= 80
-    options = text.partition("options:")[2].partition("Actions are the most")[0]
-    entries = [entry for entry in re.split(r"\n  (?=-)", options) if entry.strip() and "exit\n" not in f"{entry}\n"]
-    assert len(entries) == 12
-    assert all("default" in entry for entry in entries), entries
-
-
-def test_help_does_not_import_torch() -> None:
-    code = "import sys, marl_sb3.evaluate as e\ntry: e.main(['--help'])\n"
-    code += "except SystemExit: print(not {'torch', 'yaml'}.isdisjoint(sys.modules))"
-    text = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert text.splitlines()[-1] == "False"
 
 
 def test_a_terminal_sees_how_it_goes_and_the_output_stays_clean(

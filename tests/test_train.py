@@ -7,8 +7,6 @@ import os
 import pty
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,6 @@ from marl_sb3.train import main
 TINY = ["arena", "--n-envs", "2", "--timesteps", "60", "--seed", "1"]
 TINY += ["--set", "n_steps=10", "--set", "batch_size=20", "--set", "n_epochs=1"]
 MODULE = ["-m", "marl_sb3.train"]
-COMMAND = [sys.executable, *MODULE]
 
 
 def test_the_name_of_the_command_is_also_the_function_of_the_library(in_tmp: Path) -> None:
@@ -60,23 +57,6 @@ def test_quiet_prints_the_run_folder_alone(in_tmp: Path, capsys: pytest.CaptureF
 def test_a_stop_condition_is_reported(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*TINY, "--stop", "iteration=1"]) == 0
     assert "stopped: iteration is 1, at least 1" in capsys.readouterr().out
-
-
-def test_help_fits_a_terminal_and_names_every_default() -> None:
-    environment = {**os.environ, "COLUMNS": "80"}
-    shown = subprocess.run([*COMMAND, "--help"], capture_output=True, text=True, check=True, env=environment).stdout
-    assert max(map(len, shown.splitlines())) <= 80
-    options = shown.partition("options:")[2].partition("ENV is one of")[0]
-    entries = [entry for entry in re.split(r"\n  (?=-)", options) if entry.strip() and "exit\n" not in f"{entry}\n"]
-    assert len(entries) == 25
-    assert all("default" in entry for entry in entries), entries
-
-
-def test_help_does_not_import_torch() -> None:
-    code = "import sys; from marl_sb3.train import main\ntry: main(['--help'])\n"
-    code += "except SystemExit: print(not {'torch', 'yaml'}.isdisjoint(sys.modules))"
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert shown.splitlines()[-1] == "False"
 
 
 WRONG = [

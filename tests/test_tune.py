@@ -7,8 +7,6 @@ import os
 import pty
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -23,7 +21,6 @@ from marl_sb3.tuning.space import parse_space
 TINY = ["--timesteps", "80", "--evaluations", "2", "--evaluation-episodes", "1", "--trials", "2", "--pruner", "none"]
 TINY += ["--set", "n_envs=2", "--set", "n_steps=20", "--set", "batch_size=20", "--set", "n_epochs=1"]
 MODULE = ["-m", "marl_sb3.tune"]
-COMMAND = [sys.executable, *MODULE]
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
 
@@ -65,29 +62,12 @@ def test_trials_whose_envs_are_stepped_by_workers_are_those_without(in_tmp: Path
     assert tables[0]["state"] == "COMPLETE"
 
 
-def test_help_fits_a_terminal_and_names_every_default() -> None:
-    environment = {**os.environ, "COLUMNS": "80"}
-    shown = subprocess.run([*COMMAND, "--help"], capture_output=True, text=True, check=True, env=environment).stdout
-    assert max(map(len, shown.splitlines())) <= 80
-    options = shown.partition("options:")[2].partition("A space file")[0]
-    entries = [entry for entry in re.split(r"\n  (?=-)", options) if entry.strip() and "exit\n" not in f"{entry}\n"]
-    assert len(entries) == 31
-    assert [entry for entry in entries if "default:" not in entry] == []
-
-
 def test_defaults_in_the_help_are_those_of_a_search() -> None:
     search = Search("arena", parse_space({"gamma": {"uniform": [0.8, 0.9]}}, "space"), "s")
     shown = " ".join(build_parser().format_help().split())
     for option in ("trials", "objective", "mode", "over", "evaluations", "evaluation-episodes", "seed"):
         default = getattr(search, option.replace("-", "_"))
         assert re.search(rf"--{option} [A-Z]+ [^-]*default: {default}\b", shown), option
-
-
-def test_help_does_not_import_torch_or_optuna() -> None:
-    code = "import sys; from marl_sb3.tune import main\ntry: main(['--help'])\n"
-    code += "except SystemExit: print({'torch', 'optuna'} & {*sys.modules})"
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert shown.splitlines()[-1] == "set()"
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -483,18 +482,3 @@ def test_a_failed_export_leaves_the_former_files(
     assert capsys.readouterr().err == "error: policy 'a': no luck\n"
     assert files_in(Path("out")) == ["a.onnx"]
     assert Path("out/a.onnx").read_text() == "former"
-
-
-def test_help_fits_a_terminal_names_every_default_and_does_not_import_torch() -> None:
-    code = "import sys, marl_sb3.export as e\ntry: e.main(['--help'])\n"
-    code += "except SystemExit: print(not {'torch', 'yaml'}.isdisjoint(sys.modules))"
-    shown = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "80"}
-    ).stdout
-    *lines, torch_imported = shown.splitlines()
-    assert torch_imported == "False"
-    assert max(map(len, lines)) <= 80
-    options = "\n".join(lines).partition("options:")[2].partition("sb3: POLICY.zip")[0]
-    entries = [entry for entry in re.split(r"\n  (?=-)", options) if entry.strip() and "exit\n" not in f"{entry}\n"]
-    assert len(entries) == 6
-    assert all("default" in entry for entry in entries), entries

@@ -1,0 +1,61 @@
+"""The help of each command fits a terminal, names every default, and is shown without PyTorch."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import pytest
+
+# Command -> how many options its help has after "options:", --help and --version left out.
+OPTIONS = {"train": 25, "evaluate": 12, "export": 6, "doctor": 8, "tune": 31}
+
+PROGRAM = """
+import contextlib, importlib, io, json, sys
+shown = {}
+for name in sys.argv[1:]:
+    with contextlib.redirect_stdout(io.StringIO()) as output, contextlib.suppress(SystemExit):
+        importlib.import_module(f"marl_sb3.{name}").main(["--help"])
+    shown[name] = output.getvalue(), sorted({"torch", "yaml", "optuna", "stable_baselines3"} & {*sys.modules})
+print(json.dumps(shown))
+"""
+
+
+@dataclass
+class Help:
+    """What a command shows, and which heavy modules were imported by then."""
+
+    text: str
+    imported: list[str]
+
+
+@pytest.fixture(scope="module")
+def shown() -> dict[str, Help]:
+    """The help of all commands, from one process on a terminal of 80 columns."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *OPTIONS],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "COLUMNS": "80"},
+    )
+    return {name: Help(*found) for name, found in json.loads(done.stdout).items()}
+
+
+def entries(text: str) -> list[str]:
+    """The options that a help text lists, with what is said of each."""
+    options = re.split(r"\n(?=\S)", text.partition("options:")[2])[0]
+    found = [entry for entry in re.split(r"\n  (?=-)", options) if entry.strip()]
+    return [entry for entry in found if not entry.strip().endswith("exit")]
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_help_fits_a_terminal_names_every_default_and_imports_nothing_heavy(name: str, shown: dict[str, Help]) -> None:
+    assert max(map(len, shown[name].text.splitlines())) <= 80
+    assert len(entries(shown[name].text)) == OPTIONS[name]
+    assert [entry for entry in entries(shown[name].text) if "default" not in entry] == []
+    assert shown[name].imported == []
