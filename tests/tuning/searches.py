@@ -1,0 +1,78 @@
+"""Small searches in the arena, with trials that are trained in this process, or only pretended."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from marl_sb3.config import TrainConfig
+from marl_sb3.metrics import Result
+from marl_sb3.runs.folder import RunFolder
+from marl_sb3.tuning.api import prepare_study
+from marl_sb3.tuning.jobs.queue import work
+from marl_sb3.tuning.jobs.training import Train, train_here
+from marl_sb3.tuning.jobs.trials import TrialQueue
+from marl_sb3.tuning.study import TuneStudy
+
+SETTINGS = {
+    "n_envs": 4,
+    "n_steps": 20,
+    "n_epochs": 1,
+    "env.max_timesteps": 15,
+    "policy_kwargs.net_arch": [8],
+}
+SPACE = {"batch_size": {"choices": [10, 20]}, "learning_rate": {"log_uniform": [1e-4, 1e-2]}}
+GRID = {"batch_size": {"choices": [10, 20]}, "learning_rate": {"choices": [1e-4, 1e-3, 1e-2]}}
+SMALL: dict[str, Any] = {
+    "space": SPACE, "settings": SETTINGS, "timesteps": 160, "evaluations": 2, "evaluation_episodes": 2, "trials": 3,
+}  # fmt: skip
+
+
+@dataclass
+class PretendedRun:
+    """A `TrainedRun` that nobody trained."""
+
+    files: RunFolder
+    results: list[Result]
+    checkpoint = "ckpt-000001"
+    interrupted = False
+
+    @property
+    def result(self) -> Result:
+        return self.results[-1]
+
+
+def pretend(config: TrainConfig, folder: Path, _: Any, callbacks: Sequence[Any]) -> PretendedRun:
+    """Take the place of a training: its returns follow from the seed and the hyperparameters."""
+    returns = random.Random(f"{config.seed} {sorted(config.hyperparameters.items())}")
+    results: list[Result] = []
+    for env_steps in range(config.evaluation.interval, config.n_timesteps + 1, config.evaluation.interval):
+        evaluated = {"env_runners": {"episode_return_mean": returns.random()}}
+        results.append({"num_env_steps_sampled_lifetime": env_steps, "evaluation": evaluated})
+        (report,) = callbacks
+        if not report.on_iteration_end(results[-1]):
+            break
+    return PretendedRun(RunFolder(folder), results)
+
+
+def work_on(study: TuneStudy, train: Train = train_here) -> None:
+    """All of its trials, without worker processes."""
+    queue = TrialQueue(study)
+    queue.train = train
+    with study.working("here"):
+        assert work(queue, "here")
+
+
+def in_this_process(train: Train = train_here, **options: Any) -> TuneStudy:
+    """A whole search without worker processes."""
+    study = prepare_study(**{**SMALL, "pruner": "none", **options})
+    work_on(study, train)
+    return study
+
+
+def finished(study: TuneStudy) -> list[tuple[str, Any, dict[str, Any]]]:
+    """State, value and parameters of each trial."""
+    return [(trial.state.name, trial.value, trial.params) for trial in study.trials]

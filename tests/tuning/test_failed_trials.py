@@ -1,0 +1,145 @@
+"""A trial that fails, or is pruned, is a result of its search; what the user can mend is not."""
+
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+import pytest
+from searches import SMALL, in_this_process, work_on
+
+from marl_sb3.envs.arena import ArenaEnv
+from marl_sb3.runs import prepare as prepare_module
+from marl_sb3.tuning.api import prepare_study
+from marl_sb3.tuning.jobs.trials import TrialQueue, run_trial
+from marl_sb3.tuning.jobs.workers import Workers
+from marl_sb3.tuning.trial_attributes import DEATHS, ERROR, INTERRUPTED
+
+
+def test_a_trial_that_fails_is_failed_and_says_why(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original, calls = prepare_module.prepare, []
+
+    def fails_once(*arguments: Any) -> Any:
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise RuntimeError("the disk is on fire")
+        return original(*arguments)
+
+    monkeypatch.setattr(prepare_module, "prepare", fails_once)
+    study = in_this_process()
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE", "FAIL", "COMPLETE"]
+    failed = study.trials[1]
+    assert failed.user_attrs[ERROR] == "RuntimeError: the disk is on fire"
+    assert "the disk is on fire" in (study.folder_of(failed) / "traceback.txt").read_text()
+
+
+@pytest.mark.parametrize("error", [RuntimeError("bad \udcff thing"), SystemExit("enough")])
+def test_any_error_is_that_of_its_trial(error: BaseException, in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(prepare_module, "prepare", fails)
+    study = in_this_process(trials=1)
+    assert [trial.state.name for trial in study.trials] == ["FAIL"]
+    assert study.trials[0].user_attrs[ERROR].startswith(type(error).__name__)
+    assert type(error).__name__ in (study.folder_of(study.trials[0]) / "traceback.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    "why", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()], ids=["disk full", "Ctrl-C"]
+)
+def test_what_the_user_can_change_is_no_trials_fault(
+    why: BaseException, in_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> None:
+        raise why
+
+    study = prepare_study(**{**SMALL, "trials": 1, "pruner": "none"}, study="s")
+    with monkeypatch.context() as patch:
+        patch.setattr(prepare_module, "prepare", fails)
+        for _ in range(2):
+            with pytest.raises(type(why)):
+                work_on(study)
+            study.requeue_dead()
+    work_on(study)
+    assert [trial.state.name for trial in study.trials] == ["FAIL", "FAIL", "COMPLETE"]
+    assert [trial.user_attrs.get(ERROR) for trial in study.trials] == [INTERRUPTED, INTERRUPTED, None]
+    assert study.trials[2].user_attrs[DEATHS] == 0
+
+
+def test_workers_that_the_search_ended_lose_no_trial(in_tmp: Path) -> None:
+    study = prepare_study(**{**SMALL, "trials": 1, "pruner": "none"}, study="s")
+
+    class Endless:
+        """A worker that has begun a trial, and then takes no notice of SIGTERM."""
+
+        def send_signal(self, number: int) -> None: ...
+        def wait(self, timeout: float | None = None) -> None:
+            if timeout is not None:
+                raise KeyboardInterrupt  # once more, while the search waits for it
+
+        def kill(self) -> None:
+            holding.__exit__(None, None, None)
+
+    holding = study.working("w")
+    holding.__enter__()
+    assert study.next_trial("w") is not None
+    workers = Workers(study, 1, TrialQueue(study))
+    workers._running["w"] = Endless()  # type: ignore[assignment]
+    workers._stop()
+    assert [trial.user_attrs.get(ERROR) for trial in study.trials] == [INTERRUPTED, None]
+    assert study.trials[1].user_attrs[DEATHS] == 0
+
+
+def test_a_trial_that_was_trained_to_its_end_is_not_given_up(in_tmp: Path) -> None:
+    class Always(optuna.pruners.BasePruner):
+        def prune(self, study: Any, trial: Any) -> bool:
+            return True
+
+    study = prepare_study(**{**SMALL, "evaluations": 1, "trials": 1})
+    study.optuna.pruner = Always()
+    work_on(study)
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE"]
+
+
+def test_evaluations_of_a_training_that_was_rolled_back_do_not_count(in_tmp: Path) -> None:
+    class Faulty(ArenaEnv):
+        steps = 0
+
+        def step(self, actions: Any) -> Any:
+            observations, rewards, *rest = super().step(actions)
+            type(self).steps += 1
+            if type(self).steps == 4 * 50 + 2:  # in the third of four rollouts
+                rewards = dict.fromkeys(rewards, float("nan"))
+            return observations, rewards, *rest
+
+    settings = {"n_envs": 4, "n_steps": 20, "n_epochs": 1, "on_nan": "rollback", "checkpoint_every": 1}
+    options = {"settings": settings, "timesteps": 320, "evaluations": 4, "evaluation_episodes": 1, "trials": 1}
+    study = prepare_study(
+        Faulty, **{**SMALL, **options, "space": {"batch_size": {"choices": [20]}}, "over": "mean_of_last_4"}
+    )
+    Faulty.steps = 0
+    work_on(study)
+    (trial,) = study.trials
+    rows = [json.loads(line) for line in (study.folder_of(trial) / "result.jsonl").read_text().splitlines()]
+    values = [row["evaluation"]["env_runners"]["episode_return_mean"] for row in rows]
+    assert trial.user_attrs.get(ERROR) is None
+    assert (trial.state.name, len(values), len(trial.intermediate_values)) == ("COMPLETE", 4, 4)
+    assert trial.value == pytest.approx(np.mean(values))
+
+
+def test_hopeless_trials_are_given_up(in_tmp: Path) -> None:
+    class Always(optuna.pruners.BasePruner):
+        def prune(self, study: Any, trial: Any) -> bool:
+            return trial.number == 1
+
+    study = prepare_study(**SMALL)
+    study.optuna.pruner = Always()
+    while (trial := study.next_trial("here")) is not None:
+        run_trial(study, trial)
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE", "PRUNED", "COMPLETE"]
+    assert len(study.trials[1].intermediate_values) == 1

@@ -1,0 +1,106 @@
+"""A search that was killed loses at most what ran, and finds what it would have found."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from searches import GRID, SMALL, SPACE, in_this_process, pretend, work_on
+
+from marl_sb3.tuning.api import prepare_study
+from marl_sb3.tuning.jobs.trials import run_trial
+from marl_sb3.tuning.search import Search
+from marl_sb3.tuning.study import TuneStudy
+from marl_sb3.tuning.trial_attributes import DEATHS, ERROR, INDEX, INTERRUPTED, KILLED, RETRY_OF
+
+
+def test_the_lock_of_a_dead_worker_gives_its_trial_back(in_tmp: Path) -> None:
+    study = prepare_study(**SMALL, study="s")
+    with study.working("one"):
+        first = study.next_trial("one")
+        assert first is not None
+        assert study.requeue_dead() == 0
+        assert study.in_flight()
+    assert study.requeue_dead() == 1
+    assert not study.in_flight()
+    assert study.n_done() == 0
+    with study.working("other"):
+        again = study.next_trial("other")
+        assert again is not None
+        assert again.user_attrs.items() >= {RETRY_OF: first.number, DEATHS: 1}.items()
+        study.requeue(again.number, INTERRUPTED)  # by the user: it is not the trial's fault
+        once_more = study.next_trial("other")
+        assert once_more is not None
+        assert once_more.user_attrs.items() >= {RETRY_OF: again.number, DEATHS: 1, "index": 0}.items()
+    assert study.requeue_dead() == 1
+    assert [trial.state.name for trial in study.trials] == ["FAIL"] * 3  # killed twice: not tried again
+    assert [trial.user_attrs[ERROR] for trial in study.trials] == [KILLED, INTERRUPTED, KILLED]
+    assert study.n_done() == 1
+    work_on(study, pretend)
+    assert study.n_done() == 3
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random", "gp", "grid"])
+def test_a_search_that_was_killed_finds_what_it_would_have_found(sampler: str, in_tmp: Path) -> None:
+    options = {"trials": 6, "sampler": sampler, "pruner": "median", "space": GRID if sampler == "grid" else SPACE}
+    whole = in_this_process(pretend, study="whole", **options)
+    study = prepare_study(**{**SMALL, **options}, study="killed")
+    for n_drawn in (2, 0, 1):  # killed after all parameters, none or only the first were drawn
+        with study.working("killed"):
+            trial = study.next_trial("killed")
+            assert trial is not None
+            for parameter in study.space.parameters[:n_drawn]:
+                parameter.suggest(trial)
+        study = prepare_study(study="killed")
+        with study.working("nobody kills this"):
+            trial = study.next_trial("nobody kills this")
+            assert trial is not None
+            run_trial(study, trial, pretend)
+    work_on(study, pretend)
+    ended = [trial for trial in study.trials if trial.user_attrs.get(ERROR) != KILLED]
+    assert sorted(
+        (trial.user_attrs[INDEX], trial.params, trial.value, trial.user_attrs["seed"]) for trial in ended
+    ) == [(trial.user_attrs[INDEX], trial.params, trial.value, trial.user_attrs["seed"]) for trial in whole.trials]
+    assert len(study.trials) == len(whole.trials) + 3
+
+
+def test_a_grid_that_was_killed_while_it_was_set_up_is_completed(in_tmp: Path) -> None:
+    grid = {"gamma": [0.8, 0.9, 0.95], "batch_size": [20]}
+    study = prepare_study(**{**SMALL, "space": None}, grid=grid, study="s")
+    waiting = [trial.system_attrs["fixed_params"] for trial in study.trials]
+    assert len(waiting) == 3
+    prepare_study(study="s")
+    assert [trial.system_attrs["fixed_params"] for trial in study.trials] == waiting
+    half = prepare_study(
+        **{**SMALL, "space": None, "trials": 1}, grid={"gamma": [0.8], "batch_size": [20]}, study="half"
+    )
+    whole = TuneStudy(replace(half.search, space=study.search.space, trials=3), half.folder)
+    whole.optuna.set_user_attr("search", None)
+    whole.optuna.set_user_attr("search", _without_storage(whole.search))
+    whole.begin()
+    assert [trial.system_attrs["fixed_params"] for trial in whole.trials] == waiting
+
+
+def _without_storage(search: Search) -> dict[str, Any]:
+    return {name: value for name, value in search.to_plain().items() if name not in ("trials", "storage")}
+
+
+@pytest.mark.parametrize("killed_before", ["enqueue_trial", "tell"])
+def test_no_trial_is_lost_by_who_is_killed_while_giving_it_back(
+    killed_before: str, in_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = prepare_study(**{**SMALL, "trials": 1}, study="s")
+    with study.working("one"):
+        assert study.next_trial("one") is not None
+
+    def killed(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(study.optuna, killed_before, killed)
+        with pytest.raises(KeyboardInterrupt):
+            study.requeue_dead()
+    work_on(prepare_study(study="s"), pretend)
+    assert [trial.state.name for trial in study.trials] == ["FAIL", "COMPLETE"]

@@ -1,0 +1,35 @@
+"""The number that a search optimises."""
+
+from __future__ import annotations
+
+import pytest
+
+from marl_sb3.tuning.objective import Objective
+
+EVALUATED = {
+    "evaluation": {
+        "env_runners": {
+            "episode_return_mean": 5.0,
+            "agent_episode_returns_mean": {"a": 7.0, "b": -2.0},
+            "custom_metrics": {"goals_mean": 3.0},
+        }
+    },
+    "env_runners": {"episode_return_mean": 4.0},
+}
+
+
+@pytest.mark.parametrize(
+    ("of", "value"),
+    [("sum", 5.0), ("min", -2.0), ("a", 7.0), ("goals", 3.0), ("env_runners/episode_return_mean", 4.0)],
+)
+def test_an_objective_is_a_number_of_the_evaluation(of: str, value: float) -> None:
+    assert Objective(of).value(EVALUATED) == value
+
+
+@pytest.mark.parametrize(
+    ("over", "mode", "value"),
+    [("last", "max", 2.0), ("best", "max", 4.0), ("best", "min", 1.0), ("mean_of_last_2", "max", 3.0),
+     ("mean_of_last_9", "max", 2.5)],
+)  # fmt: skip
+def test_a_trial_has_one_number(over: str, mode: str, value: float) -> None:
+    assert Objective(over=over, mode=mode).final([3.0, 1.0, 4.0, 2.0]) == value

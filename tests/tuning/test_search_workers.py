@@ -1,0 +1,132 @@
+"""The processes in which a search trains, and what becomes of it when they die."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from forked import ForkServer
+from optuna.trial import TrialState
+from searches import SMALL
+
+import marl_sb3
+from marl_sb3.envs.arena import ArenaEnv
+from marl_sb3.errors import ConfigError
+from marl_sb3.tuning.api import prepare_study
+from marl_sb3.tuning.jobs.trials import run_trials
+from marl_sb3.tuning.jobs.workers import SearchError
+from marl_sb3.tuning.study import TuneStudy
+from marl_sb3.tuning.trial_attributes import ERROR, RETRY_OF, WORKER
+
+
+def test_a_killed_worker_loses_its_trial_alone_which_is_tried_once_again(
+    in_tmp: Path, forked_workers: ForkServer
+) -> None:
+    study = prepare_study(**{**SMALL, "timesteps": 8_000, "pruner": "none"})
+    killed: list[int] = []
+
+    def kill_one(watched: TuneStudy) -> None:
+        running = [trial for trial in watched.trials if trial.state == TrialState.RUNNING]
+        if running and not killed:
+            name = running[0].user_attrs[WORKER]
+            killed.extend(pid for pid, worker in forked_workers.running().items() if name in worker.arguments)
+            forked_workers.send_signal(killed[0], signal.SIGKILL)
+
+    run_trials(study, workers=2, watch=kill_one)
+    states = [trial.state.name for trial in study.trials]
+    retries = [trial for trial in study.trials if RETRY_OF in trial.user_attrs]
+    assert len(killed) == 1
+    assert states.count("COMPLETE") == 3
+    assert states.count("FAIL") == len(retries) == 1
+    (failed,) = [trial for trial in study.trials if trial.state == TrialState.FAIL]
+    assert failed.user_attrs[ERROR] == "its process ended"
+    assert retries[0].user_attrs[RETRY_OF] == failed.number
+    assert retries[0].params.items() >= failed.params.items()
+
+
+@pytest.mark.usefixtures("forked_workers")
+def test_workers_find_a_registered_env(in_tmp: Path) -> None:
+    marl_sb3.register_env("mine", ArenaEnv)
+    study = marl_sb3.tune("mine", **{**SMALL, "trials": 1})
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE"]
+    assert not str(study.trials[0].user_attrs[WORKER]).startswith("here-")
+    assert (study.folder / "best.yml").is_file()
+    assert (study.folder / "trials.csv").is_file()
+
+
+def test_an_env_that_no_other_process_can_import_is_searched_in_this_one(in_tmp: Path) -> None:
+    class Mine(ArenaEnv):
+        pass
+
+    seen: list[int] = []
+    study = marl_sb3.tune(Mine, **SMALL, watch=lambda watched: seen.append(watched.n_done()))
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 3
+    assert seen == [1, 2, 3, 3]
+    assert str(study.trials[0].user_attrs[WORKER]).startswith("here-")
+    with pytest.raises(ConfigError, match="cannot be imported by 2 worker processes; accepted: a class or function"):
+        marl_sb3.tune(Mine, **SMALL, workers=2)
+
+
+def test_a_search_in_which_every_trial_fails_ends_and_may_go_on_when_it_is_mended(in_tmp: Path) -> None:
+    is_broken: list[bool] = []
+
+    def breaks(**kwargs: Any) -> Any:
+        if is_broken:
+            raise RuntimeError("the disk is on fire")
+        return ArenaEnv(**kwargs)
+
+    study = prepare_study(breaks, **{**SMALL, "trials": 7}, study="s")
+    is_broken.append(True)
+    with pytest.raises(
+        SearchError, match=r"all 5 trials have failed, the last one with .*: the disk is on fire \(.*, in breaks\); see"
+    ):
+        run_trials(study)
+    assert len(study.trials) == 5
+    is_broken.clear()
+    run_trials(prepare_study(breaks, study="s"))
+    assert [trial.state.name for trial in study.trials] == ["FAIL"] * 5 + ["COMPLETE"] * 2
+
+
+@pytest.mark.usefixtures("forked_workers")
+def test_trials_that_kill_their_workers_end_the_search_too(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("marl_sb3.tuning.jobs.trials._MAX_FIRST_FAILURES", 2)
+    Path("kills.py").write_text(
+        "import os\nfrom marl_sb3.envs.arena import ArenaEnv\n"
+        "class Kills(ArenaEnv):\n"
+        "    def step(self, actions):\n"
+        "        os._exit(9)\n"
+    )
+    with pytest.raises(
+        SearchError, match=r"all 2 trials have failed, the last one with its process ended; see .*\.log"
+    ) as end:
+        marl_sb3.tune("kills:Kills", **{**SMALL, "trials": 9})
+    assert Path(str(end.value).partition("; see ")[2]).is_file()
+
+
+@pytest.mark.usefixtures("forked_workers")
+def test_workers_do_not_take_a_storage_from_the_surroundings(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MARL_SB3_STORAGE", "sqlite:///other.db")
+    study = marl_sb3.tune("arena", **{**SMALL, "trials": 1})
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE"]
+
+
+@pytest.mark.usefixtures("forked_workers")
+def test_workers_that_die_at_once_end_the_search(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = prepare_study(**SMALL)
+    (study.folder / "study.yaml").unlink()
+    with pytest.raises(SearchError, match=r"end with 2 again and again, the last one saying .* holds no study'; see"):
+        run_trials(study)
+
+
+def test_a_study_is_run_by_one_search_at_a_time(in_tmp: Path) -> None:
+    study = prepare_study(**SMALL)
+
+    def again(_: TuneStudy) -> None:
+        with pytest.raises(ConfigError, match="is in use: another process is running this study"):
+            run_trials(study)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_trials(study, watch=again)

@@ -1,0 +1,168 @@
+"""The files and the database of a study: shared with other machines, damaged, or of another search."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from optuna.storages.journal import JournalFileBackend
+from searches import SMALL, SPACE, in_this_process, pretend, work_on
+
+from marl_sb3.errors import ConfigError
+from marl_sb3.tuning.api import prepare_study
+from marl_sb3.tuning.jobs.trials import run_trial
+from marl_sb3.tuning.search import Search, read_search
+from marl_sb3.tuning.space import parse_space
+from marl_sb3.tuning.storage import SafeJournal, open_storage
+
+
+def test_half_a_line_of_a_killed_writer_does_not_end_the_study(in_tmp: Path) -> None:
+    in_this_process(pretend, study="s", trials=1)
+    journal = next(in_tmp.glob("runs/tune/arena/s/journal.log"))
+    with journal.open("ab") as file:
+        file.write(b'{"op_code": 4, "work')
+    study = in_this_process(pretend, study="s", trials=2)
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 2
+
+
+def test_a_journal_on_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_space(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    journal = SafeJournal(tmp_path / "journal.log")
+    monkeypatch.setattr(JournalFileBackend, "append_logs", no_space)
+    with pytest.raises(OSError, match=r"No space left on device: .*journal\.log"):
+        journal.append_logs([])
+
+
+def test_a_journal_of_whole_lines_is_left_as_it_is(tmp_path: Path) -> None:
+    journal = SafeJournal(tmp_path / "log")
+    journal.append_logs([{"a": 1}])
+    journal.append_logs([{"a": 2}])
+    assert list(journal.read_logs(0)) == [{"a": 1}, {"a": 2}]
+
+
+@pytest.mark.parametrize("line", [b"garbage\n", b'{"op_code": 77}\n', b"[]\n", bytes(range(128, 256)) + b"\n"])
+def test_a_damaged_journal_is_named(line: bytes, in_tmp: Path) -> None:
+    study = prepare_study(**SMALL, study="s")
+    with study.working("one"):
+        assert study.next_trial("one") is not None
+    journal = study.folder / "journal.log"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join([*lines[:4], line, *lines[5:]]))
+    with pytest.raises(ConfigError, match=r"runs/tune/arena/s/journal\.log is damaged: "):
+        prepare_study(study="s")
+
+
+def test_trials_without_their_storage_are_not_written_over(in_tmp: Path) -> None:
+    study = prepare_study(**SMALL, study="s")
+    (study.folder / "trials").mkdir()
+    (study.folder / "journal.log").unlink()
+    with pytest.raises(ConfigError, match="has trials that its storage does not know"):
+        prepare_study(study="s")
+
+
+def test_a_password_is_not_written_down(in_tmp: Path) -> None:
+    search = Search("arena", parse_space(SPACE, "space"), "s", storage="postgresql://me:secret@nowhere.invalid/db")
+    search.write(in_tmp)
+    assert "secret" not in (in_tmp / "study.yaml").read_text()
+    assert read_search(in_tmp, storage=search.storage) == search
+    with pytest.raises(ConfigError, match=r"is kept in postgresql://me:\*\*\*@nowhere.invalid/db; accepted: --storage"):
+        read_search(in_tmp)
+    with pytest.raises(ConfigError, match="says that the study is kept in postgresql"):
+        read_search(in_tmp, storage="sqlite:///other.db")
+    replace(search, storage="sqlite:///study.db?plugin=anything").write(in_tmp)
+    with pytest.raises(ConfigError, match=r"is kept in sqlite.*plugin=anything; accepted: --storage"):
+        read_search(in_tmp)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"space": 3}, "space is 3; accepted: a mapping"),
+        ({"settings": [1]}, r"settings is \[1\]; accepted: a mapping"),
+        ({"seed": -1}, "--seed is -1; accepted: an integer of at least 0"),
+        ({"objective": None}, "objective is None; accepted: a string"),
+        ({"extra": 1}, "is not that of a study"),
+    ],
+)
+def test_a_damaged_file_of_a_study_is_refused(change: dict[str, Any], message: str, in_tmp: Path) -> None:
+    study = prepare_study(**SMALL, study="s")
+    path = study.folder / "study.yaml"
+    path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), **change}))
+    with pytest.raises(ConfigError, match=message):
+        prepare_study(study="s")
+
+
+# --- Databases -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A SQLite database with Optuna's tables, which take half a second to make; only to copy."""
+    path = tmp_path_factory.mktemp("database") / "study.db"
+    open_storage(path.parent, f"sqlite:///{path}")
+    return path
+
+
+@pytest.fixture
+def storage(in_tmp: Path, empty_database: Path) -> str:
+    """The URL of a database of its own."""
+    return f"sqlite:///{shutil.copy(empty_database, in_tmp)}"
+
+
+def test_sqlite_holds_a_study_too(in_tmp: Path, storage: str) -> None:
+    study = in_this_process(pretend, storage=storage, trials=2)
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 2
+    assert not (study.folder / "journal.log").exists()
+
+
+def test_another_machine_may_take_the_trial_that_was_meant(
+    in_tmp: Path, storage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = prepare_study(**{**SMALL, "pruner": "none"}, study="s", storage=storage, root="here")
+    there = prepare_study(**{**SMALL, "pruner": "none"}, study="s", storage=storage, root="there")
+    ask, theirs = here.optuna.ask, []
+
+    def too_late() -> Any:
+        theirs.append(there.next_trial("there"))  # between our look and our grasp
+        return ask()
+
+    monkeypatch.setattr(here.optuna, "ask", too_late)
+    ours = here.next_trial("here")
+    assert ours is not None
+    assert theirs[0] is not None
+    assert {ours.user_attrs["index"], theirs[0].user_attrs["index"]} == {0, 1}
+    assert run_trial(here, ours, pretend)
+    assert run_trial(there, theirs[0], pretend)
+    assert [trial.state.name for trial in here.trials] == ["COMPLETE", "COMPLETE"]
+
+
+def test_trials_of_workers_elsewhere_are_left_alone(in_tmp: Path, storage: str) -> None:
+    here = prepare_study(**SMALL, study="s", storage=storage, root="here")
+    there = prepare_study(**SMALL, study="s", storage=storage, root="there")
+    with here.working("one"):
+        begun = here.next_trial("one")
+        assert begun is not None
+    assert there.requeue_dead() == 0
+    assert not there.in_flight()
+    assert here.requeue_dead() == 1
+    work_on(there, pretend)
+    work_on(here, pretend)
+    assert [trial.state.name for trial in here.trials] == ["FAIL", "COMPLETE", "COMPLETE", "COMPLETE"]
+    assert here.best_config() == there.best_config()  # one was trained there, and is put together here
+    assert not list(here.folder.glob("trials/*"))
+    with pytest.raises(ConfigError, match="with a value of iteration"):
+        here.best_config("iteration")
+
+
+def test_a_search_that_is_refused_leaves_nothing_that_stands_in_the_way(in_tmp: Path, storage: str) -> None:
+    prepare_study(**SMALL, study="s", storage=storage, root="here")
+    with pytest.raises(ConfigError, match="the storage holds a study 's' with another seed; accepted: another"):
+        prepare_study(**SMALL, study="s", storage=storage, root="there", seed=1)
+    assert prepare_study(**SMALL, study="s", storage=storage, root="there").search.seed == 0
