@@ -438,13 +438,12 @@ def test_without_a_seed_there_are_new_numbers_each_time() -> None:
 
 
 def test_any_vectorizer_gives_the_same_numbers() -> None:
-    algorithm = make("arena", policies="per_agent")
+    options = {"max_timesteps": 15, "height": 4}
+    algorithm = make("arena", policies="per_agent", env_kwargs=options)
+    envs = [make_vec_env("arena", 3, vectorizer=name, **options) for name in ("batched", "sync", "supersuit")]
     for deterministic in (True, False):
         batched, sync, supersuit = (
-            without_clock(
-                evaluate_policies(algorithm, make_vec_env("arena", 3, vectorizer=name), 7, deterministic, seed=2)
-            )
-            for name in ("batched", "sync", "supersuit")
+            without_clock(evaluate_policies(algorithm, env, 7, deterministic, seed=2)) for env in envs
         )
         assert batched == sync == supersuit
 
