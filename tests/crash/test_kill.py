@@ -15,7 +15,7 @@ from kill_harness import main, plan
 from run_records import differences, events
 from shims import GENERATORS
 from trained_processes import wait
-from trials import REFUSAL, Case, Kill, Trial
+from trials import ITERATIONS, N_ENVS, N_STEPS, REFUSAL, Case, Kill, Trial
 
 from marl_sb3.storage.checkpoint_folder import CheckpointFolder
 from marl_sb3.storage.checkpoint_format import read_checkpoint, write_checkpoint
@@ -167,10 +167,10 @@ def lose_the_policies(run: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (double_a_row, "result.jsonl has 25 rows, not 24"),
+        (double_a_row, f"result.jsonl has {ITERATIONS + 1} rows, not {ITERATIONS}"),
         (change_a_row, "progress.csv, row 5: iteration is '95', was '5'"),
         (double_the_events, "is wrong or there twice"),
-        (lose_an_event, "at step 1536 is missing, 1 times"),
+        (lose_an_event, f"at step {ITERATIONS * N_ENVS * N_STEPS} is missing, 1 times"),
         (change_a_weight, "latest checkpoint: /tensors/policy-000/"),
         (lose_the_policies, "policies: shared.zip is missing"),
     ],
@@ -186,4 +186,5 @@ def test_a_difference_is_found(
 
 
 def test_the_reference_has_a_checkpoint_of_its_end(reference_of: References) -> None:
-    assert read_checkpoint(reference_of(BATCHED) / "checkpoints" / "ckpt-000024").about.integer("iteration") == 24
+    newest = reference_of(BATCHED) / "checkpoints" / f"ckpt-{ITERATIONS:06}"
+    assert read_checkpoint(newest).about.integer("iteration") == ITERATIONS
