@@ -77,6 +77,14 @@ def test_the_arena_has_a_preset_and_an_unknown_env_the_defaults() -> None:
     assert other == TrainConfig("some-env")
 
 
+def test_a_changed_configuration_does_not_change_the_preset() -> None:
+    def network() -> list[int]:
+        return load_config("CartPole-v1", "dqn").hyperparameters["policy_kwargs"]["net_arch"]  # type: ignore[no-any-return]
+
+    network().append(8)
+    assert network() == [256, 256]
+
+
 def test_options_win_over_the_file_and_set_wins_over_options(tmp_path: Path) -> None:
     path = write(tmp_path / "h.yml", "e:\n  n_envs: 2\n  n_timesteps: 10\n  gamma: 0.5\n  policies: per_agent\n")
     config = load_config("e", hparams=path, n_envs=3, n_timesteps=20, settings={"n_timesteps": 30, "gamma": 0.9})

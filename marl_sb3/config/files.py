@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -87,8 +89,14 @@ def entry_of_preset(path: Path, env: str | None) -> tuple[str, str, Mapping[str,
     """Do the same as `entry_of` with a preset of the package. An env without a preset has empty settings."""
     if env is None:
         raise ConfigError("no env given; accepted: an env id, or --hparams with a file of one env", key="env")
-    content = read_yaml(path) if path.exists() else {}
-    return env, env, _entry(path, env, content.get(env, {}))
+    return env, env, deepcopy(_entry(path, env, _presets(path).get(env, {})))
+
+
+@cache
+def _presets(path: Path) -> Mapping[str, Any]:
+    """Return the content of a file of the package, which is parsed once: a search needs it for every trial."""
+    content: Mapping[str, Any] = read_yaml(path) if path.exists() else {}
+    return content
 
 
 def _entry(path: str | Path, env: str, entry: Any) -> Mapping[str, Any]:
