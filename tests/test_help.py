@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pytest
 
-# Command -> how many options its help has after "options:", --help and --version left out.
+# Command -> how many options its help lists, --help and --version left out.
 OPTIONS = {"train": 25, "evaluate": 12, "export": 6, "doctor": 8, "tune": 31}
 
 PROGRAM = """
@@ -47,10 +47,10 @@ def shown() -> dict[str, Help]:
 
 
 def entries(text: str) -> list[str]:
-    """The options that a help text lists, with what is said of each."""
-    options = re.split(r"\n(?=\S)", text.partition("options:")[2])[0]
-    found = [entry for entry in re.split(r"\n  (?=-)", options) if entry.strip()]
-    return [entry for entry in found if not entry.strip().endswith("exit")]
+    """The options that the sections of a help text list, with what is said of each."""
+    sections = re.findall(r"^[\w ]+:\n(  -.*?)(?:\n\n|\Z)", text, flags=re.MULTILINE | re.DOTALL)
+    found = [entry for section in sections for entry in re.split(r"\n  (?=-)", section)]
+    return [entry for entry in found if not entry.endswith("exit")]
 
 
 @pytest.mark.parametrize("name", OPTIONS)
