@@ -133,13 +133,13 @@ class SeparateEnvs(InProcessVecEnv):
         outcomes = [slot.set_state(own) for slot, own in zip(self._slots, states, strict=True)]
         inexact = {index: why for index, why in enumerate(outcomes) if why is not None}
         reset_infos = self._reset_infos(inexact)
-        self._take_masks(masks, reset_infos)
+        self._masks.adopt(masks)
+        self._renew_masks(masks, reset_infos)
         self._latest = first_step(self._shown(), masks, self._turns(), reset_infos)
         return inexact
 
-    def _take_masks(self, masks: ActionMasks, reset_infos: Mapping[int, Mapping[str, Any]]) -> None:
-        """Restore the masks of a state; masks of envs that have begun new episodes are read from their infos."""
-        self._masks.adopt(masks)
+    def _renew_masks(self, masks: ActionMasks, reset_infos: Mapping[int, Mapping[str, Any]]) -> None:
+        """Put the masks of envs that have begun new episodes in place; they are read from their infos."""
         begun = list(reset_infos)
         new_masks = self._masks.read([self._slots[index] for index in begun], reset_infos)
         for ours, new in zip(masks, new_masks, strict=True):

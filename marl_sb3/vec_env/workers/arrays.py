@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gymnasium import spaces
 
 from marl_sb3.types import Array, BoolArray, Observations
 from marl_sb3.vec_env.groups import AgentGroup
+from marl_sb3.vec_env.observations import map_arrays, zero_observations
 from marl_sb3.wrappers.action_mask import choices_of
 
 _LINE = 64  # bytes of a cache line: no array shares one with another
@@ -169,7 +169,10 @@ def _lay_out(
             place((*_rows(num_envs, group), *(group.action_space.shape or ())), group.action_space.dtype)
             for group in groups
         ),
-        "observations": tuple(_observations(group, num_envs, place) for group in groups),
+        "observations": tuple(
+            map_arrays(lambda one: place((num_envs, *one.shape[1:]), one.dtype), group)
+            for group in zero_observations(groups, num_envs=1)
+        ),
         "action_masks": tuple(_masks(group, num_envs, place) for group in groups),
         "rewards": place(both, np.float32),
         **{name: place(both, np.bool_) for name in ("terminated", "truncated", "to_act")},
@@ -181,13 +184,6 @@ def _lay_out(
 
 def _rows(num_envs: int, group: AgentGroup) -> tuple[int, int]:
     return num_envs, len(group.agents)
-
-
-def _observations(group: AgentGroup, num_envs: int, place: Callable[..., Any]) -> Any:
-    space, rows = group.observation_space, _rows(num_envs, group)
-    if isinstance(space, spaces.Dict):
-        return {key: place((*rows, *(part.shape or ())), part.dtype) for key, part in space.spaces.items()}
-    return place((*rows, *(space.shape or ())), space.dtype)
 
 
 def _masks(group: AgentGroup, num_envs: int, place: Callable[..., Any]) -> Any:

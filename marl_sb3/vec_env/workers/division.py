@@ -25,7 +25,10 @@ def shares(whole: SharePlan, n_workers: int) -> list[SharePlan]:
             key="n_workers",
         )
     firsts = [-(-number * n_envs // n_workers) for number in range(n_workers + 1)]
-    return [replace(whole, first_index=first, num_envs=last - first) for first, last in pairwise(firsts)]
+    return [
+        replace(whole, first_index=first, num_envs=last - first, worker=worker, n_workers=n_workers)
+        for worker, (first, last) in enumerate(pairwise(firsts))
+    ]
 
 
 def workers_for(n_workers: int | str, n_envs: int) -> int:

@@ -16,7 +16,6 @@ from marl_sb3.errors import ConfigError
 from marl_sb3.vec_env.workers import fork_server_process
 from marl_sb3.vec_env.workers.fork_server_process import ANSWER
 from marl_sb3.vec_env.workers.plan import Surroundings
-from marl_sb3.vec_env.workers.process import WorkerPlace
 from marl_sb3.vec_env.workers.worker_output import OutputThread
 
 _START_S = 120.0  # longest time that its start, or the start or end of a worker, may take
@@ -63,18 +62,17 @@ class ForkServer:
         """Whether it runs, and belongs to this process and not to one that this process was forked from."""
         return self._main_process == os.getpid() and self._process.poll() is None
 
-    def start(self, place: WorkerPlace, descriptors: Sequence[int]) -> int:
+    def start(self, descriptors: Sequence[int]) -> int:
         """Fork a worker; returns its process id.
 
         Args:
-            place: of the worker.
             descriptors: those of `process.work`; they stay open here.
 
         Raises:
             ForkServerEndedError: it has ended.
             OSError: the system refuses to start another process.
         """
-        answer = self._ask(place, descriptors)
+        answer = self._ask(None, descriptors)
         if answer < 0:
             raise OSError(-answer, os.strerror(-answer))
         return answer
@@ -90,7 +88,7 @@ class ForkServer:
         """
         return self._ask(worker)
 
-    def _ask(self, request: WorkerPlace | int, descriptors: Sequence[int] = ()) -> int:
+    def _ask(self, request: int | None, descriptors: Sequence[int] = ()) -> int:
         if self._main_process != os.getpid():
             raise ForkServerEndedError
         with self._lock:

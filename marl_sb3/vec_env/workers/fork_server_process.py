@@ -24,7 +24,7 @@ from struct import Struct
 from typing import NoReturn
 
 from marl_sb3.signals import ENDING
-from marl_sb3.vec_env.workers.process import WorkerPlace, work
+from marl_sb3.vec_env.workers.process import work
 
 ANSWER = Struct("<Qq")  # number of the request; process id, exit code or negative error number
 
@@ -62,19 +62,18 @@ class _Server:
             requests = io.BytesIO(data)  # more than one, if Ctrl-C has come between a request and its answer
             while requests.tell() < len(data):
                 number, request = pickle.load(requests)
-                is_start = isinstance(request, WorkerPlace)
-                self._answer(number, self._start(request, descriptors) if is_start else self._end(request))
+                self._answer(number, self._start(descriptors) if request is None else self._end(request))
 
     def _answer(self, number: int, value: int) -> None:
         self._connection.sendall(ANSWER.pack(number, value))
 
-    def _start(self, place: WorkerPlace, descriptors: list[int]) -> int:
+    def _start(self, descriptors: list[int]) -> int:
         """Fork a worker; returns its process id, or the negative error number if the system refuses."""
         parent = os.getpid()
         try:
             worker = os.fork()
             if worker == 0:
-                self._become_worker(parent, place, descriptors)
+                self._become_worker(parent, descriptors)
         except OSError as error:
             worker = -(error.errno or errno.EAGAIN)
         for descriptor in descriptors:
@@ -84,13 +83,13 @@ class _Server:
             self._running.add(worker)
         return worker
 
-    def _become_worker(self, parent: int, place: WorkerPlace, descriptors: list[int]) -> NoReturn:
+    def _become_worker(self, parent: int, descriptors: list[int]) -> NoReturn:
         try:
             signal.signal(_MAIN_ENDED, signal.SIG_DFL)
             _lead_a_group(0)
             _end_with(parent, signal.SIGKILL)
             self._connection.close()
-            work(place, *descriptors)
+            work(*descriptors)
         except BaseException as error:
             code = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1
             with suppress(OSError):

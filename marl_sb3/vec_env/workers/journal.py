@@ -81,14 +81,14 @@ class Journal:
     def events_of(self, worker: int) -> list[Event]:
         """Return the events of a share since then, with rows instead of indices of envs."""
         plan = self._plans[worker]
-        found = []
+        found: list[Event] = []
         for name, env_indices, arguments in self._events:
             if name == "step":
-                found.append(Event(name, tuple(group[plan.rows] for group in arguments)))
+                found.append((name, tuple(group[plan.rows] for group in arguments)))
             elif env_indices is None:
-                found.append(Event(name, arguments))
+                found.append((name, arguments))
             elif own := plan.rows_of(env_indices):
-                found.append(Event(name, (own, *arguments)))
+                found.append((name, (own, *arguments)))
         return found
 
     def shown_of(self, worker: int) -> Shown | None:

@@ -30,6 +30,8 @@ class SharePlan:
         num_envs: number of envs of the share.
         seed: the run seed.
         batched: whether the share is stepped by a `BatchedEnv`.
+        worker: index of its worker.
+        n_workers: number of workers.
     """
 
     factory: EnvFactory
@@ -38,6 +40,8 @@ class SharePlan:
     num_envs: int
     seed: int
     batched: bool
+    worker: int = 0
+    n_workers: int = 1
 
     @property
     def indices(self) -> range:
@@ -160,14 +164,4 @@ class Shown:
     masked: Mapping[int, bool]
 
 
-@dataclass(frozen=True)
-class Event:
-    """Something that happened to the envs of a share.
-
-    Attributes:
-        name: `step`, `configure` or `call`.
-        arguments: of the handler of this name, see `ShareServer`.
-    """
-
-    name: str
-    arguments: tuple[Any, ...]
+Event = tuple[str, tuple[Any, ...]]  # what happened to the envs of a share: a method of `ShareServer`, its arguments

@@ -8,7 +8,6 @@ import signal
 import socket
 import sys
 import threading
-from dataclasses import dataclass
 from typing import Any
 
 from marl_sb3.signals import ENDING
@@ -17,24 +16,10 @@ from marl_sb3.vec_env.workers.share_server import ShareServer
 from marl_sb3.vec_env.workers.worker_log import MessageLog
 
 
-@dataclass(frozen=True)
-class WorkerPlace:
-    """The place of a worker among all.
-
-    Attributes:
-        worker: its index.
-        n_workers: number of workers.
-    """
-
-    worker: int
-    n_workers: int
-
-
-def work(place: WorkerPlace, connection: int, memory: int, stacks: int) -> None:
+def work(connection: int, memory: int, stacks: int) -> None:
     """Answer requests until the main process closes the connection, or has ended.
 
     Args:
-        place: of the worker.
         connection: descriptor of the socket to the main process.
         memory: descriptor of the shared memory.
         stacks: descriptor of the file for the stacks: written on SIGUSR1 and when the process crashes.
@@ -43,7 +28,7 @@ def work(place: WorkerPlace, connection: int, memory: int, stacks: int) -> None:
     _set_up_output()
     log = MessageLog()
     log.install()
-    server = ShareServer(memory, place.n_workers, place.worker, log)
+    server = ShareServer(memory, log)
     channel = Channel(socket.socket(fileno=connection))
     # The main process notices the end of this one when nobody has the connection: no child of an env may have it.
     os.register_at_fork(after_in_child=channel.close)

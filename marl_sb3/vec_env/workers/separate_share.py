@@ -61,26 +61,20 @@ class _OpenMasks(MaskReader):
 
     def __init__(self, *arguments: Any) -> None:
         self.found: dict[int, bool] = {}
-        self._known: dict[int, bool] = {}
         super().__init__(*arguments)
 
     def _settle(self, number: int, masked: bool) -> None:
         self.found[number] = masked
 
     def adopt(self, masks: ActionMasks) -> None:
+        self.found = {}
         super().adopt(masks)
-        self.settle(self._known)
 
     def settle(self, masked: Mapping[int, bool]) -> None:
         """Take the decision of the main process."""
         self.found = {}
-        self._known.update(masked)
         for number, has_masks in masked.items():
             super()._settle(number, has_masks)
-
-    def forget(self) -> None:
-        """Forget what is known."""
-        self.found, self._known = {}, {}
 
 
 class SeparateShare(SyncVecEnv, Share):
@@ -130,7 +124,6 @@ class SeparateShare(SyncVecEnv, Share):
     def set_share_state(self, state: ShareState) -> Mapping[int, str]:
         """See `Share.set_share_state`."""
         assert isinstance(state, SeparateState)
-        self._masks.forget()
         self._infos = {}
         return self.set_slot_states(state.slots, state.action_masks)
 
@@ -161,7 +154,7 @@ class SeparateShare(SyncVecEnv, Share):
             slot.reset()
         if lost:
             masks, reset_infos = self.latest.action_masks, self._reset_infos(lost)
-            self._take_masks(masks, reset_infos)
+            self._renew_masks(masks, reset_infos)
             self._latest = first_step(self._shown(), masks, self._turns(), reset_infos)
         return {row: str(slot.lost) for row, slot in lost.items()}
 

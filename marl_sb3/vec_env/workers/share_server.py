@@ -29,15 +29,11 @@ class ShareServer:
 
     Args:
         memory: descriptor of the shared memory.
-        n_workers: number of workers.
-        worker: index of this worker.
         log: the messages of this process.
     """
 
-    def __init__(self, memory: int, n_workers: int, worker: int, log: MessageLog) -> None:
+    def __init__(self, memory: int, log: MessageLog) -> None:
         self._memory = memory
-        self._n_workers = n_workers
-        self._board = boards(memory, n_workers)[worker]
         self._log = log
         self.closed = False
 
@@ -90,16 +86,16 @@ class ShareServer:
     def make(self, surroundings: Surroundings, packed: bytes) -> EnvFacts:
         """Make the envs."""
         surroundings.enter()
-        plan = _unpacked(packed)
+        self._plan = plan = _unpacked(packed)
+        self._board = boards(self._memory, plan.n_workers)[plan.worker]
         np.random.seed(np.random.SeedSequence(plan.seed, spawn_key=(plan.first_index,)).generate_state(4))  # noqa: NPY002
         self._share: Share = (BatchedShare if plan.batched else SeparateShare)(plan, self._board)
-        self._rows = plan.rows
         return EnvFacts.of(self._share)
 
     def attach(self, num_envs: int) -> None:
         """Map the shared arrays, which the main process has made, for so many envs of all workers."""
-        arrays = SharedArrays(self._memory, self._share.groups, num_envs, self._n_workers)
-        self._views = _Rows(arrays, self._rows)
+        arrays = SharedArrays(self._memory, self._share.groups, num_envs, self._plan.n_workers)
+        self._views = _Rows(arrays, self._plan.rows)
         self._actions = self._views.actions
 
     def limit_episodes(self, env_steps: int) -> None:
@@ -164,11 +160,11 @@ class ShareServer:
             self._share.bring_back(state)
         if shown is not None and shown.masked:
             self._share.settle_masks(shown.masked)
-        for event in events:
-            if event.name == "step":
-                self._share.repeat(event.arguments)
+        for name, arguments in events:
+            if name == "step":
+                self._share.repeat(arguments)
             else:
-                getattr(self, event.name)(*event.arguments)
+                getattr(self, name)(*arguments)
         return self._share.replace_lost(shown) if state is not None else {}
 
     def close(self) -> None:

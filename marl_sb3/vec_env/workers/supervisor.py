@@ -14,7 +14,6 @@ from marl_sb3.vec_env.workers.channel import Kind, Message
 from marl_sb3.vec_env.workers.journal import Journal
 from marl_sb3.vec_env.workers.pickling import WorkerTracebackError, packed_plan, packed_request
 from marl_sb3.vec_env.workers.plan import EnvFacts, SharePlan, Surroundings
-from marl_sb3.vec_env.workers.process import WorkerPlace
 from marl_sb3.vec_env.workers.share import FirstEnvMadeError
 from marl_sb3.vec_env.workers.worker import Worker, WorkerLostError, WorkerRefusedError
 
@@ -60,8 +59,8 @@ class Supervisor:
         self.memory = anonymous_file("marl_sb3-arrays")
         os.ftruncate(self.memory, board_bytes(len(plans)))
         self.workers = [
-            Worker(WorkerPlace(number, len(plans)), plan, self.memory, board, timeout_s)
-            for number, (plan, board) in enumerate(zip(plans, boards(self.memory, len(plans)), strict=True))
+            Worker(plan, self.memory, board, timeout_s)
+            for plan, board in zip(plans, boards(self.memory, len(plans)), strict=True)
         ]
         self._step_requests = [(worker, (Kind.STEP, b"")) for worker in self.workers]
         try:
@@ -160,7 +159,7 @@ class Supervisor:
                 return
 
     def _bring_back(self, worker: Worker) -> None:
-        number, plan = worker.place.worker, worker.plan
+        plan, number = worker.plan, worker.plan.worker
         worker.start()
         if not self._made:
             return  # it is asked to make them next

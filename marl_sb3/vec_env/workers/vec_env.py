@@ -16,7 +16,6 @@ from marl_sb3.types import Array
 from marl_sb3.vec_env.groups import AgentLayout, require_same_agents
 from marl_sb3.vec_env.interface import Health, MultiAgentVecEnv, Options
 from marl_sb3.vec_env.masks import read_masks
-from marl_sb3.vec_env.observations import zero_observations
 from marl_sb3.vec_env.seeding import fresh_seed
 from marl_sb3.vec_env.slot_states import pack, unpack
 from marl_sb3.vec_env.step import NO_FINAL_OBSERVATIONS, ActionMasks, VecStep, first_step
@@ -85,7 +84,6 @@ class WorkersVecEnv(MultiAgentVecEnv):
         self.num_envs = num_envs
         self.agents, self.groups = self._layout.agents, self._layout.groups
         self.metadata, self.render_mode = facts[0].metadata, facts[0].render_mode
-        zero_observations(self.groups, 1)  # refuses spaces that arrays cannot hold
         arguments = (self._supervisor.memory, self.groups, num_envs, len(self._plans))
         SharedArrays.make_room(*arguments)
         self._arrays = SharedArrays(*arguments)

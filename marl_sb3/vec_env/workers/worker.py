@@ -16,7 +16,6 @@ from marl_sb3.vec_env.workers.channel import Channel, ChannelClosedError, Kind, 
 from marl_sb3.vec_env.workers.fork_server import ForkServer, ForkServerEndedError, fork_server
 from marl_sb3.vec_env.workers.pickling import packed_request, unpacked_error
 from marl_sb3.vec_env.workers.plan import SharePlan
-from marl_sb3.vec_env.workers.process import WorkerPlace
 from marl_sb3.vec_env.workers.worker_log import pass_on
 
 _log = logging.getLogger(__name__)
@@ -47,7 +46,6 @@ class Worker:
     """The process that steps a share of the envs.
 
     Args:
-        place: of the worker.
         plan: of its share.
         memory: descriptor of the shared memory.
         board: its board in the shared memory.
@@ -57,8 +55,7 @@ class Worker:
         losses: how often it was lost since it last answered.
     """
 
-    def __init__(self, place: WorkerPlace, plan: SharePlan, memory: int, board: Board, timeout_s: float) -> None:
-        self.place = place
+    def __init__(self, plan: SharePlan, memory: int, board: Board, timeout_s: float) -> None:
         self.plan = plan
         self.losses = 0
         self._memory = memory
@@ -85,7 +82,7 @@ class Worker:
 
     def name(self) -> str:
         """The worker and its envs, for messages."""
-        return f"worker {self.place.worker} ({self.plan.envs_text()})"
+        return f"worker {self.plan.worker} ({self.plan.envs_text()})"
 
     def start(self) -> None:
         """Start the process.
@@ -109,7 +106,7 @@ class Worker:
         with theirs:
             self._channel = Channel(ours, send_s=self._timeout_s, receive_s=self._look_s)
             self._fork_server = fork_server()
-            self._process = self._fork_server.start(self.place, (theirs.fileno(), self._memory, self._stacks))
+            self._process = self._fork_server.start((theirs.fileno(), self._memory, self._stacks))
 
     # --- Requests ----------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,6 @@ from marl_sb3 import make_vec_env
 from marl_sb3.errors import ConfigError
 from marl_sb3.vec_env.workers.fork_server import ForkServer, fork_server
 from marl_sb3.vec_env.workers.fork_server_process import _Server
-from marl_sb3.vec_env.workers.process import WorkerPlace
 
 NO_ACTIONS = [np.zeros((2, 2), int)]
 
@@ -118,7 +117,7 @@ def test_a_fork_that_the_system_refuses_is_an_error_number(monkeypatch: pytest.M
     monkeypatch.setattr(os, "fork", refuse)
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        assert _Server(ours)._start(WorkerPlace(0, 1), []) == -errno.EAGAIN
+        assert _Server(ours)._start([]) == -errno.EAGAIN
 
 
 def test_an_interrupt_leaves_no_answer_to_another_request(monkeypatch: pytest.MonkeyPatch) -> None:

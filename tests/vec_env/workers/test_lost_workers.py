@@ -20,7 +20,6 @@ from marl_sb3.vec_env.workers import journal
 from marl_sb3.vec_env.workers.arrays import Board
 from marl_sb3.vec_env.workers.channel import Kind, Message
 from marl_sb3.vec_env.workers.plan import SharePlan
-from marl_sb3.vec_env.workers.process import WorkerPlace
 from marl_sb3.vec_env.workers.worker import Worker, WorkerLostError
 
 Make = partial(make_vec_env, n_envs=4, seed=5)
@@ -144,7 +143,7 @@ def test_a_worker_is_lost_while_it_answers_something_else() -> None:
 
 def test_a_call_hangs_when_no_call_was_completed_for_the_whole_time(monkeypatch: pytest.MonkeyPatch) -> None:
     board = Board(memoryview(bytearray(16)).cast("q"))
-    worker = Worker(WorkerPlace(0, 1), SharePlan(Numbers, {}, 0, 2, 0, batched=False), -1, board, timeout_s=4.0)
+    worker = Worker(SharePlan(Numbers, {}, 0, 2, 0, batched=False), -1, board, timeout_s=4.0)
     looks: list[float] = []
 
     class Silent:
