@@ -114,6 +114,8 @@ class Supervisor:
     def _require_open(self) -> None:
         if self.memory < 0:
             raise VecEnvOrderError("the vec env is closed, and its workers have ended")
+        if self._main_process != os.getpid():
+            raise VecEnvOrderError(f"the workers belong to process {self._main_process}, of which this one is a fork")
 
     def _answers(self, requests: Sequence[tuple[Worker, Request]]) -> list[Message]:
         """Return the answers to requests that were sent; the error of the worker with the first envs is raised."""

@@ -18,7 +18,7 @@ import pytest
 from crashing_envs import Asleep, FatalAtStart, Numbers, Parent, Printing
 
 from marl_sb3 import make_vec_env
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import ConfigError, VecEnvOrderError
 from marl_sb3.vec_env.workers.fork_server import ForkServer, fork_server
 from marl_sb3.vec_env.workers.fork_server_process import _Server
 
@@ -141,3 +141,13 @@ def test_an_interrupt_leaves_no_answer_to_another_request(monkeypatch: pytest.Mo
 def test_a_file_in_the_working_folder_hides_no_module_that_this_process_has(in_tmp: Path) -> None:
     Path("gymnasium.py").write_text("raise SystemExit('found in the working folder')")
     ForkServer().close()
+
+
+def test_a_fork_of_this_process_leaves_the_envs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    vec = make_vec_env(Numbers, n_workers=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: 1)
+        with pytest.raises(VecEnvOrderError, match=r"^the workers belong to process \d+, of which this one is a fork$"):
+            vec.reset()
+    vec.reset()
+    vec.close()
