@@ -84,18 +84,20 @@ class _Server:
         return worker
 
     def _become_worker(self, parent: int, descriptors: list[int]) -> NoReturn:
+        code = 1
         try:
             signal.signal(_MAIN_ENDED, signal.SIG_DFL)
             _lead_a_group(0)
             _end_with(parent, signal.SIGKILL)
             self._connection.close()
             work(*descriptors)
+            code = 0
         except BaseException as error:
             code = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1
-            with suppress(OSError):
-                os.write(descriptors[2], traceback.format_exc().encode())
+            os.write(descriptors[2], traceback.format_exc().encode())
             os._exit(code)  # here: at the end of this block, the connection would be closed before there is a code
-        os._exit(0)
+        finally:
+            os._exit(code)
 
     def _end(self, worker: int) -> int:
         """Kill what runs of a worker and its group, and wait for it; returns its exit code, negative for a signal."""

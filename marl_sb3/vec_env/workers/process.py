@@ -44,7 +44,7 @@ def work(connection: int, memory: int, stacks: int) -> None:
 
 
 def _set_up_signals(stacks: int) -> None:
-    """Leave the signals that end a training to the main process: a terminal sends them to all processes.
+    """Leave the signals that end a training to the main process: a service manager sends them to all processes.
 
     They are handled and not ignored, because programs that an env starts would inherit that.
     """
