@@ -68,6 +68,12 @@ def test_text_that_is_not_plain_data_is_refused(text: str) -> None:
         parse_value(text)
 
 
+@pytest.mark.parametrize("text", ["{a:1}", "[{x: {b:2}}]"])
+def test_a_mapping_without_a_space_after_the_colon_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"has no space after a colon; accepted: \{(a: 1|b: 2)\}"):
+        parse_value(text)
+
+
 def test_the_arena_has_a_preset_and_an_unknown_env_the_defaults() -> None:
     assert preset_path("ppo").is_file()
     arena = load_config("arena")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -99,9 +99,22 @@ def parse_value(text: str) -> Any:
         ConfigError: it is not valid YAML.
     """
     try:
-        return _load(text)
+        value = _load(text)
     except _YAML_ERRORS as error:
         raise ConfigError(f"cannot read the value {text!r}: {_one_line(error)}") from error
+    glued = next(_without_space(value), None)
+    if glued is not None:
+        name, _, rest = glued.partition(":")
+        raise ConfigError(f"the value {text!r} has no space after a colon; accepted: {{{name}: {rest}}}")
+    return value
+
+
+def _without_space(tree: Any) -> Iterator[str]:
+    """Yield the keys `name:value` without a value of their own: YAML reads `{a:1}` as `{"a:1": null}`."""
+    if isinstance(tree, Mapping):
+        yield from (key for key, value in tree.items() if isinstance(key, str) and value is None and ":" in key)
+    for child in tree.values() if isinstance(tree, Mapping) else tree if isinstance(tree, list) else ():
+        yield from _without_space(child)
 
 
 def _one_line(error: Exception) -> str:

@@ -12,6 +12,7 @@ from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.utils import LinearSchedule
 
 from marl_sb3.config.hyperparameters import Line, kinds_of
+from marl_sb3.config.processing import PROCESSING
 from marl_sb3.config.rllib.missing import NO_COUNTERPART
 from marl_sb3.config.rllib.translate import explanation, no_counterpart
 from marl_sb3.config.schema import ACCEPTED
@@ -66,7 +67,7 @@ def _unknown_name(algorithm_class: type[BaseAlgorithm], name: str, known: Mappin
         return no_counterpart(name)
     if name in ACCEPTED:
         return f"{name!r} is a setting of the whole run, which policies share; accepted: {name} without a policy"
-    close = difflib.get_close_matches(name, known, n=3)
+    close = difflib.get_close_matches(name, [*known, *PROCESSING, *ACCEPTED], n=3)
     hint = f"did you mean {', '.join(close)}?" if close else f"accepted: {', '.join(known)}"
     return f"unknown hyperparameter {name!r}{explanation(name)} of {algorithm_class.__name__}; {hint}"
 

@@ -78,10 +78,9 @@ def _require_takes_agent(mapping: PolicyMappingFn) -> None:
 def _require_agents_of_env(mapping: Mapping[AgentID, PolicyID], agents: Sequence[AgentID]) -> None:
     for agent in mapping:
         if agent not in agents:
-            raise ConfigError(
-                f"the policy mapping names agent {shown_id(agent)}{_type_note(agent)}; the env has {', '.join(agents)}",
-                key="policies",
-            )
+            words = f"the policy mapping names agent {shown_id(agent)}{_type_note(agent)}"
+            accepted = "policies: per_agent (--policies per_agent) fits any agents"
+            raise ConfigError(f"{words}; the env has {', '.join(agents)}; {accepted}", key="policies")
 
 
 def _require_policy_of_agent(policy_id: object, agent: AgentID, policy_ids: Sequence[PolicyID]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -191,6 +192,8 @@ def _require_known(config: TrainConfig, policy_ids: Sequence[PolicyID], env: Mul
             names, accepted = ", ".join(map(repr, settings)), ", ".join(names_in(policy_id))
             raise ConfigError(f"{names} in {policy_id} is unknown; accepted: {accepted}", key=policy_id)
         hint = "; with policies per_agent each agent has its own" if policy_id in env.agents else ""
+        close = difflib.get_close_matches(policy_id, [*SECTIONS, "env", "policy_kwargs"], n=1)
+        hint = f"; or did you mean {close[0]}.{next(iter(settings))}?" if close and settings else hint
         words = f"unknown policy {policy_id!r}; accepted: {', '.join(policy_ids)}{hint}"
         raise ConfigError(words, key=policy_id)
 

@@ -102,7 +102,6 @@ def init_from(
         own = {policy_id: _tensors_of(algorithm, policy_id) for policy_id in targets}
         weights = _read(source, own, trust_pickle)
         for policy_id in targets:
-            _warn_of_other_activation(policy_id, algorithm.policies[policy_id], weights[policy_id], source.path)
             if policy_id in starting:
                 raise ConfigError(f"policy {policy_id!r} would start from two sources", key="init_from")
             starting[policy_id] = source
@@ -110,6 +109,7 @@ def init_from(
                 taken += _fitting(policy_id, own[policy_id], weights[policy_id], layers)
             except ConfigError as error:
                 raise ConfigError(f"{source.path}: {error}", key="init_from") from error
+            _warn_of_other_activation(policy_id, algorithm.policies[policy_id], weights[policy_id], source.path)
             if layers is None:
                 put_statistics += _statistics(algorithm, policy_id, weights[policy_id], source.path)
     for put in put_statistics:

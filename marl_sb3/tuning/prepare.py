@@ -110,7 +110,7 @@ def _require_same(before: Search | None, search: Search, folder: Path) -> None:
     """Refuse to continue a study with options that make its trials incomparable."""
     if before is not None and (other := before.differences(search)):
         raise ConfigError(
-            f"study {search.name!r} exists with another {', '.join(other)}; accepted: another --study name, or "
+            f"study {search.name!r} exists with other values of {', '.join(other)}; accepted: another --study name, or "
             f"what {folder / 'study.yaml'} says",
             key="study",
         )

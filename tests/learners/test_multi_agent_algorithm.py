@@ -341,7 +341,11 @@ def test_numbers_of_numpy_are_numbers() -> None:
             "policy_kwargs.qqq",
             "policy 'a': .*'qqq' of .*; accepted: net_arch, ",
         ),
-        ({"policy": "MultiInputPolicy"}, None, "policy 'a': PPO raised: .*'spaces'"),
+        (
+            {"policy": "MultiInputPolicy"},
+            None,
+            "policy 'a': PPO raised: .*'spaces'; accepted by MultiInputPolicy: Dict observations; the agents observe ",
+        ),
         ({"seed": -1}, "seed", "seed is -1; accepted: an integer from 0 to 4294967295, or null"),
         ({"n_threads": 0}, "n_threads", "n_threads is 0; accepted: an integer of at least 1"),
         ({"n_parallel_updates": 0}, "n_parallel_updates", "n_parallel_updates is 0; accepted: an integer of at least"),

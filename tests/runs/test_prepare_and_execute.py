@@ -195,6 +195,19 @@ REFUSED = [
     ({"policies": {"p": {"agents": ["agent1"]}}}, "leaves out agent 'agent2'"),
     ({"policies": {"p": {"agents": ["agent1", "agent2", "x"]}}}, "names agent 'x'"),
     ({"policies": {"p": {"agents": ["agent1", "agent2"]}, "q": {"agents": ["agent2"]}}}, "is in policies 'p' and 'q'"),
+    (
+        {"settings": {"evalution.interval": 3}},
+        "unknown policy 'evalution'; accepted: shared; or did you mean evaluation.interval?",
+    ),
+    (
+        {"settings": {"normalize_observation": True}},
+        "'normalize_observation' of PPO; did you mean normalize_observations",
+    ),
+    (
+        {"settings": {"policy": "CnnPolicy"}},
+        "NatureCNN must be used with a gym.spaces.Box observation space, not MultiDiscrete([100 100]); accepted by "
+        "CnnPolicy: images; the agents observe MultiDiscrete",
+    ),
     ({"settings": {"policies_to_train": ["q"]}}, "--set policies_to_train: policies_to_train names unknown policy 'q'"),
     ({"settings": {"policy": "MlpPolcy"}}, "--set policy: unknown policy 'MlpPolcy'"),
     ({"settings": {"policy_kwargs.activation_fn": "tan"}}, "activation_fn is 'tan'; accepted: tanh"),

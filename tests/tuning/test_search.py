@@ -54,7 +54,7 @@ def test_a_study_goes_on_with_what_it_was_begun_with(in_tmp: Path) -> None:
         objective="min", over="best", sampler="random", pruner="asha", policies="per_agent")  # fmt: skip
     assert prepare_study(study="s").search == begun.search
     assert prepare_study("arena", study="s", trials=7).search == replace(begun.search, trials=7)
-    with pytest.raises(ConfigError, match="study 's' exists with another seed, objective; accepted"):
+    with pytest.raises(ConfigError, match="study 's' exists with other values of seed, objective; accepted"):
         prepare_study(study="s", seed=4, objective="sum")
 
 
@@ -74,7 +74,7 @@ def test_a_file_of_settings_is_what_is_searched_and_compared_with(
     assert (config.n_envs, config.device, config.vectorizer, config.n_timesteps) == (4, "cpu", "sync", 160)
     work_on(study)
     assert [trial.state.name for trial in study.trials] == ["COMPLETE"]
-    with pytest.raises(ConfigError, match="study 's' exists with another hparams, n_envs; accepted"):
+    with pytest.raises(ConfigError, match="study 's' exists with other values of hparams, n_envs; accepted"):
         prepare_study(study="s", hparams={"arena": {"n_steps": 20}}, n_envs=2)
     with pytest.raises(ConfigError, match="wants to import toy_envs:ScriptedEnv"):
         prepare_study(hparams={"toy_envs:ScriptedEnv": {}})
@@ -102,7 +102,7 @@ def test_a_study_of_another_env_is_another_study(in_tmp: Path) -> None:
 
 def test_a_study_with_another_space_is_not_mixed(in_tmp: Path) -> None:
     prepare_study(**SMALL, study="s")
-    with pytest.raises(ConfigError, match="study 's' exists with another space; accepted: another --study name"):
+    with pytest.raises(ConfigError, match="study 's' exists with other values of space; accepted: "):
         prepare_study(**{**SMALL, "space": {"gamma": {"uniform": [0.9, 0.99]}}}, study="s")
 
 

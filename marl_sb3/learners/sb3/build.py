@@ -145,7 +145,25 @@ def _made(rows: PolicyRows, spec: PolicySpec, seed: int | None, device: str, mor
                 return _recurrent(spec.algorithm, arguments)
             return spec.algorithm(**arguments)
         except (AssertionError, AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise ConfigError(f"policy {rows.policy_id!r}: {spec.algorithm.__name__} raised: {error}") from error
+            words = f"policy {rows.policy_id!r}: {spec.algorithm.__name__} raised: {_words(error)}"
+            raise ConfigError(f"{words}{_misfit(spec, rows)}") from error
+
+
+_OBSERVED_BY = {"Cnn": "images", "MultiInput": "Dict observations"}  # what the networks of a policy take
+
+
+def _misfit(spec: PolicySpec, rows: PolicyRows) -> str:
+    """Say what a policy of SB3 takes, if it takes only some observations."""
+    for name, accepted in _OBSERVED_BY.items():
+        if isinstance(spec.policy, str) and spec.policy.startswith(name):
+            return f"; accepted by {spec.policy}: {accepted}; the agents observe {rows.group.observation_space}"
+    return ""
+
+
+def _words(error: Exception) -> str:
+    """Return the message of an error; some assertions of SB3 have a tuple of strings."""
+    parts = error.args[0] if len(error.args) == 1 else None
+    return "".join(map(str, parts)) if isinstance(parts, tuple) else str(error)
 
 
 def _recurrent(algorithm: type[BaseAlgorithm], arguments: Mapping[str, Any]) -> BaseAlgorithm:
