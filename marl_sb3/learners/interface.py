@@ -79,8 +79,8 @@ class Actor(Protocol):
         """
 
 
-class Collector(Protocol):
-    """Acts for the rows of one policy through an actor, and records the experience for the policy's learner."""
+class RolloutOwner(Protocol):
+    """Has the rollout of one policy, whoever acts for its rows."""
 
     rows: PolicyRows
     records: bool  # whether the policy is trained; if not, it only acts and there is no rollout to complete
@@ -92,14 +92,8 @@ class Collector(Protocol):
     def begin_episodes(self) -> None:
         """Note that all envs have just been reset."""
 
-    def restart_envs(self, env_indices: Sequence[int]) -> None:
-        """Note that these envs have begun new episodes: the open transitions of the old ones are given up."""
-
     def begin_rollout(self) -> None:
         """Discard the latest rollout and begin a new one."""
-
-    def read_weights(self) -> None:
-        """Note that the weights may have changed since the latest step, by a learner or a callback."""
 
     @property
     def takes_masks(self) -> bool:
@@ -111,6 +105,16 @@ class Collector(Protocol):
         Raises:
             ConfigError: the policy needs masks, an agent acts next, and the env gives none.
         """
+
+
+class Collector(RolloutOwner, Protocol):
+    """Acts for the rows of one policy through an actor, and records the experience for the policy's learner."""
+
+    def restart_envs(self, env_indices: Sequence[int]) -> None:
+        """Note that these envs have begun new episodes: the open transitions of the old ones are given up."""
+
+    def read_weights(self) -> None:
+        """Note that the weights may have changed since the latest step, by a learner or a callback."""
 
     def act(self, step: VecStep) -> Array:
         """Choose actions.

@@ -1,1 +1,1 @@
-"""Runners step the envs with the actions of the policies and collect experience, in this process so far."""
+"""Runners step the envs with the actions of the policies and collect experience: here, in shards, or on Ray."""

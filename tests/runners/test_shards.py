@@ -310,6 +310,19 @@ def test_it_goes_on_with_the_runners_that_are_left(make: Callable[..., MultiAgen
     assert trained(make(runners=in_fake_pool(FakePool(), 1))) == undisturbed
 
 
+def test_after_failed_starts_the_next_round_tries_again(make: Callable[..., MultiAgentAlgorithm]) -> None:
+    def dies(runner: int, method: str) -> bool:
+        if method == "versions":
+            return runner in (2, 3, 4)  # those that would replace the first
+        return runner == 0 and pool.sent.count((0, "work")) > 1
+
+    pool = FakePool(dies)
+    algorithm = make(runners=in_fake_pool(pool, 2))
+    healthy = [algorithm.train_iteration()["fault_tolerance"]["num_healthy_workers"] for _ in range(4)]
+    assert (healthy[0], healthy[-1]) == (1, 2)
+    assert 5 not in pool.ended
+
+
 @pytest.mark.parametrize(
     ("pool", "message"),
     [

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from marl_sb3.learners.interface import Collector
+from marl_sb3.learners.interface import Collector, RolloutOwner
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import Array, BoolArray
 
@@ -67,7 +67,7 @@ class ShardPolicy(Protocol):
         """Check what `get_state` returned; see `Part.read_state`."""
 
 
-class Receiver(Collector, Protocol):
+class Receiver(RolloutOwner, Protocol):
     """Takes the place of a learner's collector: passes the experience of all shards to the learner."""
 
     def order(self) -> PolicyOrder:

@@ -15,7 +15,7 @@ from marl_sb3.processing import Processing
 from marl_sb3.processing.statistics import add_recent, read_statistics, recent_state
 from marl_sb3.storage.parts import TensorFile
 from marl_sb3.storage.state import State, StateReader
-from marl_sb3.types import Array, BoolArray
+from marl_sb3.types import BoolArray
 from marl_sb3.vec_env.step import VecStep
 
 
@@ -101,11 +101,11 @@ class ReceiverBase:
 
     @property
     def takes_masks(self) -> bool:
-        """See `Collector.takes_masks`."""
+        """See `RolloutOwner.takes_masks`."""
         return self._own.takes_masks
 
     def masks(self, step: VecStep) -> BoolArray | None:
-        """See `Collector.masks`."""
+        """See `RolloutOwner.masks`."""
         return self._own.masks(step)
 
     def order(self) -> PolicyOrder:
@@ -115,25 +115,3 @@ class ReceiverBase:
     def _take_statistics(self, rollouts: Sequence[PolicyRollout]) -> None:
         for rollout in rollouts:
             add_recent(self._processing.statistics, rollout.statistics)
-
-    def read_weights(self) -> None:
-        """See `Collector.read_weights`: the shards get the weights with the order of each round."""
-
-    def restart_envs(self, env_indices: Sequence[int]) -> None:
-        """See `Collector.restart_envs`: the shards know it."""
-
-    def act(self, step: VecStep) -> Array:
-        """Shards act; this is never called."""
-        raise NotImplementedError
-
-    def observe(self, step: VecStep) -> None:
-        """Shards observe; this is never called."""
-        raise NotImplementedError
-
-    def break_off(self, step: VecStep) -> None:
-        """Shards break off rollouts; this is never called."""
-        raise NotImplementedError
-
-    def finish_rollout(self, step: VecStep) -> None:
-        """Shards finish rollouts; this is never called."""
-        raise NotImplementedError

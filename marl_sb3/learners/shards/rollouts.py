@@ -52,15 +52,15 @@ class RolloutReceiver(ReceiverBase):
 
     @property
     def steps_left(self) -> int:
-        """See `Collector.steps_left`."""
+        """See `RolloutOwner.steps_left`."""
         return int(self._algorithm.n_steps) - self._step if self.records else 0
 
     def begin_episodes(self) -> None:
-        """See `Collector.begin_episodes`."""
+        """See `RolloutOwner.begin_episodes`."""
         self._step = 0
 
     def begin_rollout(self) -> None:
-        """See `Collector.begin_rollout`."""
+        """See `RolloutOwner.begin_rollout`."""
         self._algorithm.policy.set_training_mode(False)
         self.buffer.reset()
         self._step = 0

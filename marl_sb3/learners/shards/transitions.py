@@ -174,16 +174,16 @@ class TransitionReceiver(ReceiverBase):
 
     @property
     def steps_left(self) -> int:
-        """See `Collector.steps_left`: an update is due at the end of every round, whatever its length."""
+        """See `RolloutOwner.steps_left`: an update is due at the end of every round, whatever its length."""
         return 0 if self.waiting or not self.records else sys.maxsize
 
     def begin_episodes(self) -> None:
-        """See `Collector.begin_episodes`."""
+        """See `RolloutOwner.begin_episodes`."""
         self.waiting.clear()
         self.agent_steps = self._steps = self._episodes = 0
 
     def begin_rollout(self) -> None:
-        """See `Collector.begin_rollout`."""
+        """See `RolloutOwner.begin_rollout`."""
 
     def receive(self, rollouts: Sequence[PolicyRollout], acted: BoolArray, progress: Sequence[float]) -> None:
         """See `Receiver.receive`."""
