@@ -274,10 +274,14 @@ class BatchedVecEnv(InProcessVecEnv):
         masks = read_masks(state, self.groups, self.num_envs)
         self._run_seed = run_seed
         self._episodes, self._episode_steps = counts["episodes"], counts["episode_steps"]
-        self._settings = read_settings(state, self.num_envs)
-        for index, settings in enumerate(self._settings):
-            put_back(settings, self._env, self._settings_method(), self._first_index + index, [index])
-        why = self._set_own(state, to_act, observations)
+        saved = read_settings(state, self.num_envs)
+        kept = [
+            put_back(own, saved[index], self._env, self._settings_method(), self._first_index + index, [index])
+            for index, own in enumerate(self._settings)
+        ]
+        why = next(filter(None, kept), None) or self._set_own(state, to_act, observations)
+        for own, settings in zip(self._settings, saved, strict=True):
+            own.coming = settings.coming
         if why is None:
             self._masked = masks[0] is not None
             self._latest = first_step(observations, masks, to_act, {})

@@ -81,17 +81,33 @@ def require_settings(env: Any, configure: Callable[..., Any] | None, settings: M
         raise ConfigError(f"configure of {kind}: {error}; it takes: {', '.join(taken)}") from error
 
 
-def put_back(settings: EnvSettings, env: Any, configure: Callable[..., Any] | None, index: int, *first: Any) -> None:
-    """Give an env the settings that were in force when it was saved.
+def put_back(
+    own: EnvSettings, saved: EnvSettings, env: Any, configure: Callable[..., Any] | None, index: int, *first: Any
+) -> str | None:
+    """Give an env the settings that were in force when it was saved; those that were to come are left out.
+
+    Args:
+        own: the present settings of the env, which are changed.
+        saved: its settings then.
+        env: for messages.
+        configure: the env's own method; None if it has none.
+        index: of the env, for messages.
+        first: arguments of the method before the settings.
+
+    Returns:
+        None, or a reason: settings were changed since then that had not been changed before. The env keeps these.
 
     Raises:
         CheckpointError: the env does not take them.
     """
     try:
-        for part in (settings.in_force, settings.coming):
+        for part in (saved.in_force, saved.coming):
             if part:
                 require_settings(env, configure, part, *first)
-        if settings.in_force and configure is not None:
-            configure(*first, **settings.in_force)
+        if saved.in_force and configure is not None:
+            configure(*first, **saved.in_force)
     except Exception as error:
         raise CheckpointError(f"settings of env {index}: {error}") from error
+    kept = {name: value for name, value in own.in_force.items() if name not in saved.in_force}
+    own.in_force, own.coming = {**saved.in_force, **kept}, {}
+    return f"configure() has changed {', '.join(kept)} since then, and the earlier value is not known" if kept else None

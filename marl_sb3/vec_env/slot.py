@@ -216,9 +216,8 @@ class EnvSlot:
             CheckpointError: the env's own `set_state` refused its state.
             EnvError: the env could not begin its next episode.
         """
-        put_back(state.settings, self.env.unwrapped, self.env.settings_method(), self.index)
-        self.settings = EnvSettings(state.settings.in_force)
-        why = self._restore(state)
+        kept = put_back(self.settings, state.settings, self.env.unwrapped, self.env.settings_method(), self.index)
+        why = kept or self._restore(state)
         self.settings.coming = dict(state.settings.coming)
         if why is not None:
             self.run_seed = state.run_seed

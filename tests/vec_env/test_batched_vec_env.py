@@ -47,6 +47,23 @@ def test_a_state_stays_what_it_is_while_the_envs_go_on(vectorizer: str) -> None:
     np.testing.assert_equal(state, before)
 
 
+@pytest.mark.parametrize("vectorizer", ["batched", "sync"])
+def test_a_setting_that_cannot_be_taken_back_makes_a_state_inexact(vectorizer: str) -> None:
+    env = make_vec_env("arena", n_envs=2, seed=1, vectorizer=vectorizer, max_timesteps=3)
+    env.reset()
+    state = env.get_state()
+    env.configure([1], max_timesteps=9)
+    env.reset()
+    inexact = env.set_state(StateReader(state))
+    words = "configure() has changed max_timesteps since then, and the earlier value is not known"
+    assert inexact == dict.fromkeys([1] if vectorizer == "sync" else [0, 1], words)
+    state = env.get_state()
+    env.configure([1], max_timesteps=5)
+    env.reset()
+    assert env.set_state(StateReader(state)) == {}
+    assert env.call("max_timesteps", [1]) == [9]
+
+
 @pytest.mark.parametrize("action", [-1, 4])
 def test_an_action_out_of_range_names_env_step_and_agent(action: int) -> None:
     env = make_vec_env("arena", n_envs=3)
