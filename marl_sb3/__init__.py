@@ -16,10 +16,12 @@ if TYPE_CHECKING:
     from marl_sb3.checkup.api import examine as examine
     from marl_sb3.config.ray import RaySettings as RaySettings
     from marl_sb3.envs.registry import register_env as register_env
+    from marl_sb3.errors import CheckpointError as CheckpointError
     from marl_sb3.errors import ConfigError as ConfigError
     from marl_sb3.errors import EnvError as EnvError
     from marl_sb3.errors import EnvRaisedError as EnvRaisedError
     from marl_sb3.errors import MarlSb3Error as MarlSb3Error
+    from marl_sb3.errors import NumericError as NumericError
     from marl_sb3.evaluation import evaluate_policies as evaluate_policies
     from marl_sb3.learners.a2c.a2c import A2C as A2C
     from marl_sb3.learners.bundle import PolicyBundle as PolicyBundle
@@ -45,49 +47,47 @@ if TYPE_CHECKING:
     from marl_sb3.training.algorithm import MultiAgentAlgorithm as MultiAgentAlgorithm
     from marl_sb3.training.callback import MultiAgentCallback as MultiAgentCallback
     from marl_sb3.tuning.api import tune as tune
+    from marl_sb3.tuning.study import TuneStudy as TuneStudy
     from marl_sb3.vec_env import MultiAgentVecEnv as MultiAgentVecEnv
     from marl_sb3.vec_env import make_vec_env as make_vec_env
     from marl_sb3.vec_env.sharded_vec_env import make_sharded_vec_env as make_sharded_vec_env
 
 __version__ = "0.1.0"
 
-_HOME = {
-    "A2C": "marl_sb3.learners.a2c.a2c",
-    "ConfigError": "marl_sb3.errors",
-    "EnvError": "marl_sb3.errors",
-    "EnvRaisedError": "marl_sb3.errors",
-    "Episode": "marl_sb3.metrics",
-    "InfoMetric": "marl_sb3.metrics",
-    "MarlSb3Error": "marl_sb3.errors",
-    "MaskablePPO": "marl_sb3.learners.ppo.maskable_ppo",
-    "MultiAgentAlgorithm": "marl_sb3.training.algorithm",
-    "MultiAgentCallback": "marl_sb3.training.callback",
-    "MultiAgentVecEnv": "marl_sb3.vec_env",
-    "DDPG": "marl_sb3.learners.replay.td3",
-    "DQN": "marl_sb3.learners.replay.dqn",
-    "PPO": "marl_sb3.learners.ppo.ppo",
-    "QRDQN": "marl_sb3.learners.replay.qrdqn",
-    "SAC": "marl_sb3.learners.replay.sac",
-    "TD3": "marl_sb3.learners.replay.td3",
-    "TQC": "marl_sb3.learners.replay.tqc",
-    "PolicyBundle": "marl_sb3.learners.bundle",
-    "PolicySpec": "marl_sb3.learners.spec",
-    "RaySettings": "marl_sb3.config.ray",
-    "RecurrentPPO": "marl_sb3.learners.ppo.recurrent_ppo",
-    "Run": "marl_sb3.runs.run",
-    "TRPO": "marl_sb3.learners.trpo.trpo",
-    "combine_policies": "marl_sb3.learners.combine",
-    "evaluate_policies": "marl_sb3.evaluation",
-    "examine": "marl_sb3.checkup.api",
-    "load_policies": "marl_sb3.learners.load",
-    "load_run": "marl_sb3.runs.restore",
-    "make_sharded_vec_env": "marl_sb3.vec_env.sharded_vec_env",
-    "make_vec_env": "marl_sb3.vec_env",
-    "register_env": "marl_sb3.envs.registry",
-    "register_network": "marl_sb3.policies.networks",
-    "train": "marl_sb3.runs.train",
-    "tune": "marl_sb3.tuning.api",
+# Module -> the names that are imported from it.
+_NAMES = {
+    "checkup.api": "examine",
+    "config.ray": "RaySettings",
+    "envs.registry": "register_env",
+    "errors": "CheckpointError ConfigError EnvError EnvRaisedError MarlSb3Error NumericError",
+    "evaluation": "evaluate_policies",
+    "learners.a2c.a2c": "A2C",
+    "learners.bundle": "PolicyBundle",
+    "learners.combine": "combine_policies",
+    "learners.load": "load_policies",
+    "learners.ppo.maskable_ppo": "MaskablePPO",
+    "learners.ppo.ppo": "PPO",
+    "learners.ppo.recurrent_ppo": "RecurrentPPO",
+    "learners.replay.dqn": "DQN",
+    "learners.replay.qrdqn": "QRDQN",
+    "learners.replay.sac": "SAC",
+    "learners.replay.td3": "DDPG TD3",
+    "learners.replay.tqc": "TQC",
+    "learners.spec": "PolicySpec",
+    "learners.trpo.trpo": "TRPO",
+    "metrics": "Episode InfoMetric",
+    "policies.networks": "register_network",
+    "runs.restore": "load_run",
+    "runs.run": "Run",
+    "runs.train": "train",
+    "training.algorithm": "MultiAgentAlgorithm",
+    "training.callback": "MultiAgentCallback",
+    "tuning.api": "tune",
+    "tuning.study": "TuneStudy",
+    "vec_env": "MultiAgentVecEnv make_vec_env",
+    "vec_env.sharded_vec_env": "make_sharded_vec_env",
 }
+_HOME = {name: f"marl_sb3.{module}" for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = ["__version__"]
 __all__ += list(_HOME)

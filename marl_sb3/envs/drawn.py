@@ -84,7 +84,7 @@ class DrawnEnv(ParallelEnv[AgentID, Array, Any]):  # type: ignore[misc]  # Petti
         if self._state is None:
             raise EnvError(f"{self.title}: {caller} before the first reset(); call reset() first")
 
-    def _require_episode(self, caller: str) -> None:
-        self._require_reset(caller)
+    def _require_episode(self) -> None:
+        self._require_reset("step()")
         if not self.agents:
-            raise EnvError(f"{self.title}: {caller} after the end of the episode; call reset() first")
+            raise EnvError(f"{self.title}: step() after the end of the episode; call reset() first")

@@ -107,7 +107,7 @@ class ArenaEnv(DrawnEnv):
         Raises:
             EnvError: if no episode is running, or an action is missing or not accepted.
         """
-        self._require_episode("step()")
+        self._require_episode()
         state, timestep = self._state, int(self._state.timesteps[0])
         chosen = np.array([self._checked(actions)])
         outcome = rules.step(state, self._destinations, chosen, self._coins[timestep : timestep + 1])

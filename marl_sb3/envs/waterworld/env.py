@@ -92,7 +92,7 @@ class WaterworldEnv(DrawnEnv):
         Raises:
             EnvError: if no episode is running, or an action is missing or not accepted.
         """
-        self._require_episode("step()")
+        self._require_episode()
         assert self._rng is not None, "reset() has made it"
         thrusts = self._checked(actions, int(self._state.timesteps[0]))
         rewards, events = rules.step(self._state, self.pond, thrusts, [self._rng])
