@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Iterator
@@ -53,7 +54,10 @@ def replaced_folder(folder: Path, *, sync: bool = False) -> Iterator[Path]:
 
     Raises:
         OSError: names the file or folder. The former folder is unchanged, and the temporary folder is removed.
+            `NotADirectoryError`: there is a file of this name.
     """
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
     folder.parent.mkdir(parents=True, exist_ok=True)
     with temporary_folder(unfinished_path(folder)) as fresh:
         with with_filename(fresh):

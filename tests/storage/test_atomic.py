@@ -40,6 +40,14 @@ def test_a_folder_is_replaced_with_what_was_in_it(sync: bool, tmp_path: Path) ->
     assert list(folder.parent.iterdir()) == [folder]
 
 
+def test_a_file_is_not_replaced_by_a_folder(tmp_path: Path) -> None:
+    path = write_whole(tmp_path / "name", "mine")
+    with pytest.raises(NotADirectoryError, match="name"), replaced_folder(path):
+        pass
+    assert path.read_text() == "mine"
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_a_folder_stays_as_it_is_where_the_new_one_fails(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     with replaced_folder(folder) as fresh:
