@@ -290,6 +290,13 @@ def test_a_written_configuration_reads_back_equal(
     assert load_config(None, hparams=path) == config
 
 
+def test_letters_of_any_language_are_written_as_they_are(tmp_path: Path) -> None:
+    config = TrainConfig("e", policies={"pölicy": {"agents": ["ägent"]}}, env_kwargs={"x": "\u2028\udce9\x1b"})
+    path = write(tmp_path / "config.yaml", to_yaml(config))
+    assert "pölicy" in path.read_text(encoding="utf-8")
+    assert load_config(None, hparams=path) == config
+
+
 def test_a_word_that_looks_like_a_number_stays_a_word(tmp_path: Path) -> None:
     config = TrainConfig("e", env_kwargs={"0E0": "3e-4", "level": "1e5"})
     assert load_config(None, hparams=write(tmp_path / "config.yaml", to_yaml(config))) == config

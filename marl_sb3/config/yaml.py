@@ -164,7 +164,7 @@ def to_yaml(config: TrainConfig) -> str:
 
 def yaml_text(data: Any) -> str:
     """Return the text of a file from which `read_yaml` reads the same plain data."""
-    return yaml.dump(data, Dumper=_Dumper, sort_keys=False)
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def plain_data(value: Any) -> Any:

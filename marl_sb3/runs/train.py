@@ -9,7 +9,7 @@ from typing import Any
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.type_aliases import MaybeCallback
 
-from marl_sb3.config import load_config
+from marl_sb3.config import Hparams, load_config
 from marl_sb3.config.ray import RaySettings
 from marl_sb3.envs.registry import EnvFactory, named_factory
 from marl_sb3.errors import ConfigError
@@ -30,7 +30,7 @@ def train(
     n_envs: int | None = None,
     seed: int | None = None,
     settings: Mapping[str, Any] | None = None,
-    hparams: str | Path | None = None,
+    hparams: Hparams | None = None,
     stop: Mapping[str, float] | None = None,
     n_workers: int | str | None = None,
     vectorizer: str | None = None,
@@ -55,7 +55,7 @@ def train(
         n_envs: number of envs that step together.
         seed: seed of the run. None: the run draws one and writes it to `config.yaml`.
         settings: single settings by key, as after `--set`: `{"learning_rate": 1e-4, "env.height": 6}`.
-        hparams: a file of settings, instead of the shipped preset.
+        hparams: a file of settings by env id, or a mapping, instead of the shipped preset.
         stop: values by metric; the training ends when one metric reaches its value.
         n_workers: number of processes that step the envs, with the same results, or `auto`; see `make_vec_env`.
         vectorizer: see `make_vec_env`.

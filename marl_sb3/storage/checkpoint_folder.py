@@ -39,11 +39,18 @@ class CheckpointFolder:
         self.path = path
 
     def names(self) -> list[str]:
-        """Names of all checkpoints, including damaged ones, oldest first."""
-        with suppress(OSError):
+        """Names of all checkpoints, including damaged ones, oldest first; none if there is no such folder.
+
+        Raises:
+            CheckpointError: the folder cannot be read.
+        """
+        try:
             found = [entry.name for entry in os.scandir(self.path) if _NAME.fullmatch(entry.name)]
-            return sorted(found, key=_iteration)
-        return []
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise CheckpointError(f"cannot read {self.path}: {error.strerror}") from error
+        return sorted(found, key=_iteration)
 
     def save(self, iteration: int, state: State, tensors: Tensors, about: Mapping[str, Any], keep: int) -> str:
         """Write a checkpoint, then remove all but the newest `keep` and the best.
@@ -149,8 +156,15 @@ def find_checkpoint(path: str | Path, which: str = "latest") -> Checkpoint:
         which: for a run: `latest`, `best`, or the number of an iteration.
 
     Raises:
-        CheckpointError: the path is none of these, there is no such checkpoint, or it is damaged.
+        CheckpointError: the path is none of these or cannot be read, there is no such checkpoint, or it is damaged.
     """
+    try:
+        return _find(path, which)
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _find(path: str | Path, which: str) -> Checkpoint:
     folder = Path(path) if os.path.lexists(path) else without_zip(path)
     if (folder / MANIFEST).exists() or _NAME.fullmatch(folder.name):
         return read_checkpoint(folder)
@@ -160,7 +174,7 @@ def find_checkpoint(path: str | Path, which: str = "latest") -> Checkpoint:
     run = newest_run(folder)
     if run is not None:
         _log.info("newest run in %s: %s", folder, run)
-        return find_checkpoint(run, which)
+        return _find(run, which)
     raise CheckpointError(f"{path} is {_what_it_is(folder)}; accepted: a checkpoint, or a run folder that has one")
 
 

@@ -39,7 +39,6 @@ from marl_sb3.storage.tensor_file import (
     form_of,
     require_finite,
     require_storable,
-    tensor_bytes,
     tensor_chunks,
 )
 from marl_sb3.storage.untrusted import MAX_BRACKETS, opening_brackets, parse_json, read_bytes, unique
@@ -101,7 +100,7 @@ def write_checkpoint(folder: Path, state: State, tensors: Tensors, about: Mappin
     for name, group in groups.items():
         require_storable(name, {key: form_of(group, key) for key in group})
         require_finite(name, group)
-    contents = {_STATE: _json(plain), _file_of(_ARRAYS): tensor_bytes(arrays)}
+    contents = {_STATE: _json(plain), _file_of(_ARRAYS): b"".join(tensor_chunks(arrays))}
     _require_readable(folder, contents)
     with replaced_folder(folder, sync=True) as fresh:
         files = {name: _write_file(fresh / name, [data]) for name, data in contents.items()}

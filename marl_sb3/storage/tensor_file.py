@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import psutil
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 
 from marl_sb3.errors import CheckpointError, NumericError
 from marl_sb3.storage.untrusted import opened
@@ -93,14 +92,8 @@ def require_finite(file: str, arrays: Mapping[str, Array]) -> None:
             raise NumericError(f"{file}: {name} is not finite; no checkpoint is written")
 
 
-def tensor_bytes(tensors: Mapping[str, Array]) -> bytes:
-    """The content of the file that holds these tensors."""
-    # The library reads the memory of an array as it is, so that the array has to be in C order.
-    return save({name: np.asarray(array, order="C") for name, array in tensors.items()})
-
-
 def tensor_chunks(tensors: Mapping[str, Array]) -> Iterator[bytes | memoryview]:
-    """The same content in pieces: the numbers are not copied, so that a large replay buffer needs no memory twice.
+    """The content of the file that holds these tensors, in pieces: the numbers of a large replay buffer are not copied.
 
     The format is that of https://huggingface.co/docs/safetensors: the length of the header, the header, the numbers.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -17,7 +18,7 @@ from hypothesis.extra import numpy as hnp
 
 from marl_sb3.errors import CheckpointError, NumericError
 from marl_sb3.storage import checkpoint_format, tensor_file
-from marl_sb3.storage.checkpoint_folder import CheckpointFolder
+from marl_sb3.storage.checkpoint_folder import CheckpointFolder, find_checkpoint
 from marl_sb3.storage.checkpoint_format import read_checkpoint, write_checkpoint
 
 STATE = {"a": 1, "list": [1.5, None, "x", True, {"deep": np.arange(3)}], "b": np.ones((2, 0), dtype=bool)}
@@ -313,6 +314,19 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path, caplog):
 def test_without_a_valid_one_there_is_an_error(tmp_path):
     with pytest.raises(CheckpointError, match="holds no valid checkpoint"):
         CheckpointFolder(tmp_path / "none").load()
+
+
+def test_a_folder_that_cannot_be_read_is_not_an_empty_one(tmp_path, monkeypatch):
+    (tmp_path / "checkpoints").write_text("a file")
+    with pytest.raises(CheckpointError, match=r"cannot read .*checkpoints: Not a directory"):
+        CheckpointFolder(tmp_path / "checkpoints").load()
+
+    def refuse(*_):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "exists", refuse)
+    with pytest.raises(CheckpointError, match=f"cannot read {tmp_path}: Permission denied"):
+        find_checkpoint(tmp_path)
 
 
 @pytest.mark.parametrize("which", ["0", "-1", "../ckpt-000001", "x", "9" * 5000, "²"])
