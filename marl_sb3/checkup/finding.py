@@ -70,21 +70,21 @@ class Check:
 
     Attributes:
         id: its name in reports.
-        after: the play that collects what it looks at, see `examination.PLAYS`.
         severity: of what it finds.
         title: what is wrong, as a sentence without a full stop.
         why: why this matters for training.
         remedy: what to do.
         find: yields the places where it is seen; none if all is well.
+        after: the play that collects what it looks at, see `examination.PLAYS`.
     """
 
     id: str
-    after: str
     severity: Severity
     title: str
     why: str
     remedy: str
     find: Callable[[Evidence], Iterable[Seen]]
+    after: str = "episodes"
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -105,46 +105,42 @@ def warns(evidence: Evidence) -> Iterator[Seen]:
         yield Seen(words)
 
 
-def _check(name: str, title: str, why: str, remedy: str, find: Callable[..., Any]) -> Check:
-    return Check(name, "episodes", Severity.ADVICE, title, why, remedy, find)
-
-
 ADVICE: tuple[Check, ...] = (
     Check(
-        "observation-constant", "episodes", Severity.WARNING, "an agent's observation never changes",
+        "observation-constant", Severity.WARNING, "an agent's observation never changes",
         "The agent cannot react to anything.",
         "Check that its observation is ever filled in; some envs draw images only with --set "
         "env.render_mode=rgb_array.", blind_agents,
     ),
-    _check(
-        "observation-scale", "observations are larger than 10",
+    Check(
+        "observation-scale", Severity.ADVICE, "observations are larger than 10",
         "Networks learn best from numbers around 1; large ones slow learning down or prevent it.",
         "Divide observations by their range in the env, or --set normalize_observations=true.", large_observations,
     ),
-    _check(
-        "reward-scale", "rewards are very large or very small",
+    Check(
+        "reward-scale", Severity.ADVICE, "rewards are very large or very small",
         "Value losses grow with the square of the rewards, and the clipped gradient then belongs to the values alone.",
         "Scale rewards so that an episode's return is between 1 and 100, or --set normalize_rewards=true.",
         reward_scale,
     ),
-    _check(
-        "reward-always-zero", "an agent gets no reward under random actions",
+    Check(
+        "reward-always-zero", Severity.ADVICE, "an agent gets no reward under random actions",
         "Nothing is learned before the first reward is found.",
         "Check that rewards are set at all. If they are rare, reward progress too, or play longer.", no_rewards,
     ),
-    _check(
-        "action-range", "continuous actions do not range from -1 to 1",
+    Check(
+        "action-range", Severity.ADVICE, "continuous actions do not range from -1 to 1",
         "A new policy draws actions around 0 with a standard deviation of 1: it may see a small part of the range, or "
         "mostly its bounds.",
         "--set rescale_actions=true, or let the env take actions from -1 to 1 and scale them itself.", action_ranges,
     ),
-    _check(
-        "prints", "the env prints",
+    Check(
+        "prints", Severity.ADVICE, "the env prints",
         "With many envs, the output hides everything else and takes time.",
         "Print on demand, with `logging` for example.", prints,
     ),
-    _check(
-        "warns", "the env gives warnings",
+    Check(
+        "warns", Severity.ADVICE, "the env gives warnings",
         "Warnings point to mistakes in the env or in how it is used.",
         "Read them, and fix what they name.", warns,
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from marl_sb3.checkup.evidence import Episode, Evidence, mapping
@@ -101,48 +101,44 @@ def ends_early(evidence: Evidence) -> Iterator[Seen]:
                 break
 
 
-def _check(name: str, severity: Severity, title: str, why: str, remedy: str, find: Callable[..., Any]) -> Check:
-    return Check(name, "episodes", severity, title, why, remedy, find)
-
-
 AGENTS: tuple[Check, ...] = (
-    _check(
+    Check(
         "unknown-agent", Severity.FAULT, "an agent is live that possible_agents does not list",
         "It has no policy and no place in the arrays, so training stops there.",
         "List every agent that may ever appear in `possible_agents`.", unknown,
     ),
-    _check(
+    Check(
         "ends-without-flag", Severity.FAULT, "an episode is over, but an agent has no flag that says so",
         "It is unknown whether the agent's return bootstraps at the end, so training stops there.",
         "Set `terminated` or `truncated` for each agent in the step in which it leaves `agents` for good.", silent_ends,
     ),
-    _check(
+    Check(
         "live-after-end", Severity.WARNING, "an agent stays in `agents` after it has ended",
         "In marl_sb3 it does not act any more; other libraries let it act on, or never reset the env.",
         "Remove an agent from `agents` in the step in which it ends.", live_after_end,
     ),
-    _check(
+    Check(
         "reward-not-counted", Severity.WARNING, "an agent gets a reward before it has acted or after it has ended",
         "The reward belongs to no action, so nothing is learned from it.",
         "Give rewards only between an agent's first action and its end; add later ones to its last step.", unearned,
     ),
-    _check(
+    Check(
         "never-acts", Severity.WARNING, "an agent never acts",
         "Its policy gets no data. If it is the only agent of its policy, that policy is never trained.",
         "Remove it from `possible_agents`, or look for the reason; --episodes plays more episodes.", never_acts,
     ),
-    _check(
+    Check(
         "never-ends", Severity.WARNING, "an episode does not end",
         "Without an end there are no episode returns to report, compare or stop by.",
         "Truncate episodes after some number of steps. If episodes are that long, play more with --steps.", never_ends,
     ),
-    _check(
+    Check(
         "time-limit-terminates", Severity.WARNING, "episodes always end in the same step, as terminated",
         "This looks like a time limit. After `terminated` no more reward is expected, so values near the limit are "
         "learned too low.",
         "Report a time limit as `truncated`. If the task itself ends in that step, leave it.", disguised_time_limit,
     ),
-    _check(
+    Check(
         "ends-early", Severity.ADVICE, "agents end before others",
         "marl_sb3 trains no step of an agent after its end; SuperSuit and stock SB3 train on padding.",
         "Nothing; when you compare the returns of agents, keep their numbers of steps in mind.", ends_early,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -81,27 +81,23 @@ def _mask_fault(space: spaces.Space[Any], mask: Any) -> str | None:
     return fault
 
 
-def _check(name: str, severity: Severity, title: str, why: str, remedy: str, find: Callable[..., Any]) -> Check:
-    return Check(name, "episodes", severity, title, why, remedy, find)
-
-
 INFOS: tuple[Check, ...] = (
-    _check(
+    Check(
         "info-type", Severity.FAULT, "an info is not a dictionary",
         "Training stops at such an info.",
         "Return a dictionary for each agent; it may be empty.", info_types,
     ),
-    _check(
+    Check(
         "info-missing", Severity.ADVICE, "infos have no entry for an agent",
         "marl_sb3 treats a missing entry as empty; SuperSuit and other libraries fail.",
         "Return a dictionary for each agent; it may be empty.", info_missing,
     ),
-    _check(
+    Check(
         "info-huge", Severity.WARNING, "an info holds more than 64 KiB",
         "Infos are kept and copied in every step; workers send them to another process.",
         "Keep images and histories out of infos; return only numbers.", info_sizes,
     ),
-    _check(
+    Check(
         "action-mask", Severity.FAULT, "an action mask is wrong",
         "A policy that knows masks has no action to take, or takes a forbidden one.",
         "Return a mask with an entry for each action, at least one of them true, for each agent that acts next.",

@@ -35,15 +35,15 @@ MORE: tuple[Check, ...] = (
         "metadata['render_modes'].",
     ),
     Check(
-        "no-film", "render", Severity.ADVICE, "the env has no render mode rgb_array",
+        "no-film", Severity.ADVICE, "the env has no render mode rgb_array",
         "`evaluate --video` cannot film it.",
         "List 'rgb_array' in metadata['render_modes'], take an argument render_mode, and return an array (height, "
-        "width, 3) of uint8 from render().", no_film,
+        "width, 3) of uint8 from render().", no_film, "render",
     ),
     Check(
-        "vectorizer-refuses", "speed", Severity.FAULT, "the vectorizer refuses the env",
+        "vectorizer-refuses", Severity.FAULT, "the vectorizer refuses the env",
         "Training cannot start.",
-        "Do what the message says.", refused,
+        "Do what the message says.", refused, "speed",
     ),
     stop_check(
         "no-algorithm", "speed", Severity.FAULT, "no algorithm can learn with these spaces",

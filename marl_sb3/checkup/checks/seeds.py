@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from functools import partial
 
 from marl_sb3.checkup.evidence import Comparisons, Evidence
 from marl_sb3.checkup.finding import Check, Seen, Severity
@@ -67,10 +67,7 @@ def no_randomness(evidence: Evidence) -> Iterator[Seen]:
         yield Seen(words, None, 0)
 
 
-def _check(name: str, severity: Severity, title: str, why: str, remedy: str, find: Callable[..., Any]) -> Check:
-    return Check(name, "seeds", severity, title, why, remedy, find)
-
-
+_check = partial(Check, after="seeds")
 _SEEDING = "Make a generator in reset(): self.rng = np.random.default_rng(seed); draw from it alone."
 
 SEEDS: tuple[Check, ...] = (

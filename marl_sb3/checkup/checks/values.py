@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -169,52 +169,48 @@ def rewritten(evidence: Evidence) -> Iterator[Seen]:
             yield episode.seen(step, "the observation returned here was changed by the next step", agent)
 
 
-def _check(name: str, severity: Severity, title: str, why: str, remedy: str, find: Callable[..., Any]) -> Check:
-    return Check(name, "episodes", severity, title, why, remedy, find)
-
-
 VALUES: tuple[Check, ...] = (
-    _check(
+    Check(
         "observation-not-finite", Severity.FAULT, "an observation is NaN or infinite",
         "A single NaN turns all weights of a network into NaN, so training stops when it sees one.",
         "Look for divisions by zero, logarithms of zero and empty means in the env.", not_finite,
     ),
-    _check(
+    Check(
         "observation-space", Severity.FAULT, "an observation does not fit its space",
         "Networks are built for the space, so training stops at such an observation.",
         "Change the observation or the space until space.contains(observation) holds.", outside_space,
     ),
-    _check(
+    Check(
         "observation-bounds", Severity.WARNING, "an observation lies outside the bounds of its Box",
         "Code that scales observations by their bounds computes wrong numbers.",
         "Give the Box the true bounds, or -inf and inf.", beyond_bounds,
     ),
-    _check(
+    Check(
         "observation-dtype", Severity.ADVICE, "observations have another dtype than their space",
         "Every step converts them; numbers that the space's dtype cannot hold are rounded.",
         "Return arrays of the space's dtype, such as array.astype(np.float32).", other_dtype,
     ),
-    _check(
+    Check(
         "missing-value", Severity.FAULT, "an agent gets no observation, reward or flag",
         "Nothing can be learned from such a step, so training stops there.",
         "Return a value for each agent that acted, and an observation for each agent in `agents`.", missing,
     ),
-    _check(
+    Check(
         "missing-final-observation", Severity.FAULT, "an agent ends without a final observation",
         "The return of a truncated agent bootstraps from the value of its final observation.",
         "In the step in which an agent ends, return its observation too.", missing_final,
     ),
-    _check(
+    Check(
         "reward-not-a-number", Severity.FAULT, "a reward is not a finite number",
         "A single NaN turns all weights of a network into NaN, so training stops when it sees one.",
         "Return a float for each agent that acted.", reward_faults,
     ),
-    _check(
+    Check(
         "flag-type", Severity.WARNING, "a terminated or truncated flag is not a boolean",
         "Any other object counts as true unless it is empty or zero; None counts as false.",
         "Return True or False.", flag_types,
     ),
-    _check(
+    Check(
         "observation-rewritten", Severity.WARNING, "the env changes an observation after returning it",
         "Code that keeps observations, such as a replay buffer, keeps the later numbers instead.",
         "Return a new array in each step: array.copy().", rewritten,
