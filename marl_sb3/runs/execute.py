@@ -13,29 +13,11 @@ from marl_sb3.callbacks.checkpoint import CheckpointCallback
 from marl_sb3.callbacks.stop import StopAfterSteps
 from marl_sb3.config.extensions import Phase, phases_after
 from marl_sb3.errors import NumericError, WorkerError
-from marl_sb3.metrics import Result
 from marl_sb3.runs.evaluations import evaluations_of
 from marl_sb3.runs.logs.writers import logs_of
 from marl_sb3.runs.rescue import keep_traceback, save_policies_of_complete, try_to_save_policies
 from marl_sb3.runs.rollback import MAX_ROLLBACKS, roll_back
 from marl_sb3.runs.run import Run
-from marl_sb3.training.callback import MultiAgentCallback
-
-
-class LatestResults(MultiAgentCallback):
-    """Keeps the result of the latest iteration, and of the latest one that was evaluated."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.result: Result | None = None
-        self.evaluated: Result | None = None
-
-    def on_iteration_end(self, result: Result) -> bool:
-        """Keep it."""
-        self.result = result
-        if "evaluation" in result:
-            self.evaluated = result
-        return True
 
 
 def execute(run: Run, callbacks: Sequence[BaseCallback] = ()) -> Run:
@@ -57,8 +39,6 @@ def execute(run: Run, callbacks: Sequence[BaseCallback] = ()) -> Run:
             try_to_save_policies(run)
             keep_traceback(run, error)
             raise
-        finally:
-            run.result, run.latest_evaluation = training.latest.result, training.latest.evaluated
         # Also if nothing was left to train: the process may have been killed after its last checkpoint.
         if run.algorithm.iteration > 0:
             run.policy_files = save_policies_of_complete(run)
@@ -77,7 +57,7 @@ class _Training:
     def __init__(self, run: Run, evaluations: Sequence[EvaluationCallback], callbacks: Sequence[BaseCallback]) -> None:
         self._run, self._evaluations = run, evaluations
         evaluated = [name for each in evaluations for name in each.metric_names(run.algorithm)]
-        self.latest, self.signals = LatestResults(), StopOnSignal()
+        self.signals = StopOnSignal()
         self.stop = StopOnMetric(run.config.stop, evaluated)
         self._others = [RewardHistogramCallback(), *callbacks]
         self.checkpoints = _checkpoint_callback(run)
@@ -107,7 +87,7 @@ class _Training:
 
     def _callbacks(self, phase: Phase) -> list[BaseCallback]:
         end = self.stop if phase.until is None else StopAfterSteps(phase.until)
-        return [*self._evaluations, self.latest, end, self.signals, *self._others, self.checkpoints]
+        return [*self._evaluations, end, self.signals, *self._others, self.checkpoints]
 
 
 def _checkpoint_callback(run: Run) -> CheckpointCallback:

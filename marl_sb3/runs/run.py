@@ -63,6 +63,12 @@ class Run:
         """The SB3 algorithm of each policy."""
         return self.algorithm.policies
 
+    def keep_result(self, result: Result) -> None:
+        """Keep the metrics of the iteration that was finished last."""
+        self.result = result
+        if "evaluation" in result:
+            self.latest_evaluation = result
+
     def bundle(self) -> PolicyBundle:
         """Return the policies as a bundle, which acts without an env."""
         return replace(self.algorithm.bundle(), checkpoint=self.checkpoint)

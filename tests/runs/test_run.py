@@ -12,6 +12,7 @@ from test_evaluate import shown, without_clock
 from toy_envs import ScriptedEnv
 
 import marl_sb3
+from marl_sb3 import MultiAgentCallback
 from marl_sb3.errors import ConfigError
 from marl_sb3.metrics import flatten
 from marl_sb3.metrics.table import table
@@ -56,9 +57,17 @@ def test_with_pandas_a_table_is_a_data_frame() -> None:
 
 @pytest.mark.usefixtures("no_pandas")
 def test_history_has_a_row_per_iteration_and_a_column_per_metric(in_tmp: Path) -> None:
-    run = marl_sb3.train("arena", timesteps=60, n_envs=2, seed=1, settings=SMALL, run_dir="run")
+    class Records(MultiAgentCallback):
+        def on_iteration_end(self, result: dict[str, Any]) -> bool:
+            self.logger.record("mine/iteration", self.algorithm.iteration)
+            return True
+
+    options: dict[str, Any] = {"settings": SMALL, "run_dir": "run", "callback": Records()}
+    run = marl_sb3.train("arena", timesteps=60, n_envs=2, seed=1, **options)
     assert [row["iteration"] for row in run.history] == [1, 2, 3]
     assert run.results[-1] == run.result
+    assert run.result is not None
+    assert run.result["mine"] == {"iteration": 3}
     assert run.history[-1] == flatten(run.results[-1])
     with (in_tmp / "run" / "result.jsonl").open("a") as file:
         file.write('{"iteration": 4, "num_')  # of a process that is writing, or was killed

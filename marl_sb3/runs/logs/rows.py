@@ -6,7 +6,7 @@ import csv
 import io
 import json
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
@@ -84,6 +84,27 @@ class JsonLinesFormat(_RowFormat):
     def close(self) -> None:
         """Close the file."""
         _close(self._file)
+
+
+class KeptResult(_RowFormat):
+    """Passes on each result as a line of `result.jsonl` has it.
+
+    Args:
+        keep: called with each result.
+    """
+
+    name = JsonLinesFormat.name
+
+    def __init__(self, keep: Callable[[Result], None]) -> None:
+        super().__init__()
+        self._keep = keep
+
+    def _write_row(self, result: Result, recorded: dict[str, Any]) -> None:
+        _nest(recorded, result)
+        self._keep(result)
+
+    def close(self) -> None:
+        """Do nothing: no file is open."""
 
 
 class CsvFormat(_RowFormat):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from marl_sb3.runs.logs.rows import PROGRESS_FILE, CsvFormat, JsonLinesFormat
+from marl_sb3.runs.logs.rows import PROGRESS_FILE, CsvFormat, JsonLinesFormat, KeptResult
 from marl_sb3.runs.logs.tensorboard import EventsFormat, quiet_writers, write_settings
 from marl_sb3.runs.reader import RESULT_FILE
 from marl_sb3.runs.run import Run
@@ -21,12 +21,15 @@ _LOGS: Sequence[Callable[[Path], ResultWriter]] = (
 
 @contextmanager
 def logs_of(run: Run) -> Iterator[None]:
-    """Log the metrics of the training to the run folder: as JSON lines, as CSV, and for TensorBoard."""
+    """Log the metrics of the training to the run folder: as JSON lines, as CSV, and for TensorBoard.
+
+    The run keeps the latest result, too.
+    """
     folder = run.folder
     write_settings(folder, run.config, list(run.algorithm.policies))
     with ExitStack() as cleanup:
         cleanup.enter_context(quiet_writers())
-        writers: list[ResultWriter] = []
+        writers: list[ResultWriter] = [KeptResult(run.keep_result)]
         for make in _LOGS:
             writers.append(make(folder))
             cleanup.callback(writers[-1].close)
