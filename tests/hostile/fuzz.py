@@ -35,19 +35,12 @@ from typing import Any
 
 from audit import watched
 from bases import BASES, Base, make_run
-from mutate import (
-    Dice,
-    Files,
-    Mutant,
-    Source,
-    flipped_bytes,
-    make_mutant,
-    read_files,
-    state_fields,
-    state_leaf,
-    tensor_header,
-)
+from checkpoint_source import Dice, Source
+from mutant_files import Files, Mutant, read_files
+from mutate import make_mutant
 from mutate_config import CONFIG, make_config_mutant
+from mutate_files import flipped_bytes, tensor_header
+from mutate_state import state_fields, state_leaf
 from stable_baselines3.common.utils import set_random_seed
 
 from marl_sb3.errors import CheckpointError, ConfigError, EnvRaisedError, MarlSb3Error

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import yaml
-from mutate import HOSTILE, Dice, Files, Mutant, Odd, Raw, leaves, nodes, remove, replace, shown
+from checkpoint_source import Dice
+from json_trees import HOSTILE, Raw, leaves, nodes, remove, replace, shown
+from mutant_files import Files, Mutant, Odd
 
 CONFIG = "config.yaml"
 

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 from bases import BASES
-from mutate import Mutant, Source, pack, read_files, tensors_of, unpack
+from checkpoint_source import Source
+from mutant_files import Mutant, read_files
+from tensor_files import pack, tensors_of, unpack
 
 from marl_sb3.errors import CheckpointError
 from marl_sb3.storage.checkpoint_format import read_checkpoint
