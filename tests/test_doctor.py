@@ -7,7 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from doctor.planted import EndsEarly, Healthy, InfiniteReward, LargeNumbers, NotANumber, Raises
+from doctor.faulty_answers import EndsEarly, InfiniteReward, NotANumber, Raises
+from doctor.faulty_behaviour import LargeNumbers
+from doctor.healthy import Healthy
 
 from marl_sb3 import doctor
 from marl_sb3.checkup import api
@@ -26,14 +28,14 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(factory: type, *arguments: str) -> int:
-    return doctor.main([f"doctor.planted:{factory.__name__}", "--steps", "60", *arguments])
+    return doctor.main([f"{factory.__module__}:{factory.__name__}", "--steps", "60", *arguments])
 
 
 def test_a_healthy_env_is_told_with_what_fits_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(Healthy) == 0
     shown = capsys.readouterr()
     assert "agents          2: a, b\n" in shown.out
-    assert shown.out.endswith("doctor.planted:Healthy: no faults\n")
+    assert shown.out.endswith("doctor.healthy:Healthy: no faults\n")
     assert shown.err == ""
 
 
@@ -45,19 +47,19 @@ def test_a_fault_is_told_with_place_reason_and_remedy(capsys: pytest.CaptureFixt
     assert rest[0] == "  seen  a, episode 0, step 3: observation is nan at index (1,)"
     labels = [line[:8].strip() for line in rest[: rest.index("")]]
     assert [label for label in labels if label] == ["seen", "why", "do"]
-    assert shown.endswith("doctor.planted:NotANumber: 1 fault\n")
+    assert shown.endswith("doctor.faulty_answers:NotANumber: 1 fault\n")
     assert max(map(len, shown.splitlines())) <= 80
 
 
 def test_advice_is_no_fault(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(EndsEarly) == run(LargeNumbers) == 0
-    assert "doctor.planted:LargeNumbers: no faults, 1 piece of advice\n" in capsys.readouterr().out
+    assert "doctor.faulty_behaviour:LargeNumbers: no faults, 1 piece of advice\n" in capsys.readouterr().out
 
 
 def test_json_holds_the_findings_and_what_was_played(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(NotANumber, "--json", "--seed", "7") == 1
     plain = json.loads(capsys.readouterr().out)
-    assert (plain["env"], plain["seed"], plain["healthy"]) == ("doctor.planted:NotANumber", 7, False)
+    assert (plain["env"], plain["seed"], plain["healthy"]) == ("doctor.faulty_answers:NotANumber", 7, False)
     (finding,) = plain["findings"]
     assert finding["severity"] == "fault"
     assert finding["count"] > len(finding["seen"]) == 5

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from doctor.planted import HEALTHY, PLANTED, Healthy
+from doctor.faulty_answers import PLANTED_ANSWERS
+from doctor.faulty_behaviour import PLANTED_BEHAVIOUR
+from doctor.healthy import HEALTHY, Healthy
 from pettingzoo import ParallelEnv
 
 from marl_sb3.checkup.api import examine
 from marl_sb3.checkup.report import Report
 from marl_sb3.errors import ConfigError
 
+PLANTED = {**PLANTED_ANSWERS, **PLANTED_BEHAVIOUR}
 CASES = [(check, factory) for check, factories in PLANTED.items() for factory in factories]
 
 

@@ -6,7 +6,9 @@ import os
 from collections.abc import Callable
 
 import pytest
-from doctor.planted import PLANTED, PLANTED_IN_PROCESSES, Crashes, DrawsFromNumpy, Hangs, Healthy, OrderOfASet
+from doctor.faulty_answers import PLANTED_ANSWERS
+from doctor.faulty_behaviour import PLANTED_BEHAVIOUR, PLANTED_IN_PROCESSES, Crashes, DrawsFromNumpy, Hangs, OrderOfASet
+from doctor.healthy import Healthy
 from pettingzoo import ParallelEnv
 
 from marl_sb3.checkup.api import examine
@@ -22,7 +24,7 @@ def in_a_fork(factory: Callable[..., ParallelEnv], timeout_s: float = 30.0) -> R
 
 
 def test_every_check_has_a_planted_fault() -> None:
-    planted = {*PLANTED, *PLANTED_IN_PROCESSES, *NOT_PLANTED}
+    planted = {*PLANTED_ANSWERS, *PLANTED_BEHAVIOUR, *PLANTED_IN_PROCESSES, *NOT_PLANTED}
     assert planted == {check.id for check in CHECKS}
     assert len(CHECKS) == len(planted)
 

@@ -267,6 +267,7 @@ def test_a_training_goes_on_exactly_from_within_a_rollout_and_from_its_end(kind:
     expected = []
     for iteration in range(1, 5):
         expected.append(whole.train_iteration()["learners"])
+        assert whole.num_timesteps == iteration * 4 * 2
         if iteration in (2, 3):
             whole.save(tmp_path / str(iteration))
     for saved in (2, 3):

@@ -1,0 +1,161 @@
+"""Small healthy envs of several kinds: nothing is to be found in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+from gymnasium import spaces
+from pettingzoo import ParallelEnv
+
+Factory = Callable[..., ParallelEnv]
+Step = tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any]]
+
+
+class Healthy(ParallelEnv):
+    """Two agents see random numbers for six to eight steps, and are paid for large actions."""
+
+    metadata: ClassVar[dict[str, Any]] = {"name": "healthy_v0", "render_modes": ["rgb_array"]}
+    possible_agents: ClassVar = ["a", "b"]
+    low, high = 0.0, 1.0
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
+        self.agents: list[str] = []
+        self.rng = np.random.default_rng(0)
+        self.spaces = {
+            agent: (spaces.Box(self.low, self.high, (3,), np.float32), spaces.Discrete(3))
+            for agent in self.possible_agents
+        }
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        return self.spaces[agent][0]
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return self.spaces[agent][1]
+
+    def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        self.rng = np.random.default_rng(seed)
+        return self.begin()
+
+    def begin(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        self.t = 0
+        self.length = int(self.rng.integers(6, 9))
+        self.agents = list(self.possible_agents)
+        return {agent: self.observe(agent) for agent in self.agents}, {agent: {} for agent in self.agents}
+
+    def observe(self, agent: str) -> Any:
+        return self.rng.random(3, dtype=np.float32)
+
+    def step(self, actions: Mapping[str, Any]) -> Step:
+        self.t += 1
+        acted, over = list(self.agents), self.t >= self.length
+        if over:
+            self.agents = []
+        return (
+            {agent: self.observe(agent) for agent in acted},
+            {agent: float(actions[agent]) for agent in acted},
+            dict.fromkeys(acted, False),
+            dict.fromkeys(acted, over),
+            {agent: {} for agent in acted},
+        )
+
+    def render(self) -> Any:
+        return np.zeros((4, 4, 3), np.uint8)
+
+
+class Changed(Healthy):
+    """A healthy env whose steps go through `change` before they are returned."""
+
+    def step(self, actions: Mapping[str, Any]) -> Any:
+        return self.change(*super().step(actions), over=not self.agents)
+
+    def change(self, *step: Any, over: bool) -> Any:
+        raise NotImplementedError
+
+
+class Draws(Healthy):
+    """Agents are paid nothing but by chance: the step of the end is drawn while the episode is played."""
+
+    def step(self, actions: Mapping[str, Any]) -> Step:
+        self.length = self.t + 1 if self.rng.random() < 0.2 else 100
+        return super().step(actions)
+
+
+class KeepsState(Healthy):
+    """Its state brings it back."""
+
+    def get_state(self) -> dict[str, Any]:
+        state = {"t": self.t, "length": self.length, "agents": list(self.agents)}
+        return {**state, "rng": self.rng.bit_generator.state}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        self.t, self.length, self.agents = state["t"], state["length"], list(state["agents"])
+        self.rng.bit_generator.state = state["rng"]
+
+
+class LivesAgain(Changed):
+    """Agent b ends in the third step, and is there again after the fifth; both ends are wanted."""
+
+    def change(self, *step: Any, over: bool) -> Any:
+        observations, rewards, terminated, truncated, infos = step
+        terminated["b"] = self.t == 3
+        if self.t == 5:
+            observations["b"], infos["b"] = self.observe("b"), {}
+        if not over:
+            self.agents = ["a"] if self.t in (3, 4) else ["a", "b"]
+        return observations, rewards, {**terminated}, {**truncated, "b": over}, infos
+
+
+class TakesTurns(Changed):
+    """The agents act in turns; each sees the other's move, and both are paid in each step."""
+
+    def begin(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        observations, infos = super().begin()
+        self.agents = ["a"]
+        return {"a": observations["a"]}, {"a": infos["a"]}
+
+    def step(self, actions: Mapping[str, Any]) -> Any:
+        self.t += 1
+        over = self.t >= self.length
+        (acted,) = self.agents
+        self.agents = [] if over else ["b" if acted == "a" else "a"]
+        seen = list(self.possible_agents) if over else self.agents
+        paid = list(self.possible_agents) if self.t > 1 else [acted]
+        return (
+            {agent: self.observe(agent) for agent in seen},
+            dict.fromkeys(paid, float(actions[acted])),
+            dict.fromkeys(self.possible_agents, over),
+            dict.fromkeys(self.possible_agents, False),
+            {agent: {} for agent in seen},
+        )
+
+
+class Nested(Healthy):
+    """Its observations are Dicts and Tuples in one another, with a mask."""
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__(render_mode)
+        inner = spaces.Tuple([spaces.Box(0, 1, (3,), np.float32), spaces.Discrete(4)])
+        space = spaces.Dict({"observation": inner, "action_mask": spaces.MultiBinary(3)})
+        self.spaces = {agent: (space, action) for agent, (_, action) in self.spaces.items()}
+
+    def observe(self, agent: str) -> Any:
+        number = int(self.rng.integers(4))
+        return {"observation": (super().observe(agent), number), "action_mask": np.array([1, 0, number > 1], np.int8)}
+
+    def step(self, actions: Mapping[str, Any]) -> Step:
+        assert 1 not in actions.values(), "a forbidden action"
+        return super().step(actions)
+
+
+# In these, nothing is to be found but what belongs to them.
+HEALTHY: Mapping[Factory, set[str]] = {
+    Healthy: set(),
+    Draws: set(),
+    KeepsState: set(),
+    LivesAgain: {"ends-early"},
+    TakesTurns: set(),
+    Nested: set(),
+}
