@@ -7,11 +7,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
+from waiting import is_running, wait_for
 
 SCRIPT = """
 import os, sys, time
@@ -44,22 +44,6 @@ def started(env: str, steps: bool = True) -> tuple[subprocess.Popen[str], list[i
     return process, [int(number) for number in process.stdout.readline().split()]
 
 
-def until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.01)
-    return True
-
-
-def runs(process: int) -> bool:
-    try:
-        return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 @pytest.mark.parametrize(
     ("stopped", "killed"),
     [((), ("main",)), (("worker",), ("main",)), (("fork_server", "worker"), ("main",)), ((), ("fork_server", "main"))],
@@ -75,7 +59,7 @@ def test_nothing_outlives_the_main_process(stopped: tuple[str, ...], killed: tup
     for name in killed:
         os.kill(ids[name], signal.SIGKILL)
     main.communicate()
-    assert until(lambda: not any(map(runs, [fork_server, *workers])))
+    wait_for(lambda: not any(map(is_running, [fork_server, *workers])))
     assert set(os.listdir("/dev/shm")) <= before
 
 
@@ -83,15 +67,15 @@ def test_a_script_that_ends_leaves_nothing_and_says_nothing() -> None:
     main, processes = started("Numbers", steps=False)
     _, errors = main.communicate()
     assert (main.returncode, errors) == (0, "")
-    assert not any(map(runs, processes))
+    assert not any(map(is_running, processes))
 
 
 def test_workers_are_replaced_after_the_process_that_starts_them_has_been_killed() -> None:
     main, (fork_server, *workers) = started("Numbers")
     os.kill(fork_server, signal.SIGKILL)
-    assert until(lambda: not any(map(runs, workers)))
+    wait_for(lambda: not any(map(is_running, workers)))
     time.sleep(0.1)
-    assert until(lambda: len(psutil.Process(main.pid).children(recursive=True)) == 3)
+    wait_for(lambda: len(psutil.Process(main.pid).children(recursive=True)) == 3)
     main.kill()
     _, errors = main.communicate()
     assert errors.count("has ended: the process that starts workers was killed, in env") == 2
@@ -113,4 +97,4 @@ def test_a_signal_shows_what_the_main_process_and_its_workers_do() -> None:
     assert [line for line in shown if line.startswith("stacks of")] == [
         f"stacks of worker {number} (env {number}):\n" for number in (0, 1)
     ]
-    assert until(lambda: not any(map(runs, processes)))
+    wait_for(lambda: not any(map(is_running, processes)))

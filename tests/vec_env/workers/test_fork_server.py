@@ -8,14 +8,13 @@ import resource
 import signal
 import socket
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 from crashing_envs import Asleep, FatalAtStart, Numbers, Parent, Printing
+from waiting import is_running, wait_for
 
 from marl_sb3 import make_vec_env
 from marl_sb3.errors import ConfigError, VecEnvOrderError
@@ -25,27 +24,13 @@ from marl_sb3.vec_env.workers.fork_server_process import _Server
 NO_ACTIONS = [np.zeros((2, 2), int)]
 
 
-def until(condition: Callable[[], bool]) -> bool:
-    end_s = time.monotonic() + 10
-    while not condition() and time.monotonic() < end_s:
-        time.sleep(0.01)
-    return condition()
-
-
-def runs(process: int) -> bool:
-    try:
-        return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 def test_what_envs_print_is_printed_by_this_process(capsys: pytest.CaptureFixture[str]) -> None:
     lines: list[str] = []
     vec = make_vec_env(Printing, n_envs=2, n_workers=2)
     vec.reset()
     vec.step(NO_ACTIONS)
     vec.close()
-    assert until(lambda: lines.extend(capsys.readouterr().out.splitlines()) or len(lines) == 4)
+    wait_for(lambda: lines.extend(capsys.readouterr().out.splitlines()) or len(lines) == 4)
     assert sorted(lines) == ["env 0 → step 0", "env 1 → step 0", "from below", "from below"]
 
 
@@ -57,9 +42,9 @@ def test_what_an_env_has_started_ends_with_its_worker() -> None:
     vec.step(NO_ACTIONS)  # at once, although the child has inherited the connection of its parent
     later = vec.call("child_process", [0, 1])
     assert later[1] == first[1]
-    assert until(lambda: not runs(first[0]))
+    wait_for(lambda: not is_running(first[0]))
     vec.close()
-    assert until(lambda: not any(map(runs, later)))
+    wait_for(lambda: not any(map(is_running, later)))
 
 
 def test_a_worker_that_ends_while_it_makes_its_envs_is_replaced(tmp_path: Path) -> None:
