@@ -129,6 +129,9 @@ class Modules(Numbers):
     def modules(self) -> list[str]:
         return list(sys.modules)
 
+    def folder(self) -> str:
+        return os.getcwd()
+
     def variable(self, name: str) -> str | None:
         return os.environ.get(name)
 

@@ -47,7 +47,8 @@ class Supervisor:
 
     def __init__(self, plans: Sequence[SharePlan], timeout_s: float, max_restarts: int) -> None:
         self._main_process = os.getpid()
-        self._packed = [packed_plan(plan) for plan in plans]
+        self._surroundings = Surroundings.here()  # also of workers that are started later
+        self._make_requests = [self._make_request(plan) for plan in plans]
         self._max_restarts = max_restarts
         self._num_envs = sum(plan.num_envs for plan in plans)
         self._made = False  # whether all workers have made their envs
@@ -165,7 +166,8 @@ class Supervisor:
         worker.start()
         if not self._made:
             return  # it is asked to make them next
-        worker.ask("make", Surroundings.here(), self._packed[number])
+        worker.send(*self._make_requests[number])
+        worker.result(worker.receive())
         if self._horizon is not None:
             worker.ask("limit_episodes", self._horizon)
         if not self._attached:
@@ -184,11 +186,7 @@ class Supervisor:
 
     def _make_envs(self) -> list[EnvFacts]:
         """Start all workers; returns what they say about their envs."""
-        surroundings = Surroundings.here()
-        requests = [
-            (worker, (Kind.REQUEST, packed_request("make", (surroundings, packed))))
-            for worker, packed in zip(self.workers, self._packed, strict=True)
-        ]
+        requests = list(zip(self.workers, self._make_requests, strict=True))
         try:
             for worker, request in requests:
                 worker.start()
@@ -205,13 +203,17 @@ class Supervisor:
         self._made = True
         return facts
 
+    def _make_request(self, plan: SharePlan) -> Request:
+        return Kind.REQUEST, packed_request("make", (self._surroundings, packed_plan(plan)))
+
     def _explained(self, error: FirstEnvMadeError) -> Exception:
         """Find out whether an env that could not be made after another one can be made alone."""
         worker = next(worker for worker in self.workers if error.env_index in worker.plan.indices)
         worker.end()
         try:
             worker.start()
-            worker.ask("make", Surroundings.here(), packed_plan(worker.plan.of_one(error.env_index)))
+            worker.send(*self._make_request(worker.plan.of_one(error.env_index)))
+            worker.result(worker.receive())
         except Exception:
             return error.error
         return ConfigError(

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from crashing_envs import AlwaysFatal, Fatal, Numbers, Unrepeatable
+from crashing_envs import AlwaysFatal, Fatal, Modules, Numbers, Unrepeatable
 from test_workers_vec_env import plain_step, played
 
 from marl_sb3 import make_vec_env
@@ -138,6 +138,19 @@ def test_a_worker_is_lost_while_it_answers_something_else() -> None:
         each.reset()
     assert plain_step(vec) == plain_step(other)
     assert restarts(vec) == 3
+    vec.close()
+
+
+def test_a_worker_that_is_started_later_has_the_folder_and_variables_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vec, folder = Make(Modules, n_workers=2), os.getcwd()
+    vec.reset()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FOLDER", "other")
+    os.kill(processes(vec)[0], signal.SIGKILL)
+    assert vec.call("folder", [0, 3]) == [folder, folder]
+    assert vec.call("variable", [0, 3], "FOLDER") == [None, None]
     vec.close()
 
 
