@@ -107,7 +107,7 @@ class OffPolicyCollector:
         self._forget(self.rows.of_envs(env_indices))
 
     def _forget(self, rows: BoolArray) -> None:
-        """Nothing is known of what came of the latest actions of these rows, (rows,) bool."""
+        """Give up what these rows, (rows,) bool, have begun: open transitions, returns over several steps, noise."""
         self._open.drop(rows)
         self.buffer.break_off(rows)
         if self._noise is not None:
@@ -148,7 +148,7 @@ class OffPolicyCollector:
         return env.transpose_observations(observations) if isinstance(env, VecTransposeImage) else observations
 
     def _explored(self, chosen: Array, acting: BoolArray) -> tuple[Array, Array]:
-        """The actions as the env takes them, and as they are learned from: in a Box from -1 to 1."""
+        """Return the actions as the env takes them, and as the policy learns from them: those of a Box from -1 to 1."""
         if not isinstance(self.algorithm.action_space, spaces.Box):
             return chosen, chosen
         policy = self.algorithm.policy
@@ -158,7 +158,7 @@ class OffPolicyCollector:
             scaled[chosen_rows] = np.clip(scaled[chosen_rows] + self._noise.draw(acting), -1, 1)
         return policy.unscale_action(scaled), scaled
 
-    # --- What came of it ---------------------------------------------------------------------------------------------
+    # --- Rewards and ends --------------------------------------------------------------------------------------------
 
     def observe(self, step: VecStep) -> None:
         """See `Collector.observe`."""
@@ -195,7 +195,7 @@ class OffPolicyCollector:
         self.buffer.add_transitions(added, over)
 
     def _following(self, step: VecStep, ended: BoolArray) -> Observations:
-        """What each row saw next: agents that ended, what they ended on."""
+        """Return the observations after a step, (rows, ...); of agents that ended, their final ones."""
         following = self._prepared(self.processing.look(step))
         if not np.count_nonzero(ended):
             return following

@@ -122,7 +122,7 @@ class OnPolicyCollector:
             self._open = None
         self.algorithm.num_timesteps += int(np.count_nonzero(acted))
 
-    # --- What came of it ---------------------------------------------------------------------------------------------
+    # --- Rewards and ends --------------------------------------------------------------------------------------------
 
     def observe(self, step: VecStep) -> None:
         """See `Collector.observe`."""

@@ -12,7 +12,7 @@ from marl_sb3.vec_env.step import VecStep
 
 
 class Player:
-    """What the env shows goes in, actions as the env takes them come out.
+    """Chooses actions of the env from observations of the env.
 
     Args:
         actor: acts for the rows, in episodes that have just begun.
@@ -40,6 +40,6 @@ class Player:
         return self._processing.act(decision.actions, acting)
 
     def observe(self, step: VecStep) -> None:
-        """Take in what came of the actions."""
+        """Note the rewards and ends of a step."""
         self._processing.observe(step)
         self._actor.end_episodes(self.rows.of_agents(step.terminated | step.truncated))

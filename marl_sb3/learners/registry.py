@@ -37,7 +37,9 @@ def common_steps(n_steps: int | None, specs: Mapping[PolicyID, PolicySpec]) -> i
 
     It is the given one, else that of the first spec with `n_steps`, else None: SB3's default.
     """
-    on_policy = [spec for spec in specs.values() if not is_off_policy(spec.algorithm)]  # others mean n-step returns
+    on_policy = [
+        spec for spec in specs.values() if not is_off_policy(spec.algorithm)
+    ]  # the `n_steps` of others is that of n-step returns
     own = [spec.hyperparameters["n_steps"] for spec in on_policy if "n_steps" in spec.hyperparameters]
     return n_steps if n_steps is not None else next(iter(own), None)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 from numba import njit
@@ -73,6 +74,13 @@ def compiled(function: _Function, **options: Any) -> _Function:
     except RuntimeError:  # no writable cache folder: compile in every process
         made = njit(**options)(function)
     return made  # type: ignore[no-any-return]
+
+
+def note_compiling(function: Any) -> None:
+    """Log that a kernel, and those that it calls, have to be compiled; nothing if an earlier process has done that."""
+    folder, module = function.stats.cache_path, function.py_func.__module__.rpartition(".")[2]
+    if folder is None or not any(Path(folder).glob(f"{module}.{function.py_func.__name__}-*.nbi")):
+        _log.warning("compiling the fused update: takes some seconds, once per machine")
 
 
 def kernel(function: _Function) -> _Function:

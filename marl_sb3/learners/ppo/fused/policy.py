@@ -6,11 +6,9 @@ before an update and back after it: a copy of some 10,000 numbers costs less tha
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -25,7 +23,6 @@ from marl_sb3.learners.fused.coverage import ACTIVATIONS
 from marl_sb3.learners.fused.optimizers import OPTIMIZERS, OptimizerKind
 from marl_sb3.types import Array, BoolArray, FloatArray
 
-_log = logging.getLogger(__name__)
 _VERSION = attrgetter("_version")
 
 
@@ -249,11 +246,10 @@ class FusedPolicy:
 @lru_cache(maxsize=1)
 def _compiled_kernel() -> ModuleType:
     """Return the module of the kernels, compiled or loaded from the cache of an earlier process."""
+    from marl_sb3.learners.fused.kernel_cache import note_compiling
     from marl_sb3.learners.ppo.fused import kernel
 
-    cache = kernel.train.stats.cache_path  # type: ignore[attr-defined]
-    if cache is None or not any(Path(cache).glob("kernel.train-*.nbi")):
-        _log.warning("compiling the fused update: takes some seconds, once per machine")
+    note_compiling(kernel.train)
     kernel.warm_up()
     return kernel
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 from functools import cache
 from importlib import import_module
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +16,6 @@ from marl_sb3.types import Array, FloatArray
 
 if TYPE_CHECKING:
     from marl_sb3.learners.replay.fused.batch import Batch
-
-_log = logging.getLogger(__name__)
 
 
 def features(network: BaseModel, observations: Array | th.Tensor) -> FloatArray:
@@ -57,8 +53,8 @@ def standard_normal(rows: int, size: int) -> FloatArray:
 @cache
 def kernel_module(name: str) -> ModuleType:
     """Import the module of an algorithm's kernels; says so if they have to be compiled."""
+    from marl_sb3.learners.fused.kernel_cache import note_compiling
+
     module = import_module(f"marl_sb3.learners.replay.fused.{name}")
-    cache = module.update.stats.cache_path
-    if cache is None or not any(Path(cache).glob(f"{name}.update-*.nbi")):
-        _log.warning("compiling the fused update: takes some seconds, once per machine")
+    note_compiling(module.update)
     return module
