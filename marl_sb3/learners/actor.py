@@ -26,9 +26,13 @@ D = TypeVar("D", bound=Decision)
 
 
 class RowActor(Generic[D]):
-    """An `Actor` for the rows of one policy, in training and in evaluations.
+    """Acts for the rows of one policy, in training and in evaluations; owns their recurrent state.
+
+    The recurrent state of a row is reset where an episode of its agent starts, and does not change while the agent
+    waits.
 
     Attributes:
+        rows: the rows of the policy.
         step: steps since the rollout began.
         starts: (rows,) bool; True where an episode starts with the next action. Never changed in place.
         states: recurrent state before the next action, (layers, rows, size) each; () for a policy without memory. Never
@@ -47,7 +51,7 @@ class RowActor(Generic[D]):
 
     @property
     def takes_masks(self) -> bool:
-        """See `Actor.takes_masks`."""
+        """Whether the policy uses action masks; if not, it ignores them."""
         return self._decider.takes_masks
 
     @property
@@ -58,20 +62,20 @@ class RowActor(Generic[D]):
     # --- Episodes and rollouts ---------------------------------------------------------------------------------------
 
     def begin_episodes(self) -> None:
-        """See `Actor.begin_episodes`."""
+        """Note that all envs have just been reset."""
         self.starts = np.ones(self.rows.num_rows, dtype=bool)
         self.states = self._decider.initial_states(self.rows.num_rows)
 
     def restart_envs(self, env_indices: Sequence[int]) -> None:
-        """See `Actor.restart_envs`."""
+        """Note that these envs have begun new episodes."""
         self.end_episodes(self.rows.of_envs(env_indices))
 
     def end_episodes(self, ended: BoolArray) -> None:
-        """See `Actor.end_episodes`."""
+        """Note that episodes of agents have ended: (rows,) bool. Their next actions start new episodes."""
         self.starts = self.starts | ended
 
     def begin_rollout(self) -> None:
-        """See `Actor.begin_rollout`."""
+        """Draw new exploration noise if the policy uses noise."""
         self.step = 0
         if uses_noise(self._algorithm):
             draw_noise(self._algorithm, self.rows.num_rows)
@@ -79,7 +83,13 @@ class RowActor(Generic[D]):
     # --- Acting ------------------------------------------------------------------------------------------------------
 
     def act(self, observations: Observations, acting: BoolArray, masks: BoolArray | None = None) -> D:
-        """See `Actor.act`."""
+        """Choose actions.
+
+        Args:
+            observations: (rows, ...); filler in rows that wait, which the policy does not see.
+            acting: (rows,) bool; the rows that act. The decision is zeros in the others.
+            masks: (rows, n) bool, True where an action is allowed; None: all actions are allowed.
+        """
         if uses_noise(self._algorithm) and is_noise_due(self._algorithm, self.step):
             draw_noise(self._algorithm, self.rows.num_rows)
         batch = Batch(observations, self.starts, masks if self.takes_masks else None, self.states)
@@ -110,7 +120,11 @@ class RowActor(Generic[D]):
     # --- State -------------------------------------------------------------------------------------------------------
 
     def get_state(self, *, under_way: bool) -> State:
-        """See `Actor.get_state`."""
+        """Return the state for `read_state`.
+
+        Args:
+            under_way: whether a rollout is under way. If not, the noise is left out: the next rollout draws its own.
+        """
         with_noise = under_way and uses_noise(self._algorithm)
         return {
             "starts": self.starts,
@@ -119,7 +133,17 @@ class RowActor(Generic[D]):
         }
 
     def read_state(self, state: StateReader, step: int, *, under_way: bool) -> Callable[[], None]:
-        """See `Actor.read_state`."""
+        """Check a saved state.
+
+        Args:
+            step: steps since the rollout began.
+
+        Returns:
+            A function that puts the state back.
+
+        Raises:
+            CheckpointError: the state does not fit this actor.
+        """
         num_rows = self.rows.num_rows
         starts = state.array("starts", np.bool_, (num_rows,))
         likes = self._decider.initial_states(num_rows)

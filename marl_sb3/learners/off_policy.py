@@ -13,6 +13,7 @@ from marl_sb3.errors import CheckpointError
 from marl_sb3.learners.buffers.replay import TransitionDictReplayBuffer, TransitionReplayBuffer
 from marl_sb3.learners.buffers.resized import read_resized
 from marl_sb3.learners.interface import Pace, UpdateJob
+from marl_sb3.learners.learner import Learner, LearnerOptions
 from marl_sb3.learners.numeric_faults import check_replay_update, policy_in_errors
 from marl_sb3.learners.off_policy_collector import OffPolicyCollector
 from marl_sb3.learners.processed import stored_space
@@ -20,7 +21,6 @@ from marl_sb3.learners.sb3.build import build_with_replay
 from marl_sb3.learners.sb3.private import num_steps, num_updates, set_num_steps, set_progress_remaining
 from marl_sb3.learners.sb3.tensors import Arrays, num_optimized
 from marl_sb3.learners.sb3.vec_normalize import normalize_minibatches
-from marl_sb3.learners.sb3_learner import LearnerOptions, SB3Learner
 from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.metrics import Result
 from marl_sb3.policies.placement import PolicyRows
@@ -33,8 +33,8 @@ _log = logging.getLogger(__name__)
 _ENV_STEPS_PER_REPORT = 1000
 
 
-class OffPolicyLearner(SB3Learner):
-    """An `SB3Learner` that updates by its algorithm's own `train()` from a replay buffer.
+class OffPolicyLearner(Learner):
+    """An `Learner` that updates by its algorithm's own `train()` from a replay buffer.
 
     An update is due after each rollout of `train_freq` steps or episodes. Until `learning_starts` agent steps have been
     taken, and until the replay buffer has a line to draw from, updates do nothing.
@@ -43,8 +43,9 @@ class OffPolicyLearner(SB3Learner):
         make_job: makes the job of an update.
     """
 
-    metric_names: ClassVar[Sequence[str]] = ("replay_buffer_size", *SB3Learner.metric_names)
+    metric_names: ClassVar[Sequence[str]] = ("replay_buffer_size", *Learner.metric_names)
     algorithm: OffPolicyAlgorithm
+    collector: OffPolicyCollector
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)

@@ -12,12 +12,12 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
 from marl_sb3.learners.buffers.rollout import MaskedDictRolloutBuffer, MaskedRolloutBuffer
 from marl_sb3.learners.interface import Pace, UpdateJob
+from marl_sb3.learners.learner import Learner, LearnerOptions
 from marl_sb3.learners.numeric_faults import check_update, check_weights, policy_in_errors
 from marl_sb3.learners.on_policy_actor import ForwardPassDecider, OnPolicyActor, OnPolicyDecider
 from marl_sb3.learners.on_policy_collector import OnPolicyCollector
 from marl_sb3.learners.sb3.build import build_algorithm
 from marl_sb3.learners.sb3.private import set_progress_remaining
-from marl_sb3.learners.sb3_learner import LearnerOptions, SB3Learner
 from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.metrics import Result
 from marl_sb3.policies.placement import PolicyRows
@@ -25,15 +25,15 @@ from marl_sb3.processing import Processing, process_rows
 from marl_sb3.storage.state import State, StateReader
 
 
-class OnPolicyLearner(SB3Learner):
-    """An `SB3Learner` that updates by its algorithm's own `train()` at the end of each rollout.
+class OnPolicyLearner(Learner):
+    """An `Learner` that updates by its algorithm's own `train()` at the end of each rollout.
 
     Attributes:
         rollouts_per_report: number of rollouts in an iteration, if the run does not set `n_steps`.
     """
 
     recorded_as: ClassVar[Mapping[str, str]] = {
-        **SB3Learner.recorded_as,
+        **Learner.recorded_as,
         "policy_loss": "train/policy_loss",
         "vf_loss": "train/value_loss",
         "vf_explained_var": "train/explained_variance",
@@ -44,11 +44,12 @@ class OnPolicyLearner(SB3Learner):
         "total_loss",
         "entropy",
         "vf_explained_var",
-        *SB3Learner.metric_names,
+        *Learner.metric_names,
     )
     rollouts_per_report: ClassVar[int] = 1
     takes_common_steps: ClassVar[bool] = True
     algorithm: OnPolicyAlgorithm
+    collector: OnPolicyCollector
     _grad_updates: int = 0
 
     def __init__(self, *arguments: Any) -> None:

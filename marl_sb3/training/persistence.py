@@ -10,7 +10,7 @@ from importlib.metadata import version
 
 import numpy as np
 
-from marl_sb3.learners.interface import Learner
+from marl_sb3.learners.learner import Learner
 from marl_sb3.metrics import EpisodeTracker
 from marl_sb3.runners.interface import Runner
 from marl_sb3.storage import policy_files

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
-from marl_sb3.learners.interface import Learner
+from marl_sb3.learners.learner import Learner
 from marl_sb3.metrics import EpisodeTracker, Result, finite_or_none
 from marl_sb3.training.counters import Counters
 from marl_sb3.training.loop import IterationReport

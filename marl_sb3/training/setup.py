@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 
 from marl_sb3.errors import CheckpointError, ConfigError
+from marl_sb3.learners.algorithms import learner_class
 from marl_sb3.learners.bundle import PolicyBundle, PolicySpaces
-from marl_sb3.learners.interface import Learner
+from marl_sb3.learners.learner import Learner, LearnerOptions
 from marl_sb3.learners.load import specs_of_checkpoint
 from marl_sb3.learners.processed import processing_of, stored_rows
-from marl_sb3.learners.registry import common_steps, iteration_steps, make_learner
 from marl_sb3.learners.sb3.build import is_off_policy
 from marl_sb3.learners.sb3.tensors import by_path, optimizer_forms, weight_forms
 from marl_sb3.learners.sb3.zip_file import require_zippable
-from marl_sb3.learners.sb3_learner import LearnerOptions
 from marl_sb3.learners.spec import PolicySpec, policy_specs
+from marl_sb3.learners.steps import common_steps, iteration_steps
 from marl_sb3.policies.determinism import Deterministic, by_policy, read_deterministic
 from marl_sb3.policies.mapping import policies_that_train, policy_of_agents, resolve_policies
 from marl_sb3.policies.placement import PolicyRows, rows_of_policy
@@ -129,7 +129,7 @@ def set_up(
     for index, policy_id in enumerate(policy_ids):
         with _policy_in_errors(policy_id):
             its = rows[policy_id], specs[policy_id], policy_id in trained, _policy_seed(seed, index)
-            learners[policy_id] = make_learner(*its, options)
+            learners[policy_id] = learner_class(specs[policy_id].algorithm).make(*its, options)
     spaces = {
         policy_id: PolicySpaces(its.group.observation_space, its.group.action_space) for policy_id, its in rows.items()
     }

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from marl_sb3.learners.fused_learner import FusedLearner
-from marl_sb3.learners.sb3_learner import SB3Learner
+from marl_sb3.learners.learner import Learner
 from marl_sb3.metrics import Result
 
 
@@ -29,7 +29,7 @@ class PPOLearner(FusedLearner):
         "vf_explained_var",
         "clip_fraction",
         "gradients_global_norm",
-        *SB3Learner.metric_names,
+        *Learner.metric_names,
     )
 
     @property

@@ -7,7 +7,8 @@ from typing import Any
 
 from stable_baselines3.common.base_class import BaseAlgorithm
 
-from marl_sb3.learners.interface import Collector, Learner
+from marl_sb3.learners.interface import Collector
+from marl_sb3.learners.learner import Learner
 from marl_sb3.learners.sb3.tensors import read_weights, weights
 from marl_sb3.learners.shards.interface import PolicyOrder, PolicyRollout
 from marl_sb3.policies.placement import PolicyRows
@@ -68,13 +69,11 @@ class ShardPolicyBase:
 
     def get_state(self) -> State:
         """See `ShardPolicy.get_state`."""
-        collector: Any = self._learner.collector
-        return {"rollout": collector.get_state(), "num_timesteps": self._learner.algorithm.num_timesteps}
+        return {"rollout": self.collector.get_state(), "num_timesteps": self._learner.algorithm.num_timesteps}
 
     def read_state(self, state: StateReader) -> Callable[[], None]:
         """See `ShardPolicy.read_state`."""
-        collector: Any = self._learner.collector
-        num_timesteps, put_rollout = state.integer("num_timesteps"), collector.read_state(state.fields("rollout"))
+        num_timesteps, put_rollout = state.integer("num_timesteps"), self.collector.read_state(state.fields("rollout"))
 
         def put_back() -> None:
             put_rollout()

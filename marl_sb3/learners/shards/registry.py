@@ -9,7 +9,7 @@ from typing import Any
 from gymnasium import spaces
 
 from marl_sb3.learners.algorithms import learner_class
-from marl_sb3.learners.interface import Learner
+from marl_sb3.learners.learner import Learner
 from marl_sb3.learners.off_policy import OffPolicyLearner
 from marl_sb3.learners.processed import policy_rows, processing_of
 from marl_sb3.learners.sb3.build import build_for_collecting, is_off_policy
@@ -47,7 +47,7 @@ def make_shard_policy(
     Args:
         rows: in the shard.
         trained: whether the policy is trained; if not, it only acts.
-        n_steps: see `make_learner`.
+        n_steps: see `LearnerOptions`.
         update_path: see `marl_sb3.PPO`; it also decides how actions are computed.
         progress_remaining: from 1 at the start of training to 0 at its end, for schedules of exploration.
     """

@@ -35,7 +35,7 @@ class OnPolicyShard(ShardPolicyBase):
     def _experience(self) -> CompleteRollout | None:
         if self.collector.steps_left > 0:
             return None
-        buffer: Any = self._learner.algorithm.rollout_buffer  # type: ignore[attr-defined]
+        buffer: Any = self._learner.algorithm.rollout_buffer
         names = (*buffer.of_transition, *_COMPUTED)
         return CompleteRollout(buffer.observations, {name: getattr(buffer, name) for name in names})
 

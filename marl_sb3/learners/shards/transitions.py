@@ -19,7 +19,8 @@ from gymnasium import spaces
 from stable_baselines3.common.type_aliases import TrainFreq, TrainFrequencyUnit
 
 from marl_sb3.learners.buffers.replay import Transitions
-from marl_sb3.learners.interface import Learner, joined_metrics
+from marl_sb3.learners.interface import joined_metrics
+from marl_sb3.learners.learner import Learner
 from marl_sb3.learners.off_policy import OffPolicyLearner
 from marl_sb3.learners.sb3.private import after_step, set_progress_remaining
 from marl_sb3.learners.shards.interface import PolicyOrder, PolicyRollout

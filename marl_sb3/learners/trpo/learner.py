@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 from gymnasium import spaces
 
 from marl_sb3.errors import ConfigError
+from marl_sb3.learners.learner import Learner
 from marl_sb3.learners.on_policy import OnPolicyLearner
-from marl_sb3.learners.sb3_learner import SB3Learner
 from marl_sb3.metrics import Result
 
 
@@ -32,7 +32,7 @@ class TRPOLearner(OnPolicyLearner):
         "mean_kl_loss",
         "line_search_success",
         "vf_explained_var",
-        *SB3Learner.metric_names,
+        *Learner.metric_names,
     )
 
     def _require_fit(self) -> None:

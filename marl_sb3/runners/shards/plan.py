@@ -24,7 +24,7 @@ class ShardPlan:
         specs: policy id -> spec.
         policy_of: agent -> policy id.
         trained: the policies that are trained.
-        n_steps: see `make_learner`.
+        n_steps: see `LearnerOptions`.
         update_path: see `marl_sb3.PPO`.
         n_threads: threads of one matrix product.
         custom_metrics: see `EpisodeTracker`.

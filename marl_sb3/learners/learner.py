@@ -1,4 +1,8 @@
-"""What the learners of all SB3 algorithms share: how they are made, their metrics, their part of a checkpoint."""
+"""The base class of all learners: each trains one policy by its SB3 algorithm.
+
+A new algorithm gets a line in `learners/algorithms.py` and, if need be, a subclass of `OnPolicyLearner` or of
+`OffPolicyLearner`.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from typing import Any, ClassVar, TypeVar
 
 from stable_baselines3.common.logger import Logger
 
-from marl_sb3.learners.interface import Pace, UpdateJob
+from marl_sb3.learners.interface import Collector, Pace, UpdateJob
 from marl_sb3.learners.processed import policy_rows, processing_of
 from marl_sb3.learners.sb3.private import num_updates, progress_remaining, set_num_updates, set_progress_remaining
 from marl_sb3.learners.sb3.tensors import (
@@ -30,7 +34,7 @@ from marl_sb3.storage.rng import read_space_state, space_state
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import GoalRewards
 
-L = TypeVar("L", bound="SB3Learner")
+L = TypeVar("L", bound="Learner")
 
 
 @dataclass(frozen=True)
@@ -52,8 +56,8 @@ class LearnerOptions:
     goal_rewards: GoalRewards
 
 
-class SB3Learner(ABC):
-    """A `Learner` that trains a policy by an SB3 algorithm.
+class Learner(ABC):
+    """Trains one policy; it is a part of a checkpoint, which may be taken between any two env steps.
 
     Args:
         rows: the rows of the policy.
@@ -63,10 +67,11 @@ class SB3Learner(ABC):
         progress_remaining: see `LearnerOptions`.
 
     Attributes:
+        policy_id: the id of the policy.
         recorded_as: metric -> the name under which the algorithm's `train()` records it in SB3's logger.
-        metric_names: see `Learner`.
+        metric_names: the names of its metrics, in order.
         takes_common_steps: whether the `n_steps` of the run is the length of its rollouts, if its spec does not set it.
-        collector: see `Learner`.
+        collector: acts for the policy and records its experience; see `Collector`.
     """
 
     recorded_as: ClassVar[Mapping[str, str]] = {"curr_lr": "train/learning_rate"}
@@ -77,7 +82,7 @@ class SB3Learner(ABC):
         "num_module_steps_trained",
     )
     takes_common_steps: ClassVar[bool] = False
-    collector: Any
+    collector: Collector
 
     def __init__(
         self,
@@ -99,7 +104,18 @@ class SB3Learner(ABC):
     def make(
         cls: type[L], rows: PolicyRows, spec: PolicySpec, trained: bool, seed: int | None, options: LearnerOptions
     ) -> L:
-        """Make the learner of a policy; see `make_learner`."""
+        """Make the learner of a policy; see `algorithms.learner_class` for the class.
+
+        Args:
+            rows: the rows of the policy.
+            spec: algorithm, network and hyperparameters.
+            trained: whether the policy is trained; if not, it only acts.
+            seed: for the initial weights and all random draws of the algorithm.
+            options: what the learners of all policies are made with.
+
+        Raises:
+            ConfigError: the hyperparameters do not fit the rollout or the spaces.
+        """
         spec = cls.completed(spec, options.n_steps)
         processing = processing_of(rows, spec)
         algorithm = cls._build(policy_rows(rows, processing), spec, seed, options, processing)
@@ -120,27 +136,30 @@ class SB3Learner(ABC):
         """Make the SB3 algorithm; `rows` are in the spaces in which the policy observes and acts."""
 
     @abstractmethod
-    def _make_collector(self, progress_remaining: Callable[[], float]) -> Any:
+    def _make_collector(self, progress_remaining: Callable[[], float]) -> Collector:
         """Make the collector."""
 
     @property
     @abstractmethod
     def pace(self) -> Pace:
-        """See `Learner.pace`."""
+        """How long an iteration is for this policy."""
 
     @abstractmethod
     def begin_update(self, progress_remaining: float) -> UpdateJob:
-        """See `Learner.begin_update`."""
+        """Prepare an update. It draws random numbers, so that policies do this one after the other.
+
+        Args:
+            progress_remaining: from 1 at the start of training to 0 at its end, for schedules.
+        """
 
     def due_in(self) -> int:
-        """See `Learner.due_in`: at the end of the rollout."""
-        steps: int = self.collector.steps_left
-        return steps
+        """Return the env steps of each env until the next update, at the end of a rollout; 0: now."""
+        return self.collector.steps_left
 
     # --- Metrics -----------------------------------------------------------------------------------------------------
 
     def metrics_before_training(self) -> Result:
-        """See `Learner.metrics_before_training`."""
+        """Return the metrics as they are before the first update, under the same names."""
         return self._metrics({})
 
     def _metrics(self, recorded: Mapping[str, Any]) -> Result:
@@ -195,10 +214,8 @@ class SB3Learner(ABC):
     def _read_rollout(self, saved: SavedPart) -> Callable[[], None]:
         """Check what the collector has saved; without its experience if the number of envs has changed."""
         if saved.num_envs != self.rows.num_envs:
-            begin: Callable[[], None] = self.collector.begin_episodes
-            return begin
-        put_back: Callable[[], None] = self.collector.read_state(saved.state.fields("rollout"))
-        return put_back
+            return self.collector.begin_episodes
+        return self.collector.read_state(saved.state.fields("rollout"))
 
     def _read_counts(self, state: StateReader) -> Callable[[], None]:
         num_timesteps, n_updates = state.integer("num_timesteps"), state.integer("n_updates")
@@ -212,5 +229,5 @@ class SB3Learner(ABC):
         return put_back
 
     def read_weights(self, files: Mapping[str, TensorFile]) -> Callable[[], None]:
-        """See `Learner.read_weights`."""
+        """Do what `read_state` does, but only for the weights."""
         return read_weights(self.algorithm, files["policy"])

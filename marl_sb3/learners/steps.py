@@ -1,35 +1,13 @@
-"""Make the learners of a training, and find how long its iterations are."""
+"""How many env steps rollouts and iterations have."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from marl_sb3.learners.algorithms import learner_class
-from marl_sb3.learners.interface import Learner
+from marl_sb3.learners.learner import Learner
 from marl_sb3.learners.sb3.build import is_off_policy
-from marl_sb3.learners.sb3_learner import LearnerOptions
 from marl_sb3.learners.spec import PolicySpec
-from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.types import PolicyID
-
-
-def make_learner(
-    rows: PolicyRows, spec: PolicySpec, trained: bool, seed: int | None, options: LearnerOptions
-) -> Learner:
-    """Make the learner of a policy.
-
-    Args:
-        rows: the rows of the policy.
-        spec: algorithm, network and hyperparameters.
-        trained: whether the policy is trained; if not, it only acts.
-        seed: for the initial weights and all random draws of the algorithm.
-        options: what the learners of all policies are made with.
-
-    Raises:
-        ConfigError: the hyperparameters do not fit the rollout or the spaces.
-    """
-    made: Learner = learner_class(spec.algorithm).make(rows, spec, trained, seed, options)
-    return made
 
 
 def common_steps(n_steps: int | None, specs: Mapping[PolicyID, PolicySpec]) -> int | None:
