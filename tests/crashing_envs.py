@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import signal
@@ -102,11 +103,13 @@ class OncePerProcess(Numbers):
 
 
 class Talking(Numbers):
-    """Warns in its first step."""
+    """Warns in its first step, and logs."""
 
     def step(self, actions: Any) -> Any:
         if self.step_count == 0:
             warnings.warn("the water is low", UserWarning, stacklevel=1)
+            logging.getLogger("ponds").info("level %d", self.env_index)
+            logging.getLogger("ponds.fish").debug("silent")
         return super().step(actions)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ from marl_sb3.types import AgentID, Array, Observations
 from marl_sb3.vec_env.interface import MultiAgentVecEnv
 from marl_sb3.vec_env.slot_states import SlotState
 from marl_sb3.vec_env.step import ActionMasks
+from marl_sb3.vec_env.workers.worker_log import log_levels
 
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
@@ -74,6 +76,7 @@ class Surroundings:
     folder: str
     search_path: Sequence[str]
     environment: Mapping[str, str]
+    log_levels: Mapping[str, int]
 
     @classmethod
     def here(cls) -> Surroundings:
@@ -81,7 +84,8 @@ class Surroundings:
 
         The workers share the cores.
         """
-        return cls(os.getcwd(), list(sys.path), {**dict.fromkeys(_THREADS, "1"), **os.environ})
+        environment = {**dict.fromkeys(_THREADS, "1"), **os.environ}
+        return cls(os.getcwd(), list(sys.path), environment, log_levels())
 
     def enter(self) -> None:
         """Give them to this process."""
@@ -90,6 +94,8 @@ class Surroundings:
         for name in set(os.environ) - set(self.environment):
             del os.environ[name]
         os.environ.update(self.environment)
+        for name, level in self.log_levels.items():
+            logging.getLogger(name).setLevel(level)
 
 
 @dataclass(frozen=True)

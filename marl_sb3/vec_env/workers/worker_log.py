@@ -19,15 +19,13 @@ class MessageLog(logging.Handler):
 
     def install(self) -> None:
         """Collect everything from now on; the main process decides what is shown."""
-        root = logging.getLogger()
-        root.handlers = [self]
-        logging.getLogger("marl_sb3").setLevel(logging.DEBUG)
+        logging.getLogger().handlers = [self]
         warnings.simplefilter("default")
         warnings.showwarning = self._show_warning
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep a log record."""
-        self._messages.append(("log", record.name, record.levelno, record.getMessage()))
+        """Keep a log record, with its traceback."""
+        self._messages.append(("log", record.name, record.levelno, self.format(record)))
 
     def _show_warning(
         self,
@@ -44,6 +42,14 @@ class MessageLog(logging.Handler):
         """Return the messages since the last call."""
         messages, self._messages = self._messages, []
         return messages
+
+
+def log_levels() -> dict[str, int]:
+    """Return the loggers of this process for which a level was set, and the levels; the name of the root is empty."""
+    loggers: dict[str, Any] = {"": logging.getLogger(), **logging.getLogger().manager.loggerDict}
+    return {
+        name: logger.level for name, logger in loggers.items() if isinstance(logger, logging.Logger) and logger.level
+    }
 
 
 def pass_on(messages: Sequence[tuple[Any, ...]]) -> None:

@@ -123,12 +123,14 @@ def test_an_exception_of_an_env_is_the_same_with_its_traceback(error: type[BaseE
 
 
 def test_warnings_and_log_messages_reach_the_main_process(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="ponds")
     vec = make_vec_env(Talking, n_envs=4, n_workers=2)
     vec.reset()
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("default")
         vec.step([np.zeros((4, 2), int)])
     assert [str(each.message) for each in warned] == ["the water is low"]  # once, not once from each worker
+    assert caplog.messages == ["level 0", "level 1", "level 2", "level 3"]
     vec.close()
 
     class ClosingBadly(Numbers):
