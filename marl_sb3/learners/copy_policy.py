@@ -7,7 +7,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.learners.bundle import PolicyBundle
-from marl_sb3.learners.sb3.tensors import reset_optimizers
+from marl_sb3.learners.sb3.optimizers import reset_optimizers
 from marl_sb3.policies.networks import activation_name
 from marl_sb3.storage.state import StateReader
 from marl_sb3.types import PolicyID

@@ -15,15 +15,9 @@ from stable_baselines3.common.logger import Logger
 
 from marl_sb3.learners.interface import Collector, Pace, UpdateJob
 from marl_sb3.learners.processed import policy_rows, processing_of
+from marl_sb3.learners.sb3.optimizers import optimizer_arrays, optimizer_settings, read_optimizers
 from marl_sb3.learners.sb3.private import num_updates, progress_remaining, set_num_updates, set_progress_remaining
-from marl_sb3.learners.sb3.tensors import (
-    Arrays,
-    optimizer_arrays,
-    optimizer_settings,
-    read_optimizers,
-    read_weights,
-    weights,
-)
+from marl_sb3.learners.sb3.tensors import Arrays, read_weights, weights
 from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.learners.update_path import TwoPaths, choose_path
 from marl_sb3.metrics import Result

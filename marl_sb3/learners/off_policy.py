@@ -18,8 +18,9 @@ from marl_sb3.learners.numeric_faults import check_replay_update, policy_in_erro
 from marl_sb3.learners.off_policy_collector import OffPolicyCollector
 from marl_sb3.learners.processed import stored_space
 from marl_sb3.learners.sb3.build import build_with_replay
+from marl_sb3.learners.sb3.optimizers import num_optimized
 from marl_sb3.learners.sb3.private import num_steps, num_updates, set_num_steps, set_progress_remaining
-from marl_sb3.learners.sb3.tensors import Arrays, num_optimized
+from marl_sb3.learners.sb3.tensors import Arrays
 from marl_sb3.learners.sb3.vec_normalize import normalize_minibatches
 from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.metrics import Result

@@ -16,7 +16,8 @@ from marl_sb3.learners.learner import Learner, LearnerOptions
 from marl_sb3.learners.load import specs_of_checkpoint
 from marl_sb3.learners.processed import processing_of, stored_rows
 from marl_sb3.learners.sb3.build import is_off_policy
-from marl_sb3.learners.sb3.tensors import by_path, optimizer_forms, weight_forms
+from marl_sb3.learners.sb3.optimizers import by_path, optimizer_forms
+from marl_sb3.learners.sb3.tensors import weight_forms
 from marl_sb3.learners.sb3.zip_file import require_zippable
 from marl_sb3.learners.spec import PolicySpec, policy_specs
 from marl_sb3.learners.steps import common_steps, iteration_steps

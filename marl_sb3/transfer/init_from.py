@@ -17,7 +17,7 @@ import torch as th
 
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.learners.load import specs_of_checkpoint
-from marl_sb3.learners.sb3.tensors import reset_optimizers
+from marl_sb3.learners.sb3.optimizers import reset_optimizers
 from marl_sb3.learners.sb3.zip_file import sb3_weights
 from marl_sb3.policies.networks import activation_name
 from marl_sb3.storage.checkpoint_folder import find_checkpoint

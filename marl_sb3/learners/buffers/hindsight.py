@@ -156,7 +156,7 @@ class HindsightBuffer(RowRings, HerReplayBuffer):
         return put_back
 
     def _require_episodes(self, file: TensorFile) -> None:
-        """Refuse episodes in which a transition does not lie: their numbers are indices into arrays."""
+        """Refuse transitions that do not lie in their episode: its start and length are used as indices."""
         for (begin, starts), (_, lengths) in zip(
             pieces(file.arrays, "ep_start"), pieces(file.arrays, "ep_length"), strict=True
         ):

@@ -55,7 +55,7 @@ class OpenTransitions:
         self.rows |= rows
 
     def pay(self, rewards: Array) -> None:
-        """Add (rows,) rewards; a row without an open transition is paid for nothing."""
+        """Add (rows,) rewards; rewards of rows without one are ignored."""
         chosen = index_of(self.rows)
         self.rewards[chosen] += rewards[chosen]
 
