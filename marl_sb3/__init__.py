@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from marl_sb3.errors import MarlSb3Error as MarlSb3Error
     from marl_sb3.errors import NumericError as NumericError
     from marl_sb3.evaluation import evaluate_policies as evaluate_policies
-    from marl_sb3.learners.a2c.a2c import A2C as A2C
+    from marl_sb3.learners.a2c import A2C as A2C
     from marl_sb3.learners.bundle import PolicyBundle as PolicyBundle
     from marl_sb3.learners.combine import combine_policies as combine_policies
     from marl_sb3.learners.load import load_policies as load_policies
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from marl_sb3.learners.replay.td3 import TD3 as TD3
     from marl_sb3.learners.replay.tqc import TQC as TQC
     from marl_sb3.learners.spec import PolicySpec as PolicySpec
-    from marl_sb3.learners.trpo.trpo import TRPO as TRPO
+    from marl_sb3.learners.trpo import TRPO as TRPO
     from marl_sb3.metrics import Episode as Episode
     from marl_sb3.metrics import InfoMetric as InfoMetric
     from marl_sb3.policies.networks import register_network as register_network
@@ -61,7 +61,7 @@ _NAMES = {
     "envs.registry": "register_env",
     "errors": "CheckpointError ConfigError EnvError EnvRaisedError MarlSb3Error NumericError",
     "evaluation": "evaluate_policies",
-    "learners.a2c.a2c": "A2C",
+    "learners.a2c": "A2C",
     "learners.bundle": "PolicyBundle",
     "learners.combine": "combine_policies",
     "learners.load": "load_policies",
@@ -74,7 +74,7 @@ _NAMES = {
     "learners.replay.td3": "DDPG TD3",
     "learners.replay.tqc": "TQC",
     "learners.spec": "PolicySpec",
-    "learners.trpo.trpo": "TRPO",
+    "learners.trpo": "TRPO",
     "metrics": "Episode InfoMetric",
     "policies.networks": "register_network",
     "runs.restore": "load_run",

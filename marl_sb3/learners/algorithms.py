@@ -33,8 +33,8 @@ def _algorithm(stock: str, learner: str, own: str | None = None) -> Algorithm:
 
 ALGORITHMS: Mapping[str, Algorithm] = {
     "ppo": _algorithm("stable_baselines3.ppo.ppo:PPO", "ppo.learner:PPOLearner", "ppo.ppo:PPO"),
-    "a2c": _algorithm("stable_baselines3.a2c.a2c:A2C", "a2c.learner:A2CLearner", "a2c.a2c:A2C"),
-    "trpo": _algorithm("sb3_contrib.trpo.trpo:TRPO", "trpo.learner:TRPOLearner", "trpo.trpo:TRPO"),
+    "a2c": _algorithm("stable_baselines3.a2c.a2c:A2C", "a2c:A2CLearner", "a2c:A2C"),
+    "trpo": _algorithm("sb3_contrib.trpo.trpo:TRPO", "trpo:TRPOLearner", "trpo:TRPO"),
     "maskable_ppo": _algorithm(
         "sb3_contrib.ppo_mask.ppo_mask:MaskablePPO",
         "ppo.maskable:MaskablePPOLearner",

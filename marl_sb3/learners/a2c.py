@@ -1,9 +1,12 @@
-"""`stable_baselines3.A2C` with the same results, faster."""
+"""A2C: `stable_baselines3.A2C` with the same results, faster, and its learner."""
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import stable_baselines3
 
+from marl_sb3.learners.fused_learner import FusedLearner
 from marl_sb3.learners.ppo.fused.algorithm import FusedRollouts, FusedUpdates
 from marl_sb3.learners.ppo.fused.update import FusedUpdate, UpdatePlan, record_std
 from marl_sb3.learners.sb3.private import num_updates
@@ -27,3 +30,10 @@ class A2C(FusedUpdates, FusedRollouts, stable_baselines3.A2C):
         for name in ("entropy_loss", "policy_loss", "value_loss"):
             self.logger.record(f"train/{name}", means[name])
         record_std(self)
+
+
+class A2CLearner(FusedLearner):
+    """Trains by A2C. Its rollouts are short: as in SB3, metrics are reported once per hundred rollouts."""
+
+    rollouts_per_report: ClassVar[int] = 100
+    takes_common_steps: ClassVar[bool] = False

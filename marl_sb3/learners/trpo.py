@@ -1,16 +1,31 @@
-"""TRPO (Schulman et al. 2015): one step within a trust region on each rollout, by sb3-contrib's own `train()`."""
+"""TRPO (Schulman et al. 2015): `sb3_contrib.TRPO` with fused rollouts, and its learner."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import sb3_contrib
 from gymnasium import spaces
 
 from marl_sb3.errors import ConfigError
 from marl_sb3.learners.learner import Learner
 from marl_sb3.learners.on_policy import OnPolicyLearner
+from marl_sb3.learners.ppo.fused.algorithm import FusedRollouts
+from marl_sb3.learners.ppo.fused.coverage import why_not_acting
 from marl_sb3.metrics import Result
+
+
+class TRPO(FusedRollouts, sb3_contrib.TRPO):
+    """A drop-in for `sb3_contrib.TRPO`: same arguments, same logger keys, same files.
+
+    On the *fused* path PPO's compiled kernels choose the actions of a plain MLP in rollouts, see `TwoPaths`. Updates
+    are always sb3-contrib's.
+    """
+
+    def why_not_fused(self) -> str | None:
+        """See `TwoPaths.why_not_fused`."""
+        return why_not_acting(self)
 
 
 class TRPOLearner(OnPolicyLearner):
