@@ -128,6 +128,15 @@ def test_the_env_is_that_of_the_run(run_folder: Path, capsys: pytest.CaptureFixt
     assert shown(capsys, run_folder, "--episodes", 2)["env_runners"]["episode_len_mean"] == 9.0
 
 
+def test_an_unknown_setting_of_the_run_is_named_with_its_file(run_folder: Path, in_tmp: Path, capsys: Any) -> None:
+    shutil.copytree(run_folder, "later")
+    with Path("later/config.yaml").open("a") as file:
+        file.write("  of_a_later_version: 3\n")
+    assert main(["later"]) == 2
+    words = "later/config.yaml, arena.of_a_later_version: unknown hyperparameter 'of_a_later_version' of PPO"
+    assert words in capsys.readouterr().err
+
+
 def test_table_has_the_returns_and_the_rest(
     run_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ from marl_sb3.checkup.finding import Finding, Severity
 from marl_sb3.config.values import counted
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
     """What was found in an env.
 
@@ -51,6 +51,10 @@ class Report:
         parts += [counted(warnings, "warning")] if warnings else []
         parts += ["1 piece of advice" if advice == 1 else f"{advice} pieces of advice"] if advice else []
         return ", ".join(parts)
+
+    def __repr__(self) -> str:
+        checks = ", ".join(finding.check for finding in self.findings)
+        return f"<Report {self.env}: {self.summary()}{f' ({checks})' if checks else ''}>"
 
     def to_plain(self) -> dict[str, Any]:
         """The report as JSON has it."""

@@ -13,7 +13,7 @@ from marl_sb3.errors import CheckpointError
 from marl_sb3.learners.bundle import PolicyBundle
 from marl_sb3.learners.load import read_bundle
 from marl_sb3.metrics.infos import info_metrics
-from marl_sb3.runs.build import build, check_device, policy_spec, set_up_process
+from marl_sb3.runs.build import build, check_device, policy_spec, set_up_process, source_named
 from marl_sb3.runs.envs import env_of, env_settings
 from marl_sb3.runs.folder import RunFolder
 from marl_sb3.runs.reader import read_results
@@ -108,7 +108,8 @@ class SavedRun:
 
     def _read(self, found: Checkpoint, env: MultiAgentVecEnv | None) -> PolicyBundle:
         policy_ids = StateReader(found.state).fields("specs").names()
-        specs = {policy_id: policy_spec(self.config, policy_id) for policy_id in policy_ids}
+        with source_named(self.config):
+            specs = {policy_id: policy_spec(self.config, policy_id) for policy_id in policy_ids}
         return read_bundle(found, specs, self.config.device, env)
 
     def make_env(self, n_envs: int, seed: int) -> MultiAgentVecEnv:

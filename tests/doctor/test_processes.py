@@ -64,6 +64,7 @@ def test_an_env_that_leaves_is_found_with_its_exit_code(code: int) -> None:
 
 def test_episodes_are_compared_between_processes() -> None:
     report = examine(OrderOfASet, steps=30, measure_s=0.0)
+    assert repr(report).startswith(f"<Report {report.env}: 1 fault")
     assert [finding.check for finding in report.findings] == ["differs-between-processes"]
     assert report.findings[0].seen[0].step == 0
     assert report.facts["compared_processes"] is True
