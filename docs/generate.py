@@ -48,7 +48,8 @@ def _command(name: str) -> str:
     actions = [action for action in parser._actions if not isinstance(action, usual)]
     rows = [_row(action) for action in sorted(actions, key=lambda action: bool(action.option_strings))]
     table = "\n".join(["| option | what |", "| --- | --- |", *rows])
-    text = f"\n## {name}\n\n{parser.description}\n\n{table}\n"
+    title = "Overview" if name == "__main__" else name
+    text = f"\n## {title}\n\n{parser.description}\n\n{table}\n"
     return text + (f"\n```text\n{parser.epilog.strip()}\n```\n" if parser.epilog else "")
 
 
