@@ -19,6 +19,7 @@ class Always(NamedTuple):
     why: str
 
 
+_CUDA = "another setting, device=cuda, puts all networks on a GPU"
 _LR = "set learning_rate=lin_X for a line from X down to 0"
 _SAC_RATES = "SB3 has one learning rate for actor, critics and entropy coefficient: set lr"
 _QUANTILES = "set algo=qrdqn for a distribution of returns"
@@ -40,6 +41,9 @@ ALWAYS: Mapping[str, Always] = {
     "batch_mode": Always(("truncate_episodes",), "rollouts have a fixed number of steps and bootstrap at their end"),
     "count_steps_by": Always(("env_steps",), "runs count env steps"),
     "num_learners": Always((0, 1), "each policy is updated in this process"),
+    "num_gpus": Always((0,), _CUDA),
+    "num_gpus_per_learner": Always((0,), _CUDA),
+    "num_gpus_per_env_runner": Always((0,), _CUDA),
     "explore": Always((True,), "set evaluation.deterministic for evaluations"),
     "clip_actions": Always((True,), "SB3 clips actions to the bounds of their Box"),
     "vf_share_layers": Always(
@@ -132,7 +136,7 @@ _REASONS: Mapping[str, str] = {
     "it belongs to an algorithm without a counterpart": "before_learn_on_batch replay_mode replay_batch_size",
     "set exploration_fraction, exploration_final_eps, action_noise or use_sde, which belong to the algorithms":
     "exploration_config",
-    _GPU: "num_gpus num_gpus_per_learner num_gpus_per_env_runner num_gpus_per_offline_eval_runner local_gpu_idx",
+    _GPU: "num_gpus_per_offline_eval_runner local_gpu_idx",
     _ITERATION: "min_time_s_per_iteration min_train_timesteps_per_iteration min_sample_timesteps_per_iteration "
     "timesteps_per_iteration min_iter_time_s min_time_s_per_reporting min_train_timesteps_per_reporting "
     "min_sample_timesteps_per_reporting",
