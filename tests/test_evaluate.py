@@ -15,6 +15,7 @@ import yaml
 from films import frames_of_gif, frames_of_mp4
 from forked import ForkServer
 from PIL import Image
+from refusals import refusal
 from test_train import read_all
 
 import marl_sb3
@@ -291,16 +292,7 @@ WRONG = [
 def test_a_wrong_command_line_is_refused_in_words(
     run_folder: Path, in_tmp: Path, capsys: pytest.CaptureFixture[str], line: str, message: str
 ) -> None:
-    try:
-        exit_code = main([str(run_folder), *line.split()])
-    except SystemExit as left:  # argparse
-        exit_code = left.code
-    captured = capsys.readouterr()
-    assert exit_code == 2
-    assert message in captured.err
-    assert captured.err.startswith("error: ")
-    assert len(captured.err.splitlines()) <= 2
-    assert captured.out == ""
+    assert message in refusal(main, [str(run_folder), *line.split()], capsys)
     assert list(in_tmp.iterdir()) == []
 
 

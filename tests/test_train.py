@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from forked import ForkServer
+from refusals import refusal
 from waiting import wait_for
 
 import marl_sb3
@@ -114,16 +115,7 @@ WRONG = [
 def test_a_wrong_command_line_is_refused_in_words(
     in_tmp: Path, capsys: pytest.CaptureFixture[str], line: str, message: str
 ) -> None:
-    try:
-        exit_code = main(line.split())
-    except SystemExit as left:  # argparse
-        exit_code = left.code
-    captured = capsys.readouterr()
-    assert exit_code == 2
-    assert message in captured.err
-    assert captured.err.startswith("error: ")
-    assert len(captured.err.splitlines()) <= 2
-    assert captured.out == ""
+    assert message in refusal(main, line.split(), capsys)
     assert list(in_tmp.iterdir()) == []
 
 

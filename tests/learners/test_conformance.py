@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -303,20 +303,25 @@ def test_a_policy_that_is_not_trained_acts_by_the_weights_that_it_is_given(kind:
             assert set(taken[:6]) != {always}
 
 
+def assert_goes_on(build: Callable[[], MultiAgentAlgorithm], saved: Path) -> None:
+    """The second iteration is the same from a checkpoint of the first."""
+    whole = build()
+    whole.train_iteration()
+    whole.save(saved)
+    whole.train_iteration()
+    again = build()
+    again.set_state(marl_sb3.storage.checkpoint_folder.find_checkpoint(saved, "latest"))
+    again.train_iteration()
+    assert_same(again, whole)
+
+
 @each_learner
 def test_a_training_with_a_policy_that_is_not_trained_goes_on(kind: Kind, tmp_path: Path) -> None:
     def build() -> MultiAgentAlgorithm:
         specs = {"a": kind.spec(**{kind.cadence: 2}), "b": kind.spec()}
         return MultiAgentAlgorithm(kind.in_turns(), specs, policies_to_train=["b"], n_steps=6, seed=3, device="cpu")
 
-    whole = build()
-    whole.train_iteration()
-    whole.save(tmp_path / "saved")
-    whole.train_iteration()
-    again = build()
-    again.set_state(marl_sb3.storage.checkpoint_folder.find_checkpoint(tmp_path / "saved", "latest"))
-    again.train_iteration()
-    assert_same(again, whole)
+    assert_goes_on(build, tmp_path / "saved")
 
 
 @pytest.mark.parametrize("name", ["PPO, PyTorch", "stock A2C", "stock TRPO", "RecurrentPPO, fused"])
@@ -327,11 +332,4 @@ def test_noise_of_gsde_is_brought_back_within_a_rollout(name: str, sde_sample_fr
     def build() -> MultiAgentAlgorithm:
         return MultiAgentAlgorithm(make_vec_env("Pendulum-v1", n_envs=2), {"p": spec}, n_steps=4, seed=3, device="cpu")
 
-    whole = build()
-    whole.train_iteration()
-    whole.save(tmp_path / "saved")
-    whole.train_iteration()
-    again = build()
-    again.set_state(marl_sb3.storage.checkpoint_folder.find_checkpoint(tmp_path / "saved", "latest"))
-    again.train_iteration()
-    assert_same(again, whole)
+    assert_goes_on(build, tmp_path / "saved")
