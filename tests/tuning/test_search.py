@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from searches import SETTINGS, SMALL, finished, in_this_process, pretend, work_on
+from searches import SETTINGS, SMALL, SPACE, finished, in_this_process, pretend, work_on
 
 import marl_sb3
 from marl_sb3.errors import ConfigError
 from marl_sb3.storage.checkpoint_folder import CheckpointFolder
 from marl_sb3.tuning.api import prepare_study
-from marl_sb3.tuning.search import read_search
+from marl_sb3.tuning.search import Search, read_search
 from marl_sb3.tuning.space import parse_space
 
 
@@ -186,6 +186,14 @@ def test_a_grid_is_tried_exactly(in_tmp: Path) -> None:
     assert tried == [(10, 0.9), (10, 0.99), (20, 0.9), (20, 0.99)]
     configs = [study.config_of(trial) for trial in study.trials]
     assert [config.hyperparameters["batch_size"] for config in configs] == [10, 10, 20, 20]
+
+
+def test_seeds_of_trials_and_confirmations_stay_the_same_over_versions() -> None:
+    """A study that continues with a newer version would otherwise not be the same search."""
+    search = Search("arena", parse_space(SPACE, "space"), "s", seed=3)
+    assert [search.trial_seed(index) for index in (0, 1)] == [409691224, 822710854]
+    assert (search.evaluation_seed(), search.fresh_seed(0)) == (1163830263, 948649470)
+    assert search.fresh_evaluation_seed(0) == 2143035826
 
 
 def test_a_guess_of_the_user_is_tried_too(in_tmp: Path) -> None:

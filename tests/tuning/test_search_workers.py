@@ -15,8 +15,8 @@ import marl_sb3
 from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.errors import ConfigError
 from marl_sb3.tuning.api import prepare_study
-from marl_sb3.tuning.jobs.trials import run_trials
-from marl_sb3.tuning.jobs.workers import SearchError
+from marl_sb3.tuning.jobs.trials import TrialQueue, run_trials
+from marl_sb3.tuning.jobs.workers import SearchError, Workers
 from marl_sb3.tuning.study import TuneStudy
 from marl_sb3.tuning.trial_attributes import ERROR, RETRY_OF, WORKER
 
@@ -118,6 +118,20 @@ def test_workers_that_die_at_once_end_the_search(in_tmp: Path, monkeypatch: pyte
     (study.folder / "study.yaml").unlink()
     with pytest.raises(SearchError, match=r"end with 2 again and again, the last one saying .* holds no study'; see"):
         run_trials(study)
+
+
+def test_three_workers_may_die_in_a_row_and_a_finished_trial_begins_the_count_anew(in_tmp: Path) -> None:
+    study = prepare_study(**SMALL)
+    queue = TrialQueue(study)
+    finished_trials = iter([0, 0, 1, 1, 1, 1])
+    queue.n_done = lambda: next(finished_trials)
+    workers = Workers(study, 1, queue)
+    (study.folder / "workers").mkdir()
+    (study.folder / "workers" / "w.log").write_text("out of luck\n")
+    for _ in range(5):
+        workers._require_progress("w", -9)
+    with pytest.raises(SearchError, match="end with -9 again and again, the last one saying 'out of luck'"):
+        workers._require_progress("w", -9)
 
 
 def test_a_study_is_run_by_one_search_at_a_time(in_tmp: Path) -> None:
