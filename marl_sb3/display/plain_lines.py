@@ -15,11 +15,15 @@ from marl_sb3.display.training import Goals, first_values
 from marl_sb3.metrics import Result
 
 _LINE_S = 1.0  # least time between lines
+_LINE_SHARE = 1 / 200  # of the elapsed time; a log of a day has some 1,400 lines
+_SILENT_S = 30.0  # without a finished iteration: then a line with the steps is printed
 _MOST_AGENTS = 4  # in a line
 
 
 class PlainLines:
     """Print the progress at most once a second and at the end, and evaluations on lines of their own.
+
+    The longer the training takes, the fewer lines are printed. If an iteration takes long, its steps are.
 
     Args:
         goals: of the training; of these, the number of agents is used.
@@ -41,9 +45,12 @@ class PlainLines:
         """See `TrainingView`."""
         self._pace.begin(done)
         self._total = total
+        self._next_line_s = max(self._next_line_s, self._clock())
 
     def advance(self, done: int) -> None:
         """See `TrainingView`."""
+        if self._clock() >= self._next_line_s + _SILENT_S:
+            self._show([", ".join(progress_parts(self._pace, done, self._total))])
 
     def add(self, result: Result) -> None:
         """See `TrainingView`."""
@@ -62,11 +69,14 @@ class PlainLines:
     def _print(self) -> None:
         if self._unprinted is None:
             return
-        self._next_line_s = self._clock() + _LINE_S
         lines = [plain_line(self._unprinted, self._total, self._pace, self._most_agents)]
         if self._unprinted_evaluation is not None:
             lines.append(evaluation_line(self._unprinted_evaluation, self._evaluations, self._most_agents))
         self._unprinted = self._unprinted_evaluation = None
+        self._show(lines)
+
+    def _show(self, lines: list[str]) -> None:
+        self._next_line_s = self._clock() + max(_LINE_S, _LINE_SHARE * self._pace.elapsed_s())
         for line in lines:
             self._console.print(line, soft_wrap=True, markup=False, highlight=False)
 

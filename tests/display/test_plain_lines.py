@@ -62,6 +62,26 @@ def test_lines_come_at_most_once_a_second_and_the_last_always() -> None:
     assert [line.partition(":")[0] for line in printed.lines()] == ["iteration 1", "iteration 3", "iteration 5"]
 
 
+def test_a_long_training_has_fewer_lines() -> None:
+    printed, counts = Printed(), []
+    for iteration, now_s in enumerate([4000.0, 4019.0, 4020.0, 4021.0], start=1):
+        printed.clock.now_s = now_s
+        printed.add(at(iteration, 1500))
+        counts.append(len(printed.lines()))
+    assert counts == [1, 1, 2, 2]  # a line for each 200th of the time
+
+
+def test_an_iteration_that_takes_long_tells_its_steps() -> None:
+    printed, counts = Printed(), []
+    began_s = printed.clock.now_s
+    for elapsed_s in (0, 29, 30, 31, 60, 61):
+        printed.clock.now_s = began_s + elapsed_s
+        printed.advance(10 * elapsed_s)
+        counts.append(len(printed.lines()))
+    assert counts == [0, 0, 1, 1, 1, 2]
+    assert printed.lines()[0] == "300 of 100,000 env steps, 0:00:30 elapsed, - left"
+
+
 def test_an_evaluation_waits_for_the_next_line_and_tells_the_best_one() -> None:
     printed = Printed()
     printed.add(at(1, 500))
