@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
@@ -10,14 +11,14 @@ from stable_baselines3.common.preprocessing import is_image_space, is_image_spac
 
 from marl_sb3.errors import ConfigError
 from marl_sb3.processing.by_key import Space
-from marl_sb3.processing.interface import Look, Memory, Policy
+from marl_sb3.processing.interface import Look, Memory, ObservationProcessor, Policy
 from marl_sb3.processing.one_hot import flat_box, flat_values
 from marl_sb3.types import Array, Observations
 
 REWARD = "reward"  # in the memory: what rows were paid for their previous action
 
 
-class Feature(Protocol):
+class Feature(ABC):
     """Numbers that are appended to an observation.
 
     Attributes:
@@ -30,15 +31,18 @@ class Feature(Protocol):
 
     def initial(self, rows: int) -> Memory:
         """See `ObservationProcessor.initial`."""
+        return {}
 
+    @abstractmethod
     def values(self, look: Look) -> Array:
         """(rows, numbers) float32."""
 
     def acted(self, memory: Memory, actions: Array) -> Memory:
         """See `ObservationProcessor.acted`."""
+        return {}
 
 
-class PreviousAction:
+class PreviousAction(Feature):
     """The previous action: one-hot, or the numbers of a Box; zeros at the start of an episode."""
 
     name = "previous_action"
@@ -61,7 +65,7 @@ class PreviousAction:
         return {"action": flat_values(self._space, actions)}
 
 
-class PreviousReward:
+class PreviousReward(Feature):
     """The reward of the previous action, as the env gave it; 0 at the start of an episode."""
 
     name = "previous_reward"
@@ -77,12 +81,8 @@ class PreviousReward:
         """See `Feature.values`."""
         return look.memory[REWARD]
 
-    def acted(self, memory: Memory, actions: Array) -> Memory:
-        """See `ObservationProcessor.acted`."""
-        return {}
 
-
-class TimeFeature:
+class TimeFeature(Feature):
     """A number that falls from 1 to 0 over a fixed number of an agent's actions, and then stays at 0."""
 
     name = "time_feature"
@@ -105,7 +105,7 @@ class TimeFeature:
         return {"time": memory["time"] + 1}
 
 
-class AgentIndicator:
+class AgentIndicator(Feature):
     """The index of a row's agent among the agents of the policy, one-hot."""
 
     name = "agent_indicator"
@@ -114,21 +114,13 @@ class AgentIndicator:
         self._codes = np.eye(len(policy.agents), dtype=np.float32)
         self.box: spaces.Box[Any] = spaces.Box(0, 1, (len(policy.agents),), np.float32)
 
-    def initial(self, rows: int) -> Memory:
-        """See `ObservationProcessor.initial`."""
-        return {}
-
     def values(self, look: Look) -> Array:
         """See `Feature.values`."""
         codes: Array = self._codes[look.agents]
         return codes
 
-    def acted(self, memory: Memory, actions: Array) -> Memory:
-        """See `ObservationProcessor.acted`."""
-        return {}
 
-
-class Appended:
+class Appended(ObservationProcessor):
     """Appends a feature to observations.
 
     A Dict gets a key with the feature's name. An image gets a channel for each number, filled with 255 times that
@@ -144,7 +136,6 @@ class Appended:
 
     def __init__(self, space: Space, feature: Feature) -> None:
         self._feature = feature
-        self.initial, self.acted = feature.initial, feature.acted
         self._inner = space
         self._append = next(append for fits, append in _WAYS if fits(space))
         self.space = self._space()
@@ -166,6 +157,14 @@ class Appended:
         shape = list(inner.shape or ())
         shape[axis] += box.shape[0]
         return spaces.Box(0, 255, tuple(shape), np.uint8)
+
+    def initial(self, rows: int) -> Memory:
+        """See `ObservationProcessor.initial`."""
+        return self._feature.initial(rows)
+
+    def acted(self, memory: Memory, actions: Array) -> Memory:
+        """See `ObservationProcessor.acted`."""
+        return self._feature.acted(memory, actions)
 
     def observe(self, look: Look) -> tuple[Observations, Memory]:
         """See `ObservationProcessor.observe`."""

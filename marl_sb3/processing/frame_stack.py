@@ -10,12 +10,12 @@ from stable_baselines3.common.preprocessing import is_image_space, is_image_spac
 
 from marl_sb3.errors import ConfigError
 from marl_sb3.processing.by_key import Space, named, part, parts_of, with_parts
-from marl_sb3.processing.interface import Look, Memory
+from marl_sb3.processing.interface import Look, Memory, ObservationProcessor
 from marl_sb3.processing.limits import require_size
 from marl_sb3.types import Array, Observations
 
 
-class FrameStack:
+class FrameStack(ObservationProcessor):
     """Stacks the latest observations of a row, the newest last: along the channels of an image, or along the last axis.
 
     Only observations that the row acts on are frames. Frames before the first one of an episode are zeros.
@@ -44,10 +44,6 @@ class FrameStack:
         if isinstance(look.seen, dict):
             return {key: after[_name(key)] for key in look.seen}, after
         return next(iter(after.values())), after
-
-    def acted(self, memory: Memory, actions: Array) -> Memory:
-        """See `ObservationProcessor.acted`."""
-        return {}
 
 
 def _name(key: str) -> str:

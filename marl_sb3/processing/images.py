@@ -10,7 +10,7 @@ from gymnasium import spaces
 from marl_sb3.envs import area
 from marl_sb3.errors import ConfigError
 from marl_sb3.processing.by_key import Space, map_parts, parts_of, with_parts
-from marl_sb3.processing.interface import Look, Memory, Memoryless
+from marl_sb3.processing.interface import Look, Memory, ObservationProcessor
 from marl_sb3.processing.limits import require_size
 from marl_sb3.types import Array, Observations
 
@@ -18,7 +18,7 @@ _LUMINANCE = np.array([0.2125, 0.7154, 0.0721])  # of ITU-R BT.709, as in Gymnas
 _AXES = 3
 
 
-class Resize(Memoryless):
+class Resize(ObservationProcessor):
     """Resizes images by averaging over areas.
 
     Args:
@@ -47,7 +47,7 @@ class Resize(Memoryless):
         return map_parts(look.seen, self._functions), {}
 
 
-class Grayscale(Memoryless):
+class Grayscale(ObservationProcessor):
     """Converts RGB images to grayscale, with the weights and the rounding of Gymnasium's `GrayscaleObservation`.
 
     Args:

@@ -1,9 +1,10 @@
-"""The protocol of processors of observations. They work on batches over the rows of one policy."""
+"""The base class of processors of observations. They work on batches over the rows of one policy."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from gymnasium import spaces
 
@@ -28,7 +29,7 @@ class Look(NamedTuple):
     learn: bool = False
 
 
-class ObservationProcessor(Protocol):
+class ObservationProcessor(ABC):
     """Processes the observations of a policy's rows; it is made for one input space.
 
     Attributes:
@@ -39,7 +40,9 @@ class ObservationProcessor(Protocol):
 
     def initial(self, rows: int) -> Memory:
         """Return the memory of `rows` rows at the start of an episode; empty for a processor without memory."""
+        return {}
 
+    @abstractmethod
     def observe(self, look: Look) -> tuple[Observations, Memory]:
         """Process observations.
 
@@ -49,6 +52,7 @@ class ObservationProcessor(Protocol):
 
     def acted(self, memory: Memory, actions: Array) -> Memory:
         """Return the parts of the memory that change when rows take these (rows, ...) actions of the policy."""
+        return {}
 
 
 class Policy(NamedTuple):
@@ -63,15 +67,3 @@ class Policy(NamedTuple):
     policy_id: str
     agents: tuple[AgentID, ...]
     action_space: spaces.Space[Any]
-
-
-class Memoryless:
-    """A processor without memory."""
-
-    def initial(self, rows: int) -> Memory:
-        """See `ObservationProcessor.initial`."""
-        return {}
-
-    def acted(self, memory: Memory, actions: Array) -> Memory:
-        """See `ObservationProcessor.acted`."""
-        return {}

@@ -9,12 +9,12 @@ from gymnasium import spaces
 
 from marl_sb3.errors import ConfigError
 from marl_sb3.processing.by_key import WHOLE, Space, map_parts, named, part, parts_of, with_parts
-from marl_sb3.processing.interface import Look, Memory, Memoryless
+from marl_sb3.processing.interface import Look, Memory, ObservationProcessor
 from marl_sb3.processing.statistics import RunningStatistics
 from marl_sb3.types import Array, Observations
 
 
-class NormalizeObservations(Memoryless):
+class NormalizeObservations(ObservationProcessor):
     """See `VecNormalize` with `norm_obs=True`. An observation updates the statistics before it is normalised.
 
     Args:

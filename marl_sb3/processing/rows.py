@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
@@ -19,8 +19,14 @@ from marl_sb3.vec_env.observations import map_arrays
 from marl_sb3.vec_env.step import VecStep
 
 
-class RowProcessing(Protocol):
-    """The processing of the rows of a policy. In every step `observe` is called first, then `look`, then `act`."""
+class RowProcessing:
+    """The processing of the rows of a policy. This one changes nothing; see `ProcessedRows` for policies with settings.
+
+    In every step `observe` is called first, then `look`, then `act`.
+    """
+
+    def __init__(self, rows: PolicyRows) -> None:
+        self._rows = rows
 
     def begin_episodes(self) -> None:
         """Note that all envs have just been reset."""
@@ -34,27 +40,36 @@ class RowProcessing(Protocol):
         Returns:
             (rows,) float32: rewards of the open transitions, which these actions or earlier ones began.
         """
+        return self._rows.of_agents(step.rewards).copy()  # the step's own stay as they are: others read them
 
     def look(self, step: VecStep) -> Observations:
         """Return the (rows, ...) processed observations of a step; filler in rows that wait."""
+        return self._rows.observations(step.observations)
 
     def look_again(self) -> None:
         """Note that statistics have been replaced: the next `look` processes the latest step again."""
 
     def final_observations(self, step: VecStep, wanted: BoolArray) -> Observations:
         """Return the (n, ...) processed final observations of agents, (E, A) bool, that have ended."""
+        final: Observations = self._rows.zero_based_observations.from_env(step.final_observations.stacked(wanted))
+        return final
 
     def normalized(self, seen: Observations) -> Observations:
         """What the policy acts on, of what `look` returned: it differs if observations are normalised later."""
+        return seen
 
     def act(self, actions: Array, acting: BoolArray) -> Array:
         """Record (rows, ...) actions of the policy, and return them as actions of the env."""
+        return actions
 
     def get_state(self) -> State:
         """Return the state for `read_state`."""
+        return {}
 
     def read_state(self, state: StateReader) -> Callable[[], None]:
         """Check what `get_state` returned; see `Part.read_state`."""
+        state.require_names([])
+        return lambda: None
 
 
 def process_rows(
@@ -71,56 +86,11 @@ def process_rows(
             replay buffer. Statistics take them in at once.
     """
     if not processing.settings.changed():
-        return Unprocessed(rows)
+        return RowProcessing(rows)
     return ProcessedRows(processing, rows, gamma, learns, late)
 
 
-class Unprocessed:
-    """Changes nothing: for a policy without processing."""
-
-    def __init__(self, rows: PolicyRows) -> None:
-        self._rows = rows
-
-    def begin_episodes(self) -> None:
-        """See `RowProcessing.begin_episodes`."""
-
-    def restart_envs(self, env_indices: Sequence[int]) -> None:
-        """See `RowProcessing.restart_envs`."""
-
-    def observe(self, step: VecStep) -> Array:
-        """See `RowProcessing.observe`."""
-        return self._rows.of_agents(step.rewards).copy()  # the step's own stay as they are: others read them
-
-    def look(self, step: VecStep) -> Observations:
-        """See `RowProcessing.look`."""
-        return self._rows.observations(step.observations)
-
-    def look_again(self) -> None:
-        """See `RowProcessing.look_again`."""
-
-    def final_observations(self, step: VecStep, wanted: BoolArray) -> Observations:
-        """See `RowProcessing.final_observations`."""
-        return _final(self._rows, step, wanted)
-
-    def normalized(self, seen: Observations) -> Observations:
-        """See `RowProcessing.normalized`."""
-        return seen
-
-    def act(self, actions: Array, acting: BoolArray) -> Array:
-        """See `RowProcessing.act`."""
-        return actions
-
-    def get_state(self) -> State:
-        """See `RowProcessing.get_state`."""
-        return {}
-
-    def read_state(self, state: StateReader) -> Callable[[], None]:
-        """See `RowProcessing.read_state`."""
-        state.require_names([])
-        return lambda: None
-
-
-class ProcessedRows:
+class ProcessedRows(RowProcessing):
     """See `RowProcessing`.
 
     The memory of a row changes when the row acts next; while it waits, its memory stays unchanged and it updates no
@@ -133,7 +103,8 @@ class ProcessedRows:
     def __init__(
         self, processing: Processing, rows: PolicyRows, gamma: float, learns: bool, late: bool = False
     ) -> None:
-        self._processing, self._rows, self._gamma, self._learns = processing, rows, gamma, learns
+        super().__init__(rows)
+        self._processing, self._gamma, self._learns = processing, gamma, learns
         self._normalizes = not late
         self._agents = np.tile(np.arange(len(rows.agents)), rows.num_envs)
         self.begin_episodes()
@@ -218,7 +189,7 @@ class ProcessedRows:
         """See `RowProcessing.final_observations`; memory and statistics stay unchanged."""
         rows = self._rows.of_agents(wanted)
         memory = {name: array[rows] for name, array in self._before.items()}
-        final = _final(self._rows, step, wanted)
+        final = super().final_observations(step, wanted)
         seen, _ = self._processing.observe(final, memory, self._agents[rows], normalize=self._normalizes)
         return seen if self._late_normalizer is None else self._late_normalizer.restored(seen)
 
@@ -276,11 +247,6 @@ class ProcessedRows:
             self._forget_step(taken_in=taken_in)
 
         return put_back
-
-
-def _final(rows: PolicyRows, step: VecStep, wanted: BoolArray) -> Observations:
-    observations: Observations = rows.zero_based_observations.from_env(step.final_observations.stacked(wanted))
-    return observations
 
 
 def _with_rows(array: Array, rows: BoolArray, values: Array) -> Array:
