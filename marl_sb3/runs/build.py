@@ -22,11 +22,11 @@ from marl_sb3.learners.threads import parallel_updates, start_without_dynamo
 from marl_sb3.metrics import info_metrics
 from marl_sb3.policies.hyperparameters import hyperparameter_defaults
 from marl_sb3.policies.mapping import resolve_policies
-from marl_sb3.runs.envs import env_of, env_settings
+from marl_sb3.runs.envs import env_of, env_settings, make_envs
 from marl_sb3.storage.process_rng import preserve_rng
 from marl_sb3.training.algorithm import MultiAgentAlgorithm
 from marl_sb3.types import AgentID, PolicyID
-from marl_sb3.vec_env import MultiAgentVecEnv, make_vec_env
+from marl_sb3.vec_env import MultiAgentVecEnv
 from marl_sb3.vec_env.seeding import fresh_seed
 
 
@@ -59,13 +59,12 @@ def build(config: TrainConfig, factory: EnvFactory | None, ray: RaySettings | No
 
 
 def _make_envs(config: TrainConfig, factory: EnvFactory | None, ray: RaySettings | None) -> MultiAgentVecEnv:
-    settings: dict[str, Any] = {"seed": config.seed, "vectorizer": config.vectorizer, **env_settings(config)}
     if not config.n_shards and ray is None:
-        return make_vec_env(env_of(config, factory), config.n_envs, **settings)
-
+        return make_envs(config, factory, seed=config.seed)
     from marl_sb3.vec_env.sharded_vec_env import make_sharded_vec_env
 
-    return make_sharded_vec_env(env_of(config, factory), config.n_envs, config.n_shards, ray=ray, **settings)
+    numbers, settings = (config.n_envs, config.n_shards, config.seed), env_settings(config)
+    return make_sharded_vec_env(env_of(config, factory), *numbers, config.vectorizer, ray, **settings)
 
 
 def _require_masks(config: TrainConfig, factory: EnvFactory | None, algorithm: MultiAgentAlgorithm) -> None:
@@ -74,9 +73,7 @@ def _require_masks(config: TrainConfig, factory: EnvFactory | None, algorithm: M
     if not any(collector.takes_masks for collector in collectors):
         return
     with preserve_rng():
-        probe = make_vec_env(
-            env_of(config, factory), config.n_envs, config.seed, config.vectorizer, **env_settings(config)
-        )
+        probe = make_envs(config, factory, seed=config.seed)
         try:
             step = probe.reset()
         finally:

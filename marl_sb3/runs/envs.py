@@ -1,4 +1,4 @@
-"""What makes the envs of a run."""
+"""Make the envs of a run."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from marl_sb3.config.schema import TrainConfig
 from marl_sb3.envs.gymnasium_wrappers import named_wrappers, wrapping_factory
 from marl_sb3.envs.registry import EnvFactory, env_factory
 from marl_sb3.errors import ConfigError
+from marl_sb3.vec_env import MultiAgentVecEnv, make_vec_env
 
 
 def env_of(config: TrainConfig, factory: EnvFactory | None = None) -> str | EnvFactory:
@@ -47,6 +48,21 @@ def env_settings(config: TrainConfig, n_envs: int | None = None) -> dict[str, An
                 key=f"env.{name}",
             )
     return {**settings, **config.env_kwargs}
+
+
+def make_envs(
+    config: TrainConfig, factory: EnvFactory | None = None, n_envs: int | None = None, seed: int | None = None
+) -> MultiAgentVecEnv:
+    """Make envs like those of a run; the caller closes them.
+
+    Args:
+        config: of the run.
+        factory: makes the env, if the id in the configuration is only its name.
+        n_envs: number of envs; None: as in the run.
+        seed: run seed of the envs; None draws one.
+    """
+    number = config.n_envs if n_envs is None else n_envs
+    return make_vec_env(env_of(config, factory), number, seed, config.vectorizer, **env_settings(config, number))
 
 
 def _fitting(n_workers: int | str, of_run: int, n_envs: int | None) -> int | str:

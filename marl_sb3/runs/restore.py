@@ -14,13 +14,13 @@ from marl_sb3.learners.bundle import PolicyBundle
 from marl_sb3.learners.load import read_bundle
 from marl_sb3.metrics.infos import info_metrics
 from marl_sb3.runs.build import build, check_device, policy_spec, set_up_process, source_named
-from marl_sb3.runs.envs import env_of, env_settings
+from marl_sb3.runs.envs import make_envs
 from marl_sb3.runs.folder import RunFolder
 from marl_sb3.runs.reader import read_results
 from marl_sb3.runs.run import Run
 from marl_sb3.storage.checkpoint_format import Checkpoint
 from marl_sb3.storage.state import StateReader
-from marl_sb3.vec_env import MultiAgentVecEnv, make_vec_env
+from marl_sb3.vec_env import MultiAgentVecEnv
 
 
 def load_run(
@@ -114,5 +114,4 @@ class SavedRun:
 
     def make_env(self, n_envs: int, seed: int) -> MultiAgentVecEnv:
         """Make envs like those of the training; the caller closes them."""
-        config = self.config
-        return make_vec_env(env_of(config), n_envs, seed, config.vectorizer, **env_settings(config, n_envs))
+        return make_envs(self.config, n_envs=n_envs, seed=seed)

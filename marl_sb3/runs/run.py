@@ -17,12 +17,12 @@ from marl_sb3.learners.bundle import PolicyBundle
 from marl_sb3.metrics import Result, flatten
 from marl_sb3.metrics.table import table
 from marl_sb3.policies.determinism import Deterministic
-from marl_sb3.runs.envs import env_of, env_settings
+from marl_sb3.runs.envs import make_envs
 from marl_sb3.runs.folder import RunFolder
 from marl_sb3.runs.reader import read_results
 from marl_sb3.training.algorithm import MultiAgentAlgorithm
 from marl_sb3.types import PolicyID
-from marl_sb3.vec_env import MultiAgentVecEnv, make_vec_env
+from marl_sb3.vec_env import MultiAgentVecEnv
 
 
 @dataclass(repr=False)
@@ -102,13 +102,9 @@ class Run:
 
         Args:
             n_envs: number of envs; None: as in the training.
-            seed: seed of the envs; None: not seeded.
+            seed: run seed of the envs; None draws one.
         """
-        config = self.config
-        number = config.n_envs if n_envs is None else n_envs
-        return make_vec_env(
-            env_of(config, self.factory), number, seed, config.vectorizer, **env_settings(config, number)
-        )
+        return make_envs(self.config, self.factory, n_envs, seed)
 
     def evaluate(
         self,
