@@ -28,6 +28,7 @@ from marl_sb3.storage.checkpoint_folder import find_checkpoint, require_replacea
 from marl_sb3.storage.checkpoint_format import Checkpoint, write_checkpoint
 from marl_sb3.storage.parts import Arrays
 from marl_sb3.storage.state import State
+from marl_sb3.storage.versions import versions
 from marl_sb3.training import persistence
 from marl_sb3.training.counters import Counters
 from marl_sb3.training.joint_policies import JointPolicies
@@ -297,7 +298,7 @@ class MultiAgentAlgorithm(JointPolicies):
 
     def about(self) -> State:
         """Return the description of a checkpoint of the present state, for its manifest."""
-        return {"iteration": self.iteration, "num_env_steps": self.num_timesteps, "versions": persistence.versions()}
+        return {"iteration": self.iteration, "num_env_steps": self.num_timesteps, "versions": versions()}
 
     def save(self, path: str | Path) -> Path:
         """Write a checkpoint: a folder that `load` reads without running code from it.

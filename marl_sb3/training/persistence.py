@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
-from importlib.metadata import version
 
 import numpy as np
 
@@ -24,12 +22,6 @@ from marl_sb3.training.setup import Setup
 from marl_sb3.types import PolicyID
 
 _log = logging.getLogger(__name__)
-
-
-@lru_cache(maxsize=1)
-def versions() -> State:
-    """Return the versions of the libraries; with other versions, a resumed run may not be exact."""
-    return {name: version(name) for name in ("marl_sb3", "stable-baselines3", "torch", "numpy")}
 
 
 @dataclass(frozen=True)

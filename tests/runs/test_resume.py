@@ -21,6 +21,7 @@ from marl_sb3 import MultiAgentCallback
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.runs.folder import RunFolder
 from marl_sb3.runs.resume import resume_run
+from marl_sb3.storage import versions
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "shared": {},
@@ -235,13 +236,16 @@ def test_a_resume_that_is_not_exact_is_marked(in_tmp: Path, caplog: pytest.LogCa
 
 def test_another_version_of_torch_is_marked(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken("run")
-    from marl_sb3.training import persistence
-
-    versions = {**persistence.versions(), "torch": "1.0"}
-    monkeypatch.setattr(persistence, "versions", lambda: versions)
+    others = {**versions.versions(), "torch": "1.0"}
+    monkeypatch.setattr("marl_sb3.training.algorithm.versions", lambda: others)
     marl_sb3.train(resume="run")
     entry = json.loads((in_tmp / "run" / "resumes.jsonl").read_text())
     assert entry["inexact"]["torch"].endswith("is 1.0")
+
+
+def test_a_checkout_that_is_not_installed_knows_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(versions, "version", {"stable-baselines3": "1", "torch": "2", "numpy": "3"}.__getitem__)
+    assert versions.versions.__wrapped__()["marl_sb3"] == marl_sb3.__version__
 
 
 def test_a_run_with_code_of_the_users_own_wants_it_named(in_tmp: Path) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Any, Protocol
+
+from marl_sb3.storage.versions import versions as package_versions
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,7 @@ class Pool(Protocol):
 
 def versions() -> dict[str, str]:
     """Return the versions that all processes of a training must have in common."""
-    packages = ("marl_sb3", "stable-baselines3", "torch", "numpy")
-    return {"Python": platform.python_version(), **{name: version(name) for name in packages}}
+    return {"Python": platform.python_version(), **package_versions()}
 
 
 def differing(theirs: Mapping[str, str]) -> str | None:
