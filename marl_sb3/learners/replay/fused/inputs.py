@@ -44,6 +44,12 @@ def batch_of(samples: Any, network: BaseModel, gamma: float) -> Batch:
     )
 
 
+def env_actions(algorithm: Any, actions: FloatArray) -> Array:
+    """Return (rows, n) actions from -1 to 1 as the env takes them, (rows, *action shape)."""
+    unscaled: Array = algorithm.policy.unscale_action(actions.reshape(-1, *algorithm.action_space.shape))
+    return unscaled
+
+
 def standard_normal(rows: int, size: int) -> FloatArray:
     """(rows, size) float32 numbers, drawn as `torch.distributions.Normal` draws them."""
     noise: FloatArray = th.normal(th.zeros(rows, size), th.ones(rows, size)).numpy()

@@ -9,7 +9,7 @@ import torch as th
 
 from marl_sb3.learners.fused.coverage import ACTIVATIONS
 from marl_sb3.learners.fused.tables import Tables, linears
-from marl_sb3.learners.replay.fused.inputs import batch_of, features, kernel_module, standard_normal
+from marl_sb3.learners.replay.fused.inputs import batch_of, env_actions, features, kernel_module, standard_normal
 from marl_sb3.learners.replay.fused.watch import Watch
 from marl_sb3.types import Array
 
@@ -39,8 +39,7 @@ class SACUpdate:
             Net(tables.of_layers([actor.log_std]), LINEAR, LINEAR),
         )
         self._critics, self._targets = (
-            Critics(np.stack([tables.of_layers(linears(net)) for net in critic.q_networks]), hidden)
-            for critic in critics
+            Critics(np.stack([tables.of_layers(linears(net)) for net in each.q_networks]), hidden) for each in critics
         )
         self._moved = tables.of_targets(
             *([layer for net in critic.q_networks for layer in linears(net)] for critic in critics)
@@ -117,9 +116,7 @@ class SACUpdate:
 
     def explore(self, observations: Any) -> Array:
         """See `FusedUpdate.explore`: actions drawn from the actor's distributions."""
-        policy, space = self._algorithm.policy, self._algorithm.action_space
-        inputs = features(self._algorithm.actor, observations)
-        noise = standard_normal(len(inputs), int(np.prod(space.shape)))
-        actions = self._sampled_actions(self._actor, inputs, noise)
-        unscaled: Array = policy.unscale_action(actions.reshape(-1, *space.shape))
-        return unscaled
+        algorithm = self._algorithm
+        inputs = features(algorithm.actor, observations)
+        noise = standard_normal(len(inputs), int(np.prod(algorithm.action_space.shape)))
+        return env_actions(algorithm, self._sampled_actions(self._actor, inputs, noise))

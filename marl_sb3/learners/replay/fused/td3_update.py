@@ -9,7 +9,7 @@ import torch as th
 
 from marl_sb3.learners.fused.coverage import ACTIVATIONS
 from marl_sb3.learners.fused.tables import Tables, linears
-from marl_sb3.learners.replay.fused.inputs import batch_of, features, kernel_module
+from marl_sb3.learners.replay.fused.inputs import batch_of, env_actions, features, kernel_module
 from marl_sb3.learners.replay.fused.watch import Watch
 from marl_sb3.learners.sb3.private import num_updates
 from marl_sb3.types import Array
@@ -35,8 +35,7 @@ class TD3Update:
         hidden = ACTIVATIONS.index(algorithm.policy.activation_fn)
         self._actor, self._actor_target = (Net(tables.of_layers(linears(actor.mu)), hidden, TANH) for actor in actors)
         self._critics, self._targets = (
-            Critics(np.stack([tables.of_layers(linears(net)) for net in critic.q_networks]), hidden)
-            for critic in critics
+            Critics(np.stack([tables.of_layers(linears(net)) for net in each.q_networks]), hidden) for each in critics
         )
         self._moved = tables.of_targets(
             *(
@@ -93,7 +92,5 @@ class TD3Update:
 
     def explore(self, observations: Any) -> Array:
         """See `FusedUpdate.explore`: the actor's actions, to which the rollout adds noise."""
-        policy, space = self._algorithm.policy, self._algorithm.action_space
-        actions = self._kernel.chosen_actions(self._actor, features(self._algorithm.actor, observations))
-        unscaled: Array = policy.unscale_action(actions.reshape(-1, *space.shape))
-        return unscaled
+        algorithm = self._algorithm
+        return env_actions(algorithm, self._kernel.chosen_actions(self._actor, features(algorithm.actor, observations)))
