@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from marl_sb3.learners.bundle import PolicyBundle as PolicyBundle
     from marl_sb3.learners.combine import combine_policies as combine_policies
     from marl_sb3.learners.load import load_policies as load_policies
-    from marl_sb3.learners.ppo.maskable_ppo import MaskablePPO as MaskablePPO
+    from marl_sb3.learners.ppo.maskable import MaskablePPO as MaskablePPO
     from marl_sb3.learners.ppo.ppo import PPO as PPO
-    from marl_sb3.learners.ppo.recurrent_ppo import RecurrentPPO as RecurrentPPO
+    from marl_sb3.learners.ppo.recurrent import RecurrentPPO as RecurrentPPO
     from marl_sb3.learners.replay.dqn import DQN as DQN
     from marl_sb3.learners.replay.qrdqn import QRDQN as QRDQN
     from marl_sb3.learners.replay.sac import SAC as SAC
@@ -65,9 +65,9 @@ _NAMES = {
     "learners.bundle": "PolicyBundle",
     "learners.combine": "combine_policies",
     "learners.load": "load_policies",
-    "learners.ppo.maskable_ppo": "MaskablePPO",
+    "learners.ppo.maskable": "MaskablePPO",
     "learners.ppo.ppo": "PPO",
-    "learners.ppo.recurrent_ppo": "RecurrentPPO",
+    "learners.ppo.recurrent": "RecurrentPPO",
     "learners.replay.dqn": "DQN",
     "learners.replay.qrdqn": "QRDQN",
     "learners.replay.sac": "SAC",

@@ -38,12 +38,12 @@ ALGORITHMS: Mapping[str, Algorithm] = {
     "maskable_ppo": _algorithm(
         "sb3_contrib.ppo_mask.ppo_mask:MaskablePPO",
         "ppo.maskable:MaskablePPOLearner",
-        "ppo.maskable_ppo:MaskablePPO",
+        "ppo.maskable:MaskablePPO",
     ),
     "recurrent_ppo": _algorithm(
         "sb3_contrib.ppo_recurrent.ppo_recurrent:RecurrentPPO",
         "ppo.recurrent:RecurrentPPOLearner",
-        "ppo.recurrent_ppo:RecurrentPPO",
+        "ppo.recurrent:RecurrentPPO",
     ),
     "dqn": _algorithm("stable_baselines3.dqn.dqn:DQN", "replay.learners:QLearner", "replay.dqn:DQN"),
     "qrdqn": _algorithm("sb3_contrib.qrdqn.qrdqn:QRDQN", "replay.learners:QLearner", "replay.qrdqn:QRDQN"),

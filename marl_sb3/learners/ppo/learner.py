@@ -1,4 +1,4 @@
-"""Train a policy by `marl_sb3.PPO`, on either of its update paths, or by `stable_baselines3.PPO`."""
+"""The learners of PPO and of its variants in sb3-contrib."""
 
 from __future__ import annotations
 
@@ -45,3 +45,17 @@ class PPOLearner(FusedLearner):
             "vf_loss_unclipped": stats.get("vf_loss_unclipped", None if clipped else recorded.get("train/value_loss")),
             "gradients_global_norm": stats.get("gradients_global_norm"),
         }
+
+
+class ContribPPOLearner(FusedLearner):
+    """Trains by sb3-contrib's variants of PPO: their own `train()` records what PPO's does, but for two metrics."""
+
+    recorded_as: ClassVar[Mapping[str, str]] = PPOLearner.recorded_as
+    metric_names: ClassVar[Sequence[str]] = tuple(
+        name for name in PPOLearner.metric_names if name not in ("vf_loss_unclipped", "gradients_global_norm")
+    )
+
+    @property
+    def least_minibatch(self) -> int:
+        """See `OnPolicyLearner.least_minibatch`: they normalise the advantages of each minibatch."""
+        return self.least_transitions

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sb3_contrib
 from stable_baselines3.common.buffers import RolloutBuffer
 
+from marl_sb3.learners.buffers.maskable import ActionMaskDictRolloutBuffer, ActionMaskRolloutBuffer
 from marl_sb3.learners.deciders import Batch
 from marl_sb3.learners.on_policy_actor import (
     ForwardPassDecider,
@@ -11,8 +13,26 @@ from marl_sb3.learners.on_policy_actor import (
     OnPolicyDecision,
     on_policy_decision,
 )
-from marl_sb3.learners.ppo.contrib import ContribPPOLearner
+from marl_sb3.learners.ppo.fused.algorithm import FusedUpdates
+from marl_sb3.learners.ppo.fused.update import FusedUpdate, UpdatePlan
+from marl_sb3.learners.ppo.learner import ContribPPOLearner
+from marl_sb3.learners.ppo.ppo import ppo_plan, record_ppo
 from marl_sb3.learners.sb3.predict import States
+
+
+class MaskablePPO(FusedUpdates, sb3_contrib.MaskablePPO):
+    """A drop-in for `sb3_contrib.MaskablePPO`: same arguments, same logger keys, same files.
+
+    The *fused* path runs the update of a plain MLP in PPO's compiled kernels, see `TwoPaths`.
+    """
+
+    def update_plan(self) -> UpdatePlan:
+        """See `FusedUpdates.update_plan`."""
+        return ppo_plan(self)
+
+    def record_update(self, update: FusedUpdate) -> None:
+        """See `FusedUpdates.record_update`."""
+        record_ppo(self, update.means(), update.clip_range)
 
 
 class MaskablePPOLearner(ContribPPOLearner):
@@ -21,9 +41,7 @@ class MaskablePPOLearner(ContribPPOLearner):
     @staticmethod
     def buffer_class(*, is_dict: bool) -> type[RolloutBuffer]:
         """See `OnPolicyLearner.buffer_class`."""
-        from marl_sb3.learners.buffers import maskable
-
-        return maskable.ActionMaskDictRolloutBuffer if is_dict else maskable.ActionMaskRolloutBuffer
+        return ActionMaskDictRolloutBuffer if is_dict else ActionMaskRolloutBuffer
 
     def _make_decider(self) -> OnPolicyDecider:
         return MaskedDecider(self.algorithm)
