@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import signal
+import socket
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -117,6 +119,24 @@ def connect(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[FakeRay, Con
 def test_nobody_answers(connect: Callable[..., tuple[FakeRay, Connection]]) -> None:
     """Ray itself would try for two minutes, and then end the process."""
     with pytest.raises(ConfigError, match=r"nobody answers at '127\.0\.0\.1:9'"):
+        connect("127.0.0.1:9")
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ("ray.exceptions.AuthenticationError: RPC error: InvalidAuthToken", "wants its token; .*RAY_AUTH_MODE=token"),
+        ("Traceback\nRuntimeError: timed out", "no Ray cluster answers at '127.0.0.1:9': RuntimeError: timed out; acc"),
+        ("", "it does not answer as Ray does"),
+    ],
+)
+def test_what_answers_is_no_cluster_for_this_process(
+    said: str, message: str, monkeypatch: pytest.MonkeyPatch, connect: Callable[..., tuple[FakeRay, Connection]]
+) -> None:
+    monkeypatch.setattr(socket, "create_connection", lambda *_, **__: socket.socket())
+    failed = subprocess.CompletedProcess([], 1, stdout="", stderr=said)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
+    with pytest.raises(ConfigError, match=message):
         connect("127.0.0.1:9")
 
 

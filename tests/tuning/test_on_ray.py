@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import zipfile
 from pathlib import Path
 from typing import Any
 
 from marl_sb3.tuning.api import prepare_study
-from marl_sb3.tuning.jobs.remote import packed, unpack
+from marl_sb3.tuning.jobs.remote import Desk, packed, unpack
 from marl_sb3.tuning.jobs.training import TrainerLostError
 from marl_sb3.tuning.jobs.trials import TrialQueue, run_trial
 from marl_sb3.tuning.trial_attributes import DEATHS, ERROR, KILLED
@@ -37,6 +38,19 @@ def test_threads_draw_their_own_parameters(in_tmp: Path) -> None:
     queues = [TrialQueue(other).of_thread() for _ in range(2)]
     jobs: list[Any] = [queue.claim("worker") for queue in queues]
     assert [job.study.space.suggest(job.trial) for job in jobs] == expected
+
+
+def test_a_desk_that_was_started_again_forgets_questions() -> None:
+    async def asked() -> list[Any]:
+        desk = Desk()
+        await desk.answer("lost", goes_on=False)
+        asking = asyncio.ensure_future(desk.ask("job", {"iteration": 1}))
+        await asyncio.sleep(0)
+        questions = [await desk.question("job"), await desk.question("job")]
+        await desk.answer("job", goes_on=True)
+        return [*questions, await asking]
+
+    assert asyncio.run(asked()) == [{"iteration": 1}, None, True]
 
 
 def test_a_run_folder_comes_back_whole(tmp_path: Path) -> None:

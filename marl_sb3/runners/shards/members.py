@@ -47,6 +47,10 @@ class _Member:
         self.asked_s = time.monotonic()
         return shards
 
+    def is_silent(self, timeout_s: float) -> bool:
+        """Whether it has owed an answer for longer than this."""
+        return self.ready and bool(self.asked) and time.monotonic() - self.asked_s > timeout_s
+
 
 @dataclass(frozen=True)
 class Done:
@@ -179,7 +183,9 @@ class Members:
         """
         deadline = time.monotonic() + self._start_timeout_s
         while not self.ready:
-            if not self._members or time.monotonic() > deadline:
+            if not self._members:
+                raise RunnersLostError("no runner is left, and no other could be started; the log says why")
+            if time.monotonic() > deadline:
                 raise RunnersLostError(f"no runner is left, and none has started within {self._start_timeout_s:g} s")
             self.poll()
         return self.ready
@@ -214,11 +220,8 @@ class Members:
                 found.append(self._lose(answer.runner, answer.result.why))
             elif answer.ticket in member.asked:
                 found.append(Done(member.answered(answer.ticket), answer.result))
-        return found + [self._lose(runner, f"no answer for {self._round_timeout_s:g} s") for runner in self._silent()]
-
-    def _silent(self) -> list[int]:
-        latest_s = time.monotonic() - self._round_timeout_s
-        return [runner for runner in self.ready if (own := self._members[runner]).asked and own.asked_s < latest_s]
+        silent = [runner for runner, member in self._members.items() if member.is_silent(self._round_timeout_s)]
+        return found + [self._lose(runner, f"no answer for {self._round_timeout_s:g} s") for runner in silent]
 
     def _lose(self, runner: int, why: str) -> Loss:
         asked = list(self._members[runner].asked.values())
