@@ -87,7 +87,7 @@ def test_a_run_that_has_lost_all_nodes_is_resumed_exactly(in_tmp: Path) -> None:
     whole = marl_sb3.train("arena", run_dir="whole", **options)
     with harness.cluster_of(2) as cluster:
         ray, callback = RaySettings(cluster.address, 2, start_timeout_s=15.0), RemovesNodes(cluster, 3)
-        with pytest.raises(RunnersLostError, match="none has started within 15 s"):
+        with pytest.raises(RunnersLostError, match="no runner is left, and none has started within 15 s"):
             marl_sb3.train("arena", run_dir="lost", ray=ray, callback=callback, **options)
     assert [path.name for path in Path("lost/checkpoints").glob("ckpt-*")] == ["ckpt-000003"]
     resumed = marl_sb3.train(resume="lost")

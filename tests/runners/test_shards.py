@@ -19,6 +19,7 @@ from marl_sb3 import PPO, MaskablePPO, MultiAgentAlgorithm, MultiAgentCallback, 
 from marl_sb3.errors import CheckpointError, ConfigError, EnvError, RunnersLostError, VecEnvOrderError
 from marl_sb3.metrics import Episode
 from marl_sb3.processing.statistics import RunningStatistics, add_recent, recent_state
+from marl_sb3.runners.shards import members
 from marl_sb3.runners.shards.assignment import balanced
 from marl_sb3.runners.shards.in_process import InProcessRunners
 from marl_sb3.storage.checkpoint_format import read_checkpoint
@@ -308,6 +309,17 @@ def test_it_goes_on_with_the_runners_that_are_left(make: Callable[..., MultiAgen
     algorithm.train_iteration()
     assert algorithm.train_iteration()["fault_tolerance"] == {"num_healthy_workers": 1, "num_worker_restarts": 0}
     assert trained(make(runners=in_fake_pool(FakePool(), 1))) == undisturbed
+
+
+def test_without_a_runner_starts_are_tried_again(
+    make: Callable[..., MultiAgentAlgorithm], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All nodes have gone, and a new one comes."""
+    monkeypatch.setattr(members, "_POLL_S", 0.01)
+    undisturbed = trained(make())
+    pool = FakePool(lambda runner, method: runner < 7 and pool.sent.count((1, "work")) > 1)
+    assert trained(make(runners=in_fake_pool(pool, 2))) == undisturbed
+    assert set(range(7)) < set(pool.ended)
 
 
 def test_after_failed_starts_the_next_round_tries_again(make: Callable[..., MultiAgentAlgorithm]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import shutil
 import signal
 import tempfile
 import threading
@@ -42,7 +41,7 @@ class Connection:
     def __init__(self, settings: RaySettings, processes: int) -> None:
         self.ray = require_ray(settings.address)
         self.options: dict[str, Any] = {"num_cpus": settings.num_cpus}
-        self._folder: str | None = None  # of a Ray of its own
+        self._folder: tempfile.TemporaryDirectory[str] | None = None  # of a Ray of its own: sockets and logs
         self._is_own = not self.ray.is_initialized()
         with self._refusals_named(settings.address):
             if not self._is_own:
@@ -55,9 +54,9 @@ class Connection:
         # The whole connection gets the runtime_env: Ray uploads its local folders for a connection alone.
         common = {"runtime_env": self._runtime_env(settings), "log_to_driver": False, "configure_logging": False}
         if settings.address == LOCAL:
-            self._folder = tempfile.mkdtemp(prefix="ray-")
+            self._folder = tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)
             cpus = max(os.cpu_count() or 1, math.ceil(processes * settings.num_cpus))
-            own = {"address": LOCAL, "include_dashboard": False, "num_cpus": cpus, "_temp_dir": self._folder}
+            own = {"address": LOCAL, "include_dashboard": False, "num_cpus": cpus, "_temp_dir": self._folder.name}
         else:
             own = {"address": answering(settings.address)}
         self.ray.init(**common, **own)
@@ -102,7 +101,7 @@ class Connection:
             raise
         finally:
             if self._folder is not None:
-                shutil.rmtree(self._folder, ignore_errors=True)  # Ray's own logs
+                self._folder.cleanup()
 
 
 @contextmanager

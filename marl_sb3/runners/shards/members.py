@@ -183,10 +183,11 @@ class Members:
         """
         deadline = time.monotonic() + self._start_timeout_s
         while not self.ready:
-            if not self._members:
-                raise RunnersLostError("no runner is left, and no other could be started; the log says why")
             if time.monotonic() > deadline:
                 raise RunnersLostError(f"no runner is left, and none has started within {self._start_timeout_s:g} s")
+            if not self._members:  # several starts have failed, as on a node that was about to end
+                time.sleep(_POLL_S)
+                self.replenish()
             self.poll()
         return self.ready
 
