@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from marl_sb3.config.values import Count, PositiveInt, require
+from marl_sb3.errors import as_path
 from marl_sb3.metrics import Result, flatten
 from marl_sb3.storage.checkpoint_folder import CheckpointFolder
 from marl_sb3.training.callback import MultiAgentCallback
@@ -27,7 +28,7 @@ class CheckpointCallback(MultiAgentCallback):
         on_saved: called with the name of each new checkpoint.
 
     Raises:
-        ConfigError: a number is not accepted.
+        ConfigError: an argument is not accepted.
 
     Attributes:
         latest: name of the newest checkpoint; None before the first.
@@ -44,7 +45,7 @@ class CheckpointCallback(MultiAgentCallback):
         on_saved: Callable[[str], None] | None = None,
     ) -> None:
         super().__init__()
-        self._folder = CheckpointFolder(Path(folder))
+        self._folder = CheckpointFolder(as_path("folder", folder))
         self._every, self._keep = require("every", every, Count), require("keep", keep, PositiveInt)
         self._at_start = at_start
         self._metric, self._higher_is_better = metric, higher_is_better

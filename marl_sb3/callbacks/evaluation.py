@@ -66,6 +66,9 @@ class EvaluationCallback(MultiAgentCallback):
         interval_unit: str = "iterations",
     ) -> None:
         super().__init__()
+        if not isinstance(env, MultiAgentVecEnv) and not callable(env):
+            words = f"evaluation: env is {env!r:.200}; accepted: envs from make_vec_env, or a function that makes them"
+            raise ConfigError(words, key="env")
         self.interval = require("evaluation: interval", interval, PositiveInt, "interval")
         duration = require("evaluation: duration", duration, PositiveInt, "duration")
         seed = require("evaluation: seed", seed, Count | None, "seed")

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Annotated
 
+from msgspec import Meta
+
+from marl_sb3.config.values import FiniteFloat, require
 from marl_sb3.metrics import Result, flatten, require_metric
 from marl_sb3.training.callback import MultiAgentCallback
+
+_Thresholds = Annotated[Mapping[str, FiniteFloat], Meta(description="a mapping of metric names to numbers")]
 
 
 class StopAfterSteps(MultiAgentCallback):
@@ -29,11 +35,14 @@ class StopOnMetric(MultiAgentCallback):
 
     Attributes:
         reached: a sentence about the condition that was met; None before.
+
+    Raises:
+        ConfigError: the thresholds are no such mapping; or, when the training starts, a metric is unknown.
     """
 
     def __init__(self, thresholds: Mapping[str, float], more_metrics: Sequence[str] = ()) -> None:
         super().__init__()
-        self.thresholds = dict(thresholds)
+        self.thresholds = require("thresholds", thresholds, _Thresholds)
         self._more_metrics = list(more_metrics)
         self.reached: str | None = None
 

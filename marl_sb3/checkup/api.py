@@ -15,7 +15,7 @@ from marl_sb3.checkup.fingerprint import difference
 from marl_sb3.checkup.job import Job
 from marl_sb3.checkup.report import Report, facts_of
 from marl_sb3.checkup.supervisor import PlayProcess, told_finding
-from marl_sb3.config.values import PositiveFloat, PositiveInt, at_least, require
+from marl_sb3.config.values import Count, Named, NonNegativeFloat, PositiveFloat, PositiveInt, require
 from marl_sb3.envs.registry import EnvFactory, env_factory, importable_id, named_factory
 
 EPISODES, STEPS = 10, 2_000  # recorded at most, unless the caller says more
@@ -54,17 +54,18 @@ def examine(
         ConfigError: there is no such env, or an argument is wrong.
         EnvRaisedError: the module of the env raised an exception when it was imported.
     """
-    for name, value in (("episodes", episodes), ("steps", steps)):
-        require(name, value, PositiveInt | None)
-    require("seed", seed, at_least(0))
-    require("timeout", timeout_s, PositiveFloat)
+    env_kwargs = env_kwargs or {}
+    require("env_kwargs", env_kwargs, Named)
+    episodes, steps = require("episodes", episodes, PositiveInt | None), require("steps", steps, PositiveInt | None)
+    seed, timeout_s = require("seed", seed, Count), require("timeout", timeout_s, PositiveFloat)
+    measure_s = require("measure_s", measure_s, NonNegativeFloat)
     if not isinstance(env, str):
         env_factory(env)  # says what is wrong with it
     env_id, factory = named_factory(env)
     assert env_id is not None
     seconds = _RECORD_S if episodes is None and steps is None else _LONG_S
     most = (episodes or (EPISODES if steps is None else steps), steps or (STEPS if episodes is None else sys.maxsize))
-    job = Job(env_id, env_kwargs or {}, seed, *most, seconds, measure_s, timeout_s)
+    job = Job(env_id, env_kwargs, seed, *most, seconds, measure_s, timeout_s)
     if not isolated:
         return _examine_here(job, factory)
     with TemporaryDirectory(prefix="marl_sb3-") as folder:

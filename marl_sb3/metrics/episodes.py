@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from marl_sb3.config.ids import require_ids
-from marl_sb3.config.values import PositiveInt, require
+from marl_sb3.config.values import PositiveInt, require, shown
 from marl_sb3.errors import ConfigError
 from marl_sb3.metrics.infos import InfoAccumulator, InfoMetric, announced_metrics
 from marl_sb3.metrics.names import Result
@@ -66,7 +66,7 @@ class EpisodeTracker:
         self._agents = env.agents
         self._policy_of = policy_of
         self._num_envs = env.num_envs
-        self.custom_metrics = {**announced_metrics(env), **(custom_metrics or {})}
+        self.custom_metrics = {**announced_metrics(env), **_checked(custom_metrics or {})}
         require_ids("custom metric", self.custom_metrics, "custom_metrics")
         for name, metric in self.custom_metrics.items():
             if metric.agent is not None and metric.agent not in env.agents:
@@ -231,6 +231,14 @@ class EpisodeTracker:
 
     def _returns_of(self, agents: Iterable[AgentID]) -> list[float]:
         return [e.agent_returns[agent] for agent in agents for e in self.episodes if agent in e.agent_returns]
+
+
+def _checked(custom_metrics: Any) -> Mapping[str, InfoMetric]:
+    is_mapping = isinstance(custom_metrics, Mapping)
+    if not is_mapping or not all(isinstance(metric, InfoMetric) for metric in custom_metrics.values()):
+        words = f"custom_metrics is {shown(custom_metrics)}; accepted: a mapping of names to InfoMetric"
+        raise ConfigError(words, key="custom_metrics")
+    return {**custom_metrics}
 
 
 def _table(rows: list[list[Any]], columns: Sequence[str], kind: type) -> Array:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from marl_sb3.errors import CheckpointError, ConfigError
+from marl_sb3.errors import CheckpointError, ConfigError, as_path
 from marl_sb3.storage.atomic import remove_folder, remove_unfinished
 from marl_sb3.storage.checkpoint_format import (
     MANIFEST,
@@ -131,7 +131,7 @@ class CheckpointFolder:
 
 def without_zip(path: str | Path) -> Path:
     """The path without the suffix `.zip`: users of SB3 may write it, but checkpoints are folders."""
-    folder = Path(path)
+    folder = as_path("path", path)
     return folder.with_suffix("") if folder.suffix == ".zip" else folder
 
 

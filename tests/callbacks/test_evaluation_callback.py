@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -254,7 +254,21 @@ def test_wrong_settings_are_refused(options: dict[str, Any], message: str) -> No
         EvaluationCallback(two_envs, **options)
 
 
-@pytest.mark.parametrize("options", [{"every": -1}, {"keep": 0}])
-def test_wrong_numbers_of_checkpoints_are_refused(options: dict[str, int]) -> None:
-    with pytest.raises(ConfigError, match="accepted: an integer of at least"):
-        CheckpointCallback("checkpoints", **options)
+@pytest.mark.parametrize(
+    ("attempt", "message"),
+    [
+        (lambda: EvaluationCallback("arena"), "env is 'arena'; accepted: envs from make_vec_env, or a function"),
+        (lambda: CheckpointCallback("checkpoints", every=-1), "every is -1; accepted: an integer of at least 0"),
+        (lambda: CheckpointCallback("checkpoints", keep=0), "keep is 0; accepted: an integer of at least 1"),
+        (lambda: CheckpointCallback(3), "folder is 3; accepted: a path"),
+        (lambda: StopOnMetric({"iteration": float("nan")}), "accepted: a mapping of metric names to numbers"),
+        (lambda: StopOnMetric(3), "thresholds is 3; accepted: a mapping of metric names to numbers"),
+        (lambda: make(custom_metrics={"x": 3}), "custom_metrics is .*; accepted: a mapping of names to InfoMetric"),
+        (lambda: make().save(3), "path is 3; accepted: a path"),
+        (lambda: marl_sb3.examine("arena", 3), "env_kwargs is 3; accepted: a mapping of names to values"),
+        (lambda: marl_sb3.examine("arena", measure_s=-1), "measure_s is -1; accepted: a number of at least 0"),
+    ],
+)
+def test_wrong_arguments_are_refused_in_words(attempt: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        attempt()
