@@ -35,6 +35,7 @@ class ForkServer:
         self._lock = threading.RLock()  # a vec env that is collected within a request ends its workers
         self._numbers = itertools.count(1)  # of the requests
         self._answers: dict[int, int] = {}
+        self._ended = False
         self._main_process = os.getpid()
         # To the system, the parent is the thread that starts the process. Only the main thread lives long enough.
         parent = os.getpid() if threading.current_thread() is threading.main_thread() else 0
@@ -53,14 +54,14 @@ class ForkServer:
         self._output = OutputThread(self._process.stdout, "stdout"), OutputThread(self._process.stderr, "stderr")
         try:
             self._answer(0)
-        except ForkServerEndedError:
+        except (OSError, ForkServerEndedError):
             self.close()
             raise
 
     @property
     def is_alive(self) -> bool:
-        """Whether it runs, and belongs to this process and not to one that this process was forked from."""
-        return self._main_process == os.getpid() and self._process.poll() is None
+        """Whether it answers, and belongs to this process and not to one that this process was forked from."""
+        return self._main_process == os.getpid() and not self._ended and self._process.poll() is None
 
     def start(self, descriptors: Sequence[int]) -> int:
         """Fork a worker; returns its process id.
@@ -95,17 +96,15 @@ class ForkServer:
             number = next(self._numbers)
             try:
                 socket.send_fds(self._connection, [pickle.dumps((number, request))], list(descriptors))
-            except OSError as error:
+                return self._answer(number)
+            except (OSError, ForkServerEndedError) as error:
+                self._ended = True  # a process that is being killed closes its connection first, and ends later
                 raise ForkServerEndedError from error
-            return self._answer(number)
 
     def _answer(self, number: int) -> int:
         """Return the answer to a request; answers to others are kept, or nobody waits for them since a Ctrl-C."""
         while number not in self._answers:
-            try:
-                data = self._connection.recv(ANSWER.size)
-            except OSError as error:
-                raise ForkServerEndedError from error
+            data = self._connection.recv(ANSWER.size)
             if len(data) < ANSWER.size:
                 raise ForkServerEndedError
             answered, value = ANSWER.unpack(data)

@@ -136,3 +136,18 @@ def test_a_fork_of_this_process_leaves_the_envs_alone(monkeypatch: pytest.Monkey
             vec.reset()
     vec.reset()
     vec.close()
+
+
+def test_a_fork_server_that_has_closed_its_connection_is_replaced_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    vec = make_vec_env(Numbers, n_envs=2, n_workers=2, max_worker_restarts=1)
+    vec.reset()
+    server, workers = fork_server(), vec.call("process", [0, 1])
+    os.kill(server._process.pid, signal.SIGKILL)
+    wait_for(lambda: not any(map(is_running, workers)))
+    poll = server._process.poll
+    monkeypatch.setattr(server._process, "poll", lambda: None)  # as if it had not ended yet
+    assert vec.step(NO_ACTIONS).acted.all()
+    assert vec.health is not None
+    assert vec.health.num_worker_restarts == 2
+    assert poll() == -signal.SIGKILL
+    vec.close()
