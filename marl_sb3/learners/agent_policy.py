@@ -47,7 +47,7 @@ def require_known(agents: Iterable[AgentID], given: Mapping[str, Any]) -> None:
 
 
 class Prepared(NamedTuple):
-    """What an agent's policy is called with.
+    """The checked inputs of an agent's policy.
 
     Attributes:
         observation: as the policy sees it, a single one or a batch of n.

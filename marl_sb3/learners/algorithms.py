@@ -12,7 +12,7 @@ from marl_sb3.errors import ConfigError
 
 
 class Algorithm(NamedTuple):
-    """Where the classes of an algorithm are: `module:class` each. They are imported when they are asked for.
+    """The places of an algorithm's classes, `module:class` each; they are imported on demand.
 
     Attributes:
         own: the class that the algorithm's name stands for.
@@ -26,7 +26,7 @@ class Algorithm(NamedTuple):
 
 
 def _algorithm(stock: str, learner: str, own: str | None = None) -> Algorithm:
-    """The places of marl_sb3's classes begin at this package."""
+    """Make an entry; the places of marl_sb3's own classes are relative to this package."""
     here = __package__
     return Algorithm(stock if own is None else f"{here}.{own}", stock, f"{here}.{learner}")
 

@@ -89,7 +89,7 @@ def _predict_one(asked: Asked, deterministic: bool) -> tuple[Any, States]:
 
 
 def _as_batch(asked: Asked) -> Observations | None:
-    """Return the observations of an agent as a batch; None if they have not the shape of their space.
+    """Return the observations of an agent as a batch; None if their shape is not that of their space.
 
     SB3 takes images with the channels first or last, and refuses all other shapes.
     """
