@@ -17,7 +17,7 @@ RUNS = {
     "random_agents.py": (["--episodes", "2"], r"episode 1: agent1 -?\d+\.\d, agent2 -?\d+\.\d"),
     "two_learning_rates.py": (["--env-steps", "4000"], r"4000 env steps: explorer \(lr 0.001\) .*hunter \(lr 0.0003\)"),
     "custom_callback.py": (["--env-steps", "4000"], r"4000 env steps: \d+\.\d new fields on average, \d+ at best"),
-    "league.py": (["--env-steps", "4096", "--every", "1"], r"4096 env steps: \d+% of the games won, \d+% of the moves"),
+    "league.py": (["--env-steps", "2048", "--every", "1"], r"2048 env steps: \d+% of the games won, \d+% of the moves"),
     "own_network.py": (["--env-steps", "1000"], r"loaded ckpt-000001: 800 weights embed 100 cells"),
     "own_policy.py": (["--env-steps", "1000"], r"1000 env steps; the loaded ResidualPolicy chooses .*: True"),
     "search.py": (
