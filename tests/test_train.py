@@ -36,7 +36,7 @@ def test_output_that_is_no_terminal_gets_plain_lines(in_tmp: Path, capsys: pytes
     assert Path(folder, "config.yaml").is_file()
     assert lines[2].startswith("iteration 1: 20 of 60 env steps, return - (agent1 -, agent2 -), ")
     assert any(line.startswith("policy shared") for line in lines)
-    assert lines[-1] == folder
+    assert lines[-2:] == [f"evaluate with: python -m marl_sb3.evaluate {folder}", folder]
     assert "\x1b" not in "".join(lines)
 
 

@@ -78,14 +78,20 @@ def print_summary(console: Console, run: Run, most_agents: int | None = MOST_AGE
         print_line(console, line)
     if run.interrupted:
         print_how_to_go_on(console, run)
+    elif run.checkpoint is not None:
+        print_line(console, f"evaluate with: python -m marl_sb3.evaluate {_run_and_env(run)}")
 
 
 def print_how_to_go_on(console: Console, run: Run) -> None:
     """Print the command that resumes a run, if it has a checkpoint."""
     if run.checkpoint is not None:
-        env = f" --env {shlex.quote(run.config.env)}" if ":" in run.config.env else ""
-        resume = f"--resume {shlex.quote(str(run.folder))}{env}"
-        print_line(console, f"continue with: python -m marl_sb3.train {resume}")
+        print_line(console, f"continue with: python -m marl_sb3.train --resume {_run_and_env(run)}")
+
+
+def _run_and_env(run: Run) -> str:
+    """Return the arguments that name a run, and its env if that is code of the user's own."""
+    env = f" --env {shlex.quote(run.config.env)}" if ":" in run.config.env else ""
+    return f"{shlex.quote(str(run.folder))}{env}"
 
 
 def print_line(console: Console, text: str) -> None:
@@ -99,7 +105,7 @@ def _totals(result: dict[str, Any]) -> list[str]:
     rate = env_steps / seconds if seconds else None
     return [
         f"trained: {counted(env_steps, 'env step')}, {counted(agent_steps, 'agent step')}",
-        f"time: {duration(seconds)} ({number(rate, 0)} env steps/s)",
+        f"rollouts and updates: {duration(seconds)} ({number(rate, 0)} env steps/s)",
     ]
 
 
