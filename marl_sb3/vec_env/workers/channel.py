@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import select
 import socket
+import time
 from enum import IntEnum
 from struct import Struct, pack
 from typing import NamedTuple
@@ -51,10 +53,22 @@ class Channel:
         connection: a stream socket; the channel owns it.
         send_s: how long `send` may wait for the other end; None: for ever.
         receive_s: how long `receive` may wait for it; None: for ever.
+        polling_s: how long `receive` asks again and again before it sleeps. To wake a process that sleeps on a core of
+            its own takes longer than a step of a quick env.
+
+    Attributes:
+        polling_s: see above.
     """
 
-    def __init__(self, connection: socket.socket, send_s: float | None = None, receive_s: float | None = None) -> None:
+    def __init__(
+        self,
+        connection: socket.socket,
+        send_s: float | None = None,
+        receive_s: float | None = None,
+        polling_s: float = 0.0,
+    ) -> None:
         self._socket = connection
+        self.polling_s = polling_s
         for option, limit_s in ((socket.SO_SNDTIMEO, send_s), (socket.SO_RCVTIMEO, receive_s)):
             if limit_s is not None:
                 # Not `settimeout`: with that, Python makes two system calls instead of one.
@@ -107,7 +121,9 @@ class Channel:
 
     def _receive(self, size: int) -> bytes:
         try:
-            data = self._socket.recv(size)
+            data = self._polled(size) if self.polling_s else None
+            if data is None:
+                data = self._socket.recv(size)
         except BlockingIOError as error:
             raise TimeoutError from error
         except OSError as error:
@@ -115,6 +131,16 @@ class Channel:
         if not data:
             raise ChannelClosedError
         return data
+
+    def _polled(self, size: int) -> bytes | None:
+        """Return data as soon as there are any; None if there are none for so long."""
+        until_s = time.perf_counter() + self.polling_s
+        while time.perf_counter() < until_s:
+            try:
+                return self._socket.recv(size, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                os.sched_yield()  # another process that wants this core comes first
+        return None
 
     def close(self) -> None:
         """Close the connection; the other end gets a `ChannelClosedError`."""

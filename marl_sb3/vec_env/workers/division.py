@@ -11,6 +11,8 @@ from marl_sb3.envs.registry import EnvFactory, batched_factory
 from marl_sb3.errors import ConfigError
 from marl_sb3.vec_env.workers.plan import SharePlan
 
+_POLLING_S = 5e-4  # longer than most policies take to choose actions
+
 
 def shares(whole: SharePlan, n_workers: int) -> list[SharePlan]:
     """Divide envs among workers; the first workers get one more where the envs do not divide equally.
@@ -35,8 +37,16 @@ def workers_for(n_workers: int | str, n_envs: int) -> int:
     """Return the number of workers for a setting: `auto` is one for each core, but no more than envs."""
     if n_workers != "auto":
         return int(n_workers)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, n_envs)
+    return min(_cores(), n_envs)
+
+
+def polling_s(n_workers: int) -> float:
+    """Return how long a worker and the main process poll for a message; 0 if they have no core each."""
+    return _POLLING_S if n_workers < _cores() else 0.0
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def makes_batches(factory: EnvFactory, vectorizer: str) -> bool:

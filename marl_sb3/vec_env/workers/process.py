@@ -36,6 +36,7 @@ def work(connection: int, memory: int, stacks: int) -> None:
         while not server.closed:
             message = channel.receive()
             kind, payload = server.answer(message)
+            channel.polling_s = server.polling_s
             channel.send(kind, message.number, payload)
     except ChannelClosedError:
         return

@@ -16,6 +16,7 @@ from marl_sb3.vec_env.step import VecStep
 from marl_sb3.vec_env.workers.arrays import SharedArrays, boards
 from marl_sb3.vec_env.workers.batched_share import BatchedShare
 from marl_sb3.vec_env.workers.channel import Kind, Message
+from marl_sb3.vec_env.workers.division import polling_s
 from marl_sb3.vec_env.workers.extras import NO_EXTRAS, Extras
 from marl_sb3.vec_env.workers.pickling import packed_answer, packed_error
 from marl_sb3.vec_env.workers.plan import EnvFacts, Event, SharePlan, ShareState, Shown, Surroundings
@@ -30,11 +31,16 @@ class ShareServer:
     Args:
         memory: descriptor of the shared memory.
         log: the messages of this process.
+
+    Attributes:
+        polling_s: how long to poll for a request, before the process sleeps.
+        closed: whether the envs are closed.
     """
 
     def __init__(self, memory: int, log: MessageLog) -> None:
         self._memory = memory
         self._log = log
+        self.polling_s = 0.0
         self.closed = False
 
     def answer(self, message: Message) -> tuple[int, bytes]:
@@ -87,6 +93,7 @@ class ShareServer:
         """Make the envs."""
         surroundings.enter()
         self._plan = plan = _unpacked(packed)
+        self.polling_s = polling_s(plan.n_workers)
         self._board = boards(self._memory, plan.n_workers)[plan.worker]
         np.random.seed(np.random.SeedSequence(plan.seed, spawn_key=(plan.first_index,)).generate_state(4))  # noqa: NPY002
         self._share: Share = (BatchedShare if plan.batched else SeparateShare)(plan, self._board)

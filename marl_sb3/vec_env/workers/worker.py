@@ -13,6 +13,7 @@ from typing import Any
 
 from marl_sb3.vec_env.workers.arrays import Board, anonymous_file
 from marl_sb3.vec_env.workers.channel import Channel, ChannelClosedError, Kind, Message
+from marl_sb3.vec_env.workers.division import polling_s
 from marl_sb3.vec_env.workers.fork_server import ForkServer, ForkServerEndedError, fork_server
 from marl_sb3.vec_env.workers.pickling import packed_request, unpacked_error
 from marl_sb3.vec_env.workers.plan import SharePlan
@@ -104,7 +105,7 @@ class Worker:
         self._patience_s = max(self._timeout_s, _START_S)
         ours, theirs = socket.socketpair()
         with theirs:
-            self._channel = Channel(ours, send_s=self._timeout_s, receive_s=self._look_s)
+            self._channel = Channel(ours, self._timeout_s, self._look_s, polling_s(self.plan.n_workers))
             self._fork_server = fork_server()
             self._process = self._fork_server.start((theirs.fileno(), self._memory, self._stacks))
 

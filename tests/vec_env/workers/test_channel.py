@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Iterator
 
 import pytest
 
 from marl_sb3.vec_env.workers.channel import Channel, ChannelClosedError, Kind, Message
+from marl_sb3.vec_env.workers.division import polling_s
 
 
-@pytest.fixture
-def ends() -> Iterator[tuple[socket.socket, Channel]]:
+@pytest.fixture(params=[0.0, 1e-4], ids=["sleeps", "polls"])
+def ends(request: pytest.FixtureRequest) -> Iterator[tuple[socket.socket, Channel]]:
     """A socket to write to, and the channel that reads from it; it waits for a hundredth of a second."""
     ours, theirs = socket.socketpair()
-    channel = Channel(theirs, receive_s=0.01)
+    channel = Channel(theirs, receive_s=0.01, polling_s=request.param)
     yield ours, channel
     ours.close()
     channel.close()
@@ -53,3 +55,22 @@ def test_the_end_of_the_other_side_within_a_message_is_told(ends: tuple[socket.s
     ours.close()
     with pytest.raises(ChannelClosedError):
         channel.receive()
+
+
+def test_a_message_that_comes_while_the_channel_polls_is_returned() -> None:
+    ours, theirs = socket.socketpair()
+    channel = Channel(theirs, receive_s=1e-6, polling_s=60)  # without polling, it would give up at once
+    with ours:
+        threading.Timer(0.01, lambda: ours.sendall(packed(b"late"))).start()
+        assert channel.receive().payload == b"late"
+    with pytest.raises(ChannelClosedError):
+        channel.receive()
+    channel.close()
+
+
+@pytest.mark.parametrize(("cores", "n_workers", "polls"), [(2, 1, True), (2, 2, False), (8, 7, True), (8, 9, False)])
+def test_processes_poll_only_if_each_has_a_core(
+    cores: int, n_workers: int, polls: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)), raising=False)
+    assert (polling_s(n_workers) > 0) is polls
