@@ -112,13 +112,22 @@ def test_what_leaves_at_once(arguments: list[str], code: int, words: str, capsys
     assert words in "".join(capsys.readouterr())
 
 
-def test_a_training_imports_nothing_heavy_that_it_does_not_use(in_tmp: Path) -> None:
-    """PyTorch's compiler alone takes over a second."""
+def test_trainings_import_nothing_heavy_that_they_do_not_use_and_multiply_matrices_in_one_thread(in_tmp: Path) -> None:
+    """PyTorch's compiler alone takes over a second; threads that share small products mostly wait for each other."""
     code = (
-        "import sys; from marl_sb3.train import main\n"
-        "main(['arena', '--timesteps=80', '--n-envs=2', '--set=n_steps=40', '--set=batch_size=80', '--quiet'])\n"
+        "import sys; from marl_sb3.train import main; from marl_sb3.training.loop import TrainingLoop\n"
+        "from threadpoolctl import threadpool_info\n"
+        "iterate = TrainingLoop.iterate\n"
+        "def observed(*arguments):\n"
+        "    report = iterate(*arguments)\n"
+        "    print({each['num_threads'] for each in threadpool_info() if each['user_api'] == 'blas'})\n"
+        "    return report\n"
+        "TrainingLoop.iterate = observed\n"
+        "for options in (['--algo=dqn', '--set=learning_starts=10'], ['--set=n_steps=40']):\n"
+        "    main(['arena', '--timesteps=80', '--n-envs=2', '--set=batch_size=80', '--quiet', *options])\n"
         "unused = {'torch._dynamo', 'optuna', 'onnx', 'plotly', 'matplotlib', 'pandas', 'sb3_contrib'}\n"
         "print(*sorted(unused & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[1:] == [""]
+    of_dqn, _, of_ppo, _, imported = done.stdout.splitlines()
+    assert (of_dqn, of_ppo, imported) == ("{1}", "{1}", "")

@@ -32,6 +32,11 @@ def _blas_libraries(with_scipy: bool) -> ThreadpoolController:
     return ThreadpoolController().select(user_api="blas")
 
 
+def load_blas() -> None:
+    """Load SciPy's BLAS, which the fused kernels call: `blas_threads` limits only libraries that are loaded already."""
+    import scipy.linalg.cython_blas  # noqa: F401 - only fused updates need it
+
+
 def blas_threads(count: int) -> AbstractContextManager[object]:
     """Limit NumPy's and SciPy's BLAS to `count` threads inside the context: small products are fastest with one."""
     libraries = _blas_libraries("scipy.linalg.cython_blas" in sys.modules)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from marl_sb3.errors import ConfigError
+from marl_sb3.learners.threads import load_blas
 
 UPDATE_PATHS = ("auto", "fused", "torch")
 _EARLIER_NAMES = {"lean": "torch"}  # earlier names, still accepted
@@ -57,5 +58,7 @@ def choose_path(policy_id: str, algorithm: TwoPaths, update_path: str) -> None:
     if update_path != "auto":  # otherwise a subclass may have set its own
         algorithm.update_path = update_path
     fused = algorithm.takes_fused_path()
+    if fused:
+        load_blas()
     reason = "" if fused or algorithm.update_path != "auto" else f" ({algorithm.why_not_fused()})"
     _log.info("policy %s: %s update%s", policy_id, "fused" if fused else "torch", reason)

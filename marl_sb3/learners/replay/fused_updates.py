@@ -13,7 +13,7 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.type_aliases import RolloutReturn, TrainFreq
 from stable_baselines3.common.vec_env import VecEnv
 
-from marl_sb3.learners.threads import blas_threads
+from marl_sb3.learners.threads import blas_threads, load_blas
 from marl_sb3.learners.update_path import TwoPaths
 from marl_sb3.types import Array
 
@@ -97,6 +97,8 @@ class FusedUpdates(_Base):
 
     def learn(self, *args: Any, **kwargs: Any) -> Any:
         """See `OffPolicyAlgorithm.learn`; small matrix products are fastest with one thread."""
+        if self.takes_fused_path():
+            load_blas()
         with blas_threads(1):
             return super().learn(*args, **kwargs)
 
