@@ -54,14 +54,14 @@ def test_kills_change_nothing() -> None:
 
 
 def test_runners_that_cannot_start_are_refused(tmp_path: Path) -> None:
-    """They get no CPUs, or the node has another version of this package."""
-    other = tmp_path / "marl_sb3-0.0.1.dist-info"
+    """They get no CPUs, or the node has another version of a package."""
+    other = tmp_path / "stable_baselines3-0.0.1.dist-info"
     other.mkdir()
-    (other / "METADATA").write_text("Name: marl_sb3\nVersion: 0.0.1\n")
+    (other / "METADATA").write_text("Name: stable_baselines3\nVersion: 0.0.1\n")
     plan = harness.algorithm_on(None).parts.runner._plan
     with harness.cluster_of(0) as cluster:
         cluster.add_node(num_cpus=1, env_vars={"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])})
-        for num_cpus, message in ((3.0, "0 of 1 runners have started within 5 s"), (1.0, "it has marl_sb3 0.0.1 inst")):
+        for num_cpus, message in ((3.0, "0 of 1 runners have started within 5 s"), (1.0, "stable-baselines3 0.0.1")):
             start_timeout_s = 5.0 if num_cpus > 1 else 60.0
             settings = RaySettings(cluster.address, 1, num_cpus=num_cpus, start_timeout_s=start_timeout_s)
             with pytest.raises(ConfigError, match=message):
