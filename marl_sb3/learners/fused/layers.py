@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import scipy.linalg.cython_blas  # noqa: F401 - numba calls its BLAS
+import scipy.linalg.cython_blas  # noqa: F401 - numba calls its BLAS; see `load_blas`
 
 from marl_sb3.learners.fused.kernel_cache import inner_kernel, kernel, precise_kernel
 from marl_sb3.types import Array, FloatArray
