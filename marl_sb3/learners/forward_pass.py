@@ -9,7 +9,6 @@ import torch as th
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.utils import obs_as_tensor
 
-from marl_sb3.learners.ppo.fused.algorithm import FusedActing
 from marl_sb3.types import Array, BoolArray, FloatArray, Observations
 from marl_sb3.vec_env.observations import map_arrays
 
@@ -73,8 +72,8 @@ class TorchForwardPass:
 
 def forward_pass(algorithm: OnPolicyAlgorithm) -> ForwardPass:
     """Return the fastest forward pass that covers the policy, with its present parameters."""
-    fused = algorithm.fused_policy() if isinstance(algorithm, FusedActing) else None
+    fused: Any = algorithm.fused_policy() if hasattr(algorithm, "fused_policy") else None
     if fused is None:
         return TorchForwardPass(algorithm)
     fused.read_parameters()
-    return fused
+    return fused  # type: ignore[no-any-return]

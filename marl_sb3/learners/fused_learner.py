@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from marl_sb3.learners.interface import UpdateJob
 from marl_sb3.learners.on_policy import OnPolicyLearner, TrainJob
 from marl_sb3.learners.ppo.fused.algorithm import FusedUpdates
@@ -12,11 +14,14 @@ from marl_sb3.metrics import Result
 class FusedLearner(OnPolicyLearner):
     """An `OnPolicyLearner` for marl_sb3's class of an algorithm, and for SB3's."""
 
+    updates_copies: ClassVar[bool] = True
+
     def begin_update(self, progress_remaining: float) -> UpdateJob:
         """See `Learner.begin_update`."""
         job = super().begin_update(progress_remaining)
         algorithm = self.algorithm
-        if not isinstance(algorithm, FusedUpdates) or type(algorithm).train is not FusedUpdates.train:
+        own = getattr(algorithm.train, "__func__", None)  # a user's subclass or instance may train in its own way
+        if not isinstance(algorithm, FusedUpdates) or own is not FusedUpdates.train:
             return job
         if self.collector.buffer.num_transitions < self.least_transitions:
             return job

@@ -15,7 +15,12 @@ from stable_baselines3.common.logger import Logger
 
 from marl_sb3.learners.interface import Collector, Pace, UpdateJob
 from marl_sb3.learners.processed import policy_rows, processing_of
-from marl_sb3.learners.sb3.optimizers import optimizer_arrays, optimizer_settings, read_optimizers
+from marl_sb3.learners.sb3.optimizers import (
+    optimizer_arrays,
+    optimizer_settings,
+    parameter_addresses,
+    read_optimizers,
+)
 from marl_sb3.learners.sb3.private import num_updates, progress_remaining, set_num_updates, set_progress_remaining
 from marl_sb3.learners.sb3.tensors import Arrays, read_weights, weights
 from marl_sb3.learners.spec import PolicySpec
@@ -65,6 +70,7 @@ class Learner(ABC):
         recorded_as: metric -> the name under which the algorithm's `train()` records it in SB3's logger.
         metric_names: the names of its metrics, in order.
         takes_common_steps: whether the `n_steps` of the run is the length of its rollouts, if its spec does not set it.
+        updates_copies: whether updates may work on copies of the parameters, and write them back in the end.
         collector: acts for the policy and records its experience; see `Collector`.
     """
 
@@ -76,6 +82,7 @@ class Learner(ABC):
         "num_module_steps_trained",
     )
     takes_common_steps: ClassVar[bool] = False
+    updates_copies: ClassVar[bool] = False
     collector: Collector
 
     def __init__(
@@ -149,6 +156,10 @@ class Learner(ABC):
     def due_in(self) -> int:
         """Return the env steps of each env until the next update, at the end of a rollout; 0: now."""
         return self.collector.steps_left
+
+    def parameter_addresses(self) -> list[int]:
+        """Return where the parameters are in memory that updates change."""
+        return parameter_addresses(self.algorithm)
 
     # --- Metrics -----------------------------------------------------------------------------------------------------
 

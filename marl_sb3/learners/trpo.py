@@ -9,10 +9,11 @@ import sb3_contrib
 from gymnasium import spaces
 
 from marl_sb3.errors import ConfigError
+from marl_sb3.learners.fused.coverage import Reliance
 from marl_sb3.learners.learner import Learner
 from marl_sb3.learners.on_policy import OnPolicyLearner
 from marl_sb3.learners.ppo.fused.algorithm import FusedRollouts
-from marl_sb3.learners.ppo.fused.coverage import why_not_acting
+from marl_sb3.learners.ppo.fused.coverage import acting_coverage
 from marl_sb3.metrics import Result
 
 
@@ -23,9 +24,9 @@ class TRPO(FusedRollouts, sb3_contrib.TRPO):
     are always sb3-contrib's.
     """
 
-    def why_not_fused(self) -> str | None:
-        """See `TwoPaths.why_not_fused`."""
-        return why_not_acting(self)
+    def coverage(self) -> Reliance | str:
+        """See `TwoPaths.coverage`."""
+        return acting_coverage(self)
 
 
 class TRPOLearner(OnPolicyLearner):

@@ -12,7 +12,13 @@ from marl_sb3.vec_env.step import VecStep
 
 
 class StepListener(Protocol):
-    """Is called after every step of a rollout."""
+    """Is called after every step of a rollout.
+
+    Attributes:
+        changes_policies: whether it may change policies in the middle of a rollout.
+    """
+
+    changes_policies: bool
 
     def on_step(self, step: VecStep, episodes: Sequence[Episode]) -> bool:
         """Note a step of all envs, and the episodes that it ended; return False to stop the rollout."""

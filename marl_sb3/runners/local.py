@@ -70,8 +70,7 @@ class LocalRunner:
         """See `Runner.collect`."""
         assert self._latest is not None, "begin_rollouts() comes first"
         step = self._latest
-        for collector in self._collectors:  # here and not earlier: callbacks may set weights when a rollout starts
-            collector.read_weights()
+        self._read_weights()  # here and not earlier: callbacks may set weights when a rollout starts
         for _ in range(env_steps):
             step = self._step(step)
             if not self._goes_on(step, listener):
@@ -93,6 +92,8 @@ class LocalRunner:
         goes_on, episodes = False, self.tracker.record(step)
         try:
             goes_on = listener.on_step(step, episodes)
+            if listener.changes_policies:
+                self._read_weights()
         finally:
             for collector in self._collectors:
                 if goes_on:
@@ -100,6 +101,10 @@ class LocalRunner:
                 else:
                     collector.break_off(step)
         return goes_on
+
+    def _read_weights(self) -> None:
+        for collector in self._collectors:
+            collector.read_weights()
 
     @property
     def has_begun(self) -> bool:

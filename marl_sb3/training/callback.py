@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EventCallback
+from stable_baselines3.common.callbacks import BaseCallback
 
+from marl_sb3.learners.sb3.private import all_callbacks
 from marl_sb3.metrics import Episode, Result
 from marl_sb3.storage.state import State, StateReader
 
@@ -61,14 +62,3 @@ class MultiAgentCallback(BaseCallback):
 def multi_agent_callbacks(callback: Any) -> Iterator[MultiAgentCallback]:
     """Yield the `MultiAgentCallback`s within SB3's lists and event callbacks, in order."""
     return (each for each in all_callbacks(callback) if isinstance(each, MultiAgentCallback))
-
-
-def all_callbacks(callback: Any) -> Iterator[BaseCallback]:
-    """Yield a callback and all callbacks within SB3's lists and event callbacks, in order."""
-    if isinstance(callback, CallbackList):
-        for child in callback.callbacks:
-            yield from all_callbacks(child)
-    elif isinstance(callback, BaseCallback):
-        yield callback
-        if isinstance(callback, EventCallback):
-            yield from all_callbacks(callback.callback)

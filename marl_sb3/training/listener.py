@@ -7,6 +7,7 @@ from typing import Any
 
 from stable_baselines3.common.callbacks import BaseCallback
 
+from marl_sb3.learners.sb3.private import has_step_hook
 from marl_sb3.metrics import Episode
 from marl_sb3.training.callback import multi_agent_callbacks
 from marl_sb3.training.counters import Counters
@@ -20,6 +21,7 @@ class CallbackListener:
         self._model = model
         self._counters = counters
         self._callback = callback
+        self.changes_policies = has_step_hook(callback)
 
     def on_step(self, step: VecStep, episodes: Sequence[Episode]) -> bool:
         """See `StepListener.on_step`."""

@@ -85,10 +85,30 @@ class TrainingLoop:
 
     def _update(self, due: Sequence[Learner], progress_remaining: float, report: IterationReport) -> None:
         """Update the policies that are due, in parallel where possible."""
-        jobs = {learner.policy_id: learner.begin_update(progress_remaining) for learner in due}
-        for job in jobs.values():
-            if not job.parallel:
-                job.run()
-        run_in_threads([job.run for job in jobs.values() if job.parallel], self._at_once)
-        for policy_id, job in jobs.items():
-            report.metrics.setdefault(policy_id, []).append(job.finish())
+        for learners in _without_shared_parameters(due):
+            jobs = {learner.policy_id: learner.begin_update(progress_remaining) for learner in learners}
+            for job in jobs.values():
+                if not job.parallel:
+                    job.run()
+            run_in_threads([job.run for job in jobs.values() if job.parallel], self._at_once)
+            for policy_id, job in jobs.items():
+                report.metrics.setdefault(policy_id, []).append(job.finish())
+
+
+def _without_shared_parameters(learners: Sequence[Learner]) -> list[list[Learner]]:
+    """Divide learners into groups that update one after the other, if some work on copies of their parameters.
+
+    Those that share no parameters with another one are all in the first group.
+    """
+    if len(learners) < 2 or not any(learner.updates_copies for learner in learners):
+        return [[*learners]]
+    groups: list[tuple[list[Learner], set[int]]] = [([], set())]
+    for learner in learners:
+        addresses = learner.parameter_addresses()
+        shared = [number for number, (_, taken) in enumerate(groups) if not taken.isdisjoint(addresses)]
+        number = shared[-1] + 1 if shared else 0
+        if number == len(groups):
+            groups.append(([], set()))
+        groups[number][0].append(learner)
+        groups[number][1].update(addresses)
+    return [group for group, _ in groups]

@@ -1,8 +1,15 @@
-"""What the fused kernels cover: plain MLPs on vectors, trained by Adam."""
+"""What the fused kernels rely on: plain MLPs on vectors, optimizers that they have, and no code besides.
+
+`Reliance` is the one place where this is checked, for all algorithms. PyTorch trains what the kernels do not cover.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from itertools import pairwise
+from types import FunctionType
 from typing import Any
 
 import torch as th
@@ -10,8 +17,204 @@ from gymnasium import spaces
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.preprocessing import is_image_space
 from torch import nn
+from torch.nn.modules import module as torch_module
+from torch.optim import optimizer as torch_optimizer
 
 ACTIVATIONS = (nn.Tanh, nn.ReLU)  # in the order of the constants in `layers`
+
+
+class Reliance:
+    """What the kernels of one algorithm rely on, so that they compute what PyTorch would.
+
+    They stand for the calls of all modules of the policy, read the parameters of its linear layers, and train them as
+    the optimizers would.
+
+    Args:
+        algorithm: the algorithm; it has its policy for good.
+        layers: the linear layers that the kernels run.
+        others: the tensors that the kernels read besides the parameters of these layers.
+        trained: each optimizer that the kernels stand for, with the parameters that it has to hold, in order.
+        optimizers: the classes of optimizers that the kernels have.
+        settings: objects with the names of those of their attributes that decide whether they are covered. The kernels
+            stand for the methods of these objects and of the attributes.
+    """
+
+    def __init__(
+        self,
+        algorithm: Any,
+        layers: Iterable[nn.Linear],
+        *,
+        others: Iterable[th.Tensor] = (),
+        trained: Iterable[tuple[th.optim.Optimizer, Iterable[th.Tensor]]] = (),
+        optimizers: Sequence[type[th.optim.Optimizer]] = (th.optim.Adam,),
+        settings: Iterable[tuple[Any, Sequence[str]]] = (),
+    ) -> None:
+        self._algorithm = algorithm
+        self._policy: nn.Module = algorithm.policy
+        self._layers = list(layers)
+        self._others = list(others)
+        self._trained = [(optimizer, list(parameters)) for optimizer, parameters in trained]
+        self._optimizers = optimizers
+        self._settings = [(owner, list(names)) for owner, names in settings]
+        self._modules = modules_without_hooks(self._policy)
+        self._members = self._count_members()
+        self._values = self._read_values()
+        self._tensors = self._read_tensors()
+        self._addresses = [tensor.data_ptr() for tensor in self._tensors if tensor is not None]
+        # The kernels may know addresses: `tensor.data = ...` must not free what they point to.
+        self._memory = [tensor.detach() for tensor in self._tensors if tensor is not None]
+
+    def why_not(self) -> str | None:
+        """Return the reason why the kernels would not compute what PyTorch does, as a string; None if they do."""
+        return (
+            why_not_called(self._policy, self._stood_for())
+            or why_not_layers(self._layers)
+            or _why_not_tensors(self._tensors)
+            or self._why_not_optimizers()
+            or first_reason({"parameters that no layer has": self._trains_others()})
+        )
+
+    def holds(self) -> bool:
+        """Whether nothing has changed since this object was made; it takes less time than a new check.
+
+        The values of parameters may change; modules, parameters, their memory, optimizers and settings may not.
+        """
+        return (
+            self._algorithm.policy is self._policy
+            and _are_same(self._read_values(), self._values)
+            and modules_without_hooks(self._policy) == self._modules
+            and self._count_members() == self._members  # a method that is replaced in an instance is one more
+            and _are_same(tensors := self._read_tensors(), self._tensors)
+            and [tensor.data_ptr() for tensor in tensors] == self._addresses
+            and not any(map(_is_untrained, tensors))
+            and not any(map(has_replaced_methods, self._stood_for()))
+            and self._why_not_optimizers() is None
+        )
+
+    def _count_members(self) -> list[int]:
+        return [len(vars(module)) for module in self._modules or ()]
+
+    def _read_values(self) -> list[Any]:
+        return [getattr(owner, name) for owner, names in self._settings for name in names]
+
+    def _read_tensors(self) -> list[Any]:
+        return [tensor for layer in self._layers for tensor in layer._parameters.values()] + self._others
+
+    def _stood_for(self) -> list[Any]:
+        owners = [owner for owner, _ in self._settings]
+        return [*owners, *self._values, *(optimizer for optimizer, _ in self._trained)]
+
+    def _trains_others(self) -> bool:
+        known = set(map(id, self._tensors))
+        return any(id(parameter) not in known for _, parameters in self._trained for parameter in parameters)
+
+    def _why_not_optimizers(self) -> str | None:
+        for optimizer, parameters in self._trained:
+            reason = why_not_optimizer(optimizer, self._optimizers)
+            if reason is None and not _are_same(optimizer.param_groups[0]["params"], parameters):
+                reason = "an optimizer of other parameters"
+            if reason is not None:
+                return reason
+        return None
+
+
+def first_reason(reasons: Mapping[str, Any]) -> str | None:
+    """Return the first reason that applies, from a mapping of reasons to whether they do; None if none does."""
+    return next((reason for reason, applies in reasons.items() if applies), None)
+
+
+def _are_same(ones: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Whether two sequences have the same objects in the same order."""
+    return len(ones) == len(others) and all(map(operator.is_, ones, others))
+
+
+# --- Calls -----------------------------------------------------------------------------------------------------------
+
+
+def why_not_called(network: nn.Module, others: Iterable[Any] = ()) -> str | None:
+    """Return the reason why kernels cannot stand for the calls of a module and its parts; None if they can.
+
+    Args:
+        others: objects for the methods of which they stand, too.
+    """
+    modules = modules_without_hooks(network)
+    if modules is None:
+        return "hooks of the network"
+    replaced = next(filter(has_replaced_methods, [*modules, *others]), None)
+    return None if replaced is None else f"replaced methods of {type(replaced).__name__}"
+
+
+def modules_without_hooks(network: nn.Module) -> list[nn.Module] | None:
+    """Return a module and all its parts, in a fixed order; None if one of them has hooks."""
+    if torch_module._has_any_global_hook():  # type: ignore[no-untyped-call]
+        return None
+    found: list[nn.Module] = []
+    waiting: list[nn.Module] = [network]  # a loop of its own: `modules()` takes ten times as long
+    while waiting:
+        module = waiting.pop()
+        if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
+            return None
+        found.append(module)
+        waiting.extend(part for part in module._modules.values() if part is not None)
+    return found
+
+
+def has_replaced_methods(owner: Any) -> bool:
+    """Whether an attribute of an object hides a method of its class."""
+    kind: Any = type(owner)  # hashable, which type checkers do not know
+    return hasattr(owner, "__dict__") and not _methods(kind).isdisjoint(vars(owner))
+
+
+@cache
+def _methods(owner: Any) -> frozenset[str]:
+    kinds = FunctionType, staticmethod, classmethod
+    return frozenset(name for base in owner.__mro__ for name, member in vars(base).items() if isinstance(member, kinds))
+
+
+# --- Layers and parameters -------------------------------------------------------------------------------------------
+
+
+def is_plain_mlp(net: nn.Module, activation: type[nn.Module]) -> bool:
+    """Whether a net is a sequence of linear layers, an activation after each."""
+    layers = list(net.children())
+    kinds = [nn.Linear, activation] * (len(layers) // 2)
+    return type(net) is nn.Sequential and [type(layer) for layer in layers] == kinds
+
+
+def why_not_layers(layers: Iterable[nn.Linear]) -> str | None:
+    """Return the reason why the kernels cannot run linear layers, as a string; None if they can."""
+    for layer in layers:
+        parameters = layer._parameters
+        if list(parameters) != ["weight", "bias"] or parameters["bias"] is None or parameters["weight"] is None:
+            return "a layer without bias"
+        shapes = [tuple(parameter.shape) for parameter in parameters.values() if parameter is not None]
+        if shapes != [(layer.out_features, layer.in_features), (layer.out_features,)]:
+            return "a layer whose parameters have another shape"
+    return None
+
+
+def _why_not_tensors(tensors: Sequence[th.Tensor]) -> str | None:
+    if not all(map(_is_plain, tensors)):
+        return "frozen, non-float32 or transposed parameters"
+    if any(map(_is_untrained, tensors)):
+        return "hooks of parameters"
+    places = sorted((tensor.data_ptr(), tensor.data_ptr() + 4 * tensor.numel()) for tensor in tensors)
+    overlap = any(end > start for (_, end), (start, _) in pairwise(places))
+    return "layers that share parameters" if overlap else None
+
+
+def _is_plain(tensor: th.Tensor) -> bool:
+    """Whether the kernels find in memory what the shape of a parameter promises, and may change it."""
+    kind = type(tensor) in (nn.Parameter, th.Tensor) and tensor.dtype == th.float32 and tensor.device.type == "cpu"
+    return kind and tensor.requires_grad and tensor.is_contiguous()
+
+
+def _is_untrained(tensor: Any) -> bool:
+    """Whether a parameter is frozen, or something other than the optimizer gets its gradient."""
+    return not tensor.requires_grad or bool(tensor._backward_hooks or tensor._post_accumulate_grad_hooks)
+
+
+# --- Optimizers ------------------------------------------------------------------------------------------------------
 
 
 def why_not_optimizer(
@@ -30,44 +233,15 @@ def why_not_optimizer(
             "momentum": settings.get("momentum") or settings.get("centered"),
             "weight decay": settings.get("weight_decay") != 0,
             "amsgrad or maximize": settings.get("amsgrad") or settings.get("maximize"),
-            "hooks of the optimizer": optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks,
+            "hooks of the optimizer": optimizer._optimizer_step_pre_hooks
+            or optimizer._optimizer_step_post_hooks
+            or torch_optimizer._global_optimizer_pre_hooks
+            or torch_optimizer._global_optimizer_post_hooks,
         }
     )
 
 
-def first_reason(reasons: Mapping[str, Any]) -> str | None:
-    """Return the first reason that applies, from a mapping of reasons to whether they do; None if none does."""
-    return next((reason for reason, applies in reasons.items() if applies), None)
-
-
-def is_plain_mlp(net: nn.Module, activation: type[nn.Module]) -> bool:
-    """Whether a net is a sequence of linear layers, an activation after each."""
-    layers = list(net.children())
-    kinds = [nn.Linear, activation] * (len(layers) // 2)
-    return type(net) is nn.Sequential and [type(layer) for layer in layers] == kinds
-
-
-def modules_without_hooks(network: nn.Module) -> list[nn.Module] | None:
-    """Return a module and all its parts, in a fixed order; None if one of them has hooks."""
-    found: list[nn.Module] = []
-    waiting: list[nn.Module] = [network]  # a loop of its own: `modules()` takes ten times as long
-    while waiting:
-        module = waiting.pop()
-        if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
-            return None
-        found.append(module)
-        waiting.extend(part for part in module._modules.values() if part is not None)
-    return found
-
-
-def has_hooks(network: nn.Module) -> bool:
-    """Whether a module or a part of it has hooks."""
-    return modules_without_hooks(network) is None
-
-
-def are_trained_float32(network: nn.Module) -> bool:
-    """Whether all parameters are float32 and none is frozen."""
-    return all(p.requires_grad and p.dtype == th.float32 for p in network.parameters())
+# --- Spaces ----------------------------------------------------------------------------------------------------------
 
 
 def covers_observations(policy: BasePolicy) -> bool:

@@ -40,32 +40,22 @@ def _begun_state(optimizer: th.optim.Optimizer, parameter: th.Tensor) -> dict[st
 
 
 class Tables:
-    """Makes tables of addresses, and keeps the memory alive that they point to.
+    """Makes tables of addresses.
 
     The tables are valid as long as PyTorch does not put other tensors or other memory in the place of these, as `to()`
-    does, and `load_state_dict` of an optimizer.
+    does, and `load_state_dict` of an optimizer; `Reliance` notices that and keeps the memory of the layers alive.
     """
 
     def __init__(self) -> None:
-        self._layers: list[tuple[nn.Linear, _Places]] = []
         self._adams: dict[th.optim.Optimizer, tuple[_Places, Array]] = {}
 
     def of_layers(self, layers: Iterable[nn.Linear]) -> Array:
         """(layers, 4) int64: inputs, outputs, addresses of weight and bias."""
-        rows = []
-        for layer in layers:
-            places = _Places(_tensors(layer))
-            self._layers.append((layer, places))
-            rows.append((layer.in_features, layer.out_features, *places.addresses))
+        rows = [
+            (layer.in_features, layer.out_features, *(tensor.data_ptr() for tensor in _tensors(layer)))
+            for layer in layers
+        ]
         return np.array(rows, dtype=np.int64)
-
-    def are_valid(self) -> bool:
-        """Whether the layers in the tables still have the same tensors at the same addresses, and none is frozen."""
-        return all(
-            places.are_of(tensors) and all(tensor.requires_grad for tensor in tensors)
-            for layer, places in self._layers
-            for tensors in [_tensors(layer)]
-        )
 
     def of_adam(self, optimizer: th.optim.Optimizer) -> Adam:
         """Return the parameters of an Adam with their moments and counts of steps, which begin at zero."""
@@ -92,10 +82,7 @@ class Tables:
         return known[1]
 
     def of_targets(self, sources: Iterable[nn.Linear], targets: Iterable[nn.Linear]) -> Array:
-        """(parameters, 3) int64 of pairs of layers: number of values, addresses of the source and of the target.
-
-        The layers are in other tables, too, which keep their memory alive.
-        """
+        """(parameters, 3) int64 of pairs of layers: number of values, addresses of the source and of the target."""
         rows = [
             (own.numel(), own.data_ptr(), other.data_ptr())
             for source, target in zip(sources, targets, strict=True)

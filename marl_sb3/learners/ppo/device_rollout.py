@@ -11,6 +11,7 @@ from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.type_aliases import DictRolloutBufferSamples, RolloutBufferSamples
 
 from marl_sb3.learners.buffers.rollout import MaskedDictRolloutBuffer, MaskedRolloutBuffer, flat_samples
+from marl_sb3.learners.fused.coverage import has_replaced_methods
 from marl_sb3.types import Array
 
 _KNOWN_BUFFERS = (RolloutBuffer, DictRolloutBuffer, MaskedRolloutBuffer, MaskedDictRolloutBuffer)
@@ -20,7 +21,7 @@ class DeviceRollout:
     """The samples of a rollout buffer as tensors, and minibatches of them in the order that SB3 would draw.
 
     Args:
-        rollout: a full buffer. If it is of an unknown class, its own `get` makes the minibatches.
+        rollout: a full buffer. If its class is unknown or its methods are replaced, its `get` makes the minibatches.
 
     Attributes:
         values: (samples,) the values of the rollout.
@@ -29,7 +30,7 @@ class DeviceRollout:
 
     def __init__(self, rollout: Any, device: th.device) -> None:
         self._rollout = rollout
-        self._is_known = type(rollout) in _KNOWN_BUFFERS
+        self._is_known = type(rollout) in _KNOWN_BUFFERS and not has_replaced_methods(rollout)
         self.values: Array = flat_samples(rollout, "values").reshape(-1)
         self.returns: Array = flat_samples(rollout, "returns").reshape(-1)
         if self._is_known:

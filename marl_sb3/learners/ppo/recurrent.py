@@ -16,14 +16,14 @@ from stable_baselines3.common.utils import obs_as_tensor
 from marl_sb3.learners.buffers.recurrent import MemoryDictRolloutBuffer, MemoryRolloutBuffer
 from marl_sb3.learners.buffers.sequences import SequenceDictRolloutBuffer, SequenceRolloutBuffer, WholeSequences
 from marl_sb3.learners.deciders import Batch
-from marl_sb3.learners.fused.coverage import first_reason
+from marl_sb3.learners.fused.coverage import Reliance, first_reason
 from marl_sb3.learners.on_policy_actor import (
     OnPolicyDecider,
     OnPolicyDecision,
     no_on_policy_decision,
     on_policy_decision,
 )
-from marl_sb3.learners.ppo.fused.coverage import why_no_fused_memory
+from marl_sb3.learners.ppo.fused.coverage import memory_coverage
 from marl_sb3.learners.ppo.fused.recurrent_policy import FusedRecurrentPolicy
 from marl_sb3.learners.ppo.learner import ContribPPOLearner
 from marl_sb3.learners.sb3.predict import States
@@ -40,17 +40,21 @@ class RecurrentPPO(TwoPaths, sb3_contrib.RecurrentPPO):
     calls it once per time step as soon as a minibatch contains the start of an episode. See `TwoPaths`.
     """
 
-    _fused: FusedRecurrentPolicy | None = None
+    _acts: tuple[FusedRecurrentPolicy, Reliance] | None = None  # the kernels that act, and what they rely on
 
-    def why_not_fused(self) -> str | None:
-        """See `TwoPaths.why_not_fused`."""
+    def coverage(self) -> Reliance | str:
+        """See `TwoPaths.coverage`; the layers do not matter, since PyTorch computes them."""
         buffer = type(self.rollout_buffer)
-        return first_reason(
+        reason = first_reason(
             {
                 f"policy class {type(self.policy).__name__}": not calls_lstm_as_sb3(self.policy),
                 f"rollout buffer {buffer.__name__}": not issubclass(buffer, WholeSequences),
             }
         )
+        return reason or Reliance(self, [], settings=[(self, ["rollout_buffer", "policy"])])
+
+    def _in_kernels_form(self) -> bool:
+        return True
 
     def fused_policy(self) -> FusedRecurrentPolicy | None:
         """The policy in the kernels' layout, if they act in the rollouts of `MultiAgentAlgorithm`.
@@ -58,14 +62,13 @@ class RecurrentPPO(TwoPaths, sb3_contrib.RecurrentPPO):
         Raises:
             ConfigError: see `TwoPaths.takes_fused_path`.
         """
-        if not self.takes_fused_path() or why_no_fused_memory(self) is not None:
+        if not self.takes_fused_path():
             return None
-        if self._fused is None or not self._fused.is_of(self.policy):
-            self._fused = FusedRecurrentPolicy(self.policy)
-        return self._fused
-
-    def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "_fused"]
+        if self._acts is None or not self._acts[1].holds():
+            found = memory_coverage(self)
+            covered = isinstance(found, Reliance) and found.why_not() is None
+            self._acts = (FusedRecurrentPolicy(self.policy), found) if covered else None  # type: ignore[assignment]
+        return None if self._acts is None else self._acts[0]
 
     def _setup_model(self) -> None:
         super()._setup_model()

@@ -13,6 +13,7 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.type_aliases import RolloutReturn, TrainFreq
 from stable_baselines3.common.vec_env import VecEnv
 
+from marl_sb3.learners.sb3.private import has_step_hook
 from marl_sb3.learners.threads import blas_threads, load_blas
 from marl_sb3.learners.update_path import TwoPaths
 from marl_sb3.types import Array
@@ -31,9 +32,6 @@ class FusedUpdate(Protocol):
     @property
     def optimizers(self) -> Sequence[th.optim.Optimizer]:
         """The optimizers, whose learning rates follow the schedule."""
-
-    def is_valid(self) -> bool:
-        """Whether the policy still consists of the same objects as when this was made; their values do not matter."""
 
     def begin(self) -> None:
         """Begin an update, with the optimizers' present settings."""
@@ -59,12 +57,10 @@ class FusedUpdates(_Base):
     See `TwoPaths`.
     """
 
-    _latest: tuple[str, FusedUpdate | None] = ("", None)  # and the path that was set when it was made
     _of_rollout: FusedUpdate | None = None  # what acts in the present rollout, if the kernels do
-    _acting: FusedUpdate | None = None  # the same, while an action is chosen
-
-    def _make_fused(self) -> FusedUpdate:
-        raise NotImplementedError
+    _is_read: bool = False  # whether it was looked up since the policy may have changed
+    _reads_again: bool = False  # whether callbacks may change the policy within a rollout
+    _acting: FusedUpdate | None = None  # what acts, while an action is chosen
 
     def fused_update(self) -> FusedUpdate | None:
         """Return the policy in the kernels' form, if updates take the fused path.
@@ -72,11 +68,8 @@ class FusedUpdates(_Base):
         Raises:
             ConfigError: see `takes_fused_path`.
         """
-        path, latest = self._latest
-        if latest is None or path != self.update_path or not latest.is_valid():
-            latest = self._make_fused() if self.takes_fused_path() else None
-            self._latest = self.update_path, latest
-        return latest
+        update: FusedUpdate | None = self._kernels()
+        return update
 
     def train(self, gradient_steps: int, batch_size: int = 64) -> None:
         """See `OffPolicyAlgorithm.train`."""
@@ -113,7 +106,8 @@ class FusedUpdates(_Base):
         log_interval: int | None = None,
     ) -> RolloutReturn:
         """See `OffPolicyAlgorithm.collect_rollouts`; on the fused path the kernels choose the actions."""
-        self._of_rollout = self.fused_update()
+        self._is_read = False
+        self._reads_again = has_step_hook(callback)
         return super().collect_rollouts(
             env, callback, train_freq, replay_buffer, action_noise, learning_starts, log_interval
         )
@@ -121,6 +115,9 @@ class FusedUpdates(_Base):
     def _sample_action(
         self, learning_starts: int, action_noise: ActionNoise | None = None, n_envs: int = 1
     ) -> tuple[Array, Array]:
+        if not self._is_read or self._reads_again:  # not earlier: callbacks may change the policy
+            self._of_rollout = self.fused_update()
+            self._is_read = True
         self._acting = self._of_rollout
         try:
             return super()._sample_action(learning_starts, action_noise, n_envs)
@@ -138,6 +135,3 @@ class FusedUpdates(_Base):
         if self._acting is None:
             return super().predict(observation, state, episode_start, deterministic)
         return self._acting.explore(observation), state
-
-    def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "_acting", "_of_rollout", "_latest"]

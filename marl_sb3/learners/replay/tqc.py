@@ -5,17 +5,18 @@ from __future__ import annotations
 import sb3_contrib
 from sb3_contrib.tqc.policies import TQCPolicy
 
+from marl_sb3.learners.fused.coverage import Reliance
 from marl_sb3.learners.replay.fused.sac_update import SACUpdate
 from marl_sb3.learners.replay.fused_updates import FusedUpdates
-from marl_sb3.learners.replay.sac import why_not_soft_actor_critic
+from marl_sb3.learners.replay.sac import soft_actor_critic_coverage
 
 
 class TQC(FusedUpdates, sb3_contrib.TQC):
     """A drop-in for `sb3_contrib.TQC`: same arguments, same logger keys, same files. See `TwoPaths`."""
 
-    def why_not_fused(self) -> str | None:
-        """See `TwoPaths.why_not_fused`."""
-        return why_not_soft_actor_critic(self, TQCPolicy)
+    def coverage(self) -> Reliance | str:
+        """See `TwoPaths.coverage`."""
+        return soft_actor_critic_coverage(self, TQCPolicy)
 
-    def _make_fused(self) -> SACUpdate:
+    def _in_kernels_form(self) -> SACUpdate:
         return SACUpdate(self)

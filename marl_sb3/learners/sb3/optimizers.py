@@ -31,6 +31,11 @@ def num_optimized(algorithm: BaseAlgorithm) -> int:
     return sum(parameter.numel() for each in _optimizers(algorithm).values() for parameter in _parameters(each))
 
 
+def parameter_addresses(algorithm: BaseAlgorithm) -> list[int]:
+    """Return where the parameters that the optimizers step begin in memory."""
+    return [parameter.data_ptr() for each in _optimizers(algorithm).values() for parameter in _parameters(each)]
+
+
 def optimizer_arrays(algorithm: BaseAlgorithm) -> Arrays:
     """Return copies of the optimizers' state of each parameter."""
     arrays: Arrays = {}

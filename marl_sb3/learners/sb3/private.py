@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.callbacks import BaseCallback, CallbackList, ConvertCallback, EventCallback
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.vec_env import VecNormalize
 
@@ -90,6 +91,35 @@ def set_last_step(algorithm: BaseAlgorithm, observations: Observations, starts: 
 def record_episodes(algorithm: BaseAlgorithm, infos: Sequence[dict[str, Any]], dones: Array) -> None:
     """Record returns, lengths and successes of the episodes that ended in a step, for SB3's `rollout/` metrics."""
     algorithm._update_info_buffer(list(infos), dones)
+
+
+# --- Callbacks -------------------------------------------------------------------------------------------------------
+
+_WITHOUT_HOOKS = ("marl_sb3", "stable_baselines3", "sb3_contrib")  # their callbacks leave the policies as they are
+
+
+def all_callbacks(callback: Any) -> Iterator[BaseCallback]:
+    """Yield a callback and all callbacks within SB3's lists and event callbacks, in order."""
+    if isinstance(callback, CallbackList):
+        for child in callback.callbacks:
+            yield from all_callbacks(child)
+    elif isinstance(callback, BaseCallback):
+        yield callback
+        if isinstance(callback, EventCallback):
+            yield from all_callbacks(callback.callback)
+            yield from all_callbacks(getattr(callback, "callback_on_new_best", None))
+
+
+def has_step_hook(callback: Any) -> bool:
+    """Whether a callback runs code of a user's after each step, which may change the policy within a rollout."""
+    return any(map(_may_change_policies, all_callbacks(callback)))
+
+
+def _may_change_policies(callback: BaseCallback) -> bool:
+    if isinstance(callback, ConvertCallback) or not {"on_step", "_on_step"}.isdisjoint(vars(callback)):
+        return True
+    hooks = type(callback).on_step, type(callback)._on_step
+    return any(hook.__module__.partition(".")[0] not in _WITHOUT_HOOKS for hook in hooks)
 
 
 # --- Saving ----------------------------------------------------------------------------------------------------------

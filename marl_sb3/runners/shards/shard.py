@@ -191,6 +191,8 @@ class Shard:
 class _Counting:
     """A `StepListener` that tells the shard of each step before its policies record it."""
 
+    changes_policies = False
+
     def __init__(self, shard: Shard, recorder: StepRecorder) -> None:
         self._shard, self._recorder = shard, recorder
 

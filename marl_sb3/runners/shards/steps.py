@@ -86,7 +86,7 @@ def _alike(columns: Sequence[_Columns | None]) -> bool:
 
 
 class StepRecorder:
-    """A `StepListener` that keeps the steps and the episodes of a round.
+    """Keeps the steps and the episodes of a round.
 
     Attributes:
         episodes: that ended in each step.
@@ -99,7 +99,7 @@ class StepRecorder:
         self._columns: list[_Columns] = []
 
     def on_step(self, step: VecStep, episodes: Sequence[Episode]) -> bool:
-        """See `StepListener.on_step`."""
+        """Keep a step; see `StepListener.on_step`."""
         for name, kept in self._arrays.items():
             kept.append(getattr(step, name).copy())
         if isinstance(step.infos, ArrayInfos):

@@ -21,7 +21,6 @@ from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
 from marl_sb3.errors import EnvError, NumericError
 from marl_sb3.learners.fused import layers
 from marl_sb3.learners.ppo.fused import kernel
-from marl_sb3.learners.ppo.fused.coverage import why_not_fused
 from marl_sb3.learners.ppo.fused.policy import FusedPolicy
 from marl_sb3.learners.threads import blas_threads
 from marl_sb3.vec_env import SyncVecEnv
@@ -267,9 +266,9 @@ def test_what_is_not_covered_takes_the_lean_way_and_cannot_be_forced(name: str) 
     hyperparameters, change, reason = NOT_COVERED[name]
     algorithm = model(marl_sb3.PPO, "box", "discrete", **hyperparameters)
     if change is not None:
-        assert why_not_fused(algorithm) is None
+        assert algorithm.why_not_fused() is None
         change(algorithm)
-    assert reason in (why_not_fused(algorithm) or "")
+    assert reason in (algorithm.why_not_fused() or "")
     assert algorithm.fused_policy() is None
     algorithm.update_path = "fused"
     with pytest.raises(ConfigError, match=f"does not cover this policy: .*{reason}"):
@@ -277,7 +276,7 @@ def test_what_is_not_covered_takes_the_lean_way_and_cannot_be_forced(name: str) 
 
 
 def test_gsde_and_subclassed_training_take_the_lean_way() -> None:
-    assert why_not_fused(model(marl_sb3.PPO, "box", "box", use_sde=True)) == "gSDE"
+    assert model(marl_sb3.PPO, "box", "box", use_sde=True).why_not_fused() == "gSDE"
 
     class Mine(marl_sb3.PPO):
         trained = 0

@@ -15,7 +15,7 @@ from toy_envs import NoisyEnv, SampledEnv, ScriptedEnv
 import marl_sb3
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
 from marl_sb3.learners.deciders import Batch
-from marl_sb3.learners.ppo.fused.coverage import why_no_fused_memory
+from marl_sb3.learners.ppo.fused.coverage import memory_coverage
 from marl_sb3.learners.ppo.recurrent import RecurrentDecider
 
 NETWORK = {"net_arch": [], "lstm_hidden_size": 3, "n_lstm_layers": 2}
@@ -170,6 +170,7 @@ def test_kernels_follow_weights_that_a_callback_sets() -> None:
     before = by_kernels.values(batch)
     with th.no_grad():
         by_kernels._policy.lstm_critic.weight_ih_l0.mul_(3)
+    by_kernels.read_weights()
     assert not np.allclose(by_kernels.values(batch), before)
 
 
@@ -185,7 +186,7 @@ def test_kernels_follow_weights_that_a_callback_sets() -> None:
 def test_what_the_kernels_do_not_cover_is_left_to_pytorch(network: Any, more: Any, reason: str) -> None:
     made = decider(network, chosen="forces", **more)
     assert made._fused is None
-    assert why_no_fused_memory(made._algorithm) == reason
+    assert memory_coverage(made._algorithm) == reason
     assert made._algorithm.takes_fused_path()  # type: ignore[attr-defined]  # in updates
 
 

@@ -10,7 +10,8 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 
 from marl_sb3.errors import NumericError
-from marl_sb3.learners.ppo.fused.coverage import why_not_fused
+from marl_sb3.learners.fused.coverage import Reliance
+from marl_sb3.learners.ppo.fused.coverage import coverage
 from marl_sb3.learners.ppo.fused.policy import FusedPolicy
 from marl_sb3.learners.ppo.fused.rollout import collect_fused
 from marl_sb3.learners.ppo.fused.update import FusedUpdate, TorchUpdate, UpdatePlan
@@ -22,11 +23,12 @@ from marl_sb3.learners.update_path import TwoPaths
 class FusedActing(TwoPaths, OnPolicyAlgorithm):
     """A base class, in front of SB3's class of the algorithm: the kernels act where they cover the policy."""
 
-    _fused: FusedPolicy | None = None
+    def coverage(self) -> Reliance | str:
+        """See `TwoPaths.coverage`."""
+        return coverage(self)
 
-    def why_not_fused(self) -> str | None:
-        """See `TwoPaths.why_not_fused`."""
-        return why_not_fused(self)
+    def _in_kernels_form(self) -> FusedPolicy:
+        return FusedPolicy(self.policy)
 
     def fused_policy(self) -> FusedPolicy | None:
         """The policy in the kernels' layout, on the fused path.
@@ -34,14 +36,8 @@ class FusedActing(TwoPaths, OnPolicyAlgorithm):
         Raises:
             ConfigError: see `TwoPaths.takes_fused_path`.
         """
-        if not self.takes_fused_path():
-            return None
-        if self._fused is None or not self._fused.is_of(self.policy):
-            self._fused = FusedPolicy(self.policy)
-        return self._fused
-
-    def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "_fused"]
+        fused: FusedPolicy | None = self._kernels()
+        return fused
 
 
 class FusedRollouts(FusedActing):
@@ -51,10 +47,9 @@ class FusedRollouts(FusedActing):
         self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
     ) -> bool:
         """See `OnPolicyAlgorithm.collect_rollouts`."""
-        fused = self.fused_policy()
-        if fused is None:
+        if not self.takes_fused_path():
             return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps)
-        return collect_fused(self, fused, env, callback, rollout_buffer, n_rollout_steps)
+        return collect_fused(self, env, callback, rollout_buffer, n_rollout_steps)
 
 
 class FusedUpdates(FusedActing):

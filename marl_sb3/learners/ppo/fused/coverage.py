@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gymnasium import spaces
@@ -12,64 +13,84 @@ from torch import nn
 from marl_sb3.learners.algorithms import place_of
 from marl_sb3.learners.fused.coverage import (
     ACTIVATIONS,
-    are_trained_float32,
+    Reliance,
     covers_observations,
     first_reason,
-    has_hooks,
     is_plain_mlp,
-    why_not_optimizer,
 )
 from marl_sb3.learners.fused.optimizers import OPTIMIZERS
 
-# By their places, see `place_of`: sb3-contrib is imported only by those who use it.
-_POLICIES = (
-    "stable_baselines3.common.policies:ActorCriticPolicy",
-    "sb3_contrib.common.maskable.policies:MaskableActorCriticPolicy",
-)
+# By their places, see `place_of`: sb3-contrib is imported only by those who use it. Policies with their distributions.
+_SB3, _MASKABLE = "stable_baselines3.common.distributions", "sb3_contrib.common.maskable.distributions"
+_OF_SB3 = tuple(f"{_SB3}:{kind}Distribution" for kind in ("DiagGaussian", "Categorical", "MultiCategorical"))
+_OF_MASKABLE = tuple(f"{_MASKABLE}:Maskable{kind}Distribution" for kind in ("Categorical", "MultiCategorical"))
+_POLICIES = {
+    "stable_baselines3.common.policies:ActorCriticPolicy": _OF_SB3,
+    "sb3_contrib.common.maskable.policies:MaskableActorCriticPolicy": _OF_MASKABLE,
+}
+_RECURRENT_POLICIES = {"sb3_contrib.common.recurrent.policies:RecurrentActorCriticPolicy": _OF_SB3}
 _BUFFERS = (
     "stable_baselines3.common.buffers:RolloutBuffer",
     "marl_sb3.learners.buffers.rollout:MaskedRolloutBuffer",
     "sb3_contrib.common.maskable.buffers:MaskableRolloutBuffer",
     "marl_sb3.learners.buffers.maskable:ActionMaskRolloutBuffer",
 )
+_OF_POLICY = ("optimizer", "activation_fn", "action_dist", "observation_space", "action_space", "normalize_images")
+_OF_ALGORITHM = ("device", "use_sde", "action_space")
 
 
-def why_not_fused(algorithm: Any) -> str | None:
-    """Return the reason why the kernels cannot train this PPO, A2C or MaskablePPO, as a string; None if they can.
-
-    Only what is known to be covered is covered: policies with hooks, replaced layers or subclasses use PyTorch.
-    """
-    return (
-        why_not_acting(algorithm)
-        or why_not_optimizer(algorithm.policy.optimizer, [*OPTIMIZERS])
-        or _why_not_settings(algorithm)
-    )
-
-
-def why_not_acting(algorithm: Any) -> str | None:
-    """Return the reason why the kernels cannot act for this algorithm, as a string; None if they can."""
+def coverage(algorithm: Any) -> Reliance | str:
+    """Return what the kernels rely on to train this PPO, A2C or MaskablePPO, or the reason why they cannot."""
+    reason = _why_not(algorithm) or _why_not_settings(algorithm)
+    if reason is not None:
+        return reason
     policy = algorithm.policy
-    if place_of(type(policy)) not in _POLICIES:
-        return f"policy class {type(policy).__name__}"
-    return _why_not_network(policy) or _why_not_spaces(policy) or _why_not_machine(algorithm)
+    settings = [name for name in ("rollout_buffer", "target_kl", "clip_range_vf") if hasattr(algorithm, name)]
+    trained = [(policy.optimizer, policy.parameters())]
+    return _reliance(algorithm, settings, trained=trained, optimizers=[*OPTIMIZERS])
 
 
-def why_no_fused_memory(algorithm: Any) -> str | None:
-    """Return the reason why the kernels cannot act for this RecurrentPPO in rollouts, as a string; None if they can."""
+def acting_coverage(algorithm: Any) -> Reliance | str:
+    """Return what the kernels rely on to act for an algorithm that PyTorch trains, or the reason why they cannot."""
+    return _why_not(algorithm) or _reliance(algorithm)
+
+
+def memory_coverage(algorithm: Any) -> Reliance | str:
+    """Return what the kernels rely on to act for this RecurrentPPO in rollouts, or the reason why they cannot."""
     policy = algorithm.policy
-    if place_of(type(policy)) != "sb3_contrib.common.recurrent.policies:RecurrentActorCriticPolicy":
-        return f"policy class {type(policy).__name__}"
-    return (
-        _why_not_machine(algorithm)
-        or first_reason(
-            {
-                "a critic without LSTM": policy.lstm_critic is None and not policy.shared_lstm,
-                "lstm_kwargs": set(policy.lstm_kwargs) - {"dropout"},
-            }
-        )
-        or _why_not_network(policy)
-        or _why_not_spaces(policy)
+    reason = _why_not(algorithm, _RECURRENT_POLICIES) or first_reason(
+        {
+            "a critic without LSTM": policy.lstm_critic is None and not policy.shared_lstm,
+            "lstm_kwargs": set(policy.lstm_kwargs) - {"dropout"},
+        }
     )
+    lstms = [policy.lstm_actor] if policy.shared_lstm else [policy.lstm_actor, policy.lstm_critic]
+    return reason or _reliance(algorithm, others=[weight for lstm in lstms for weight in lstm.parameters()])
+
+
+def _reliance(algorithm: Any, settings: Sequence[str] = (), others: Sequence[Any] = (), **training: Any) -> Reliance:
+    policy = algorithm.policy
+    log_std = [policy.log_std] if isinstance(policy.action_space, spaces.Box) else []
+    decisive = [(algorithm, [*_OF_ALGORITHM, *settings]), (policy, _OF_POLICY)]
+    return Reliance(algorithm, linears_of(policy), others=[*log_std, *others], settings=decisive, **training)
+
+
+def linears_of(policy: ActorCriticPolicy) -> list[nn.Linear]:
+    """Return the linear layers of actor and critic, in the order of the kernels."""
+    extractor = policy.mlp_extractor
+    modules = [*extractor.policy_net, policy.action_net, *extractor.value_net, policy.value_net]
+    return [module for module in modules if isinstance(module, nn.Linear)]
+
+
+def _why_not(algorithm: Any, policies: Mapping[str, Sequence[str]] = _POLICIES) -> str | None:
+    policy = algorithm.policy
+    if place_of(type(policy)) not in policies:
+        return f"policy class {type(policy).__name__}"
+    reason = _why_not_network(policy) or _why_not_spaces(policy) or _why_not_machine(algorithm)
+    distribution = type(policy.action_dist)
+    if reason is None and place_of(distribution) not in policies[place_of(type(policy))]:
+        reason = f"distribution {distribution.__name__}"
+    return reason
 
 
 def _why_not_machine(algorithm: Any) -> str | None:
@@ -103,9 +124,6 @@ def _why_not_network(policy: ActorCriticPolicy) -> str | None:
             or not is_plain_mlp(network.value_net, policy.activation_fn)
             or type(policy.action_net) is not nn.Linear
             or type(policy.value_net) is not nn.Linear,
-            "hooks of the network": has_hooks(policy),
-            "replaced methods of the policy": any(name in vars(policy) for name in ("forward", "evaluate_actions")),
-            "frozen or non-float32 parameters": not are_trained_float32(policy),
         }
     )
 

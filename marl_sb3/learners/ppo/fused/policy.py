@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
@@ -22,8 +21,6 @@ from marl_sb3.errors import EnvError
 from marl_sb3.learners.fused.coverage import ACTIVATIONS
 from marl_sb3.learners.fused.optimizers import OPTIMIZERS, OptimizerKind
 from marl_sb3.types import Array, BoolArray, FloatArray
-
-_VERSION = attrgetter("_version")
 
 
 @dataclass(frozen=True)
@@ -43,7 +40,7 @@ class FusedPolicy:
     """An `ActorCriticPolicy` in the kernels' layout.
 
     Args:
-        policy: a policy that the kernels cover, see `why_not_fused`.
+        policy: a policy that the kernels cover, see `coverage`; a new object is made when its layers are replaced.
     """
 
     def __init__(self, policy: ActorCriticPolicy) -> None:
@@ -65,8 +62,6 @@ class FusedPolicy:
         if self._log_std is not None:
             self._size += self._log_std.numel()
         self.theta: FloatArray = np.empty(self._size, dtype=np.float32)
-        self._watched = [parameter for parameter, _, _ in self._parameters()]
-        self._version_read = -1
         self.nets = self._kernel.Nets(
             self.pi_table,
             self.vf_table,
@@ -78,10 +73,7 @@ class FusedPolicy:
         )
         self._work_rows: dict[str, int] = {}
         self._work: dict[str, tuple[Array, FloatArray]] = {}
-
-    def is_of(self, policy: ActorCriticPolicy) -> bool:
-        """Whether this object was made for that policy with its present layers."""
-        return policy is self.policy and _linears_of(policy) == [linear for linear, _ in self._linears]
+        self.read_parameters()
 
     def _table(self, hidden: nn.Module, last: nn.Module) -> Array:
         rows = []
@@ -109,16 +101,6 @@ class FusedPolicy:
         """Copy the policy's parameters into `theta`."""
         for parameter, offset, transposed in self._parameters():
             _read(parameter.detach(), self.theta, offset, transposed)
-        self._version_read = self._version()
-
-    def _version(self) -> int:
-        """A number that grows whenever PyTorch changes a parameter in place."""
-        return sum(map(_VERSION, self._watched))
-
-    def _follow(self) -> None:
-        """Read the parameters again if a callback has set them in the middle of a rollout."""
-        if self._version() != self._version_read:
-            self.read_parameters()
 
     def write_parameters(self) -> None:
         """Copy `theta` into the policy's parameters."""
@@ -187,7 +169,6 @@ class FusedPolicy:
         Returns:
             Actions (rows, *action shape), values (rows,), log-probabilities (rows,).
         """
-        self._follow()
         inputs, rows = self.inputs(observations), len(observations)
         outputs, values = self._both_nets(inputs, rows)
         actions, log_probs = self._sample(outputs, action_masks)
@@ -214,7 +195,6 @@ class FusedPolicy:
 
     def values(self, observations: Array) -> FloatArray:
         """(rows,) values of observations."""
-        self._follow()
         inputs, rows = self.inputs(observations), len(observations)
         offsets, work = self._workspace("vf", rows)
         outputs: FloatArray = self._kernel.forward(
@@ -252,12 +232,6 @@ def _compiled_kernel() -> ModuleType:
     note_compiling(kernel.train)
     kernel.warm_up()
     return kernel
-
-
-def _linears_of(policy: ActorCriticPolicy) -> list[nn.Linear]:
-    extractor = policy.mlp_extractor
-    modules = [*extractor.policy_net, policy.action_net, *extractor.value_net, policy.value_net]
-    return [module for module in modules if isinstance(module, nn.Linear)]
 
 
 def require_in_range(numbers: Array, sizes: Array, what: str, space: spaces.Space[Any]) -> None:

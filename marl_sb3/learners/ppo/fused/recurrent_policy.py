@@ -20,20 +20,16 @@ class FusedRecurrentPolicy(FusedPolicy):
     """A `FusedPolicy` whose nets get the outputs of LSTMs. States are those of `RecurrentDecider`.
 
     Args:
-        policy: a policy that the kernels cover, see `why_no_fused_memory`.
+        policy: a policy that the kernels cover, see `memory_coverage`.
     """
 
     def __init__(self, policy: Any) -> None:
-        super().__init__(policy)
         self._lstm_kernel = _compiled_lstm()
-        self._lstms: list[nn.LSTM] = [policy.lstm_actor] if policy.shared_lstm else _separate(policy)
+        self._lstms: list[nn.LSTM] = [policy.lstm_actor]
+        if not policy.shared_lstm:
+            self._lstms.append(policy.lstm_critic)
         self._lstm_weights: list[_Weights] = []
-        self._watched += [parameter for lstm in self._lstms for parameter in lstm.parameters()]
-
-    def is_of(self, policy: Any) -> bool:
-        """See `FusedPolicy.is_of`."""
-        lstms = [policy.lstm_actor] if policy.shared_lstm else _separate(policy)
-        return super().is_of(policy) and lstms == self._lstms
+        super().__init__(policy)
 
     def read_parameters(self) -> None:
         """See `FusedPolicy.read_parameters`."""
@@ -53,7 +49,6 @@ class FusedRecurrentPolicy(FusedPolicy):
         Returns:
             What `FusedPolicy.act` returns, and the states after the step.
         """
-        self._follow()
         rows, inputs = len(observations), self.inputs(observations)
         of_actor = self._remember(0, inputs, starts, states[:2])
         of_critic = of_actor if len(self._lstms) == 1 else self._remember(1, inputs, starts, states[2:])
@@ -63,7 +58,6 @@ class FusedRecurrentPolicy(FusedPolicy):
 
     def values_of(self, observations: Array, starts: BoolArray, states: States) -> FloatArray:
         """(rows,) values of observations; arguments as for `decide`."""
-        self._follow()
         after = self._remember(len(self._lstms) - 1, self.inputs(observations), starts, states[2:])
         return self._net("vf", after, len(observations)).reshape(-1).copy()
 
@@ -88,10 +82,6 @@ class FusedRecurrentPolicy(FusedPolicy):
             self.theta, table, offsets, work, none, states[0][-1], False, rows, self.activation
         )
         return outputs
-
-
-def _separate(policy: Any) -> list[nn.LSTM]:
-    return [policy.lstm_actor, policy.lstm_critic]
 
 
 def _weights_of(lstm: nn.LSTM) -> _Weights:

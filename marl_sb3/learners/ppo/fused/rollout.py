@@ -1,7 +1,8 @@
 """Fill the rollout buffer of a single-agent `PPO` or `A2C`, which has an SB3 `VecEnv`, by the fused kernels.
 
-It repeats `OnPolicyAlgorithm.collect_rollouts` with three differences: the kernels evaluate the policy, the values of
-all agents that were truncated in a step are one batch, and callbacks get the locals that SB3 documents.
+It repeats `OnPolicyAlgorithm.collect_rollouts` with three differences: the kernels evaluate the policy where they cover
+it, the values of all agents that were truncated in a step are one batch, and callbacks get the locals that SB3
+documents.
 """
 
 from __future__ import annotations
@@ -16,18 +17,13 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 
-from marl_sb3.learners.ppo.fused.policy import FusedPolicy
-from marl_sb3.learners.sb3.private import last_step, record_episodes, set_last_step
+from marl_sb3.learners.forward_pass import ForwardPass, forward_pass
+from marl_sb3.learners.sb3.private import has_step_hook, last_step, record_episodes, set_last_step
 from marl_sb3.types import Array
 
 
 def collect_fused(
-    algorithm: OnPolicyAlgorithm,
-    fused: FusedPolicy,
-    env: VecEnv,
-    callback: BaseCallback,
-    buffer: RolloutBuffer,
-    n_steps: int,
+    algorithm: OnPolicyAlgorithm, env: VecEnv, callback: BaseCallback, buffer: RolloutBuffer, n_steps: int
 ) -> bool:
     """See `OnPolicyAlgorithm.collect_rollouts`.
 
@@ -36,7 +32,6 @@ def collect_fused(
     """
     algorithm.policy.set_training_mode(False)
     buffer.reset()
-    fused.read_parameters()
     callback.on_rollout_start()
     known: dict[str, Any] = {
         "self": algorithm,
@@ -45,21 +40,26 @@ def collect_fused(
         "rollout_buffer": buffer,
         "n_rollout_steps": n_steps,
     }
+    forward = forward_pass(algorithm)  # not earlier: the callback may have changed the policy
+    reads_again = has_step_hook(callback)
     for step in range(n_steps):
-        if not _step(algorithm, fused, known, step):
+        if not _step(algorithm, forward, known, step):
             return False
-    last_values = th.from_numpy(fused.values(known["new_obs"]))
+        if reads_again:
+            forward = forward_pass(algorithm)
+        _store_step(algorithm, forward, known)
+    last_values = th.from_numpy(forward.values(known["new_obs"]))
     buffer.compute_returns_and_advantage(last_values=last_values, dones=known["dones"])
     callback.update_locals({**known, "n_steps": n_steps, "values": last_values})
     callback.on_rollout_end()
     return True
 
 
-def _step(algorithm: OnPolicyAlgorithm, fused: FusedPolicy, known: dict[str, Any], step: int) -> bool:
+def _step(algorithm: OnPolicyAlgorithm, forward: ForwardPass, known: dict[str, Any], step: int) -> bool:
     """Take one step of all envs; `known` is filled with the `locals` of SB3's callbacks."""
-    observations, starts = last_step(algorithm)
+    observations, _ = last_step(algorithm)
     assert isinstance(observations, np.ndarray), "the kernels take no Dict observations"
-    actions, values, log_probs = fused.act(observations)
+    actions, values, log_probs = forward.act(observations)
     in_bounds = actions
     if isinstance(algorithm.action_space, spaces.Box):
         in_bounds = np.clip(actions, algorithm.action_space.low, algorithm.action_space.high)
@@ -78,19 +78,22 @@ def _step(algorithm: OnPolicyAlgorithm, fused: FusedPolicy, known: dict[str, Any
         "infos": infos,
     }
     known["callback"].update_locals(known)
-    if not known["callback"].on_step():
-        return False
+    return bool(known["callback"].on_step())
+
+
+def _store_step(algorithm: OnPolicyAlgorithm, forward: ForwardPass, known: dict[str, Any]) -> None:
+    observations, starts = last_step(algorithm)
+    actions, rewards, dones, infos = (known[name] for name in ("actions", "rewards", "dones", "infos"))
     record_episodes(algorithm, infos, dones)
-    _add_values_at_time_limits(fused, rewards, dones, infos, algorithm.gamma)
+    _add_values_at_time_limits(forward, rewards, dones, infos, algorithm.gamma)
     if isinstance(algorithm.action_space, spaces.Discrete):
         actions = actions.reshape(-1, 1)
     known["rollout_buffer"].add(observations, actions, rewards, starts, known["values"], known["log_probs"])
-    set_last_step(algorithm, new_obs, dones)
-    return True
+    set_last_step(algorithm, known["new_obs"], dones)
 
 
 def _add_values_at_time_limits(
-    fused: FusedPolicy, rewards: Array, dones: Array, infos: list[dict[str, Any]], gamma: float
+    forward: ForwardPass, rewards: Array, dones: Array, infos: list[dict[str, Any]], gamma: float
 ) -> None:
     """Truncation is not termination: bootstrap from the value of the final observation (SB3 issue 633)."""
     truncated = [
@@ -100,4 +103,4 @@ def _add_values_at_time_limits(
     ]
     if truncated:
         final = np.stack([infos[row]["terminal_observation"] for row in truncated])
-        rewards[truncated] += gamma * fused.final_values(final)
+        rewards[truncated] += gamma * forward.final_values(final)

@@ -10,25 +10,18 @@ from stable_baselines3.common.policies import BaseModel, BasePolicy
 from stable_baselines3.common.torch_layers import FlattenExtractor
 from torch import nn
 
-from marl_sb3.learners.fused.coverage import (
-    ACTIVATIONS,
-    covers_observations,
-    first_reason,
-    has_hooks,
-    why_not_optimizer,
-)
+from marl_sb3.learners.fused.coverage import ACTIVATIONS, Reliance, covers_observations, first_reason
 from marl_sb3.learners.fused.tables import linears
 
+_OF_POLICY = ("activation_fn", "observation_space", "action_space", "normalize_images")
 
-def why_not_policy(
-    algorithm: Any, policy_class: type[BasePolicy], networks: Sequence[BaseModel], replaceable: Sequence[str]
-) -> str | None:
+
+def why_not_policy(algorithm: Any, policy_class: type[BasePolicy], networks: Sequence[BaseModel]) -> str | None:
     """Return the reason why the kernels do not cover a policy and its networks, as a string; None if they do.
 
     Args:
         policy_class: the class that is covered; its subclasses may compute something else.
         networks: all of the policy that the kernels run.
-        replaceable: the methods of the networks that the kernels stand for.
     """
     policy = algorithm.policy
     if type(policy) is not policy_class:
@@ -42,10 +35,6 @@ def why_not_policy(
                 type(extractor) is not FlattenExtractor for extractor in extractors
             ),
             f"activation {_name(policy.activation_fn)}": policy.activation_fn not in ACTIVATIONS,
-            "hooks of the network": has_hooks(policy),
-            "replaced methods of the policy": any(
-                name in vars(network) for network in [policy, *networks] for name in replaceable
-            ),
             f"observation space {policy.observation_space}": not covers_observations(policy),
         }
     )
@@ -65,46 +54,39 @@ def why_not_nets(
         last: the types of the modules that follow the hidden layers.
     """
     for net in nets:
-        layers = _layers(net)
-        kinds = [type(layer) for layer in layers]
-        hidden = len(layers) - len(last)
+        kinds = [type(layer) for layer in (net if type(net) is nn.Sequential else [net])]
+        hidden = len(kinds) - len(last)
         if kinds != [nn.Linear, activation] * (hidden // 2) + list(last):
             return "layers other than linear ones and activations"
-        if not all(map(_is_in_order, linears(net))):
-            return "frozen, non-float32 or transposed parameters"
     return None
 
 
-def _layers(net: nn.Module) -> list[nn.Module]:
-    return list(net) if type(net) is nn.Sequential else [net]
+def replay_reliance(
+    algorithm: Any,
+    trained: Sequence[tuple[th.optim.Optimizer, Sequence[nn.Module]]],
+    targets: Sequence[nn.Module],
+    settings: Sequence[tuple[Any, Sequence[str]]],
+    others: Sequence[tuple[th.optim.Optimizer, th.Tensor]] = (),
+) -> Reliance:
+    """Return what the kernels rely on, for an algorithm whose nets are plain MLPs.
 
-
-def _is_in_order(layer: nn.Linear) -> bool:
-    """Whether the kernels find in memory what the sizes of a layer promise."""
-    shapes = (layer.out_features, layer.in_features), (layer.out_features,)
-    parameters = list(layer._parameters.values())
-    return list(layer._parameters) == ["weight", "bias"] and all(map(_is_trained_array, parameters, shapes))
-
-
-def _is_trained_array(parameter: Any, shape: tuple[int, ...]) -> bool:
-    return (
-        parameter is not None
-        and parameter.requires_grad
-        and parameter.dtype == th.float32
-        and parameter.shape == shape
-        and parameter.is_contiguous()
+    Args:
+        trained: each optimizer with the nets that it trains, in order.
+        targets: the nets that no optimizer trains.
+        settings: see `Reliance`; besides those that all algorithms have.
+        others: more optimizers, each with the one tensor that it trains.
+    """
+    held = [(optimizer, _parameters(nets)) for optimizer, nets in trained]
+    held += [(optimizer, [tensor]) for optimizer, tensor in others]
+    nets = [net for _, each in trained for net in each] + [*targets]
+    return Reliance(
+        algorithm,
+        [layer for net in nets for layer in linears(net)],
+        others=[tensor for _, tensor in others],
+        trained=held,
+        settings=[(algorithm, ["device", "use_sde"]), (algorithm.policy, _OF_POLICY), *settings],
     )
 
 
-def why_not_trained(optimizer: th.optim.Optimizer, nets: Iterable[nn.Module]) -> str | None:
-    """Return the reason why the kernels do not cover an optimizer of these nets, in this order; None if they do."""
-    layers = [layer for net in nets for layer in linears(net)]
-    parameters: list[Any] = [parameter for layer in layers for parameter in layer._parameters.values()]
-    return why_not_optimizer(optimizer) or why_not_parameters(optimizer, parameters)
-
-
-def why_not_parameters(optimizer: th.optim.Optimizer, parameters: Sequence[th.Tensor]) -> str | None:
-    """Return a reason if an optimizer is not of these parameters, in this order; else None."""
-    given = optimizer.param_groups[0]["params"]
-    same = len(given) == len(parameters) and all(one is other for one, other in zip(given, parameters, strict=True))
-    return None if same else "an optimizer of other parameters"
+def _parameters(nets: Sequence[nn.Module]) -> list[Any]:
+    return [tensor for net in nets for layer in linears(net) for tensor in layer._parameters.values()]

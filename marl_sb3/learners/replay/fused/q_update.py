@@ -13,7 +13,6 @@ from torch import nn
 from marl_sb3.learners.fused.coverage import ACTIVATIONS
 from marl_sb3.learners.fused.tables import Tables, linears
 from marl_sb3.learners.replay.fused.inputs import batch_of, features, kernel_module
-from marl_sb3.learners.replay.fused.watch import Watch
 from marl_sb3.types import Array
 
 
@@ -39,16 +38,11 @@ class QUpdate:
         self._online, self._target = (
             Net(self._tables.of_layers(linears(each)), hidden, LINEAR) for each in (net, target)
         )
-        self._watch = Watch(algorithm, self._tables, self.optimizers)
 
     @property
     def optimizers(self) -> list[th.optim.Optimizer]:
         """See `FusedUpdate.optimizers`."""
         return [self._algorithm.policy.optimizer]
-
-    def is_valid(self) -> bool:
-        """See `FusedUpdate.is_valid`."""
-        return self._watch.is_unchanged(self.optimizers)
 
     def begin(self) -> None:
         """See `FusedUpdate.begin`."""

@@ -10,7 +10,6 @@ import torch as th
 from marl_sb3.learners.fused.coverage import ACTIVATIONS
 from marl_sb3.learners.fused.tables import Tables, linears
 from marl_sb3.learners.replay.fused.inputs import batch_of, env_actions, features, kernel_module, standard_normal
-from marl_sb3.learners.replay.fused.watch import Watch
 from marl_sb3.types import Array
 
 
@@ -45,7 +44,6 @@ class SACUpdate:
             *([layer for net in critic.q_networks for layer in linears(net)] for critic in critics)
         )
         self._unmoved = self._moved[:0]
-        self._watch = Watch(algorithm, tables, self.optimizers)
 
     @property
     def optimizers(self) -> list[th.optim.Optimizer]:
@@ -53,10 +51,6 @@ class SACUpdate:
         algorithm = self._algorithm
         learned = [] if algorithm.ent_coef_optimizer is None else [algorithm.ent_coef_optimizer]
         return [algorithm.actor.optimizer, algorithm.critic.optimizer, *learned]
-
-    def is_valid(self) -> bool:
-        """See `FusedUpdate.is_valid`."""
-        return self._watch.is_unchanged(self.optimizers)
 
     def begin(self) -> None:
         """See `FusedUpdate.begin`."""

@@ -10,7 +10,6 @@ import torch as th
 from marl_sb3.learners.fused.coverage import ACTIVATIONS
 from marl_sb3.learners.fused.tables import Tables, linears
 from marl_sb3.learners.replay.fused.inputs import batch_of, env_actions, features, kernel_module
-from marl_sb3.learners.replay.fused.watch import Watch
 from marl_sb3.learners.sb3.private import num_updates
 from marl_sb3.types import Array
 
@@ -43,16 +42,11 @@ class TD3Update:
                 for critic, actor in zip(critics, actors, strict=True)
             )
         )
-        self._watch = Watch(algorithm, tables, self.optimizers)
 
     @property
     def optimizers(self) -> list[th.optim.Optimizer]:
         """See `FusedUpdate.optimizers`."""
         return [self._algorithm.actor.optimizer, self._algorithm.critic.optimizer]
-
-    def is_valid(self) -> bool:
-        """See `FusedUpdate.is_valid`."""
-        return self._watch.is_unchanged(self.optimizers)
 
     def begin(self) -> None:
         """See `FusedUpdate.begin`."""
