@@ -119,7 +119,17 @@ def _may_change_policies(callback: BaseCallback) -> bool:
     if isinstance(callback, ConvertCallback) or not {"on_step", "_on_step"}.isdisjoint(vars(callback)):
         return True
     hooks = type(callback).on_step, type(callback)._on_step
-    return any(hook.__module__.partition(".")[0] not in _WITHOUT_HOOKS for hook in hooks)
+    return not all(hook.__module__.partition(".")[0] in _WITHOUT_HOOKS or _only_returns_true(hook) for hook in hooks)
+
+
+def _only_returns_true(hook: Any) -> bool:
+    """Whether a function has no other line than `return True`, as `_on_step` of many callbacks, which SB3 demands."""
+    code = getattr(hook, "__code__", None)
+    return code is not None and code.co_code == _return_true.__code__.co_code and code.co_consts[-1] is True
+
+
+def _return_true(self: Any) -> bool:
+    return True
 
 
 # --- Saving ----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,505 @@
+"""Whatever a user changes in a policy from outside, it trains as the stock algorithm with the same change does.
+
+The changes are drawn: replaced functions, shared modules, frozen parameters, hooks, other memory, other optimizers, and
+so on, before the training, when a rollout starts, or in the middle of one.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import gymnasium
+import pytest
+import sb3_contrib
+import stable_baselines3
+import torch as th
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stable_baselines3.common.callbacks import BaseCallback
+from torch import nn
+from toy_envs import SampledEnv
+
+import marl_sb3
+from marl_sb3 import MultiAgentAlgorithm, PolicySpec, make_vec_env
+from marl_sb3.learners.fused import coverage
+from marl_sb3.training import listener
+
+SEED = 7
+TOLERANCE = 2e-3  # of the distance moved; the fused path is as exact as floating point within these few updates
+NETWORK = {"policy_kwargs": {"net_arch": [8, 8]}}
+ROLLOUTS: dict[str, Any] = {"n_steps": 12, "learning_rate": 1e-2, **NETWORK}
+REPLAYED: dict[str, Any] = {
+    "learning_starts": 6,
+    "batch_size": 8,
+    "buffer_size": 40,
+    "learning_rate": 1e-2,
+    "train_freq": 4,
+    "gradient_steps": 2,
+    **NETWORK,
+}
+EPOCHS = {"batch_size": 8, "n_epochs": 2}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """An algorithm, and what is trained by it."""
+
+    stock: Any
+    settings: dict[str, Any]
+    env: str = "CartPole-v1"
+    policy: str = "MlpPolicy"
+
+    @property
+    def own(self) -> Any:
+        return getattr(marl_sb3, self.stock.__name__)
+
+
+KINDS = {
+    "PPO": Kind(stable_baselines3.PPO, {**ROLLOUTS, **EPOCHS}),
+    "PPO, forces": Kind(stable_baselines3.PPO, {**ROLLOUTS, **EPOCHS}, "Pendulum-v1"),
+    "A2C": Kind(stable_baselines3.A2C, ROLLOUTS, "Pendulum-v1"),
+    "TRPO": Kind(sb3_contrib.TRPO, {**ROLLOUTS, "batch_size": 8}),
+    "MaskablePPO": Kind(sb3_contrib.MaskablePPO, {**ROLLOUTS, **EPOCHS}, "masked"),
+    "RecurrentPPO": Kind(sb3_contrib.RecurrentPPO, {**ROLLOUTS, **EPOCHS}, policy="MlpLstmPolicy"),
+    "DQN": Kind(stable_baselines3.DQN, {**REPLAYED, "target_update_interval": 5}),
+    "QRDQN": Kind(sb3_contrib.QRDQN, {**REPLAYED, "target_update_interval": 5}),
+    "SAC": Kind(stable_baselines3.SAC, REPLAYED, "Pendulum-v1"),
+    "TD3": Kind(stable_baselines3.TD3, REPLAYED, "Pendulum-v1"),
+    "DDPG": Kind(stable_baselines3.DDPG, REPLAYED, "Pendulum-v1"),
+    "TQC": Kind(sb3_contrib.TQC, REPLAYED, "Pendulum-v1"),
+}
+
+
+# What is changed. Each function returns whether the algorithm has such a thing.
+
+
+def linears(algorithm: Any) -> list[tuple[nn.Module, str, nn.Linear]]:
+    """Every linear layer with its owner and its name there."""
+    owners = list(algorithm.policy.modules())
+    return [(owner, name, layer) for owner in owners for name, layer in owner.named_children() if _is_linear(layer)]
+
+
+def _is_linear(module: nn.Module) -> bool:
+    return type(module) is nn.Linear
+
+
+def owners_of_optimizers(algorithm: Any) -> Iterator[Any]:
+    """The modules that have an optimizer."""
+    return (each for each in algorithm.policy.modules() if getattr(each, "optimizer", None) is not None)
+
+
+def trained_layer(algorithm: Any) -> nn.Linear:
+    """A layer that an optimizer trains."""
+    held = {
+        id(p) for owner in owners_of_optimizers(algorithm) for g in owner.optimizer.param_groups for p in g["params"]
+    }
+    return next(layer for _, _, layer in linears(algorithm) if id(layer.weight) in held)
+
+
+def renew_optimizers(algorithm: Any, make: Callable[[Any, Any], th.optim.Optimizer]) -> None:
+    for owner in owners_of_optimizers(algorithm):
+        owner.optimizer = make(owner.optimizer, list(owner.optimizer.param_groups[0]["params"]))
+
+
+def wrap(owner: Any, name: str, change: Callable[[Any], Any]) -> bool:
+    """Replace a method of an instance by one that changes what it returns."""
+    method = getattr(owner, name, None)
+    if method is None or owner is None:
+        return False
+    setattr(owner, name, lambda *args, **kwargs: change(method(*args, **kwargs)))
+    return True
+
+
+def halved(values: Any) -> Any:
+    return tuple(map(halved, values)) if isinstance(values, tuple) else values * 0.5
+
+
+def replaced_features(algorithm: Any) -> bool:
+    return wrap(algorithm.policy, "extract_features", halved)
+
+
+def replaced_values(algorithm: Any) -> bool:
+    return hasattr(algorithm, "rollout_buffer") and wrap(algorithm.policy, "predict_values", halved)
+
+
+def replaced_layer(algorithm: Any) -> bool:
+    return wrap(trained_layer(algorithm), "forward", halved)
+
+
+def replaced_actor_part(algorithm: Any) -> bool:
+    return wrap(getattr(algorithm.policy, "mlp_extractor", None), "forward_actor", halved)
+
+
+def replaced_samples(algorithm: Any) -> bool:
+    """Minibatches in which all returns are halved."""
+    buffer = getattr(algorithm, "rollout_buffer", None)
+    if buffer is None:
+        return False
+    drawn = buffer.get
+    buffer.get = lambda *args, **kwargs: (b._replace(returns=b.returns * 0.5) for b in drawn(*args, **kwargs))
+    return True
+
+
+def replaced_step(algorithm: Any) -> bool:
+    """An optimizer that steps twice."""
+    for owner in owners_of_optimizers(algorithm):
+        step = owner.optimizer.step
+        owner.optimizer.step = lambda *args, step=step: [step(), step()] and None
+    return True
+
+
+def other_distribution(algorithm: Any) -> bool:
+    """Actions with half the spread."""
+    distribution = getattr(algorithm.policy, "action_dist", None)
+    if type(distribution).__name__ != "DiagGaussianDistribution":
+        return False
+    own = type(distribution)(distribution.action_dim)
+    proba = own.proba_distribution
+    own.proba_distribution = lambda mean, log_std: proba(mean, log_std - 0.7)
+    algorithm.policy.action_dist = own
+    return True
+
+
+def shared_trunk(algorithm: Any) -> bool:
+    extractor = getattr(algorithm.policy, "mlp_extractor", None)
+    if extractor is None:
+        return False
+    extractor.value_net = extractor.policy_net
+    renew_optimizers(algorithm, lambda old, _: type(old)(algorithm.policy.parameters(), lr=1e-2))
+    return True
+
+
+def shared_critics(algorithm: Any) -> bool:
+    critic = getattr(algorithm, "critic", None)
+    if critic is None or len(critic.q_networks) < 2:
+        return False
+    critic.q_networks[1].load_state_dict(critic.q_networks[0].state_dict())
+    for layer, other in zip(critic.q_networks[1], critic.q_networks[0], strict=True):
+        if _is_linear(layer):
+            layer.weight.data, layer.bias.data = other.weight.data, other.bias.data
+    return True
+
+
+def frozen(algorithm: Any) -> bool:
+    trained_layer(algorithm).requires_grad_(False)
+    return True
+
+
+def gradient_hook(algorithm: Any) -> bool:
+    trained_layer(algorithm).weight.register_hook(lambda gradient: gradient * -1.0)
+    return True
+
+
+def late_gradient_hook(algorithm: Any) -> bool:
+    def turn_round(parameter: Any) -> None:
+        parameter.grad.mul_(-1.0)
+
+    trained_layer(algorithm).bias.register_post_accumulate_grad_hook(turn_round)
+    return True
+
+
+def forward_hook(algorithm: Any) -> bool:
+    trained_layer(algorithm).register_forward_hook(lambda module, inputs, outputs: outputs * 0.5)
+    return True
+
+
+def step_hook(algorithm: Any) -> bool:
+    def no_steps_of_half(optimizer: Any, args: Any, kwargs: Any) -> None:
+        for parameter in optimizer.param_groups[0]["params"][::2]:
+            if parameter.grad is not None:
+                parameter.grad.zero_()
+
+    for owner in owners_of_optimizers(algorithm):
+        owner.optimizer.register_step_pre_hook(no_steps_of_half)
+    return True
+
+
+def rebound(algorithm: Any) -> bool:
+    """Other memory, other numbers."""
+    for parameter in algorithm.policy.parameters():
+        parameter.data = parameter.data * 0.7
+    return True
+
+
+def set_through_data(algorithm: Any) -> bool:
+    """Numbers that PyTorch does not know to have changed."""
+    for parameter in algorithm.policy.parameters():
+        parameter.data.mul_(0.7)
+    return True
+
+
+def annealed(algorithm: Any) -> bool:
+    log_std = getattr(algorithm.policy, "log_std", None)
+    if log_std is None:
+        return False
+    log_std.data.fill_(-1.5)
+    return True
+
+
+def loaded(algorithm: Any) -> bool:
+    """Numbers set in place, as `load_state_dict` does."""
+    with th.no_grad():
+        for parameter in algorithm.policy.parameters():
+            parameter.mul_(0.7)
+    return True
+
+
+def optimizer_of_a_part(algorithm: Any) -> bool:
+    for parameter in algorithm.policy.parameters():
+        parameter.grad = None  # stock leaves that of the latest minibatch, which would count in the norm for ever
+    renew_optimizers(algorithm, lambda old, parameters: type(old)(parameters[::2], lr=1e-2))
+    return True
+
+
+def optimizer_in_another_order(algorithm: Any) -> bool:
+    renew_optimizers(algorithm, lambda old, parameters: type(old)(parameters[::-1], lr=1e-2))
+    return True
+
+
+def plain_sgd(algorithm: Any) -> bool:
+    renew_optimizers(algorithm, lambda _, parameters: th.optim.SGD(parameters, lr=1e-2))
+    return True
+
+
+def parameter_groups(algorithm: Any) -> bool:
+    def split(old: Any, parameters: Any) -> Any:
+        return type(old)([{"params": parameters[:2]}, {"params": parameters[2:], "lr": 1e-3}], lr=1e-2)
+
+    renew_optimizers(algorithm, split)
+    return True
+
+
+def without_bias(algorithm: Any) -> bool:
+    biases = {id(layer.bias) for _, _, layer in linears(algorithm)}
+    renew_optimizers(algorithm, lambda old, given: type(old)([p for p in given if id(p) not in biases], lr=1e-2))
+    for _, _, layer in linears(algorithm):  # of targets too: stock copies parameters in pairs
+        layer.bias = None
+    return True
+
+
+def replaced_parameter(algorithm: Any) -> bool:
+    """A parameter that no optimizer knows."""
+    layer = trained_layer(algorithm)
+    layer.weight = nn.Parameter(layer.weight.detach() * 0.5)
+    return True
+
+
+def other_activation(algorithm: Any) -> bool:
+    for owner in list(algorithm.policy.modules()):
+        for name, part in list(owner.named_children()):
+            if isinstance(part, (nn.Tanh, nn.ReLU)) and isinstance(owner, nn.Sequential):
+                owner._modules[name] = nn.ELU()
+                return True
+    return False
+
+
+def double_precision(algorithm: Any) -> bool:
+    """A layer that computes in float64."""
+    layer = trained_layer(algorithm)
+    layer.double()
+    renew_optimizers(algorithm, lambda old, parameters: type(old)(parameters, lr=1e-2))
+    layer.register_forward_pre_hook(lambda module, inputs: tuple(each.double() for each in inputs))
+    layer.register_forward_hook(lambda module, inputs, outputs: outputs.float())
+    return True
+
+
+def another_target_kl(algorithm: Any) -> bool:
+    if not hasattr(algorithm, "target_kl") or hasattr(algorithm, "cg_max_steps"):
+        return False
+    algorithm.target_kl = 1e-6
+    return True
+
+
+def nothing(algorithm: Any) -> bool:
+    return True
+
+
+CHANGES = [
+    nothing,
+    replaced_features,
+    replaced_values,
+    replaced_layer,
+    replaced_actor_part,
+    replaced_samples,
+    replaced_step,
+    other_distribution,
+    shared_trunk,
+    shared_critics,
+    frozen,
+    gradient_hook,
+    late_gradient_hook,
+    forward_hook,
+    step_hook,
+    rebound,
+    set_through_data,
+    annealed,
+    loaded,
+    optimizer_of_a_part,
+    optimizer_in_another_order,
+    plain_sgd,
+    parameter_groups,
+    without_bias,
+    replaced_parameter,
+    other_activation,
+    double_precision,
+    another_target_kl,
+]
+MOMENTS = ("before", "rollout", "step")
+
+
+class Changes(BaseCallback):
+    """Changes the policy when the second rollout starts."""
+
+    def __init__(self, change: Callable[[Any], bool], moment: str) -> None:
+        super().__init__()
+        self.change, self.moment = change, moment
+        self.rollouts = self.steps = 0
+
+    @property
+    def policy_algorithm(self) -> Any:
+        return self.model.policies["p"] if isinstance(self.model, MultiAgentAlgorithm) else self.model
+
+    def _on_rollout_start(self) -> None:
+        self.rollouts += 1
+        if self.moment == "rollout" and self.rollouts == 2:
+            self.change(self.policy_algorithm)
+
+    def _on_step(self) -> bool:
+        return True
+
+
+class ChangesInStep(Changes):
+    """Changes the policy in the middle of the second rollout."""
+
+    def _on_step(self) -> bool:
+        self.steps += 1
+        if self.steps == 15:
+            self.change(self.policy_algorithm)
+        return True
+
+
+def callback(change: Callable[[Any], bool], moment: str) -> Changes:
+    return (ChangesInStep if moment == "step" else Changes)(change, moment)
+
+
+def make_env(kind: Kind) -> Any:
+    if kind.env == "masked":
+        script = {"a": (5, "truncated"), "b": (5, "terminated")}
+        box, choice = gymnasium.spaces.Box(-1, 1, (3,)), gymnasium.spaces.Discrete(3)
+        return make_vec_env(SampledEnv, observation_space=box, action_space=choice, script=script, masked=True)
+    return make_vec_env(kind.env, n_envs=2, max_episode_steps=9)
+
+
+def train_apart(kind: Kind, cls: Any, change: Callable[[Any], bool], moment: str) -> Any:
+    """Train by one algorithm alone, on its VecEnv of two rows."""
+    algorithm = cls(kind.policy, make_env(kind).as_sb3_vec_env(), seed=SEED, device="cpu", **deepcopy(kind.settings))
+    if moment == "before":
+        change(algorithm)
+    return algorithm.learn(72, callback=callback(change, moment))
+
+
+def train_jointly(kind: Kind, change: Callable[[Any], bool], moment: str) -> Any:
+    """Train as the only policy of a joint algorithm."""
+    env, spec = make_env(kind), PolicySpec(kind.own, kind.policy, **deepcopy(kind.settings))
+    joint = MultiAgentAlgorithm(env, {"p": spec}, n_steps=12, seed=SEED, device="cpu")
+    if moment == "before":
+        change(joint.policies["p"])
+    return joint.learn(36 * env.num_envs, callback=callback(change, moment)).policies["p"]
+
+
+@cache
+def applies(name: str, change: Callable[[Any], bool]) -> bool:
+    kind = KINDS[name]
+    env = make_env(kind).as_sb3_vec_env()
+    return change(kind.stock(kind.policy, env, seed=SEED, device="cpu", **deepcopy(kind.settings)))
+
+
+@cache
+def stock_weights(name: str, change: Callable[[Any], bool], moment: str) -> dict[str, th.Tensor]:
+    return weights(train_apart(KINDS[name], KINDS[name].stock, change, moment))
+
+
+@cache
+def first_weights(name: str) -> dict[str, th.Tensor]:
+    kind = KINDS[name]
+    env = make_env(kind).as_sb3_vec_env()
+    return weights(kind.stock(kind.policy, env, seed=SEED, device="cpu", **deepcopy(kind.settings)))
+
+
+def weights(algorithm: Any) -> dict[str, th.Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in algorithm.policy.state_dict().items()}
+
+
+def distance(found: dict[str, th.Tensor], expected: dict[str, th.Tensor]) -> float:
+    assert found.keys() == expected.keys()
+    return float(sum((found[name].double() - expected[name].double()).norm() ** 2 for name in expected)) ** 0.5
+
+
+CASES = [
+    (name, change, moment)
+    for name, change, moment in itertools.product(KINDS, CHANGES, MOMENTS)
+    if applies(name, change)
+]
+
+
+def check(name: str, change: Callable[[Any], bool], moment: str, jointly: bool) -> None:
+    expected = stock_weights(name, change, moment)
+    kind = KINDS[name]
+    found = weights(train_jointly(kind, change, moment) if jointly else train_apart(kind, kind.own, change, moment))
+    moved = distance(stock_weights(name, nothing, "before"), first_weights(name))
+    assert distance(found, expected) < TOLERANCE * moved
+
+
+@given(case=st.sampled_from(CASES), jointly=st.booleans())
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_a_changed_policy_trains_as_the_stock_algorithm_does(case: tuple[Any, ...], jointly: bool) -> None:
+    check(*case, jointly)
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("jointly", [False, True])
+@pytest.mark.parametrize(("name", "change", "moment"), CASES)
+def test_every_change_in_every_algorithm(name: str, change: Any, moment: str, jointly: bool) -> None:
+    check(name, change, moment, jointly)
+
+
+# The comparison can fail: each of these faults is found by a change.
+
+BLIND: dict[str, tuple[str, Any, tuple[str, Any, str]]] = {
+    "replaced methods": ("has_replaced_methods", lambda owner: False, ("PPO", replaced_features, "before")),
+    "hooks of gradients": (
+        "_is_untrained",
+        lambda tensor: not tensor.requires_grad,
+        ("SAC", gradient_hook, "before"),
+    ),
+    "hooks of modules": (
+        "modules_without_hooks",
+        lambda network: [*network.modules()],
+        ("DQN", forward_hook, "rollout"),
+    ),
+    "optimizers": ("why_not_optimizer", lambda optimizer, kinds=(): None, ("TD3", step_hook, "rollout")),
+    "tensors": ("_why_not_tensors", lambda tensors: None, ("PPO", shared_trunk, "before")),
+    "identity": ("_are_same", lambda ones, others: True, ("A2C", optimizer_of_a_part, "before")),
+}
+
+
+@pytest.mark.parametrize("fault", BLIND)
+def test_a_check_that_looks_away_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, blind, case = BLIND[fault]
+    check(*case, jointly=False)
+    monkeypatch.setattr(coverage, name, blind)
+    with pytest.raises(AssertionError):
+        check(*case, jointly=False)
+
+
+def test_weights_that_are_read_too_early_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = "PPO, forces", annealed, "step"
+    check(*case, jointly=True)
+    monkeypatch.setattr(listener, "has_step_hook", lambda callback: False)
+    with pytest.raises(AssertionError):
+        check(*case, jointly=True)
