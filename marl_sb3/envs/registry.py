@@ -20,9 +20,10 @@ from pettingzoo.env_registry.exceptions import FailedToImport, PettingZooRegistr
 from marl_sb3.envs.batched import BatchedEnv
 from marl_sb3.envs.faults import RAISED, raise_in_words
 from marl_sb3.envs.installed import hint, installed_factory, installed_ids
+from marl_sb3.envs.rllib import EnvContext, RLlibEnv, is_rllib_env, takes_context
 from marl_sb3.errors import ConfigError
 
-EnvFactory = Callable[..., Any]  # makes a ParallelEnv, an AECEnv or a gymnasium.Env
+EnvFactory = Callable[..., Any]  # makes a ParallelEnv, an AECEnv, a gymnasium.Env or an RLlib MultiAgentEnv
 
 # Id on the command line -> PettingZoo's id.
 BUILTIN_ENVS: Mapping[str, str] = {"arena": "marl_sb3/arena-v0", "waterworld": "marl_sb3/waterworld-v0"}
@@ -37,8 +38,8 @@ def register_env(name: str, factory: EnvFactory) -> None:
 
     Args:
         name: any id that is not a built-in one. A later registration replaces an earlier one.
-        factory: `factory(**env_kwargs)` returns a new `ParallelEnv`, `AECEnv` or `gymnasium.Env`. If it has a parameter
-            `env_index`, it gets the index of the env.
+        factory: `factory(**env_kwargs)` returns a new `ParallelEnv`, `AECEnv`, `gymnasium.Env` or RLlib `MultiAgentEnv`.
+            If it has a parameter `env_index`, it gets the index of the env. RLlib's `creator(config)` is accepted.
 
     Raises:
         ConfigError: a built-in env has this name, or the factory cannot be called.
@@ -61,7 +62,8 @@ def env_factory(env: str | EnvFactory) -> EnvFactory:
     if not isinstance(env, str):
         if not callable(env):
             raise ConfigError(
-                f"env is {env!r}; accepted: an id or a factory of a ParallelEnv, an AECEnv or a gymnasium.Env",
+                f"env is {env!r}; accepted: an id or a factory of a ParallelEnv, an AECEnv, a gymnasium.Env "
+                "or an RLlib MultiAgentEnv",
                 key="env",
             )
         return env
@@ -100,19 +102,23 @@ def importable_id(env: str, factory: EnvFactory | None = None) -> str | None:
 def make_env(factory: EnvFactory, env_index: int, env_kwargs: Mapping[str, Any]) -> ParallelEnv:
     """Make an env by its factory and check its type.
 
-    An `AECEnv` becomes a `ParallelEnv` as `envs.turn_based.as_parallel` says, a `gymnasium.Env` one with one agent.
+    An `AECEnv` becomes a `ParallelEnv` as `envs.turn_based.as_parallel` says, a `gymnasium.Env` one with one agent, and
+    RLlib's `MultiAgentEnv` one as `envs.rllib.RLlibEnv` says. What takes one `config` gets the arguments as RLlib's
+    envs do, in a dictionary.
 
     Raises:
         ConfigError: the factory does not take these arguments, or returns another type.
     """
-    arguments = dict(env_kwargs)
+    arguments, contexts = dict(env_kwargs), ()
     signature = _signature(factory)
-    if signature is not None:
+    if signature is not None and takes_context(factory, signature, arguments):
+        arguments, contexts = {}, (EnvContext(arguments, env_index),)
+    elif signature is not None:
         if "env_index" in signature.parameters:
             arguments.setdefault("env_index", env_index)
         _check_arguments(factory, signature, arguments)
     try:
-        env = factory(**arguments)
+        env = factory(*contexts, **arguments)
     except (ImportError, FailedToImport, DependencyNotInstalled) as error:
         raise ConfigError(str(error), key="env") from error
     except RAISED as error:
@@ -120,10 +126,12 @@ def make_env(factory: EnvFactory, env_index: int, env_kwargs: Mapping[str, Any])
             raise ConfigError(f"the env does not take these arguments: {error}", key="env") from error
         raise_in_words(error, f"the env factory {_name(factory)}", f"env {env_index}")
         raise
+    if is_rllib_env(env):  # before the others: it is a gymnasium.Env, too
+        return RLlibEnv(env)
     for kind, convert in _CONVERSIONS.items():
         if isinstance(env, kind):
             return convert(env)
-    accepted = "a pettingzoo.ParallelEnv, a pettingzoo.AECEnv or a gymnasium.Env"
+    accepted = "a pettingzoo.ParallelEnv, a pettingzoo.AECEnv, a gymnasium.Env or an RLlib MultiAgentEnv"
     raise ConfigError(
         f"the env factory {_name(factory)} returned {type(env).__name__}; accepted: {accepted}", key="env"
     )
