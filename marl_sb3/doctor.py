@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from marl_sb3.cli.command import EXIT_DONE, EXIT_FAILED, run_command, setup_logging
 from marl_sb3.cli.doctor import build_parser, env_settings, require_env
-from marl_sb3.cli.parser import named_env
+from marl_sb3.cli.parser import import_users_modules, named_env
 
 if TYPE_CHECKING:
     from marl_sb3.checkup.report import Report
@@ -27,6 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _doctor(arguments: argparse.Namespace) -> int:
     setup_logging(arguments.verbosity)
+    import_users_modules(arguments)
     report = _examine(arguments)
     if arguments.json:
         print(json.dumps(report.to_plain(), allow_nan=False), flush=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from marl_sb3.cli.command import EXIT_DONE, run_command, setup_logging
 from marl_sb3.cli.evaluate import build_parser, film_episodes, require_accepted
-from marl_sb3.cli.parser import found_run, named_env
+from marl_sb3.cli.parser import found_run, import_users_modules, named_env
 from marl_sb3.startup import without_collections
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _evaluate(arguments: argparse.Namespace) -> int:
     setup_logging(arguments.verbosity)
+    import_users_modules(arguments)
     require_accepted(arguments)
     evaluated = _play(arguments)
     actions = _actions(arguments, evaluated.plan)

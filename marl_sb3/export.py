@@ -9,7 +9,7 @@ from pathlib import Path
 
 from marl_sb3.cli.command import EXIT_DONE, run_command, setup_logging
 from marl_sb3.cli.export import build_parser
-from marl_sb3.cli.parser import found_run, named_env
+from marl_sb3.cli.parser import found_run, import_users_modules, named_env
 from marl_sb3.startup import without_collections
 from marl_sb3.transfer.export import Exported, export_policies
 
@@ -22,6 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _export(arguments: argparse.Namespace) -> int:
     setup_logging(arguments.verbosity)
+    import_users_modules(arguments)
     folder = found_run(arguments.run)
     out = Path(arguments.out) if arguments.out else folder / "export" / arguments.format
     with without_collections():  # the imports take seconds: wrong options are refused before

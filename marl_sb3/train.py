@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from marl_sb3.cli.command import EXIT_DONE, EXIT_INTERRUPTED, run_command, setup_logging
-from marl_sb3.cli.parser import assignments, found_run, named_env
+from marl_sb3.cli.parser import assignments, found_run, import_users_modules, named_env
 from marl_sb3.cli.ray import ray_settings
 from marl_sb3.cli.train import RESUME_SETTINGS, SETTINGS, build_parser, require_resumable, stop_conditions
 from marl_sb3.startup import without_collections
@@ -30,6 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _train(arguments: argparse.Namespace) -> int:
     setup_logging(arguments.verbosity)
+    import_users_modules(arguments)
     with without_collections():
         run = _prepare(arguments)
     if arguments.quiet:

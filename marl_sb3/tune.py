@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from marl_sb3.cli.command import EXIT_DONE, run_command, setup_logging
-from marl_sb3.cli.parser import named_env
+from marl_sb3.cli.parser import import_users_modules, named_env
 from marl_sb3.cli.ray import ray_settings
 from marl_sb3.cli.tune import build_parser, command_to_continue, study_options
 from marl_sb3.startup import without_collections
@@ -30,6 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _tune(arguments: argparse.Namespace) -> int:
     setup_logging(arguments.verbosity)
+    import_users_modules(arguments)
     from marl_sb3.display.screen import standard_console
 
     console = standard_console()

@@ -16,7 +16,7 @@ from marl_sb3.checkup.job import Job
 from marl_sb3.checkup.report import Report, facts_of
 from marl_sb3.checkup.supervisor import PlayProcess, told_finding
 from marl_sb3.config.values import Count, Named, NonNegativeFloat, PositiveFloat, PositiveInt, require
-from marl_sb3.envs.registry import EnvFactory, env_factory, importable_id, named_factory
+from marl_sb3.envs.registry import EnvFactory, env_factory, importable_id, imported_modules, named_factory
 
 EPISODES, STEPS = 10, 2_000  # recorded at most, unless the caller says more
 _RECORD_S = 3.0  # how long recording may take, unless the caller says how much
@@ -86,7 +86,7 @@ def _examine_apart(job: Job, factory: EnvFactory | None, folder: Path, on_call: 
     path = importable_id(job.env, factory)
     apart = path is not None and _is_plain(job.env_kwargs)
     forked = None if apart else factory or env_factory(job.env)
-    sent = replace(job, env=path or job.env, search_path=tuple(sys.path))
+    sent = replace(job, env=path or job.env, search_path=tuple(sys.path), imports=tuple(imported_modules()))
     processes = [PlayProcess(folder / "play", sent, forked)]
     try:
         if apart:

@@ -24,6 +24,7 @@ class Job:
         timeout_s: how long one call of the env may take.
         only_fingerprint: play the first episode and nothing else, to compare it with that of another process.
         search_path: of the caller, for the import of the env.
+        imports: modules to import before the env is made, as after `--import`.
     """
 
     env: str
@@ -36,6 +37,7 @@ class Job:
     timeout_s: float
     only_fingerprint: bool = False
     search_path: tuple[str, ...] = ()
+    imports: tuple[str, ...] = ()
 
     def write(self, folder: Path) -> None:
         """Write it for `main`.

@@ -19,7 +19,7 @@ from marl_sb3.checkup.player import StoppedError
 from marl_sb3.checkup.plays import Patient, fingerprint_of, look_at_interface
 from marl_sb3.checkup.report import facts_of
 from marl_sb3.checkup.watch import ProcessWatch
-from marl_sb3.envs.registry import EnvFactory, env_factory
+from marl_sb3.envs.registry import EnvFactory, env_factory, import_modules
 from marl_sb3.errors import ConfigError, EnvRaisedError
 
 
@@ -35,6 +35,7 @@ def work(folder: Path, job: Job, factory: EnvFactory | None = None) -> None:
         try:
             watch = ProcessWatch(folder, job.timeout_s)
             watch.at("the import of the env")
+            import_modules(job.imports)
             patient = Patient(job, factory or env_factory(job.env), watch)
             (_compare if job.only_fingerprint else _examine)(patient, tell)
         except ConfigError as error:

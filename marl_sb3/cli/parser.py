@@ -88,14 +88,32 @@ def add_verbosity(parser: CommandParser) -> None:
 
 
 def add_env_option(parser: CommandParser, *, also_positional: bool, makes_env: bool = True) -> None:
-    """Add `--env ENV`, which all commands have; the commands that make envs also take ENV as a positional argument."""
+    """Add `--env` and `--import`, which all commands have; those that make envs also take ENV without `--env`."""
     if also_positional:
         words = "the same as the argument ENV; default: none"
     elif not makes_env:
-        words = "refuse runs of another env (no env is made); default: accept any"
+        words = "the run's env, for the log (no env is made); default: as in the run"
     else:
         words = "the run's env; required if it is your own code (package.module:factory); default: as in the run"
     parser.option("--env ENV", words, dest="env_option")
+    parser.repeated(
+        "--import MODULE",
+        "import this module first, such as one of yours that calls register_network or register_env; may be repeated; "
+        "default: none",
+        dest="imports",
+    )
+
+
+def import_users_modules(arguments: argparse.Namespace) -> None:
+    """Import the modules that `--import` names.
+
+    Raises:
+        ConfigError: one cannot be imported.
+    """
+    if arguments.imports:
+        from marl_sb3.envs.registry import import_modules  # takes half a second
+
+        import_modules(arguments.imports)
 
 
 def named_env(arguments: argparse.Namespace) -> str | None:

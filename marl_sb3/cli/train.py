@@ -152,7 +152,7 @@ def require_resumable(arguments: argparse.Namespace) -> None:
         if given is not None and given is not False and given != []:
             option = "--set" if name == "settings" else f"--{name.replace('_', '-')}"
             raise ConfigError(
-                f"{option} cannot change a resumed run; accepted with --resume: ENV or --env, --timesteps, "
+                f"{option} cannot change a resumed run; accepted with --resume: ENV or --env, --import, --timesteps, "
                 "--stop, --checkpoint-every, --on-nan, --workers, --ray and its options, --agents, --quiet, -v",
                 key=name,
             )

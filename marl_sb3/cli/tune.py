@@ -129,7 +129,7 @@ def study_options(arguments: argparse.Namespace) -> dict[str, Any]:
     Raises:
         ConfigError: a `--set` is not `KEY=VALUE`.
     """
-    other = ("env", "env_option", "verbosity", "quiet", "settings", *OF_EACH_CALL)
+    other = ("env", "env_option", "imports", "verbosity", "quiet", "settings", *OF_EACH_CALL)
     options = {name: value for name, value in vars(arguments).items() if name not in other}
     return {**options, "settings": assignments("--set", arguments.settings)}
 
@@ -145,6 +145,7 @@ def command_to_continue(env: str, name: str, storage: str | None, arguments: arg
     given = [option for option in OF_EACH_CALL if getattr(arguments, option) != getattr(default, option)]
     options = [("study", shlex.quote(name))]
     options += [("storage", shlex.quote(storage))] if storage else []
+    options += [("import", module) for module in arguments.imports]
     options += [(option.replace("_", "-"), getattr(arguments, option)) for option in given]
     words = "".join(f" --{option} {value}" for option, value in options)
     return f"python -m marl_sb3.tune {shlex.quote(env)}{words}"

@@ -7,7 +7,7 @@ import importlib
 import inspect
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ BUILTIN_ENVS: Mapping[str, str] = {"arena": "marl_sb3/arena-v0", "waterworld": "
 _SHOWN = 200  # characters of an env id in a message; an id from a file may be very long
 
 _registered: dict[str, EnvFactory] = {}
+_imports: list[str] = []  # modules that the user has named after `--import`
 
 
 def register_env(name: str, factory: EnvFactory) -> None:
@@ -38,8 +39,8 @@ def register_env(name: str, factory: EnvFactory) -> None:
 
     Args:
         name: any id that is not a built-in one. A later registration replaces an earlier one.
-        factory: `factory(**env_kwargs)` returns a new `ParallelEnv`, `AECEnv`, `gymnasium.Env` or RLlib `MultiAgentEnv`.
-            If it has a parameter `env_index`, it gets the index of the env. RLlib's `creator(config)` is accepted.
+        factory: `factory(**env_kwargs)` returns a new `ParallelEnv`, `AECEnv`, `gymnasium.Env` or `MultiAgentEnv` of
+            RLlib. If it has a parameter `env_index`, it gets the index of the env. RLlib's `creator(config)` does, too.
 
     Raises:
         ConfigError: a built-in env has this name, or the factory cannot be called.
@@ -84,15 +85,27 @@ def named_factory(env: str | EnvFactory | None) -> tuple[str | None, EnvFactory 
 
 
 def factory_id(factory: EnvFactory) -> str:
-    """The id of a factory, as on a command line: `module:name`."""
-    return f"{getattr(factory, '__module__', 'factory')}:{getattr(factory, '__qualname__', type(factory).__name__)}"
+    """The id of a factory, as on a command line: `module:name`. A script is a module by the name of its file."""
+    module = getattr(factory, "__module__", "factory")
+    name = _script_module() if module == "__main__" else module
+    return f"{name}:{getattr(factory, '__qualname__', type(factory).__name__)}"
+
+
+def _script_module() -> str:
+    """Return the name by which other processes import the running script; `__main__` if it has none."""
+    main = sys.modules["__main__"]
+    if main.__spec__ is not None:  # python -m package.module
+        return main.__spec__.name
+    file = getattr(main, "__file__", None)
+    name = "" if file is None else Path(file).stem
+    return name if name.isidentifier() and Path(file or "").suffix == ".py" else "__main__"
 
 
 def importable_id(env: str, factory: EnvFactory | None = None) -> str | None:
     """An id that another process can import; None if only this process has the env."""
-    factory = factory or _registered.get(env)
-    if factory is None:
+    if factory is None and (env not in _registered or _imports):  # a module of `--import` registers it there, too
         return env
+    factory = factory or _registered[env]
     path = factory_id(factory)
     module_name, _, attribute = path.partition(":")
     there = module_name != "__main__" and getattr(sys.modules.get(module_name), attribute, None) is factory
@@ -109,10 +122,11 @@ def make_env(factory: EnvFactory, env_index: int, env_kwargs: Mapping[str, Any])
     Raises:
         ConfigError: the factory does not take these arguments, or returns another type.
     """
-    arguments, contexts = dict(env_kwargs), ()
+    arguments = dict(env_kwargs)
+    contexts: list[EnvContext] = []
     signature = _signature(factory)
     if signature is not None and takes_context(factory, signature, arguments):
-        arguments, contexts = {}, (EnvContext(arguments, env_index),)
+        arguments, contexts = {}, [EnvContext(arguments, env_index)]
     elif signature is not None:
         if "env_index" in signature.parameters:
             arguments.setdefault("env_index", env_index)
@@ -145,17 +159,27 @@ def batched_factory(factory: EnvFactory) -> Callable[..., BatchedEnv] | None:
     return getattr(factory, "make_batched", None) if "make_batched" in getattr(factory, "__dict__", {}) else None
 
 
+def import_modules(names: Iterable[str]) -> None:
+    """Import modules that a user names after `--import`, which may register envs and networks.
+
+    Raises:
+        ConfigError: one cannot be imported.
+        EnvRaisedError: one has raised another exception.
+    """
+    for name in names:
+        _import_from_here(name, f"--import {name[:_SHOWN]!r}", "a module, such as my_module or package.module")
+        if name not in _imports:
+            _imports.append(name)
+
+
+def imported_modules() -> list[str]:
+    """The modules that `import_modules` has imported: other processes of the same command need them, too."""
+    return list(_imports)
+
+
 def _imported_factory(path: str) -> EnvFactory:
     module_name, _, attribute = path.partition(":")
-    if not all(part.isidentifier() for part in module_name.split(".")):
-        raise ConfigError(f"env {path!r}: {module_name!r} names no module; accepted: package.module:factory", key="env")
-    try:
-        module = _import_from_here(module_name)
-    except ImportError as error:
-        raise ConfigError(f"env {path!r}: cannot import {module_name!r}: {error}", key="env") from error
-    except RAISED as error:
-        raise_in_words(error, f"importing {module_name!r}", f"env {path!r}")
-        raise
+    module = _import_from_here(module_name, f"env {path!r}", "package.module:factory")
     # As in `gymnasium.make("module:Env-v0")`: importing the module may have registered an env of this id.
     factory = getattr(module, attribute, None) or _pettingzoo_factory(attribute) or _gymnasium_factory(attribute)
     if factory is None:
@@ -174,12 +198,20 @@ def _nothing_there(module: Any, attribute: str) -> str:
     return f"{found}; accepted: package.module:factory or package:ENV_ID"
 
 
-def _import_from_here(module_name: str) -> Any:
+def _import_from_here(module_name: str, where: str, accepted: str) -> Any:
     """Import a module from the Python path or the working directory."""
+    if not all(part.isidentifier() for part in module_name.split(".")):
+        raise ConfigError(f"{where}: {module_name[:_SHOWN]!r} names no module; accepted: {accepted}", key="env")
     here = str(Path.cwd())
     if here not in sys.path and "" not in sys.path:
         sys.path.append(here)
-    return importlib.import_module(module_name)
+    try:
+        return importlib.import_module(module_name)
+    except ImportError as error:
+        raise ConfigError(f"{where}: cannot import {module_name!r}: {error}", key="env") from error
+    except RAISED as error:
+        raise_in_words(error, f"importing {module_name!r}", where)
+        raise
 
 
 def _pettingzoo_factory(env_id: str) -> EnvFactory | None:
@@ -246,7 +278,8 @@ def _unknown(name: str) -> str:
     other = _module_hint(name) or (f"; did you mean {', '.join(close)}?" if close else ".")
     shown = name if len(name) <= _SHOWN else f"{name[:_SHOWN]}..."
     known_ids = f"{', '.join(mine)}, PettingZoo and Gymnasium ids"
-    return f"unknown env {shown!r}{other} Known: {known_ids}; or use package.module:factory"
+    own = "package.module:factory, or --import MODULE with a module that registers the env"
+    return f"unknown env {shown!r}{other} Known: {known_ids}; or use {own}"
 
 
 def _module_hint(name: str) -> str:

@@ -78,11 +78,13 @@ class RLlibEnv(ParallelEnv):  # type: ignore[misc]
 
     def observation_space(self, agent: AgentID) -> spaces.Space[Any]:
         """The env's observation space of an agent."""
-        return _space(self.env, "observation_space", self._ids[agent])
+        space: spaces.Space[Any] = _space(self.env, "observation_space", self._ids[agent])
+        return space
 
     def action_space(self, agent: AgentID) -> spaces.Space[Any]:
         """The env's action space of an agent."""
-        return _space(self.env, "action_space", self._ids[agent])
+        space: spaces.Space[Any] = _space(self.env, "action_space", self._ids[agent])
+        return space
 
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None

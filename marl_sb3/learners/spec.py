@@ -18,7 +18,7 @@ from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.learners.algorithms import algorithm_name, is_recurrent, require_algorithm, saved_algorithm_class
 from marl_sb3.learners.ppo.ppo import PPO
 from marl_sb3.policies.hyperparameters import hyperparameter_defaults, resolve_hyperparameters
-from marl_sb3.policies.networks import is_registered, registered_policy, resolve_policy_kwargs
+from marl_sb3.policies.networks import OF_THE_USER, is_registered, registered_policy, resolve_policy_kwargs
 from marl_sb3.storage.state import State, StateReader, is_plain
 from marl_sb3.types import PolicyID
 
@@ -148,7 +148,7 @@ def _policy_of(algorithm: type[BaseAlgorithm], policy: str | type[Any]) -> str |
     if is_recurrent(algorithm) and not policy.endswith("LstmPolicy"):
         policy = f"{policy.removesuffix('Policy')}LstmPolicy"
     if policy not in algorithm.policy_aliases:
-        accepted = f"{', '.join(algorithm.policy_aliases)}, or a name given to marl_sb3.register_network"
+        accepted = f"{', '.join(algorithm.policy_aliases)}, or {OF_THE_USER}"
         raise ConfigError(f"unknown policy {policy!r} of {algorithm.__name__}; accepted: {accepted}", key="policy")
     return policy
 

@@ -16,6 +16,7 @@ from marl_sb3.config.values import require, shown
 from marl_sb3.errors import ConfigError
 
 POLICY = "policy"
+OF_THE_USER = "a name given to marl_sb3.register_network (commands: --import MODULE, with the module that calls it)"
 # What a class is for -> its base class; the first that fits counts, because policies and extractors are modules too.
 _BASES: Mapping[str, type[Any]] = {
     POLICY: BasePolicy,
@@ -99,7 +100,7 @@ def _class(use: str, name: str) -> type[Any]:
     if name not in known:
         accepted = ", ".join([*known, *own])
         raise ConfigError(
-            f"{use} is {shown(name)}; accepted: {accepted}; marl_sb3.register_network adds classes of your own",
+            f"{use} is {shown(name)}; accepted: {accepted}, or {OF_THE_USER}",
             key=f"policy_kwargs.{use}",
         )
     module, _, cls = known[name].partition(":")

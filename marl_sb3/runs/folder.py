@@ -9,6 +9,7 @@ import re
 import secrets
 import traceback
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from filelock import FileLock, Timeout
 
 from marl_sb3.config import TrainConfig, load_config, to_yaml
 from marl_sb3.config.files import entry_of
+from marl_sb3.config.values import shown
 from marl_sb3.errors import ConfigError, as_path, path_is_usable
 from marl_sb3.storage.atomic import unfinished_path, with_filename, write_whole
 from marl_sb3.storage.checkpoint_folder import RUN_CONFIG, CheckpointFolder, newest_run
@@ -148,18 +150,23 @@ class RunFolder:
         """The run's configuration.
 
         Args:
-            env: the env id that the user gives. It is required for code of the user's own (`package.module:factory`):
-                nothing is imported because a file says so.
+            env: the env id that the user gives; it replaces that of the file, with a warning if they differ. It is
+                required for code of the user's own (`package.module:factory`): nothing is imported because a file says
+                so.
             makes_env: whether the env will be made; if not, its id is not required.
 
         Raises:
-            ConfigError: it is not valid, or is of another env.
+            ConfigError: it is not valid, or `env` is required.
         """
-        trusted = env if makes_env else entry_of(self.config_file, None, [])[0]
+        is_trusted = env is not None or not makes_env  # what replaces the file's env is what the user named
+        trusted = entry_of(self.config_file, None, [])[0] if is_trusted else None
         config = load_config(None, hparams=self.config_file, trusted_env=trusted)
-        if env is not None and env != config.env:
-            raise ConfigError(f"{self.config_file} is of env {config.env[:60]!r}, not of {env!r}", key="env")
-        return config
+        if env is None or env == config.env:
+            return config
+        _log.warning(
+            "%s is of env %s; it is used with %s, as --env (env=) says", self.config_file, shown(config.env), env
+        )
+        return replace(config, env=env)
 
     def write_config(self, config: TrainConfig) -> None:
         """Replace `config.yaml` atomically."""

@@ -11,6 +11,7 @@ from marl_sb3.display.screen import in_notebook, standard_console
 from marl_sb3.display.tables import MOST_AGENTS, returns_table
 from marl_sb3.display.text import duration, number
 from marl_sb3.display.training import Goals
+from marl_sb3.envs.registry import imported_modules
 from marl_sb3.training.show_progress import ShowProgress
 
 if TYPE_CHECKING:
@@ -89,9 +90,10 @@ def print_how_to_go_on(console: Console, run: Run) -> None:
 
 
 def _run_and_env(run: Run) -> str:
-    """Return the arguments that name a run, and its env if that is code of the user's own."""
+    """Return the arguments that name a run, and its env and modules if these are code of the user's own."""
+    modules = "".join(f" --import {module}" for module in imported_modules())
     env = f" --env {shlex.quote(run.config.env)}" if ":" in run.config.env else ""
-    return f"{shlex.quote(str(run.folder))}{env}"
+    return f"{shlex.quote(str(run.folder))}{env}{modules}"
 
 
 def print_line(console: Console, text: str) -> None:

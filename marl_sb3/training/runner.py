@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from marl_sb3.envs.registry import imported_modules
 from marl_sb3.metrics import EpisodeTracker
 from marl_sb3.runners.interface import Runner
 from marl_sb3.runners.local import LocalRunner
@@ -47,6 +48,7 @@ def make_runner(
             update_path,
             n_threads,
             tracker.custom_metrics,
+            imported_modules(),
         )
 
     receivers = {policy_id: make_receiver(learner) for policy_id, learner in setup.learners.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import random
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from marl_sb3 import make_vec_env
 from marl_sb3.envs.registry import make_env
 from marl_sb3.envs.rllib import RLlibEnv
 from marl_sb3.errors import ConfigError, EnvError, EnvRaisedError
+from marl_sb3.vec_env.seeding import episode_seed
 
 
 class MultiAgentEnv(gymnasium.Env):
@@ -105,7 +107,9 @@ def transitions(factory: Any, choose: Any = lambda agent, seen: 1, episodes: int
                 waiting[agent][2] += float(step.rewards[0, column])
                 if any(ends):
                     final = step.final_observations.get((0, column))
-                    done[agent].append((*waiting.pop(agent), *ends, None if final is None else np.array(final).tolist()))
+                    done[agent].append(
+                        (*waiting.pop(agent), *ends, None if final is None else np.array(final).tolist())
+                    )
         episodes -= bool(step.episode_done[0])
         assert not step.episode_done[0] or waiting == {}
     vec.close()
@@ -118,7 +122,10 @@ END = {"__all__": True}
 
 def test_agents_without_an_observation_wait_and_are_paid() -> None:
     env = scripted(({1: 2}, {0: 1.0}, NO, NO), ({0: 3}, {1: 5.0, 0: -2.0}, NO, NO), ({0: 4, 1: 6}, {0: 7.0}, END, {}))
-    assert transitions(env) == {"0": [(1, 1, -1.0, False, False, None), (3, 1, 7.0, True, False, 4)], "1": [(2, 1, 5.0, True, False, 6)]}
+    assert transitions(env) == {
+        "0": [(1, 1, -1.0, False, False, None), (3, 1, 7.0, True, False, 4)],
+        "1": [(2, 1, 5.0, True, False, 6)],
+    }
 
 
 def test_an_agent_ends_by_its_own_flag_and_not_by_that_of_the_episode() -> None:
@@ -160,7 +167,7 @@ def test_settings_come_in_one_dictionary_as_from_rllib() -> None:
     config = env.env.config
     assert (config, config.worker_index, config.vector_index) == ({"length": 7}, 0, 3)
     assert make_env(Scripted, 0, {}).env.config == {}
-    assert make_env(lambda config: Scripted(config), 0, {"length": 7}).env.config == {"length": 7}
+    assert make_env(lambda config: Scripted({**config}), 0, {"length": 7}).env.config == {"length": 7}
     assert make_env(lambda _: Scripted({}), 0, {}).possible_agents == ["0", "1"]
 
 
@@ -248,7 +255,7 @@ def test_it_is_trained_evaluated_and_resumed(in_tmp: Path) -> None:
     assert again.algorithm.num_timesteps == 1280
 
 
-# --- RLlib's own classes, where Ray is installed ------------------------------------------------------------------------
+# --- RLlib's own classes, where Ray is installed ----------------------------------------------------------------------
 
 EXAMPLES = "ray.rllib.examples.envs.classes.multi_agent"
 
@@ -261,32 +268,29 @@ def of_rllib(name: str, module: str = "") -> Any:
 @pytest.mark.proof
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    ("name", "module", "settings"),
+    ("name", "module", "settings", "choices"),
     [
-        ("TicTacToe", ".tic_tac_toe", {}),
-        ("RockPaperScissors", ".rock_paper_scissors", {"sheldon_cooper_mode": True}),
-        ("DoubleRowCorridorEnv", ".double_row_corridor_env", {"length": 3}),
-        ("TwoStepGame", "", {}),
-        ("MultiAgentCartPole", "", {"num_agents": 3}),
+        ("TicTacToe", ".tic_tac_toe", {}, 9),
+        ("RockPaperScissors", ".rock_paper_scissors", {"sheldon_cooper_mode": True}, 5),
+        ("DoubleRowCorridorEnv", ".double_row_corridor_env", {"length": 3}, 4),
+        ("TwoStepGame", "", {}, 2),
+        ("MultiAgentCartPole", "", {"num_agents": 3}, 2),
     ],
 )
-def test_transitions_are_those_that_rllib_records(name: str, module: str, settings: dict[str, Any]) -> None:
+def test_transitions_are_those_that_rllib_records(
+    name: str, module: str, settings: dict[str, Any], choices: int
+) -> None:
     """The same env, seed and actions: what RLlib's `MultiAgentEpisode` keeps of each agent is what is trained on."""
-    import random
-
-    from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
-
     cls = of_rllib(name, module)
+    from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 
     def chooser() -> Any:
         rng = np.random.default_rng(3)
-        return lambda agent, seen: int(rng.integers(2))
+        return lambda agent, seen: int(rng.integers(choices))
 
     episodes: list[Any] = []
     random.seed(5)
     choose, env = chooser(), cls(dict(settings))
-    from marl_sb3.vec_env.seeding import episode_seed
-
     for number in range(20):
         episode = MultiAgentEpisode(agent_to_module_mapping_fn=lambda agent, episode: "any")
         observations, infos = env.reset(seed=episode_seed(7, 0, number))
@@ -307,7 +311,8 @@ def test_transitions_are_those_that_rllib_records(name: str, module: str, settin
                 final = np.array(single.observations[at + 1]).tolist() if last else None
                 ends = (single.is_terminated and last, single.is_truncated and last)
                 seen = np.array(single.observations[at]).tolist()
-                theirs[str(agent)].append((seen, single.actions[at], single.rewards[at], *ends, final))
+                reward = float(np.float32(single.rewards[at]))  # as it is kept here
+                theirs[str(agent)].append((seen, single.actions[at], reward, *ends, final))
     assert ours == theirs
 
 
@@ -319,7 +324,7 @@ def done_in(episode: Any) -> set[Any]:
 @pytest.mark.filterwarnings("ignore")
 def test_an_example_of_rllib_is_learned(in_tmp: Path) -> None:
     cls = of_rllib("DoubleRowCorridorEnv", ".double_row_corridor_env")
-    settings = {"n_steps": 256, "env_config": {"length": 5}}
-    run = marl_sb3.train(cls, timesteps=40_000, n_envs=8, seed=1, settings=settings, policies="per_agent")
+    settings = {"n_steps": 128, "n_epochs": 4, "env_config": {"length": 4}}
+    run = marl_sb3.train(cls, timesteps=20_000, n_envs=8, seed=1, settings=settings, policies="per_agent")
     # Both agents collide (+5 each) and then reach their goals (+10 each): 30, less 0.1 for each step of each agent.
     assert run.evaluate(20)["episode_return_mean"] > 27

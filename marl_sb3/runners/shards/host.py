@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
+from marl_sb3.envs.registry import import_modules
 from marl_sb3.errors import ConfigError, EnvRaisedError, MarlSb3Error
 from marl_sb3.runners.shards.plan import Inexact, RoundOrder, SavedShard, ShardFault, ShardPlan, ShardRollout
 from marl_sb3.runners.shards.pool import versions
@@ -113,6 +114,7 @@ class ShardHost:
 
     def _made(self, shard: int) -> Shard:
         try:
+            import_modules(self._plan.imports)
             return Shard(self._plan, shard)
         except EnvRaisedError as error:
             if not self._shards and str(error).startswith("env 0:"):

@@ -28,6 +28,7 @@ class ShardPlan:
         update_path: see `marl_sb3.PPO`.
         n_threads: threads of one matrix product.
         custom_metrics: see `EpisodeTracker`.
+        imports: modules that register networks, as after `--import`.
     """
 
     envs: EnvPlan
@@ -39,6 +40,7 @@ class ShardPlan:
     update_path: str
     n_threads: int
     custom_metrics: Mapping[str, InfoMetric]
+    imports: Sequence[str] = ()
 
     @property
     def shards(self) -> range:

@@ -14,7 +14,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 
 from marl_sb3.config import TrainConfig
 from marl_sb3.config.ray import RaySettings
-from marl_sb3.envs.registry import EnvFactory
+from marl_sb3.envs.registry import EnvFactory, imported_modules
 from marl_sb3.errors import ConfigError
 from marl_sb3.metrics import Result
 from marl_sb3.runners.ray.connection import Connection
@@ -103,7 +103,7 @@ class RayTrainer:
         """See `Train`; callbacks are called here, with the results of evaluations."""
         job = secrets.token_hex(8)
         remote = self._ray.remote(train_remotely).options(**self._options)
-        training = remote.remote(config, factory, self._desk, job)
+        training = remote.remote(config, factory, self._desk, job, imported_modules())
         watching = [each for each in callbacks if isinstance(each, MultiAgentCallback)]
         is_asked_to_end = False
         while not self._ray.wait([training], timeout=_POLL_S)[0]:

@@ -7,12 +7,13 @@ import io
 import tempfile
 import traceback
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from marl_sb3.config import TrainConfig
-from marl_sb3.envs.registry import EnvFactory
+from marl_sb3.envs.registry import EnvFactory, import_modules
 from marl_sb3.errors import ConfigError, MarlSb3Error
 from marl_sb3.metrics import Result
 from marl_sb3.runners.shards.plan import ShardFault
@@ -78,14 +79,21 @@ class AskTheSearch(MultiAgentCallback):
         return bool(ray.get(self._desk.ask.remote(self._job, result)))
 
 
-def train_remotely(config: TrainConfig, factory: EnvFactory | None, desk: Any, job: str) -> Outcome:
-    """Train a run in a temporary folder; exceptions are a part of what it returns."""
+def train_remotely(
+    config: TrainConfig, factory: EnvFactory | None, desk: Any, job: str, imports: Sequence[str]
+) -> Outcome:
+    """Train a run in a temporary folder; exceptions are a part of what it returns.
+
+    Args:
+        imports: modules to import first, as after `--import`.
+    """
     from marl_sb3.runs.execute import execute
     from marl_sb3.runs.prepare import prepare
 
     with tempfile.TemporaryDirectory(prefix="marl_sb3-") as parent:
         folder = Path(parent) / "run"
         try:
+            import_modules(imports)
             run = execute(prepare(config, folder, factory), [AskTheSearch(desk, job)])
         except (Exception, SystemExit) as error:
             return Outcome(packed(folder), fault=_fault(error))

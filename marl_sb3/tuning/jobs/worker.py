@@ -31,6 +31,7 @@ def main(arguments: list[str]) -> int:
         return os.getppid() == int(pid)
 
     def run() -> int:
+        _import_modules()
         if path != env:
             from marl_sb3.envs.registry import env_factory, register_env
 
@@ -40,6 +41,14 @@ def main(arguments: list[str]) -> int:
             return _work(study, name, job, [int(option) for option in options], is_wanted)
 
     return run_command(run, 1)
+
+
+def _import_modules() -> None:
+    """Import the modules that the search's command line names after `--import`."""
+    from marl_sb3.envs.registry import import_modules
+    from marl_sb3.tuning.jobs.workers import IMPORTS_VARIABLE
+
+    import_modules(filter(None, os.environ.get(IMPORTS_VARIABLE, "").split(",")))
 
 
 def _work(study: TuneStudy, name: str, job: str, options: list[int], is_wanted: Callable[[], bool]) -> int:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from marl_sb3.envs.registry import importable_id
+from marl_sb3.envs.registry import importable_id, imported_modules
 from marl_sb3.errors import ConfigError, MarlSb3Error
 from marl_sb3.learners.threads import available_cores
 from marl_sb3.tuning.jobs.queue import JobQueue
@@ -20,6 +20,7 @@ from marl_sb3.tuning.search import STORAGE_VARIABLE
 from marl_sb3.tuning.study import TuneStudy
 from marl_sb3.tuning.trial_attributes import INTERRUPTED
 
+IMPORTS_VARIABLE = "MARL_SB3_IMPORT"  # tells workers the modules after `--import`, separated by commas
 EXIT_DISK_FULL = 28  # exit code of a worker: ENOSPC
 
 POLL_S = 0.5  # time between checks of the workers
@@ -132,9 +133,10 @@ class Workers:
 
 
 def _environment(cores: int, storage: str | None) -> dict[str, str]:
-    """The environment of a worker: its number of threads, the import path and the URL of the storage."""
+    """The environment of a worker: its threads, the import path, the modules to import and the URL of the storage."""
     paths = [path for path in sys.path if path]
     environment = {**os.environ, "OMP_NUM_THREADS": str(cores), "PYTHONPATH": os.pathsep.join(paths)}
+    environment[IMPORTS_VARIABLE] = ",".join(imported_modules())
     environment.pop(STORAGE_VARIABLE, None)
     if storage is not None:
         environment[STORAGE_VARIABLE] = storage
