@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -78,13 +79,21 @@ def test_the_refusal_of_a_later_command_names_the_option_that_makes_it_work(
         assert command(f"{line} {option[1]}") == 0
 
 
-@pytest.mark.parametrize("line", [line for line in LATER if not line.startswith("tune")])
-def test_another_env_than_the_files_is_said_to_be_another(
-    begun: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], line: str
+@pytest.mark.parametrize("line", [line for line in LATER if "--hparams" not in line and "tune" not in line])
+def test_another_env_than_the_files_is_used_with_a_warning(
+    begun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], line: str
 ) -> None:
+    shutil.copytree(begun / "run", tmp_path / "run")
+    (tmp_path / "moved.py").write_text("from toy_envs import ScriptedEnv as Mine")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert command(f"{line} --env moved:Mine") == 0
+    assert "config.yaml is of env 'toy_envs:ScriptedEnv'; it is used with moved:Mine" in capsys.readouterr().err
+
+
+def test_a_settings_file_of_another_env_is_refused(begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(begun)
-    assert command(f"{line} --env toy_envs:NoisyEnv") == 2
-    assert re.search(r"toy_envs:ScriptedEnv.*not.*toy_envs:NoisyEnv|no settings for env", capsys.readouterr().err)
+    assert command("train --hparams run/config.yaml --quiet --env toy_envs:NoisyEnv") == 2
 
 
 # --- An env that raises ----------------------------------------------------------------------------------------------

@@ -324,7 +324,7 @@ def done_in(episode: Any) -> set[Any]:
 @pytest.mark.filterwarnings("ignore")
 def test_an_example_of_rllib_is_learned(in_tmp: Path) -> None:
     cls = of_rllib("DoubleRowCorridorEnv", ".double_row_corridor_env")
-    settings = {"n_steps": 128, "n_epochs": 4, "env_config": {"length": 4}}
+    settings = {"n_steps": 128, "n_epochs": 4, "env_config": {"length": 4}, "episode_horizon": 50}
     run = marl_sb3.train(cls, timesteps=20_000, n_envs=8, seed=1, settings=settings, policies="per_agent")
     # Both agents collide (+5 each) and then reach their goals (+10 each): 30, less 0.1 for each step of each agent.
     assert run.evaluate(20)["episode_return_mean"] > 27

@@ -18,6 +18,7 @@ import marl_sb3
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, load_policies, make_vec_env
 from marl_sb3.config.networks import CLASSES
 from marl_sb3.learners.algorithms import ALGORITHMS, algorithm_class
+from marl_sb3.learners.sb3.build import _warn_once
 from marl_sb3.policies import networks
 from marl_sb3.policies.networks import register_network, resolve_policy_kwargs
 from marl_sb3.train import main as train
@@ -175,6 +176,27 @@ def test_layers_that_an_algorithm_does_not_have_are_refused(name: str, net_arch:
 IMAGES = spaces.Box(0, 255, (1, 36, 36), np.uint8)
 TINY_CNN = {"features_extractor_kwargs": {"features_dim": 16}, "net_arch": [8]}
 WITH_CNN = [name for name in ALGORITHMS if any("Cnn" in own for own in algorithm_class(name).policy_aliases)]
+
+
+@pytest.mark.parametrize(
+    ("algo", "settings", "warns"),
+    [
+        ("ppo", {"policy": "MlpPolicy"}, True),
+        ("dqn", {"policy": "MlpPolicy", "buffer_size": 9}, True),
+        ("ppo", {"policy": "CnnPolicy"}, False),
+        ("ppo", {"policy": "MlpPolicy", "policy_kwargs": {"features_extractor_class": "NatureCNN"}}, False),
+    ],
+)
+def test_images_for_a_policy_without_convolutions_are_mentioned_once(
+    algo: str, settings: dict[str, Any], warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    _warn_once.cache_clear()
+    spec = PolicySpec(algorithm_class(algo), **settings)
+    for _ in range(2):
+        env = make_vec_env(SampledEnv, observation_space=IMAGES, action_space=spaces.Discrete(3))
+        MultiAgentAlgorithm(env, {"shared": spec}, n_steps=64, device="cpu")
+    words = "images of shape (1, 36, 36), which MlpPolicy takes as 1296 separate numbers; policy=CnnPolicy"
+    assert caplog.text.count(words) == warns
 
 
 @pytest.mark.parametrize("name", WITH_CNN)

@@ -256,10 +256,13 @@ def test_a_run_with_code_of_the_users_own_wants_it_named(in_tmp: Path) -> None:
     assert run.algorithm.num_timesteps == 60
 
 
-def test_a_run_of_another_env_is_not_resumed(in_tmp: Path) -> None:
+def test_a_run_is_not_resumed_in_an_env_that_it_does_not_fit(in_tmp: Path, caplog: pytest.LogCaptureFixture) -> None:
     start("run", iterations=2)
-    with pytest.raises(ConfigError, match=r"has no settings for env|is of env 'arena', not of 'CartPole-v1'"):
+    before = {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}
+    with pytest.raises(CheckpointError):
         resume_run("run", env="CartPole-v1")
+    assert "run/config.yaml is of env 'arena'; it is used with CartPole-v1" in caplog.text
+    assert {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()} == before
 
 
 def test_a_run_that_is_training_is_not_resumed_beside(in_tmp: Path) -> None:

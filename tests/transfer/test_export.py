@@ -418,7 +418,6 @@ WRONG = [
     ("runn", "runn is not a run folder"),
     ("run --format tflite", "argument --format: invalid choice: 'tflite'"),
     (f"run --env {OWN_ENV} --checkpoint 99", "no checkpoint '99'; accepted: best, latest, or one of 1, 2, 3"),
-    ("run --env arena", "run/config.yaml is of env 'toy_envs:ScriptedEnv', not of 'arena'"),
     (f"run --env {OWN_ENV} --out run/config.yaml", "--out: run/config.yaml is not a folder"),
     (f"run --env {OWN_ENV} --out run/config.yaml/x", "--out: cannot write to run/config.yaml/x: Not a directory"),
     (f"run --env {OWN_ENV} --out run/policies", "run/policies/a.zip exists already; --force replaces it"),

@@ -11,11 +11,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common import torch_layers
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.buffers import BaseBuffer
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.preprocessing import is_image_space
 
 from marl_sb3.config.hyperparameters import kinds_of
 from marl_sb3.config.values import counted, shown
@@ -47,6 +49,7 @@ def build_algorithm(
         ConfigError: the hyperparameters do not fit the rollout or the spaces.
     """
     _check_fit(rows, spec)
+    _mention_flat_images(rows, spec)
     return _made(rows, spec, seed, device, {"rollout_buffer_class": buffer})
 
 
@@ -72,6 +75,7 @@ def build_with_replay(
 
     check_spaces(rows)
     check_replay(rows, spec, processing)
+    _mention_flat_images(rows, spec)
     algorithm: Any = _without_buffer(rows, spec, seed, device)
     algorithm.replay_buffer = replay_buffer(rows, spec, algorithm, stored_space(processing, algorithm), goal_rewards)
     return algorithm  # type: ignore[no-any-return]
@@ -272,6 +276,19 @@ def _check_fit(rows: PolicyRows, spec: PolicySpec) -> None:
             "policy %s: batch_size %d does not divide its rollout of %d: the last minibatch of an epoch has %d",
             rows.policy_id, batch_size, size, size % batch_size,
         )  # fmt: skip
+
+
+def _mention_flat_images(rows: PolicyRows, spec: PolicySpec) -> None:
+    """Warn once if an MlpPolicy, the default, gets images, of which it makes a vector of numbers."""
+    space, given = rows.group.observation_space, spec.hyperparameters.get("policy_kwargs") or {}
+    is_flat = isinstance(spec.policy, str) and spec.policy.startswith("Mlp") and "features_extractor_class" not in given
+    if is_flat and is_image_space(space):
+        cnn = spec.policy.replace("Mlp", "Cnn")
+        _warn_once(
+            f"policy {rows.policy_id!r}: observations are images of shape {space.shape}, which {spec.policy} takes as "
+            f"{np.prod(space.shape)} separate numbers; policy={cnn} (--set policy={cnn}) sees them as images of at "
+            "least 36 x 36 pixels"
+        )
 
 
 @functools.cache
