@@ -103,7 +103,7 @@ def test_what_is_always_so_needs_no_setting_and_all_else_is_refused(name: str, t
             assert load() == load_config("e")
         assert PolicySpec(**{name: value}).hyperparameters == {}
     for load in (*sources({name: "other"}, tmp_path), lambda: PolicySpec(**{name: "other"})):
-        with pytest.raises(ConfigError, match=rf"RLlib's {name} is 'other'; accepted: .*, because ") as caught:
+        with pytest.raises(ConfigError, match=rf"RLlib's {name} is 'other'; accepted: .*; ") as caught:
             load()
         assert ALWAYS[name].why in str(caught.value)
 
@@ -112,11 +112,11 @@ def test_a_name_without_counterpart_is_refused_with_the_reason(tmp_path: Path) -
     for name, reason in NO_COUNTERPART.items():
         with pytest.raises(ConfigError) as caught:
             list(unnested(name, 1))
-        assert str(caught.value) == f"{name!r} is RLlib's and has no counterpart here: {reason}"
+        assert str(caught.value) == f"RLlib's {name} has no counterpart here; {reason}"
     for load in (*sources({"vtrace": True}, tmp_path), lambda: PolicySpec(vtrace=True)):
-        with pytest.raises(ConfigError, match="'vtrace' is RLlib's and has no counterpart here: updates are synchron"):
+        with pytest.raises(ConfigError, match="RLlib's vtrace has no counterpart here; updates are synchron"):
             load()
-    with pytest.raises(ConfigError, match=r"p\.kl_target: 'kl_target' is RLlib's"):
+    with pytest.raises(ConfigError, match=r"p\.kl_target: RLlib's kl_target has no"):
         load_config("e", settings={"p.kl_target": 0.1})
 
 
@@ -135,6 +135,11 @@ MEANINGS = [
     (
         "dqn",
         {"epsilon": EPSILON},
+        {"exploration_initial_eps": 0.9, "exploration_final_eps": 0.05, "exploration_fraction": 0.25},
+    ),
+    (
+        "dqn",
+        {"exploration_config": {"type": "EpsilonGreedy", "initial_epsilon": 0.9, "epsilon_timesteps": 250_000}},
         {"exploration_initial_eps": 0.9, "exploration_final_eps": 0.05, "exploration_fraction": 0.25},
     ),
     ("a2c", {"epsilon": 0.1}, {"rms_prop_eps": 0.1}),
@@ -211,11 +216,20 @@ def test_a_later_source_wins_by_whatever_name() -> None:
         ({"algo": "td3", "target_network_update_freq": 0}, "has no counterpart for td3; it means target_update_interv"),
         ({"algo": "sac", "target_network_update_freq": 8}, "target_network_update_freq is 8; accepted with SAC: 0; "),
         ({"algo": "dqn", "epsilon": [[0, 1], [5, 0.5], [9, 0]]}, r"RLlib's epsilon is \[\[.*; accepted: a number from"),
+        (
+            {"algo": "dqn", "exploration_config": {"type": "SoftQ"}},
+            "exploration_config is .*; accepted: {type: ",
+        ),
+        ({"exploration_config": {"type": "EpsilonGreedy"}}, "exploration_config has no counterpart for ppo; it means"),
+        (
+            {"use_lstm": True},
+            "use_lstm is True; accepted: false; for an LSTM, set algo=recurrent_ppo",
+        ),
         ({"observation_filter": "x"}, "RLlib's observation_filter is 'x'; accepted: MeanStdFilter, "),
         ({"evaluation_config": {"lr": 1}}, "RLlib's evaluation_config is .*; accepted: {explore: true or false}"),
         ({"model": {"fcnet": [8]}}, "'fcnet' in model is unknown"),
         ({"model": 3}, "model is 3; accepted: a mapping"),
-        ({"vf_clip_param": 10}, "vf_clip_param is 10; accepted: null or inf, because RLlib limits the squared error"),
+        ({"vf_clip_param": 10}, "vf_clip_param is 10; accepted: null or inf; RLlib limits the squared error"),
         ({"replay_buffer_config": {"type": "PrioritizedEpisodeReplayBuffer"}}, "with the same probability"),
     ],
 )

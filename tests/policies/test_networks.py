@@ -75,7 +75,11 @@ def test_classes_and_entries_of_a_users_policy_are_kept() -> None:
 @pytest.mark.parametrize(
     ("entry", "value", "message"),
     [
-        ("activation_fn", "softmax", "activation_fn is 'softmax'; accepted: tanh, .*, cosine; marl_sb3.register_net"),
+        (
+            "activation_fn",
+            "softmax",
+            "activation_fn is 'softmax'; accepted: tanh, .*, cosine, or a name given",
+        ),
         ("optimizer_class", "lbfgs", "optimizer_class is 'lbfgs'; accepted: adam, adamw"),
         ("features_extractor_class", "cnn", "is 'cnn'; accepted: FlattenExtractor, NatureCNN, CombinedExtr.*, doubled"),
         (

@@ -1,4 +1,4 @@
-"""RLlib's names that are no settings here: what is always so, and what has no counterpart, with the reasons."""
+"""RLlib's names that are not settings here: those with fixed values, and those without a counterpart; with reasons."""
 
 from __future__ import annotations
 
@@ -8,67 +8,67 @@ from typing import Any, NamedTuple
 
 
 class Always(NamedTuple):
-    """A name with values that are always so here.
+    """A name of RLlib of which only some values are accepted, because they describe what always happens here.
 
     Attributes:
         values: these values; they need no setting.
-        why: why there are no others, and what to set instead.
+        why: why there are no others, or what to set instead; a clause that follows a semicolon.
     """
 
     values: tuple[Any, ...]
     why: str
 
 
-_CUDA = "another setting, device=cuda, puts all networks on a GPU"
-_LR = "set learning_rate=lin_X for a line from X down to 0"
-_SAC_RATES = "SB3 has one learning rate for actor, critics and entropy coefficient: set lr"
-_QUANTILES = "set algo=qrdqn for a distribution of returns"
-_LSTM = "set algo=recurrent_ppo and policy_kwargs.lstm_hidden_size"
-_HEADS = "put these layers at the end of fcnet_hiddens: actor and critic have separate layers"
+_CUDA = "set device=cuda to put all networks on a GPU"
+_LR = "set learning_rate=lin_X for a rate that falls linearly from X to 0"
+_SAC_RATES = "SB3 uses one learning rate for the actor, the critics and the entropy coefficient; set lr"
+_QUANTILES = "set algo=qrdqn to learn the distribution of returns"
+_LSTM = "for an LSTM, set algo=recurrent_ppo and policy_kwargs.lstm_hidden_size"
+_HEADS = "actor and critic have separate networks; add these layers to the end of fcnet_hiddens"
 
 ALWAYS: Mapping[str, Always] = {
-    "framework": Always(("torch",), "everything is PyTorch"),
-    "framework_str": Always(("torch",), "everything is PyTorch"),
-    "use_gae": Always((True,), "lambda=1 gives returns minus values, as RLlib does without GAE"),
-    "use_critic": Always((True,), "SB3's algorithms have a critic"),
+    "framework": Always(("torch",), "SB3 runs on PyTorch only"),
+    "framework_str": Always(("torch",), "SB3 runs on PyTorch only"),
+    "use_gae": Always((True,), "lambda=1 computes returns minus values, as RLlib does without GAE"),
+    "use_critic": Always((True,), "all of SB3's on-policy algorithms have a critic"),
     "use_kl_loss": Always((False,), "SB3's PPO has no KL penalty; target_kl ends an update early"),
     "vf_clip_param": Always(
         (None, math.inf, "inf"),
-        "RLlib limits the squared error by it, SB3's clip_range_vf the change of the predicted value",
+        "RLlib limits the squared error by it; SB3's clip_range_vf limits the change of the predicted value instead",
     ),
-    "grad_clip_by": Always(("global_norm",), "SB3 clips by the norm of all gradients together"),
-    "shuffle_batch_per_epoch": Always((True,), "SB3 always shuffles"),
-    "batch_mode": Always(("truncate_episodes",), "rollouts have a fixed number of steps and bootstrap at their end"),
-    "count_steps_by": Always(("env_steps",), "runs count env steps"),
-    "num_learners": Always((0, 1), "each policy is updated in this process"),
+    "grad_clip_by": Always(("global_norm",), "SB3 clips the norm of all gradients together"),
+    "shuffle_batch_per_epoch": Always((True,), "SB3 shuffles in every epoch"),
+    "batch_mode": Always(("truncate_episodes",), "rollouts have a fixed number of steps, and bootstrap at their end"),
+    "count_steps_by": Always(("env_steps",), "the length of a run is counted in env steps"),
+    "num_learners": Always((0, 1), "all policies are updated in one process"),
     "num_gpus": Always((0,), _CUDA),
     "num_gpus_per_learner": Always((0,), _CUDA),
     "num_gpus_per_env_runner": Always((0,), _CUDA),
-    "explore": Always((True,), "set evaluation.deterministic for evaluations"),
-    "clip_actions": Always((True,), "SB3 clips actions to the bounds of their Box"),
+    "explore": Always((True,), "training always explores; set evaluation.deterministic for evaluations"),
+    "clip_actions": Always((True,), "SB3 always clips actions to the bounds of their Box"),
     "vf_share_layers": Always(
-        (False,), "only a features extractor can be shared: policy_kwargs.share_features_extractor"
+        (False,), "actor and critic can share only the features extractor; set policy_kwargs.share_features_extractor"
     ),
-    "free_log_std": Always((True,), "SB3's on-policy actors have a standard deviation that is not a network's output"),
+    "free_log_std": Always((True,), "the standard deviation of SB3's on-policy actors is no output of a network"),
     "use_lstm": Always((False,), _LSTM),
-    "use_attention": Always((False,), f"there are no transformers: {_LSTM}"),
+    "use_attention": Always((False,), f"there are no transformers; {_LSTM}"),
     "head_fcnet_hiddens": Always(([],), _HEADS),
     "post_fcnet_hiddens": Always(([],), _HEADS),
-    "conv_filters": Always((None,), "set policy=CnnPolicy, or a features extractor of your own: register_network"),
+    "conv_filters": Always((None,), "set policy=CnnPolicy, or register your own extractor with register_network"),
     "dueling": Always((False,), "SB3's DQN has no dueling networks"),
-    "double_q": Always((False,), "SB3's DQN has one maximum over the target network"),
-    "noisy": Always((False,), "SB3's DQN explores by epsilon: set exploration_fraction"),
+    "double_q": Always((False,), "SB3's DQN takes the maximum over the target network, without double Q-learning"),
+    "noisy": Always((False,), "SB3's DQN explores by epsilon; set exploration_fraction"),
     "num_atoms": Always((1,), _QUANTILES),
-    "td_error_loss_fn": Always(("huber",), "SB3's DQN has the Huber loss"),
+    "td_error_loss_fn": Always(("huber",), "SB3's DQN uses the Huber loss"),
     "training_intensity": Always((None,), "set gradient_steps = training_intensity x train_freq x n_envs / batch_size"),
-    "store_buffer_in_checkpoints": Always((True,), "checkpoints always hold the replay buffer: runs resume exactly"),
+    "store_buffer_in_checkpoints": Always((True,), "checkpoints always hold the buffer, so that runs resume exactly"),
     "lr_schedule": Always((None,), _LR),
     "entropy_coeff_schedule": Always((None,), "SB3's entropy coefficient is constant"),
-    "decay": Always((0.99,), "SB3's RMSprop of A2C has 0.99"),
-    "momentum": Always((0.0,), "SB3's RMSprop of A2C has none"),
-    "evaluation_parallel_to_training": Always((False,), "evaluations run between iterations"),
-    "evaluation_num_env_runners": Always((0,), "evaluations step their envs in this process"),
-    "restart_failed_env_runners": Always((True,), "a worker process that dies is replaced; see max_worker_restarts"),
+    "decay": Always((0.99,), "the RMSprop of SB3's A2C has a decay of 0.99"),
+    "momentum": Always((0.0,), "the RMSprop of SB3's A2C has no momentum"),
+    "evaluation_parallel_to_training": Always((False,), "evaluations run between iterations, not beside them"),
+    "evaluation_num_env_runners": Always((0,), "the envs of evaluations are stepped in the process of the training"),
+    "restart_failed_env_runners": Always((True,), "a worker that dies is always replaced; see max_worker_restarts"),
     "ignore_env_runner_failures": Always((False,), "an env that raises an exception ends the run with a message"),
     "replay_buffer_config.type": Always(
         (
@@ -84,19 +84,19 @@ ALWAYS: Mapping[str, Always] = {
     "replay_buffer_config.alpha": Always((0, 0.0), "SB3 draws all transitions with the same probability"),
 }
 
-_WORKERS = "set n_workers for processes that step the envs; --ray and --runners for runners on Ray"
+_WORKERS = "set n_workers to step the envs in several processes, or use --ray and --runners for runners on Ray"
 _FAULTS = "set worker_timeout_s and max_worker_restarts; an env that raises an exception ends the run"
 _GPU = "set device=cuda"
-_SYNCHRONOUS = "updates are synchronous: every rollout is of the present weights"
-_OFFLINE = "policies are not trained from recorded data"
+_SYNCHRONOUS = "updates are synchronous: every rollout is played with the current weights"
+_OFFLINE = "policies cannot be trained from recorded data"
+_RECORDING = "episodes are not written to files"
 _CALLBACKS = "pass callback=[...] to train() or learn()"
 _CONNECTORS = "set processing, or wrap the env"
-_IMPLEMENTATION = "it chooses an implementation that is not used here"
-_ITERATION = "an iteration is n_steps of every env: set n_steps"
-_LIBRARY = "it is an argument of MultiAgentAlgorithm, or follows from the env"
+_IMPLEMENTATION = "it selects an implementation inside RLlib"
+_ITERATION = "an iteration is n_steps of every env; set n_steps"
+_LIBRARY = "pass it to MultiAgentAlgorithm in Python; spaces are those of the env"
 _PRIORITIES = "SB3 draws all transitions with the same probability"
-_INITIAL = "SB3 initialises layers orthogonally: set policy_kwargs.ortho_init"
-_DEPRECATED = "RLlib itself no longer takes it"
+_INITIAL = "SB3 initialises layers itself; set policy_kwargs.ortho_init to switch orthogonal weights on or off"
 
 # The reason -> the names.
 _REASONS: Mapping[str, str] = {
@@ -104,16 +104,16 @@ _REASONS: Mapping[str, str] = {
     _SAC_RATES: "actor_lr critic_lr alpha_lr optimization optimization_config",
     "set policy_kwargs.net_arch={pi: [...], qf: [...]}": "policy_model_config q_model_config",
     _QUANTILES: "v_min v_max",
-    "SB3's DQN explores by epsilon: set exploration_fraction": "sigma0",
+    "SB3's DQN explores by epsilon; set exploration_fraction": "sigma0",
     "SB3's DQN has no dueling networks": "hiddens",
     "SB3's DQN takes the action with the highest value": "categorical_distribution_temperature",
     _PRIORITIES: "replay_buffer_config.beta replay_buffer_config.prioritized_replay_alpha "
     "replay_buffer_config.prioritized_replay_beta replay_buffer_config.prioritized_replay_eps prioritized_replay "
     "prioritized_replay_alpha prioritized_replay_beta prioritized_replay_eps worker_side_prioritization",
     "set policy_kwargs.optimizer_class and optimizer_kwargs": "optimizer",
-    "the name is the policy's `algo`, a class its `algorithm`": "algo_class learner_class",
+    "set `algo` of the run or of a policy": "algo_class learner_class",
     _LSTM: "burn_in_len max_seq_len replay_sequence_length lstm_use_prev_action_reward",
-    f"there are no transformers: {_LSTM}": "attention_num_transformer_units attention_dim attention_num_heads "
+    f"there are no transformers; {_LSTM}": "attention_num_transformer_units attention_dim attention_num_heads "
     "attention_head_dim attention_memory_inference attention_memory_training attention_position_wise_mlp_dim "
     "attention_init_gru_gate_bias attention_use_n_prev_actions attention_use_n_prev_rewards",
     "set processing.resize, processing.frame_stack or processing.grayscale": "framestack dim zero_mean",
@@ -128,14 +128,12 @@ _REASONS: Mapping[str, str] = {
     "post_fcnet_weights_initializer_config post_fcnet_bias_initializer post_fcnet_bias_initializer_config "
     "lstm_weights_initializer lstm_weights_initializer_config lstm_bias_initializer_config "
     "conv_kernel_initializer_config conv_bias_initializer_config",
-    "SB3's networks have no normalisation of layers: register_network adds a features extractor of your own":
+    "SB3's networks have no layer normalisation; register_network adds a features extractor of your own":
     "fcnet_use_layernorm head_fcnet_use_layernorm",
     "SB3 sets the limits of standard deviations itself": "log_std_clip_param",
-    "register_network gives a network of your own a name": "custom_model custom_model_config custom_action_dist "
-    "custom_preprocessor no_final_linear encoder_latent_dim always_check_shapes",
-    "it belongs to an algorithm without a counterpart": "before_learn_on_batch replay_mode replay_batch_size",
-    "set exploration_fraction, exploration_final_eps, action_noise or use_sde, which belong to the algorithms":
-    "exploration_config",
+    "register_network gives your class a name, for policy or policy_kwargs": "custom_model custom_model_config "
+    "custom_action_dist custom_preprocessor no_final_linear encoder_latent_dim always_check_shapes",
+    "it belongs to an algorithm that does not exist here": "before_learn_on_batch replay_mode replay_batch_size",
     _GPU: "num_gpus_per_offline_eval_runner local_gpu_idx",
     _ITERATION: "min_time_s_per_iteration min_train_timesteps_per_iteration min_sample_timesteps_per_iteration "
     "timesteps_per_iteration min_iter_time_s min_time_s_per_reporting min_train_timesteps_per_reporting "
@@ -146,16 +144,16 @@ _REASONS: Mapping[str, str] = {
     "evaluation_auto_duration_min_env_steps_per_sample evaluation_force_reset_envs_before_iteration in_evaluation "
     "evaluation_error_after_n_consecutive_skips evaluation_unhealthy_workers_timeout_s",
     "-v and -vv log more": "log_level",
-    "metrics and checkpoints are written as the reference says": "log_sys_usage log_gradients "
+    "the reference lists the metrics and checkpoints that are written": "log_sys_usage log_gradients "
     "keep_per_episode_custom_metrics export_native_model_files checkpoint_trainable_policies_only "
     "metrics_smoothing_episodes stats_cls_lookup monitor sampler_perf_stats_ema_coef",
     _LIBRARY: "policy_mapping_fn observation_space action_space input_spaces_jsonable is_atari",
-    "evaluate --video films episodes": "render_env",
-    "`doctor` examines the env": "disable_env_checking auto_wrap_old_gym_envs",
+    "use --video of the command evaluate": "render_env",
+    "use the command doctor to examine an env": "disable_env_checking auto_wrap_old_gym_envs",
     "wrap the env": "env_task_fn observation_fn",
-    "action masks are found by themselves": "action_mask_key",
-    "run `doctor`: the final observation is kept": "ignore_final_observation",
-    "on_nan=rollback returns to the latest checkpoint": "torch_skip_nan_gradients",
+    "the key is always action_mask": "action_mask_key",
+    "the final observation is always used": "ignore_final_observation",
+    "set on_nan=rollback to return to the latest checkpoint after a NaN": "torch_skip_nan_gradients",
     _CONNECTORS: "preprocessor_pref episode_lookback_horizon add_default_connectors_to_env_to_module_pipeline "
     "add_default_connectors_to_module_to_env_pipeline add_default_connectors_to_learner_pipeline enable_connectors "
     "learner_config_dict sample_collector use_state_preprocessor episodes_to_numpy",
@@ -169,16 +167,15 @@ _REASONS: Mapping[str, str] = {
     "learner_queue_timeout max_requests_in_flight_per_aggregator_worker minibatch_buffer_size num_aggregation_workers "
     "num_gpu_loader_threads num_multi_gpu_tower_stacks replay_buffer_num_slots replay_proportion simple_queue_size "
     "target_update_frequency target_worker_clipping timeout_s_aggregator_manager timeout_s_sampler_manager",
-    _OFFLINE: "input_ input_compress_columns input_config input_evaluation input_filesystem input_filesystem_kwargs "
+    _OFFLINE: "input input_ input_compress_columns input_config input_evaluation input_filesystem "
+    "input_filesystem_kwargs "
     "input_read_batch_size input_read_episodes input_read_method input_read_method_kwargs input_read_sample_batches "
     "input_read_schema iter_batches_kwargs map_batches_kwargs materialize_data materialize_mapped_data "
     "off_policy_estimation_methods offline_data_class offline_eval_batch_size_per_runner "
     "offline_eval_rl_module_inference_only offline_eval_runner_class offline_eval_runner_health_probe_timeout_s "
     "offline_eval_runner_restore_timeout_s offline_evaluation_duration offline_evaluation_interval "
     "offline_evaluation_parallel_to_training offline_evaluation_timeout_s offline_evaluation_type "
-    "offline_loss_for_module_fn offline_sampling ope_split_batch_by_episode output output_compress_columns "
-    "output_config output_filesystem output_filesystem_kwargs output_max_file_size output_max_rows_per_file "
-    "output_write_episodes output_write_method output_write_method_kwargs output_write_remaining_data "
+    "offline_loss_for_module_fn offline_sampling ope_split_batch_by_episode "
     "postprocess_inputs prelearner_buffer_class prelearner_buffer_kwargs prelearner_class "
     "prelearner_module_synch_period prelearner_use_recorded_module_states actions_in_input_normalized "
     "dataset_num_iters_per_eval_runner dataset_num_iters_per_learner shuffle_buffer_size num_offline_eval_runners "
@@ -186,6 +183,9 @@ _REASONS: Mapping[str, str] = {
     "max_num_offline_eval_runner_restarts max_requests_in_flight_per_offline_eval_runner "
     "num_cpus_per_offline_eval_runner custom_resources_per_offline_eval_runner restart_failed_offline_eval_runners "
     "validate_offline_eval_runners_after_construction",
+    _RECORDING: "output output_compress_columns output_config output_filesystem output_filesystem_kwargs "
+    "output_max_file_size output_max_rows_per_file output_write_episodes output_write_method "
+    "output_write_method_kwargs output_write_remaining_data",
     _FAULTS: "delay_between_env_runner_restarts_s num_consecutive_env_runner_failures_tolerance "
     "env_runner_health_probe_timeout_s env_runner_restore_timeout_s restart_failed_sub_environments",
     _WORKERS: "num_aggregator_actors_per_learner num_cpus_for_main_process num_cpus_per_env_runner "

@@ -16,6 +16,7 @@ from marl_sb3.config.rllib.values import (
     batch_per_env,
     by_name,
     deterministic,
+    epsilon_greedy,
     epsilon_schedule,
     fragment,
     is_normalized,
@@ -133,6 +134,15 @@ DEPENDENT: Mapping[str, tuple[Meaning, ...]] = {
             "`[[0, 1.0], [10000, 0.05]]`: the fraction is 10000 / `n_timesteps`",
         ),
         Meaning(("rms_prop_eps",), *_A2C, one_setting("rms_prop_eps")),
+    ),
+    "exploration_config": (
+        Meaning(
+            ("exploration_initial_eps", "exploration_final_eps", "exploration_fraction"),
+            *_Q,
+            epsilon_greedy,
+            "`{type: EpsilonGreedy, ...}` without `warmup_timesteps`: the fraction is `epsilon_timesteps` / "
+            "`n_timesteps`",
+        ),
     ),
 }
 

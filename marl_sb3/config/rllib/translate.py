@@ -66,7 +66,7 @@ def _is_always_so(own: str, key: str, value: Any) -> bool:
     values, why = ALWAYS[own]
     if not any(type(value) is type(each) and value == each for each in values):
         accepted = " or ".join(dict.fromkeys(map(_in_yaml, values)))
-        raise ConfigError(f"RLlib's {own} is {shown(value)}; accepted: {accepted}, because {why}", key=key)
+        raise ConfigError(f"RLlib's {own} is {shown(value)}; accepted: {accepted}; {why}", key=key)
     return True
 
 
@@ -77,7 +77,7 @@ def _in_yaml(value: Any) -> str:
 
 def no_counterpart(own: str) -> str:
     """The message for a name without a counterpart."""
-    return f"{own!r} is RLlib's and has no counterpart here: {NO_COUNTERPART[own]}"
+    return f"RLlib's {own} has no counterpart here; {NO_COUNTERPART[own]}"
 
 
 def translated(own: str, value: Any, algorithm: str, kinds: Mapping[str, Any], context: Context) -> dict[str, Any]:

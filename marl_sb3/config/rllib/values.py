@@ -65,6 +65,18 @@ def epsilon_schedule(value: Any, context: Context) -> dict[str, Any]:
     return {"exploration_initial_eps": first, "exploration_final_eps": last, "exploration_fraction": fraction}
 
 
+def epsilon_greedy(value: Any, context: Context) -> dict[str, Any]:
+    """RLlib's class `EpsilonGreedy` of older versions: a line from the first epsilon to the last."""
+    defaults = {"initial_epsilon": 1.0, "final_epsilon": 0.05, "epsilon_timesteps": 100_000, "warmup_timesteps": 0}
+    given = dict(value) if isinstance(value, Mapping) else {}
+    is_meant = str(given.pop("type", None)).rpartition(".")[2] == "EpsilonGreedy"
+    if not is_meant or not given.keys() <= defaults.keys() or given.get("warmup_timesteps"):
+        accepted = "{type: EpsilonGreedy, initial_epsilon: X, final_epsilon: Y, epsilon_timesteps: ENV_STEPS}"
+        raise ConfigError(f"RLlib's exploration_config is {shown(value)}; accepted: {accepted}")
+    first, last, env_steps, _ = {**defaults, **given}.values()
+    return epsilon_schedule([[0, first], [env_steps, last]], context)
+
+
 def _is_line(value: Any) -> bool:
     points = value if isinstance(value, (list, tuple)) and len(value) == 2 else ()
     pairs = [point for point in points if isinstance(point, (list, tuple)) and len(point) == 2]

@@ -6,12 +6,12 @@ import difflib
 import functools
 import inspect
 import logging
+import math
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common import torch_layers
 from stable_baselines3.common.base_class import BaseAlgorithm
@@ -286,8 +286,8 @@ def _mention_flat_images(rows: PolicyRows, spec: PolicySpec) -> None:
         cnn = spec.policy.replace("Mlp", "Cnn")
         _warn_once(
             f"policy {rows.policy_id!r}: observations are images of shape {space.shape}, which {spec.policy} takes as "
-            f"{np.prod(space.shape)} separate numbers; policy={cnn} (--set policy={cnn}) sees them as images of at "
-            "least 36 x 36 pixels"
+            f"{math.prod(space.shape or ())} separate numbers; policy={cnn} (--set policy={cnn}) sees them as images, "
+            "of at least 36 x 36 pixels"
         )
 
 
