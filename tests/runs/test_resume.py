@@ -259,7 +259,7 @@ def test_a_run_with_code_of_the_users_own_wants_it_named(in_tmp: Path) -> None:
 def test_a_run_is_not_resumed_in_an_env_that_it_does_not_fit(in_tmp: Path, caplog: pytest.LogCaptureFixture) -> None:
     start("run", iterations=2)
     before = {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}
-    with pytest.raises(ConfigError, match="the env does not take these arguments: .*max_timesteps"):
+    with pytest.raises(ConfigError, match=r"the env does not take these arguments: .*max_timesteps"):
         resume_run("run", env="CartPole-v1")
     assert "run/config.yaml is of env 'arena'; it is used with CartPole-v1" in caplog.text
     assert {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()} == before
