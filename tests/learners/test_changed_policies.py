@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import gymnasium
@@ -95,9 +95,8 @@ def owners_of_optimizers(algorithm: Any) -> Iterator[Any]:
 
 def trained_layer(algorithm: Any) -> nn.Linear:
     """A layer that an optimizer trains."""
-    held = {
-        id(p) for owner in owners_of_optimizers(algorithm) for g in owner.optimizer.param_groups for p in g["params"]
-    }
+    groups = [group for owner in owners_of_optimizers(algorithm) for group in owner.optimizer.param_groups]
+    held = {id(parameter) for group in groups for parameter in group["params"]}
     return next(layer for _, _, layer in linears(algorithm) if id(layer.weight) in held)
 
 
@@ -145,11 +144,15 @@ def replaced_samples(algorithm: Any) -> bool:
     return True
 
 
+def _twice(step: Callable[[], Any]) -> None:
+    step()
+    step()
+
+
 def replaced_step(algorithm: Any) -> bool:
     """An optimizer that steps twice."""
     for owner in owners_of_optimizers(algorithm):
-        step = owner.optimizer.step
-        owner.optimizer.step = lambda *args, step=step: [step(), step()] and None
+        owner.optimizer.step = partial(_twice, owner.optimizer.step)
     return True
 
 
