@@ -7,6 +7,7 @@ so on, before the training, when a rollout starts, or in the middle of one.
 from __future__ import annotations
 
 import itertools
+import pickle
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from toy_envs import SampledEnv
 import marl_sb3
 from marl_sb3 import MultiAgentAlgorithm, PolicySpec, make_vec_env
 from marl_sb3.learners.fused import coverage
-from marl_sb3.training import listener
+from marl_sb3.training import listener, loop
 
 SEED = 7
 TOLERANCE = 2e-3  # of the distance moved; the fused path is as exact as floating point within these few updates
@@ -506,3 +507,34 @@ def test_weights_that_are_read_too_early_are_found(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(listener, "has_step_hook", lambda callback: False)
     with pytest.raises(AssertionError):
         check(*case, jointly=True)
+
+
+def train_with_one_critic(update_path: str) -> dict[str, th.Tensor]:
+    env = make_vec_env("arena", n_envs=2, max_timesteps=7, height=4)
+    specs = {name: PolicySpec(marl_sb3.PPO, **deepcopy({**ROLLOUTS, **EPOCHS})) for name in ("one", "two")}
+    mapping = {"agent1": "one", "agent2": "two"}
+    joint = MultiAgentAlgorithm(env, specs, mapping, seed=SEED, device="cpu", update_path=update_path)
+    one, two = (joint.policies[name].policy for name in specs)
+    two.mlp_extractor.value_net, two.value_net = one.mlp_extractor.value_net, one.value_net  # type: ignore[union-attr]
+    two.optimizer = th.optim.Adam(two.parameters(), lr=1e-2)
+    joint.learn(72)
+    return {f"{name}/{key}": tensor for name in specs for key, tensor in weights(joint.policies[name]).items()}
+
+
+def test_a_critic_of_two_policies_gets_the_updates_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = train_with_one_critic("torch")
+    assert distance(train_with_one_critic("fused"), expected) < 1e-2
+    monkeypatch.setattr(loop, "_without_shared_parameters", lambda learners: [learners])
+    assert distance(train_with_one_critic("fused"), expected) > 0.1
+
+
+@pytest.mark.parametrize("name", [name for name in KINDS if name not in ("PPO, forces", "MaskablePPO")])
+def test_a_trained_algorithm_is_copied_and_pickled(name: str) -> None:
+    trained = train_apart(KINDS[name], KINDS[name].own, nothing, "before")
+    copies = [pickle.loads(pickle.dumps(trained))]
+    if name != "RecurrentPPO":  # stock fails on its own distribution
+        copies.append(deepcopy(trained))
+    for copied in copies:
+        assert distance(weights(copied), weights(trained)) == 0.0
+        copied.learn(24, reset_num_timesteps=False)
+        assert distance(weights(copied), weights(trained)) > 0.0
