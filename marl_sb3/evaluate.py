@@ -89,7 +89,9 @@ def _print(evaluated: EvaluatedRun, actions: str) -> None:
     from rich.console import Console
 
     console = Console(highlight=False)
-    console.print(evaluated.headline(actions), soft_wrap=True, markup=False)
+    for line in (evaluated.headline(actions), evaluated.checkpoint_why):
+        if line:
+            console.print(line, soft_wrap=True, markup=False)
     console.print(evaluated.table(console.width))
     if evaluated.video is not None:
         console.print(evaluated.video_line(), soft_wrap=True, markup=False)

@@ -31,8 +31,10 @@ def _export(arguments: argparse.Namespace) -> int:
         run = SavedRun.open(folder, named_env(arguments), makes_env=False)
         bundle = run.policies(arguments.checkpoint)
     about = {"env": run.config.env, "run": folder.resolve().name}
-    for file in export_policies(bundle, arguments.format, out, about, force=arguments.force):
-        print(_line(bundle.checkpoint, file), flush=True)
+    files = export_policies(bundle, arguments.format, out, about, force=arguments.force)
+    said = [bundle.checkpoint_why] if bundle.checkpoint_why else []
+    for line in [*said, *(_line(bundle.checkpoint, file) for file in files)]:
+        print(line, flush=True)
     return EXIT_DONE
 
 

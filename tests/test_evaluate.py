@@ -145,7 +145,9 @@ def test_table_has_the_returns_and_the_rest(
     figures = shown(capsys, run_folder, "--episodes", 4, "--stochastic")
     assert main([str(run_folder), "--episodes", "4", "--stochastic"]) == 0
     captured = capsys.readouterr()
-    first, header, *rows = captured.out.splitlines()
+    first, why, header, *rows = captured.out.splitlines()
+    assert why == figures["checkpoint_why"]
+    assert why.startswith(f"{figures['checkpoint']} is the best by env_runners/episode_return_mean (")
     checkpoint, seed = figures["checkpoint"], evaluation_seed(1)
     assert first == f"{run_folder}, {checkpoint}: 4 episodes in 3 envs, sampled actions (--stochastic), seed {seed}"
     assert re.split(r"\s{2,}", header) == ["per episode", "mean", "SD", "min", "max", "95 % CI of the mean"]
@@ -169,7 +171,7 @@ def test_a_narrow_table_leaves_figures_out_and_cuts_none(
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     assert main([str(run_folder), "--episodes", "2"]) == 0
-    _, shown_header, *rows = capsys.readouterr().out.splitlines()
+    _, _, shown_header, *rows = capsys.readouterr().out.splitlines()
     assert shown_header.split() == header.split()
     assert len(rows) == 6  # none is broken into two
     figures = [row.split()[-1] for row in rows]
@@ -178,7 +180,7 @@ def test_a_narrow_table_leaves_figures_out_and_cuts_none(
 
 def test_one_episode_has_no_interval(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(run_folder), "--episodes", "1"]) == 0
-    row = capsys.readouterr().out.splitlines()[2]
+    row = capsys.readouterr().out.splitlines()[3]
     assert re.split(r"\s{2,}", row.strip())[2] == re.split(r"\s{2,}", row.strip())[-1] == "-"
 
 

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 from marl_sb3.config.values import Count, PositiveInt, require
 from marl_sb3.errors import as_path
 from marl_sb3.metrics import Result, flatten
+from marl_sb3.metrics.opposition import Opposition
 from marl_sb3.storage.checkpoint_folder import CheckpointFolder
+from marl_sb3.storage.state import State, StateReader
 from marl_sb3.training.callback import MultiAgentCallback
 
 _log = logging.getLogger(__name__)
 
+_SUMS = re.compile(r"(evaluation/)?env_runners/episode_return_(mean|min|max)")  # metrics of the sum of all returns
+
 
 class CheckpointCallback(MultiAgentCallback):
     """Writes checkpoints, and keeps the newest ones and the best. It should be the last callback: it saves the others.
+
+    Where the metric is a sum of the agents' returns, each checkpoint says whether these have opposed each other so far;
+    see `CheckpointFolder.load`.
 
     Args:
         folder: the folder of the checkpoints.
@@ -53,7 +61,12 @@ class CheckpointCallback(MultiAgentCallback):
         self._saved_at: int | None = None
         self._logged_at: int | None = None
         self._on_saved = on_saved
+        self._opposition: Opposition | None = None
         self.latest: str | None = None
+
+    def _init_callback(self) -> None:
+        if self._opposition is None and _SUMS.fullmatch(self._metric):
+            self._opposition = Opposition(self.algorithm.env.agents)
 
     def _on_training_start(self) -> None:
         self._saved_at = self.algorithm.iteration  # the checkpoint that the run is resumed from exists already
@@ -64,6 +77,8 @@ class CheckpointCallback(MultiAgentCallback):
         """Write a checkpoint if one is due."""
         self._logged_at = self.algorithm.iteration
         self._value = flatten(result).get(self._metric)
+        if self._opposition is not None and result["env_runners"]["num_episodes"]:
+            self._opposition.add(result["env_runners"]["agent_episode_returns_mean"])
         if self._every and self.algorithm.iteration % self._every == 0:
             try:
                 self._save()
@@ -91,9 +106,23 @@ class CheckpointCallback(MultiAgentCallback):
         except Exception as error:  # the error that ended the training is more important
             _log.warning("no checkpoint of iteration %d: %s", self.algorithm.iteration, error)
 
+    def get_state(self) -> State:
+        """Return how the agents' returns are related so far."""
+        return {} if self._opposition is None else {"opposition": self._opposition.get_state()}
+
+    def set_state(self, state: StateReader) -> None:
+        """See `MultiAgentCallback.set_state`."""
+        if self._opposition is not None and "opposition" in state:
+            self._opposition.read_state(state.fields("opposition"))()
+
     def _save(self) -> None:
         algorithm = self.algorithm
-        score = {"metric": self._metric, "value": self._value, "higher_is_better": self._higher_is_better}
+        score = {
+            "metric": self._metric,
+            "value": self._value,
+            "higher_is_better": self._higher_is_better,
+            "opposed": None if self._opposition is None else self._opposition.words(),
+        }
         about = {**algorithm.about(), "score": score}
         state, tensors = algorithm.get_state()
         self.latest = self._folder.save(algorithm.iteration, state, tensors, about, self._keep)

@@ -67,7 +67,8 @@ class CheckpointSettings:
     Attributes:
         every: iterations between checkpoints. 0: one at the end.
         keep: how many of the newest checkpoints are kept, besides the best one.
-        metric: the metric that decides which checkpoint is the best.
+        metric: the metric that decides which checkpoint is the best. By a sum of returns none is the best where the
+            agents' returns oppose each other: commands take the latest then.
         mode: whether the best has the highest (`max`) or the lowest (`min`) value of it.
     """
 

@@ -44,6 +44,7 @@ class PolicyBundle(PolicyByAgent):
         spaces: policy id -> observation and action space of the env.
         processing: policy id -> processing; its running statistics do not change.
         checkpoint: name of the checkpoint that the policies were loaded from; None if they were not.
+        checkpoint_why: a sentence that says why that one was taken; empty if the latest was asked for, or a number.
         evaluation_deterministic: the default of evaluations; see `MultiAgentAlgorithm`.
         custom_metrics: metrics of evaluations, in addition to those that the env announces. Not saved in checkpoints.
     """
@@ -55,6 +56,7 @@ class PolicyBundle(PolicyByAgent):
     checkpoint: str | None = None
     evaluation_deterministic: Deterministic = True
     custom_metrics: Mapping[str, InfoMetric] = field(default_factory=dict)
+    checkpoint_why: str = ""
 
     def agents_of(self, policy_id: PolicyID) -> list[AgentID]:
         """Return the agents that a policy acts for, in the env's order."""

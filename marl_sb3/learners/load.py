@@ -39,7 +39,7 @@ _LEAST_NUMBERS, _NUMBERS_PER_WEIGHT = 2**16, 4
 
 def load_policies(
     path: str | Path,
-    checkpoint: str = "best",
+    checkpoint: str | None = None,
     policies: Mapping[PolicyID, PolicySpec] | None = None,
     device: str = "auto",
     env: MultiAgentVecEnv | None = None,
@@ -48,7 +48,9 @@ def load_policies(
 
     Args:
         path: a run folder, one of its checkpoints, or what `MultiAgentAlgorithm.save` wrote.
-        checkpoint: of a run folder: `best`, `latest` or the number of an iteration.
+        checkpoint: of a run folder: `best`, `latest` or the number of an iteration. None: the best; or the latest,
+            where the sum of returns would decide and the agents' returns oppose each other. `checkpoint_why` of the
+            result says in a sentence which one was taken, and why.
         policies: policy id -> spec; needed if a spec has classes or functions, which a checkpoint cannot hold.
         device: as in SB3.
         env: from `make_vec_env`, with the agents of the training; needed if a space is of a class of your own, which a
@@ -96,7 +98,9 @@ def read_bundle(
             policy_id: _algorithm(checkpoint, policy_rows(its, processing[policy_id]), specs[policy_id], number, device)
             for number, (policy_id, its) in enumerate(rows.items())
         }
-    return PolicyBundle(algorithms, policy_of, found, processing, checkpoint.name, deterministic)
+    return PolicyBundle(
+        algorithms, policy_of, found, processing, checkpoint.name, deterministic, checkpoint_why=checkpoint.why
+    )
 
 
 def _processing(learner: StateReader, rows: PolicyRows, spec: PolicySpec) -> Processing:

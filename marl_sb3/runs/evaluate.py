@@ -29,6 +29,7 @@ class EvaluatedRun:
 
     folder: Path
     checkpoint: str | None
+    checkpoint_why: str
     plan: EvaluationPlan
     evaluation: Evaluation
     video: VideoFile | None
@@ -44,6 +45,7 @@ class EvaluatedRun:
         plain = {
             "run": str(self.folder),
             "checkpoint": self.checkpoint,
+            "checkpoint_why": self.checkpoint_why,
             "n_episodes": plan.n_episodes,
             "n_envs": plan.n_envs,
             "deterministic": plan.deterministic,
@@ -77,12 +79,12 @@ class EvaluatedRun:
 
 
 def evaluate_run(
-    run: SavedRun, plan: EvaluationPlan, checkpoint: str = "best", video: VideoFile | None = None
+    run: SavedRun, plan: EvaluationPlan, checkpoint: str | None = None, video: VideoFile | None = None
 ) -> EvaluatedRun:
     """Evaluate a run, and write the film; a progress bar is shown on standard error if that is a terminal.
 
     Args:
-        checkpoint: `best`, `latest` or the number of an iteration.
+        checkpoint: see `CheckpointFolder.load`.
         video: the film of the first episodes of env 0; None: no film.
 
     Raises:
@@ -104,7 +106,7 @@ def evaluate_run(
             writing = bars.add_task("video frames", total=None)  # imageio reports no progress
             video.finish()
             bars.update(writing, total=video.num_frames, completed=video.num_frames)
-    return EvaluatedRun(run.files.path, policies.checkpoint, plan, evaluation, video)
+    return EvaluatedRun(run.files.path, policies.checkpoint, policies.checkpoint_why, plan, evaluation, video)
 
 
 def _make_env(run: SavedRun, plan: EvaluationPlan, video: VideoFile | None) -> MultiAgentVecEnv:

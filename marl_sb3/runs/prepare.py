@@ -79,4 +79,4 @@ def _with_found_run(source: InitFrom) -> InitFrom:
 def _start_from(run: Run, trust_pickle: bool) -> None:
     with source_named(run.config, "init_from"):
         sources = [parse_init_from(text) for text in run.config.init_from or ()]
-        start_from(run.algorithm, sources, run.config.init_layers, trust_pickle=trust_pickle)
+        run.started_from = start_from(run.algorithm, sources, run.config.init_layers, trust_pickle=trust_pickle)

@@ -6,30 +6,44 @@ import logging
 from pathlib import Path
 
 from marl_sb3.errors import EnvRaisedError, MarlSb3Error, note_remedy, note_traceback_file
+from marl_sb3.learners.bundle import PolicyBundle
 from marl_sb3.runs.folder import write_traceback
+from marl_sb3.runs.restore import SavedRun
 from marl_sb3.runs.run import Run
 from marl_sb3.storage.atomic import replaced_folder
+from marl_sb3.training.joint_policies import JointPolicies
 from marl_sb3.types import PolicyID
 
 _log = logging.getLogger(__name__)
 
 
-def save_policies(run: Run) -> dict[PolicyID, Path]:
+def save_policies(run: Run, policies: JointPolicies | PolicyBundle | None = None) -> dict[PolicyID, Path]:
     """Write an SB3 zip for each policy; the folder is replaced atomically.
+
+    Args:
+        policies: those to write; None: the present ones of the run.
 
     Returns:
         The file of each policy.
     """
     folder = run.files.policies
     with replaced_folder(folder) as unfinished:
-        paths = run.algorithm.save_policies(unfinished)
+        paths = (policies or run.algorithm).save_policies(unfinished)
     return {policy_id: folder / path.name for policy_id, path in paths.items()}
 
 
 def save_policies_of_complete(run: Run) -> dict[PolicyID, Path]:
-    """Save the policies of a run that has its last checkpoint; if this fails, the error says how to save them later."""
+    """Save the policies of a run that has its last checkpoint: of the one that `evaluate` and `export` take, too.
+
+    If this fails, the error says how to save them later.
+    """
     try:
-        return save_policies(run)
+        name, run.checkpoint_why = run.files.checkpoints.choose() or (run.checkpoint, "")
+        if name == run.checkpoint:
+            return save_policies(run)
+        chosen = SavedRun(run.files, run.config).policies(None, run.algorithm.env)
+        run.checkpoint_why = chosen.checkpoint_why
+        return save_policies(run, chosen)
     except Exception as error:
         again = f"python -m marl_sb3.export {run.folder} --checkpoint latest"
         note_remedy(error, f"checkpoint {run.checkpoint} is complete: {again} writes the policies")

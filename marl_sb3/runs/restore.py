@@ -24,7 +24,7 @@ from marl_sb3.vec_env import MultiAgentVecEnv
 
 
 def load_run(
-    folder: str | Path, checkpoint: str = "best", *, env: str | EnvFactory | None = None, device: str = "cpu"
+    folder: str | Path, checkpoint: str | None = None, *, env: str | EnvFactory | None = None, device: str = "cpu"
 ) -> Run:
     """Load a run that was trained before, with the policies of one of its checkpoints.
 
@@ -33,7 +33,9 @@ def load_run(
 
     Args:
         folder: the run folder, or a folder of runs, such as `runs/arena`, for its newest run.
-        checkpoint: the checkpoint to load: `best`, `latest` or the number of an iteration.
+        checkpoint: the checkpoint to load: `best`, `latest` or the number of an iteration. None: the best; or the
+            latest, where the sum of returns would decide and the agents' returns oppose each other.
+            `run.checkpoint_why` says in a sentence which one was taken, and why.
         env: the run's env id, or a factory of the env; required if the env is your own code.
         device: device of the policies; it may differ from that of the training.
 
@@ -51,7 +53,7 @@ def load_run(
         # The checkpoint is read last: a training in progress may delete older ones while the policies are built.
         found = files.checkpoints.load(checkpoint)
         run.algorithm.set_weights(found)
-        run.checkpoint = found.name
+        run.checkpoint, run.checkpoint_why = found.name, found.why
         on_error.pop_all()
     run.result = results[-1] if results else None
     run.latest_evaluation = next((result for result in reversed(results) if "evaluation" in result), None)
@@ -86,11 +88,11 @@ class SavedRun:
         set_up_process(config)
         return cls(files, config)
 
-    def policies(self, checkpoint: str = "best", env: MultiAgentVecEnv | None = None) -> PolicyBundle:
+    def policies(self, checkpoint: str | None = None, env: MultiAgentVecEnv | None = None) -> PolicyBundle:
         """The policies as they were at a checkpoint.
 
         Args:
-            checkpoint: `best`, `latest` or the number of an iteration.
+            checkpoint: see `CheckpointFolder.load`.
             env: envs of the run; needed if a checkpoint cannot hold one of the spaces.
 
         Raises:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -39,6 +39,9 @@ class Run:
         stopped_by: description of the stop condition or signal that ended the run early; None if there was none.
         interrupted: whether a signal ended the run.
         checkpoint: name of the latest checkpoint that was loaded or written.
+        checkpoint_why: one sentence that says why `load_run` took that checkpoint, or of which checkpoint
+            `policy_files` are, and why; empty if the latest was asked for, or a number.
+        started_from: a line about each source of `init_from`: which checkpoint was taken, and why.
         factory: makes the env, if the id in the configuration cannot be imported.
     """
 
@@ -51,6 +54,8 @@ class Run:
     stopped_by: str | None = None
     interrupted: bool = False
     checkpoint: str | None = None
+    checkpoint_why: str = ""
+    started_from: Sequence[str] = ()
     factory: EnvFactory | None = None
 
     @property

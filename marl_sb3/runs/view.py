@@ -59,7 +59,8 @@ def print_start(console: Console, run: Run) -> None:
         f"{config.env}: {counted(config.n_timesteps, 'env step')} in {counted(config.n_envs, 'env')}, {config.algo}, "
         f"policies {policies}, seed {config.seed}",
     )
-    print_line(console, f"run folder: {run.folder}")
+    for line in (*run.started_from, f"run folder: {run.folder}"):
+        print_line(console, line)
 
 
 def print_summary(console: Console, run: Run, most_agents: int | None = MOST_AGENTS) -> None:
@@ -115,6 +116,8 @@ def _files(run: Run) -> list[str]:
     lines = []
     if run.checkpoint is not None:
         lines.append(f"checkpoint: {run.files.checkpoints.path / run.checkpoint}")
+    if run.checkpoint_why and run.policy_files:
+        lines.append(f"policies below, as evaluate and export take them: {run.checkpoint_why}")
     if len(run.policy_files) > _MOST_POLICIES:
         lines.append(f"policies: {run.files.policies} ({len(run.policy_files)} SB3 zips)")
     else:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from marl_sb3.errors import CheckpointError, ConfigError, as_path
 from marl_sb3.storage.atomic import remove_folder, remove_unfinished
@@ -20,7 +21,7 @@ from marl_sb3.storage.checkpoint_format import (
     read_manifest,
     write_checkpoint,
 )
-from marl_sb3.storage.state import State
+from marl_sb3.storage.state import State, StateReader
 
 _log = logging.getLogger(__name__)
 
@@ -78,20 +79,22 @@ class CheckpointFolder:
         """Remove what a killed process has left; no other process may be writing."""
         remove_unfinished(self.path)
 
-    def load(self, which: str = "latest") -> Checkpoint:
+    def load(self, which: str | None = "latest") -> Checkpoint:
         """Read a checkpoint; a damaged one is skipped with a warning, and the next best or next newest is read.
 
         Args:
-            which: `latest`, `best`, or the number of an iteration, which has no replacement.
+            which: `latest`, `best`, or the number of an iteration, which has no replacement. None: the best; or the
+                latest, where a sum of returns decides which is the best and the agents' returns oppose each other, as
+                the newest checkpoint says: the sum does not tell then how good the policies are.
 
         Raises:
             CheckpointError: there is no such checkpoint, or no valid one.
         """
-        if which not in ("latest", "best"):
+        if which not in ("latest", "best", None):
             return read_checkpoint(self.path / self._by_number(which))
-        for name in self._candidates(which):
+        for name, why in self._candidates(which):
             try:
-                return read_checkpoint(self.path / name)
+                return replace(read_checkpoint(self.path / name), why=why)
             except CheckpointError as error:
                 _log.warning("%s; passed over", error)
         why = "" if self.names() else ": the run ended before its first"
@@ -105,28 +108,61 @@ class CheckpointFolder:
         there = ", ".join(str(_iteration(name)) for name in self.names()) or "none"
         raise CheckpointError(f"{self.path} has no checkpoint {which!r}; accepted: best, latest, or one of {there}")
 
-    def _candidates(self, which: str) -> Iterable[str]:
+    def choose(self) -> tuple[str, str] | None:
+        """The name of the checkpoint that `load(None)` reads first, and why; None if there is none.
+
+        Reads the manifests only.
+        """
+        return next(iter(self._candidates(None)), None)
+
+    def _candidates(self, which: str | None) -> list[tuple[str, str]]:
+        """The checkpoints to try, in this order, and a sentence about each that says why it is taken."""
         newest_first = self.names()[::-1]
         if which == "latest":
-            return newest_first
-        scored = [(value, _iteration(name), name) for name, value in self._scores()]
-        best_first = [name for _, _, name in sorted(scored, reverse=True)]
-        return [*best_first, *(name for name in newest_first if name not in best_first)]
+            return [(name, "") for name in newest_first]
+        best_first = sorted(self._scores(), key=lambda score: score.order, reverse=True)
+        opposed = max(best_first, key=lambda score: score.order[1]).opposed if best_first else None
+        if opposed is not None and which is None:
+            reason = f"{opposed}, so that {best_first[0].metric} does not tell which is the best"
+            return [(name, f"{name} is the latest: {reason}") for name in newest_first]
+        but = "" if opposed is None else f"; but {opposed}"
+        best = [(score.name, f"{score.name} is the best by {score}{but}") for score in best_first]
+        without = [name for name in newest_first if name not in dict(best)]
+        return [*best, *((name, f"{name} is the latest: no value says which is the best") for name in without)]
 
     def best(self) -> str | None:
         """The name of the checkpoint with the best score; None if none has a score. Reads the manifests only."""
-        return max(self._scores(), key=lambda scored: (scored[1], _iteration(scored[0])), default=(None, 0.0))[0]
+        found = max(self._scores(), key=lambda score: score.order, default=None)
+        return None if found is None else found.name
 
-    def _scores(self) -> list[tuple[str, float]]:
-        """Names and scores of the checkpoints that have one; a score where lower is better has its sign changed."""
+    def _scores(self) -> list[_Score]:
+        """The scores of the checkpoints that have one."""
         scores = []
         for name in self.names():
             with suppress(CheckpointError, RecursionError):
                 score = read_manifest(self.path / name).fields("about").fields("score")
                 if score.value("value") is not None:
-                    sign = 1.0 if score.boolean("higher_is_better") else -1.0
-                    scores.append((name, sign * score.number("value")))
+                    scores.append(_Score.read(name, score))
         return scores
+
+
+class _Score(NamedTuple):
+    """What decides which checkpoint is the best."""
+
+    name: str
+    metric: str
+    value: float
+    order: tuple[float, int]  # the largest is the best; of equal values the newer
+    opposed: str | None  # how the agents' returns oppose each other
+
+    @classmethod
+    def read(cls, name: str, score: StateReader) -> _Score:
+        value, sign = score.number("value"), 1.0 if score.boolean("higher_is_better") else -1.0
+        opposed = score.string("opposed") if "opposed" in score and score.value("opposed") is not None else None
+        return cls(name, score.string("metric"), value, (sign * value, _iteration(name)), opposed)
+
+    def __str__(self) -> str:
+        return f"{self.metric} ({self.value:.4g})"
 
 
 def without_zip(path: str | Path) -> Path:
@@ -148,23 +184,26 @@ def require_replaceable(folder: Path) -> Path:
     return folder
 
 
-def find_checkpoint(path: str | Path, which: str = "latest") -> Checkpoint:
+def find_checkpoint(path: str | Path, which: str | None = "latest") -> Checkpoint:
     """Read the checkpoint at a path.
 
     Args:
         path: a checkpoint, a run folder, the folder `checkpoints` of a run, or a folder of runs: its newest run.
-        which: for a run: `latest`, `best`, or the number of an iteration.
+        which: of a run; see `CheckpointFolder.load`.
 
     Raises:
         CheckpointError: the path is none of these or cannot be read, there is no such checkpoint, or it is damaged.
     """
     try:
-        return _find(path, which)
+        found = _find(path, which)
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
+    if found.why:
+        _log.info("%s: %s", path, found.why)
+    return found
 
 
-def _find(path: str | Path, which: str) -> Checkpoint:
+def _find(path: str | Path, which: str | None) -> Checkpoint:
     folder = Path(path) if os.path.lexists(path) else without_zip(path)
     if (folder / MANIFEST).exists() or _NAME.fullmatch(folder.name):
         return read_checkpoint(folder)

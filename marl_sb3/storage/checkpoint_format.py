@@ -67,12 +67,14 @@ class Checkpoint:
         about: its description: iteration, env steps, score, versions.
         state: everything but weights and optimizer state.
         tensors: weights and optimizer state, by file; `StoredTensors` if read from a folder.
+        why: one sentence that says why a checkpoint of a run was taken; empty if the latest was asked for, or a number.
     """
 
     name: str
     about: StateReader
     state: State
     tensors: Tensors
+    why: str = ""
 
 
 # --- Writing ---------------------------------------------------------------------------------------------------------

@@ -48,7 +48,7 @@ class InitFrom:
     """A source of initial weights.
 
     Attributes:
-        path: a run folder (its best checkpoint is used), a checkpoint, or an SB3 zip.
+        path: a run folder (see `CheckpointFolder.load` for its checkpoint), a checkpoint, or an SB3 zip.
         policy_id: the policy that gets the weights; None: all policies.
         source_id: the policy of the source; None: the one with the same id, or the only one in a zip.
     """
@@ -80,7 +80,7 @@ def init_from(
     layers: Sequence[str] | None = None,
     *,
     trust_pickle: bool = False,
-) -> None:
+) -> list[str]:
     """Give policies the weights of others. If anything does not fit, nothing is changed.
 
     Running statistics of normalised observations and rewards come along, unless `layers` takes only some tensors. The
@@ -91,16 +91,21 @@ def init_from(
             are taken. None: all tensors; the source must have the same ones.
         trust_pickle: allow SB3 zips; see `learners.sb3.zip_file.sb3_weights`.
 
+    Returns:
+        A line about each source: its path, and which checkpoint of a run was taken, and why.
+
     Raises:
         ConfigError: a source cannot be read, does not have a policy, or does not fit.
     """
+    lines: list[str] = []
     taken: list[tuple[th.Tensor, th.Tensor]] = []
     starting: dict[PolicyID, InitFrom] = {}
     put_statistics: list[Callable[[], None]] = []
     for source in sources:
         targets = list(algorithm.policies) if source.policy_id is None else [source.policy_id]
         own = {policy_id: _tensors_of(algorithm, policy_id) for policy_id in targets}
-        weights = _read(source, own, trust_pickle)
+        weights, why = _read(source, own, trust_pickle)
+        lines.append(f"weights from {source.path}{f': {why}' if why else ''}")
         for policy_id in targets:
             if policy_id in starting:
                 raise ConfigError(f"policy {policy_id!r} would start from two sources", key="init_from")
@@ -120,6 +125,7 @@ def init_from(
     for policy_id, source in starting.items():
         reset_optimizers(algorithm.policies[policy_id])
         _log.info("policy %s starts from %s", policy_id, source.path)
+    return list(dict.fromkeys(lines))
 
 
 def _statistics(
@@ -152,24 +158,25 @@ def _warn_of_other_activation(policy_id: PolicyID, own: BaseAlgorithm, source: _
 
 def _read(
     source: InitFrom, own: Mapping[PolicyID, Mapping[str, th.Tensor]], trust_pickle: bool
-) -> dict[PolicyID, _Weights]:
-    """Return the weights of a source for each of these policies, whose own tensors are given."""
+) -> tuple[dict[PolicyID, _Weights], str]:
+    """Return the weights of a source for each of these policies, whose own tensors are given, and why these."""
     if source.path.is_dir():
-        found = _of_checkpoint(find_checkpoint(source.path, "best"))
+        checkpoint = find_checkpoint(source.path, None)
+        found = _of_checkpoint(checkpoint)
         wanted = {policy_id: source.source_id or policy_id for policy_id in own}
         for source_id in wanted.values():
             if source_id not in found:
                 there = ", ".join(name[:_SHOWN] for name in found)
                 words = f"the source has no policy {source_id!r}; it has {there}"
                 raise ConfigError(f"{source.path}: {words}", key="init_from")
-        return {policy_id: found[source_id] for policy_id, source_id in wanted.items()}
+        return {policy_id: found[source_id] for policy_id, source_id in wanted.items()}, checkpoint.why
     if not source.path.is_file():
         raise ConfigError(f"there is no {source.path}; accepted: {ACCEPTED}", key="init_from")
     if source.source_id is not None:
         raise ConfigError(f"{source.path} holds one policy; accepted: no :SOURCE_POLICY after it", key="init_from")
     expected = max((sum(tensor.nbytes for tensor in tensors.values()) for tensors in own.values()), default=0)
     only = _of_zip(sb3_weights(source.path, 4 * expected + 2**20, trust_pickle=trust_pickle))
-    return dict.fromkeys(own, only)
+    return dict.fromkeys(own, only), ""
 
 
 # --- What files hold --------------------------------------------------------------------------------------------------

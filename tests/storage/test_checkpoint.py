@@ -270,8 +270,15 @@ def test_other_readers_of_the_format_read_our_files(tmp_path):
 # --- The checkpoints of a run ----------------------------------------------------------------------------------------
 
 
-def save(folder: CheckpointFolder, iteration: int, value: float | None, keep: int = 2, higher: bool = True) -> None:
-    score = {"metric": "return", "value": value, "higher_is_better": higher}
+def save(
+    folder: CheckpointFolder,
+    iteration: int,
+    value: float | None,
+    keep: int = 2,
+    higher: bool = True,
+    opposed: str | None = None,
+) -> None:
+    score = {"metric": "return", "value": value, "higher_is_better": higher, "opposed": opposed}
     folder.save(iteration, {"iteration": iteration}, {}, {"score": score}, keep)
 
 
@@ -290,6 +297,29 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
     assert folder.load("latest").state["iteration"] == 7
     assert folder.load("6").state["iteration"] == 6
     assert folder.load("ckpt-000006").state["iteration"] == 6
+
+
+def test_the_best_is_taken_and_said_unless_the_returns_oppose_each_other(tmp_path):
+    folder = CheckpointFolder(tmp_path / "checkpoints")
+    assert folder.choose() is None
+    for iteration, value in enumerate([1.0, 5.25, 2.0], start=1):
+        save(folder, iteration, value)
+    assert folder.choose() == ("ckpt-000002", "ckpt-000002 is the best by return (5.25)")
+    assert folder.load(None).why == folder.load("best").why == "ckpt-000002 is the best by return (5.25)"
+    save(folder, 4, 3.0, opposed="their sum is 1")
+    latest = "ckpt-000004 is the latest: their sum is 1, so that return does not tell which is the best"
+    assert folder.choose() == ("ckpt-000004", latest)
+    assert folder.load(None).why == latest
+    assert folder.load("best").why == "ckpt-000002 is the best by return (5.25); but their sum is 1"
+    assert folder.load("latest").why == folder.load("4").why == ""
+    save(folder, 5, 3.0)  # the newest one decides
+    assert folder.load(None).name == "ckpt-000002"
+
+
+def test_without_a_value_the_latest_is_taken_and_said(tmp_path):
+    folder = CheckpointFolder(tmp_path / "checkpoints")
+    save(folder, 1, None)
+    assert folder.load(None).why == "ckpt-000001 is the latest: no value says which is the best"
 
 
 def test_iterations_are_ordered_as_numbers(tmp_path):
