@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import re
 import runpy
 import shutil
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -102,6 +104,7 @@ def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_page_runs_as_written(page: Path, trained_run: Path, in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(trained_run, in_tmp / "runs" / "arena" / trained_run.name)
     monkeypatch.syspath_prepend(in_tmp)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{cell}\n" for cell in range(9)) * 20))  # a person plays
     run_page(page, in_tmp)
 
 

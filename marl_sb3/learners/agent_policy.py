@@ -104,13 +104,28 @@ class AgentPolicy:
         return of_env.reshape((*its.shape, *actions.shape[1:])), (*after, *memory.values())
 
     def prepared(
-        self, observation: Any, state: Any, episode_start: Any, action_mask: Any = None, reward: Any = None
+        self,
+        observation: Any,
+        state: Any,
+        episode_start: Any,
+        action_mask: Any = None,
+        reward: Any = None,
+        *,
+        acts: bool = False,
     ) -> Prepared:
         """Check the inputs and process the observation; see `PolicyBundle.predict_with_state`.
+
+        Args:
+            acts: whether an action is wanted: a policy that takes masks must have one then.
 
         Raises:
             ConfigError: an argument does not fit the policy; the message names it and the agent.
         """
+        if action_mask is None and takes_masks(self.algorithm):
+            action_mask = observation[MASK] if self._has_mask(observation) else None
+            if action_mask is None and acts:
+                accepted = "action_masks={agent: mask}, or an observation {observation, action_mask}"
+                raise self.error(f"action mask missing for {self.its_policy}; accepted: {accepted}")
         observation = self._flat(observation)
         shape = self._batch_shape(observation)
         states, memory = self._states(state, shape)
@@ -152,9 +167,14 @@ class AgentPolicy:
     def _flat(self, observation: Any) -> Any:
         """What the policy sees of an observation that the env itself gave: see the wrappers of envs."""
         keys = self.observation_space.spaces if isinstance(self.observation_space, spaces.Dict) else ()
-        if isinstance(observation, Mapping) and MASK not in keys and set(observation) == {OBSERVATION, MASK}:
+        if self._has_mask(observation):
             observation = observation[OBSERVATION]
         return named_parts(observation) if keys and isinstance(observation, (Mapping, tuple)) else observation
+
+    def _has_mask(self, observation: Any) -> bool:
+        """Whether it is PettingZoo's pair of an observation and a mask, which the policy does not see as one."""
+        keys = self.observation_space.spaces if isinstance(self.observation_space, spaces.Dict) else ()
+        return isinstance(observation, Mapping) and MASK not in keys and set(observation) == {OBSERVATION, MASK}
 
     # --- Processing --------------------------------------------------------------------------------------------------
 

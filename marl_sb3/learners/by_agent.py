@@ -70,7 +70,9 @@ class PolicyByAgent(ABC):
                 there. Policies without memory ignore it.
             action_masks: k booleans for an agent, or (n, k) for a batch: True where an action is allowed. k is the
                 number of actions of a Discrete space, and the sum over the choices of a MultiDiscrete or MultiBinary
-                one. A mask is refused for a policy that takes none: it could choose a forbidden action.
+                one. A mask is refused for a policy that takes none: it could choose a forbidden action. A policy of
+                MaskablePPO needs one: here, or in an observation `{"observation": ..., "action_mask": ...}` as
+                PettingZoo's games give them.
             deterministic: the most likely action instead of a sampled one.
             rewards: what each agent has been paid since its previous action, one number, or n; needed for policies
                 with `previous_reward`, but for the start of an episode. Others take no notice.

@@ -23,7 +23,7 @@ class Asked(NamedTuple):
     @classmethod
     def of(cls, agent: AgentPolicy, observation: Any, **inputs: Any) -> Asked:
         """Check the inputs; see `AgentPolicy.prepared`."""
-        return cls(agent, agent.prepared(observation, **inputs))
+        return cls(agent, agent.prepared(observation, **inputs, acts=True))
 
     @property
     def rows(self) -> int:
@@ -71,7 +71,7 @@ def _predict_joined(asked: Sequence[Asked], batches: Sequence[Any], deterministi
         _joined(batches),
         tuple(np.concatenate(parts, axis=1) for parts in zip(*(its.states for its in inputs), strict=True)),
         np.concatenate([its.starts for its in inputs]),
-        _joined_masks([its.masks for its in inputs], [each.rows for each in asked]),
+        _joined_masks([its.masks for its in inputs if its.masks is not None]),
         deterministic,
     )
     ends = np.cumsum([0, *(each.rows for each in asked)]).tolist()
@@ -113,10 +113,6 @@ def _joined(batches: Sequence[Any]) -> Observations:
     return np.concatenate(batches)
 
 
-def _joined_masks(masks: Sequence[BoolArray | None], rows: Sequence[int]) -> BoolArray | None:
-    """Join the masks; where an agent has none, all actions are allowed."""
-    size = next((given.shape[1] for given in masks if given is not None), None)
-    if size is None:
-        return None
-    every = [np.ones((n, size), np.bool_) if given is None else given for given, n in zip(masks, rows, strict=True)]
-    return np.concatenate(every)
+def _joined_masks(masks: Sequence[BoolArray]) -> BoolArray | None:
+    """Join the masks of agents of one policy: all of them have one, or none has."""
+    return np.concatenate(masks) if masks else None

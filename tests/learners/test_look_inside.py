@@ -39,12 +39,13 @@ def close(one: Any, other: Any) -> None:
 
 def inputs(kind: Kind, policies: PolicyByAgent) -> dict[str, Any]:
     """A batch for agent a and one observation for b, in an episode if the policies have a memory."""
-    _, state = policies.predict_with_state({"a": BATCH + 1, "b": BATCH[1] + 1}, deterministic=True)
+    masks = {"action_masks": {"a": ONE_ALLOWED, "b": ONE_ALLOWED[1]}} if kind.masked else {}
+    _, state = policies.predict_with_state({"a": BATCH + 1, "b": BATCH[1] + 1}, deterministic=True, **masks)
     starts = {"a": STARTS, "b": False}
     return {
         "observations": {"a": BATCH, "b": BATCH[1]},
         **({"state": state, "episode_starts": starts} if state else {}),
-        **({"action_masks": {"a": ONE_ALLOWED, "b": ONE_ALLOWED[1]}} if kind.masked else {}),
+        **masks,
     }
 
 

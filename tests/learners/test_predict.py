@@ -67,9 +67,29 @@ def test_masks_choose_among_what_is_allowed(batched: bool, bundle: PolicyBundle)
     ],
 )
 def test_what_does_not_fit_is_refused_in_words(arguments: Any, message: str, bundle: PolicyBundle) -> None:
-    observations = {"m": ONE, "r": ONE, "p": ONE}
+    observations = {"m": {"observation": ONE, "action_mask": ALLOWED}, "r": ONE, "p": ONE}
     with pytest.raises(ConfigError, match=message):
         bundle.predict_with_state(**{"observations": observations, **arguments})
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_the_mask_in_an_observation_is_used(batched: bool, bundle: PolicyBundle) -> None:
+    masks = np.stack([ALLOWED, ALLOWED[[1, 0, 2, 4, 3]]]) if batched else ALLOWED
+    own = {"observation": BATCH if batched else ONE, "action_mask": masks}
+    for policies in (bundle, pairs(bundle)):  # by one call for one agent, and for two
+        found = policies.predict(dict.fromkeys(["m", *(["m2"] if "m2" in policies.policy_of else [])], own))
+        for actions in found.values():
+            np.testing.assert_array_equal(actions, [[1, 0], [0, 1]] if batched else [1, 0])
+    assert bundle.distribution({"m": own})["m"].mode().tolist() == ([[1, 0], [0, 1]] if batched else [[1, 0]])
+    other = bundle.predict({"m": own}, action_masks={"m": 1 - masks})["m"]
+    assert not np.array_equal(other, [[1, 0], [0, 1]] if batched else [1, 0])  # the argument wins
+
+
+def test_a_policy_that_needs_a_mask_does_not_act_without_one(bundle: PolicyBundle) -> None:
+    accepted = r"accepted: action_masks=\{agent: mask\}, or an observation \{observation, action_mask\}"
+    words = rf"agent 'm': action mask missing for its policy 'masked' \(MaskablePPO\); {accepted}"
+    with pytest.raises(ConfigError, match=words):
+        bundle.predict({"m": ONE, "p": ONE})
 
 
 def test_an_algorithm_predicts_as_its_bundle_does() -> None:
@@ -90,8 +110,8 @@ def pairs(bundle: PolicyBundle) -> PolicyBundle:
 
 def test_agents_of_a_policy_are_predicted_by_one_call(bundle: PolicyBundle, monkeypatch: pytest.MonkeyPatch) -> None:
     together, calls = pairs(bundle), []
-    seen, masks = {"m": ONE, "m2": BATCH, "r": -ONE, "r2": BATCH}, {"m2": np.stack([ALLOWED] * 2)}
-    _, before = together.predict_with_state(seen, deterministic=True)
+    seen, masks = {"m": ONE, "m2": BATCH, "r": -ONE, "r2": BATCH}, {"m": ALLOWED, "m2": np.stack([ALLOWED] * 2)}
+    _, before = together.predict_with_state(seen, action_masks=masks, deterministic=True)
     alone = {
         agent: together.predict_with_state(
             {agent: own},
