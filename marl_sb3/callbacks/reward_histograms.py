@@ -11,10 +11,15 @@ from marl_sb3.types import Array
 
 
 class RewardHistogramCallback(MultiAgentCallback):
-    """Logs `env_runners/episode_rewards/{agent}` of the latest finished episode of env 0, once per iteration."""
+    """Logs `env_runners/episode_rewards/{agent}` of the latest finished episode of env 0, once per iteration.
 
-    def __init__(self) -> None:
+    Args:
+        most_agents: of more agents there is one histogram, `env_runners/episode_rewards`; None: one of each agent.
+    """
+
+    def __init__(self, most_agents: int | None = None) -> None:
         super().__init__()
+        self._most_agents = most_agents
         self._steps: list[tuple[Array, Array]] = []  # rewards and acted, (A,) each, of the running episode
         self._finished: list[tuple[Array, Array]] = []
         self._length = 0  # env steps of the latest episode of env 0
@@ -56,9 +61,15 @@ class RewardHistogramCallback(MultiAgentCallback):
         """Record the histograms if an episode has finished since the last iteration."""
         if self._finished:
             rewards, acted = (np.stack(arrays) for arrays in zip(*self._finished, strict=True))
-            for column, agent in enumerate(self.algorithm.env.agents):
-                mine = rewards[acted[:, column], column]
-                if mine.size:
-                    self.logger.record(f"env_runners/episode_rewards/{agent}", mine, exclude=("json", "csv", "stdout"))
+            agents = self.algorithm.env.agents
+            if self._most_agents is not None and len(agents) > self._most_agents:
+                self._record("env_runners/episode_rewards", rewards[acted])
+            else:
+                for column, agent in enumerate(agents):
+                    self._record(f"env_runners/episode_rewards/{agent}", rewards[acted[:, column], column])
             self._finished = []
         return True
+
+    def _record(self, name: str, rewards: Array) -> None:
+        if rewards.size:
+            self.logger.record(name, rewards, exclude=("json", "csv", "stdout"))

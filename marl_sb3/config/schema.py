@@ -160,6 +160,8 @@ class TrainConfig:
         stop: values by metric; the training ends when one metric reaches its value.
         custom_metrics: numbers from the env's infos that become metrics, by name; see `InfoMetric`.
         stats_window_size: number of finished episodes that the metrics of episodes run over.
+        tensorboard_agents: most agents, or policies, of which TensorBoard gets the metrics and histograms of each; of
+            more it gets quantiles, and one histogram. The other logs hold all.
         env_kwargs: arguments of the env, by name.
         hyperparameters: SB3's arguments, by name, of each policy that sets no other.
         sources: where a setting came from, for messages; not part of the configuration.
@@ -196,6 +198,7 @@ class TrainConfig:
     stop: _Stop = field(default_factory=dict)
     custom_metrics: _ByMetric = field(default_factory=dict)
     stats_window_size: PositiveInt = 100
+    tensorboard_agents: Count = 50
     env_kwargs: Named = field(default_factory=dict)
     hyperparameters: Named = field(default_factory=dict)
     sources: Mapping[str, Source] = field(default_factory=dict, compare=False, repr=False)

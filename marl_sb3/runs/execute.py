@@ -59,7 +59,7 @@ class _Training:
         evaluated = [name for each in evaluations for name in each.metric_names(run.algorithm)]
         self.signals = StopOnSignal()
         self.stop = StopOnMetric(run.config.stop, evaluated)
-        self._others = [RewardHistogramCallback(), *callbacks]
+        self._others = [RewardHistogramCallback(run.config.tensorboard_agents), *callbacks]
         self.checkpoints = _checkpoint_callback(run)
 
     def learn(self) -> None:

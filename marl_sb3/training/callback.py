@@ -20,7 +20,8 @@ class MultiAgentCallback(BaseCallback):
 
     `self.model` is the `MultiAgentAlgorithm`, `self.num_timesteps` counts env steps. In `_on_step`,
     `self.locals["step"]` is the `VecStep` just taken; `dones` ((E,) bool: env episodes that ended), `rewards`
-    ((E, A)) and `infos` are provided for callbacks written for SB3.
+    ((E, A)) and `infos` are provided for callbacks written for SB3. The arrays are read-only: rewards are changed by a
+    wrapper of the env.
     """
 
     @property

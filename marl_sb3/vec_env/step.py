@@ -151,6 +151,44 @@ class VecStep:
         """Return a deep copy, which later steps do not change."""
         return deepcopy(self)
 
+    def read_only(self) -> VecStep:
+        """Return the step with read-only views of its arrays.
+
+        They are for callbacks: what one wrote would change what is learnt only where the envs are stepped in the same
+        process, and there after the metrics have counted it.
+        """
+        return _ReadOnlyStep(self)
+
+
+class _ReadOnlyStep(VecStep):
+    """Makes a view when it is asked for: most callbacks look at few arrays, and most steps have no callback."""
+
+    def __init__(self, step: VecStep) -> None:
+        vars(self)["_step"] = step
+
+    def copy(self) -> VecStep:
+        """See `VecStep.copy`; its arrays may be written to."""
+        step: VecStep = self._step
+        return step.copy()
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in VecStep.__dataclass_fields__:
+            raise AttributeError(name)
+        value = getattr(self._step, name)
+        if name in ("observations", "action_masks") and value:  # in the steps of shards, they are not there
+            value = tuple(None if group is None else map_arrays(read_only, group) for group in value)
+        elif isinstance(value, np.ndarray):
+            value = read_only(value)
+        vars(self)[name] = value
+        return value
+
+
+def read_only(array: Array) -> Array:
+    """Return a view that cannot be written to."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
 
 def first_step(
     observations: tuple[Observations, ...],

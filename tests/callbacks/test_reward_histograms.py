@@ -32,12 +32,14 @@ def algorithm_with(folder: Path, n_steps: int, policies: str = "shared") -> Mult
     )
 
 
-def histograms(folder: Path, algorithm: MultiAgentAlgorithm, agent: str) -> list[tuple[int, float, float]]:
-    """Env step, number and sum of the rewards, of each histogram of an agent."""
+def histograms(
+    folder: Path, algorithm: MultiAgentAlgorithm, agent: str | None = None
+) -> list[tuple[int, float, float]]:
+    """Env step, number and sum of the rewards, of each histogram of an agent, or of all together."""
     algorithm.logger.close()
     events: Any = EventAccumulator(str(folder), size_guidance={"histograms": 0})
     events.Reload()
-    tag = f"env_runners/episode_rewards/{agent}"
+    tag = f"env_runners/episode_rewards{'' if agent is None else f'/{agent}'}"
     if tag not in events.Tags()["histograms"]:
         return []
     return [(e.step, e.histogram_value.num, e.histogram_value.sum) for e in events.Histograms(tag)]
@@ -50,6 +52,13 @@ def test_histogram_has_the_rewards_of_one_episode_of_one_env(tmp_path: Path, pol
     # Episode 1 pays a 11 + 12 and b 2 * (11 + 12 + 13); episode 2 pays 21 + 22 and 2 * (21 + 22 + 23).
     assert histograms(tmp_path, algorithm, "a") == [(6, 2, 23), (12, 2, 43)]
     assert histograms(tmp_path, algorithm, "b") == [(6, 3, 72), (12, 3, 132)]
+
+
+def test_of_more_agents_there_is_one_histogram(tmp_path: Path) -> None:
+    algorithm = algorithm_with(tmp_path, n_steps=3)
+    algorithm.learn(6, callback=RewardHistogramCallback(most_agents=1))
+    assert histograms(tmp_path, algorithm, "a") == []
+    assert histograms(tmp_path, algorithm) == [(6, 5, 95)]
 
 
 def test_only_the_latest_episode_of_an_iteration_is_shown_and_none_twice(tmp_path: Path) -> None:

@@ -10,10 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 from stable_baselines3.common.logger import Figure
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
 
 from marl_sb3 import ConfigError
 from marl_sb3.metrics import flatten
+from marl_sb3.runs.logs import truncate
 from marl_sb3.runs.logs.rows import CsvFormat, JsonLinesFormat
+from marl_sb3.runs.logs.tensorboard import EventsFormat
 from marl_sb3.runs.logs.truncate import truncate_logs
 from marl_sb3.runs.reader import read_results
 from marl_sb3.training.result_logger import ResultLogger
@@ -131,6 +136,59 @@ def test_a_damaged_log_is_named_and_stays_as_it_is(file: str, content: bytes, me
     with pytest.raises(ConfigError, match=message):
         truncate_logs(tmp_path, iteration=5, env_steps=5)
     assert (tmp_path / file).read_bytes() == content
+
+
+# TensorBoard
+
+
+def scalars(tmp_path: Path, result: dict[str, Any], most: int, always: tuple[str, ...] = ()) -> dict[str, float]:
+    output = EventsFormat(tmp_path, most, always)
+    output.write_result(result, {}, 7)
+    output.close()
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    return {tag: events.Scalars(tag)[0].value for tag in events.Tags()["scalars"]}
+
+
+def test_metrics_of_many_agents_and_policies_become_quantiles(tmp_path: Path) -> None:
+    returns = {f"a{number}": float(number) for number in range(101)}
+    result = {
+        "env_runners": {"agent_episode_returns_mean": {**returns, "late": None}, "agent_steps": {"a": 1, "b": 2}},
+        "learners": {f"p{number}": {"policy_loss": number / 10, "curr_lr": 1.0} for number in range(11)},
+    }
+    found = scalars(tmp_path, result, 10, ("env_runners/agent_episode_returns_mean/a7",))
+    of_all = {f"quantile_{percent}": percent for percent in (0, 10, 50, 90, 100)}
+    assert found == {
+        **{f"env_runners/agent_episode_returns_mean/{name}": value for name, value in of_all.items()},
+        **{f"learners/policy_loss/{name}": pytest.approx(value / 100) for name, value in of_all.items()},
+        **{f"learners/curr_lr/{name}": 1.0 for name in of_all},
+        "env_runners/agent_steps/a": 1.0,
+        "env_runners/agent_steps/b": 2.0,
+        "env_runners/agent_episode_returns_mean/a7": 7.0,  # which decides which checkpoint is the best
+    }
+
+
+def test_as_many_agents_as_the_setting_allows_keep_their_metrics(tmp_path: Path) -> None:
+    result = {"env_runners": {"agent_steps": {"a": 1, "b": 2}}}
+    assert set(scalars(tmp_path, result, 2)) == {"env_runners/agent_steps/a", "env_runners/agent_steps/b"}
+
+
+@pytest.mark.parametrize("step", [0, 1, 127, 128, 300_000, 2**62, -1])
+def test_the_step_of_an_event_is_read_without_the_rest_of_it(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    event = Event(wall_time=1.5, step=step, summary=Summary(value=[Summary.Value(tag="x", simple_value=1.0)]))
+    if step:
+        monkeypatch.setattr(Event, "FromString", None)
+    assert truncate._step_of_event(Path(), event.SerializeToString()) == step
+
+
+def test_a_log_without_later_entries_is_not_written_anew(tmp_path: Path) -> None:
+    scalars(tmp_path, {"x": 1}, 1)
+    (events,) = tmp_path.glob("events*")
+    before = events.stat()
+    truncate_logs(tmp_path, iteration=7, env_steps=7)
+    assert (events.stat().st_ino, events.stat().st_size) == (before.st_ino, before.st_size)
+    truncate_logs(tmp_path, iteration=6, env_steps=6)
+    assert events.stat().st_size < before.st_size
 
 
 # CSV

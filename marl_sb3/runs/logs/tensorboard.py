@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -23,18 +23,25 @@ class EventsFormat(TensorBoardOutputFormat):
 
     Args:
         folder: the folder that the file goes into.
+        most_agents: of more agents or policies, the metrics of each are written as their quantiles.
+        always: flat names of metrics of single agents that are written nevertheless.
     """
 
     name = "tensorboard"
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, most_agents: int, always: Collection[str] = ()) -> None:
+        self._most_agents, self._always = most_agents, always
         self._name = str(folder / "events.out.tfevents.*")
         with with_filename(self._name):
             super().__init__(str(folder))
 
     def write_result(self, result: Result, recorded: Mapping[str, Any], step: int) -> None:
         """See `ResultWriter.write_result`; names are flat."""
-        self.write({**recorded, **flatten(result)}, {}, step)
+        shown = flatten(_with_quantiles(result, self._most_agents))
+        if self._always:
+            known = flatten(result)
+            shown |= {name: known[name] for name in self._always if name in known}
+        self.write({**recorded, **shown}, {}, step)
 
     def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
         """Write and flush the values."""
@@ -52,6 +59,37 @@ class EventsFormat(TensorBoardOutputFormat):
         """Close the file."""
         with suppress(OSError):  # an error that was reported when it occurred
             super().close()
+
+
+_QUANTILES = (0, 10, 50, 90, 100)  # percent
+_OF_EACH = {  # metrics with a number of each agent or policy
+    "num_agent_steps_sampled_lifetime",
+    "num_agent_steps_sampled",
+    "agent_episode_returns_mean",
+    "module_episode_returns_mean",
+    "agent_steps",
+}
+
+
+def _with_quantiles(result: Mapping[str, Any], most: int) -> Result:
+    """Replace the metrics of each agent and policy by `quantile_{0,10,50,90,100}`, where there are more than `most`."""
+    found: Result = {}
+    for name, value in result.items():
+        large = isinstance(value, Mapping) and len(value) > most
+        if large and name in _OF_EACH:
+            found[name] = _quantiles(value.values())
+        elif large and name == "learners":
+            metrics = dict.fromkeys(metric for own in value.values() for metric in own)
+            found[name] = {metric: _quantiles(own.get(metric) for own in value.values()) for metric in metrics}
+        else:
+            found[name] = _with_quantiles(value, most) if isinstance(value, Mapping) else value
+    return found
+
+
+def _quantiles(values: Iterable[float | None]) -> Result:
+    known = [value for value in values if isinstance(value, (int, float))]
+    numbers = np.percentile(known, _QUANTILES).tolist() if known else [None] * len(_QUANTILES)
+    return {f"quantile_{percent}": number for percent, number in zip(_QUANTILES, numbers, strict=True)}
 
 
 @contextmanager

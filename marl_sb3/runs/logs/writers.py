@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
 from marl_sb3.runs.logs.rows import PROGRESS_FILE, CsvFormat, JsonLinesFormat, KeptResult
 from marl_sb3.runs.logs.tensorboard import EventsFormat, quiet_writers, write_settings
 from marl_sb3.runs.reader import RESULT_FILE
 from marl_sb3.runs.run import Run
 from marl_sb3.training.result_logger import ResultLogger, ResultWriter
-
-_LOGS: Sequence[Callable[[Path], ResultWriter]] = (
-    lambda folder: JsonLinesFormat(folder / RESULT_FILE),
-    lambda folder: CsvFormat(folder / PROGRESS_FILE),
-    EventsFormat,
-)
 
 
 @contextmanager
@@ -25,13 +18,18 @@ def logs_of(run: Run) -> Iterator[None]:
 
     The run keeps the latest result, too.
     """
-    folder = run.folder
-    write_settings(folder, run.config, list(run.algorithm.policies))
+    folder, config = run.folder, run.config
+    logs = (
+        lambda: JsonLinesFormat(folder / RESULT_FILE),
+        lambda: CsvFormat(folder / PROGRESS_FILE),
+        lambda: EventsFormat(folder, config.tensorboard_agents, [config.checkpoints.metric, *config.stop]),
+    )
+    write_settings(folder, config, list(run.algorithm.policies))
     with ExitStack() as cleanup:
         cleanup.enter_context(quiet_writers())
         writers: list[ResultWriter] = [KeptResult(run.keep_result)]
-        for make in _LOGS:
-            writers.append(make(folder))
+        for make in logs:
+            writers.append(make())
             cleanup.callback(writers[-1].close)
         run.algorithm.set_logger(ResultLogger(str(folder), writers))
         yield
