@@ -16,6 +16,7 @@ from marl_sb3.cli.parser import (
     integer,
 )
 from marl_sb3.cli.ray import add_ray_options
+from marl_sb3.cli.train import stop_conditions
 
 _EPILOG = """\
 A space file has a range for each parameter:
@@ -74,6 +75,10 @@ def _add_what_is_searched(parser: CommandParser) -> None:
     add_setup_options(parser)
     parser.option("--timesteps N", "env steps of a trial; default: as in the preset", type=integer)
     parser.repeated("--set KEY=VALUE", "fix a setting in every trial; may be repeated; default: none", dest="settings")
+    parser.repeated(
+        "--stop METRIC=VALUE",
+        "end a trial when a metric is at least VALUE; may be repeated; default: train it for all env steps",
+    )
     parser.option(
         "--hparams FILE",
         "settings by env id, which the search starts from and is compared with; default: the shipped preset",
@@ -127,11 +132,11 @@ def study_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the arguments of `prepare_study`, except for the env.
 
     Raises:
-        ConfigError: a `--set` is not `KEY=VALUE`.
+        ConfigError: a `--set` is not `KEY=VALUE`, or a `--stop` not `METRIC=NUMBER`.
     """
-    other = ("env", "env_option", "imports", "verbosity", "quiet", "settings", *OF_EACH_CALL)
+    other = ("env", "env_option", "imports", "verbosity", "quiet", "settings", "stop", *OF_EACH_CALL)
     options = {name: value for name, value in vars(arguments).items() if name not in other}
-    return {**options, "settings": assignments("--set", arguments.settings)}
+    return {**options, "settings": assignments("--set", arguments.settings), "stop": stop_conditions(arguments)}
 
 
 def command_to_continue(env: str, name: str, storage: str | None, arguments: argparse.Namespace) -> str:

@@ -148,6 +148,8 @@ class MergedSettings:
             self.put(head, value)
         elif head == "env":
             self.fields["env_kwargs"] = {**self.fields.get("env_kwargs", {}), rest: value}
+        elif head == "stop":
+            self.fields["stop"] = {**(self.fields.get("stop") or {}), rest: value}
         elif head == "policy_kwargs":
             _set_policy_kwarg(self.fields[HYPERPARAMETERS], rest, value)
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 from scipy.special import stdtrit
 
@@ -19,8 +20,9 @@ class SampleStats:
         sd: sample standard deviation (divided by n - 1); needs two values.
         min: minimum.
         max: maximum.
-        ci95: bounds of the 95 % confidence interval of the mean, by Student's t; needs two values. It assumes a
-            normally distributed mean, which is nearly true of 20 episodes and more.
+        ci95: bounds of the 95 % confidence interval of the mean; needs two values. By Student's t, which assumes a
+            normally distributed mean: nearly true of 20 episodes and more. Where every value is 0 or 1, and both
+            occur, the mean is a share, and the interval is Wilson's (1927), which stays within 0 and 1.
     """
 
     n: int
@@ -41,4 +43,13 @@ def sample_stats(values: Sequence[float]) -> SampleStats:
         return SampleStats(1, mean, None, mean, mean, None)
     sd = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
     margin = float(stdtrit(n - 1, 0.975)) * sd / math.sqrt(n)
-    return SampleStats(n, mean, sd, min(values), max(values), (mean - margin, mean + margin))
+    ci95 = _wilson(mean, n) if set(values) == {0.0, 1.0} else (mean - margin, mean + margin)
+    return SampleStats(n, mean, sd, min(values), max(values), ci95)
+
+
+def _wilson(share: float, n: int) -> tuple[float, float]:
+    """The 95 % confidence interval of a share of n."""
+    z = NormalDist().inv_cdf(0.975)
+    center = share + z**2 / (2 * n)
+    margin = z * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
+    return (center - margin) / (1 + z**2 / n), (center + margin) / (1 + z**2 / n)

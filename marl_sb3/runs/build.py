@@ -210,6 +210,7 @@ def _require_unambiguous(config: TrainConfig, policy_ids: Sequence[PolicyID]) ->
 _PREFIXES = {
     "env.": "an argument of the env",
     "policy_kwargs.": "a part of policy_kwargs",
+    "stop.": "a stop condition",
     "hyperparameters.": "a hyperparameter of all policies",
 }
 

@@ -15,6 +15,7 @@ from marl_sb3.learners.agent_policy import AgentPolicy
 from marl_sb3.learners.bundle import PolicyBundle
 from marl_sb3.learners.by_agent import ByAgent, PolicyByAgent
 from marl_sb3.learners.copy_policy import copy_policy
+from marl_sb3.learners.sb3.vec_normalize import unpickle_statistics
 from marl_sb3.training.sb3_hints import require_observations_by_agent
 from marl_sb3.types import AgentID, PolicyID
 
@@ -79,6 +80,24 @@ class JointPolicies(PolicyByAgent):
             ConfigError: there is no such policy, or the two have other networks or other processing.
         """
         copy_policy(self.bundle(), source, target)
+
+    def unpickle_vec_normalize(self, policy_id: PolicyID, path: str | Path) -> None:
+        """Give a policy the running statistics of a `VecNormalize` of SB3, such as `vecnormalize.pkl`.
+
+        WARNING: this unpickles the file, and a pickle may run any code. Call it only for files whose maker you trust.
+        Nothing else in marl_sb3 reads such a file. The policy's settings `normalize_observations` and
+        `normalize_rewards` say which statistics it has.
+
+        Raises:
+            ConfigError: there is no such policy; it normalises nothing; the file cannot be read, or does not fit.
+        """
+        processing = self.bundle().processing
+        if policy_id not in processing:
+            raise ConfigError(f"unknown policy {policy_id!r}; accepted: {', '.join(processing)}", key="policies")
+        if not processing[policy_id].statistics:
+            words = "accepted: a policy with normalize_observations or normalize_rewards"
+            raise ConfigError(f"policy {policy_id!r} normalises nothing; {words}", key="policies")
+        unpickle_statistics(processing[policy_id], Path(path))
 
     def is_finite(self) -> bool:
         """Whether all weights of all policies are finite."""

@@ -39,6 +39,7 @@ def tune(
     n_envs: int | None = None,
     seed: int | None = None,
     settings: Mapping[str, Any] | None = None,
+    stop: Mapping[str, float] | None = None,
     hparams: Hparams | None = None,
     space: SpaceSource = None,
     grid: Grid = (),
@@ -76,6 +77,7 @@ def tune(
         n_envs: number of envs of a trial; None: as in the preset.
         seed: determines the seed of every trial and the draws of the sampler; None: 0.
         settings: set in every trial and therefore not searched, by keys as after `--set`.
+        stop: values by metric; a trial ends when one metric reaches its value.
         hparams: a file of settings by env id, or a mapping, instead of the shipped preset.
         space: a space file, or a mapping in the same form; None: the space shipped for the algorithm.
         grid: the exact values of each parameter, instead of a space: a mapping, or strings `name=a,b,c`.
@@ -121,6 +123,7 @@ def tune(
             n_envs=n_envs,
             seed=seed,
             settings=settings,
+            stop=stop,
             hparams=hparams,
             space=space,
             grid=grid,

@@ -11,7 +11,7 @@ from marl_sb3.envs.registry import EnvFactory
 from marl_sb3.errors import ConfigError
 from marl_sb3.learners.threads import start_without_dynamo
 from marl_sb3.runs.build import build, check_device, resolved
-from marl_sb3.runs.evaluations import metric_names
+from marl_sb3.runs.evaluations import metric_names, require_metrics
 from marl_sb3.runs.folder import RunFolder
 from marl_sb3.runs.run import Run
 from marl_sb3.tuning.search import Search
@@ -19,7 +19,7 @@ from marl_sb3.tuning.study import TuneStudy
 from marl_sb3.types import PolicyID
 
 # Keys of errors that do not depend on what a trial tries, unless it is searched.
-_OF_ALL_TRIALS = frozenset({"env", "algo", "policies", "device", "vectorizer", "objective"})
+_OF_ALL_TRIALS = frozenset({"env", "algo", "policies", "device", "vectorizer", "objective", "stop"})
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,7 @@ def preview(config: TrainConfig, factory: EnvFactory | None = None) -> Preview:
             for policy_id, policy in policies
             if hasattr(policy, "batch_size") and hasattr(policy, "n_steps") and hasattr(policy, "rollout_buffer")
         }
+        require_metrics(run)
         return Preview(metric_names(run), sizes)
     finally:
         run.close()

@@ -15,7 +15,7 @@ from typing import Any
 from marl_sb3.config import Hparams, TrainConfig, entry_of, plain_data, require_named
 from marl_sb3.config.names import as_integer, canonical_settings
 from marl_sb3.config.sources import require_kinds
-from marl_sb3.config.values import plain_numbers
+from marl_sb3.config.values import Named, plain_numbers, require
 from marl_sb3.envs.registry import EnvFactory, factory_id
 from marl_sb3.errors import ConfigError, as_path, path_is_usable
 from marl_sb3.tuning.checks import check_search
@@ -43,6 +43,7 @@ def prepare_study(
     grid: Grid = (),
     hparams: Hparams | None = None,
     settings: Mapping[str, Any] | None = None,
+    stop: Mapping[str, float] | None = None,
     root: str | Path = "runs",
     **options: Any,
 ) -> TuneStudy:
@@ -58,6 +59,7 @@ def prepare_study(
         hparams: a file of settings by env id, or a mapping, instead of the shipped preset. The study keeps the section
             for its env.
         settings: set in every trial and therefore not searched, by keys as after `--set`.
+        stop: values by metric; a trial ends when one metric reaches its value.
         root: studies are in `tune/<env>/<name>` below this folder.
         options: the other fields of `Search`: see `tune`; None means not given.
 
@@ -65,6 +67,8 @@ def prepare_study(
         ConfigError: an option is wrong; no trial was run.
     """
     require_kinds(hparams, settings)
+    if stop is not None:
+        require("stop", stop, Named)
     root = as_path("root", root)
     name = _new_name() if study is None else study
     if not _is_folder_name(name):
@@ -83,6 +87,7 @@ def prepare_study(
     given = {key: as_integer(plain_numbers(value)) for key, value in options.items() if value is not None}
     if entry is not None:
         given["hparams"] = {env_id: plain_data(entry)}
+    settings = {**(settings or {}), **{f"stop.{metric}": value for metric, value in (stop or {}).items()}}
     if settings:
         given["settings"] = {key: value for key, (_, value) in canonical_settings(settings).items()}
     before = read_search(folder, env_id, given.get("storage"))

@@ -38,6 +38,11 @@ def attribute_text(trial: FrozenTrial, name: str) -> str | None:
     return one_line(trial.user_attrs[name]) if name in trial.user_attrs else None
 
 
+def wall_seconds(trial: FrozenTrial) -> float | None:
+    """Seconds from the start of a trial to its end, with its evaluations; None before the end."""
+    return None if trial.duration is None else round(trial.duration.total_seconds(), 3)
+
+
 def error_text(trial: FrozenTrial) -> str | None:
     """The error of a trial; None if there was none."""
     return attribute_text(trial, ERROR)

@@ -12,9 +12,11 @@ from toy_envs import ScriptedEnv
 
 import marl_sb3
 from marl_sb3 import PPO, MultiAgentAlgorithm, PolicySpec, make_vec_env
+from marl_sb3.config import load_config
 from marl_sb3.config.ids import MAX_ID_BYTES, file_names, id_fault
 from marl_sb3.errors import ConfigError
 from marl_sb3.policies.mapping import policies_that_train, policy_of_agents, resolve_policies
+from marl_sb3.runs.prepare import prepare
 from marl_sb3.runs.restore import load_run
 
 TINY = {"n_steps": 6, "batch_size": 6, "n_epochs": 1, "checkpoint_every": 1}
@@ -168,3 +170,12 @@ def test_file_names_differ_on_every_file_system() -> None:
     assert names["a/b"] == "a_b-c14cddc0.zip"
     assert len({name.casefold() for name in names.values()}) == 5
     assert not any(set(name) & set('/\\:*?"<>|') for name in names.values())
+
+
+def test_stop_conditions_are_settings_and_no_policy(in_tmp: Path) -> None:
+    name = "env_runners/agent_episode_returns_mean/a"
+    config = load_config("arena", settings={f"stop.{name}": 2, "stop.iteration": 3})
+    assert config.stop == {name: 2, "iteration": 3}
+    policies = {"stop": {"agents": ["agent1"]}, "p": {"agents": ["agent2"]}}
+    with pytest.raises(ConfigError, match=r"stop\.gamma: it may mean a stop condition or gamma of policy 'stop'"):
+        prepare(load_config("arena", settings={"stop.gamma": 0.5}, policies=policies))

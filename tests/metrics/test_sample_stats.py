@@ -27,6 +27,13 @@ def test_interval_is_scipys(n: int) -> None:
     assert sample_stats(values.tolist()).ci95 == pytest.approx(expected)
 
 
+def test_the_interval_of_a_share_stays_within_0_and_1() -> None:
+    # 19 of 20, z = 1.95996: (0.95 + z^2 / 40 +- z sqrt(0.95 * 0.05 / 20 + z^2 / 1600)) / (1 + z^2 / 20)
+    low, high = sample_stats([1.0] * 19 + [0.0]).ci95 or (0, 0)
+    assert (low, high) == pytest.approx((0.76387, 0.99112), abs=1e-5)  # Student's t: 0.845 to 1.055
+    assert sample_stats([1.0, 1.0, 0.5]).ci95 != sample_stats([1.0, 1.0, 0.0]).ci95
+
+
 def test_too_few_values_have_no_spread() -> None:
     assert sample_stats([]) == SampleStats(0, None, None, None, None, None)
     assert sample_stats([2.0]) == SampleStats(1, 2.0, None, 2.0, 2.0, None)

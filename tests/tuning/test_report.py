@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import io
 import re
@@ -14,7 +15,7 @@ from typing import Any
 
 import optuna
 import pytest
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 from plotly.offline import get_plotlyjs
 from rich.console import Console
 
@@ -23,7 +24,7 @@ from marl_sb3.errors import ConfigError
 from marl_sb3.runs.build import resolved
 from marl_sb3.runs.folder import RunFolder
 from marl_sb3.tuning.jobs.trials import run_trial
-from marl_sb3.tuning.report import page as page_module
+from marl_sb3.tuning.report import figures as figures_module
 from marl_sb3.tuning.report.figures import FIGURES
 from marl_sb3.tuning.report.files import best_yml, html_report, trials_csv
 from marl_sb3.tuning.report.tables import trials_table
@@ -41,8 +42,14 @@ HOSTILE = (
     "</script><script>alert(1)</script><img src=http://evil.example/x onerror=alert(2)><a href='https://evil.example'>"
     'x</a> "&amp; [red]\x1b[31m\x00\ud800\n=cmd|, second line'
 )
-HEAD = "number,state,value,learning_rate,batch_size,policy_kwargs.net_arch,seed,iterations,env_steps,seconds,return,"
-TAIL = "evaluations,retry_of,worker,folder,checkpoint,error"
+HEAD = "number,state,value,learning_rate,batch_size,policy_kwargs.net_arch,seed,iterations,env_steps,seconds,"
+TAIL = "wall_seconds,return,evaluations,retry_of,worker,folder,checkpoint,error"
+
+
+@pytest.fixture(autouse=True)
+def importances_of_few_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw importances for as few trials as these tests have."""
+    monkeypatch.setattr(figures_module, "_LEAST_TO_COMPARE", 2)
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
@@ -114,6 +121,7 @@ def test_csv_has_a_row_per_trial(tmp_path: Path) -> None:
     path = trials_csv(study)
     rows = rows_of(path)
     assert path.read_text(encoding="utf-8").splitlines()[0] == HEAD + TAIL
+    assert 0 <= float(rows[1].pop("wall_seconds")) < 60
     assert [row["state"] for row in rows] == ["COMPLETE"] * 3 + ["PRUNED", "FAIL", "RUNNING", "WAITING"]
     params = study.trials[1].params
     assert rows[1] == {
@@ -175,7 +183,7 @@ def test_table_marks_the_best_and_tells_errors_below(tmp_path: Path) -> None:
     some_of_each(study)
     lines = shown(study)
     (best,) = [line for line in lines if line.lstrip().startswith("* 1 ")]
-    assert re.search(r"COMPLETE .* 2 +1\.5 +100 +30\.25 +5\.00$", best)
+    assert re.search(r"COMPLETE .* 2 +1\.5 +0\.\d +100 +30\.25 +5\.00$", best)
     assert f"{study.trials[1].params['learning_rate']:.4g}" in best
     assert lines[-1] == "trial 4: ConfigError: batch_size is 7; accepted: 5"
     assert [line.split()[0] for line in lines[-8:-1]] == ["0", "*", "2", "3", "4", "5", "6"]
@@ -300,7 +308,7 @@ def test_page_has_no_number_of_many_digits(tmp_path: Path) -> None:
 
 
 def figures_of(study: TuneStudy, winner: int | None) -> dict[str, Any]:
-    bare = page_module._bare_copy(study, study.trials)
+    bare = figures_module.bare_copy(study.optuna, study.trials)
     return {figure.title: figure.plot(optuna.visualization, bare, winner) for figure in FIGURES}
 
 
@@ -333,7 +341,32 @@ def test_learning_curves_have_names(tmp_path: Path) -> None:
     assert figure.data[-1].name == "trial 11 (winner)"  # on top of the others
     widths = [trace.line.width for trace in figure.data]
     assert widths[-1] > max(widths[:-1])
-    assert [trace.name for trace in figure.data if trace.line.dash == "dot"] == ["trial 12 (pruned)"]
+    (dotted,) = [trace for trace in figure.data if trace.line.dash == "dot"]
+    assert (dotted.text[0], dotted.y[0]) == ("trial 12 (pruned)", 9.0)
+    grey = figure.data[0]
+    assert (grey.text, grey.y) == (
+        ("trial 0", "trial 0", "", "trial 1", "trial 1", ""),
+        (0.0, 0.0, None, 0.0, 1.0, None),
+    )
+
+
+def test_the_figures_of_many_trials_have_few_traces_and_copy_no_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = new_study(tmp_path, sampler="random")
+    for value in range(40):
+        add(study, value=float(value), curve=[0.0, float(value)])
+    copies: list[int] = []
+    deepcopy = copy.deepcopy
+    monkeypatch.setattr(
+        copy, "deepcopy", lambda x, *memo: (copies.append(1) if type(x) is FrozenTrial else None, deepcopy(x, *memo))[1]
+    )
+    monkeypatch.setattr(figures_module, "_N_PARALLEL", 20)
+    figures = figures_of(study, 39)
+    assert len(copies) == 40 + 10 + 20  # each trial once into the study that is drawn, and into those of two figures
+    assert len(figures["Learning curves"].data) == 1 + 10
+    lines = [trace.customdata[0][1] for trace in figures["Parallel coordinates"].data if trace.customdata is not None]
+    assert sorted(map(float, lines)) == list(range(20, 40))
 
 
 def test_page_loads_nothing(tmp_path: Path) -> None:
@@ -359,7 +392,8 @@ def test_hostile_words_are_words(tmp_path: Path) -> None:
     assert not re.search(r"[\x00\x1b]", page.text)
 
 
-NONE_ENDED = {"no trial was trained to its end", "fewer than two trials were trained to their end"}
+TOO_FEW = "fewer than 2 trials were trained to their end, so that it would show chance"
+NONE_ENDED = {"no trial was trained to its end", TOO_FEW}
 NO_CURVE = "no trial that did not fail was evaluated"
 
 
@@ -368,7 +402,7 @@ NO_CURVE = "no trial that did not fail was evaluated"
     [
         ([], 0, {*NONE_ENDED, NO_CURVE, "no trial was started"}),
         ([None, None], 1, {*NONE_ENDED, NO_CURVE}),
-        ([1.0], 5, {"fewer than two trials were trained to their end"}),
+        ([1.0], 5, {TOO_FEW}),
         ([2.0, 2.0, 2.0], 5, {"all trials have the same value"}),
     ],
 )
@@ -385,6 +419,15 @@ def test_plots_that_cannot_be_made_say_why(
     assert page.plots() == n_plots
     assert {*re.findall(r"Not drawn: (.*?)\.", page.text)} == reasons
     assert ("best.yml" in page.text) == (n_plots > 1)
+
+
+def test_below_thirty_trials_there_are_no_importances(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    study = new_study(tmp_path)
+    for value in range(30):
+        assert ("fewer than 30 trials" in str(figures_module._nothing_to_compare(study.trials))) == (value < 30)
+        add(study, value=float(value))
+    assert figures_module._nothing_to_compare(study.trials) is None
 
 
 def test_one_parameter_has_no_importances(tmp_path: Path) -> None:
@@ -461,6 +504,17 @@ def test_best_settings_say_where_they_are_from(tmp_path: Path) -> None:
         "# The trial had 100 env steps; n_timesteps is that of a whole training.",
         "arena:",
     ]
+
+
+def test_best_settings_end_no_training_as_trials_ended(tmp_path: Path) -> None:
+    study = new_study(tmp_path, settings={**TINY, "stop.iteration": 3}, evaluations=2)
+    write_config(study, add(study, value=-2.80125014744699))
+    path = best_yml(study)
+    assert path is not None
+    first, *lines = path.read_text(encoding="utf-8").splitlines()
+    assert first.startswith("# Trial 0 of study lr: -2.80125 (max) of ")
+    assert "# Trials ended when iteration was at least 3; a whole training does not." in lines
+    assert load_config(None, hparams=path).stop == {}
 
 
 def test_best_settings_keep_what_was_set_for_all_trials(tmp_path: Path) -> None:

@@ -265,3 +265,13 @@ def test_nonsense_is_refused_before_anything_runs(options: dict[str, Any], messa
     with pytest.raises(ConfigError, match=message):
         prepare_study(**{**SMALL, **options})
     assert not list(in_tmp.glob("runs/tune/*/*/trials"))
+
+
+def test_trials_end_by_stop_conditions(in_tmp: Path) -> None:
+    study = prepare_study("arena", **{**SMALL, "stop": {"iteration": 1}})
+    assert study.search.settings["stop.iteration"] == 1
+    assert study.search.trial_config(next(study.space.corners()), 1).stop == {"iteration": 1}
+    with pytest.raises(ConfigError, match=r"stop\.iterations: unknown metric 'iterations'; did you mean iteration"):
+        prepare_study("arena", study="other", **{**SMALL, "stop": {"iterations": 1}})
+    with pytest.raises(ConfigError, match="stop is 3; accepted"):
+        prepare_study("arena", **{**SMALL, "stop": 3})

@@ -1,8 +1,9 @@
-"""Write what SB3 users need of a policy's processing: a `VecNormalize`, and the settings as JSON."""
+"""What SB3 users need of a policy's processing: a `VecNormalize` is written and read, the settings written as JSON."""
 
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,12 @@ from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import VecNormalize
 
+from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.learners.sb3.private import set_vec_normalize
 from marl_sb3.learners.sb3.spaces_only_vec_env import OneRow
 from marl_sb3.processing import Processing
+from marl_sb3.processing.statistics import statistics_state
+from marl_sb3.storage.state import StateReader
 
 _NOTE = (
     "The zip holds the policy behind its processing. `statistics` of normalised observations and rewards are in "
@@ -53,6 +57,36 @@ def normalize_minibatches(algorithm: BaseAlgorithm, processing: Processing) -> N
         if returns is not None:
             made.ret_rms = returns
         set_vec_normalize(algorithm, made)
+
+
+def unpickle_statistics(processing: Processing, path: Path) -> None:
+    """Take over the running statistics of a `VecNormalize` that SB3 saved.
+
+    This unpickles the file, which may run any code: it is called only where the user asks for it by name.
+
+    Raises:
+        ConfigError: the file cannot be read, is no `VecNormalize`, or does not fit the processing; nothing is changed.
+    """
+    accepted = "what VecNormalize.save of Stable-Baselines3 wrote"
+    try:
+        saved = pickle.loads(path.read_bytes())
+    except Exception as error:  # a pickle may raise anything
+        raise ConfigError(
+            f"{path} cannot be unpickled: {type(error).__name__}: {error}; accepted: {accepted}"
+        ) from error
+    if not isinstance(saved, VecNormalize):
+        raise ConfigError(f"{path} holds a {type(saved).__name__}; accepted: {accepted}")
+    found: dict[str, Any] = {"returns": saved.ret_rms} if processing.settings.normalize_rewards else {}
+    if processing.normalizer is not None:
+        if not saved.norm_obs:
+            raise ConfigError(f"{path} holds no statistics of observations, which the policy normalises")
+        own: Any = saved.obs_rms
+        by_key = own if isinstance(own, dict) else dict.fromkeys(processing.normalizer.statistics, own)
+        found |= {f"observations/{key}" if key else "observations": moments for key, moments in by_key.items()}
+    try:
+        processing.read_state(StateReader(statistics_state(found), str(path)))()
+    except CheckpointError as error:
+        raise ConfigError(f"the statistics do not fit the policy: {error}") from error
 
 
 def vec_normalize(processing: Processing, gamma: float) -> VecNormalize:

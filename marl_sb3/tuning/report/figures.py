@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -17,8 +18,11 @@ from marl_sb3.tuning.study import best_first
 from marl_sb3.tuning.trial_text import one_line
 
 _N_NAMED = 10  # learning curves with colours and names
+_N_PARALLEL = 200  # lines of parallel coordinates, each a trace of its own
+_LEAST_TO_COMPARE = 30  # trials; of fewer, the importance of a parameter is mostly chance
 _SLICES_PER_ROW, _SLICE_HEIGHT = 3, 260
 _HISTORY_NAMES = {"Objective Value": "trial", "Best Value": "best so far"}
+_DRAWN = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)
 _STAR = {"symbol": "star", "size": 14, "color": "#d62728", "line": {"width": 1, "color": "white"}}
 
 
@@ -75,26 +79,72 @@ def _importances(plots: ModuleType, study: optuna.Study, _: int | None) -> Any:
 
 
 def _learning_curves(plots: ModuleType, study: optuna.Study, best: int | None) -> Any:
-    """Optuna's plot with colours and names for the best trials, grey for the others; the winner is thick and on top."""
-    figure = plots.plot_intermediate_values(study)
+    """Optuna's plot of the best trials with colours and names, the winner thick; all others are grey behind them."""
     trials = study.get_trials(deepcopy=False)
     named = [trial.number for trial in best_first(trials, _mode(study))[:_N_NAMED]]
-    places = {number: place for place, number in enumerate([best, *(n for n in named if n != best)])}
+    places = {n: place for place, n in enumerate(dict.fromkeys([*([] if best is None else [best]), *named]))}
+    numbers = sorted(places)
+    figure = plots.plot_intermediate_values(bare_copy(study, [trials[number] for number in numbers]))
     for trace in figure.data:
-        trial = trials[int(trace.name.removeprefix("Trial"))]
+        trial = trials[numbers[int(trace.name.removeprefix("Trial"))]]
         pruned, won = trial.state == TrialState.PRUNED, trial.number == best
         label = f"trial {trial.number}{' (winner)' if won else ' (pruned)' if pruned else ''}"
-        shown = trial.number in places
-        trace.update(name=label, showlegend=shown, legendrank=1 + places.get(trial.number, 0), mode="lines+markers")
-        trace.update(line_dash="dot" if pruned else "solid", line_width=5 if won else 2 if shown else 1)
-        if not shown:
-            trace.update(line_color="#bbb", marker_color="#bbb", marker_size=4)
-    figure.data = sorted(figure.data, key=lambda trace: (bool(trace.showlegend), "winner" in trace.name))
+        trace.update(name=label, showlegend=True, legendrank=1 + places[trial.number], mode="lines+markers")
+        trace.update(line_dash="dot" if pruned else "solid", line_width=5 if won else 2)
+    colored = sorted(figure.data, key=lambda trace: "winner" in trace.name)
+    others = [trial for trial in trials if trial.number not in places and trial.state in _DRAWN]
+    figure.data = ()
+    for pruned in (False, True):
+        _add_grey(figure, [trial for trial in others if (trial.state == TrialState.PRUNED) == pruned], pruned=pruned)
+    figure.add_traces(colored)
     return figure.update_layout(xaxis_title="evaluation", yaxis_title="objective", showlegend=True)
+
+
+def _add_grey(figure: Any, trials: Sequence[FrozenTrial], *, pruned: bool) -> None:
+    """Add the curves of trials as one trace with gaps: plotly takes a minute for a trace of each of 2,000 trials."""
+    points: list[tuple[int | None, float | None, str]] = []
+    for trial in trials:
+        label = f"trial {trial.number}{' (pruned)' if pruned else ''}"
+        points += [(step, value, label) for step, value in sorted(trial.intermediate_values.items())]
+        points.append((None, None, ""))
+    if points:
+        x, y, text = zip(*points, strict=True)
+        line = {"color": "#bbb", "width": 1, "dash": "dot" if pruned else "solid"}
+        marker = {"color": "#bbb", "size": 4}
+        figure.add_scatter(
+            x=x, y=y, text=text, mode="lines+markers", line=line, marker=marker, name="others", showlegend=False
+        )
+
+
+class _Uncopied(optuna.storages.InMemoryStorage):
+    """Gives its trials without copying them: Optuna's plots ask for all of them dozens of times."""
+
+    def get_all_trials(
+        self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
+    ) -> list[FrozenTrial]:
+        return super().get_all_trials(study_id, deepcopy=False, states=states)
+
+
+def bare_copy(study: optuna.Study, trials: Sequence[FrozenTrial]) -> optuna.Study:
+    """A study in memory with these trials, without attributes: Optuna puts these into labels, where plotly makes links.
+
+    Its trials are numbered anew.
+    """
+    bare = optuna.create_study(direction=study.direction, storage=_Uncopied())
+    for trial in trials:
+        without_attributes = copy.copy(trial)
+        without_attributes.user_attrs = {}
+        bare.add_trial(without_attributes)
+    return bare
 
 
 def _mode(study: optuna.Study) -> str:
     return "max" if study.direction == optuna.study.StudyDirection.MAXIMIZE else "min"
+
+
+def _parallel_coordinates(plots: ModuleType, study: optuna.Study, _: int | None) -> Any:
+    trials = best_first(study.get_trials(deepcopy=False), _mode(study))[:_N_PARALLEL]
+    return plots.plot_parallel_coordinate(bare_copy(study, trials))
 
 
 def _slices(plots: ModuleType, study: optuna.Study, best: int | None) -> Any:
@@ -129,16 +179,15 @@ def _no_complete_trial(trials: Sequence[FrozenTrial]) -> str | None:
 
 def _nothing_to_compare(trials: Sequence[FrozenTrial]) -> str | None:
     complete = _complete(trials)
-    if len(complete) < 2:
-        return "fewer than two trials were trained to their end"
+    if len(complete) < _LEAST_TO_COMPARE:
+        return f"fewer than {_LEAST_TO_COMPARE} trials were trained to their end, so that it would show chance"
     if len({name for trial in complete for name in trial.params}) < 2:
         return "there is one parameter only"
     return "all trials have the same value" if len({trial.value for trial in complete}) == 1 else None
 
 
 def _no_evaluation(trials: Sequence[FrozenTrial]) -> str | None:
-    drawn = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)
-    found = any(trial.intermediate_values for trial in trials if trial.state in drawn)
+    found = any(trial.intermediate_values for trial in trials if trial.state in _DRAWN)
     return None if found else "no trial that did not fail was evaluated"
 
 
@@ -168,8 +217,9 @@ FIGURES = (
     ),
     Figure(
         "Parallel coordinates",
-        "A line for each trial that was trained to its end, across its parameters.",
-        lambda plots, study, _: plots.plot_parallel_coordinate(study),
+        "A line for each trial that was trained to its end, across its parameters; if there are more than "
+        f"{_N_PARALLEL}, for the best.",
+        _parallel_coordinates,
         _no_complete_trial,
     ),
     Figure(

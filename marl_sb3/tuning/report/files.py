@@ -67,7 +67,7 @@ def best_yml(study: TuneStudy) -> Path | None:
     """Write `best.yml`: the winner's configuration, for `python -m marl_sb3.train --hparams best.yml`.
 
     It is the trial's configuration without what made it a trial: each run gets a new seed, and env steps, evaluations
-    and checkpoints are those of the preset or of `--set`.
+    and checkpoints are those of the preset or of `--set`. Stop conditions, which end trials, are left out.
 
     Returns:
         The path; None if no trial is complete, and nothing is written.
@@ -80,13 +80,17 @@ def best_yml(study: TuneStudy) -> Path | None:
     trial, usual = search.trial_config(chosen, search.seed), search.usual_config(chosen)
     of_the_search = [name for name, source in trial.sources.items() if source.label == THE_SEARCH]
     trained = study.config_of(best)
-    config = trained.changed({**{name: value_of(usual, name) for name in of_the_search}, "seed": None})
+    of_trials = {**{name: value_of(usual, name) for name in of_the_search}, "seed": None, "stop": {}}
+    config = trained.changed(of_trials)
     comment = (
-        f"# Trial {best.number} of study {one_line(search.name)}: {best.value!r} ({search.mode}) of "
+        f"# Trial {best.number} of study {one_line(search.name)}: {best.value:.6g} ({search.mode}) of "
         f"{measured(search)}, in one training with seed {best.user_attrs.get(SEED)}."
     )
     if candidate is not None:
         comment += f"\n# Trained again: {confirmed_line(confirmed(study), best.number, search.mode)}."
     if trained.n_timesteps != config.n_timesteps:
         comment += f"\n# The trial had {trained.n_timesteps} env steps; n_timesteps is that of a whole training."
+    if trained.stop:
+        ends = " or ".join(f"{one_line(metric)} was at least {value:g}" for metric, value in trained.stop.items())
+        comment += f"\n# Trials ended when {ends}; a whole training does not."
     return write_whole(study.folder / "best.yml", f"{comment}\n{to_yaml(config)}")

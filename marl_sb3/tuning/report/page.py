@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,7 +18,7 @@ from optuna.trial import FrozenTrial
 from marl_sb3.errors import ConfigError
 from marl_sb3.storage.atomic import write_whole
 from marl_sb3.tuning.confirmed import confirmed, winner
-from marl_sb3.tuning.report.figures import FIGURES, draw
+from marl_sb3.tuning.report.figures import FIGURES, bare_copy, draw
 from marl_sb3.tuning.report.rows import header, row
 from marl_sb3.tuning.report.tables import HEADER, confirmed_rows
 from marl_sb3.tuning.study import TuneStudy
@@ -42,7 +41,7 @@ def html_report(study: TuneStudy) -> Path:
         title=escape(f"study {one_line(study.search.name)}"),
         summary=_summary(study, trials, best),
         confirmed=_confirmed(study),
-        figures="\n".join(_figures(plots, _bare_copy(study, trials), best)),
+        figures="\n".join(_figures(plots, bare_copy(study.optuna, trials), best)),
         trials=_trials(study, trials, best),
     )
     return write_whole(study.folder / "report.html", page)
@@ -148,13 +147,3 @@ def _figures(plots: ModuleType, study: optuna.Study, best: FrozenTrial | None) -
             )
             yield f'<div class="wide">{html}</div>'
             has_script = True
-
-
-def _bare_copy(study: TuneStudy, trials: Sequence[FrozenTrial]) -> optuna.Study:
-    """A copy of the study in memory without attributes: Optuna puts these into labels, where plotly makes links."""
-    bare = optuna.create_study(direction=study.optuna.direction)
-    for trial in trials:
-        without_attributes = copy.copy(trial)
-        without_attributes.user_attrs = {}
-        bare.add_trial(without_attributes)
-    return bare

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 from optuna.trial import FrozenTrial
 
 from marl_sb3.tuning import trial_attributes as key
-from marl_sb3.tuning.trial_text import attribute_text, error_text, one_line, value_text
+from marl_sb3.tuning.trial_text import attribute_text, error_text, one_line, value_text, wall_seconds
 
 if TYPE_CHECKING:
     from marl_sb3.tuning.study import TuneStudy
 
 _BEFORE = ("number", "state", "value")  # columns before those of the parameters
-_AFTER = ("seed", "iterations", "env_steps", "seconds", "return", "evaluations", "retry_of", "worker", "folder",
-    "checkpoint", "error")  # fmt: skip
+_AFTER = ("seed", "iterations", "env_steps", "seconds", "wall_seconds", "return", "evaluations", "retry_of", "worker",
+    "folder", "checkpoint", "error")  # fmt: skip
 
 
 def header(study: TuneStudy) -> list[str]:
@@ -40,7 +40,9 @@ def row(study: TuneStudy, trial: FrozenTrial) -> list[Any]:
         trial.state.name,
         trial.value,
         *(value_text(trial.params[name]) if name in trial.params else None for name in names),
-        *map(stored.get, (key.SEED, key.ITERATIONS, key.ENV_STEPS, key.SECONDS, key.RETURN)),
+        *map(stored.get, (key.SEED, key.ITERATIONS, key.ENV_STEPS, key.SECONDS)),
+        wall_seconds(trial),
+        stored.get(key.RETURN),
         len(trial.intermediate_values),
         stored.get(key.RETRY_OF),
         attribute_text(trial, key.WORKER),

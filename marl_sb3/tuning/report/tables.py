@@ -15,7 +15,7 @@ from marl_sb3.tuning.confirmed import Candidate
 from marl_sb3.tuning.stats import Interval, compare
 from marl_sb3.tuning.study import best_first
 from marl_sb3.tuning.trial_attributes import ENV_STEPS, ITERATIONS, RETURN, SECONDS
-from marl_sb3.tuning.trial_text import error_text, one_line, states, traceback_file, value_text
+from marl_sb3.tuning.trial_text import error_text, one_line, states, traceback_file, value_text, wall_seconds
 
 HEADER = ("candidate", "seeds", "mean", "95 % CI", "better than preset", "verdict")
 
@@ -68,7 +68,7 @@ def confirmed_line(candidates: Sequence[Candidate], trial: int | None, mode: str
 
 _MAX_ALL = 30  # show all trials up to this number,
 _N_BEST = 10  # and this many of more
-_OTHER_COLUMNS = 61  # width of all columns but the parameters
+_OTHER_COLUMNS = 70  # width of all columns but the parameters
 
 
 def trials_table(trials: Sequence[FrozenTrial], mode: str = "max", width: int = 80) -> RenderableType:
@@ -98,7 +98,7 @@ def _results(shown: Sequence[FrozenTrial], best: FrozenTrial | None, names: Sequ
     """A table of the results of each trial, with the parameters `names`."""
     table = _empty_table(["trial", "status"])
     _add_parameters(table, names)
-    for name in ("iter", "seconds", "env\nsteps", "training\nreturn", "objective"):
+    for name in ("iter", "seconds", "wall\nseconds", "env\nsteps", "training\nreturn", "objective"):
         table.add_column(name, justify="right", no_wrap=True)
     for trial in shown:
         attributes = trial.user_attrs
@@ -108,6 +108,7 @@ def _results(shown: Sequence[FrozenTrial], best: FrozenTrial | None, names: Sequ
             *_parameter_cells(trial, names),
             number(attributes.get(ITERATIONS), 0),
             number(attributes.get(SECONDS), 1),
+            number(wall_seconds(trial), 1),
             number(attributes.get(ENV_STEPS), 0),
             number(attributes.get(RETURN)),
             number(trial.value),
