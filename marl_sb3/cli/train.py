@@ -82,9 +82,9 @@ def _add_what_is_trained(parser: CommandParser) -> None:
     )
     parser.option(
         "--init-from SOURCE",
-        "start from the weights of [POLICY=]PATH[:SOURCE_POLICY], where PATH is a run folder (its best checkpoint), a "
-        "checkpoint or an SB3 zip; may be repeated; --set init_layers=[...] takes only some layers; default: random "
-        "weights",
+        "start from the weights of [POLICY=]PATH[:SOURCE_POLICY], where PATH is a run folder (the checkpoint that "
+        "evaluate takes), a checkpoint or an SB3 zip; may be repeated; --set init_layers=[...] takes only some layers; "
+        "default: random weights",
         action="append",
     )
     parser.option("--trust-pickle", "read SB3 zips, which may run code: only for files you trust; default: off")

@@ -115,6 +115,13 @@ def test_a_study_as_a_table_has_a_row_per_trial_with_values_as_they_were_drawn(
     assert repr(study).endswith(" of 50 trials, best 5.00 (trial 1)>")
 
 
+def test_csv_is_without_the_noise_of_float32(tmp_path: Path) -> None:
+    study = new_study(tmp_path)
+    add(study, value=-2.80125014744699, **{"return": 4.439999853074551})
+    (noisy,) = rows_of(trials_csv(study))
+    assert (noisy["value"], noisy["return"]) == ("-2.80125", "4.44")
+
+
 def test_csv_has_a_row_per_trial(tmp_path: Path) -> None:
     study = new_study(tmp_path / "study")
     some_of_each(study)

@@ -15,7 +15,7 @@ from marl_sb3.errors import ConfigError
 from marl_sb3.storage.atomic import write_whole
 from marl_sb3.tuning.confirmed import confirmed, outcomes, winner
 from marl_sb3.tuning.report.page import html_report
-from marl_sb3.tuning.report.rows import header, row
+from marl_sb3.tuning.report.rows import header, rounded, row
 from marl_sb3.tuning.report.tables import confirmed_line
 from marl_sb3.tuning.search import THE_SEARCH
 from marl_sb3.tuning.study import TuneStudy
@@ -47,7 +47,13 @@ def trials_csv(study: TuneStudy) -> Path:
 def confirm_csv(study: TuneStudy) -> Path | None:
     """Write `confirm.csv`, a row for each training with a fresh seed; None if there are none."""
     rows = [
-        [name, outcome["seed"], outcome.get("objective"), one_line(outcome.get("error", "")), folder.as_posix()]
+        [
+            name,
+            outcome["seed"],
+            rounded(outcome.get("objective")),
+            one_line(outcome.get("error", "")),
+            folder.as_posix(),
+        ]
         for name, folder, outcome in outcomes(study)
     ]
     if not rows:
@@ -83,7 +89,7 @@ def best_yml(study: TuneStudy) -> Path | None:
     of_trials = {**{name: value_of(usual, name) for name in of_the_search}, "seed": None, "stop": {}}
     config = trained.changed(of_trials)
     comment = (
-        f"# Trial {best.number} of study {one_line(search.name)}: {best.value:.6g} ({search.mode}) of "
+        f"# Trial {best.number} of study {one_line(search.name)}: {best.value:.7g} ({search.mode}) of "
         f"{measured(search)}, in one training with seed {best.user_attrs.get(SEED)}."
     )
     if candidate is not None:

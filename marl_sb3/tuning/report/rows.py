@@ -28,8 +28,8 @@ def header(study: TuneStudy) -> list[str]:
 def row(study: TuneStudy, trial: FrozenTrial) -> list[Any]:
     """The values of a trial in the order of `header`; None if there is no value.
 
-    Parameters are as drawn: 0.001, not `lin_0.001`. Paths are relative to the study's folder, which may be moved. The
-    value of a pruned trial is that of its last evaluation.
+    Parameters are as drawn: 0.001, not `lin_0.001`; other numbers have seven significant digits. Paths are relative to
+    the study's folder, which may be moved. The value of a pruned trial is that of its last evaluation.
     """
     stored = trial.user_attrs
     names = [parameter.name for parameter in study.space.parameters]
@@ -38,11 +38,10 @@ def row(study: TuneStudy, trial: FrozenTrial) -> list[Any]:
     return [
         trial.number,
         trial.state.name,
-        trial.value,
+        rounded(trial.value),
         *(value_text(trial.params[name]) if name in trial.params else None for name in names),
-        *map(stored.get, (key.SEED, key.ITERATIONS, key.ENV_STEPS, key.SECONDS)),
-        wall_seconds(trial),
-        stored.get(key.RETURN),
+        *map(stored.get, (key.SEED, key.ITERATIONS, key.ENV_STEPS)),
+        *map(rounded, (stored.get(key.SECONDS), wall_seconds(trial), stored.get(key.RETURN))),
         len(trial.intermediate_values),
         stored.get(key.RETRY_OF),
         attribute_text(trial, key.WORKER),
@@ -50,6 +49,11 @@ def row(study: TuneStudy, trial: FrozenTrial) -> list[Any]:
         checkpoint and checkpoint.as_posix(),
         error_text(trial),
     ]
+
+
+def rounded(value: Any) -> Any:
+    """Round a float to seven significant digits: rewards are float32, and further digits are noise."""
+    return float(f"{value:.7g}") if isinstance(value, float) else value
 
 
 def record(study: TuneStudy, trial: FrozenTrial) -> dict[str, Any]:
