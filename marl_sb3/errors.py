@@ -7,6 +7,7 @@ with exit code 2, others and `EnvRaisedError` with 1.
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -89,6 +90,7 @@ class ExportError(MarlSb3Error, RuntimeError):
 _WRONG_PATH = (
     *(errno.EACCES, errno.EPERM, errno.EROFS),
     *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP),
+    *(errno.ENXIO, errno.EFBIG),  # a pipe or a device; a file that does not fit into memory
 )
 
 
@@ -102,15 +104,16 @@ def path_is_usable(what: str, path: str | Path, key: str) -> Iterator[None]:
         key: the setting or option.
 
     Raises:
-        ConfigError: the path is not permitted, is read-only, has a file where a folder should be, or is too long.
+        ConfigError: the path is not permitted, is read-only, has a file where a folder should be, is too long, or is no
+            regular file.
     """
     try:
         yield
     except OSError as error:
         if error.errno not in _WRONG_PATH:
             raise
-        inner = error.filename if isinstance(error.filename, str) and error.filename != str(path) else None
-        where = "" if inner is None else f" ({inner})"
+        inner = error.filename if isinstance(error.filename, str) else str(path)
+        where = "" if os.path.abspath(inner) == os.path.abspath(path) else f" ({inner})"
         raise ConfigError(f"{what} {path}: {error.strerror}{where}", key=key) from error
 
 

@@ -39,7 +39,7 @@ def _train(arguments: argparse.Namespace) -> int:
         execute(run)
     else:
         _execute_and_show(run, arguments.agents)
-    print(run.folder, flush=True)
+    print(run.files.shown, flush=True)
     return EXIT_INTERRUPTED if run.interrupted else EXIT_DONE
 
 

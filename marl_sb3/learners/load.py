@@ -20,7 +20,7 @@ from marl_sb3.policies.determinism import read_deterministic
 from marl_sb3.policies.mapping import policy_of_agents, resolve_policies
 from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.processing import Processing
-from marl_sb3.storage.checkpoint_folder import find_checkpoint
+from marl_sb3.storage.checkpoint_folder import find_checkpoint, with_checkpoint
 from marl_sb3.storage.checkpoint_format import Checkpoint
 from marl_sb3.storage.policy_files import find_file, find_files
 from marl_sb3.storage.process_rng import preserve_rng
@@ -60,7 +60,9 @@ def load_policies(
         CheckpointError: there is no checkpoint, it is damaged, or it does not hold a space: `env` is needed.
         ConfigError: the checkpoint does not hold the spec of a policy: `policies` is needed.
     """
-    return read_bundle(find_checkpoint(path, checkpoint), policies, device, env)
+    return with_checkpoint(
+        lambda: find_checkpoint(path, checkpoint), lambda found: read_bundle(found, policies, device, env)
+    )
 
 
 def read_bundle(

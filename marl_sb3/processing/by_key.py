@@ -21,7 +21,7 @@ def parts_of(space: Space) -> dict[str, Space]:
 def with_parts(space: Space, parts: Mapping[str, Space]) -> Space:
     """Return a space with these parts instead of those of `space`."""
     return (
-        spaces.Dict({**space.spaces, **parts}, sort_keys=False)
+        spaces.Dict(list({**space.spaces, **parts}.items()))
         if isinstance(space, spaces.Dict)
         else parts.get(WHOLE, space)
     )

@@ -145,7 +145,7 @@ class Appended(ObservationProcessor):
         if isinstance(inner, spaces.Dict):
             if name in inner.spaces:
                 raise ConfigError(f"{name}: the observation has a key of this name already: {inner}", key=name)
-            return spaces.Dict({**inner.spaces, name: box}, sort_keys=False)
+            return spaces.Dict([*inner.spaces.items(), (name, box)])
         if not is_image_space(inner):
             flat = flat_box(inner)
             low, high = (np.concatenate(bounds) for bounds in ((flat.low, box.low), (flat.high, box.high)))

@@ -106,7 +106,7 @@ def evaluate_run(
             writing = bars.add_task("video frames", total=None)  # imageio reports no progress
             video.finish()
             bars.update(writing, total=video.num_frames, completed=video.num_frames)
-    return EvaluatedRun(run.files.path, policies.checkpoint, policies.checkpoint_why, plan, evaluation, video)
+    return EvaluatedRun(run.files.shown, policies.checkpoint, policies.checkpoint_why, plan, evaluation, video)
 
 
 def _make_env(run: SavedRun, plan: EvaluationPlan, video: VideoFile | None) -> MultiAgentVecEnv:

@@ -13,11 +13,13 @@ from marl_sb3.callbacks.checkpoint import CheckpointCallback
 from marl_sb3.callbacks.stop import StopAfterSteps
 from marl_sb3.config.extensions import Phase, phases_after
 from marl_sb3.errors import NumericError, WorkerError
+from marl_sb3.metrics import Result
 from marl_sb3.runs.evaluations import evaluations_of
 from marl_sb3.runs.logs.writers import logs_of
 from marl_sb3.runs.rescue import keep_traceback, save_policies_of_complete, try_to_save_policies
 from marl_sb3.runs.rollback import MAX_ROLLBACKS, roll_back
 from marl_sb3.runs.run import Run
+from marl_sb3.training.callback import MultiAgentCallback
 
 
 def execute(run: Run, callbacks: Sequence[BaseCallback] = ()) -> Run:
@@ -35,11 +37,13 @@ def execute(run: Run, callbacks: Sequence[BaseCallback] = ()) -> Run:
         try:
             training.learn()
         except BaseException as error:
+            run.files.require_there()  # otherwise saving would make the folder anew
             training.checkpoints.rescue(within_iteration=isinstance(error, WorkerError))
             try_to_save_policies(run)
             keep_traceback(run, error)
             raise
         # Also if nothing was left to train: the process may have been killed after its last checkpoint.
+        run.files.require_there()
         if run.algorithm.iteration > 0:
             run.policy_files = save_policies_of_complete(run)
     run.interrupted = training.signals.received is not None
@@ -59,7 +63,7 @@ class _Training:
         evaluated = [name for each in evaluations for name in each.metric_names(run.algorithm)]
         self.signals = StopOnSignal()
         self.stop = StopOnMetric(run.config.stop, evaluated)
-        self._others = [RewardHistogramCallback(run.config.tensorboard_agents), *callbacks]
+        self._others = [RewardHistogramCallback(run.config.tensorboard_agents), *callbacks, _FolderIsThere(run)]
         self.checkpoints = _checkpoint_callback(run)
 
     def learn(self) -> None:
@@ -88,6 +92,18 @@ class _Training:
     def _callbacks(self, phase: Phase) -> list[BaseCallback]:
         end = self.stop if phase.until is None else StopAfterSteps(phase.until)
         return [*self._evaluations, end, self.signals, *self._others, self.checkpoints]
+
+
+class _FolderIsThere(MultiAgentCallback):
+    """Ends the training if its folder was moved or deleted: the next checkpoint would make a new one."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__()
+        self._files = run.files
+
+    def on_iteration_logged(self, result: Result) -> None:
+        """Look for the folder; the checkpoints are written after this."""
+        self._files.require_there()
 
 
 def _checkpoint_callback(run: Run) -> CheckpointCallback:

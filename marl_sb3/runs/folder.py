@@ -8,7 +8,7 @@ import os
 import re
 import secrets
 import traceback
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,14 +18,21 @@ from filelock import FileLock, Timeout
 from marl_sb3.config import TrainConfig, load_config, to_yaml
 from marl_sb3.config.files import entry_of
 from marl_sb3.config.values import shown
-from marl_sb3.errors import ConfigError, as_path, path_is_usable
-from marl_sb3.storage.atomic import unfinished_path, with_filename, write_whole
-from marl_sb3.storage.checkpoint_folder import RUN_CONFIG, CheckpointFolder, newest_run
+from marl_sb3.errors import ConfigError, MarlSb3Error, as_path, path_is_usable
+from marl_sb3.runs.reader import RESULT_FILE
+from marl_sb3.storage.atomic import unfinished_path, write_whole
+from marl_sb3.storage.checkpoint_folder import RUN_CONFIG, checkpoints_of, newest_run
+from marl_sb3.storage.regular import is_regular, require_own, require_regular
 
 _log = logging.getLogger(__name__)
 
 _LOCK = ".lock"
 TRACEBACK_FILE = "traceback.txt"
+# What a resumed training reads, appends to or replaces; a stranger may have filled the folder.
+_WRITTEN = (
+    *(RUN_CONFIG, RESULT_FILE, "progress.csv", "resumes.jsonl", TRACEBACK_FILE, "events.out.tfevents.*"),
+    *("checkpoints/", "checkpoints/ckpt-*/", "policies/"),
+)
 # Files of a start that was cut off before config.yaml was written; the folder counts as empty.
 _OF_A_START = (_LOCK, unfinished_path(Path(RUN_CONFIG)).name)
 _RUNS = Path("runs")  # parent of all run folders without --run-dir
@@ -42,8 +49,9 @@ def find_run(path: str | Path) -> Path:
 
 
 def _find_run(folder: Path) -> Path:
-    if (folder / RUN_CONFIG).is_file():
+    if is_regular(folder / RUN_CONFIG):
         return folder
+    require_regular(folder / RUN_CONFIG)
     newest = newest_run(folder)
     if newest is not None:
         _log.info("newest run in %s: %s", folder, newest)
@@ -77,17 +85,21 @@ class RunFolder:
     """The files of a run.
 
     Attributes:
+        path: absolute, because an env may change the working folder of the process.
+        shown: the path as the user gave it, for messages and commands to copy.
         policies: SB3 zips, written at the end.
         resumes: one JSON object per resume: its checkpoint, and what could not be restored exactly.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.shown = path
+        self.path = path = path.absolute()
         self.config_file = path / RUN_CONFIG
-        self.checkpoints = CheckpointFolder(path / "checkpoints")
+        self.checkpoints = checkpoints_of(path)
         self.policies = path / "policies"
         self.resumes = path / "resumes.jsonl"
         self._lock = FileLock(path / _LOCK)
+        self._locked: tuple[int, int] | None = None  # device and number of the folder, when it was locked
 
     @classmethod
     def new(cls, env: str, run_dir: str | Path | None) -> RunFolder:
@@ -102,13 +114,17 @@ class RunFolder:
             now = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
             return cls(_RUNS / re.sub(r"[^\w.-]+", "_", env) / f"{now}-{secrets.token_hex(2)}")
         folder = as_path("run_dir", run_dir)
-        with path_is_usable("--run-dir: cannot use", folder, "run_dir"):
-            in_use = folder.exists() and (
-                not folder.is_dir() or any(p.name not in _OF_A_START for p in folder.iterdir())
+        files = cls(folder)
+        files._require_new()
+        return files
+
+    def _require_new(self) -> None:
+        with path_is_usable("--run-dir: cannot use", self.shown, "run_dir"):
+            in_use = self.path.exists() and (
+                not self.path.is_dir() or any(p.name not in _OF_A_START for p in self.path.iterdir())
             )
         if in_use:
-            raise ConfigError(f"--run-dir: {folder} exists and is not an empty folder", key="run_dir")
-        return cls(folder)
+            raise ConfigError(f"--run-dir: {self.shown} exists and is not an empty folder", key="run_dir")
 
     @classmethod
     def existing(cls, path: str | Path) -> RunFolder:
@@ -119,16 +135,24 @@ class RunFolder:
         """Make the folder of a new run, lock it, and write the configuration.
 
         Raises:
-            ConfigError: the folder cannot be written to, or another process is writing to it.
+            ConfigError: the folder cannot be written to, another process is writing to it, or has written a run to it
+                since this object was made.
         """
-        with self.writing():
+        with self.writing(), ExitStack() as on_error:
             self.path.mkdir(parents=True, exist_ok=True)
             self.lock()
+            on_error.callback(self.unlock)
+            self._require_new()  # building the envs took time, in which another process may have trained here
             self.write_config(config)
+            on_error.pop_all()
+
+    def as_shown(self, path: Path) -> Path:
+        """A path in the folder, as the user would write it."""
+        return self.shown / path.relative_to(self.path)
 
     def writing(self) -> AbstractContextManager[None]:
         """Turn errors of a folder that cannot be written to into `ConfigError`s."""
-        return path_is_usable("cannot write to the run folder", self.path, "run_dir")
+        return path_is_usable("cannot write to the run folder", self.shown, "run_dir")
 
     def lock(self) -> None:
         """Lock the folder for this process, until `unlock` or its end.
@@ -138,13 +162,45 @@ class RunFolder:
         """
         try:
             with self.writing():
+                require_regular(self.path / _LOCK)
                 self._lock.acquire(timeout=0)
+                self._locked = self._identity()
         except Timeout:
-            raise ConfigError(f"{self.path} is in use: another process is training this run", key="run") from None
+            raise ConfigError(f"{self.shown} is in use: another process is training this run", key="run") from None
 
     def unlock(self) -> None:
         """Let other processes lock the folder; does nothing if it is not locked."""
         self._lock.release()
+
+    def _identity(self) -> tuple[int, int]:
+        status = os.stat(self.path)
+        return status.st_dev, status.st_ino
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the folder was moved or deleted since it was locked."""
+        try:
+            return self._locked not in (None, self._identity())
+        except FileNotFoundError:
+            return self._locked is not None
+
+    def require_there(self) -> None:
+        """Refuse to write to a folder that was moved or deleted since it was locked: nobody would look there.
+
+        Raises:
+            MarlSb3Error: it was.
+        """
+        if self.is_lost:
+            raise MarlSb3Error(f"the run folder {self.shown} was moved or deleted while the training ran; it ends here")
+
+    def require_own_files(self) -> None:
+        """Refuse links, pipes and devices under the names that a resumed training reads or writes.
+
+        Raises:
+            ConfigError: names the file.
+        """
+        with path_is_usable("cannot resume", self.shown, "run"):
+            require_own(self.path, _WRITTEN)
 
     def read_config(self, env: str | None = None, *, makes_env: bool = True) -> TrainConfig:
         """The run's configuration.
@@ -158,6 +214,8 @@ class RunFolder:
         Raises:
             ConfigError: it is not valid, or `env` is required.
         """
+        with path_is_usable("cannot read", self.config_file, "run"):
+            require_regular(self.config_file)
         is_trusted = env is not None or not makes_env  # what replaces the file's env is what the user named
         trusted = entry_of(self.config_file, None, [])[0] if is_trusted else None
         config = load_config(None, hparams=self.config_file, trusted_env=trusted)
@@ -176,7 +234,5 @@ class RunFolder:
 def write_traceback(folder: Path, error: BaseException) -> Path:
     """Write the traceback of a failed training to its folder; returns the file."""
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / TRACEBACK_FILE
-    with with_filename(file):
-        file.write_text("".join(traceback.format_exception(error)), encoding="utf-8", errors="backslashreplace")
-    return file
+    text = "".join(traceback.format_exception(error))
+    return write_whole(folder / TRACEBACK_FILE, text.encode(errors="backslashreplace"))

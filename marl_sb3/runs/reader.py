@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from marl_sb3.errors import ConfigError, path_is_usable
 from marl_sb3.metrics import Result
+from marl_sb3.storage.regular import read_regular
 
 RESULT_FILE = "result.jsonl"
 
@@ -19,10 +21,10 @@ def read_results(folder: Path) -> list[Result]:
         ConfigError: the log cannot be read, or a line is damaged; the message names file and line.
     """
     log = folder / RESULT_FILE
-    if not log.is_file():
+    if not os.path.lexists(log):
         return []
     with path_is_usable("cannot read", log, "run"):
-        data = log.read_bytes()
+        data = read_regular(log)
     return [result for _, result in logged_lines(log, data)]
 
 

@@ -45,7 +45,7 @@ def save_policies_of_complete(run: Run) -> dict[PolicyID, Path]:
         run.checkpoint_why = chosen.checkpoint_why
         return save_policies(run, chosen)
     except Exception as error:
-        again = f"python -m marl_sb3.export {run.folder} --checkpoint latest"
+        again = f"python -m marl_sb3.export {run.files.shown} --checkpoint latest"
         note_remedy(error, f"checkpoint {run.checkpoint} is complete: {again} writes the policies")
         raise
 
@@ -70,6 +70,6 @@ def keep_traceback(run: Run, error: BaseException) -> None:
     if not isinstance(error, Exception):  # an interruption
         return
     try:
-        note_traceback_file(error, str(write_traceback(run.folder, error)))
+        note_traceback_file(error, str(run.files.as_shown(write_traceback(run.folder, error))))
     except OSError as another:  # a full disk, for example; the first error is the one to report
         _log.warning("the traceback is not kept: %s", another)

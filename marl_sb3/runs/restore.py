@@ -9,7 +9,6 @@ from pathlib import Path
 from marl_sb3.config import TrainConfig
 from marl_sb3.config.ids import file_names
 from marl_sb3.envs.registry import EnvFactory, named_factory
-from marl_sb3.errors import CheckpointError
 from marl_sb3.learners.bundle import PolicyBundle
 from marl_sb3.learners.load import read_bundle
 from marl_sb3.metrics.infos import info_metrics
@@ -18,8 +17,11 @@ from marl_sb3.runs.envs import make_envs
 from marl_sb3.runs.folder import RunFolder
 from marl_sb3.runs.reader import read_results
 from marl_sb3.runs.run import Run
+from marl_sb3.storage.checkpoint_folder import with_checkpoint
 from marl_sb3.storage.checkpoint_format import Checkpoint
+from marl_sb3.storage.regular import is_regular
 from marl_sb3.storage.state import StateReader
+from marl_sb3.training.algorithm import MultiAgentAlgorithm
 from marl_sb3.vec_env import MultiAgentVecEnv
 
 
@@ -51,15 +53,21 @@ def load_run(
     with ExitStack() as on_error:
         on_error.callback(run.close)
         # The checkpoint is read last: a training in progress may delete older ones while the policies are built.
-        found = files.checkpoints.load(checkpoint)
-        run.algorithm.set_weights(found)
-        run.checkpoint, run.checkpoint_why = found.name, found.why
+        run.checkpoint, run.checkpoint_why = with_checkpoint(
+            lambda: files.checkpoints.load(checkpoint), lambda found: _weights_of(found, run.algorithm)
+        )
         on_error.pop_all()
     run.result = results[-1] if results else None
     run.latest_evaluation = next((result for result in reversed(results) if "evaluation" in result), None)
     zips = {policy_id: files.policies / zip_ for policy_id, zip_ in file_names(list(run.policies), ".zip").items()}
-    run.policy_files = {policy_id: path for policy_id, path in zips.items() if path.is_file()}
+    run.policy_files = {policy_id: path for policy_id, path in zips.items() if is_regular(path)}
     return run
+
+
+def _weights_of(found: Checkpoint, algorithm: MultiAgentAlgorithm) -> tuple[str, str]:
+    """Give the policies the weights of a checkpoint; returns its name, and why it was taken."""
+    algorithm.set_weights(found)
+    return found.name, found.why
 
 
 @dataclass(frozen=True)
@@ -98,14 +106,7 @@ class SavedRun:
         Raises:
             CheckpointError: there is no such checkpoint, or it is damaged, or does not fit the run's configuration.
         """
-        found = self.files.checkpoints.load(checkpoint)
-        try:
-            bundle = self._read(found, env)
-        except CheckpointError:
-            if found.name in self.files.checkpoints.names():
-                raise
-            # A running training has just removed this checkpoint as one of the older ones.
-            bundle = self._read(self.files.checkpoints.load(checkpoint), env)
+        bundle = with_checkpoint(lambda: self.files.checkpoints.load(checkpoint), lambda found: self._read(found, env))
         return replace(bundle, custom_metrics=info_metrics(self.config.custom_metrics, "custom_metrics"))
 
     def _read(self, found: Checkpoint, env: MultiAgentVecEnv | None) -> PolicyBundle:

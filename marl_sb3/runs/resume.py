@@ -44,10 +44,11 @@ def resume_run(
         CheckpointError: it has no valid checkpoint, or that does not fit its configuration.
     """
     files = RunFolder.existing(run_folder)
-    before = files.read_config(env)
     with ExitStack() as on_error:
         files.lock()
         on_error.callback(files.unlock)
+        files.require_own_files()
+        before = files.read_config(env)
         checkpoint = files.checkpoints.load("latest")
         env_steps = StateReader(checkpoint.state).fields("counters").integer("num_timesteps")
         config = continued(before, env_steps, timesteps, changes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
@@ -13,8 +14,9 @@ from stable_baselines3.common.utils import set_random_seed
 from marl_sb3.errors import NumericError
 from marl_sb3.runs.logs.truncate import truncate_logs
 from marl_sb3.runs.run import Run
-from marl_sb3.storage.atomic import with_filename
+from marl_sb3.storage.atomic import write_whole
 from marl_sb3.storage.checkpoint_format import Checkpoint
+from marl_sb3.storage.regular import read_regular
 from marl_sb3.storage.state import StateReader
 
 _log = logging.getLogger(__name__)
@@ -64,7 +66,7 @@ def bring_back(run: Run, checkpoint: Checkpoint) -> dict[str, str]:
 
 
 def note_resume(run: Run, inexact: Mapping[str, str], extended_from: int | None = None) -> None:
-    """Append a resume to `resumes.jsonl`.
+    """Add a resume to `resumes.jsonl`, which is replaced as a whole.
 
     Args:
         run: in the state of its checkpoint.
@@ -80,8 +82,9 @@ def note_resume(run: Run, inexact: Mapping[str, str], extended_from: int | None 
         "n_timesteps": run.config.n_timesteps,
         "extended_from": extended_from,
     }
-    with with_filename(run.files.resumes), run.files.resumes.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(entry) + "\n")
+    resumes = run.files.resumes
+    former = read_regular(resumes) if os.path.lexists(resumes) else b""
+    write_whole(resumes, former + f"{json.dumps(entry)}\n".encode())
 
 
 def _require_same_number_of_envs(run: Run, checkpoint: Checkpoint) -> None:

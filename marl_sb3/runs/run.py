@@ -159,4 +159,4 @@ class Run:
             *([] if value is None else [f"return {value:,.2f}"]),
             *([] if self.checkpoint is None else [self.checkpoint]),
         ]
-        return f"<Run {self.folder}: {', '.join(parts)}>"
+        return f"<Run {self.files.shown}: {', '.join(parts)}>"

@@ -59,7 +59,7 @@ def print_start(console: Console, run: Run) -> None:
         f"{config.env}: {counted(config.n_timesteps, 'env step')} in {counted(config.n_envs, 'env')}, {config.algo}, "
         f"policies {policies}, seed {config.seed}",
     )
-    for line in (*run.started_from, f"run folder: {run.folder}"):
+    for line in (*run.started_from, f"run folder: {run.files.shown}"):
         print_line(console, line)
 
 
@@ -94,7 +94,7 @@ def _run_and_env(run: Run) -> str:
     """Return the arguments that name a run, and its env and modules if these are code of the user's own."""
     modules = "".join(f" --import {module}" for module in imported_modules())
     env = f" --env {shlex.quote(run.config.env)}" if ":" in run.config.env else ""
-    return f"{shlex.quote(str(run.folder))}{env}{modules}"
+    return f"{shlex.quote(str(run.files.shown))}{env}{modules}"
 
 
 def print_line(console: Console, text: str) -> None:
@@ -115,11 +115,11 @@ def _totals(result: dict[str, Any]) -> list[str]:
 def _files(run: Run) -> list[str]:
     lines = []
     if run.checkpoint is not None:
-        lines.append(f"checkpoint: {run.files.checkpoints.path / run.checkpoint}")
+        lines.append(f"checkpoint: {run.files.as_shown(run.files.checkpoints.path / run.checkpoint)}")
     if run.checkpoint_why and run.policy_files:
         lines.append(f"policies below, as evaluate and export take them: {run.checkpoint_why}")
     if len(run.policy_files) > _MOST_POLICIES:
-        lines.append(f"policies: {run.files.policies} ({len(run.policy_files)} SB3 zips)")
+        lines.append(f"policies: {run.files.as_shown(run.files.policies)} ({len(run.policy_files)} SB3 zips)")
     else:
-        lines += [f"policy {policy_id}: {path}" for policy_id, path in run.policy_files.items()]
+        lines += [f"policy {policy_id}: {run.files.as_shown(path)}" for policy_id, path in run.policy_files.items()]
     return lines

@@ -36,6 +36,7 @@ def replaced_file(path: Path) -> Iterator[Path]:
     fresh = unfinished_path(path)
     try:
         with with_filename(fresh):
+            fresh.unlink(missing_ok=True)  # what a killed process has left, or a link that a stranger has put there
             yield fresh
         os.replace(fresh, path)
     except BaseException:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from marl_sb3.errors import CheckpointError, ConfigError, as_path
 from marl_sb3.storage.atomic import remove_folder, remove_unfinished
@@ -21,11 +21,14 @@ from marl_sb3.storage.checkpoint_format import (
     read_manifest,
     write_checkpoint,
 )
+from marl_sb3.storage.regular import is_regular, require_folder
 from marl_sb3.storage.state import State, StateReader
 
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 RUN_CONFIG = "config.yaml"  # a folder with this file is a run folder
+_MOST_LISTINGS = 100  # of a folder whose checkpoints vanish while they are read
 _NAME = re.compile(r"ckpt-([0-9]{6,12})")
 
 
@@ -34,10 +37,12 @@ class CheckpointFolder:
 
     Args:
         path: the folder of the checkpoints; the first `save` makes it.
+        may_be_link: whether reading follows a link at `path`; not in a run folder, which a stranger may have filled.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, may_be_link: bool = True) -> None:
         self.path = path
+        self._may_be_link = may_be_link
 
     def names(self) -> list[str]:
         """Names of all checkpoints, including damaged ones, oldest first; none if there is no such folder.
@@ -46,6 +51,8 @@ class CheckpointFolder:
             CheckpointError: the folder cannot be read.
         """
         try:
+            if not self._may_be_link:
+                require_folder(self.path)
             found = [entry.name for entry in os.scandir(self.path) if _NAME.fullmatch(entry.name)]
         except FileNotFoundError:
             return []
@@ -92,11 +99,16 @@ class CheckpointFolder:
         """
         if which not in ("latest", "best", None):
             return read_checkpoint(self.path / self._by_number(which))
-        for name, why in self._candidates(which):
-            try:
-                return replace(read_checkpoint(self.path / name), why=why)
-            except CheckpointError as error:
-                _log.warning("%s; passed over", error)
+        for _ in range(_MOST_LISTINGS):
+            for name, why in self._candidates(which):
+                try:
+                    return replace(read_checkpoint(self.path / name), why=why)
+                except CheckpointError as error:
+                    if not os.path.lexists(self.path / name):
+                        break  # a running training has removed it and has written another: list them again
+                    _log.warning("%s; passed over", error)
+            else:
+                break
         why = "" if self.names() else ": the run ended before its first"
         again = f"train --hparams {self.path.parent / 'config.yaml'} starts it anew"
         raise CheckpointError(f"{self.path} holds no valid checkpoint{why}; {again}")
@@ -165,6 +177,11 @@ class _Score(NamedTuple):
         return f"{self.metric} ({self.value:.4g})"
 
 
+def checkpoints_of(run: Path) -> CheckpointFolder:
+    """The checkpoints in a run folder."""
+    return CheckpointFolder(run / "checkpoints", may_be_link=False)
+
+
 def without_zip(path: str | Path) -> Path:
     """The path without the suffix `.zip`: users of SB3 may write it, but checkpoints are folders."""
     folder = as_path("path", path)
@@ -207,9 +224,9 @@ def _find(path: str | Path, which: str | None) -> Checkpoint:
     folder = Path(path) if os.path.lexists(path) else without_zip(path)
     if (folder / MANIFEST).exists() or _NAME.fullmatch(folder.name):
         return read_checkpoint(folder)
-    for candidate in (folder / "checkpoints", folder):
-        if candidate.is_dir() and CheckpointFolder(candidate).names():
-            return CheckpointFolder(candidate).load(which)
+    for candidate in (checkpoints_of(folder), CheckpointFolder(folder)):
+        if candidate.path.is_dir() and candidate.names():
+            return candidate.load(which)
     run = newest_run(folder)
     if run is not None:
         _log.info("newest run in %s: %s", folder, run)
@@ -217,11 +234,43 @@ def _find(path: str | Path, which: str | None) -> Checkpoint:
     raise CheckpointError(f"{path} is {_what_it_is(folder)}; accepted: a checkpoint, or a run folder that has one")
 
 
+def with_checkpoint(find: Callable[[], Checkpoint], use: Callable[[Checkpoint], T]) -> T:
+    """Use a checkpoint; if a running training removes it before its weights are read, use the one that is found then.
+
+    Args:
+        find: returns a checkpoint, whose weights are read when they are used.
+        use: may be called again.
+
+    Raises:
+        CheckpointError: from `find`; or from `use`, of a checkpoint that is still there.
+    """
+    found = find()
+    for _ in range(_MOST_LISTINGS):
+        try:
+            return use(found)
+        except CheckpointError:
+            if os.path.lexists(found.folder):
+                raise
+        found = find()
+        with suppress(CheckpointError):  # it may be removed, too: `use` will say so
+            found = found.with_weights()
+    return use(found)
+
+
 def newest_run(folder: Path) -> Path | None:
-    """The run in a folder that was started or resumed last; None if there is none."""
-    configs = folder.glob(f"*/{RUN_CONFIG}")
-    newest = max(configs, key=lambda config: (config.stat().st_mtime_ns, config.parent.name), default=None)
-    return None if newest is None else newest.parent
+    """The run in a folder that was started or resumed last; None if there is none.
+
+    Runs without a checkpoint, which nothing can be done with, are passed over with a warning if another has one.
+    """
+    configs = [config for config in folder.glob(f"*/{RUN_CONFIG}") if is_regular(config)]
+    configs.sort(key=lambda config: (config.stat().st_mtime_ns, config.parent.name), reverse=True)
+    for number, config in enumerate(configs):
+        with suppress(CheckpointError):
+            if checkpoints_of(config.parent).names():
+                for passed_over in configs[:number]:
+                    _log.warning("%s has no checkpoint; passed over", passed_over.parent)
+                return config.parent
+    return configs[0].parent if configs else None
 
 
 def _what_it_is(path: Path) -> str:

@@ -23,7 +23,7 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from marl_sb3.storage.state import State, StateReader
 from marl_sb3.storage.tensor_file import (
     SUFFIX,
     StoredTensors,
+    copies,
     form_of,
     require_finite,
     require_storable,
@@ -63,18 +64,28 @@ class Checkpoint:
     """The verified content of a checkpoint.
 
     Attributes:
-        name: name of its folder.
+        folder: where it was; a running training may have removed it since.
         about: its description: iteration, env steps, score, versions.
         state: everything but weights and optimizer state.
         tensors: weights and optimizer state, by file; `StoredTensors` if read from a folder.
         why: one sentence that says why a checkpoint of a run was taken; empty if the latest was asked for, or a number.
     """
 
-    name: str
+    folder: Path
     about: StateReader
     state: State
     tensors: Tensors
     why: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name of its folder."""
+        return self.folder.name
+
+    def with_weights(self) -> Checkpoint:
+        """The same with the weights of all policies in memory, for when the folder is removed."""
+        weights = {name: copies(tensors) for name, tensors in self.tensors.items() if policy_files.has_weights(name)}
+        return replace(self, tensors={**self.tensors, **weights})
 
 
 # --- Writing ---------------------------------------------------------------------------------------------------------
@@ -200,7 +211,7 @@ def _read(folder: Path) -> Checkpoint:
     state = _read_state(folder, listed.fields(_STATE), tensors.pop(_ARRAYS).load())
     for stored in tensors.values():
         stored.verify()
-    return Checkpoint(folder.name, manifest.fields("about"), state, tensors)
+    return Checkpoint(folder, manifest.fields("about"), state, tensors)
 
 
 def read_manifest(folder: Path) -> StateReader:

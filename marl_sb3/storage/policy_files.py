@@ -21,6 +21,11 @@ def file_name(kind: str, number: int) -> str:
     return f"{kind}-{number:03d}"
 
 
+def has_weights(name: str) -> bool:
+    """Whether a file with this name, without suffix, holds the weights of a policy."""
+    return name.startswith(f"{KINDS[0]}-")
+
+
 def by_file(of_policies: Iterable[Mapping[str, Arrays]]) -> dict[str, Arrays]:
     """Return the tensors of all policies by file name.
 

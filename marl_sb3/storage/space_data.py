@@ -157,7 +157,7 @@ def _dict_from_plain(plain: StateReader, max_numbers: int) -> spaces.Dict:
         _one_of(part, "kind", [kind for kind in _READERS if kind != "Dict"])
         read[name] = space_from_plain(part, max_numbers)
         max_numbers -= _numbers(read[name])
-    return spaces.Dict(read, sort_keys=False)
+    return spaces.Dict(list(read.items()))  # pairs keep their order; `sort_keys` is of Gymnasium 1.4
 
 
 def _numbers(space: Space) -> int:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import os
-import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import FileIO
@@ -14,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from marl_sb3.errors import CheckpointError
+from marl_sb3.storage.regular import open_regular
 
 MAX_BRACKETS, MAX_DEPTH = 2**19, 100  # of a tree: `[]` takes 2 bytes in a file and 60 in memory
 _MAX_DIGITS = 4300  # of an integer; the time to convert it grows with the square
@@ -35,22 +34,15 @@ def opened(path: Path, limit: int, size: int | None = None) -> Iterator[FileIO]:
     """
     name = path.name
     try:
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
-    except OSError as error:
-        why = "a link, which is not followed" if error.errno == errno.ELOOP else str(error.strerror)
-        raise CheckpointError(f"{name} cannot be read: {why}") from error
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > limit:
-            raise CheckpointError(f"{name} is not a file of at most {limit} bytes")
-        if size not in (None, status.st_size):
-            raise CheckpointError(f"{name} has {status.st_size} bytes; the manifest says {size}")
-        with FileIO(descriptor, closefd=False) as file:
+        with FileIO(path, opener=open_regular) as file:
+            found = os.fstat(file.fileno()).st_size
+            if found > limit:
+                raise CheckpointError(f"{name} has {found} bytes; accepted: at most {limit}")
+            if size not in (None, found):
+                raise CheckpointError(f"{name} has {found} bytes; the manifest says {size}")
             yield file
     except OSError as error:
         raise CheckpointError(f"{name} cannot be read: {error.strerror}") from error
-    finally:
-        os.close(descriptor)
 
 
 def read_bytes(path: Path, limit: int, size: int | None = None) -> bytes:

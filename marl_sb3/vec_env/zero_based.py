@@ -68,7 +68,7 @@ class ZeroBased:
 
 def _counted_from_zero(space: spaces.Space[Any]) -> spaces.Space[Any]:
     if isinstance(space, spaces.Dict):
-        return spaces.Dict({key: _counted_from_zero(part) for key, part in space.spaces.items()}, sort_keys=False)
+        return spaces.Dict([(key, _counted_from_zero(part)) for key, part in space.spaces.items()])
     if isinstance(space, spaces.Discrete):
         return spaces.Discrete(int(space.n), dtype=space.dtype.type) if np.any(space.start) else space
     if isinstance(space, spaces.MultiDiscrete) and np.any(space.start):

@@ -34,7 +34,7 @@ def flat_space(space: spaces.Space[Any]) -> spaces.Dict:
         if name in parts:
             raise ConfigError(f"two parts of the observation space would be called {name!r}: {space}", key="env")
         parts[name] = part
-    return spaces.Dict(parts, sort_keys=False)
+    return spaces.Dict(list(parts.items()))  # pairs keep their order; `sort_keys` is of Gymnasium 1.4
 
 
 def _leaves(space: spaces.Space[Any], prefix: str) -> Iterable[tuple[str, spaces.Space[Any]]]:

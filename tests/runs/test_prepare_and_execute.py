@@ -54,7 +54,7 @@ def without_clock(result: dict) -> dict:
 
 def test_run_folder_has_every_file_of_the_contract(in_tmp: Path) -> None:
     run = tiny(seed=1)
-    assert run.folder.parent == Path("runs/arena")
+    assert run.folder.parent == in_tmp / "runs/arena"
     names = {path.name for path in run.folder.iterdir()}
     assert {"config.yaml", "result.jsonl", "progress.csv", "policies"} <= names
     assert any(name.startswith("events.out.tfevents.") for name in names)
@@ -126,7 +126,7 @@ def test_policies_to_train_leaves_the_others_as_they_were(in_tmp: Path) -> None:
 def test_a_factory_trains_under_its_name(in_tmp: Path) -> None:
     run = marl_sb3.train(ScriptedEnv, timesteps=20, n_envs=2, seed=1, settings={"n_steps": 10, "batch_size": 8})
     assert run.config.env == "toy_envs:ScriptedEnv"
-    assert run.folder.parent == Path("runs/toy_envs_ScriptedEnv")
+    assert run.folder.parent == in_tmp / "runs/toy_envs_ScriptedEnv"
     assert_same_weights(run, marl_sb3.train("toy_envs:ScriptedEnv", hparams=run.folder / "config.yaml"))
 
 

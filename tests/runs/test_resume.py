@@ -244,7 +244,7 @@ def test_another_version_of_torch_is_marked(in_tmp: Path, monkeypatch: pytest.Mo
 
 
 def test_a_checkout_that_is_not_installed_knows_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(versions, "version", {"stable-baselines3": "1", "torch": "2", "numpy": "3"}.__getitem__)
+    monkeypatch.setattr(versions, "version", lambda name: "1")
     assert versions.versions.__wrapped__()["marl_sb3"] == marl_sb3.__version__
 
 

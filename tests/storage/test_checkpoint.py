@@ -135,8 +135,8 @@ BAD = {
         lambda f: (f / "policy-001.safetensors").write_bytes(b""),
         "policy-001.safetensors is missing",
     ),
-    "a link": (link, "state.json cannot be read: a link, which is not followed"),
-    "a pipe": (fifo, "state.json is not a file of at most"),
+    "a link": (link, "state.json cannot be read: it is a link; accepted: a regular file"),
+    "a pipe": (fifo, "state.json cannot be read: it is a pipe, a socket or a device"),
     "another format": (lambda f: change_manifest(f, format="zip"), "manifest.json/format is 'zip'; accepted: marl_sb3"),
     "no JSON": (lambda f: rewrite(f, "state.json", b"{"), "state.json is not valid JSON"),
     "no UTF-8": (lambda f: rewrite(f, "state.json", b"\xff"), "state.json is not valid JSON"),
@@ -197,7 +197,7 @@ def test_a_folder_that_is_a_link_is_not_followed(tmp_path):
 def test_a_state_that_is_too_large_is_not_read(tmp_path, monkeypatch):
     folder = written(tmp_path)
     monkeypatch.setitem(checkpoint_format._MAX_BYTES, "arrays.safetensors", 10)
-    with pytest.raises(CheckpointError, match="is not a file of at most 10 bytes"):
+    with pytest.raises(CheckpointError, match="accepted: at most 10"):
         read_checkpoint(folder)
 
 
@@ -255,7 +255,7 @@ def test_a_file_that_is_larger_than_the_memory_is_not_even_hashed(tmp_path):
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["files"]["policy-000.safetensors"]["size"] = size
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(CheckpointError, match=r"policy-000.safetensors is not a file of at most"):
+    with pytest.raises(CheckpointError, match=r"policy-000.safetensors has [0-9]+ bytes; accepted: at most"):
         read_checkpoint(folder)
 
 

@@ -30,7 +30,7 @@ SPACES = [
     spaces.MultiDiscrete([[2, 3], [4, 5]], start=[[0, 1], [0, 0]]),
     spaces.MultiBinary(5),
     spaces.MultiBinary([2, 3]),
-    spaces.Dict({"z": spaces.Discrete(3), "a": spaces.Box(0, 1, (2,))}, sort_keys=False),
+    spaces.Dict([("z", spaces.Discrete(3)), ("a", spaces.Box(0, 1, (2,)))]),
 ]
 
 

@@ -15,6 +15,7 @@ from stable_baselines3.common.logger import KVWriter, filter_excluded_keys
 
 from marl_sb3.metrics import Result, finite_or_none, flatten
 from marl_sb3.storage.atomic import replaced_file, with_filename
+from marl_sb3.storage.regular import append_text, read_regular
 
 PROGRESS_FILE = "progress.csv"
 
@@ -74,7 +75,7 @@ class JsonLinesFormat(_RowFormat):
 
     def __init__(self, path: Path) -> None:
         super().__init__()
-        self._file = path.open("a", encoding="utf-8")
+        self._file = append_text(path)
 
     def _write_row(self, result: Result, recorded: dict[str, Any]) -> None:
         _nest(recorded, result)
@@ -115,7 +116,7 @@ class CsvFormat(_RowFormat):
     def __init__(self, path: Path) -> None:
         super().__init__()
         self._path = path
-        self._file = path.open("a", encoding="utf-8", newline="")
+        self._file = append_text(path)
         self._columns = next(iter(self._lines()), [])
 
     def _write_row(self, result: Result, recorded: dict[str, Any]) -> None:
@@ -127,15 +128,14 @@ class CsvFormat(_RowFormat):
         _append(self._file, csv_line([row.get(name) for name in self._columns]))
 
     def _lines(self) -> list[list[str]]:
-        with self._path.open(encoding="utf-8", newline="") as file:
-            return list(csv.reader(file))
+        return list(csv.reader(io.StringIO(read_regular(self._path).decode(), newline="")))
 
     def _rewrite(self) -> None:
         padded = [row + [""] * (len(self._columns) - len(row)) for row in self._lines()[1:]]
         with replaced_file(self._path) as fresh:
             fresh.write_text("".join(map(csv_line, [self._columns, *padded])), encoding="utf-8", newline="")
             self._file.close()
-        self._file = self._path.open("a", encoding="utf-8", newline="")
+        self._file = append_text(self._path)
 
     def close(self) -> None:
         """Close the file."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from marl_sb3.errors import ConfigError
 from marl_sb3.runs.logs.rows import PROGRESS_FILE, csv_line
 from marl_sb3.runs.reader import RESULT_FILE, logged_lines
 from marl_sb3.storage.atomic import write_whole
+from marl_sb3.storage.regular import read_regular
 
 
 def truncate_logs(folder: Path, iteration: int, env_steps: int) -> None:
@@ -28,8 +30,8 @@ def truncate_logs(folder: Path, iteration: int, env_steps: int) -> None:
 
 def _cut(path: Path, keep: Callable[[Path, bytes], bytes]) -> None:
     """Replace a file, if it exists, by the part of it to keep."""
-    if path.exists():
-        whole = path.read_bytes()
+    if os.path.lexists(path):
+        whole = read_regular(path)
         kept = keep(path, whole)
         if kept != whole:
             write_whole(path, kept)

@@ -1,0 +1,116 @@
+"""Open what is in the folder of a run or a study, which a stranger may have filled: regular files and real folders.
+
+Links in it are not followed, pipes and devices are never waited for, and no file is read that does not fit into memory.
+The folder itself, which the user names, may be a link. Files that are replaced as a whole (`atomic`) need no check: a
+renamed file takes the place of a link, and not of what it leads to.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TextIO
+
+import psutil
+
+_NO_LINKS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+_FOUND = {
+    stat.S_IFLNK: (errno.ELOOP, "a link"),
+    stat.S_IFDIR: (errno.EISDIR, "a folder"),
+    stat.S_IFREG: (errno.ENOTDIR, "a file"),
+}
+_ACCEPTED = {stat.S_IFREG: "a regular file", stat.S_IFDIR: "a folder that is no link"}
+
+
+def open_regular(path: str | Path, flags: int = os.O_RDONLY) -> int:
+    """Open a regular file; returns its descriptor. It may be the `opener` of `open`.
+
+    Raises:
+        OSError: it cannot be opened, or it is a link, a folder, a pipe or a device; names the file.
+    """
+    try:
+        descriptor = os.open(path, flags | _NO_LINKS, 0o666)
+    except OSError:
+        require_regular(path)  # says in words what ELOOP and ENXIO mean
+        raise
+    try:
+        _require(path, os.fstat(descriptor).st_mode, stat.S_IFREG)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def read_regular(path: Path) -> bytes:
+    """Read a regular file.
+
+    Raises:
+        OSError: see `open_regular`; or the file is larger than a quarter of the free memory.
+    """
+    with open(path, "rb", opener=open_regular) as file:
+        size, most = os.fstat(file.fileno()).st_size, psutil.virtual_memory().available // 4
+        if size > most:
+            raise OSError(errno.EFBIG, f"it has {size} bytes; the free memory allows {most}", str(path))
+        return file.read(size)
+
+
+def append_text(path: Path) -> TextIO:
+    """Open a regular file for appending UTF-8, newlines as they are; it is made if it does not exist.
+
+    Raises:
+        OSError: see `open_regular`.
+    """
+    return open(path, "a", encoding="utf-8", newline="", opener=open_regular)
+
+
+def is_regular(path: Path) -> bool:
+    """Whether there is a regular file; False for links."""
+    return _kind(path) == stat.S_IFREG
+
+
+def require_regular(path: str | Path) -> None:
+    """Refuse a path that exists and is no regular file.
+
+    Raises:
+        OSError: names it and says what it is.
+    """
+    _require(path, _kind(path), stat.S_IFREG)
+
+
+def require_folder(path: str | Path) -> None:
+    """Refuse a path that exists and is no folder; see `require_regular`."""
+    _require(path, _kind(path), stat.S_IFDIR)
+
+
+def require_own(folder: Path, patterns: Iterable[str]) -> None:
+    """Refuse entries of a folder that lead out of it or would hang a reader.
+
+    Args:
+        folder: it may be a link.
+        patterns: names, or patterns as for `Path.glob`; those of folders end in `/` and come before their content.
+
+    Raises:
+        OSError: names the first path that is something else.
+    """
+    for pattern in patterns:
+        name = pattern.rstrip("/")
+        for path in folder.glob(name) if "*" in name else [folder / name]:  # glob leaves out dangling links
+            (require_regular if name == pattern else require_folder)(path)
+
+
+def _kind(path: str | Path) -> int | None:
+    """The kind of file, as `stat.S_IFMT` returns it; None if there is none."""
+    try:
+        return stat.S_IFMT(os.lstat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _require(path: str | Path, mode: int | None, accepted: int) -> None:
+    if mode is None or stat.S_IFMT(mode) == accepted:
+        return
+    number, found = _FOUND.get(stat.S_IFMT(mode), (errno.ENXIO, "a pipe, a socket or a device"))
+    raise OSError(number, f"it is {found}; accepted: {_ACCEPTED[accepted]}", str(path))
