@@ -51,9 +51,8 @@ def read_regular(path: Path) -> bytes:
         OSError: see `open_regular`; or the file is larger than a quarter of the free memory.
     """
     with open(path, "rb", opener=open_regular) as file:
-        size, most = os.fstat(file.fileno()).st_size, psutil.virtual_memory().available // 4
-        if size > most:
-            raise OSError(errno.EFBIG, f"it has {size} bytes; the free memory allows {most}", str(path))
+        size = os.fstat(file.fileno()).st_size
+        _require_fits(path, size)
         return file.read(size)
 
 
@@ -80,6 +79,13 @@ def require_regular(path: str | Path) -> None:
     _require(path, _kind(path), stat.S_IFREG)
 
 
+def require_readable(path: Path) -> None:
+    """Refuse a path that exists and is no regular file, or is too large: see `read_regular`."""
+    require_regular(path)
+    if os.path.lexists(path):
+        _require_fits(path, path.stat().st_size)
+
+
 def require_folder(path: str | Path) -> None:
     """Refuse a path that exists and is no folder; see `require_regular`."""
     _require(path, _kind(path), stat.S_IFDIR)
@@ -99,6 +105,12 @@ def require_own(folder: Path, patterns: Iterable[str]) -> None:
         name = pattern.rstrip("/")
         for path in folder.glob(name) if "*" in name else [folder / name]:  # glob leaves out dangling links
             (require_regular if name == pattern else require_folder)(path)
+
+
+def _require_fits(path: Path, size: int) -> None:
+    most = psutil.virtual_memory().available // 4  # it may be held several times, parsed and unparsed
+    if size > most:
+        raise OSError(errno.EFBIG, f"it has {size} bytes; the free memory allows {most}", str(path))
 
 
 def _kind(path: str | Path) -> int | None:

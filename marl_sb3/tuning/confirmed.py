@@ -12,6 +12,7 @@ from typing import Any
 from optuna.trial import FrozenTrial
 
 from marl_sb3.storage.atomic import write_whole
+from marl_sb3.storage.regular import read_regular
 from marl_sb3.tuning.study import TuneStudy
 
 PRESET = "preset"
@@ -51,7 +52,7 @@ def write_outcome(folder: Path, outcome: Mapping[str, Any]) -> None:
 def read_outcome(folder: Path) -> Mapping[str, Any] | None:
     """The outcome of the training in a run folder; None if it has not finished or the file is damaged."""
     try:
-        outcome = json.loads((folder / _FILE).read_text(encoding="utf-8"))
+        outcome = json.loads(read_regular(folder / _FILE))
     except (OSError, ValueError):
         return None
     is_valid = isinstance(outcome, dict) and isinstance(

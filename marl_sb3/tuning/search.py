@@ -16,7 +16,7 @@ from marl_sb3.errors import ConfigError
 from marl_sb3.storage.atomic import write_whole
 from marl_sb3.tuning.objective import Objective
 from marl_sb3.tuning.space import Space, parse_space
-from marl_sb3.tuning.storage import without_password
+from marl_sb3.tuning.storage import is_inner_database, require_own_study, without_password
 
 Sampler = Literal["tpe", "random", "grid", "gp"]
 Pruner = Literal["median", "asha", "none"]
@@ -179,6 +179,7 @@ def read_search(folder: Path, env: str | None = None, storage: str | None = None
 
     The file cannot make this process import code or connect to a server that the user has not named.
     """
+    require_own_study(folder)
     path = folder / _FILE
     if not path.is_file():
         return None
@@ -205,7 +206,7 @@ def _storage(written: Any, named: str | None, path: Path) -> str | None:
     if written is None and named is None:
         return None
     if named is None:
-        if str(written).startswith("sqlite:///") and "?" not in str(written):  # options in a URL may name code
+        if is_inner_database(str(written), path.parent):
             return str(written)
         raise ConfigError(f"{path}: the study is kept in {written}; accepted: --storage with this URL", key="storage")
     if written != without_password(named):

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
+from optuna.exceptions import StorageInternalError
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import ConfigError, path_is_usable
 from marl_sb3.storage.atomic import with_filename
+from marl_sb3.storage.regular import require_own, require_readable
 
 _JOURNAL = "journal.log"
+# What a search reads, locks or writes in the folder of its study, which a stranger may have filled.
+_OWN = (
+    *("study.yaml", _JOURNAL, f"{_JOURNAL}.lock", ".search.lock", ".trials.lock"),
+    *("workers/", "workers/*", "trials/", "trials/*/", "confirm/", "confirm/*/", "confirm/*/*.lock"),
+    "confirm/*/seed-*[0-9]/",
+)
+
+_SQLITE_WAIT_S = 120  # one process at a time may write
 
 
 class _ProcessLock:
@@ -62,6 +73,33 @@ class SafeJournal(JournalFileBackend):
                 file.truncate(file.read().rfind(b"\n") + 1)
 
 
+def require_own_study(folder: Path) -> None:
+    """Refuse links, pipes and devices under the names that a search reads or writes in the folder of its study.
+
+    Raises:
+        ConfigError: names the file.
+    """
+    with path_is_usable("cannot open the study in", folder, "study"):
+        require_own(folder, _OWN)
+        require_readable(folder / _JOURNAL)
+
+
+def is_inner_database(url: str, folder: Path) -> bool:
+    """Whether a URL, which a stranger may have written, is of a SQLite database in the folder and nothing else.
+
+    Raises:
+        ConfigError: there is a link, a pipe or a device in its place.
+    """
+    if not url.startswith("sqlite:///") or "?" in url:  # options in a URL may name code
+        return False
+    place = Path(url.removeprefix("sqlite:///")).absolute()
+    if ".." in place.parts or place.parent != folder.absolute():
+        return False
+    with path_is_usable("cannot open the study in", folder, "study"):
+        require_own(folder, [place.name + suffix for suffix in ("", "-journal", "-wal", "-shm")])
+    return True
+
+
 def without_password(url: str) -> str:
     """The URL of a storage with its password hidden, for files and messages."""
     from sqlalchemy.engine import make_url
@@ -75,15 +113,24 @@ def without_password(url: str) -> str:
 
 @contextmanager
 def damage_named(study_folder: Path, url: str | None) -> Iterator[None]:
-    """Turn the various errors that Optuna raises on a damaged journal into a `ConfigError`."""
+    """Turn the various errors that Optuna raises on a damaged journal or database into a `ConfigError`."""
     try:
         yield
-    except (ValueError, LookupError, TypeError, AssertionError) as error:
-        if url is not None:
+    except Exception as error:
+        if not isinstance(error, _damages(url)):
             raise
-        raise ConfigError(
-            f"{study_folder / _JOURNAL} is damaged: {type(error).__name__}: {error}", key="study"
-        ) from error
+        what = str(study_folder / _JOURNAL) if url is None else f"--storage {without_password(url)}"
+        key = "study" if url is None else "storage"
+        raise ConfigError(f"{what} is damaged: {type(error).__name__}: {_first_line(error)}", key=key) from error
+
+
+def _damages(url: str | None) -> tuple[type[Exception], ...]:
+    """The types of errors that a damaged journal or database causes."""
+    if url is None:
+        return ValueError, LookupError, TypeError, AssertionError
+    from sqlalchemy.exc import SQLAlchemyError
+
+    return SQLAlchemyError, StorageInternalError
 
 
 def open_storage(study_folder: Path, url: str | None) -> BaseStorage:
@@ -97,9 +144,27 @@ def open_storage(study_folder: Path, url: str | None) -> BaseStorage:
         with damage_named(study_folder, url):
             return JournalStorage(SafeJournal(study_folder / _JOURNAL))
     try:
+        _require_plain_tables(url)
         # SQLite lets one process write at a time; by default, the others fail after five seconds.
-        options = {"connect_args": {"timeout": 120}} if url.startswith("sqlite") else {}
+        options = {"connect_args": {"timeout": _SQLITE_WAIT_S}} if url.startswith("sqlite") else {}
         return RDBStorage(url, engine_kwargs=options)
     except Exception as error:  # drivers raise errors of many types
-        why = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigError(f"--storage {without_password(url)} cannot be opened: {why}", key="storage") from error
+        words = f"--storage {without_password(url)} cannot be opened: {_first_line(error)}"
+        raise ConfigError(words, key="storage") from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+def _require_plain_tables(url: str) -> None:
+    """Refuse a SQLite file with views or triggers, which Optuna does not make: those of a stranger may never end."""
+    from sqlalchemy.engine import make_url
+
+    path = make_url(url).database
+    if not url.startswith("sqlite:///") or not path or not os.path.isfile(path):
+        return
+    with closing(sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=rw", uri=True, timeout=_SQLITE_WAIT_S)) as file:
+        odd = "SELECT name FROM sqlite_master WHERE type NOT IN ('table', 'index') OR sql LIKE 'CREATE VIRTUAL%'"
+        if found := file.execute(odd).fetchone():
+            raise ValueError(f"{str(found[0])[:60]!r} is a view or a trigger; accepted: tables of Optuna")
