@@ -10,7 +10,9 @@ from pathlib import Path
 from marl_sb3.cli.command import EXIT_DONE, run_command, setup_logging
 from marl_sb3.cli.export import build_parser
 from marl_sb3.cli.parser import found_run, import_users_modules, named_env
+from marl_sb3.errors import path_is_usable
 from marl_sb3.startup import without_collections
+from marl_sb3.storage.regular import require_own
 from marl_sb3.transfer.export import Exported, export_policies
 
 
@@ -24,7 +26,7 @@ def _export(arguments: argparse.Namespace) -> int:
     setup_logging(arguments.verbosity)
     import_users_modules(arguments)
     folder = found_run(arguments.run)
-    out = Path(arguments.out) if arguments.out else folder / "export" / arguments.format
+    out = Path(arguments.out) if arguments.out else _folder_in(folder, arguments.format)
     with without_collections():  # the imports take seconds: wrong options are refused before
         from marl_sb3.runs.restore import SavedRun
 
@@ -36,6 +38,14 @@ def _export(arguments: argparse.Namespace) -> int:
     for line in [*said, *(_line(bundle.checkpoint, file) for file in files)]:
         print(line, flush=True)
     return EXIT_DONE
+
+
+def _folder_in(run: Path, format_name: str) -> Path:
+    """Where files are exported to without `--out`. A stranger may have put a link there."""
+    out = run / "export" / format_name
+    with path_is_usable("--out: cannot write to", out, "out"):
+        require_own(run, ["export/", f"export/{format_name}/"])
+    return out
 
 
 def _line(checkpoint: str | None, file: Exported) -> str:

@@ -46,7 +46,7 @@ def _tune(arguments: argparse.Namespace) -> int:
         if arguments.confirm_seeds:
             require_trainable_preset(study)
         if not arguments.quiet:
-            _print_line(console, f"{_started(study)}: {study.folder}")
+            _print_line(console, f"{_started(study)}: {study.shown}")
         try:
             run_study(study, *counts, console=None if arguments.quiet else console, trainer=trainer)
         except BaseException:
@@ -54,7 +54,7 @@ def _tune(arguments: argparse.Namespace) -> int:
             raise
     _report(study, arguments, console)
     require_any_complete(study)
-    print(study.folder, flush=True)
+    print(study.shown, flush=True)
     return EXIT_DONE
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from forked import ForkServer, forked_subprocess
+from odd_files import content
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -58,6 +59,18 @@ def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The test runs in a folder of its own: `runs/` appears there."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture
+def outside(in_tmp: Path) -> Iterator[Path]:
+    """A folder that has to stay as it is."""
+    folder = in_tmp / "outside"
+    for file in ("file", "folder/ckpt-000001/manifest.json", "folder/ckpt-000002/manifest.json", "folder/empty.yaml"):
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_text("{}\n")
+    before = content(folder)
+    yield folder
+    assert content(folder) == before
 
 
 @pytest.fixture(scope="session")

@@ -224,8 +224,8 @@ def _find(path: str | Path, which: str | None) -> Checkpoint:
     folder = Path(path) if os.path.lexists(path) else without_zip(path)
     if (folder / MANIFEST).exists() or _NAME.fullmatch(folder.name):
         return read_checkpoint(folder)
-    for candidate in (checkpoints_of(folder), CheckpointFolder(folder)):
-        if candidate.path.is_dir() and candidate.names():
+    for candidate in (checkpoints_of(folder), CheckpointFolder(folder)) if folder.is_dir() else ():
+        if candidate.names():
             return candidate.load(which)
     run = newest_run(folder)
     if run is not None:

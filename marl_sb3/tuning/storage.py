@@ -164,7 +164,9 @@ def _require_plain_tables(url: str) -> None:
     path = make_url(url).database
     if not url.startswith("sqlite:///") or not path or not os.path.isfile(path):
         return
-    with closing(sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=rw", uri=True, timeout=_SQLITE_WAIT_S)) as file:
+    with closing(
+        sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=rw", uri=True, timeout=_SQLITE_WAIT_S)
+    ) as file:
         odd = "SELECT name FROM sqlite_master WHERE type NOT IN ('table', 'index') OR sql LIKE 'CREATE VIRTUAL%'"
         if found := file.execute(odd).fetchone():
             raise ValueError(f"{str(found[0])[:60]!r} is a view or a trigger; accepted: tables of Optuna")

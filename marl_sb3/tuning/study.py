@@ -37,6 +37,8 @@ class TuneStudy:
         factory: makes the env, if the env id in the search does not.
 
     Attributes:
+        folder: absolute, because an env may change the working folder of the process.
+        shown: the folder as it was given.
         continued: whether the study existed before it was opened.
 
     Raises:
@@ -45,7 +47,8 @@ class TuneStudy:
 
     def __init__(self, search: Search, folder: Path, factory: EnvFactory | None = None) -> None:
         self.search = search
-        self.folder = folder
+        self.shown = folder
+        self.folder = folder = folder.absolute()
         self.factory = factory
         self.continued = False
         self.space = search.space
@@ -228,7 +231,7 @@ class TuneStudy:
         parts = [f"{search.env}, {self.n_done()} of {search.trials} trials"]
         if best is not None:
             parts.append(f"best {best.value:,.2f} (trial {best.number})")
-        return f"<Study {self.folder}: {', '.join(parts)}>"
+        return f"<Study {self.shown}: {', '.join(parts)}>"
 
     def config_of(self, trial: FrozenTrial) -> TrainConfig:
         """The resolved configuration of a trial that was started."""
