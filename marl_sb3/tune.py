@@ -32,6 +32,7 @@ def _tune(arguments: argparse.Namespace) -> int:
     setup_logging(arguments.verbosity)
     import_users_modules(arguments)
     from marl_sb3.display.screen import standard_console
+    from marl_sb3.display.text import short_path
 
     console = standard_console()
     with without_collections():
@@ -46,7 +47,7 @@ def _tune(arguments: argparse.Namespace) -> int:
         if arguments.confirm_seeds:
             require_trainable_preset(study)
         if not arguments.quiet:
-            _print_line(console, f"{_started(study)}: {study.shown}")
+            _print_line(console, f"{_started(study)}: {short_path(study.folder)}")
         try:
             run_study(study, *counts, console=None if arguments.quiet else console, trainer=trainer)
         except BaseException:
@@ -54,7 +55,7 @@ def _tune(arguments: argparse.Namespace) -> int:
             raise
     _report(study, arguments, console)
     require_any_complete(study)
-    print(study.shown, flush=True)
+    print(short_path(study.folder), flush=True)
     return EXIT_DONE
 
 

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from toy_envs import ScriptedEnv
+from waiting import wait_for
 
 LONG = {"a": (7, "terminated"), "b": (9, "truncated")}
 
@@ -169,3 +170,29 @@ class Asleep(Numbers):
 
     def sleep_long(self) -> None:
         time.sleep(1000)
+
+
+class SlowToBuild(ScriptedEnv):
+    """Is built when there is a file.
+
+    Args:
+        begun: a file that it makes.
+        go: the file that it waits for.
+    """
+
+    def __init__(self, begun: str, go: str) -> None:
+        super().__init__()
+        Path(begun).touch()
+        wait_for(Path(go).exists)
+
+
+class ChangesFolder(ScriptedEnv):
+    """Changes the working folder of its process in every reset."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        os.chdir(self.folder)
+        return super().reset(seed, options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 _BARS, _ASCII_BARS = "▁▂▃▄▅▆▇█", "_.-=+*%#"
@@ -48,3 +49,9 @@ def packed(parts: Iterable[str], width: int) -> list[str]:
         else:
             lines.append(part)
     return lines
+
+
+def short_path(path: Path) -> Path:
+    """The path, relative if it is in the working folder."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path

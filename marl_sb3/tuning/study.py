@@ -12,6 +12,7 @@ from filelock import FileLock, Timeout
 from optuna.trial import FrozenTrial, TrialState
 
 from marl_sb3.config import TrainConfig
+from marl_sb3.display.text import short_path
 from marl_sb3.envs.registry import EnvFactory
 from marl_sb3.errors import ConfigError
 from marl_sb3.metrics import flatten
@@ -38,7 +39,6 @@ class TuneStudy:
 
     Attributes:
         folder: absolute, because an env may change the working folder of the process.
-        shown: the folder as it was given.
         continued: whether the study existed before it was opened.
 
     Raises:
@@ -47,7 +47,6 @@ class TuneStudy:
 
     def __init__(self, search: Search, folder: Path, factory: EnvFactory | None = None) -> None:
         self.search = search
-        self.shown = folder
         self.folder = folder = folder.absolute()
         self.factory = factory
         self.continued = False
@@ -231,7 +230,7 @@ class TuneStudy:
         parts = [f"{search.env}, {self.n_done()} of {search.trials} trials"]
         if best is not None:
             parts.append(f"best {best.value:,.2f} (trial {best.number})")
-        return f"<Study {self.shown}: {', '.join(parts)}>"
+        return f"<Study {short_path(self.folder)}: {', '.join(parts)}>"
 
     def config_of(self, trial: FrozenTrial) -> TrainConfig:
         """The resolved configuration of a trial that was started."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from optuna.trial import FrozenTrial
 
-from marl_sb3.display.text import number, short
+from marl_sb3.display.text import number, short, short_path
 from marl_sb3.runs.folder import TRACEBACK_FILE
 from marl_sb3.tuning.search import Search
 from marl_sb3.tuning.trial_attributes import ERROR, FOLDER
@@ -51,7 +51,7 @@ def error_text(trial: FrozenTrial) -> str | None:
 def see_traceback(trial: FrozenTrial) -> str:
     """`; see PATH` with the traceback of a failed trial; empty if there is none."""
     path = traceback_file(trial)
-    return "" if path is None else f"; see {one_line(path)}"
+    return "" if path is None else f"; see {one_line(short_path(path))}"
 
 
 def traceback_file(trial: FrozenTrial) -> Path | None:

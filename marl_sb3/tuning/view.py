@@ -17,7 +17,7 @@ from rich.text import Text
 from marl_sb3.display.guard import Guard
 from marl_sb3.display.progress import Pace
 from marl_sb3.display.screen import Room, screen_for
-from marl_sb3.display.text import duration, packed
+from marl_sb3.display.text import duration, packed, short_path
 from marl_sb3.tuning.confirmed import confirmed
 from marl_sb3.tuning.report.files import write_files
 from marl_sb3.tuning.report.tables import confirmed_table, trials_table
@@ -187,7 +187,7 @@ def print_outcome(console: Console, study: TuneStudy) -> None:
     show: Guard[None] = Guard(lambda: None)
     show(_print_tables, console, study)
     for path in paths:
-        console.print(str(path), soft_wrap=True, markup=False)
+        console.print(str(short_path(path)), soft_wrap=True, markup=False)
 
 
 def _print_tables(console: Console, study: TuneStudy) -> None:

@@ -39,7 +39,7 @@ PLACES = {
         {
             "marl_sb3.storage.checkpoint_format": {"os": ("open", "write", "fsync")},
             ATOMIC: {"os": ("mkdir", "open", "fsync", "rename"), "shutil": ("rmtree",)},
-            "marl_sb3.storage.untrusted": {"os": ("open",)},  # to find the best of those that there are
+            "marl_sb3.storage.regular": {"os": ("open",)},  # to find the best of those that there are
         },
     ),
     "cut": Place("marl_sb3.runs.logs.truncate", {ATOMIC: {"os": ("replace",)}}),

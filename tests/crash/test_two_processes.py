@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from forked import ForkServer
+from odd_files import content
 from run_records import differences
 from trained_processes import wait
 from trials import N_STEPS, Case
 from waiting import wait_for
 
+from marl_sb3.learners.load import load_policies
+from marl_sb3.runs.folder import RunFolder
+from marl_sb3.runs.resume import resume_run
 from marl_sb3.storage.checkpoint_folder import CheckpointFolder
 from marl_sb3.train import main
 
@@ -42,6 +48,51 @@ def test_a_lock_that_is_held_stops_a_start_too(tmp_path: Path, capsys: Capture) 
         assert main([*CASE.command(tmp_path), "--run-dir", str(run)]) == 2
     assert "is in use" in capsys.readouterr().err
     assert not (run / "config.yaml").exists()
+
+
+def test_policies_are_loaded_from_a_training_that_goes_on_and_keeps_one_checkpoint(
+    server: ForkServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = tmp_path / "run"
+    often = ["--checkpoint-every", "1", "--set", "checkpoint_keep=1", "--timesteps", "10000000"]
+    training = server.start([*CASE.command(tmp_path), *often, "--run-dir", str(run)], {}, tmp_path / "output.txt")
+    wait_for(lambda: bool(CheckpointFolder(run / "checkpoints").names()))
+    names = {load_policies(run, "latest").checkpoint for _ in range(12)}
+    training.send_signal(signal.SIGKILL)
+    assert wait(training) == -signal.SIGKILL
+    assert len(names) > 1
+    assert caplog.messages == []
+
+
+def test_a_start_that_takes_long_does_not_write_into_a_run_that_was_trained_meanwhile(
+    server: ForkServer, tmp_path: Path
+) -> None:
+    run, begun, go = tmp_path / "run", tmp_path / "begun", tmp_path / "go"
+    slow = ["crashing_envs:SlowToBuild", "--set", f"env.begun={begun}", "--set", f"env.go={go}"]
+    second = server.start([*slow, "--timesteps", "100", "--run-dir", str(run)], {}, tmp_path / "second.txt")
+    wait_for(begun.exists)
+    first = server.start([*CASE.command(tmp_path), "--run-dir", str(run)], {}, tmp_path / "first.txt")
+    assert wait(first) == 0
+    before = content(run)
+    go.touch()
+    assert wait(second) == 2
+    assert second.output.read_text() == f"error: --run-dir: {run} exists and is not an empty folder\n"
+    assert content(run) == before
+
+
+def test_a_resume_reads_the_settings_only_when_nobody_else_can_change_them(
+    run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Path(shutil.copytree(run_folder, tmp_path / "run"))
+    read = RunFolder.read_config
+
+    def locked(files: RunFolder, *arguments: Any) -> Any:
+        with pytest.raises(Timeout):
+            FileLock(run / ".lock").acquire(timeout=0)
+        return read(files, *arguments)
+
+    monkeypatch.setattr(RunFolder, "read_config", locked)
+    resume_run(run).close()
 
 
 def test_ctrl_c_in_the_middle_of_a_rollout_finishes_the_iteration_and_the_run_goes_on_exactly(

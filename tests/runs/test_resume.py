@@ -22,6 +22,7 @@ from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.runs.folder import RunFolder
 from marl_sb3.runs.resume import resume_run
 from marl_sb3.storage import versions
+from marl_sb3.storage.checkpoint_folder import CheckpointFolder
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "shared": {},
@@ -246,6 +247,11 @@ def test_another_version_of_torch_is_marked(in_tmp: Path, monkeypatch: pytest.Mo
 def test_a_checkout_that_is_not_installed_knows_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(versions, "version", lambda name: "1")
     assert versions.versions.__wrapped__()["marl_sb3"] == marl_sb3.__version__
+
+
+def test_a_checkpoint_names_the_versions_that_decide_what_is_computed(run_folder: Path) -> None:
+    about = CheckpointFolder(run_folder / "checkpoints").load().about
+    assert list(about.fields("versions")) == ["marl_sb3", "stable-baselines3", "torch", "numpy", "gymnasium"]
 
 
 def test_a_run_with_code_of_the_users_own_wants_it_named(in_tmp: Path) -> None:

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from marl_sb3.errors import CheckpointError, NumericError
-from marl_sb3.storage import checkpoint_format, tensor_file
-from marl_sb3.storage.checkpoint_folder import CheckpointFolder, find_checkpoint
+from marl_sb3.storage import checkpoint_folder, checkpoint_format, tensor_file
+from marl_sb3.storage.checkpoint_folder import CheckpointFolder, find_checkpoint, with_checkpoint
 from marl_sb3.storage.checkpoint_format import read_checkpoint, write_checkpoint
 
 STATE = {"a": 1, "list": [1.5, None, "x", True, {"deep": np.arange(3)}], "b": np.ones((2, 0), dtype=bool)}
@@ -383,3 +383,61 @@ def test_a_checkpoint_of_the_same_iteration_is_replaced(tmp_path):
     save(folder, 1, 2.0)
     assert folder.load("1").about.fields("score").number("value") == 2.0
     assert os.listdir(tmp_path) == ["ckpt-000001"]
+
+
+# --- A training goes on while its checkpoints are read ---------------------------------------------------------------
+
+
+class Overtaken:
+    """A training that writes its next checkpoint, and removes the one before, the first times that one is read."""
+
+    def __init__(self, folder: Path, times: int) -> None:
+        self.checkpoints, self.iteration, self.times = CheckpointFolder(folder), 0, times
+        self.save()
+
+    def save(self) -> None:
+        self.iteration += 1
+        weights = {"policy-000": {"w": np.full(3, self.iteration, np.float32)}}
+        score = {"metric": "m", "value": float(self.iteration), "higher_is_better": True}
+        self.checkpoints.save(self.iteration, STATE, weights, {"score": score}, keep=1)
+
+    def step(self) -> None:
+        if self.times:
+            self.times -= 1
+            self.save()
+
+    def use(self, found: checkpoint_format.Checkpoint) -> float:
+        self.step()
+        return float(found.tensors["policy-000"]["w"][0])
+
+
+@pytest.mark.parametrize("which", ["latest", "best"])
+def test_a_checkpoint_that_vanishes_while_it_is_read_is_followed_by_the_next(which, tmp_path, monkeypatch, caplog):
+    training, read = Overtaken(tmp_path, 3), checkpoint_folder.read_checkpoint
+
+    def overtaken(folder):
+        training.step()
+        return read(folder)
+
+    monkeypatch.setattr(checkpoint_folder, "read_checkpoint", overtaken)
+    assert training.checkpoints.load(which).name == "ckpt-000004"
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize("times", [0, 1, 5])
+def test_weights_of_a_checkpoint_that_vanishes_before_they_are_read_are_those_of_a_later_one(times, tmp_path):
+    training = Overtaken(tmp_path, times)
+    weight = with_checkpoint(training.checkpoints.load, training.use)
+    assert weight == (1 if not times else 2)  # from the second time on, they are in memory
+
+
+def test_a_damaged_checkpoint_that_is_still_there_is_an_error(tmp_path):
+    training, calls = Overtaken(tmp_path, 0), []
+
+    def use(found):
+        calls.append(found.name)
+        raise CheckpointError("damaged")
+
+    with pytest.raises(CheckpointError, match="damaged"):
+        with_checkpoint(training.checkpoints.load, use)
+    assert calls == ["ckpt-000001"]

@@ -53,6 +53,31 @@ def test_a_space_comes_back_through_a_checkpoint_as_it_was(number: int, read: li
         assert space.is_bounded("below") == SPACES[number].is_bounded("below")  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("number", range(len(SPACES)), ids=[str(space)[:40] for space in SPACES])
+def test_keys_that_another_version_writes_are_not_read_and_each_of_ours_is_needed(number: int, read: list[Any]) -> None:
+    plain = read[number]
+    assert space_from_plain(StateReader({**plain, "sort_keys": True, "dtypes": None}), 1000) == SPACES[number]
+    for key in plain:
+        with pytest.raises(CheckpointError, match=f"state/{key} is missing"):
+            space_from_plain(StateReader({name: value for name, value in plain.items() if name != key}), 1000)
+
+
+def test_a_dict_is_read_with_a_gymnasium_whose_dict_cannot_be_told_to_keep_the_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = spaces.Dict.__init__
+
+    def of_gymnasium_1_2(self: spaces.Dict, of: Any = None, seed: Any = None, **parts: spaces.Space[Any]) -> None:
+        assert "sort_keys" not in parts, "Dict space element is not an instance of Space"
+        made(self, of, seed, **parts)
+
+    monkeypatch.setattr(spaces.Dict, "__init__", of_gymnasium_1_2)
+    plain = {"kind": "Dict", "spaces": {"z": space_to_plain(spaces.Discrete(3)), "a": space_to_plain(SPACES[0])}}
+    space = space_from_plain(StateReader(plain), 1000)
+    assert list(space.spaces) == ["z", "a"]  # type: ignore[attr-defined]
+    assert space == spaces.Dict({"a": SPACES[0], "z": spaces.Discrete(3)})
+
+
 class Own(spaces.Discrete):
     """A space of somebody's own."""
 
