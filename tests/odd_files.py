@@ -14,12 +14,16 @@ from types import FrameType
 MAX_S = 20.0
 
 
+class HangsError(BaseException):
+    """No `Exception`, which cleaning up may ignore."""
+
+
 @contextmanager
 def in_time() -> Iterator[None]:
     """Ends what hangs, so that the test fails."""
 
     def stop(number: int, frame: FrameType | None) -> None:
-        raise TimeoutError(f"it took more than {MAX_S:g} s")
+        raise HangsError(f"it took more than {MAX_S:g} s")
 
     former = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, MAX_S)

@@ -191,7 +191,10 @@ class RunFolder:
             MarlSb3Error: it was.
         """
         if self.is_lost:
-            raise MarlSb3Error(f"the run folder {self.shown} was moved or deleted while the training ran; it ends here")
+            raise MarlSb3Error(
+                f"the run folder {self.shown} was moved or deleted while the training ran, which ends here; if it was "
+                "moved, --resume with its new place continues it"
+            )
 
     def require_own_files(self) -> None:
         """Refuse links, pipes and devices under the names that a resumed training reads or writes.

@@ -85,8 +85,8 @@ def print_summary(console: Console, run: Run, most_agents: int | None = MOST_AGE
 
 
 def print_how_to_go_on(console: Console, run: Run) -> None:
-    """Print the command that resumes a run, if it has a checkpoint."""
-    if run.checkpoint is not None:
+    """Print the command that resumes a run, if it has a checkpoint and its folder is there."""
+    if run.checkpoint is not None and not run.files.is_lost:
         print_line(console, f"continue with: python -m marl_sb3.train --resume {_run_and_env(run)}")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -71,21 +72,21 @@ def replaced_folder(folder: Path, *, sync: bool = False) -> Iterator[Path]:
 @contextmanager
 def temporary_folder(path: Path) -> Iterator[Path]:
     """Make an empty folder and remove it at the end; what a killed process has left there is removed first."""
-    shutil.rmtree(path, ignore_errors=True)
+    _remove(path)
     os.mkdir(path)
     try:
         yield path
     finally:
-        shutil.rmtree(path, ignore_errors=True)
+        _remove(path)
 
 
 def remove_folder(folder: Path) -> None:
     """Remove a folder if possible. It is renamed first, so that a kill leaves no half of it under its name."""
     doomed = _former_path(folder)
-    shutil.rmtree(doomed, ignore_errors=True)
+    _remove(doomed)
     with suppress(OSError):
         os.rename(folder, doomed)
-    shutil.rmtree(doomed, ignore_errors=True)
+    _remove(doomed)
 
 
 def remove_unfinished(folder: Path) -> None:
@@ -93,7 +94,16 @@ def remove_unfinished(folder: Path) -> None:
     with suppress(OSError):
         for entry in list(os.scandir(folder)):
             if entry.name.startswith(UNFINISHED):
-                shutil.rmtree(entry.path, ignore_errors=True)
+                _remove(entry.path)
+
+
+def _remove(path: str | Path) -> None:
+    """Remove a folder, or the link, file or pipe in its place, if possible."""
+    with suppress(OSError):
+        if stat.S_ISDIR(os.lstat(path).st_mode):  # rmtree opens what it gets, and would wait for a pipe
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            os.unlink(path)
 
 
 def unfinished_path(path: Path) -> Path:
@@ -112,7 +122,7 @@ def _former_path(folder: Path) -> Path:
 def _put_in_place(fresh: Path, folder: Path, sync: bool) -> None:
     former = _former_path(folder) if folder.exists() else None
     if former is not None:
-        shutil.rmtree(former, ignore_errors=True)
+        _remove(former)
         os.rename(folder, former)
     try:
         os.rename(fresh, folder)
@@ -125,7 +135,7 @@ def _put_in_place(fresh: Path, folder: Path, sync: bool) -> None:
             sync_to_disk(folder.parent)
     finally:
         if former is not None:
-            shutil.rmtree(former, ignore_errors=True)
+            _remove(former)
 
 
 def sync_to_disk(path: Path) -> None:

@@ -51,13 +51,13 @@ def error_text(trial: FrozenTrial) -> str | None:
 def see_traceback(trial: FrozenTrial) -> str:
     """`; see PATH` with the traceback of a failed trial; empty if there is none."""
     path = traceback_file(trial)
-    return "" if path is None else f"; see {one_line(short_path(path))}"
+    return "" if path is None else f"; see {one_line(path)}"
 
 
 def traceback_file(trial: FrozenTrial) -> Path | None:
     """The traceback of a failed trial; None if it is not on this machine."""
     path = Path(trial.user_attrs[FOLDER], TRACEBACK_FILE) if FOLDER in trial.user_attrs else None
-    return path if path is not None and ERROR in trial.user_attrs and path.is_file() else None
+    return short_path(path) if path is not None and ERROR in trial.user_attrs and path.is_file() else None
 
 
 def value_text(value: Any) -> str:

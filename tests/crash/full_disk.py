@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from marl_sb3.runs.logs import rows
+from marl_sb3.storage.regular import append_text
+
 
 class FullDisk(io.FileIO):
     """A file that cannot get larger than it may: what fits is written, the rest is refused, as by the system."""
@@ -35,7 +38,11 @@ def no_space_in(monkeypatch: pytest.MonkeyPatch, name: str, capacity: int) -> No
         file = io.BufferedWriter(FullDisk(self, mode.replace("b", ""), capacity))
         return file if "b" in mode else io.TextIOWrapper(file, encoding="utf-8", newline="")
 
+    def appended(path: Path) -> Any:
+        return opened(path, "a") if path.name == name else append_text(path)
+
     monkeypatch.setattr(Path, "open", opened)
+    monkeypatch.setattr(rows, "append_text", appended)
 
 
 def no_space_for(monkeypatch: pytest.MonkeyPatch, name: str) -> None:

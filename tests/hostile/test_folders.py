@@ -14,6 +14,7 @@ from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.evaluate import main as evaluate
 from marl_sb3.export import main as export
 from marl_sb3.learners.load import load_policies
+from marl_sb3.storage.checkpoint_folder import CheckpointFolder
 from marl_sb3.storage.regular import open_regular, read_regular
 from marl_sb3.train import main as train
 
@@ -50,12 +51,18 @@ def test_a_run_is_not_resumed_if_it_would_write_outside_or_wait(
         shutil.rmtree(spoiled)
 
 
-@pytest.mark.parametrize("name", [".unfinished-result.jsonl", ".unfinished-config.yaml", ".unfinished-resumes.jsonl"])
-def test_a_temporary_file_that_is_a_link_is_replaced(name: str, run: Path, outside: Path) -> None:
-    put("a link to a file", run / name, outside)
+UNFINISHED = ["result.jsonl", "config.yaml", "resumes.jsonl", "policies", "former-policies", "events.out.events.9.mine"]
+
+
+@pytest.mark.parametrize("kind", ["a link to a file", "a link to a folder", "a pipe"])
+def test_what_is_in_the_place_of_a_temporary_file_is_replaced(kind: str, run: Path, outside: Path) -> None:
+    names = [f".unfinished-{name}" for name in UNFINISHED] + ["checkpoints/.unfinished-ckpt-000005"]
+    for name in names:
+        put(kind, run / name, outside)
     with in_time():
         assert train(["--resume", "run", "--quiet", "--timesteps", "60"]) == 0
-    assert not (run / name).exists()
+    assert CheckpointFolder(run / "checkpoints").load().name == "ckpt-000005"
+    assert [name for name in names if (run / name).is_symlink()] in ([], [".unfinished-events.out.events.9.mine"])
 
 
 def test_a_file_that_has_another_name_outside_is_replaced(run: Path, in_tmp: Path) -> None:
