@@ -100,10 +100,9 @@ def remove_unfinished(folder: Path) -> None:
 def _remove(path: str | Path) -> None:
     """Remove a folder, or the link, file or pipe in its place, if possible."""
     with suppress(OSError):
-        if stat.S_ISDIR(os.lstat(path).st_mode):  # rmtree opens what it gets, and would wait for a pipe
-            shutil.rmtree(path, ignore_errors=True)
-        else:
+        if not stat.S_ISDIR(os.lstat(path).st_mode):  # rmtree opens what it gets, and would wait for a pipe
             os.unlink(path)
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def unfinished_path(path: Path) -> Path:
