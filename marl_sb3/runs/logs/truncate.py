@@ -25,15 +25,16 @@ def truncate_logs(folder: Path, iteration: int, env_steps: int) -> None:
     _cut(folder / RESULT_FILE, lambda path, data: _lines_until(path, data, iteration))
     _cut(folder / PROGRESS_FILE, lambda path, data: _csv_until(path, data, iteration))
     for events in folder.glob("events.out.tfevents.*"):
-        _cut(events, lambda path, data: _events_until(path, data, env_steps))
+        # Large, and no run appends to events of an earlier start: they are written only if something is cut off.
+        _cut(events, lambda path, data: _events_until(path, data, env_steps), only_if_cut=True)
 
 
-def _cut(path: Path, keep: Callable[[Path, bytes], bytes]) -> None:
-    """Replace a file, if it exists, by the part of it to keep."""
+def _cut(path: Path, keep: Callable[[Path, bytes], bytes], *, only_if_cut: bool = False) -> None:
+    """Replace a file, if it exists, by the part of it to keep; a file that has another name elsewhere stays there."""
     if os.path.lexists(path):
         whole = read_regular(path)
         kept = keep(path, whole)
-        if kept != whole:
+        if kept != whole or not only_if_cut:
             write_whole(path, kept)
 
 
