@@ -137,6 +137,24 @@ def is_disk_full(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
+def described(error: BaseException) -> str:
+    """Type and text of an exception, such as `KeyError: 'wheel'`; one of an env may be unable to say its text."""
+    try:
+        text = str(error)
+    except Exception as failed:
+        text = f"(its text is unknown: its __str__ raised {type(failed).__name__})"
+    return f"{type(error).__name__}: {text}".removesuffix(": ")
+
+
+def install_words(extra: str) -> str:
+    """Say how to install what a feature needs, in the spelling of the README.
+
+    Args:
+        extra: name of the optional dependencies in `pyproject.toml`.
+    """
+    return f"install it with: pip install -c constraints.txt '.[{extra}]' (in the clone of marl_sb3)"
+
+
 def note_traceback_file(error: BaseException, file: str) -> None:
     """Note in an exception the file that holds its traceback, so that messages can name it."""
     error.__dict__["traceback_file"] = file

@@ -1,4 +1,4 @@
-"""Print what all threads are doing when the process gets SIGUSR1, to look into a run that hangs."""
+"""Look into a process that hangs: what all threads are doing, on SIGUSR1; what keeps it from ending, at its end."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ import faulthandler
 import logging
 import signal
 import sys
+import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from io import UnsupportedOperation
 from types import FrameType
+from typing import Any
 
 _log = logging.getLogger(__name__)
+
+_END_S = 0.5  # how long threads and processes that an env has told to end may take
 
 Source = Callable[[], Sequence[str]]  # returns the stacks of other processes, each with a title
 
@@ -52,3 +57,37 @@ def _log_sources(number: int, frame: FrameType | None) -> None:
         source = each()
         for text in source() if source is not None else ():
             _log.warning("stacks of %s", text)
+
+
+@contextmanager
+def unending_named() -> Iterator[None]:
+    """At the end of the context, name the threads and processes of which Python will wait for the end.
+
+    They were started within the context, by an env say, are no daemons, and still run.
+    """
+    before = set(_awaited())
+    try:
+        yield
+    finally:
+        started, until = [each for each in _awaited() if each not in before], time.monotonic() + _END_S
+        for each in started:
+            each.join(max(0.0, until - time.monotonic()))
+        names = [_name(each) for each in started if each.is_alive()]
+        if names:
+            _log.warning("still running, and awaited before this process ends: %s", ", ".join(names))
+            _log.warning("an env that starts threads or processes has to end them in close(), or start them as daemons")
+
+
+def _awaited() -> list[Any]:
+    """The threads and processes that are no daemons, but for this thread and pools, which end by themselves."""
+    pools: Any = sys.modules.get("concurrent.futures.thread")
+    spared = {threading.main_thread(), threading.current_thread(), *(pools._threads_queues if pools else ())}
+    children: Any = sys.modules.get("multiprocessing.process")
+    found = [*threading.enumerate(), *(children.active_children() if children else ())]
+    return [each for each in found if not each.daemon and each not in spared]
+
+
+def _name(running: Any) -> str:
+    if isinstance(running, threading.Thread):
+        return f"thread {running.name!r}"
+    return f"process {running.name!r} ({running.pid})"

@@ -17,7 +17,7 @@ from marl_sb3.checkup.finding import Seen, shown
 from marl_sb3.checkup.fingerprint import Fingerprint, checksum, step_fingerprint
 from marl_sb3.checkup.watch import Watch
 from marl_sb3.envs.faults import RAISED, raise_in_words
-from marl_sb3.errors import EnvRaisedError, MarlSb3Error
+from marl_sb3.errors import EnvRaisedError, MarlSb3Error, described
 from marl_sb3.types import AgentID
 from marl_sb3.wrappers.ended_agents import EndedAgents
 
@@ -52,7 +52,7 @@ def _words(error: BaseException, call: str) -> str:
         raise_in_words(error, call, "")
     except EnvRaisedError as told:
         return str(told).removeprefix(": ")
-    return f"{call} raised {type(error).__name__}: {error}"
+    return f"{call} raised {described(error)}"
 
 
 class Player:

@@ -13,12 +13,13 @@ from marl_sb3.errors import (
     EnvError,
     EnvRaisedError,
     MarlSb3Error,
+    described,
     remedy_of,
     traceback_file,
 )
 from marl_sb3.output import lenient_output
 from marl_sb3.signals import interrupting
-from marl_sb3.stacks import stacks_on_signal
+from marl_sb3.stacks import stacks_on_signal, unending_named
 
 EXIT_DONE = 0
 EXIT_FAILED = 1
@@ -32,7 +33,7 @@ def run_command(command: Callable[[], int], verbosity: int) -> int:
     If the reader of standard output has gone (`| head`), the command continues with the same exit code. If
     output cannot be written for another reason, such as a full disk, the exit code is 1.
     """
-    with lenient_output() as output, interrupting(), stacks_on_signal():
+    with lenient_output() as output, interrupting(), stacks_on_signal(), unending_named():
         exit_code = _exit_code(command, verbosity)
         output.flush()
         if output.is_lost:
@@ -52,7 +53,7 @@ def _exit_code(command: Callable[[], int], verbosity: int) -> int:
         return _failed(error, str(error), EXIT_USAGE if is_users else EXIT_FAILED, verbosity)
     except Exception as error:
         hint = "" if verbosity or traceback_file(error) else " (-v shows where)"
-        return _failed(error, f"{type(error).__name__}: {error}{hint}", EXIT_FAILED, verbosity)
+        return _failed(error, f"{described(error)}{hint}", EXIT_FAILED, verbosity)
 
 
 def _failed(error: Exception, message: str, exit_code: int, verbosity: int) -> int:

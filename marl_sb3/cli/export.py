@@ -10,7 +10,7 @@ from marl_sb3.transfer.export import FORMATS
 _EPILOG = """\
 sb3   POLICY.zip, which stable_baselines3.PPO.load opens without marl_sb3
 onnx  POLICY.onnx, which any ONNX runtime opens; needs
-      pip install 'marl_sb3[onnx]'
+      pip install -c constraints.txt '.[onnx]'
         inputs   a batch of observations of the env: observation, or
                  observation.KEY for each key of a Dict
         outputs  actions (deterministic), values, and logits or mean and

@@ -11,7 +11,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from marl_sb3.errors import EnvRaisedError, MarlSb3Error, is_disk_full
+from marl_sb3.errors import EnvRaisedError, MarlSb3Error, described, is_disk_full
 from marl_sb3.storage.state import State, is_plain
 
 _log = logging.getLogger(__name__)
@@ -68,8 +68,7 @@ def _is_of_the_env(error: BaseException) -> bool:
 
 
 def _words(error: BaseException, call: str, where: str) -> str:
-    what = f"{type(error).__name__}: {error}".removesuffix(": ")
-    return f"{where}: {call} raised {what} ({_place(error)})"
+    return f"{where}: {call} raised {described(error)} ({_place(error)})"
 
 
 def _place(error: BaseException) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -21,7 +22,7 @@ from marl_sb3.envs.batched import BatchedEnv
 from marl_sb3.envs.faults import RAISED, raise_in_words
 from marl_sb3.envs.installed import hint, installed_factory, installed_ids
 from marl_sb3.envs.rllib import EnvContext, RLlibEnv, is_rllib_env, takes_context
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import ConfigError, described
 
 EnvFactory = Callable[..., Any]  # makes a ParallelEnv, an AECEnv, a gymnasium.Env or an RLlib MultiAgentEnv
 
@@ -136,7 +137,7 @@ def make_env(factory: EnvFactory, env_index: int, env_kwargs: Mapping[str, Any])
     except (ImportError, FailedToImport, DependencyNotInstalled) as error:
         raise ConfigError(str(error), key="env") from error
     except RAISED as error:
-        if isinstance(error, TypeError) and "unexpected keyword argument" in str(error):
+        if isinstance(error, TypeError) and "unexpected keyword argument" in described(error):
             raise ConfigError(f"the env does not take these arguments: {error}", key="env") from error
         raise_in_words(error, f"the env factory {_name(factory)}", f"env {env_index}")
         raise
@@ -179,6 +180,8 @@ def imported_modules() -> list[str]:
 
 def _imported_factory(path: str) -> EnvFactory:
     module_name, _, attribute = path.partition(":")
+    if (file := _module_of(module_name)) is not None:
+        raise ConfigError(f"env {path!r}: {module_name!r} is a file; did you mean {file}:{attribute}?", key="env")
     module = _import_from_here(module_name, f"env {path!r}", "package.module:factory")
     # As in `gymnasium.make("module:Env-v0")`: importing the module may have registered an env of this id.
     factory = getattr(module, attribute, None) or _pettingzoo_factory(attribute) or _gymnasium_factory(attribute)
@@ -284,13 +287,19 @@ def _unknown(name: str) -> str:
 
 def _module_hint(name: str) -> str:
     """Suggest an id for an env in a Python file of the working directory, or in another package."""
-    module = name.removesuffix(".py").replace("/", ".")
-    if name.endswith(".py") or Path(f"{name.replace('.', '/')}.py").is_file():
+    module = _module_of(name) or (name.replace("/", ".") if Path(f"{name.replace('.', '/')}.py").is_file() else None)
+    if module is not None:
         return f"; did you mean {module[:_SHOWN]}:NAME, where NAME is the env's class or a function that returns one?"
     if name.startswith("ALE/"):
         return f"; did you mean ale_py:{name[:_SHOWN]} of the package ale_py, which has to be installed?"
     packaged = hint(name[:_SHOWN])
     return "" if packaged is None else f"; did you mean {packaged} of the package mpe2?"
+
+
+def _module_of(file: str) -> str | None:
+    """The module of a Python file that is named as on Linux or on Windows, `./my_env.py`; None for another name."""
+    parts = [part for part in re.split(r"[/\\]", file.removesuffix(".py")) if part not in ("", ".")]
+    return ".".join(parts) if file.endswith(".py") and all(part.isidentifier() for part in parts) else None
 
 
 def _signature(factory: EnvFactory) -> inspect.Signature | None:

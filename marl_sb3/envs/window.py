@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import ConfigError, install_words
 
 Image: TypeAlias = npt.NDArray[np.uint8]
 
@@ -25,8 +25,7 @@ def import_pygame() -> Any:
             import pygame
     except ImportError as error:
         raise ConfigError(
-            "render_mode 'human' needs pygame; install it with: pip install 'marl_sb3[human]'",
-            key="env.render_mode",
+            f"render_mode 'human' needs pygame; {install_words('human')}", key="env.render_mode"
         ) from error
     return pygame
 

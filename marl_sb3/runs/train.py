@@ -17,10 +17,12 @@ from marl_sb3.runs.execute import execute
 from marl_sb3.runs.prepare import prepare
 from marl_sb3.runs.resume import resume_run
 from marl_sb3.runs.run import Run
+from marl_sb3.stacks import unending_named
 from marl_sb3.training.stock_callbacks import accepted_callbacks
 from marl_sb3.types import PolicyID
 
 
+@unending_named()
 def train(
     env: str | EnvFactory | None = None,
     *,

@@ -30,7 +30,7 @@ from stable_baselines3.common.distributions import (
 from stable_baselines3.common.policies import ActorCriticPolicy
 from torch import nn
 
-from marl_sb3.errors import ConfigError, ExportError
+from marl_sb3.errors import ConfigError, ExportError, install_words
 from marl_sb3.learners.sb3.predict import initial_states, takes_masks
 from marl_sb3.transfer.onnx_processing import UNPROCESSED, GraphProcessing
 from marl_sb3.transfer.onnx_replay import replay_head
@@ -46,8 +46,7 @@ def _optional(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ImportError as error:
         raise ConfigError(
-            f"the format onnx needs the package {name}, which cannot be imported; "
-            "install it with: pip install 'marl_sb3[onnx]'"
+            f"the format onnx needs the package {name}, which cannot be imported; {install_words('onnx')}"
         ) from error
 
 

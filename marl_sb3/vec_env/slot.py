@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from pettingzoo import ParallelEnv
 
-from marl_sb3.errors import CheckpointError, EnvRaisedError
+from marl_sb3.errors import CheckpointError, EnvRaisedError, described
 from marl_sb3.types import AgentID, Array, Observations
 from marl_sb3.vec_env.action_log import ActionLog
 from marl_sb3.vec_env.groups import AgentLayout
@@ -242,7 +242,7 @@ class EnvSlot:
         except EnvRaisedError as error:
             return str(error)
         except Exception as error:  # an env that does not repeat itself may raise anything
-            return f"{type(error).__name__}: {error}"
+            return described(error)
 
     def _replay(self, state: SlotState) -> str | None:
         assert state.actions is not None

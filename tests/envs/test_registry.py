@@ -339,6 +339,9 @@ def test_factory_of_something_else_is_refused(product, problem):
         ("qqq", "unknown env 'qqq'. Known: arena, waterworld, toy, PettingZoo and Gymnasium ids; or use package."),
         ("", "unknown env ''. Known: "),
         ("my_env.py", "unknown env 'my_env.py'; did you mean my_env:NAME, where NAME is the env's class or a function"),
+        (r".\my_env.py", r"unknown env '.\\my_env.py'; did you mean my_env:NAME, where"),
+        ("my_env.py:Maze", "env 'my_env.py:Maze': 'my_env.py' is a file; did you mean my_env:Maze?"),
+        (r".\my_env.py:Maze", r"env '.\\my_env.py:Maze': '.\\my_env.py' is a file; did you mean my_env:Maze?"),
         (
             "simple_spread_v3",
             "unknown env 'simple_spread_v3'; did you mean mpe2/simple_spread-v3 of the package mpe2?",

@@ -54,7 +54,7 @@ def test_wrong_options_end_with_code_2(
 
 def test_a_search_without_ray_names_the_extra(no_ray: None, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert tune(["arena", "--trials", "1", "--timesteps", "2000", "--quiet", "--ray"]) == 2
-    assert "pip install 'marl_sb3[ray]'" in capsys.readouterr().err
+    assert "pip install -c constraints.txt '.[ray]'" in capsys.readouterr().err
     assert list(in_tmp.iterdir()) == []
 
 

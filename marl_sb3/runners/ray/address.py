@@ -8,7 +8,7 @@ import subprocess
 import sys
 from typing import Any
 
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import ConfigError, install_words
 
 LOCAL, AUTO = "local", "auto"
 _CONNECT_TIMEOUT_S = 3.0
@@ -31,7 +31,7 @@ def require_ray(address: str) -> Any:
     try:
         import ray
     except ImportError as error:
-        raise _refused(f"Ray is not installed ({error}); accepted: pip install 'marl_sb3[ray]', or no --ray") from error
+        raise _refused(f"Ray cannot be imported ({error}); {install_words('ray')}; or leave out --ray") from error
     return ray
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from marl_sb3.envs.registry import import_modules
-from marl_sb3.errors import ConfigError, EnvRaisedError, MarlSb3Error
+from marl_sb3.errors import ConfigError, EnvRaisedError, MarlSb3Error, described
 from marl_sb3.runners.shards.plan import Inexact, RoundOrder, SavedShard, ShardFault, ShardPlan, ShardRollout
 from marl_sb3.runners.shards.pool import versions
 from marl_sb3.runners.shards.shard import Shard
@@ -156,7 +156,7 @@ def _restored(state: SavedShard, shard: Shard) -> Inexact:
 
 
 def _fault(plan: ShardPlan, shard: int, error: Exception) -> ShardFault:
-    words = str(error) if isinstance(error, MarlSb3Error) else f"{type(error).__name__}: {error}"
+    words = str(error) if isinstance(error, MarlSb3Error) else described(error)
     key = error.key if isinstance(error, ConfigError) else None
     kind = type(error).__name__
     return ShardFault(kind, f"{plan.name_of(shard)}: {words}", "".join(traceback.format_exception(error)), key)

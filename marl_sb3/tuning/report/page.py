@@ -15,7 +15,7 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial
 
-from marl_sb3.errors import ConfigError
+from marl_sb3.errors import ConfigError, install_words
 from marl_sb3.storage.atomic import write_whole
 from marl_sb3.tuning.confirmed import confirmed, winner
 from marl_sb3.tuning.report.figures import FIGURES, bare_copy, draw
@@ -53,8 +53,7 @@ def _visualization() -> ModuleType:
 
     if not visualization.is_available():
         raise ConfigError(
-            "report.html needs the package plotly, which cannot be imported; "
-            "install it with: pip install 'marl_sb3[report]'"
+            f"report.html needs the package plotly, which cannot be imported; {install_words('report')}"
         )
     return visualization
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from marl_sb3.envs.registry import batched_factory, make_env
+from marl_sb3.errors import described
 from marl_sb3.storage.state import StateReader
 from marl_sb3.types import Array
 from marl_sb3.vec_env.batched_vec_env import BatchedVecEnv
@@ -64,7 +65,7 @@ class BatchedShare(BatchedVecEnv, Share):
         try:
             self.step(actions)
         except Exception as error:
-            self._lost = f"{type(error).__name__}: {error}"
+            self._lost = described(error)
 
     def mark_lost(self, reasons: Mapping[int, str]) -> None:
         """See `Share.mark_lost`."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from marl_sb3.envs.registry import EnvFactory
-from marl_sb3.errors import ConfigError, EnvError, EnvRaisedError
+from marl_sb3.errors import ConfigError, EnvError, EnvRaisedError, described
 from marl_sb3.vec_env.workers.plan import SharePlan
 
 
@@ -87,8 +87,11 @@ def packed_answer(value: Any, name: str) -> bytes:
             ) from error
 
 
-def packed_error(error: Exception) -> bytes:
-    """Return an exception as bytes, with its traceback as text; one that cannot be pickled becomes its description."""
+def packed_error(error: BaseException) -> bytes:
+    """Return an exception as bytes, with its traceback as text; one that cannot be pickled becomes its description.
+
+    An `Exception` is then an `EnvRaisedError`, another exception the built-in one that its class derives from.
+    """
     text = "".join(traceback.format_exception(error))
     plain = error.with_traceback(None)
     plain.__cause__ = plain.__context__ = None
@@ -96,11 +99,13 @@ def packed_error(error: Exception) -> bytes:
         packed = pickle.dumps((plain, text))
         pickle.loads(packed)  # an exception with a constructor of its own may fail only here
     except Exception:
-        packed = pickle.dumps((EnvRaisedError(f"{type(error).__name__}: {error}"), text))
+        builtin = next(base for base in type(error).__mro__ if base.__module__ == "builtins")
+        kind = EnvRaisedError if isinstance(error, Exception) else builtin
+        packed = pickle.dumps((kind(described(error)), text))
     return packed
 
 
-def unpacked_error(packed: bytes) -> Exception:
+def unpacked_error(packed: bytes) -> BaseException:
     """Return the exception from `packed_error`, with the traceback as its cause."""
     error: Any
     error, text = pickle.loads(packed)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from marl_sb3.envs.registry import make_env
-from marl_sb3.errors import EnvRaisedError
+from marl_sb3.errors import EnvRaisedError, described
 from marl_sb3.types import Array
 from marl_sb3.vec_env.masks import MaskReader
 from marl_sb3.vec_env.observations import same, taken
@@ -45,7 +45,7 @@ class _WatchedSlot(EnvSlot):
         except Exception as error:
             if not self.repeats:
                 raise
-            self.lost = str(error) if isinstance(error, EnvRaisedError) else f"{type(error).__name__}: {error}"
+            self.lost = str(error) if isinstance(error, EnvRaisedError) else described(error)
             return self._standing_still()
         self.board.advance()
         self.silent = list(step.infos) == acted and not any(step.infos.values())

@@ -53,7 +53,7 @@ class ShareServer:
             result = handler(*arguments)
             self._board.advance()
             return Kind.DONE, packed_answer((result, self._log.taken()), name)
-        except Exception as error:
+        except BaseException as error:  # Ctrl-C does not reach a worker: an env has raised KeyboardInterrupt, too
             return Kind.FAILED, pickle.dumps((packed_error(error), self._log.taken()))
 
     # --- Steps -------------------------------------------------------------------------------------------------------

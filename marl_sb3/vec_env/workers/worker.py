@@ -172,7 +172,7 @@ class Worker:
         """Return the result in an answer to a request, and log what came with it.
 
         Raises:
-            Exception: the worker has answered with one.
+            BaseException: the worker has answered with one.
         """
         value, messages = pickle.loads(message.payload)
         pass_on(messages)

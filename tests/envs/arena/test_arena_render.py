@@ -137,7 +137,7 @@ def test_other_modes_do_not_need_pygame(monkeypatch):
 
 def test_human_mode_without_pygame_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "pygame", None)
-    with pytest.raises(ConfigError, match=r"pip install 'marl_sb3\[human\]'") as caught:
+    with pytest.raises(ConfigError, match=r"pip install -c constraints.txt '.\[human\]'") as caught:
         ArenaEnv(render_mode="human")
     assert caught.value.key == "env.render_mode"
 

@@ -122,6 +122,53 @@ def test_an_exception_of_an_env_is_the_same_with_its_traceback(error: type[BaseE
     assert 'raise self.error("wheel")' in str(errors[1].__cause__)
 
 
+class Cancelled(BaseException):
+    """No `Exception`, as in some libraries."""
+
+
+class Mute(Exception):
+    """Cannot say its text."""
+
+    def __str__(self) -> str:
+        raise RecursionError
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, GeneratorExit, Cancelled])
+@pytest.mark.parametrize("n_workers", [0, 2])
+def test_an_env_that_interrupts_does_so_from_a_worker_too(error: type[BaseException], n_workers: int) -> None:
+    vec = make_vec_env(Failing, n_envs=4, seed=0, n_workers=n_workers, error=error)
+    vec.reset()
+    vec.step([np.zeros((4, 2), int)])
+    with pytest.raises(error, match="wheel"):
+        vec.step([np.zeros((4, 2), int)])
+    if vec.health is not None:
+        assert vec.health.num_worker_restarts == 0
+    vec.close()
+
+
+def test_an_interrupt_that_cannot_be_pickled_is_still_one() -> None:
+    class Stopped(KeyboardInterrupt):
+        pass
+
+    vec = make_vec_env(Failing, n_envs=4, seed=0, n_workers=1, error=Stopped)
+    vec.reset()
+    vec.step([np.zeros((4, 2), int)])
+    with pytest.raises(KeyboardInterrupt, match="Stopped: wheel"):
+        vec.step([np.zeros((4, 2), int)])
+    vec.close()
+
+
+@pytest.mark.parametrize("n_workers", [0, 2])
+def test_an_exception_without_a_text_is_told_with_its_place(n_workers: int) -> None:
+    vec = make_vec_env(Failing, n_envs=4, seed=0, n_workers=n_workers, error=Mute)
+    vec.reset()
+    vec.step([np.zeros((4, 2), int)])
+    words = r"^env 2, episode 0, step 2, seed \d+: step\(\) raised Mute: \(its text is unknown: its __str__ raised Recur"
+    with pytest.raises(EnvRaisedError, match=words):
+        vec.step([np.zeros((4, 2), int)])
+    vec.close()
+
+
 def test_warnings_and_log_messages_reach_the_main_process(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", logger="ponds")
     vec = make_vec_env(Talking, n_envs=4, n_workers=2)
