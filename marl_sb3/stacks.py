@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from io import UnsupportedOperation
 from types import FrameType
@@ -65,21 +65,26 @@ def unending_named() -> Iterator[None]:
 
     They were started within the context, by an env say, are no daemons, and still run.
     """
-    before = set(_awaited())
+    before = awaited()
     try:
         yield
     finally:
-        started, until = [each for each in _awaited() if each not in before], time.monotonic() + _END_S
-        for each in started:
-            each.join(max(0.0, until - time.monotonic()))
-        names = [_name(each) for each in started if each.is_alive()]
+        names = left_running(before)
         if names:
             _log.warning("still running, and awaited before this process ends: %s", ", ".join(names))
             _log.warning("an env that starts threads or processes has to end them in close(), or start them as daemons")
 
 
-def _awaited() -> list[Any]:
-    """The threads and processes that are no daemons, but for this thread and pools, which end by themselves."""
+def left_running(before: Collection[Any]) -> list[str]:
+    """Name what `awaited` returns now and has not returned before, if it does not end within a moment."""
+    started, until = [each for each in awaited() if each not in before], time.monotonic() + _END_S
+    for each in started:
+        each.join(max(0.0, until - time.monotonic()))
+    return [_name(each) for each in started if each.is_alive()]
+
+
+def awaited() -> list[Any]:
+    """Return the threads and processes of which Python waits for the end; pools end by themselves."""
     pools: Any = sys.modules.get("concurrent.futures.thread")
     spared = {threading.main_thread(), threading.current_thread(), *(pools._threads_queues if pools else ())}
     children: Any = sys.modules.get("multiprocessing.process")

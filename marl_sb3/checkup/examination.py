@@ -8,7 +8,7 @@ from contextlib import redirect_stderr, redirect_stdout
 
 from marl_sb3.checkup.checks.registry import CHECKS
 from marl_sb3.checkup.finding import Finding, Severity, finding_of
-from marl_sb3.checkup.more_plays import bring_back, measure_speed, render_frames
+from marl_sb3.checkup.more_plays import bring_back, measure_speed, name_left_running, render_frames
 from marl_sb3.checkup.player import StoppedError
 from marl_sb3.checkup.plays import Patient, look_at_interface, record_episodes, repeat_episodes, restored_globals
 
@@ -17,16 +17,20 @@ PLAYS: Mapping[str, Callable[[Patient], None]] = {
     "episodes": record_episodes,
     "seeds": repeat_episodes,
     "state": bring_back,
-    "render": render_frames,
     "speed": measure_speed,
-    "close": lambda _: None,  # envs are closed in all plays
+    "render": render_frames,  # late: where there is no screen, it may end the process
+    "end": name_left_running,
 }
 
 
-def examine_here(patient: Patient) -> Iterator[Finding]:
+def examine_here(patient: Patient, on_facts: Callable[[], None] = lambda: None) -> Iterator[Finding]:
     """Play, and yield what is found after each play.
 
     An env that cannot be made or reset is not played any further.
+
+    Args:
+        patient: the env.
+        on_facts: called once all facts are known, before anything is rendered.
 
     Raises:
         ConfigError: the factory does not take the arguments, or returns no env.
@@ -34,6 +38,8 @@ def examine_here(patient: Patient) -> Iterator[Finding]:
     told: set[str] = set()
     evidence = patient.evidence
     for name in PLAYS:
+        if name == "render":
+            on_facts()
         _play(patient, name)
         for finding in _findings(patient, name):
             if finding.check not in told:
@@ -41,6 +47,7 @@ def examine_here(patient: Patient) -> Iterator[Finding]:
                 evidence.faulty = evidence.faulty or finding.severity is Severity.FAULT
                 yield finding
         if not evidence.agents or (name == "episodes" and not _was_played(patient)):
+            on_facts()
             return
 
 
@@ -65,7 +72,7 @@ def _findings(patient: Patient, play: str) -> Iterator[Finding]:
                 yield finding
 
 
-_STOPS = ("raises", "bad-return", "no-agents")  # may happen in any play
+_STOPS = ("raises", "bad-return", "no-agents", "close-raises")  # may happen in any play
 
 
 def _was_played(patient: Patient) -> bool:

@@ -17,6 +17,7 @@ from marl_sb3.checkup.fingerprint import Fingerprint, difference
 from marl_sb3.checkup.player import Player, StoppedError, guarded
 from marl_sb3.checkup.plays import Patient
 from marl_sb3.errors import ConfigError, MarlSb3Error
+from marl_sb3.stacks import left_running
 from marl_sb3.storage.state import is_plain
 from marl_sb3.types import Array
 
@@ -111,6 +112,12 @@ def _picture_fault(mode: str, picture: Any) -> str | None:
         return f"{type(picture).__name__}, not an array"
     fits = picture.ndim == 3 and picture.shape[2] == 3 and picture.dtype == np.uint8
     return None if fits else f"an array {picture.shape} of {picture.dtype}, not (height, width, 3) of uint8"
+
+
+def name_left_running(patient: Patient) -> None:
+    """Look for threads and processes that run on after all envs were closed."""
+    for name in left_running(patient.awaited):
+        patient.evidence.stop("left-running", Seen(f"{name} runs on after close()"))
 
 
 def measure_speed(patient: Patient) -> None:

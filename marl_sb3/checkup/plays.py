@@ -23,6 +23,7 @@ from marl_sb3.checkup.player import Player, StoppedError, guarded
 from marl_sb3.checkup.watch import Watch
 from marl_sb3.envs.registry import EnvFactory, make_env
 from marl_sb3.errors import ConfigError, EnvRaisedError
+from marl_sb3.stacks import awaited
 from marl_sb3.types import AgentID
 from marl_sb3.wrappers.env_interface import require_interface
 
@@ -47,12 +48,14 @@ class Patient:
         watch: as given.
         evidence: what has been recorded.
         repeated_steps: of the first episode when it is played again.
+        awaited: the threads and processes that ran before the env was made.
     """
 
     def __init__(self, job: Job, factory: EnvFactory, watch: Watch) -> None:
         self.job, self.factory, self.watch = job, factory, watch
         self.evidence = Evidence()
         self.repeated_steps = _REPEATED_STEPS
+        self.awaited = awaited()
 
     def make(self, **more: Any) -> ParallelEnv:
         """A new env.

@@ -45,15 +45,18 @@ def work(folder: Path, job: Job, factory: EnvFactory | None = None) -> None:
         except Exception:
             tell(failed=traceback.format_exc())
         tell(done=True)
+    os._exit(0)  # a thread or a process that the env has left would keep this process from ending
 
 
 def _examine(patient: Patient, tell: Any) -> None:
-    for finding in examine_here(patient):
+    def tell_facts() -> None:
+        evidence = patient.evidence
+        found = evidence.comparisons
+        repeats = found is not None and found.fresh is None
+        tell(facts=facts_of(evidence), fingerprint=evidence.fingerprint if repeats else None)
+
+    for finding in examine_here(patient, tell_facts):
         tell(finding=finding.to_plain())
-    evidence = patient.evidence
-    found = evidence.comparisons
-    repeats = found is not None and found.fresh is None
-    tell(facts=facts_of(evidence), fingerprint=evidence.fingerprint if repeats else None)
 
 
 def _compare(patient: Patient, tell: Any) -> None:

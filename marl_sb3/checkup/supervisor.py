@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from marl_sb3.checkup.checks.more import MORE
 from marl_sb3.checkup.checks.processes import PROCESSES
 from marl_sb3.checkup.evidence import Evidence
 from marl_sb3.checkup.finding import Finding, Seen, finding_of
@@ -110,14 +111,17 @@ class PlayProcess:
     def _end(self) -> Finding:
         """The finding for a process that did not end by itself."""
         call, episode, step = read_position(self.folder)
+        rendering = "while a picture was made, " if self.told("facts") is not None else ""
         stacks = (self.folder / "stacks").read_text(encoding="utf-8", errors="replace")
         place = _place(stacks)
         details = f"{stacks}{self._last_output()}" or None
         if "Timeout (" in stacks:
-            what = f"{call} has not returned after {self._timeout_s:g} s{place}"
-            return told_finding("hangs", Seen(what, None, episode, step, None, details))
-        what = f"{call} ended the process: {_ending(self._exit_code())}{place}"
-        return told_finding("crashes", Seen(what, None, episode, step, None, details))
+            check, what = "hangs", f"{call} has not returned after {self._timeout_s:g} s{place}"
+        else:
+            check, what = "crashes", f"{call} ended the process: {_ending(self._exit_code())}{place}"
+        if rendering:
+            check = "render-fails"
+        return told_finding(check, Seen(f"{rendering}{what}", None, episode, step, None, details))
 
     def _last_output(self) -> str:
         try:
@@ -128,7 +132,7 @@ class PlayProcess:
 
 def told_finding(check_id: str, seen: Seen) -> Finding:
     """The finding of a check that is made outside the process."""
-    check = next(check for check in PROCESSES if check.id == check_id)
+    check = next(check for check in (*PROCESSES, *MORE) if check.id == check_id)
     evidence = Evidence()
     evidence.stop(check_id, seen)
     finding = finding_of(check, check.find(evidence))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 from doctor.healthy import Changed, Factory, Healthy, Step
 from gymnasium import spaces
+
+THE_END = threading.Event()  # of the tests, for threads that wait for it
 
 # --- The interface ----------------------------------------------------------------------------------------------------
 
@@ -61,6 +64,11 @@ class Nobody(Healthy):
 class RaisesInClose(Healthy):
     def close(self) -> None:
         raise RuntimeError("nothing to close")
+
+
+class LeavesThread(Healthy):
+    def close(self) -> None:
+        threading.Thread(target=THE_END.wait).start()
 
 
 # --- Values -----------------------------------------------------------------------------------------------------------
@@ -254,6 +262,7 @@ PLANTED_ANSWERS: Mapping[str, tuple[Factory, ...]] = {
     "bad-return": (FourValues, ListOfRewards),
     "no-agents": (Nobody,),
     "close-raises": (RaisesInClose,),
+    "left-running": (LeavesThread,),
     "observation-not-finite": (NotANumber,),
     "observation-space": (WrongShape, TextObservation),
     "observation-bounds": (OutOfBounds,),

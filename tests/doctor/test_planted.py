@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
-from doctor.faulty_answers import PLANTED_ANSWERS
+from doctor.faulty_answers import PLANTED_ANSWERS, THE_END
 from doctor.faulty_behaviour import PLANTED_BEHAVIOUR
 from doctor.healthy import HEALTHY, Healthy
 from pettingzoo import ParallelEnv
 
+from marl_sb3 import stacks
 from marl_sb3.checkup.api import examine
 from marl_sb3.checkup.report import Report
 from marl_sb3.errors import ConfigError
@@ -20,6 +21,14 @@ CASES = [(check, factory) for check, factories in PLANTED.items() for factory in
 
 def examined(factory: Callable[..., ParallelEnv], measure_s: float = 0.0) -> Report:
     return examine(factory, steps=60, measure_s=measure_s, isolated=False)
+
+
+@pytest.fixture(autouse=True)
+def the_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Do not wait long for threads that envs have left, and let them end."""
+    monkeypatch.setattr(stacks, "_END_S", 0.01)
+    yield
+    THE_END.set()
 
 
 def found(report: Report) -> list[str]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 
 import pytest
-from doctor.faulty_answers import PLANTED_ANSWERS
+from doctor.faulty_answers import PLANTED_ANSWERS, NotANumber
 from doctor.faulty_behaviour import PLANTED_BEHAVIOUR, PLANTED_IN_PROCESSES, Crashes, DrawsFromNumpy, Hangs, OrderOfASet
 from doctor.healthy import Healthy
 from pettingzoo import ParallelEnv
@@ -49,6 +50,19 @@ def test_a_crash_is_found_with_its_signal() -> None:
     (seen,) = finding.seen
     assert (finding.check, seen.episode, seen.step) == ("crashes", 0, 5)
     assert seen.what.startswith("step() ended the process: signal SIGABRT (")
+
+
+@pytest.mark.parametrize("end", [os.abort, lambda: os._exit(3), lambda: time.sleep(60)])
+def test_a_crash_or_hang_in_render_is_one_of_rendering_and_the_rest_is_reported(end: Callable[[], None]) -> None:
+    class NoScreen(NotANumber):
+        def render(self) -> None:
+            end()
+
+    report = in_a_fork(NoScreen, timeout_s=1.0)
+    fault, rendering = report.findings
+    assert (fault.check, rendering.check) == ("observation-not-finite", "render-fails")
+    assert rendering.seen[0].what.startswith("while a picture was made, render() ")
+    assert report.facts["num_env_steps"] == 30
 
 
 @pytest.mark.parametrize("code", [0, 3])

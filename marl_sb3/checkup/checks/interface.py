@@ -33,8 +33,13 @@ INTERFACE: tuple[Check, ...] = (
         "Set `agents` in reset() to a list of the agents that act first.",
     ),
     stop_check(
-        "close-raises", "close", Severity.WARNING, "close() raises an exception",
+        "close-raises", "end", Severity.WARNING, "close() raises an exception",
         "Training logs the error and goes on, but the env may not have released its resources.",
         "Make close() work at any time, also before the first reset().",
+    ),
+    stop_check(
+        "left-running", "end", Severity.WARNING, "a thread or a process of the env runs on after close()",
+        "Python waits for it, so that a finished training does not end.",
+        "End it in close(), or start it with daemon=True.",
     ),
 )  # fmt: skip
