@@ -109,6 +109,29 @@ class Episode:
         return sums
 
 
+@dataclass(frozen=True)
+class Replay:
+    """An episode that was played again with the same seed and other actions.
+
+    Attributes:
+        recorded: as it was played first.
+        replayed: as it was played again; it is not longer.
+        turn: the number of the last step with other actions; None: all actions were others.
+    """
+
+    recorded: Episode
+    replayed: Episode
+    turn: int | None = None
+
+    def both(self) -> tuple[Episode, Episode]:
+        """The episode as it was recorded, and as it was replayed."""
+        return self.recorded, self.replayed
+
+    def same_length(self) -> bool:
+        """Whether both have ended, in the same step."""
+        return self.recorded.is_over and self.replayed.is_over and self.recorded.length == self.replayed.length
+
+
 @dataclass
 class Comparisons:
     """Where episodes that should be equal differ; None where they are equal.
@@ -117,7 +140,8 @@ class Comparisons:
         fresh: the same seed in two new envs.
         fresh_with_globals: the same, with Python's and NumPy's global generators seeded alike before each.
         again: the same seed at the start and after other episodes of the same env.
-        other_seed: two seeds in two new envs.
+        other_seed: two seeds, with the same actions.
+        alike: the numbers of whole episodes and of their env steps in which two seeds were compared.
         interleaved: the same seed alone, and in turns with another env.
         moved: the global generators whose state changed while an episode was played.
     """
@@ -126,6 +150,7 @@ class Comparisons:
     fresh_with_globals: Difference | None = None
     again: Difference | None = None
     other_seed: Difference | None = None
+    alike: tuple[int, int] = (0, 0)
     interleaved: Difference | None = None
     moved: tuple[str, ...] = ()
 
@@ -146,6 +171,9 @@ class Evidence:
         warned: the warnings that it gave meanwhile.
         fingerprint: of the first episode.
         comparisons: None if the episodes could not be compared.
+        without_effect: agent -> the number of its steps in which another action has changed nothing.
+        other_actions: episodes with other actions of all agents.
+        detours: episodes with other actions in their first half, and then the recorded ones.
         faulty: whether a fault has been found.
         facts: measurements that are no findings, such as steps per second.
     """
@@ -161,6 +189,9 @@ class Evidence:
     warned: list[str] = field(default_factory=list)
     fingerprint: Fingerprint = field(default_factory=list)
     comparisons: Comparisons | None = None
+    without_effect: dict[AgentID, int] = field(default_factory=dict)
+    other_actions: list[Replay] = field(default_factory=list)
+    detours: list[Replay] = field(default_factory=list)
     faulty: bool = False
     facts: dict[str, Any] = field(default_factory=dict)
 

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import io
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import redirect_stderr, redirect_stdout
 
 from marl_sb3.checkup.checks.registry import CHECKS
 from marl_sb3.checkup.finding import Finding, Severity, finding_of
-from marl_sb3.checkup.more_plays import bring_back, measure_speed, name_left_running, render_frames
+from marl_sb3.checkup.more_plays import bring_back, look_for_growth, measure_speed, name_left_running, render_frames
 from marl_sb3.checkup.player import StoppedError
 from marl_sb3.checkup.plays import Patient, look_at_interface, record_episodes, repeat_episodes, restored_globals
+from marl_sb3.checkup.replays import replay_episodes
 
 PLAYS: Mapping[str, Callable[[Patient], None]] = {
     "interface": look_at_interface,
     "episodes": record_episodes,
     "seeds": repeat_episodes,
+    "replays": replay_episodes,
+    "memory": look_for_growth,
     "state": bring_back,
     "speed": measure_speed,
     "render": render_frames,  # late: where there is no screen, it may end the process
@@ -54,7 +58,8 @@ def examine_here(patient: Patient, on_facts: Callable[[], None] = lambda: None) 
 def _play(patient: Patient, name: str) -> None:
     text = io.StringIO()
     try:
-        with restored_globals(), redirect_stdout(text), redirect_stderr(text):
+        with restored_globals(), redirect_stdout(text), redirect_stderr(text), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the play of the episodes keeps them
             PLAYS[name](patient)
     except StoppedError as stopped:
         patient.evidence.stop(stopped.check, stopped.seen)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import time
-from collections.abc import Callable
-from contextlib import closing
+import tracemalloc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from copy import deepcopy
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import psutil
 from pettingzoo import ParallelEnv
 
 from marl_sb3.checkup.evidence import Step
@@ -27,6 +31,8 @@ if TYPE_CHECKING:
 _BEFORE, _AFTER = 10, 20  # steps before and after the state is taken, at most
 _N_ENVS = 8  # of the vectorizer
 _LONG = 10_000  # env steps of a measured episode at most
+_PIECE, _PIECES, _PIECE_S = 30, 4, 0.08  # env steps after which memory is compared, how often, and their time
+_LEAST_KEPT = 4096, 65536  # bytes per env step that are reported: of Python and NumPy; of the process, with C libraries
 
 
 def bring_back(patient: Patient) -> None:
@@ -112,6 +118,76 @@ def _picture_fault(mode: str, picture: Any) -> str | None:
         return f"{type(picture).__name__}, not an array"
     fits = picture.ndim == 3 and picture.shape[2] == 3 and picture.dtype == np.uint8
     return None if fits else f"an array {picture.shape} of {picture.dtype}, not (height, width, 3) of uint8"
+
+
+def look_for_growth(patient: Patient) -> None:
+    """Measure how much memory the env keeps per env step, from one reset to another."""
+    if any(patient.evidence.stopped("raises")):
+        return
+    with patient.player() as player, _traced_memory():
+        timed = _TimedPlayer(player.env, patient.evidence, patient.watch)
+        kept = _kept_bytes(patient, timed, lambda: None) and _kept_bytes(patient, timed, lambda: gc.collect(1))
+    if kept:
+        words = f"the process grows by {kept / 1024:,.0f} KiB in each env step, and resets do not free it"
+        patient.evidence.stop("memory-grows", Seen(words))
+
+
+def _kept_bytes(patient: Patient, player: Player, collect: Callable[[], object]) -> float:
+    """Memory that each env step has added, as seen after resets; 0 if it is little, or does not always grow.
+
+    Args:
+        patient: the env.
+        player: of the env.
+        collect: called before memory is measured.
+    """
+    sizes, steps = [], 0
+    for piece in range(_PIECES + 1):
+        player.begin(patient.seed_of(0), patient.job.seed)
+        collect()
+        sizes.append((tracemalloc.get_traced_memory()[0], _resident_bytes()))
+        if 0 < piece < _PIECES:  # in the first piece, caches fill
+            steps += _play_piece(patient, player)
+        elif piece == 0:
+            _play_piece(patient, player)
+    return max(
+        _growth(each[1:], steps, least) for each, least in zip(zip(*sizes, strict=True), _LEAST_KEPT, strict=True)
+    )
+
+
+def _growth(sizes: Sequence[int], steps: int, least: int) -> float:
+    per_piece = [later - former for former, later in pairwise(sizes)]
+    mean = sum(per_piece) / max(steps, 1)
+    return mean if steps >= _PIECE and mean > least and min(per_piece) > 0.5 * sum(per_piece) / len(per_piece) else 0.0
+
+
+def _play_piece(patient: Patient, player: Player) -> int:
+    """Play on for some steps, through the ends of episodes; returns how many."""
+    until, steps, episode = time.perf_counter() + _PIECE_S, 0, 0
+    while steps < _PIECE and player.episode.stopped is None and time.perf_counter() < until:
+        if not player.goes_on:
+            episode += 1
+            player.begin(patient.seed_of(episode), patient.job.seed)
+        else:
+            player.step()
+            steps += 1
+    return steps
+
+
+def _resident_bytes() -> int:
+    return int(psutil.Process().memory_info().rss)
+
+
+@contextmanager
+def _traced_memory() -> Iterator[None]:
+    """Count the memory of Python and NumPy."""
+    was_tracing = tracemalloc.is_tracing()
+    if not was_tracing:
+        tracemalloc.start()
+    try:
+        yield
+    finally:
+        if not was_tracing:
+            tracemalloc.stop()
 
 
 def name_left_running(patient: Patient) -> None:

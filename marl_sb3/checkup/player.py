@@ -117,9 +117,13 @@ class Player:
         """Whether the episode can continue."""
         return not self.episode.is_over and self.episode.stopped is None
 
-    def step(self) -> None:
-        """Take a step of the episode."""
-        self._attempt(self._step)
+    def step(self, given: Mapping[AgentID, Any] | None = None) -> None:
+        """Take a step of the episode.
+
+        Args:
+            given: the actions of some agents; those of others are drawn.
+        """
+        self._attempt(lambda: self._step(given or {}))
 
     def _attempt(self, part: Callable[[], None]) -> None:
         try:
@@ -133,10 +137,11 @@ class Player:
         if not self._acting():
             raise StoppedError("no-agents", Seen("no agent is live after reset()", None, self.episode.index, 0))
 
-    def _step(self) -> None:
+    def _step(self, given: Mapping[AgentID, Any]) -> None:
         acting = self._acting()
         observations, infos = mapping(self._latest[0]), mapping(self._latest[1])
         actions = {agent: self._chosen.draw(agent, observations.get(agent), infos.get(agent)) for agent in acting}
+        actions.update((agent, action) for agent, action in given.items() if agent in actions)
         self.steps_done += 1
         returned = self._call("step()", lambda: self.env.step(dict(actions)), 5)
         step = Step(self.steps_done, acting, actions, self._live(), *returned)

@@ -68,7 +68,7 @@ class RaisesInClose(Healthy):
 
 class LeavesThread(Healthy):
     def close(self) -> None:
-        threading.Thread(target=THE_END.wait).start()
+        threading.Thread(target=THE_END.wait, args=(60,)).start()
 
 
 # --- Values -----------------------------------------------------------------------------------------------------------
@@ -254,6 +254,11 @@ class EndsEarly(Changed):
         return step
 
 
+class BothFlags(Changed):
+    def change(self, *step: Any, over: bool) -> Any:
+        return step[0], step[1], step[3], step[3], step[4]
+
+
 # Each check by its id, with the envs in which it alone has to find something.
 PLANTED_ANSWERS: Mapping[str, tuple[Factory, ...]] = {
     "interface": (WithoutAgents,),
@@ -283,5 +288,6 @@ PLANTED_ANSWERS: Mapping[str, tuple[Factory, ...]] = {
     "never-acts": (OnlyWatches,),
     "never-ends": (Endless,),
     "time-limit-terminates": (TimeLimitTerminates,),
+    "truncated-and-terminated": (BothFlags,),
     "ends-early": (EndsEarly,),
 }

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
-from doctor.healthy import Changed, Factory, Healthy, Step
+from doctor.healthy import Changed, Factory, Healthy, Step, Trades, Walks, WalksChanged
 from gymnasium import spaces
 
 # --- Randomness -------------------------------------------------------------------------------------------------------
@@ -76,6 +76,66 @@ class IgnoresSeed(Healthy):
         return super().reset(1)
 
 
+# --- Dependence -------------------------------------------------------------------------------------------------------
+
+
+class ReadsOneAction(Healthy):
+    def step(self, actions: Mapping[str, Any]) -> Step:
+        return super().step({**actions, "b": self.t % 3})
+
+
+class PaysNothingAgain(Trades):
+    def forget(self, agent: str) -> None:
+        self._clear_rewards()
+
+
+class PaysOldRewards(Trades):
+    def forget(self, agent: str) -> None:
+        self._cumulative_rewards[agent] = self.rewards[agent] = 0.0
+
+
+class SumsUp(Changed):
+    """It sees nothing of what it has done."""
+
+    def begin(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        self.score = dict.fromkeys(self.possible_agents, 0.0)
+        return super().begin()
+
+    def change(self, *step: Any, over: bool) -> Any:
+        self.score.update({agent: self.score[agent] + reward for agent, reward in step[1].items()})
+        return step[0], dict(self.score), *step[2:]
+
+
+class SumsUpOnAWalk(SumsUp, Walks):
+    """It sees where it is."""
+
+
+class SeesTheStepBefore(Walks):
+    def step(self, actions: Mapping[str, Any]) -> Step:
+        before = {agent: self.observe(agent) for agent in actions}
+        return before, *super().step(actions)[1:]
+
+
+class ResetsItself(WalksChanged):
+    def change(self, *step: Any, over: bool) -> Any:
+        if over:
+            step = self.begin()[0], *step[1:]
+            self.agents = []
+        return step
+
+
+class ResetsItselfToOneField(ResetsItself):
+    def begin(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        super().begin()
+        self.fields = {"a": 1, "b": 3}
+        return {agent: self.observe(agent) for agent in self.agents}, {agent: {} for agent in self.agents}
+
+
+class AlwaysPays(WalksChanged):
+    def change(self, *step: Any, over: bool) -> Any:
+        return step[0], dict.fromkeys(step[1], 0.5), *step[2:]
+
+
 # --- More -------------------------------------------------------------------------------------------------------------
 
 
@@ -92,6 +152,16 @@ class Forgets(Healthy):
 class StateRaises(Forgets):
     def set_state(self, state: Mapping[str, Any]) -> None:
         raise KeyError("rng")
+
+
+class KeepsEverything(Healthy):
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__(render_mode)
+        self.kept: list[Any] = []
+
+    def step(self, actions: Mapping[str, Any]) -> Step:
+        self.kept.append(np.zeros(20_000))
+        return super().step(actions)
 
 
 class RendersNothing(Healthy):
@@ -135,7 +205,7 @@ class LargeRewards(Changed):
         return step
 
 
-class NoRewards(Changed):
+class NoRewards(WalksChanged):
     def change(self, *step: Any, over: bool) -> Any:
         return step[0], dict.fromkeys(step[1], 0.0), *step[2:]
 
@@ -198,6 +268,14 @@ PLANTED_BEHAVIOUR: Mapping[str, tuple[Factory, ...]] = {
     "state-leaks": (Remembers,),
     "shared-state": (SharedGenerator,),
     "same-for-every-seed": (IgnoresSeed,),
+    "actions-without-effect": (ReadsOneAction,),
+    "cumulative-rewards-kept": (PaysNothingAgain,),
+    "old-rewards-paid": (PaysOldRewards,),
+    "reward-running-sum": (SumsUp, SumsUpOnAWalk),
+    "observation-before-step": (SeesTheStepBefore,),
+    "final-observation-of-next": (ResetsItself, ResetsItselfToOneField),
+    "reward-constant": (AlwaysPays,),
+    "memory-grows": (KeepsEverything,),
     "state-not-restored": (Forgets, StateRaises),
     "render-fails": (RendersNothing,),
     "no-film": (NoPictures,),

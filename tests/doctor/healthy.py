@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 from gymnasium import spaces
-from pettingzoo import ParallelEnv
+from pettingzoo import AECEnv, ParallelEnv
 
-Factory = Callable[..., ParallelEnv]
+Factory = Callable[..., ParallelEnv | AECEnv]
 Step = tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any]]
 
 
@@ -73,6 +73,25 @@ class Changed(Healthy):
 
     def change(self, *step: Any, over: bool) -> Any:
         raise NotImplementedError
+
+
+class Walks(Healthy):
+    """The agents walk around a ring of five fields from a random one, and see where both are."""
+
+    def begin(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        self.fields = {agent: int(self.rng.integers(5)) for agent in self.possible_agents}
+        return super().begin()
+
+    def observe(self, agent: str) -> Any:
+        return np.array([*sorted(self.fields.values()), self.fields[agent]], np.float32) / 5
+
+    def step(self, actions: Mapping[str, Any]) -> Step:
+        self.fields.update({agent: (self.fields[agent] + action) % 5 for agent, action in actions.items()})
+        return super().step(actions)
+
+
+class WalksChanged(Changed, Walks):
+    """A walk whose steps go through `change`."""
 
 
 class Draws(Healthy):
@@ -150,12 +169,64 @@ class Nested(Healthy):
         return super().step(actions)
 
 
+class Trades(AECEnv):
+    """Two agents take turns; each is paid for its action, and takes a third of that from the other if that has acted."""
+
+    metadata: ClassVar[dict[str, Any]] = {"name": "trades_v0", "render_modes": ["rgb_array"]}
+    possible_agents: ClassVar = ["a", "b"]
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Box(0, 1, (2,), np.float32)
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Discrete(3)
+
+    def reset(self, seed: int | None = None, options: Any = None) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.agents = list(self.possible_agents)
+        self.rewards, self._cumulative_rewards = ({agent: 0.0 for agent in self.agents} for _ in range(2))
+        self.terminations, self.truncations = ({agent: False for agent in self.agents} for _ in range(2))
+        self.infos = {agent: {} for agent in self.agents}
+        self.agent_selection, self.turns = "a", int(self.rng.integers(7, 12))
+        self.last_action, self.begun = 0, False
+
+    def observe(self, agent: str) -> Any:
+        return np.array([self.last_action / 2, self.turns / 12], np.float32)
+
+    def step(self, action: Any) -> None:
+        if self.terminations[self.agent_selection] or self.truncations[self.agent_selection]:
+            self._was_dead_step(action)
+            return
+        agent, other = self.agent_selection, "b" if self.agent_selection == "a" else "a"
+        self.forget(agent)
+        self.rewards[agent] += 0.3 * action
+        self.rewards[other] -= 0.1 * action * self.begun
+        self.begun = True
+        self._accumulate_rewards()
+        self.turns, self.last_action = self.turns - 1, action
+        self.truncations = dict.fromkeys(self.agents, self.turns == 0)
+        self.agent_selection = other
+
+    def forget(self, agent: str) -> None:
+        """Forget what was paid."""
+        self._cumulative_rewards[agent] = 0.0
+        self._clear_rewards()
+
+    def render(self) -> Any:
+        return np.zeros((4, 4, 3), np.uint8)
+
+
 # In these, nothing is to be found but what belongs to them.
 HEALTHY: Mapping[Factory, set[str]] = {
     Healthy: set(),
+    Walks: set(),
     Draws: set(),
     KeepsState: set(),
     LivesAgain: {"ends-early"},
     TakesTurns: set(),
     Nested: set(),
+    Trades: set(),
 }

@@ -27,6 +27,7 @@ def examined(factory: Callable[..., ParallelEnv], measure_s: float = 0.0) -> Rep
 def the_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Do not wait long for threads that envs have left, and let them end."""
     monkeypatch.setattr(stacks, "_END_S", 0.01)
+    THE_END.clear()
     yield
     THE_END.set()
 

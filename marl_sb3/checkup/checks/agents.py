@@ -10,6 +10,7 @@ from marl_sb3.checkup.finding import Check, Seen, Severity, shown
 from marl_sb3.types import AgentID
 
 _LONG = 2_000  # env steps after which an end is missed; fewer are told among the facts
+_CHANCE = 1e-3  # probability of a coincidence that is believed
 _ALIKE = 3  # episodes of the same length, ended by termination, that look like a time limit
 
 
@@ -91,6 +92,18 @@ def disguised_time_limit(evidence: Evidence) -> Iterator[Seen]:
         yield Seen(words)
 
 
+def both_flags(evidence: Evidence) -> Iterator[Seen]:
+    """Agents of which each truncation is a termination, too, more often than by chance."""
+    for agent in evidence.agents:
+        ends = [each for episode in evidence.episodes if (each := episode.ends().get(agent)) is not None]
+        both = [each for each in ends if all(each[1:])]
+        steps = sum(each[0] for each in ends)
+        chance = (len(ends) - len(both) + 1) / (steps + 2)  # of a termination, in a step without a time limit
+        at_once = len(both) >= _ALIKE and not any(truncated and not terminated for _, terminated, truncated in ends)
+        if at_once and chance ** len(both) < _CHANCE:
+            yield Seen(f"all {len(both)} truncations come with `terminated`", str(agent))
+
+
 def ends_early(evidence: Evidence) -> Iterator[Seen]:
     """Agents that end before others do; the first of each episode."""
     for episode in evidence.episodes:
@@ -137,6 +150,11 @@ AGENTS: tuple[Check, ...] = (
         "This looks like a time limit. After `terminated` no more reward is expected, so values near the limit are "
         "learned too low.",
         "Report a time limit as `truncated`. If the task itself ends in that step, leave it.", disguised_time_limit,
+    ),
+    Check(
+        "truncated-and-terminated", Severity.WARNING, "an agent is never truncated without being terminated",
+        "After `terminated` no more reward is expected, so values near the time limit are learned too low.",
+        "Report a time limit as `truncated` alone, and an end of the task as `terminated` alone.", both_flags,
     ),
     Check(
         "ends-early", Severity.ADVICE, "agents end before others",

@@ -29,6 +29,11 @@ MORE: tuple[Check, ...] = (
         "data and arrays, and set_state() put it back, in a new env as well.",
     ),
     stop_check(
+        "memory-grows", "memory", Severity.WARNING, "the env keeps more memory with every step",
+        "A training takes millions of steps, and ends when the memory is full.",
+        "Look for lists, dictionaries and caches that grow with each step, and empty them in reset().",
+    ),
+    stop_check(
         "render-fails", "render", Severity.WARNING, "a render mode does not work",
         "`evaluate --video` fails, or films something else.",
         "Return an array (height, width, 3) of uint8 for rgb_array and a string for ansi, or remove the mode from "

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from marl_sb3.checkup.checks.advice import ADVICE
 from marl_sb3.checkup.checks.agents import AGENTS
+from marl_sb3.checkup.checks.dependence import DEPENDENCE
 from marl_sb3.checkup.checks.infos import INFOS
 from marl_sb3.checkup.checks.interface import INTERFACE
 from marl_sb3.checkup.checks.more import MORE
@@ -14,4 +15,4 @@ from marl_sb3.checkup.checks.seeds import SEEDS
 from marl_sb3.checkup.checks.values import VALUES
 from marl_sb3.checkup.finding import Check
 
-CHECKS: Sequence[Check] = (*INTERFACE, *VALUES, *INFOS, *AGENTS, *SEEDS, *MORE, *ADVICE, *PROCESSES)
+CHECKS: Sequence[Check] = (*INTERFACE, *VALUES, *INFOS, *AGENTS, *SEEDS, *DEPENDENCE, *MORE, *ADVICE, *PROCESSES)

@@ -8,6 +8,7 @@ from functools import partial
 from marl_sb3.checkup.evidence import Comparisons, Evidence
 from marl_sb3.checkup.finding import Check, Seen, Severity
 from marl_sb3.checkup.fingerprint import Difference
+from marl_sb3.config.values import counted
 
 
 def _at(found: Difference, how: str) -> Seen:
@@ -60,11 +61,12 @@ def shared(evidence: Evidence) -> Iterator[Seen]:
 
 
 def no_randomness(evidence: Evidence) -> Iterator[Seen]:
-    """All seeds give the same episode."""
+    """All seeds give the same episodes."""
     found = _repeatable(evidence)
     if found is not None and found.again is None and found.other_seed is None:
-        words = "two seeds give the same episode for the same actions"
-        yield Seen(words, None, 0)
+        episodes, steps = found.alike
+        played = f"{counted(episodes, 'episode')}, {counted(steps, 'env step')}"
+        yield Seen(f"two seeds give the same for the same random actions ({played})")
 
 
 _check = partial(Check, after="seeds")
@@ -98,9 +100,9 @@ SEEDS: tuple[Check, ...] = (
         "Keep everything that changes in the instance: no class attributes, module globals or default arguments that "
         "are changed.", shared,
     ),
-    _check(
-        "same-for-every-seed", Severity.ADVICE, "the env has no randomness of its own",
-        "Episodes differ by the actions alone. If the env should be random, its seed is not used.",
-        "Nothing if the env is meant to be deterministic. " + _SEEDING, no_randomness,
+    Check(
+        "same-for-every-seed", Severity.ADVICE, "the env's seed has changed nothing",
+        "If the env should be random, its seed is not used, or its randomness is rare.",
+        f"Nothing if the env is meant to be deterministic. {_SEEDING}", no_randomness, "replays",
     ),
 )  # fmt: skip

@@ -1,0 +1,293 @@
+"""Checks of what depends on what: rewards, ends and observations on actions, and on the step that they belong to.
+
+None of these mistakes breaks a rule of the interface. Each check therefore says how likely the same is by chance, or in
+an env that means it, and is silent where the two cannot be told apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from marl_sb3.checkup.checks.stops import stop_check
+from marl_sb3.checkup.checks.values import as_numbers
+from marl_sb3.checkup.evidence import Episode, Evidence, Replay, Step, mapping
+from marl_sb3.checkup.finding import Check, Seen, Severity
+from marl_sb3.checkup.fingerprint import checksum
+from marl_sb3.types import AgentID, Array
+
+_TRIED = 10  # other actions that have to have no effect
+_CHANCE = 1e-3  # probability of a coincidence that is believed
+_EPISODES = 3  # of which a coincidence is judged, at least
+
+
+# --- Actions ----------------------------------------------------------------------------------------------------------
+
+
+def without_effect(evidence: Evidence) -> Iterator[Seen]:
+    """Agents whose actions change nothing that any agent gets, if nothing is missing or wrong in what they get."""
+    if evidence.faulty:
+        return
+    for agent, steps in evidence.without_effect.items():
+        if steps >= _TRIED:
+            words = f"other actions in {steps:,} steps, with the same seed, have changed nothing in the episodes"
+            yield Seen(words, str(agent))
+
+
+def constant_rewards(evidence: Evidence) -> Iterator[Seen]:
+    """Agents that are always paid the same, other than 0, in episodes whose length does not depend on actions.
+
+    A cost for each step until a truncation may have a goal that random actions do not reach, as in MountainCar.
+    """
+    pairs = [pair for pair in evidence.other_actions if pair.recorded.is_over or pair.replayed.is_over]
+    if len(pairs) < 2 or not all(pair.same_length() for pair in pairs):
+        return
+    for agent in evidence.agents:
+        rewards = [reward for pair in pairs for one in pair.both() for reward in _rewards(one, agent)]
+        ends = [episode.ends().get(agent, (0, False, True)) for episode in evidence.episodes if episode.is_over]
+        is_constant = len(rewards) >= _TRIED and len(set(rewards)) == 1
+        if is_constant and (rewards[0] > 0 or (rewards[0] < 0 and all(terminated for _, terminated, _ in ends))):
+            words = f"all rewards are {rewards[0]:.4g}, and no action changes the length of an episode"
+            yield Seen(words, str(agent))
+
+
+# --- Sums of rewards --------------------------------------------------------------------------------------------------
+
+
+def running_sums(evidence: Evidence) -> Iterator[Seen]:
+    """Agents whose rewards look like the sum of all rewards so far."""
+    for agent in evidence.agents:
+        if _keeps_offsets(evidence, agent):
+            words = "after other actions, all later rewards differ by the same number, though observations are equal"
+            yield Seen(words, str(agent))
+        elif (jumps := _jumps(evidence, agent)) is not None:
+            words = f"rewards range over {jumps[0]} values, but differ from the one before by one of {jumps[1]}"
+            yield Seen(words, str(agent))
+
+
+def _rewards(episode: Episode, agent: AgentID) -> list[float]:
+    """The rewards of an agent, as far as they are numbers."""
+    found = (mapping(step.rewards).get(agent) for step in episode.steps[1:])
+    return [float(reward) for reward in found if isinstance(reward, (int, float, np.number)) and np.isfinite(reward)]
+
+
+def _keeps_offsets(evidence: Evidence, agent: AgentID) -> bool:
+    """Whether a detour changes all later rewards by one number that each of its actions has changed.
+
+    A choice that pays in every later step, and is not seen, would change them by what its first reward differs.
+    """
+    offsets = [_offset(pair, agent) for pair in evidence.detours]
+    known = [offset for offset in offsets if offset is not None]
+    return len([offset for offset in known if offset]) >= 2 and all(np.isfinite(known))
+
+
+def _offset(pair: Replay, agent: AgentID) -> float | None:
+    """By what the rewards after a detour differ; None if that is unknown, NaN if it is not one number."""
+    assert pair.turn is not None
+    both = list(zip(pair.recorded.steps, pair.replayed.steps, strict=False))
+    after = both[pair.turn + 1 :]
+    if len(after) < 3 or any(_seen(one, agent) != _seen(other, agent) for one, other in after):
+        return None
+    one, other = (_rewards(episode, agent)[: len(both) - 1] for episode in pair.both())
+    if len(one) != len(both) - 1 or len(other) != len(one):
+        return None
+    differences = np.subtract(other, one)
+    before, later = differences[: pair.turn], differences[pair.turn :]
+    slack = 1e-4 * max(1e-9, *map(abs, one), *map(abs, other))
+    if np.ptp(later) > slack:
+        return np.nan
+    changes = np.count_nonzero(np.abs(np.diff(before)) > slack)
+    return float(later[0]) if changes and abs(later[0]) > slack else 0.0
+
+
+def _seen(step: Step, agent: AgentID) -> int:
+    return checksum(mapping(step.observations).get(agent))
+
+
+def _jumps(evidence: Evidence, agent: AgentID) -> tuple[int, int] | None:
+    """The numbers of rewards and of differences between rewards, if few differences add up to many rewards.
+
+    Before its first reward an agent has 0. Rewards that are (almost) linear in what the agent sees are no such sums:
+    the reward for being somewhere, say.
+    """
+    episodes = [(episode, _rewards(episode, agent)) for episode in evidence.episodes]
+    episodes = [(episode, rewards) for episode, rewards in episodes if len(rewards) >= 5]
+    if len(episodes) < _EPISODES:
+        return None
+    jumps = [np.round(np.diff(rewards, prepend=0.0), 6) for _, rewards in episodes]
+    inner = {jump for each in jumps for jump in each[1:].tolist()}
+    levels = {round(reward, 6) for _, rewards in episodes for reward in rewards}
+    begins = sum(float(each[0]) in inner for each in jumps) / len(jumps)
+    reach = max(map(abs, levels)), max(map(abs, inner))
+    if len(levels) < max(10, 3 * len(inner)) or begins < 0.9 or reach[0] < 4 * reach[1]:
+        return None
+    return None if _is_seen(evidence, agent, episodes) else (len(levels), len(inner))
+
+
+def _is_seen(evidence: Evidence, agent: AgentID, episodes: Sequence[tuple[Episode, list[float]]]) -> bool:
+    """Whether rewards are linear in observations, or may be: there are too few for so many numbers."""
+    space = evidence.observation_spaces[agent]
+    rows, values = [], []
+    for episode, _ in episodes:
+        for step in episode.steps[1:]:
+            seen, reward = mapping(step.observations).get(agent), mapping(step.rewards).get(agent)
+            if seen is not None and reward is not None:
+                try:
+                    rows.append([*np.ravel(spaces.flatten(space, seen)), 1.0])  # type: ignore[arg-type]
+                except (TypeError, ValueError, KeyError, NotImplementedError):
+                    return True
+                values.append(float(reward))
+    table, wanted = np.asarray(rows, np.float64), np.asarray(values)
+    if len(table) < 2 * table.shape[1]:
+        return True
+    found = np.linalg.lstsq(table, wanted, rcond=None)[0]
+    left: Array = wanted - table @ found
+    return bool(np.var(left) < 0.05 * np.var(wanted))
+
+
+# --- Observations of another step -------------------------------------------------------------------------------------
+
+
+def before_step(evidence: Evidence) -> Iterator[Seen]:
+    """Agents whose first step always shows what the reset has shown, while later steps show something new."""
+    played = [*evidence.episodes, *(pair.replayed for pair in evidence.other_actions)]
+    for agent in evidence.agents:
+        firsts, later = [], []
+        for episode in played:
+            equal = [_seen(one, agent) == _seen(other, agent) for one, other in pairwise(_shown(episode, agent))]
+            firsts += equal[:1]
+            later += equal[1:]
+        if (
+            len(firsts) >= _EPISODES
+            and all(firsts)
+            and later
+            and _chance(sum(later), len(later)) ** len(firsts) < _CHANCE
+        ):
+            words = f"the first step of all {len(firsts)} episodes shows what reset() has shown; later steps change it"
+            yield Seen(words, str(agent))
+
+
+def _shown(episode: Episode, agent: AgentID) -> list[Step]:
+    """The steps from the reset on in which an agent is shown something, up to the first in which it is not."""
+    found = []
+    for step in episode.steps:
+        if agent not in mapping(step.observations) or (step.number and agent not in step.acting):
+            break
+        found.append(step)
+    return found
+
+
+def _chance(times: int, of: int) -> float:
+    """The probability of an event that was seen so many times; never 0."""
+    return (times + 1) / (of + 2)
+
+
+def of_next_episode(evidence: Evidence) -> Iterator[Seen]:
+    """Agents whose final observation is the first of an episode, and not what their actions have led to."""
+    for agent in evidence.agents:
+        whole = [episode for episode in evidence.episodes if _is_shown_to_end(episode, agent)]
+        if len(whole) < _EPISODES:
+            continue
+        if _ends_on_start(whole, agent):
+            words = f"the final observation of all {len(whole)} episodes is equal to that of reset()"
+            yield Seen(words, str(agent))
+        elif (count := _unmoved_ends(evidence, whole, agent)) >= 2:
+            words = f"in {count} episodes, other actions have changed the observations, but not the final one, which "
+            yield Seen(f"{words}looks like one of reset()", str(agent))
+
+
+def _is_shown_to_end(episode: Episode, agent: AgentID) -> bool:
+    is_shown = len(_shown(episode, agent)) == len(episode.steps)
+    return is_shown and episode.is_over and episode.length > 1 and agent in episode.steps[-1].ends()
+
+
+def _ends_on_start(whole: Sequence[Episode], agent: AgentID) -> bool:
+    """Whether all episodes end on their first observation, which no chance explains.
+
+    If the agent is terminated, the episode may end because it is back; unless it was back before.
+    """
+    returns, others, truncated = 0, 0, True
+    for episode in whole:
+        first, *between, last = (_seen(step, agent) for step in episode.steps)
+        if first != last or between[-1] == last:
+            return False
+        returns, others = returns + between.count(first), others + len(between)
+        truncated = truncated and not episode.steps[-1].ends()[agent][0]
+    return (truncated or returns > 0) and _chance(returns, others) ** len(whole) < _CHANCE
+
+
+def _unmoved_ends(evidence: Evidence, whole: Sequence[Episode], agent: AgentID) -> int:
+    """In how many episodes other actions have changed the observation before the last one, but not the last one."""
+    pairs = [pair for pair in evidence.other_actions if pair.same_length() and pair.recorded in whole]
+    moved = [pair for pair in pairs if _seen(pair.recorded.steps[-2], agent) != _seen(pair.replayed.steps[-2], agent)]
+    ends = {_seen(pair.recorded.steps[-1], agent) for pair in moved}
+    if len(ends) < 2 or any(_seen(pair.replayed.steps[-1], agent) not in ends for pair in moved):
+        return 0
+    same = [pair for pair in moved if _seen(pair.recorded.steps[-1], agent) == _seen(pair.replayed.steps[-1], agent)]
+    space = evidence.observation_spaces[agent]
+    return len(same) if len(same) == len(moved) and _looks_like_start(space, whole, agent) else 0
+
+
+def _looks_like_start(space: spaces.Space[Any], whole: Sequence[Episode], agent: AgentID) -> bool:
+    """Whether final observations have the numbers that all first ones have, and lie around the others."""
+    try:
+        firsts, lasts = (
+            np.array([spaces.flatten(space, episode.steps[at].observations[agent]) for episode in whole], np.float64)
+            for at in (0, -1)
+        )
+    except (TypeError, ValueError, KeyError, NotImplementedError):
+        return False
+    if as_numbers(firsts) is None:
+        return False
+    low, high = firsts.min(axis=0), firsts.max(axis=0)
+    span = high - low
+    return bool(((lasts >= low - span) & (lasts <= high + span)).all())
+
+
+_check = partial(Check, after="replays")
+_PAID = "The agent learns that its action was worth more than it was."
+
+DEPENDENCE: tuple[Check, ...] = (
+    _check(
+        "actions-without-effect", Severity.WARNING, "an agent's actions change nothing",
+        "There is nothing to learn for the agent, whatever it does.",
+        "Check that step() reads the actions of all agents. If an effect is rarer, --episodes plays more.",
+        without_effect,
+    ),
+    stop_check(
+        "cumulative-rewards-kept", "replays", Severity.FAULT, "an agent is paid its old rewards in each turn again",
+        _PAID,
+        "Set self._cumulative_rewards[agent] = 0 at the start of the agent's step().",
+    ),
+    stop_check(
+        "old-rewards-paid", "replays", Severity.WARNING, "a reward is paid again in the steps of other agents",
+        _PAID,
+        "Call self._clear_rewards() in each step(), before rewards are set and accumulated.",
+    ),
+    _check(
+        "reward-running-sum", Severity.WARNING, "rewards look like running sums",
+        "A reward that counts in all later steps of an episode makes early actions count many times.",
+        "Return what was earned in the step alone, and not the score so far.", running_sums,
+    ),
+    _check(
+        "observation-before-step", Severity.WARNING, "an observation looks like the one before the step",
+        "A policy that sees the state too late cannot know what its actions do.",
+        "Observe after everything has moved. If the first action cannot be seen in the first step, leave it.",
+        before_step,
+    ),
+    _check(
+        "final-observation-of-next", Severity.WARNING, "the final observation is one of the next episode",
+        "The return of a truncated agent bootstraps from the value of its final observation, not of a new start.",
+        "Return the observation of the state in which the episode has ended; do not reset in step().", of_next_episode,
+    ),
+    _check(
+        "reward-constant", Severity.ADVICE, "an agent's rewards are always the same",
+        "Its return is the same whatever it does.",
+        "Check that rewards depend on what happens. If another one is rare, play longer.", constant_rewards,
+    ),
+)  # fmt: skip

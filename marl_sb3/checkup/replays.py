@@ -1,0 +1,227 @@
+"""Play the recorded episodes again with one thing changed, and note what depends on it: seed, actions, old rewards."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+from pettingzoo import AECEnv
+
+from marl_sb3.checkup.actions import mask_of
+from marl_sb3.checkup.evidence import Comparisons, Episode, Evidence, Replay, Step, mapping
+from marl_sb3.checkup.fingerprint import checksum, difference, step_fingerprint
+from marl_sb3.checkup.player import Player
+from marl_sb3.checkup.plays import Patient
+from marl_sb3.envs.turn_based import TurnBasedEnv
+from marl_sb3.types import AgentID
+
+_QUESTION_S = 0.3  # how long the replays for one question may take
+_REPLAYED = 3  # episodes with other actions, at most
+_OTHER = 1_000_003  # added to the seed of actions for others
+
+_Actions = Callable[[Step], Mapping[AgentID, Any]]  # from a recorded step: the actions to repeat; others are drawn
+
+
+def replay_episodes(patient: Patient) -> None:
+    """Ask all questions, if an episode can be repeated at all."""
+    found = patient.evidence.comparisons
+    if found is None or found.moved or found.fresh is not None or found.again is not None:
+        return
+    with patient.player(keep=True) as player:
+        replays = _Replays(patient, player)
+        if found.other_seed is None:
+            replays.try_seeds(found)
+        replays.try_agents()
+        replays.try_actions()
+        replays.try_detours()
+    if isinstance(player.env, TurnBasedEnv):
+        _try_rewards(patient, "cumulative-rewards-kept", _without_paid)
+        _try_rewards(patient, "old-rewards-paid", _without_old)
+
+
+class _Replays:
+    """The questions to an env that plays the recorded episodes again.
+
+    Args:
+        patient: the env, and what is known of it.
+        player: of the env.
+    """
+
+    def __init__(self, patient: Patient, player: Player) -> None:
+        self._patient, self._player = patient, player
+        self._evidence = patient.evidence
+        self._until = 0.0
+
+    def ask(self) -> None:
+        """Begin a question."""
+        self._until = time.perf_counter() + _QUESTION_S
+
+    @property
+    def _is_late(self) -> bool:
+        return time.perf_counter() > self._until
+
+    def steps(self, episode: Episode, seed: int, action_seed: int, actions: _Actions) -> Iterator[tuple[Step, Step]]:
+        """Play an episode again; yield each recorded step with the new one, until either episode or the time is over.
+
+        Args:
+            episode: as it was recorded.
+            seed: for the env.
+            action_seed: for the actions that are not repeated.
+            actions: the actions that are.
+        """
+        player = self._player
+        player.begin(seed, action_seed)
+        for recorded in episode.steps:
+            if recorded.number > 0:
+                if not player.goes_on or self._is_late:
+                    return
+                player.step(actions(recorded))
+            if player.episode.stopped is not None:
+                self._evidence.stop(*player.episode.stopped)
+                return
+            yield recorded, player.episode.steps[-1]
+
+    def try_seeds(self, found: Comparisons) -> None:
+        """Look for a difference between seeds in more episodes than the first one."""
+        self.ask()
+        found.alike = 1, self._patient.repeated_steps  # were played in two new envs
+        whole = steps = 0
+        for number, episode in enumerate(self._evidence.episodes):
+            seed, action_seed = self._patient.seed_of(number + 1), self._patient.job.seed + number
+            for one, other in self.steps(episode, seed, action_seed, lambda _: {}):
+                differs = difference([_print(one)], [_print(other)])
+                if differs is not None:
+                    found.other_seed = differs._replace(step=one.number)
+                    return
+            whole, steps = whole + 1, steps + self._player.steps_done
+            found.alike = max(found.alike, (whole, steps))
+            if self._is_late:
+                return
+
+    def try_agents(self) -> None:
+        """Look for agents whose actions change nothing."""
+        self.ask()
+        for agent in self._evidence.agents:
+            steps = self._steps_without_effect(agent)
+            if steps is None and self._is_late:
+                return
+            if steps:
+                self._evidence.without_effect[agent] = steps
+
+    def _steps_without_effect(self, agent: AgentID) -> int | None:
+        """Let one agent act in other ways; the number of such steps, or None if they changed something."""
+        count = 0
+
+        def others(step: Step) -> dict[AgentID, Any]:
+            return {each: action for each, action in step.actions.items() if each != agent}
+
+        for episode in self._evidence.episodes:
+            for one, other in self.steps(episode, episode.seed, self._patient.job.seed + _OTHER, others):
+                if _print(one) != _print(other):
+                    return None
+                count += agent in one.actions and checksum(one.actions[agent]) != checksum(other.actions.get(agent))
+            if self._is_late:
+                return None
+        return count
+
+    def try_actions(self) -> None:
+        """Play episodes with other actions of all agents."""
+        self.ask()
+        for episode in islice(self._evidence.episodes, _REPLAYED):
+            for _ in self.steps(episode, episode.seed, self._patient.job.seed + _OTHER + episode.index, lambda _: {}):
+                pass
+            if self._is_late or self._player.episode.stopped is not None:
+                return
+            self._evidence.other_actions.append(Replay(episode, self._player.episode))
+
+    def try_detours(self) -> None:
+        """Play episodes with other actions in their first half; masks might forbid the actions of the second one."""
+        if _is_masked(self._evidence):
+            return
+        self.ask()
+        for episode in islice(self._evidence.episodes, _REPLAYED):
+            turn = min(episode.length, self._patient.repeated_steps) // 2
+            replayed = self.steps(
+                episode,
+                episode.seed,
+                self._patient.job.seed + _OTHER + episode.index,
+                lambda step, turn=turn: step.actions if step.number > turn else {},  # type: ignore[misc]
+            )
+            for _ in islice(replayed, 2 * turn + 2):
+                pass
+            if self._is_late or self._player.episode.stopped is not None:
+                return
+            self._evidence.detours.append(Replay(episode, self._player.episode, turn))
+
+
+def _print(step: Step) -> dict[str, int]:
+    return step_fingerprint(step.agents, step.observations, step.rewards, step.terminated, step.truncated)
+
+
+def _is_masked(evidence: Evidence) -> bool:
+    return any(
+        mask_of(mapping(step.observations).get(agent), mapping(step.infos).get(agent)) is not None
+        for _, step in evidence.steps()
+        for agent in step.to_act
+    )
+
+
+# --- Envs with turns --------------------------------------------------------------------------------------------------
+
+
+def _try_rewards(patient: Patient, check: str, change: Callable[[Any], Callable[[], None]]) -> None:
+    """Compare rewards with those of an env in which old rewards are removed, as PettingZoo's AECEnv wants it.
+
+    Args:
+        patient: the env.
+        check: reports a difference.
+        change: changes the env, and returns what to do before each step.
+    """
+    with patient.player(keep=True) as player:
+        replays = _Replays(patient, player)
+        if not isinstance(player.env.unwrapped, AECEnv):
+            return
+        replays.ask()
+        remove = change(player.env.unwrapped)
+
+        def recorded(step: Step) -> Mapping[AgentID, Any]:
+            remove()
+            return step.actions
+
+        for episode in patient.evidence.episodes:
+            for one, other in replays.steps(episode, episode.seed, patient.job.seed, recorded):
+                differs = difference([_print(one)], [_print(other)])
+                if differs is not None:
+                    if differs.what.startswith("reward of "):
+                        agent = differs.what.removeprefix("reward of ")
+                        paid, due = (_reward_of(step, agent) for step in (one, other))
+                        what = f"reward {paid}; without rewards that were paid before it is {due}"
+                        patient.evidence.stop(check, episode.seen(one, what, agent))
+                    return
+
+
+def _reward_of(step: Step, name: str) -> Any:
+    return next((reward for agent, reward in mapping(step.rewards).items() if str(agent) == name), None)
+
+
+def _without_paid(env: Any) -> Callable[[], None]:
+    """Set the cumulative reward of the agent that acts to 0."""
+
+    def remove() -> None:
+        env._cumulative_rewards[env.agent_selection] = 0
+
+    return remove
+
+
+def _without_old(env: Any) -> Callable[[], None]:
+    """Set all rewards to 0 once they have been accumulated."""
+    accumulate = env._accumulate_rewards
+
+    def accumulate_once() -> None:
+        accumulate()
+        env.rewards = dict.fromkeys(env.rewards, 0)
+
+    env._accumulate_rewards = accumulate_once
+    return lambda: None
