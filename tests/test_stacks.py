@@ -36,7 +36,7 @@ def test_a_thread_that_python_waits_for_is_named(gate: threading.Event, caplog: 
 def test_a_process_that_python_waits_for_is_named(gate: threading.Event, caplog: pytest.LogCaptureFixture) -> None:
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
-    child = context.Process(target=lambda: theirs.recv(), name="simulator")
+    child = context.Process(target=theirs.recv, name="simulator")
     assert run_command(lambda: child.start() or 0, 0) == 0
     assert f"process 'simulator' ({child.pid})" in caplog.messages[0]
     ours.send("end")

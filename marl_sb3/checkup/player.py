@@ -69,6 +69,7 @@ class Player:
         episode: the one that is played.
         fingerprint: of this episode.
         steps_done: of this episode.
+        actions: of its latest step.
         keeps: whether copies of everything are recorded.
     """
 
@@ -82,6 +83,7 @@ class Player:
         self.episode = Episode(-1, 0)
         self.fingerprint: Fingerprint = []
         self.steps_done = 0
+        self.actions: Mapping[AgentID, Any] = {}
 
     def play(self, seed: int, action_seed: int, most_steps: int, until: float | None = None) -> Episode:
         """Play an episode, or the beginning of it.
@@ -148,6 +150,7 @@ class Player:
         self._ended.update(step.ends())
         self._ended.look_at(step.agents)
         self._record(step)
+        self.actions = actions
         self.episode.is_over = not self._acting()
 
     def _call(self, name: str, call: Callable[[], Any], size: int) -> Any:

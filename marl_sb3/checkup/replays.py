@@ -11,7 +11,7 @@ from pettingzoo import AECEnv
 
 from marl_sb3.checkup.actions import mask_of
 from marl_sb3.checkup.evidence import Comparisons, Episode, Evidence, Replay, Step, mapping
-from marl_sb3.checkup.fingerprint import checksum, difference, step_fingerprint
+from marl_sb3.checkup.fingerprint import Difference, checksum, difference, step_fingerprint
 from marl_sb3.checkup.player import Player
 from marl_sb3.checkup.plays import Patient
 from marl_sb3.envs.turn_based import TurnBasedEnv
@@ -19,6 +19,7 @@ from marl_sb3.types import AgentID
 
 _QUESTION_S = 0.3  # how long the replays for one question may take
 _REPLAYED = 3  # episodes with other actions, at most
+_UNREAD = 3  # agents without effect that are looked for
 _OTHER = 1_000_003  # added to the seed of actions for others
 
 _Actions = Callable[[Step], Mapping[AgentID, Any]]  # from a recorded step: the actions to repeat; others are drawn
@@ -29,11 +30,12 @@ def replay_episodes(patient: Patient) -> None:
     found = patient.evidence.comparisons
     if found is None or found.moved or found.fresh is not None or found.again is not None:
         return
-    with patient.player(keep=True) as player:
+    with patient.player() as player:
         replays = _Replays(patient, player)
         if found.other_seed is None:
             replays.try_seeds(found)
         replays.try_agents()
+        player.keeps = True
         replays.try_actions()
         replays.try_detours()
     if isinstance(player.env, TurnBasedEnv):
@@ -62,8 +64,8 @@ class _Replays:
     def _is_late(self) -> bool:
         return time.perf_counter() > self._until
 
-    def steps(self, episode: Episode, seed: int, action_seed: int, actions: _Actions) -> Iterator[tuple[Step, Step]]:
-        """Play an episode again; yield each recorded step with the new one, until either episode or the time is over.
+    def steps(self, episode: Episode, seed: int, action_seed: int, actions: _Actions) -> Iterator[Step]:
+        """Play an episode again; yield each recorded step after the new one, until either episode or the time is over.
 
         Args:
             episode: as it was recorded.
@@ -81,7 +83,15 @@ class _Replays:
             if player.episode.stopped is not None:
                 self._evidence.stop(*player.episode.stopped)
                 return
-            yield recorded, player.episode.steps[-1]
+            yield recorded
+
+    def differs(self, recorded: Step) -> Difference | None:
+        """Where the latest step differs from a recorded one."""
+        one = step_fingerprint(
+            recorded.agents, recorded.observations, recorded.rewards, recorded.terminated, recorded.truncated
+        )
+        found = difference([one], [self._player.fingerprint[-1]])
+        return None if found is None else found._replace(step=recorded.number)
 
     def try_seeds(self, found: Comparisons) -> None:
         """Look for a difference between seeds in more episodes than the first one."""
@@ -90,10 +100,9 @@ class _Replays:
         whole = steps = 0
         for number, episode in enumerate(self._evidence.episodes):
             seed, action_seed = self._patient.seed_of(number + 1), self._patient.job.seed + number
-            for one, other in self.steps(episode, seed, action_seed, lambda _: {}):
-                differs = difference([_print(one)], [_print(other)])
-                if differs is not None:
-                    found.other_seed = differs._replace(step=one.number)
+            for step in self.steps(episode, seed, action_seed, lambda _: {}):
+                found.other_seed = self.differs(step)
+                if found.other_seed is not None:
                     return
             whole, steps = whole + 1, steps + self._player.steps_done
             found.alike = max(found.alike, (whole, steps))
@@ -102,13 +111,16 @@ class _Replays:
 
     def try_agents(self) -> None:
         """Look for agents whose actions change nothing."""
-        self.ask()
+        left_s, found = _QUESTION_S, self._evidence.without_effect
         for agent in self._evidence.agents:
+            self.ask()
             steps = self._steps_without_effect(agent)
-            if steps is None and self._is_late:
-                return
             if steps:
-                self._evidence.without_effect[agent] = steps
+                found[agent] = steps
+            else:
+                left_s -= time.perf_counter() - (self._until - _QUESTION_S)  # mostly a few steps
+            if left_s < 0 or len(found) == _UNREAD:
+                return
 
     def _steps_without_effect(self, agent: AgentID) -> int | None:
         """Let one agent act in other ways; the number of such steps, or None if they changed something."""
@@ -118,12 +130,13 @@ class _Replays:
             return {each: action for each, action in step.actions.items() if each != agent}
 
         for episode in self._evidence.episodes:
-            for one, other in self.steps(episode, episode.seed, self._patient.job.seed + _OTHER, others):
-                if _print(one) != _print(other):
+            for step in self.steps(episode, episode.seed, self._patient.job.seed + _OTHER, others):
+                if self.differs(step) is not None:
                     return None
-                count += agent in one.actions and checksum(one.actions[agent]) != checksum(other.actions.get(agent))
+                if agent in step.actions:
+                    count += checksum(step.actions[agent]) != checksum(self._player.actions.get(agent))
             if self._is_late:
-                return None
+                return count if episode is not self._evidence.episodes[0] else None
         return count
 
     def try_actions(self) -> None:
@@ -154,10 +167,6 @@ class _Replays:
             if self._is_late or self._player.episode.stopped is not None:
                 return
             self._evidence.detours.append(Replay(episode, self._player.episode, turn))
-
-
-def _print(step: Step) -> dict[str, int]:
-    return step_fingerprint(step.agents, step.observations, step.rewards, step.terminated, step.truncated)
 
 
 def _is_masked(evidence: Evidence) -> bool:
@@ -191,14 +200,14 @@ def _try_rewards(patient: Patient, check: str, change: Callable[[Any], Callable[
             return step.actions
 
         for episode in patient.evidence.episodes:
-            for one, other in replays.steps(episode, episode.seed, patient.job.seed, recorded):
-                differs = difference([_print(one)], [_print(other)])
+            for step in replays.steps(episode, episode.seed, patient.job.seed, recorded):
+                differs = replays.differs(step)
                 if differs is not None:
                     if differs.what.startswith("reward of "):
                         agent = differs.what.removeprefix("reward of ")
-                        paid, due = (_reward_of(step, agent) for step in (one, other))
+                        paid, due = (_reward_of(each, agent) for each in (step, player.episode.steps[-1]))
                         what = f"reward {paid}; without rewards that were paid before it is {due}"
-                        patient.evidence.stop(check, episode.seen(one, what, agent))
+                        patient.evidence.stop(check, episode.seen(step, what, agent))
                     return
 
 

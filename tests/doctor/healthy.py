@@ -170,7 +170,7 @@ class Nested(Healthy):
 
 
 class Trades(AECEnv):
-    """Two agents take turns; each is paid for its action, and takes a third of that from the other if that has acted."""
+    """Two agents take turns; each is paid for its action, and the other, once it has acted, pays a third of that."""
 
     metadata: ClassVar[dict[str, Any]] = {"name": "trades_v0", "render_modes": ["rgb_array"]}
     possible_agents: ClassVar = ["a", "b"]
@@ -187,8 +187,8 @@ class Trades(AECEnv):
     def reset(self, seed: int | None = None, options: Any = None) -> None:
         self.rng = np.random.default_rng(seed)
         self.agents = list(self.possible_agents)
-        self.rewards, self._cumulative_rewards = ({agent: 0.0 for agent in self.agents} for _ in range(2))
-        self.terminations, self.truncations = ({agent: False for agent in self.agents} for _ in range(2))
+        self.rewards, self._cumulative_rewards = (dict.fromkeys(self.agents, 0.0) for _ in range(2))
+        self.terminations, self.truncations = (dict.fromkeys(self.agents, False) for _ in range(2))
         self.infos = {agent: {} for agent in self.agents}
         self.agent_selection, self.turns = "a", int(self.rng.integers(7, 12))
         self.last_action, self.begun = 0, False

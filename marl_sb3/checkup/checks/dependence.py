@@ -15,25 +15,39 @@ import numpy as np
 from gymnasium import spaces
 
 from marl_sb3.checkup.checks.stops import stop_check
-from marl_sb3.checkup.checks.values import as_numbers
+from marl_sb3.checkup.checks.values import as_numbers, parts_of
 from marl_sb3.checkup.evidence import Episode, Evidence, Replay, Step, mapping
 from marl_sb3.checkup.finding import Check, Seen, Severity
 from marl_sb3.checkup.fingerprint import checksum
-from marl_sb3.types import AgentID, Array
+from marl_sb3.types import AgentID, Array, BoolArray
 
 _TRIED = 10  # other actions that have to have no effect
 _CHANCE = 1e-3  # probability of a coincidence that is believed
+_MOST_NUMBERS = 500  # of an observation that is computed with
+_NO_NUMBERS: tuple[Array, list[Array], Array] = (np.empty(0), [], np.empty(0))
 _EPISODES = 3  # of which a coincidence is judged, at least
+
+
+def _agents(evidence: Evidence) -> Sequence[AgentID]:
+    """The agents, if no fault was found: missing or wrong values would explain what is seen."""
+    return () if evidence.faulty else evidence.agents
+
+
+def _is_small(space: spaces.Space[Any]) -> bool:
+    """Whether observations are so few numbers that those of all steps can be computed with."""
+    try:
+        return spaces.flatdim(space) <= _MOST_NUMBERS
+    except (ValueError, NotImplementedError):
+        return False
 
 
 # --- Actions ----------------------------------------------------------------------------------------------------------
 
 
 def without_effect(evidence: Evidence) -> Iterator[Seen]:
-    """Agents whose actions change nothing that any agent gets, if nothing is missing or wrong in what they get."""
-    if evidence.faulty:
-        return
-    for agent, steps in evidence.without_effect.items():
+    """Agents whose actions change nothing that any agent gets."""
+    for agent in _agents(evidence):
+        steps = evidence.without_effect.get(agent, 0)
         if steps >= _TRIED:
             words = f"other actions in {steps:,} steps, with the same seed, have changed nothing in the episodes"
             yield Seen(words, str(agent))
@@ -45,10 +59,13 @@ def constant_rewards(evidence: Evidence) -> Iterator[Seen]:
     A cost for each step until a truncation may have a goal that random actions do not reach, as in MountainCar.
     """
     pairs = [pair for pair in evidence.other_actions if pair.recorded.is_over or pair.replayed.is_over]
-    if len(pairs) < 2 or not all(pair.same_length() for pair in pairs):
+    lengths = {episode.length for episode in evidence.episodes}
+    is_fixed = len(evidence.episodes) >= _EPISODES and len(lengths) == 1 and lengths != {1}
+    if not all(pair.same_length() for pair in pairs) or (len(pairs) < 2 and not is_fixed):
         return
-    for agent in evidence.agents:
-        rewards = [reward for pair in pairs for one in pair.both() for reward in _rewards(one, agent)]
+    for agent in _agents(evidence):
+        played = [*evidence.episodes, *(pair.replayed for pair in pairs)]
+        rewards = [reward for episode in played for reward in _rewards(episode, agent)]
         ends = [episode.ends().get(agent, (0, False, True)) for episode in evidence.episodes if episode.is_over]
         is_constant = len(rewards) >= _TRIED and len(set(rewards)) == 1
         if is_constant and (rewards[0] > 0 or (rewards[0] < 0 and all(terminated for _, terminated, _ in ends))):
@@ -61,10 +78,14 @@ def constant_rewards(evidence: Evidence) -> Iterator[Seen]:
 
 def running_sums(evidence: Evidence) -> Iterator[Seen]:
     """Agents whose rewards look like the sum of all rewards so far."""
-    for agent in evidence.agents:
+    for agent in _agents(evidence):
         if _keeps_offsets(evidence, agent):
             words = "after other actions, all later rewards differ by the same number, though observations are equal"
             yield Seen(words, str(agent))
+        elif _adds_what_is_seen(evidence, agent):
+            yield Seen(
+                "what an agent sees and does explains how rewards change, but not how large they are", str(agent)
+            )
         elif (jumps := _jumps(evidence, agent)) is not None:
             words = f"rewards range over {jumps[0]} values, but differ from the one before by one of {jumps[1]}"
             yield Seen(words, str(agent))
@@ -132,6 +153,8 @@ def _jumps(evidence: Evidence, agent: AgentID) -> tuple[int, int] | None:
 def _is_seen(evidence: Evidence, agent: AgentID, episodes: Sequence[tuple[Episode, list[float]]]) -> bool:
     """Whether rewards are linear in observations, or may be: there are too few for so many numbers."""
     space = evidence.observation_spaces[agent]
+    if not _is_small(space):
+        return True
     rows, values = [], []
     for episode, _ in episodes:
         for step in episode.steps[1:]:
@@ -150,13 +173,48 @@ def _is_seen(evidence: Evidence, agent: AgentID, episodes: Sequence[tuple[Episod
     return bool(np.var(left) < 0.05 * np.var(wanted))
 
 
+def _adds_what_is_seen(evidence: Evidence, agent: AgentID) -> bool:
+    """Whether changes of rewards follow from observations and actions (R^2 above 0.9), and rewards do not (below 0.5).
+
+    Both are fitted, by squares and least squares, to every other episode, and judged by the others.
+    """
+    tables = [table for episode in evidence.episodes if (table := _regression(evidence, episode, agent)) is not None]
+    if len(tables) < 4 or len({table.shape[1] for table in tables}) > 1:
+        return False
+    fitted, judged = (np.concatenate(tables[start::2]) for start in (0, 1))
+    if min(len(fitted), len(judged)) < 4 * fitted.shape[1]:
+        return False
+    return _r_squared(fitted, judged, -1) > 0.9 and _r_squared(fitted, judged, -2) < 0.5
+
+
+def _regression(evidence: Evidence, episode: Episode, agent: AgentID) -> Array | None:
+    """Per step from the second on: 1, two observations, the action and the squares of these; reward, its change."""
+    steps, rewards = _shown(episode, agent), _rewards(episode, agent)
+    if not _is_small(evidence.observation_spaces[agent]) or len(steps) < 5 or len(rewards) < len(steps) - 1:
+        return None
+    seen = [as_numbers(step.observations[agent]) for step in steps]
+    try:
+        did = [np.ravel(spaces.flatten(evidence.action_spaces[agent], step.actions[agent])) for step in steps[1:]]  # type: ignore[arg-type]
+        x = np.array([[*np.ravel(seen[n]), *np.ravel(seen[n - 1]), *did[n - 1]] for n in range(2, len(steps))], float)
+    except (TypeError, ValueError, KeyError, NotImplementedError):
+        return None
+    change = np.diff(rewards[: len(steps) - 1])
+    return np.column_stack([np.ones(len(x)), x, x**2, rewards[1 : len(steps) - 1], change])
+
+
+def _r_squared(fitted: Array, judged: Array, column: int) -> float:
+    weights = np.linalg.lstsq(fitted[:, :-2], fitted[:, column], rcond=None)[0]
+    left = judged[:, column] - judged[:, :-2] @ weights
+    return 1 - float(np.mean(left**2)) / max(float(np.var(judged[:, column])), 1e-12)
+
+
 # --- Observations of another step -------------------------------------------------------------------------------------
 
 
 def before_step(evidence: Evidence) -> Iterator[Seen]:
     """Agents whose first step always shows what the reset has shown, while later steps show something new."""
     played = [*evidence.episodes, *(pair.replayed for pair in evidence.other_actions)]
-    for agent in evidence.agents:
+    for agent in _agents(evidence):
         firsts, later = [], []
         for episode in played:
             equal = [_seen(one, agent) == _seen(other, agent) for one, other in pairwise(_shown(episode, agent))]
@@ -189,16 +247,18 @@ def _chance(times: int, of: int) -> float:
 
 def of_next_episode(evidence: Evidence) -> Iterator[Seen]:
     """Agents whose final observation is the first of an episode, and not what their actions have led to."""
-    for agent in evidence.agents:
+    for agent in _agents(evidence):
         whole = [episode for episode in evidence.episodes if _is_shown_to_end(episode, agent)]
         if len(whole) < _EPISODES:
             continue
         if _ends_on_start(whole, agent):
-            words = f"the final observation of all {len(whole)} episodes is equal to that of reset()"
-            yield Seen(words, str(agent))
+            yield Seen(f"the final observation of all {len(whole)} episodes is equal to that of reset()", str(agent))
         elif (count := _unmoved_ends(evidence, whole, agent)) >= 2:
-            words = f"in {count} episodes, other actions have changed the observations, but not the final one, which "
-            yield Seen(f"{words}looks like one of reset()", str(agent))
+            words = f"in {count} episodes, other actions have changed the observations, but not the final one"
+            yield Seen(f"{words}, which looks like one of reset()", str(agent))
+        elif _jumps_to_start(evidence.observation_spaces[agent], whole, agent):
+            words = f"in the last step of all {len(whole)} episodes, the observation jumps to one like those of reset()"
+            yield Seen(words, str(agent))
 
 
 def _is_shown_to_end(episode: Episode, agent: AgentID) -> bool:
@@ -206,47 +266,76 @@ def _is_shown_to_end(episode: Episode, agent: AgentID) -> bool:
     return is_shown and episode.is_over and episode.length > 1 and agent in episode.steps[-1].ends()
 
 
+def _is_truncated(episode: Episode, agent: AgentID) -> bool:
+    return not episode.steps[-1].ends()[agent][0]
+
+
 def _ends_on_start(whole: Sequence[Episode], agent: AgentID) -> bool:
     """Whether all episodes end on their first observation, which no chance explains.
 
     If the agent is terminated, the episode may end because it is back; unless it was back before.
     """
-    returns, others, truncated = 0, 0, True
+    returns, others = 0, 0
     for episode in whole:
         first, *between, last = (_seen(step, agent) for step in episode.steps)
         if first != last or between[-1] == last:
             return False
         returns, others = returns + between.count(first), others + len(between)
-        truncated = truncated and not episode.steps[-1].ends()[agent][0]
-    return (truncated or returns > 0) and _chance(returns, others) ** len(whole) < _CHANCE
+    may_be_back = returns == 0 and not all(_is_truncated(episode, agent) for episode in whole)
+    return not may_be_back and _chance(returns, others) ** len(whole) < _CHANCE
 
 
 def _unmoved_ends(evidence: Evidence, whole: Sequence[Episode], agent: AgentID) -> int:
-    """In how many episodes other actions have changed the observation before the last one, but not the last one."""
+    """In how many episodes other actions have changed the observation before the last one, but never the last one."""
     pairs = [pair for pair in evidence.other_actions if pair.same_length() and pair.recorded in whole]
-    moved = [pair for pair in pairs if _seen(pair.recorded.steps[-2], agent) != _seen(pair.replayed.steps[-2], agent)]
-    ends = {_seen(pair.recorded.steps[-1], agent) for pair in moved}
-    if len(ends) < 2 or any(_seen(pair.replayed.steps[-1], agent) not in ends for pair in moved):
+    moved = [[_seen(one.steps[at], agent) for one in pair.both() for at in (-2, -1)] for pair in pairs]
+    moved = [each for each in moved if each[0] != each[2]]
+    if len({each[1] for each in moved}) < 2 or any(each[1] != each[3] for each in moved):
         return 0
-    same = [pair for pair in moved if _seen(pair.recorded.steps[-1], agent) == _seen(pair.replayed.steps[-1], agent)]
-    space = evidence.observation_spaces[agent]
-    return len(same) if len(same) == len(moved) and _looks_like_start(space, whole, agent) else 0
+    firsts, _, lasts = _numbers(evidence.observation_spaces[agent], whole, agent)
+    return len(moved) if len(lasts) and _within(lasts, firsts, slack=1.0).all() else 0
 
 
-def _looks_like_start(space: spaces.Space[Any], whole: Sequence[Episode], agent: AgentID) -> bool:
-    """Whether final observations have the numbers that all first ones have, and lie around the others."""
-    try:
-        firsts, lasts = (
-            np.array([spaces.flatten(space, episode.steps[at].observations[agent]) for episode in whole], np.float64)
-            for at in (0, -1)
-        )
-    except (TypeError, ValueError, KeyError, NotImplementedError):
+def _jumps_to_start(space: spaces.Space[Any], whole: Sequence[Episode], agent: AgentID) -> bool:
+    """Whether the last step of each episode is its largest, and leads to where episodes begin, as others rarely do."""
+    firsts, between, lasts = _numbers(space, whole, agent)
+    if not len(lasts) or not _within(lasts, firsts, slack=0.2).all():
         return False
-    if as_numbers(firsts) is None:
+    if not lasts.any() and not all(_is_truncated(episode, agent) for episode in whole):
+        return False  # zeros, because nobody looks at them
+    steps = np.concatenate(between)
+    if _chance(int(_within(steps, firsts, slack=0.2).sum()), len(steps)) ** len(whole) >= _CHANCE:
         return False
+    scale = steps.std(axis=0) + 1e-9
+    moves = [
+        np.abs(np.diff(np.vstack([first, *seen, last]), axis=0) / scale).max(axis=1)
+        for first, seen, last in zip(firsts, between, lasts, strict=True)
+    ]
+    return all(len(each) >= 5 and each[-1] > each[:-1].max() for each in moves)
+
+
+def _within(numbers: Array, firsts: Array, slack: float) -> BoolArray:
+    """Which rows lie between the smallest and the largest first numbers, or beyond them by a part of their distance."""
     low, high = firsts.min(axis=0), firsts.max(axis=0)
-    span = high - low
-    return bool(((lasts >= low - span) & (lasts <= high + span)).all())
+    more = slack * (high - low)
+    inside: BoolArray = ((numbers >= low - more) & (numbers <= high + more)).all(axis=1)
+    return inside
+
+
+def _numbers(space: spaces.Space[Any], whole: Sequence[Episode], agent: AgentID) -> tuple[Array, list[Array], Array]:
+    """The first, the other and the last observations of episodes as numbers; empty if they are no numbers."""
+    if not _is_small(space):
+        return _NO_NUMBERS
+    parts = [
+        [[as_numbers(part) for _, part, _ in parts_of(space, step.observations[agent])] for step in episode.steps]
+        for episode in whole
+    ]
+    try:
+        tables = [np.array([np.hstack([*map(np.ravel, step)]) for step in each], np.float64) for each in parts]
+        firsts, lasts = (np.array([each[at] for each in tables]) for at in (0, -1))
+    except (TypeError, ValueError):  # None, for what is no number; or lengths that change
+        return _NO_NUMBERS
+    return firsts, [each[1:-1] for each in tables], lasts
 
 
 _check = partial(Check, after="replays")

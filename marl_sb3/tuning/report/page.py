@@ -52,9 +52,7 @@ def _visualization() -> ModuleType:
     from optuna import visualization  # takes a second
 
     if not visualization.is_available():
-        raise ConfigError(
-            f"report.html needs the package plotly, which cannot be imported; {install_words('report')}"
-        )
+        raise ConfigError(f"report.html needs the package plotly, which cannot be imported; {install_words('report')}")
     return visualization
 
 

