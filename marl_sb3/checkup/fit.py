@@ -28,9 +28,11 @@ def fitting(vec_env: MultiAgentVecEnv, evidence: Evidence) -> dict[str, Any]:
     start_without_dynamo()
     groups = [_group(vec_env, number, evidence) for number in range(len(vec_env.groups))]
     masked = any(mask is not None for mask in vec_env.reset().action_masks)
+    algorithm = MASKED if masked and MASKED in ALGORITHMS else "ppo"
     return {
         "vectorizer": "batched" if isinstance(vec_env, BatchedVecEnv) else "sync",
-        "algorithm": MASKED if masked and MASKED in ALGORITHMS else "ppo",
+        "algorithm": algorithm,
+        "algorithm_class": ALGORITHMS[algorithm].own.partition(":")[2],
         "action_masks": masked,
         "policies": "shared" if len(groups) == 1 else "per_agent",
         "groups": groups,

@@ -13,7 +13,6 @@ from marl_sb3.checkup.finding import Finding, Seen, Severity
 from marl_sb3.checkup.report import Report
 from marl_sb3.config.values import counted
 from marl_sb3.display.text import number
-from marl_sb3.learners.algorithms import ALGORITHMS
 
 _STYLES = {Severity.FAULT: "bold red", Severity.WARNING: "bold yellow", Severity.ADVICE: "bold cyan"}
 _PLACES = 2  # that are shown of a finding, without -v
@@ -97,9 +96,8 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
     yield from _speeds(facts)
     if facts.get("vectorizer"):
         policies = " and ".join(dict.fromkeys(group["policy"] for group in facts["groups"]))
-        place = ALGORITHMS[facts["algorithm"]].own
         one = "one shared policy" if facts["policies"] == "shared" else "a policy for each agent"
-        yield "fits", f"{place.partition(':')[2]} with {policies}, {one}, vectorizer {facts['vectorizer']}"
+        yield "fits", f"{facts['algorithm_class']} with {policies}, {one}, vectorizer {facts['vectorizer']}"
     if facts.get("action_masks"):
         yield "action masks", "given by the env; an algorithm that knows masks never takes a forbidden action"
     if facts.get("compared_processes") is False:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from doctor.faulty_answers import PLANTED_ANSWERS, THE_END
 from doctor.faulty_behaviour import PLANTED_BEHAVIOUR
-from doctor.healthy import HEALTHY, Healthy
+from doctor.healthy import HEALTHY, Healthy, Nested
 from pettingzoo import ParallelEnv
 
 from marl_sb3 import stacks
@@ -47,6 +47,7 @@ def test_nothing_is_found_in_a_healthy_env(factory: Callable[..., ParallelEnv]) 
     report = examined(factory, measure_s=0.01)
     assert set(found(report)) == HEALTHY[factory], [str(finding.seen[0]) for finding in report.findings]
     assert report.facts["vectorizer_env_steps_per_s"] > 0
+    assert report.facts["algorithm_class"] == ("MaskablePPO" if factory is Nested else "PPO")
 
 
 def test_an_env_that_exists_already_is_refused() -> None:
