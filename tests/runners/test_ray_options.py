@@ -33,7 +33,7 @@ def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--ray"], "Ray is not installed.*pip install 'marl_sb3\\[ray\\]'"),
+        (["--ray"], "Ray is not installed.*pip install -c constraints.txt '.\\[ray\\]'"),
         (["--ray", "arena"], "--ray is 'arena'; accepted: local, auto, or HOST:PORT"),
         (["--ray", "ray://host:10001"], "accepted: local, auto, or HOST:PORT"),
         (["--ray", "--runners", "3"], "runners is 3, more than the 2 shards"),

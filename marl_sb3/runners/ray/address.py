@@ -31,7 +31,7 @@ def require_ray(address: str) -> Any:
     try:
         import ray
     except ImportError as error:
-        raise _refused(f"Ray cannot be imported ({error}); {install_words('ray')}; or leave out --ray") from error
+        raise _refused(f"Ray is not installed ({error}); {install_words('ray')}; or leave out --ray") from error
     return ray
 
 
