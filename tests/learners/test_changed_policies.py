@@ -444,10 +444,11 @@ def distance(found: dict[str, th.Tensor], expected: dict[str, th.Tensor]) -> flo
     return float(sum((found[name].double() - expected[name].double()).norm() ** 2 for name in expected)) ** 0.5
 
 
+FAILS_IN_STOCK = [("TRPO", frozen), ("TRPO", double_precision)]  # it differentiates with respect to all parameters
 CASES = [
     (name, change, moment)
     for name, change, moment in itertools.product(KINDS, CHANGES, MOMENTS)
-    if applies(name, change)
+    if applies(name, change) and (name, change) not in FAILS_IN_STOCK
 ]
 
 
