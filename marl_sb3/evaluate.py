@@ -86,15 +86,15 @@ def _actions(arguments: argparse.Namespace, plan: EvaluationPlan) -> str:
 
 
 def _print(evaluated: EvaluatedRun, actions: str) -> None:
-    from rich.console import Console
+    from marl_sb3.display.screen import standard_console
 
-    console = Console(highlight=False)
+    console = standard_console()
     for line in (evaluated.headline(actions), evaluated.checkpoint_why):
         if line:
-            console.print(line, soft_wrap=True, markup=False)
+            console.print(line, soft_wrap=True)
     console.print(evaluated.table(console.width))
     if evaluated.video is not None:
-        console.print(evaluated.video_line(), soft_wrap=True, markup=False)
+        console.print(evaluated.video_line(), soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -25,11 +25,12 @@ Line = Annotated[
     ),
 ]
 Schedule = PositiveFloat | Line
+LearningRate = NonNegativeFloat | Line  # 0 as in SB3: the policy acts and is evaluated, and its weights stay
 
 PolicyKwargs = Annotated[Mapping[str, Any], Meta(description="a mapping such as {net_arch: [64, 64]}")] | None
 
 ROLLOUT: Mapping[str, Any] = {
-    "learning_rate": Schedule,
+    "learning_rate": LearningRate,
     "n_steps": Steps,
     "gamma": Fraction,
     "gae_lambda": Fraction,
@@ -85,7 +86,7 @@ _TrainFreq = Annotated[
     Meta(description="an integer of at least 1, or [N, step], or [N, episode]"),
 ]
 _REPLAY: Mapping[str, Any] = {
-    "learning_rate": Schedule,
+    "learning_rate": LearningRate,
     "buffer_size": Annotated[int, Meta(ge=1)],
     "learning_starts": Annotated[int, Meta(ge=0)],
     "batch_size": Annotated[int, Meta(ge=1)],

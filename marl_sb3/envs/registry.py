@@ -113,6 +113,12 @@ def importable_id(env: str, factory: EnvFactory | None = None) -> str | None:
     return path if there else None
 
 
+def takes_argument(factory: EnvFactory, name: str) -> bool:
+    """Whether a parameter of the factory has this name."""
+    signature = _signature(factory)
+    return signature is not None and name in signature.parameters
+
+
 def make_env(factory: EnvFactory, env_index: int, env_kwargs: Mapping[str, Any]) -> ParallelEnv:
     """Make an env by its factory and check its type.
 

@@ -9,13 +9,13 @@ from typing import Any
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from marl_sb3.config.hyperparameters import kinds_of
-from marl_sb3.config.names import canonical_hyperparameters, translated_hyperparameters
+from marl_sb3.config.names import canonical_algorithm, canonical_hyperparameters, translated_hyperparameters
 from marl_sb3.config.networks import CLASSES, STORED_POLICY_KWARGS
 from marl_sb3.config.processing import PROCESSING, ProcessingSettings, processing_settings, split_processing
 from marl_sb3.config.rllib.values import Context
 from marl_sb3.config.values import accepts
 from marl_sb3.errors import CheckpointError, ConfigError
-from marl_sb3.learners.algorithms import algorithm_name, is_recurrent, require_algorithm, saved_algorithm_class
+from marl_sb3.learners.algorithms import algorithm_class, algorithm_name, is_recurrent, require_algorithm, saved_algorithm_class
 from marl_sb3.learners.ppo.ppo import PPO
 from marl_sb3.policies.hyperparameters import hyperparameter_defaults, resolve_hyperparameters
 from marl_sb3.policies.networks import OF_THE_USER, is_registered, registered_policy, resolve_policy_kwargs
@@ -32,7 +32,8 @@ class PolicySpec:
     """The SB3 algorithm that trains one policy, with its hyperparameters.
 
     Args:
-        algorithm: `marl_sb3.PPO` (default), another algorithm of SB3 or sb3-contrib in `ALGORITHMS`, or a subclass.
+        algorithm: `marl_sb3.PPO` (default), another algorithm of SB3 or sb3-contrib in `ALGORITHMS`, a subclass, or a
+            name as on the command line: `"ppo"` or `"PPO"`.
         policy: SB3's policy name, `MlpPolicy` by default; with RecurrentPPO, it is its `MlpLstmPolicy`. Or a policy
             class, or the name that `register_network` gave to one.
         hyperparameters: SB3's constructor arguments, by its names or RLlib's (`lr`, `minibatch_size`, `lambda_`, ...).
@@ -40,7 +41,7 @@ class PolicySpec:
             `normalize_observations=True`: by themselves, or in a mapping `processing`.
 
     Attributes:
-        algorithm: as given.
+        algorithm: the class.
         policy: as given.
         hyperparameters: SB3's constructor arguments.
         processing: what is done to its observations, rewards and actions.
@@ -51,10 +52,12 @@ class PolicySpec:
 
     def __init__(
         self,
-        algorithm: type[BaseAlgorithm] = PPO,
+        algorithm: type[BaseAlgorithm] | str = PPO,
         policy: str | type[Any] = "MlpPolicy",
         **hyperparameters: Any,
     ) -> None:
+        if isinstance(algorithm, str):
+            algorithm = algorithm_class(canonical_algorithm(algorithm))
         require_algorithm(algorithm)
         self.algorithm = algorithm
         self.policy = _policy_of(algorithm, policy)

@@ -10,7 +10,7 @@ import gymnasium
 from pettingzoo import AECEnv, ParallelEnv
 
 from marl_sb3.config.values import Count, NumberOfWorkers, PositiveInt, PositiveSeconds, require
-from marl_sb3.envs.registry import EnvFactory, batched_factory, env_factory, make_env
+from marl_sb3.envs.registry import EnvFactory, batched_factory, env_factory, make_env, takes_argument
 from marl_sb3.errors import ConfigError
 from marl_sb3.vec_env.batched_vec_env import BatchedVecEnv
 from marl_sb3.vec_env.groups import AgentGroup
@@ -117,6 +117,18 @@ VECTORIZERS: Mapping[str, Callable[[EnvFactory, int, int | None, Mapping[str, An
 _EARLIER_NAMES = {"serial": "sync"}  # earlier names, still accepted
 
 
+def _without_nesting(factory: EnvFactory, env_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of the env; `env_kwargs={...}`, as SB3's function has them, stand beside the others."""
+    outer, inner = dict(env_kwargs), env_kwargs.get("env_kwargs")
+    if not isinstance(inner, Mapping) or takes_argument(factory, "env_kwargs"):
+        return outer
+    del outer["env_kwargs"]
+    if twice := outer.keys() & inner.keys():
+        name = min(twice)
+        raise ConfigError(f"{name} is given by itself and in env_kwargs; accepted: once", key=f"env.{name}")
+    return {**outer, **inner}
+
+
 def make_vec_env(
     env: str | EnvFactory,
     n_envs: int = 1,
@@ -145,7 +157,8 @@ def make_vec_env(
         worker_timeout_s: with workers, the seconds that a call of an env may take before its worker is replaced.
         max_worker_restarts: how often in a row a worker is replaced that does not complete a step; after that,
             `EnvRaisedError` is raised.
-        env_kwargs: passed to the factory. A factory with a parameter `env_index` also gets the env's index.
+        env_kwargs: passed to the factory, by themselves or as a mapping `env_kwargs={...}`. A factory with a parameter
+            `env_index` also gets the env's index.
 
     Raises:
         ConfigError: one of the arguments is wrong; the message says which values are accepted.
@@ -160,13 +173,14 @@ def make_vec_env(
     n_workers = require("n_workers", n_workers, NumberOfWorkers)
     worker_timeout_s = require("worker_timeout_s", worker_timeout_s, PositiveSeconds)
     max_worker_restarts = require("max_worker_restarts", max_worker_restarts, Count)
+    factory = env_factory(env)
+    env_kwargs = _without_nesting(factory, env_kwargs)
     if n_workers == 0:
-        made = VECTORIZERS[vectorizer](env_factory(env), n_envs, seed, env_kwargs)
+        made = VECTORIZERS[vectorizer](factory, n_envs, seed, env_kwargs)
     else:
         from marl_sb3.vec_env.workers.division import makes_batches, workers_for
         from marl_sb3.vec_env.workers.vec_env import WorkersVecEnv
 
-        factory = env_factory(env)
         made = WorkersVecEnv(
             factory,
             n_envs,

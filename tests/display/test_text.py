@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from marl_sb3.display.screen import standard_console
 from marl_sb3.display.text import duration, number, packed, sparkline
 
 
@@ -46,3 +47,8 @@ def test_parts_are_packed_without_breaking_one() -> None:
     assert packed(parts, 100) == ["abc  de  fghijk  l"]
     assert packed(parts, 7) == ["abc  de", "fghijk", "l"]
     assert packed(parts, 1) == parts
+
+
+def test_names_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    standard_console().print("wild:Fire: 60 env steps, [bold]a[/bold]")
+    assert capsys.readouterr().out == "wild:Fire: 60 env steps, [bold]a[/bold]\n"

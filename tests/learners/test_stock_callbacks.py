@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -198,3 +199,17 @@ def test_functions_for_one_policy_are_told_what_to_take() -> None:
         evaluate_policy(algorithm, rows(), warn=False)
     mean, _ = evaluate_policy(algorithm.policies["shared"], rows(), warn=False)
     assert isinstance(mean, float)
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("train", "train_iteration()"),
+        ("get_policy", "policies[POLICY_ID]"),
+        ("compute_single_action", "predict({agent: observation})"),
+        ("evaluate", "marl_sb3.evaluate_policies(algo, env, n_episodes)"),
+    ],
+)
+def test_methods_of_rllib_are_hinted_at(name: str, instead: str) -> None:
+    with pytest.raises(AttributeError, match=re.escape(f"MultiAgentAlgorithm has no {name!r}: {instead}")):
+        getattr(make(), name)

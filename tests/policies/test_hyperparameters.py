@@ -9,7 +9,7 @@ import pytest
 import stable_baselines3
 import torch as th
 
-from marl_sb3 import PPO, ConfigError, PolicySpec
+from marl_sb3 import PPO, ConfigError, MaskablePPO, PolicySpec
 from marl_sb3.config.hyperparameters import INTEGERS, kinds_of
 from marl_sb3.learners.algorithms import ALGORITHMS, algorithm_class
 from marl_sb3.policies.hyperparameters import hyperparameter_defaults, resolve_hyperparameters
@@ -55,7 +55,7 @@ def test_a_subclass_has_the_table_of_its_base_and_arguments_of_its_own() -> None
 
 
 ACCEPTED = {
-    "learning_rate": [1e-9, 1, 2.5, np.float64(3e-4)],
+    "learning_rate": [0, 0.0, 1e-9, 1, 2.5, np.float64(3e-4)],
     "n_steps": [1, 4096],
     "batch_size": [2],
     "n_epochs": [1],
@@ -73,7 +73,7 @@ ACCEPTED = {
     "policy_kwargs": [None, {}],
 }
 REFUSED: dict[str, list[Any]] = {
-    "learning_rate": [0, -1e-3, float("nan"), float("inf"), True, None, "3e-4", [1]],
+    "learning_rate": [-1e-3, float("nan"), float("inf"), True, None, "3e-4", [1]],
     "n_steps": [0, -1, 2.0, True, "8", None, 10**6 + 1],
     "batch_size": [1, 0, 64.0],
     "n_epochs": [0, 1.5, 10**6 + 1],
@@ -116,7 +116,7 @@ def test_every_hyperparameter_has_its_range() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("clip_range_vf", -1, "accepted: a number above 0, or lin_X for a line from X down to 0, or null"),
+        ("clip_range_vf", -1, "accepted: a number of at least 0, or lin_X for a line from X down to 0, or null"),
         ("target_kl", 0, "accepted: a number above 0, or null"),
         ("gamma", 2, "accepted: a number from 0 to 1"),
         ("batch_size", 1, "accepted: an integer of at least 2"),
@@ -146,7 +146,7 @@ def test_lin_is_a_line_down_to_zero(name: str) -> None:
     ["lin_", "lin_0", "lin_-1", "lin_nan", "lin_inf", "lin_1e999", "lin_1e-999", "lin_x", "line_1", "exp_1e-3", ""],
 )
 def test_other_schedules_are_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"accepted: a number above 0, or lin_X for a line from X down to 0"):
+    with pytest.raises(ConfigError, match=r"accepted: a number of at least 0, or lin_X for a line from X down to 0"):
         resolve_hyperparameters(PPO, {"learning_rate": text})
 
 
@@ -204,6 +204,11 @@ def test_unknown_name_is_refused(name: str, message: str) -> None:
 # Specs
 
 
+@pytest.mark.parametrize(("name", "algorithm"), [("ppo", PPO), ("PPO", PPO), ("MaskablePPO", MaskablePPO)])
+def test_an_algorithm_may_be_named(name: str, algorithm: type) -> None:
+    assert PolicySpec(name, gamma=0.5).algorithm is algorithm
+
+
 def test_spec_fills_in_defaults_where_it_has_no_value_of_its_own() -> None:
     spec = PolicySpec(stable_baselines3.PPO, "CnnPolicy", gamma=0.5, target_kl=None)
     filled = spec.with_defaults({"gamma": 0.9, "target_kl": 0.1, "n_epochs": 3, "learning_rate": "lin_1.0"})
@@ -218,7 +223,7 @@ def test_spec_fills_in_defaults_where_it_has_no_value_of_its_own() -> None:
     ("arguments", "key", "message"),
     [
         ((dict,), "algo", "algorithm is <class 'dict'>; accepted: .*PPO.* and subclasses"),
-        (("ppo",), "algo", "algorithm is 'ppo'; accepted: .*PPO.* and subclasses"),
+        (("poo",), "algo", "unknown algorithm 'poo'; accepted: ppo, a2c, "),
         (
             (PPO, "MlpPolcy"),
             "policy",

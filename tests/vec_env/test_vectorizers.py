@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marl_sb3 import MultiAgentAlgorithm, make_vec_env
+from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.errors import CheckpointError, ConfigError, VecEnvOrderError
 from marl_sb3.metrics import flatten
 from marl_sb3.storage.checkpoint_format import read_checkpoint, write_checkpoint
@@ -290,3 +291,24 @@ def test_envs_that_are_brought_back_go_on(vectorizer: str, tmp_path: Path) -> No
     for _ in range(20):
         actions = [rng.integers(0, 4, (3, 2))]
         assert plain(one.step(actions), 3) == plain(other.step(actions), 3)
+
+
+@pytest.mark.parametrize("n_workers", [0, 1])
+def test_arguments_of_the_env_may_stand_in_a_mapping_as_in_sb3(n_workers: int) -> None:
+    env = make_vec_env("arena", n_workers=n_workers, env_kwargs={"max_timesteps": 3}, height=4)
+    plain = make_vec_env("arena", max_timesteps=3, height=4)
+    assert env.groups[0].observation_space == plain.groups[0].observation_space
+    env.close()
+
+
+def test_an_argument_of_the_env_is_given_once() -> None:
+    with pytest.raises(ConfigError, match="height is given by itself and in env_kwargs; accepted: once"):
+        make_vec_env("arena", height=4, env_kwargs={"height": 4})
+
+
+def test_an_env_may_have_an_argument_of_that_name() -> None:
+    def factory(env_kwargs: Any) -> Any:
+        assert env_kwargs == {"height": 4}
+        return ArenaEnv()
+
+    make_vec_env(factory, env_kwargs={"height": 4})
