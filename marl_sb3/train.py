@@ -38,7 +38,9 @@ def _train(arguments: argparse.Namespace) -> int:
 
         execute(run)
     else:
-        _execute_and_show(run, arguments.agents)
+        from marl_sb3.runs.view import execute_and_show
+
+        execute_and_show(run, most_agents=arguments.agents)
     print(run.files.shown, flush=True)
     return EXIT_INTERRUPTED if run.interrupted else EXIT_DONE
 
@@ -70,23 +72,6 @@ def _resume(arguments: argparse.Namespace, stop: dict[str, Any] | None, ray: Ray
 
     changes = {name: getattr(arguments, name) for name in RESUME_SETTINGS}
     return resume_run(folder, arguments.timesteps, named_env(arguments), stop=stop, ray=ray, **changes)
-
-
-def _execute_and_show(run: Run, most_agents: int | None) -> None:
-    from marl_sb3.display.screen import standard_console
-    from marl_sb3.runs.execute import execute
-    from marl_sb3.runs.view import print_how_to_go_on, print_start, print_summary, progress_of
-
-    console = standard_console()
-    print_start(console, run)
-    progress = progress_of(run, console, most_agents=most_agents)
-    try:
-        execute(run, [progress])
-    except BaseException:
-        progress.close()
-        print_how_to_go_on(console, run)
-        raise
-    print_summary(console, run, most_agents)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from refusals import refusal
 from waiting import wait_for
 
 import marl_sb3
+from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.train import main
 
 TINY = ["arena", "--n-envs", "2", "--timesteps", "60", "--seed", "1"]
@@ -28,13 +29,45 @@ def test_the_name_of_the_command_is_also_the_function_of_the_library(in_tmp: Pat
     assert run.result is not None
 
 
+def test_the_function_prints_what_the_command_prints(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def lines() -> list[str]:
+        return [re.sub(r"[\d,]+ env steps/s|\d:\d+:\d+|-(?= env steps/s| left)", "N", each) for each in printed()]
+
+    def printed() -> list[str]:
+        return capsys.readouterr().out.replace("by_function", "by_command").splitlines()
+
+    settings = {"n_steps": 10, "batch_size": 20, "n_epochs": 1}
+    marl_sb3.train("arena", timesteps=20, n_envs=2, seed=1, settings=settings, run_dir="by_function")
+    of_function = lines()
+    assert main([*TINY, "--timesteps", "20", "--run-dir", "by_command"]) == 0
+    assert lines() == [*of_function, "by_command"]
+
+
+def test_the_function_is_quiet_without_a_progress_bar(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    marl_sb3.train("arena", timesteps="0.01k", n_envs=1, n_steps=10, batch_size=10, progress_bar=False)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_what_only_this_process_can_make_is_evaluated_by_no_command(
+    in_tmp: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def own() -> Any:
+        return ArenaEnv(max_timesteps=9)
+
+    marl_sb3.train(own, timesteps=10, n_envs=1, n_steps=10, batch_size=10)
+    assert "python -m marl_sb3" not in capsys.readouterr().out
+
+
 def test_output_that_is_no_terminal_gets_plain_lines(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(TINY) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "arena: 60 env steps in 2 envs, ppo, policies shared, seed 1"
     folder = lines[1].removeprefix("run folder: ")
     assert Path(folder, "config.yaml").is_file()
-    assert lines[2].startswith("iteration 1: 20 of 60 env steps, return - (agent1 -, agent2 -), ")
+    assert lines[2].startswith(
+        "iteration 1: 20 of 60 env steps, no episode has ended yet; the longest runs for 10 env steps, "
+    )
+    assert "no episode has ended yet; the longest runs for 30 env steps" in lines
     assert any(line.startswith("policy shared") for line in lines)
     assert lines[-2:] == [f"evaluate with: python -m marl_sb3.evaluate {folder}", folder]
     assert "\x1b" not in "".join(lines)

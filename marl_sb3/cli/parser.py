@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import re
 import sys
 from collections.abc import Iterable
-from fractions import Fraction
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -146,19 +144,13 @@ def found_run(path: str) -> Path:
     return folder
 
 
-_INTEGER = re.compile(r"([-+]?[0-9]+(?:_[0-9]+)*(?:\.[0-9]+)?(?:e[-+]?[0-9]{1,2})?)([km]?)", re.IGNORECASE)
-_LONGEST_INTEGER = 100  # characters
-_SUFFIXES = {"": 1, "k": 1_000, "m": 1_000_000}
-
-
 def integer(text: str) -> int:
     """Parse an integer, for `type=`: `100000`, `100_000`, `1e5`, `100k` or `0.1M`."""
-    match = _INTEGER.fullmatch(text.strip())
-    if match is not None and len(text) <= _LONGEST_INTEGER:
-        number, suffix = match.groups()
-        value = Fraction(number.replace("_", "")) * _SUFFIXES[suffix.lower()]
-        if value.denominator == 1:
-            return value.numerator
+    from marl_sb3.config.values import integer_in
+
+    value = integer_in(text)
+    if value is not None:
+        return value
     raise argparse.ArgumentTypeError(f"received {text[:60]!r}; accepted: an integer, such as 100000, 1e5 or 100k")
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from marl_sb3.config.names import canonical_name
 from marl_sb3.config.schema import Extension, TrainConfig
+from marl_sb3.config.values import PositiveInt, accepts
 from marl_sb3.errors import ConfigError
 
 
@@ -53,8 +54,8 @@ def continued(config: TrainConfig, env_steps: int, timesteps: int | None, change
     """
     given = {canonical_name(name): value for name, value in changes.items() if value is not None}
     if timesteps is not None:
-        if timesteps < 1:
-            words = f"--timesteps is {timesteps}; accepted with --resume: an integer of at least 1, env steps to add"
+        if not accepts(PositiveInt, timesteps):
+            words = f"--timesteps is {timesteps!r}; accepted with --resume: an integer of at least 1, env steps to add"
             raise ConfigError(words, key="n_timesteps")
         given["n_timesteps"] = env_steps + timesteps
     after = config.changed(given)

@@ -17,7 +17,7 @@ from marl_sb3.config.rllib.table import RENAMED
 from marl_sb3.config.rllib.translate import LATER, translated, unnested
 from marl_sb3.config.rllib.values import Context
 from marl_sb3.config.schema import SECTIONS, names_in
-from marl_sb3.config.values import plain_numbers, takes_integers_only
+from marl_sb3.config.values import integer_in, plain_numbers, takes_integers_only
 from marl_sb3.config.zoo_noise import with_action_noise
 from marl_sb3.errors import ConfigError
 
@@ -201,7 +201,10 @@ def canonical_algorithm(value: Any) -> Any:
 
 
 def as_integer(value: Any) -> Any:
-    """Convert 1e5 to 100000. All values but floats without a fraction are returned unchanged."""
+    """Convert 1e5 and `100k` to 100000. All other values but floats without a fraction are returned unchanged."""
+    if isinstance(value, str) and value[-1:] in ("k", "K", "m", "M"):
+        number = integer_in(value)
+        return value if number is None else number
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

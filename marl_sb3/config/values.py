@@ -6,6 +6,8 @@ A kind is a type such as `Annotated[int, Meta(ge=1)] | None`. Its description is
 
 from __future__ import annotations
 
+import fractions
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from types import NoneType, UnionType
@@ -119,6 +121,21 @@ def alternatives_of(kind: Any) -> Sequence[Any]:
     """Return the kinds in a union; for a kind that is no union, the kind alone."""
     plain = get_args(kind)[0] if hasattr(kind, "__metadata__") else kind
     return get_args(plain) if get_origin(plain) in (Union, UnionType) else (kind,)
+
+
+_INTEGER = re.compile(r"([-+]?[0-9]+(?:_[0-9]+)*(?:\.[0-9]+)?(?:e[-+]?[0-9]{1,2})?)([km]?)", re.IGNORECASE)
+_LONGEST_INTEGER = 100  # characters
+_SUFFIXES = {"": 1, "k": 1_000, "m": 1_000_000}
+
+
+def integer_in(text: str) -> int | None:
+    """Return the integer that a text is: `100000`, `100_000`, `1e5`, `100k` or `0.1M`; None if it is none."""
+    match = _INTEGER.fullmatch(text.strip()) if len(text) <= _LONGEST_INTEGER else None
+    if match is None:
+        return None
+    number, suffix = match.groups()
+    value = fractions.Fraction(number.replace("_", "")) * _SUFFIXES[suffix.lower()]
+    return value.numerator if value.denominator == 1 else None
 
 
 def takes_integers_only(kind: Any) -> bool:

@@ -17,7 +17,7 @@ from marl_sb3.display.progress import Pace, Series, progress_parts, speed_parts
 from marl_sb3.display.screen import Room, screen_for
 from marl_sb3.display.tables import SUM_ROW, MetricRow, evaluated, fitting_rows, metric_rows, metrics_table
 from marl_sb3.display.text import number, packed, sparkline
-from marl_sb3.display.training import Goals, TrainingView, first_values, metric_value
+from marl_sb3.display.training import Goals, TrainingView, first_values, metric_value, no_episode_yet
 from marl_sb3.metrics import Result
 
 _MOST_STOPS = 3  # stop conditions that are shown
@@ -114,7 +114,8 @@ class LiveView:
 
     def _goal_lines(self, result: Result) -> list[str]:
         """The state of each goal. Numbers come before names: the end of a line may be cut."""
-        lines = []
+        words = no_episode_yet(result, self._goals.longest_episode())
+        lines = [] if words is None else [words]
         if self._best.best is not None:
             lines.append(f"best {_best(self._best)}, by {self._goals.metric}")
         if self._evaluation is not None:

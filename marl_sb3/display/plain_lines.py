@@ -11,7 +11,7 @@ from rich.console import Console
 from marl_sb3.display.progress import Pace, Series, progress_parts
 from marl_sb3.display.tables import AGENTS, SUM, SUM_ROW, evaluated, shown_agents
 from marl_sb3.display.text import number
-from marl_sb3.display.training import Goals, first_values
+from marl_sb3.display.training import Goals, first_values, no_episode_yet
 from marl_sb3.metrics import Result
 
 _LINE_S = 1.0  # least time between lines
@@ -26,13 +26,14 @@ class PlainLines:
     The longer the training takes, the fewer lines are printed. If an iteration takes long, its steps are.
 
     Args:
-        goals: of the training; of these, the number of agents is used.
+        goals: of the training; of these, the number of agents and the longest episode are used.
     """
 
     def __init__(self, console: Console, goals: Goals, clock: Callable[[], float] = time.perf_counter) -> None:
         self._console = console
         most = goals.most_agents
         self._most_agents = None if most is None else min(most, _MOST_AGENTS)
+        self._longest_episode = goals.longest_episode
         self._clock = clock
         self._pace = Pace(clock)
         self._next_line_s = 0.0
@@ -69,7 +70,8 @@ class PlainLines:
     def _print(self) -> None:
         if self._unprinted is None:
             return
-        lines = [plain_line(self._unprinted, self._total, self._pace, self._most_agents)]
+        no_returns = no_episode_yet(self._unprinted, self._longest_episode())
+        lines = [plain_line(self._unprinted, self._total, self._pace, self._most_agents, no_returns)]
         if self._unprinted_evaluation is not None:
             lines.append(evaluation_line(self._unprinted_evaluation, self._evaluations, self._most_agents))
         self._unprinted = self._unprinted_evaluation = None
@@ -81,11 +83,13 @@ class PlainLines:
             self._console.print(line, soft_wrap=True, markup=False, highlight=False)
 
 
-def plain_line(result: Result, total_timesteps: int, pace: Pace, most_agents: int | None) -> str:
-    """Progress, returns, speed and remaining time on one line."""
+def plain_line(
+    result: Result, total_timesteps: int, pace: Pace, most_agents: int | None, no_returns: str | None = None
+) -> str:
+    """Progress, returns or why there are none, speed and remaining time on one line."""
     env_runners = result["env_runners"]
     steps, elapsed, left = progress_parts(pace, result["num_env_steps_sampled_lifetime"], total_timesteps)
-    returns = _returns(env_runners, most_agents)
+    returns = no_returns or _returns(env_runners, most_agents)
     return (
         f"iteration {result['iteration']}: {steps}, {returns}, {number(pace.rate(), 0)} env steps/s, {elapsed}, {left}"
     )

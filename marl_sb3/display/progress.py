@@ -109,8 +109,9 @@ def _mean(values: list[float]) -> float:
 
 def progress_parts(pace: Pace, done: int, total: int) -> list[str]:
     """Steps done, elapsed time and remaining time, as text."""
+    more = " (iterations are complete)" if done > total else ""
     return [
-        f"{done:,} of {total:,} env steps",
+        f"{done:,} of {total:,} env steps{more}",
         f"{duration(pace.elapsed_s())} elapsed",
         f"{duration(pace.left_s(done, total))} left",
     ]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from marl_sb3.config.values import counted
 from marl_sb3.display.tables import MOST_AGENTS, SUM
 from marl_sb3.display.text import short
 from marl_sb3.metrics import Result, flatten
@@ -21,6 +22,7 @@ class Goals:
         stop: the value of each metric at which the training stops.
         checkpoint: returns the name of the latest checkpoint; None before the first.
         most_agents: show at most this many agents, fewer if there is no room; None: all.
+        longest_episode: returns the env steps of the longest episode that has not ended, as far as it is known.
     """
 
     metric: str = f"env_runners/{SUM}"
@@ -28,6 +30,7 @@ class Goals:
     stop: Mapping[str, float] = field(default_factory=dict)
     checkpoint: Callable[[], str | None] = lambda: None
     most_agents: int | None = MOST_AGENTS
+    longest_episode: Callable[[], int] = lambda: 0
 
 
 class TrainingView(Protocol):
@@ -55,6 +58,18 @@ def metric_value(result: Mapping[str, Any], name: str) -> float | None:
             break
         value = value[key]
     return value if isinstance(value, (int, float)) else None
+
+
+def no_episode_yet(result: Result, longest: int) -> str | None:
+    """Return words for a training in which no episode has ended, so that it has no returns; None if one has.
+
+    Args:
+        longest: env steps of the longest episode so far; 0: not known.
+    """
+    if result["env_runners"][SUM] is not None:
+        return None
+    runs_for = f"; the longest runs for {counted(longest, 'env step')}" if longest else ""
+    return f"no episode has ended yet{runs_for}"
 
 
 def first_values(metrics: Mapping[str, Any]) -> str:

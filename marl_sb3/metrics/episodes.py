@@ -89,6 +89,10 @@ class EpisodeTracker:
             for name, metric in self.custom_metrics.items()
         }
 
+    def longest_running(self) -> int:
+        """Return the env steps of the longest episode that has not ended; 0 if the envs are stepped elsewhere."""
+        return int(self._lengths.max())
+
     def record(self, step: VecStep) -> list[Episode]:
         """Record one step of all envs; return the episodes that have finished.
 

@@ -10,7 +10,9 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.type_aliases import MaybeCallback
 
 from marl_sb3.config import Hparams, load_config
+from marl_sb3.config.names import as_integer
 from marl_sb3.config.ray import RaySettings
+from marl_sb3.config.sources import require_kinds
 from marl_sb3.envs.registry import EnvFactory, named_factory
 from marl_sb3.errors import ConfigError
 from marl_sb3.runs.execute import execute
@@ -28,7 +30,7 @@ def train(
     *,
     policies: str | Mapping[PolicyID, Mapping[str, Any]] | None = None,
     algo: str | None = None,
-    timesteps: int | None = None,
+    timesteps: int | str | None = None,
     n_envs: int | None = None,
     seed: int | None = None,
     settings: Mapping[str, Any] | None = None,
@@ -42,8 +44,9 @@ def train(
     run_dir: str | Path | None = None,
     resume: str | Path | None = None,
     callback: MaybeCallback = None,
-    progress_bar: bool | None = None,
+    progress_bar: bool = True,
     ray: RaySettings | None = None,
+    **more_settings: Any,
 ) -> Run:
     """Train agents, as `python -m marl_sb3.train` does.
 
@@ -53,7 +56,7 @@ def train(
         env: an env id, or a factory of a `ParallelEnv`; None takes the only env in `hparams`.
         policies: `shared`, `per_agent`, or by policy id `{"agents": [...], ...settings}`.
         algo: name of the algorithm.
-        timesteps: env steps to train for.
+        timesteps: env steps to train for: an integer, or a text such as `"10k"`.
         n_envs: number of envs that step together.
         seed: seed of the run. None: the run draws one and writes it to `config.yaml`.
         settings: single settings by key, as after `--set`: `{"learning_rate": 1e-4, "env.height": 6}`.
@@ -68,9 +71,10 @@ def train(
         resume: the folder of a run to continue, for `timesteps` env steps more or to its planned end. Of the other
             arguments only `env`, `stop`, `n_workers`, `ray`, `callback` and `progress_bar` are accepted.
         callback: more callbacks, as `MultiAgentAlgorithm.learn` takes them: one, a list, or a function.
-        progress_bar: show the progress: a live view on terminals and in notebooks, plain lines elsewhere.
-            None: in notebooks only.
+        progress_bar: print what the command prints: the start, the progress (a live view on terminals and in
+            notebooks, plain lines elsewhere) and the results. False: nothing is printed.
         ray: how the envs, in `n_shards` shares, are rolled out on Ray; None: not on Ray.
+        more_settings: settings whose keys are names: `learning_rate=1e-4` is `settings={"learning_rate": 1e-4}`.
 
     Raises:
         ConfigError: a setting is wrong; nothing has been written.
@@ -78,6 +82,8 @@ def train(
     """
     callbacks = accepted_callbacks(callback)
     name, factory = named_factory(env)
+    timesteps = as_integer(timesteps)
+    settings = _together(settings, more_settings)
     if resume is not None:
         _refuse_with_resume(
             policies=policies,
@@ -92,7 +98,7 @@ def train(
             run_dir=run_dir,
         )
         run = resume_run(resume, timesteps, name, factory, stop=stop, n_workers=n_workers, ray=ray)
-        return _execute_and_show(run, callbacks, progress_bar)
+        return _execute(run, callbacks, progress_bar)
     config = load_config(
         name,
         algo,
@@ -108,9 +114,17 @@ def train(
         device=device,
         init_from=init_from,
     )
-    return _execute_and_show(
-        prepare(config, run_dir, factory, trust_pickle=trust_pickle, ray=ray), callbacks, progress_bar
-    )
+    return _execute(prepare(config, run_dir, factory, trust_pickle=trust_pickle, ray=ray), callbacks, progress_bar)
+
+
+def _together(settings: Mapping[str, Any] | None, more: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the settings in the mapping and those given by themselves."""
+    if not more:
+        return settings
+    require_kinds(None, settings)
+    if twice := more.keys() & (settings or {}).keys():
+        raise ConfigError(f"{min(twice)} is given by itself and in settings; accepted: once", key=min(twice))
+    return {**(settings or {}), **more}
 
 
 def _refuse_with_resume(**arguments: Any) -> None:
@@ -120,12 +134,9 @@ def _refuse_with_resume(**arguments: Any) -> None:
         raise ConfigError(f"{accepted}; received {', '.join(given)}", key="resume")
 
 
-def _execute_and_show(run: Run, callbacks: Sequence[BaseCallback], progress_bar: bool | None) -> Run:
-    from marl_sb3.runs.view import wanted_progress
+def _execute(run: Run, callbacks: Sequence[BaseCallback], progress_bar: bool) -> Run:
+    if not progress_bar:
+        return execute(run, callbacks)
+    from marl_sb3.runs.view import execute_and_show
 
-    progress = wanted_progress(run, progress_bar)
-    try:
-        return execute(run, [*callbacks, *progress])
-    finally:
-        for each in progress:
-            each.close()
+    return execute_and_show(run, callbacks)

@@ -10,12 +10,18 @@ from marl_sb3.display.live_view import training_view
 from marl_sb3.display.screen import in_notebook, standard_console
 from marl_sb3.display.tables import MOST_AGENTS, returns_table
 from marl_sb3.display.text import duration, number
-from marl_sb3.display.training import Goals
-from marl_sb3.envs.registry import imported_modules
+from marl_sb3.display.training import Goals, no_episode_yet
+from marl_sb3.envs.registry import importable_id, imported_modules
+from marl_sb3.runs.execute import execute
 from marl_sb3.training.show_progress import ShowProgress
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pathlib import Path
+
     from rich.console import Console
+    from stable_baselines3.common.callbacks import BaseCallback
 
     from marl_sb3.runs.run import Run
 
@@ -33,18 +39,36 @@ def progress_of(
     """
     config = run.config
     higher_is_better = config.checkpoints.mode == "max"
-    goals = Goals(config.checkpoints.metric, higher_is_better, config.stop, lambda: run.checkpoint, most_agents)
+    goals = Goals(
+        config.checkpoints.metric,
+        higher_is_better,
+        config.stop,
+        lambda: run.checkpoint,
+        most_agents,
+        run.algorithm.tracker.longest_running,
+    )
     return ShowProgress(training_view(console, config.env, goals, keep=keep))
 
 
-def wanted_progress(run: Run, progress_bar: bool | None) -> list[ShowProgress]:
-    """Return the callbacks, one or none, that show the progress of `marl_sb3.train(...)`.
+def execute_and_show(
+    run: Run, callbacks: Sequence[BaseCallback] = (), most_agents: int | None = MOST_AGENTS
+) -> Run:
+    """Train a run as `execute` does, and print its start, its progress and its end; a notebook keeps the live view.
 
     Args:
-        progress_bar: whether to show it; None: in notebooks only.
+        most_agents: number of agents to show; None: all.
     """
-    wanted = in_notebook() if progress_bar is None else progress_bar
-    return [progress_of(run, standard_console(), keep=True)] if wanted else []
+    console = standard_console()
+    print_start(console, run)
+    progress = progress_of(run, console, keep=in_notebook(), most_agents=most_agents)
+    try:
+        execute(run, [*callbacks, progress])
+    except BaseException:
+        progress.close()
+        print_how_to_go_on(console, run)
+        raise
+    print_summary(console, run, most_agents)
+    return run
 
 
 def print_start(console: Console, run: Run) -> None:
@@ -76,25 +100,32 @@ def print_summary(console: Console, run: Run, most_agents: int | None = MOST_AGE
     of = f"; evaluation of iteration {evaluation['iteration']}" if evaluation else ""
     print_line(console, f"means over the latest episodes{of}:")
     console.print(returns_table(run.result, evaluation, console.width, most_agents))
-    for line in (*_totals(run.result), *_files(run)):
+    no_returns = no_episode_yet(run.result, run.algorithm.tracker.longest_running())
+    for line in (*([] if no_returns is None else [no_returns]), *_totals(run.result), *_files(run)):
         print_line(console, line)
     if run.interrupted:
         print_how_to_go_on(console, run)
-    elif run.checkpoint is not None:
-        print_line(console, f"evaluate with: python -m marl_sb3.evaluate {_run_and_env(run)}")
+    else:
+        _print_command(console, run, "evaluate with: python -m marl_sb3.evaluate")
 
 
 def print_how_to_go_on(console: Console, run: Run) -> None:
     """Print the command that resumes a run, if it has a checkpoint and its folder is there."""
-    if run.checkpoint is not None and not run.files.is_lost:
-        print_line(console, f"continue with: python -m marl_sb3.train --resume {_run_and_env(run)}")
+    if not run.files.is_lost:
+        _print_command(console, run, "continue with: python -m marl_sb3.train --resume")
 
 
-def _run_and_env(run: Run) -> str:
+def _print_command(console: Console, run: Run, command: str) -> None:
+    """Print a command on the run; it must be able to import the env."""
+    if run.checkpoint is not None and importable_id(run.config.env, run.factory) is not None:
+        print_line(console, f"{command} {_run_and_env(run.files.shown, run.config.env)}")
+
+
+def _run_and_env(folder: Path, env: str) -> str:
     """Return the arguments that name a run, and its env and modules if these are code of the user's own."""
     modules = "".join(f" --import {module}" for module in imported_modules())
-    env = f" --env {shlex.quote(run.config.env)}" if ":" in run.config.env else ""
-    return f"{shlex.quote(str(run.files.shown))}{env}{modules}"
+    named = f" --env {shlex.quote(env)}" if ":" in env else ""
+    return f"{shlex.quote(str(folder))}{named}{modules}"
 
 
 def print_line(console: Console, text: str) -> None:

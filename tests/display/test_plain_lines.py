@@ -6,6 +6,7 @@ import io
 from copy import deepcopy
 
 from display_results import RESULT, Clock, at, evaluated, with_agents, without_values
+import pytest
 from rich.console import Console
 
 from marl_sb3.display.plain_lines import PlainLines
@@ -35,11 +36,13 @@ def test_a_line_has_progress_returns_speed_and_times() -> None:
     ]
 
 
-def test_before_the_first_episode_there_are_dashes() -> None:
-    printed = Printed()
+@pytest.mark.parametrize(("longest", "more"), [(0, ""), (400, "; the longest runs for 400 env steps")])
+def test_before_the_first_episode_there_are_words(longest: int, more: str) -> None:
+    printed = Printed(Goals(longest_episode=lambda: longest))
     printed.add(without_values())
     assert printed.lines() == [
-        "iteration 3: 1,500 of 100,000 env steps, return - (a -, b -), - env steps/s, 0:00:00 elapsed, - left"
+        f"iteration 3: 1,500 of 100,000 env steps, no episode has ended yet{more}, - env steps/s, 0:00:00 elapsed, "
+        "- left"
     ]
 
 
@@ -47,6 +50,7 @@ def test_more_steps_than_asked_for_leave_no_time() -> None:
     printed = Printed(total=1000)
     printed.clock.now_s += 1
     printed.add(RESULT)
+    assert printed.lines()[0].startswith("iteration 3: 1,500 of 1,000 env steps (iterations are complete), return 12")
     assert printed.lines()[0].endswith("0:00:00 left")
 
 
