@@ -18,6 +18,7 @@ from marl_sb3.cli.train import RESUME_SETTINGS, SETTINGS, build_parser, require_
 from marl_sb3.startup import without_collections
 
 if TYPE_CHECKING:
+    from marl_sb3.config import TrainConfig
     from marl_sb3.config.ray import RaySettings
     from marl_sb3.runs.run import Run
 
@@ -32,6 +33,8 @@ def _train(arguments: argparse.Namespace) -> int:
     setup_logging(arguments.verbosity)
     import_users_modules(arguments)
     with without_collections():
+        if arguments.print_config:
+            return _print_config(arguments)
         run = _prepare(arguments)
     if arguments.quiet:
         from marl_sb3.runs.execute import execute
@@ -46,23 +49,38 @@ def _train(arguments: argparse.Namespace) -> int:
 
 
 def _prepare(arguments: argparse.Namespace) -> Run:
+    if arguments.resume is not None:
+        return _resume(arguments, stop_conditions(arguments), ray_settings(arguments))
+    config, ray = _config(arguments), ray_settings(arguments)
+    from marl_sb3.runs.prepare import prepare  # takes seconds: wrong options are refused before
+
+    return prepare(config, arguments.run_dir, trust_pickle=arguments.trust_pickle, ray=ray)
+
+
+def _print_config(arguments: argparse.Namespace) -> int:
+    """Print the configuration that the run would have; returns the exit code."""
+    if arguments.resume is not None:
+        require_resumable(arguments)
+    config, ray = _config(arguments), ray_settings(arguments)
+    from marl_sb3.config import to_yaml
+    from marl_sb3.runs.prepare import resolve  # takes seconds, as above
+
+    print(to_yaml(resolve(config, trust_pickle=arguments.trust_pickle, ray=ray)), end="", flush=True)
+    return EXIT_DONE
+
+
+def _config(arguments: argparse.Namespace) -> TrainConfig:
     from marl_sb3.config import load_config
 
-    stop, ray = stop_conditions(arguments), ray_settings(arguments)
-    if arguments.resume is not None:
-        return _resume(arguments, stop, ray)
-    config = load_config(
+    return load_config(
         named_env(arguments),
         arguments.algo,
         arguments.hparams,
         assignments("--set", arguments.settings),
         n_timesteps=arguments.timesteps,
-        stop=stop,
+        stop=stop_conditions(arguments),
         **{name: getattr(arguments, name) for name in SETTINGS},
     )
-    from marl_sb3.runs.prepare import prepare  # takes seconds: wrong options are refused before
-
-    return prepare(config, arguments.run_dir, trust_pickle=arguments.trust_pickle, ray=ray)
 
 
 def _resume(arguments: argparse.Namespace, stop: dict[str, Any] | None, ray: RaySettings | None) -> Run:
@@ -71,7 +89,10 @@ def _resume(arguments: argparse.Namespace, stop: dict[str, Any] | None, ray: Ray
     from marl_sb3.runs.resume import resume_run  # takes seconds: wrong options are refused before
 
     changes = {name: getattr(arguments, name) for name in RESUME_SETTINGS}
-    return resume_run(folder, arguments.timesteps, named_env(arguments), stop=stop, ray=ray, **changes)
+    settings = assignments("--set", arguments.settings)
+    return resume_run(
+        folder, arguments.timesteps, named_env(arguments), ray=ray, settings=settings, stop=stop, **changes
+    )
 
 
 if __name__ == "__main__":

@@ -56,6 +56,10 @@ def build_parser() -> argparse.ArgumentParser:
     _add_run_folder(parser)
     parser.section("output")
     parser.option(
+        "--print-config",
+        "print all settings as YAML, which --hparams takes, and do not train; default: train",
+    )
+    parser.option(
         "--agents N",
         "number of agents to show, the best and the worst ones, or all; default: 8",
         type=_most_agents,
@@ -117,7 +121,8 @@ def _add_run_folder(parser: CommandParser) -> None:
     parser.option(
         "--resume RUN",
         "continue a run from its newest checkpoint, in its folder; --timesteps N then trains N env steps more, and "
-        "schedules such as lin_X lead to the new end; default: none",
+        "schedules such as lin_X lead to the new end; --set KEY=VALUE changes settings such as learning_rate; default: "
+        "none",
     )
     parser.option(
         "--checkpoint-every K",
@@ -140,7 +145,7 @@ RESUME_SETTINGS = ("checkpoint_every", "on_nan", "n_workers")
 SETTINGS = ("policies", "n_envs", "seed", "vectorizer", "device", "init_from", *RESUME_SETTINGS)
 
 _NOT_WITH_RESUME = (
-    *("algo", "settings", "hparams", "run_dir", "trust_pickle"),
+    *("algo", "hparams", "run_dir", "trust_pickle", "print_config"),
     *(name for name in SETTINGS if name not in RESUME_SETTINGS),
 )
 
@@ -150,10 +155,10 @@ def require_resumable(arguments: argparse.Namespace) -> None:
     for name in _NOT_WITH_RESUME:
         given = getattr(arguments, name)
         if given is not None and given is not False and given != []:
-            option = "--set" if name == "settings" else f"--{name.replace('_', '-')}"
             raise ConfigError(
-                f"{option} cannot change a resumed run; accepted with --resume: ENV or --env, --import, --timesteps, "
-                "--stop, --checkpoint-every, --on-nan, --workers, --ray and its options, --agents, --quiet, -v",
+                f"--{name.replace('_', '-')} cannot change a resumed run; accepted with --resume: ENV or --env, --import, "
+                "--timesteps, --set of what its state does not depend on, --stop, --checkpoint-every, --on-nan, "
+                "--workers, --ray and its options, --agents, --quiet, -v",
                 key=name,
             )
 

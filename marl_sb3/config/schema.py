@@ -166,6 +166,8 @@ class TrainConfig:
         hyperparameters: SB3's arguments, by name, of each policy that sets no other.
         sources: where a setting came from, for messages; not part of the configuration.
         notes: what the user should know of how a file was read; not part of the configuration.
+        picks_rollouts: whether rollouts whose length no source gives are shortened, as in an env without a preset; not
+            part of the configuration.
     """
 
     env: str
@@ -203,6 +205,7 @@ class TrainConfig:
     hyperparameters: Named = field(default_factory=dict)
     sources: Mapping[str, Source] = field(default_factory=dict, compare=False, repr=False)
     notes: Sequence[str] = field(default=(), compare=False, repr=False)
+    picks_rollouts: bool = field(default=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         for name, kind in ACCEPTED.items():
@@ -240,9 +243,12 @@ class TrainConfig:
         """
         given = {} if source is None else dict.fromkeys(values, Source(source))
         settings = {name: value_of(self, name) for name in ACCEPTED}
-        return TrainConfig(
-            self.env, sources={**self.sources, **given}, notes=self.notes, **nested({**settings, **values})
-        )
+        about: dict[str, Any] = {
+            "sources": {**self.sources, **given},
+            "notes": self.notes,
+            "picks_rollouts": self.picks_rollouts,
+        }
+        return TrainConfig(self.env, **about, **nested({**settings, **values}))
 
     def where(self, key: str | None) -> str:
         """Return where the setting of an error was given, as a prefix of its message, or ""; see `source_of`."""
@@ -250,7 +256,7 @@ class TrainConfig:
         return f"{source}: " if source else ""
 
 
-_NOT_SETTINGS = ("env", "sources", "notes")
+_NOT_SETTINGS = ("env", "sources", "notes", "picks_rollouts")
 
 
 def _settings_of(section: type) -> Iterator[tuple[str, Any]]:

@@ -67,7 +67,12 @@ def load_config(
     refuse_unsupported(values.of_the_zoo, values.sources)
     values.translate_rllib()
     try:
-        return TrainConfig(env, sources=values.sources, notes=notes, **nested(values.fields))
+        about: dict[str, Any] = {
+            "sources": values.sources,
+            "notes": notes,
+            "picks_rollouts": hparams is None and not entry,
+        }
+        return TrainConfig(env, **about, **nested(values.fields))
     except ConfigError as error:
         source = source_of(values.sources, error.key)
         raise ConfigError(f"{source}: {error}" if source else str(error), key=error.key) from error

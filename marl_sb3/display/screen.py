@@ -155,9 +155,7 @@ def standard_console() -> Console:
     # FORCE_COLOR, which many CI services set, would make Rich treat a file as a terminal.
     is_terminal = None if stream.isatty() else False
     # Names of envs, agents and metrics are printed as they are: no markup, no `:fire:` that becomes an emoji.
-    return Console(
-        file=cast("TextIO", stream), highlight=False, markup=False, emoji=False, force_terminal=is_terminal
-    )
+    return Console(file=cast("TextIO", stream), highlight=False, markup=False, emoji=False, force_terminal=is_terminal)
 
 
 def screen_for(console: Console, draw: Draw, *, keep: bool) -> Screen | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,17 +12,19 @@ from typing import Any
 
 import torch
 
+from marl_sb3.config.provenance import source_of
 from marl_sb3.config.ray import RaySettings
 from marl_sb3.config.schema import ACCEPTED, SECTIONS, TrainConfig, names_in
 from marl_sb3.config.values import counted
 from marl_sb3.envs.registry import EnvFactory
 from marl_sb3.errors import ConfigError
 from marl_sb3.learners.algorithms import algorithm_class
+from marl_sb3.learners.sb3.build import is_off_policy
 from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.learners.threads import parallel_updates, start_without_dynamo
 from marl_sb3.metrics import info_metrics
 from marl_sb3.policies.hyperparameters import hyperparameter_defaults
-from marl_sb3.policies.mapping import resolve_policies
+from marl_sb3.policies.mapping import policy_of_agents, resolve_policies
 from marl_sb3.runs.envs import env_of, env_settings, make_envs
 from marl_sb3.storage.process_rng import preserve_rng
 from marl_sb3.training.algorithm import MultiAgentAlgorithm
@@ -40,19 +43,27 @@ def build(config: TrainConfig, factory: EnvFactory | None, ray: RaySettings | No
     """Make the envs, and the algorithm that trains in them.
 
     Args:
-        config: from `resolved`.
+        config: of the run folder.
         factory: makes the env if the id in the configuration is only its name; None: the id finds it.
         ray: how the shards are rolled out on Ray; None: in this process.
 
     Raises:
         ConfigError: a setting does not fit.
     """
+    return build_new(config, factory, ray)[1]
+
+
+def build_new(
+    config: TrainConfig, factory: EnvFactory | None, ray: RaySettings | None = None
+) -> tuple[TrainConfig, MultiAgentAlgorithm]:
+    """Do the same as `build` with a configuration from `resolved`; returns it `with_rollouts`, too."""
     with source_named(config), _too_large_refused(config):
         env = _make_envs(config, factory, ray)
         try:
+            config = with_rollouts(config, env.agents)
             algorithm = _build_algorithm(config, env)
             _require_masks(config, factory, algorithm)
-            return algorithm
+            return config, algorithm
         except BaseException:
             env.close()
             raise
@@ -129,6 +140,59 @@ def with_shards(config: TrainConfig) -> TrainConfig:
     if config.n_shards:
         return config
     return replace(config, n_shards=max(n for n in range(1, _MOST_SHARDS + 1) if config.n_envs % n == 0))
+
+
+_ROLLOUT = 2048  # agent steps of a policy over all envs: SB3's rollout of one env
+_SHORTEST_ROLLOUT = 16  # steps of an env: shorter ones say little of what an action leads to
+
+
+def with_rollouts(config: TrainConfig, agents: Sequence[AgentID]) -> TrainConfig:
+    """Shorten the rollouts whose length no source gives, if the configuration picks them.
+
+    SB3's default of 2,048 steps in each of several envs makes so few updates that short trainings learn nothing.
+
+    Args:
+        config: from `resolved`.
+        agents: of the env.
+
+    Returns:
+        The configuration with the lengths; it picks none if no rollout was shortened.
+    """
+    if not config.picks_rollouts:
+        return config
+    policy_ids = resolve_policies(config.policies, agents)
+    policies = list(policy_of_agents(policy_ids, agents, _mapping(config)).values())
+    lengths = {policy_id: _picked_steps(config, policy_id, policies.count(policy_id)) for policy_id in policy_ids}
+    picked = {policy_id: steps for policy_id, steps in lengths.items() if steps is not None}
+    if not picked:
+        return replace(config, picks_rollouts=False)
+    of_run = next((steps for policy_id, steps in picked.items() if _has_algo_of_run(config, policy_id)), None)
+    own = {
+        policy_id: {**config.policy_settings.get(policy_id, {}), "n_steps": steps}
+        for policy_id, steps in picked.items()
+        if steps != of_run or not _has_algo_of_run(config, policy_id)
+    }
+    hyperparameters = {**config.hyperparameters, **({} if of_run is None else {"n_steps": of_run})}
+    return replace(config, hyperparameters=hyperparameters, policy_settings={**config.policy_settings, **own})
+
+
+def _has_algo_of_run(config: TrainConfig, policy_id: PolicyID) -> bool:
+    return config.of_policy(policy_id).algo == config.algo
+
+
+def _picked_steps(config: TrainConfig, policy_id: PolicyID, n_agents: int) -> int | None:
+    """Return the length of a policy's rollouts in steps of an env; None if it stays as it is.
+
+    It is the power of two that is nearest to 2,048 agent steps over all envs, or a few more for whole minibatches.
+    """
+    settings, rows = config.of_policy(policy_id), config.n_envs * n_agents
+    given = source_of(config.sources, f"{policy_id}.n_steps") is not None
+    if given or is_off_policy(algorithm_class(settings.algo)) or settings.hyperparameters["n_steps"] * rows <= _ROLLOUT:
+        return None
+    steps: int = max(_SHORTEST_ROLLOUT, 2 ** round(math.log2(max(1.0, _ROLLOUT / rows))))
+    batch_size: int = settings.hyperparameters.get("batch_size", 1)
+    whole = batch_size // math.gcd(batch_size, rows)
+    return -(-steps // whole) * whole
 
 
 def _own_settings(config: TrainConfig) -> dict[PolicyID, dict[str, Any]]:

@@ -11,6 +11,7 @@ import traceback
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import takewhile
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -229,9 +230,12 @@ class RunFolder:
         )
         return replace(config, env=env)
 
-    def write_config(self, config: TrainConfig) -> None:
-        """Replace `config.yaml` atomically."""
-        write_whole(self.config_file, to_yaml(config))
+    def write_config(self, config: TrainConfig, remark: str | None = None) -> None:
+        """Replace `config.yaml` atomically; the comments at its beginning are kept, and a remark is added to them."""
+        before = self.config_file.read_text(encoding="utf-8") if self.config_file.exists() else ""
+        comments = list(takewhile(lambda line: line.startswith("#"), before.splitlines()))
+        added = [] if remark is None else [f"# {' '.join(remark.split())}"]
+        write_whole(self.config_file, "".join(f"{line}\n" for line in [*comments, *added]) + to_yaml(config))
 
 
 def write_traceback(folder: Path, error: BaseException) -> Path:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 
 from marl_sb3.config import TrainConfig, to_yaml
 from marl_sb3.config.ray import RaySettings
 from marl_sb3.envs.registry import EnvFactory
-from marl_sb3.runs.build import build, check_device, resolved, set_up_process, source_named, with_shards
+from marl_sb3.runs.build import build_new, check_device, resolved, set_up_process, source_named, with_shards
 from marl_sb3.runs.evaluations import require_metrics
 from marl_sb3.runs.folder import RunFolder, find_run
 from marl_sb3.runs.run import Run
@@ -41,13 +41,35 @@ def prepare(
         ConfigError: a setting does not fit; nothing has been written then.
         CheckpointError: a checkpoint in `init_from` is damaged, or there is none.
     """
+    files = RunFolder.new(config.env, run_dir)
+    run = _checked(config, files, factory, trust_pickle, ray)
+    with ExitStack() as on_error:
+        on_error.callback(run.close)
+        files.make(run.config)
+        on_error.pop_all()
+    return run
+
+
+def resolve(config: TrainConfig, *, trust_pickle: bool = False, ray: RaySettings | None = None) -> TrainConfig:
+    """Return the configuration that a run would have, with all defaults; everything is checked as in `prepare`.
+
+    Nothing is written. The arguments and errors are those of `prepare`.
+    """
+    with closing(_checked(config, RunFolder.new(config.env, None), None, trust_pickle, ray)) as run:
+        return run.config
+
+
+def _checked(
+    config: TrainConfig, files: RunFolder, factory: EnvFactory | None, trust_pickle: bool, ray: RaySettings | None
+) -> Run:
+    """Build a run and check everything; its folder is not made."""
     config = _with_found_sources(resolved(config if ray is None else with_shards(config)))
     for note in config.notes:
         _log.warning("%s", note)
     check_device(config)
     set_up_process(config)
-    files = RunFolder.new(config.env, run_dir)
-    run = Run(files, config, build(config, factory, ray), factory=factory)
+    config, algorithm = build_new(config, factory, ray)
+    run = Run(files, config, algorithm, factory=factory)
     with ExitStack() as on_error:
         on_error.callback(run.close)
         require_metrics(run)
@@ -55,7 +77,6 @@ def prepare(
         with source_named(config):
             run.algorithm.start_runners()
         to_yaml(config)  # raises for a value that a file cannot hold
-        files.make(config)
         on_error.pop_all()
     return run
 

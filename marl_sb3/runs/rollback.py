@@ -76,8 +76,9 @@ def note_resume(run: Run, inexact: Mapping[str, str], extended_from: int | None 
     entry = {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "checkpoint": run.checkpoint,
-        "exact": not inexact,
+        "exact": not inexact and not run.is_changed,
         "inexact": dict(inexact),
+        "changed": {name: {"from": change.old, "to": change.new} for name, change in run.changes.items()},
         "env_steps": run.algorithm.num_timesteps,
         "n_timesteps": run.config.n_timesteps,
         "extended_from": extended_from,

@@ -11,6 +11,7 @@ from typing import Any
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from marl_sb3.config import TrainConfig
+from marl_sb3.config.changes import Change
 from marl_sb3.envs.registry import EnvFactory
 from marl_sb3.evaluation import EvaluationPlan, evaluate_policies
 from marl_sb3.learners.bundle import PolicyBundle
@@ -43,6 +44,7 @@ class Run:
             `policy_files` are, and why; empty if the latest was asked for, or a number.
         started_from: a line about each source of `init_from`: which checkpoint was taken, and why.
         factory: makes the env, if the id in the configuration cannot be imported.
+        changes: the settings that this resume has changed, by name.
     """
 
     files: RunFolder
@@ -57,6 +59,7 @@ class Run:
     checkpoint_why: str = ""
     started_from: Sequence[str] = ()
     factory: EnvFactory | None = None
+    changes: Mapping[str, Change] = field(default_factory=dict)
 
     @property
     def folder(self) -> Path:
@@ -67,6 +70,11 @@ class Run:
     def policies(self) -> Mapping[PolicyID, BaseAlgorithm]:
         """The SB3 algorithm of each policy."""
         return self.algorithm.policies
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether this resume has changed what is learned: the run does not go on as it would have."""
+        return any(change.learns_otherwise for change in self.changes.values())
 
     def keep_result(self, result: Result) -> None:
         """Keep the metrics of the iteration that was finished last."""

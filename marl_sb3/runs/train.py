@@ -69,7 +69,8 @@ def train(
         trust_pickle: allow SB3 zips in `init_from`: reading one may run code.
         run_dir: the run folder; None: a new one below `runs`.
         resume: the folder of a run to continue, for `timesteps` env steps more or to its planned end. Of the other
-            arguments only `env`, `stop`, `n_workers`, `ray`, `callback` and `progress_bar` are accepted.
+            arguments only `env`, `settings`, `stop`, `n_workers`, `ray`, `callback` and `progress_bar` are accepted;
+            `settings` may change what its state does not depend on, such as `learning_rate`.
         callback: more callbacks, as `MultiAgentAlgorithm.learn` takes them: one, a list, or a function.
         progress_bar: print what the command prints: the start, the progress (a live view on terminals and in
             notebooks, plain lines elsewhere) and the results. False: nothing is printed.
@@ -82,7 +83,7 @@ def train(
     """
     callbacks = accepted_callbacks(callback)
     name, factory = named_factory(env)
-    timesteps = as_integer(timesteps)
+    n_timesteps = as_integer(timesteps)
     settings = _together(settings, more_settings)
     if resume is not None:
         _refuse_with_resume(
@@ -90,14 +91,13 @@ def train(
             algo=algo,
             n_envs=n_envs,
             seed=seed,
-            settings=settings,
             hparams=hparams,
             vectorizer=vectorizer,
             device=device,
             init_from=init_from,
             run_dir=run_dir,
         )
-        run = resume_run(resume, timesteps, name, factory, stop=stop, n_workers=n_workers, ray=ray)
+        run = resume_run(resume, n_timesteps, name, factory, ray, settings, stop=stop, n_workers=n_workers)
         return _execute(run, callbacks, progress_bar)
     config = load_config(
         name,
@@ -105,7 +105,7 @@ def train(
         hparams,
         settings,
         policies=policies,
-        n_timesteps=timesteps,
+        n_timesteps=n_timesteps,
         n_envs=n_envs,
         seed=seed,
         stop=stop,
@@ -130,7 +130,9 @@ def _together(settings: Mapping[str, Any] | None, more: Mapping[str, Any]) -> Ma
 def _refuse_with_resume(**arguments: Any) -> None:
     given = [name for name, value in arguments.items() if value is not None]
     if given:
-        accepted = "with resume only env, timesteps, stop, n_workers, ray, callback and progress_bar are accepted"
+        accepted = (
+            "with resume only env, timesteps, settings, stop, n_workers, ray, callback and progress_bar are accepted"
+        )
         raise ConfigError(f"{accepted}; received {', '.join(given)}", key="resume")
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any
 
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+
 from marl_sb3.config.values import counted
 from marl_sb3.display.live_view import training_view
 from marl_sb3.display.screen import in_notebook, standard_console
@@ -13,6 +15,7 @@ from marl_sb3.display.text import duration, number
 from marl_sb3.display.training import Goals, no_episode_yet
 from marl_sb3.envs.registry import importable_id, imported_modules
 from marl_sb3.runs.execute import execute
+from marl_sb3.runs.resume import remark_on_changes
 from marl_sb3.training.show_progress import ShowProgress
 
 if TYPE_CHECKING:
@@ -50,9 +53,7 @@ def progress_of(
     return ShowProgress(training_view(console, config.env, goals, keep=keep))
 
 
-def execute_and_show(
-    run: Run, callbacks: Sequence[BaseCallback] = (), most_agents: int | None = MOST_AGENTS
-) -> Run:
+def execute_and_show(run: Run, callbacks: Sequence[BaseCallback] = (), most_agents: int | None = MOST_AGENTS) -> Run:
     """Train a run as `execute` does, and print its start, its progress and its end; a notebook keeps the live view.
 
     Args:
@@ -78,13 +79,26 @@ def print_start(console: Console, run: Run) -> None:
     if run.checkpoint is not None:
         done = counted(run.algorithm.num_timesteps, "env step")
         print_line(console, f"resuming from {run.checkpoint}, after {done}")
+        remark = remark_on_changes(run)
+        if remark is not None:
+            print_line(console, remark)
     print_line(
         console,
         f"{config.env}: {counted(config.n_timesteps, 'env step')} in {counted(config.n_envs, 'env')}, {config.algo}, "
         f"policies {policies}, seed {config.seed}",
     )
-    for line in (*run.started_from, f"run folder: {run.files.shown}"):
+    for line in run.started_from:
         print_line(console, line)
+    if config.picks_rollouts:
+        print_line(console, _picked_rollouts(run))
+    print_line(console, f"run folder: {run.files.shown}")
+
+
+def _picked_rollouts(run: Run) -> str:
+    """Return the length of the rollouts, which no preset or option has set."""
+    lengths = sorted({policy.n_steps for policy in run.policies.values() if isinstance(policy, OnPolicyAlgorithm)})
+    steps = " or ".join(f"{length:,}" for length in lengths)
+    return f"rollouts: {steps} steps of each env, since {run.config.env} has no preset; --set n_steps=N sets others"
 
 
 def print_summary(console: Console, run: Run, most_agents: int | None = MOST_AGENTS) -> None:

@@ -135,7 +135,7 @@ class Search:
         return self._config(settings)
 
     def _config(self, settings: Mapping[str, Any], where: str = "the space, ", **budget: Any) -> TrainConfig:
-        return load_config(
+        config = load_config(
             self.env,
             self.algo,
             self.hparams,
@@ -147,6 +147,7 @@ class Search:
             device=self.device,
             **budget,
         )
+        return replace(config, picks_rollouts=False)  # a file with the best settings gives the same rollouts
 
     def with_fitting_evaluations(self) -> Search:
         """The search with at most as many evaluations as its shortest trial has rollouts, and at least one."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 from copy import deepcopy
 
-from display_results import RESULT, Clock, at, evaluated, with_agents, without_values
 import pytest
+from display_results import RESULT, Clock, at, evaluated, with_agents, without_values
 from rich.console import Console
 
 from marl_sb3.display.plain_lines import PlainLines

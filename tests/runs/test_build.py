@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch as th
+import yaml
 
 import marl_sb3.runs.build
 from marl_sb3 import PolicySpec
@@ -15,7 +17,7 @@ from marl_sb3.errors import ConfigError
 from marl_sb3.learners import spec
 from marl_sb3.learners.algorithms import algorithm_class
 from marl_sb3.policies.hyperparameters import hyperparameter_defaults
-from marl_sb3.runs.build import build, check_device, policy_spec, resolved
+from marl_sb3.runs.build import build, check_device, policy_spec, resolved, with_rollouts
 
 SETTINGS = {"agent2.algo": "a2c", "agent2.gamma": 0.5, "agent1.n_epochs": 2, "learning_rate": "lin_1e-3"}
 
@@ -62,7 +64,7 @@ NETWORK = "net_arch is ['x']; accepted: a list of layer widths"
     ("policy", "place", "message"),
     [
         ("{gama: 0.5}", "gama", "policy 'p': unknown hyperparameter 'gama' of PPO; did you mean gamma?"),
-        ("{lr: -1}", "lr", "policy 'p': learning_rate is -1; accepted: a number above 0"),
+        ("{lr: -1}", "lr", "policy 'p': learning_rate is -1; accepted: a number of at least 0"),
         ("{policy_kwargs: {net_arch: [x]}}", "policy_kwargs", f"policy 'p': {NETWORK}"),
         ("{fcnet_hiddens: [x]}", "fcnet_hiddens", f"policy 'p': {NETWORK}"),
         ("{algo: dqq}", "algo", "unknown algorithm 'dqq'"),
@@ -119,3 +121,49 @@ def test_every_shipped_preset_fits_the_algorithm(name: str) -> None:
         config = load_config(env, name)
         for policy in ["shared"] if isinstance(config.policies, str) else config.policies:
             assert policy_spec(config, policy).algorithm is algorithm_class(name)
+
+
+# --- Rollouts that nobody has set -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("n_agents", "options", "expected"),
+    [
+        (1, {}, 256),
+        (2, {}, 128),
+        (3, {}, 64),
+        (3, {"policies": "per_agent"}, 256),
+        (100, {}, 16),
+        (1, {"n_envs": 1}, 2048),  # as SB3
+        (1, {"settings": {"batch_size": 100}}, 275),  # 2,200 agent steps: whole minibatches
+        (1, {"settings": {"n_steps": 2048}}, 2048),
+        (1, {"settings": {"train_batch_size": 4000}}, 500),  # a name of RLlib that sets it
+        (1, {"hparams": {"any": {"gamma": 0.9}}}, 2048),  # a file means SB3's defaults
+        (1, {"algo": "a2c"}, 5),
+        (2, {"algo": "recurrent_ppo"}, 128),
+        (2, {"algo": "trpo"}, 128),
+    ],
+)
+def test_rollouts_in_an_env_without_a_preset_have_about_2048_agent_steps(
+    n_agents: int, options: dict[str, Any], expected: int
+) -> None:
+    config = resolved(load_config("any", **options))
+    agents = [f"a{index}" for index in range(n_agents)]
+    picked = with_rollouts(config, agents)
+    assert picked.hyperparameters["n_steps"] == expected
+    assert picked.policy_settings == {}
+    assert picked.picks_rollouts == (expected != config.hyperparameters["n_steps"])
+    assert with_rollouts(load_config("any", hparams=yaml.safe_load(to_yaml(picked))), agents) == picked
+
+
+def test_each_policy_has_rollouts_that_fit_its_agents() -> None:
+    policies = {"pack": {"agents": ["a", "b", "c"]}, "prey": {"agents": ["d"]}, "q": {"agents": ["e"], "algo": "dqn"}}
+    picked = with_rollouts(resolved(load_config("any", policies=policies)), ["a", "b", "c", "d", "e"])
+    assert [picked.of_policy(policy).hyperparameters["n_steps"] for policy in policies] == [64, 256, 1]
+    assert load_config("any", policies=policies).picks_rollouts
+    given = resolved(load_config("any", policies=policies, settings={"prey.n_steps": 512}))
+    assert with_rollouts(given, ["a", "b", "c", "d", "e"]).of_policy("prey").hyperparameters["n_steps"] == 512
+
+
+def test_a_preset_sets_its_own_rollouts() -> None:
+    assert not load_config("arena").picks_rollouts

@@ -323,3 +323,100 @@ def test_a_damaged_checkpoint_is_passed_over(in_tmp: Path, caplog: pytest.LogCap
         marl_sb3.train(resume="run")
     assert "arrays.safetensors has 0 bytes; the manifest says" in caplog.text
     assert_same_runs("whole", "run")
+
+
+# --- Changed settings -------------------------------------------------------------------------------------------------
+
+
+def entries(folder: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (Path(folder) / "resumes.jsonl").read_text().splitlines()]
+
+
+def test_a_run_goes_on_with_changed_settings_and_is_marked(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    start("run", policies="per_agent", iterations=2, settings={"learning_rate": 3e-4})
+    before = marl_sb3.load_run("run", "latest").algorithm.get_parameters()
+    settings = {"learning_rate": 0.0, "agent2.lr": 1e-3, "evaluation.interval": 1}
+    capsys.readouterr()
+    run = marl_sb3.train(resume="run", timesteps=80, settings=settings)
+    assert [row.get("learners/agent1/curr_lr") for row in rows("run")] == [3e-4, 3e-4, 0.0, 0.0]
+    assert [row.get("learners/agent2/curr_lr") for row in rows("run")] == [3e-4, 3e-4, 1e-3, 1e-3]
+    after = run.algorithm.get_parameters()
+    same = {
+        policy: all(np.array_equal(before[policy]["policy"][name], after[policy]["policy"][name]) for name in weights)
+        for policy, weights in ((policy, before[policy]["policy"]) for policy in before)
+    }
+    assert same == {"agent1": True, "agent2": False}
+    assert "evaluation/env_runners/episode_return_mean" in rows("run")[-1]
+    (entry,) = entries("run")
+    assert (entry["exact"], entry["inexact"]) == (False, {})
+    assert entry["changed"] == {
+        "evaluation.interval": {"from": 0, "to": 1},
+        "learning_rate": {"from": 3e-4, "to": 0.0},
+        "agent2.learning_rate": {"from": 3e-4, "to": 1e-3},
+    }
+    remark = "changed after 80 env steps: agent2.learning_rate from 0.0003 to 0.001, evaluation.interval from 0 to 1, "
+    assert f"{remark}learning_rate from 0.0003 to 0.0; from there on the run is not exact\n" in capsys.readouterr().out
+    assert Path("run/config.yaml").read_text().startswith(f"# {remark}")
+
+
+CHANGES = {"learning_rate": 1e-3, "gamma": 0.5, "batch_size": 10}
+
+
+def test_a_changed_run_that_is_broken_off_goes_on_exactly(in_tmp: Path) -> None:
+    of_dqn = {"algo": "dqn", "learning_starts": 20, "train_freq": 4, "batch_size": 8}
+    options: dict[str, Any] = {
+        "policies": "per_agent",
+        "settings": {f"agent2.{name}": value for name, value in of_dqn.items()},
+    }
+    changes = {f"{policy}{name}": value for policy in ("", "agent2.") for name, value in CHANGES.items()}
+    for folder in ("whole", "broken"):
+        broken(folder, **options)
+    marl_sb3.train(resume="whole", settings=changes)
+    with pytest.raises(RuntimeError, match="crash"):
+        marl_sb3.train(resume="broken", settings=changes, callback=[Fail(290)])
+    marl_sb3.train(resume="broken")
+    assert_same_runs("whole", "broken")
+    assert [entry["exact"] for entry in entries("broken")] == [False, True]
+    assert Path("broken/config.yaml").read_text() == Path("whole/config.yaml").read_text()
+
+
+def test_settings_that_are_the_same_change_nothing(in_tmp: Path) -> None:
+    start("run", iterations=2)
+    marl_sb3.train(resume="run", timesteps=40, settings={"n_epochs": 1, "checkpoint_every": 1})
+    (entry,) = entries("run")
+    assert (entry["exact"], list(entry["changed"])) == (True, ["checkpoints.every"])
+    assert not Path("run/config.yaml").read_text().startswith("#")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"env.height": 6}, "--set env.height: env.height cannot change in a run that goes on: its state "),
+        ({"n_steps": 10}, "--set n_steps: n_steps cannot change in a run that goes on: "),
+        ({"net_arch": [9]}, "policy_kwargs cannot change in a run that goes on: "),
+        ({"shared.algo": "dqn"}, "--set shared.algo: shared.algo cannot change in a run that goes on"),
+        ({"normalize_rewards": True}, "processing.normalize_rewards cannot change in a run that goes on"),
+        ({"seed": 8}, "start a new run from its weights: train arena --init-from RUN --set KEY=VALUE"),
+        ({"n_timesteps": 900}, "--set n_timesteps: with --resume, accepted: --timesteps N, env steps to add"),
+        ({"stop": {"iteration": 3}}, "--set stop: with --resume, accepted: --stop METRIC=VALUE"),
+        ({"gamma": 5}, "--set gamma: gamma is 5; accepted: a number from 0 to 1"),
+        ({"tau": 0.5}, "--set tau: unknown hyperparameter 'tau' of PPO"),
+    ],
+)
+def test_a_change_that_the_state_depends_on_is_refused(
+    settings: dict[str, Any], message: str, run_folder: Path
+) -> None:
+    before = (run_folder / "config.yaml").read_bytes()
+    with pytest.raises(ConfigError) as caught:
+        marl_sb3.train(resume=run_folder, timesteps=10, settings=settings)
+    assert message in str(caught.value)
+    assert (run_folder / "config.yaml").read_bytes() == before
+    assert not (run_folder / "resumes.jsonl").exists()
+
+
+def test_the_entropy_coefficient_that_is_learned_stays_so(in_tmp: Path) -> None:
+    settings = {"batch_size": 8, "learning_starts": 20, "policy_kwargs.net_arch": [8]}
+    arguments = {"algo": "sac", "n_envs": 2, "seed": 7, "timesteps": 40, "run_dir": "run"}
+    marl_sb3.train("Pendulum-v1", settings=settings, **arguments)
+    with pytest.raises(ConfigError, match="ent_coef cannot change in a run that goes on"):
+        marl_sb3.train(resume="run", timesteps=10, settings={"ent_coef": 0.1})
