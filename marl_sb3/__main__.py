@@ -1,4 +1,4 @@
-"""`python -m marl_sb3`: list the commands; `python -m marl_sb3 train ...` is `python -m marl_sb3.train ...`."""
+"""`marl-sb3` and `python -m marl_sb3`: list the commands; `marl-sb3 train ...` is `python -m marl_sb3.train ...`."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ def build_parser() -> argparse.ArgumentParser:
     descriptions = {name: importlib.import_module(f"marl_sb3.{name}").build_parser().description for name in COMMANDS}
     listed = "\n".join(f"  {name:<{width}}  {description}" for name, description in descriptions.items())
     parser = CommandParser(
-        "python -m marl_sb3",
+        "marl-sb3",
         "COMMAND ...",
         description="Multi-agent reinforcement learning with Stable-Baselines3.",
-        epilog=f"commands\n{listed}\n\npython -m marl_sb3.COMMAND --help describes its options.",
+        epilog=f"commands\n{listed}\n\nmarl-sb3 COMMAND --help describes its options. python -m marl_sb3.COMMAND\n"
+        "is the same as marl-sb3 COMMAND.",
     )
     parser.add_argument("command", metavar="COMMAND", choices=COMMANDS, help="one of these below, then its arguments")
     return parser
@@ -30,11 +31,12 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that is named first; without one, list them. Returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    parser = build_parser()
     if not arguments:
-        parser.print_help()
+        build_parser().print_help()
         return 0
-    command = parser.parse_args(arguments[:1]).command
+    command = arguments[0]
+    if command not in COMMANDS:  # the parsers of all commands are made only where they are needed
+        command = build_parser().parse_args(arguments[:1]).command
     return int(importlib.import_module(f"marl_sb3.{command}").main(arguments[1:]))
 
 

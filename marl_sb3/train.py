@@ -11,10 +11,17 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from marl_sb3.cli.command import EXIT_DONE, EXIT_INTERRUPTED, run_command, setup_logging
+from marl_sb3.cli.command import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, run_command, setup_logging
 from marl_sb3.cli.parser import assignments, found_run, import_users_modules, named_env
 from marl_sb3.cli.ray import ray_settings
-from marl_sb3.cli.train import RESUME_SETTINGS, SETTINGS, build_parser, require_resumable, stop_conditions
+from marl_sb3.cli.train import (
+    RESUME_SETTINGS,
+    SETTINGS,
+    build_parser,
+    chosen_seeds,
+    require_resumable,
+    stop_conditions,
+)
 from marl_sb3.startup import without_collections
 
 if TYPE_CHECKING:
@@ -32,6 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _train(arguments: argparse.Namespace) -> int:
     setup_logging(arguments.verbosity)
     import_users_modules(arguments)
+    if arguments.seeds is not None:
+        return _train_seeds(arguments)
     with without_collections():
         if arguments.print_config:
             return _print_config(arguments)
@@ -55,6 +64,23 @@ def _prepare(arguments: argparse.Namespace) -> Run:
     from marl_sb3.runs.prepare import prepare  # takes seconds: wrong options are refused before
 
     return prepare(config, arguments.run_dir, trust_pickle=arguments.trust_pickle, ray=ray)
+
+
+def _train_seeds(arguments: argparse.Namespace) -> int:
+    """Train with several seeds; returns the exit code: 1 if one of them failed."""
+    seeds, config = chosen_seeds(arguments), _config(arguments)
+    from marl_sb3.runs.seeds import SeedRuns  # takes seconds, as above
+
+    with without_collections():
+        runs = SeedRuns(config, seeds, arguments.run_dir, trust_pickle=arguments.trust_pickle)
+    if arguments.quiet:
+        runs.execute()
+    else:
+        from marl_sb3.runs.view import execute_and_show_seeds
+
+        execute_and_show_seeds(runs, arguments.agents)
+    print(runs.path, flush=True)
+    return EXIT_DONE if all(run.is_done for run in runs.runs) else EXIT_FAILED
 
 
 def _print_config(arguments: argparse.Namespace) -> int:

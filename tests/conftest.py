@@ -55,6 +55,16 @@ def forked_workers(server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> ForkS
 
 
 @pytest.fixture
+def forked_seeds(server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> ForkServer:
+    """The trainings of `--seeds` are forked from the server, too."""
+    from marl_sb3.runs import seeds
+
+    monkeypatch.setattr(seeds, "subprocess", forked_subprocess(server))
+    monkeypatch.setattr(seeds, "POLL_S", 0.02)
+    return server
+
+
+@pytest.fixture
 def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The test runs in a folder of its own: `runs/` appears there."""
     monkeypatch.chdir(tmp_path)

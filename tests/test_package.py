@@ -8,6 +8,7 @@ import inspect
 import pydoc
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def test_help_and_signature_are_those_of_the_function(name: str) -> None:
     parameters = inspect.signature(function).parameters
     assert next(iter(parameters)) == "env"
     assert "timesteps" in parameters
-    assert not any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    assert not any(each.kind is each.VAR_POSITIONAL for each in parameters.values())
     shown = pydoc.render_doc(function, renderer=pydoc.plaintext)
     assert shown.startswith(f"Python Library Documentation: function {name} in module {FUNCTIONS[name]}")
     assert f"{name}(env: " in shown
@@ -95,6 +96,21 @@ def test_without_a_command_all_are_listed(capsys: pytest.CaptureFixture[str]) ->
 def test_a_command_gets_what_follows_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "arenaa"]) == 2
     assert "unknown env 'arenaa'; did you mean arena?" in capsys.readouterr().err
+
+
+def test_the_script_is_the_module() -> None:
+    scripts = tomllib.loads(Path(__file__).parents[1].joinpath("pyproject.toml").read_text())["project"]["scripts"]
+    assert scripts == {"marl-sb3": f"{main.__module__}:{main.__name__}"}
+
+
+def test_a_command_imports_no_other_one() -> None:
+    code = (
+        "import sys; from marl_sb3.__main__ import main\n"
+        "try: main(['train', '--help'])\n"
+        "except SystemExit: print(*sorted({'marl_sb3.tune', 'marl_sb3.evaluate', 'torch'} & set(sys.modules)), '.')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "."
 
 
 @pytest.mark.parametrize(

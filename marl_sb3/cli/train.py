@@ -37,6 +37,7 @@ KEY of --set is a setting of the preset file or one of SB3's arguments:
 examples
   python -m marl_sb3.train arena
   python -m marl_sb3.train arena --policies per_agent --seed 1
+  python -m marl_sb3.train arena --seeds 5
   python -m marl_sb3.train arena --stop env_runners/episode_return_mean=15
   python -m marl_sb3.train --hparams runs/arena/20260101-120000-abcd/config.yaml
   python -m marl_sb3.train --resume runs/arena/20260101-120000-abcd
@@ -76,6 +77,12 @@ def _add_what_is_trained(parser: CommandParser) -> None:
     add_setup_options(parser)
     parser.option("--timesteps N", "env steps to train for; default: as in the preset, else 1000000", type=integer)
     parser.option("--seed S", "seed of the run; default: random, written to config.yaml", type=integer)
+    parser.option(
+        "--seeds N|A,B,C",
+        "train with N seeds from --seed (or 0) on, or with these seeds: as many trainings at a time as there are "
+        "cores, a run folder each, and a table of the means; default: one seed",
+        type=_seeds,
+    )
     parser.repeated("--set KEY=VALUE", "change a setting, see below; may be repeated; default: none", dest="settings")
     parser.option(
         "--hparams FILE", "settings by env id, or a run's config.yaml; default: the preset shipped for the algorithm"
@@ -138,6 +145,32 @@ def _most_agents(text: str) -> int | None:
     if text.isdecimal() and int(text) > 0:
         return int(text)
     raise argparse.ArgumentTypeError(f"received {text[:60]!r}; accepted: all, or an integer of at least 1")
+
+
+def _seeds(text: str) -> list[int] | int:
+    """Parse `--seeds`: a number of seeds, or the seeds themselves, which are different."""
+    accepted = "a number of seeds of at least 1, such as 5, or different seeds such as 1,5,7"
+    given = [part.strip() for part in text.split(",") if part.strip()]
+    seeds = [int(part) for part in given if part.isdecimal() and len(part) <= 10]
+    if not seeds or len(seeds) < len(given) or len(set(seeds)) < len(seeds) or ("," not in text and seeds[0] < 1):
+        raise argparse.ArgumentTypeError(f"received {text[:60]!r}; accepted: {accepted}")
+    return seeds if "," in text else seeds[0]
+
+
+def chosen_seeds(arguments: argparse.Namespace) -> list[int]:
+    """Return the seeds that `--seeds` asks for.
+
+    Raises:
+        ConfigError: another option does not go with it.
+    """
+    others = ("resume", "print_config", "ray")
+    for name in (*others, *(["seed"] if isinstance(arguments.seeds, list) else [])):
+        if getattr(arguments, name) not in (None, False):
+            raise ConfigError(f"--seeds and --{name.replace('_', '-')} are given; accepted: one of them", key="seeds")
+    if isinstance(arguments.seeds, list):
+        return list(arguments.seeds)
+    first = arguments.seed or 0
+    return list(range(first, first + arguments.seeds))
 
 
 # Options that are settings of the same name; a resume can change some of them.

@@ -176,6 +176,14 @@ def with_rollouts(config: TrainConfig, agents: Sequence[AgentID]) -> TrainConfig
     return replace(config, hyperparameters=hyperparameters, policy_settings={**config.policy_settings, **own})
 
 
+def rollout_lengths(config: TrainConfig) -> list[int]:
+    """Return the different lengths of the rollouts in a resolved configuration, in steps of an env."""
+    of_run = {config.algo: config.hyperparameters}
+    own = (config.of_policy(policy_id) for policy_id in _own_settings(config))
+    found = [*of_run.items(), *((settings.algo, settings.hyperparameters) for settings in own)]
+    return sorted({given["n_steps"] for algo, given in found if not is_off_policy(algorithm_class(algo))})
+
+
 def _has_algo_of_run(config: TrainConfig, policy_id: PolicyID) -> bool:
     return config.of_policy(policy_id).algo == config.algo
 

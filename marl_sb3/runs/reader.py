@@ -28,6 +28,25 @@ def read_results(folder: Path) -> list[Result]:
     return [result for _, result in logged_lines(log, data)]
 
 
+def last_result(folder: Path) -> Result | None:
+    """Return the metrics of the latest iteration without reading the whole log; None if there is none yet.
+
+    The errors are those of `read_results`.
+    """
+    log, tail, size = folder / RESULT_FILE, b"", 2**16
+    with path_is_usable("cannot read", log, "run"):
+        if not log.is_file():
+            return None
+        with log.open("rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            while tail.count(b"\n") < 2 and len(tail) < end:
+                start = max(0, end - size)
+                file.seek(start)
+                tail, size = file.read(end - start), 8 * size
+    complete = tail[: tail.rfind(b"\n") + 1].splitlines()
+    return _result(f"{log}, last line", complete[-1]) if complete else None
+
+
 def logged_lines(log: Path, data: bytes) -> Iterator[tuple[bytes, Result]]:
     """Yield the lines of a log with their results, without an incomplete last line, which a killed process leaves."""
     for number, line in enumerate(data.splitlines(keepends=True), 1):

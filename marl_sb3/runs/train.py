@@ -121,6 +121,9 @@ def _together(settings: Mapping[str, Any] | None, more: Mapping[str, Any]) -> Ma
     """Return the settings in the mapping and those given by themselves."""
     if not more:
         return settings
+    if "seeds" in more:
+        words = "train() trains one run; accepted: seed=S, in a loop over the seeds, or the command train --seeds"
+        raise ConfigError(words, key="seeds")
     require_kinds(None, settings)
     if twice := more.keys() & (settings or {}).keys():
         raise ConfigError(f"{min(twice)} is given by itself and in settings; accepted: once", key=min(twice))

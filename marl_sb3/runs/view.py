@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import shlex
+import time
 from typing import TYPE_CHECKING, Any
 
-from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
-
 from marl_sb3.config.values import counted
+from marl_sb3.display.episodes import samples_table
 from marl_sb3.display.live_view import training_view
 from marl_sb3.display.screen import in_notebook, standard_console
-from marl_sb3.display.tables import MOST_AGENTS, returns_table
+from marl_sb3.display.tables import CUSTOM, MOST_AGENTS, SUM, SUM_ROW, evaluated, metric_rows, returns_table
 from marl_sb3.display.text import duration, number
 from marl_sb3.display.training import Goals, no_episode_yet
 from marl_sb3.envs.registry import importable_id, imported_modules
+from marl_sb3.runs.build import rollout_lengths
 from marl_sb3.runs.execute import execute
 from marl_sb3.runs.resume import remark_on_changes
 from marl_sb3.training.show_progress import ShowProgress
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from stable_baselines3.common.callbacks import BaseCallback
 
+    from marl_sb3.config import TrainConfig
     from marl_sb3.runs.run import Run
+    from marl_sb3.runs.seeds import SeedRun, SeedRuns
 
 _MOST_POLICIES = 8  # of more policies, only the folder is printed, not each file
 
@@ -72,33 +75,83 @@ def execute_and_show(run: Run, callbacks: Sequence[BaseCallback] = (), most_agen
     return run
 
 
+_SILENT_S = 30.0  # while several seeds train: time between lines about their progress
+
+
+def execute_and_show_seeds(runs: SeedRuns, most_agents: int | None = MOST_AGENTS) -> None:
+    """Train with several seeds, and print how each ends, and the means over those that were trained to their end."""
+    console = standard_console()
+    _print_settings(console, runs.config, counted(len(runs.runs), "seed"))
+    print_line(console, f"{counted(runs.at_once, 'training')} at a time; folder of the runs: {runs.path}")
+    last_line_s = time.monotonic()
+
+    def watch() -> None:
+        nonlocal last_line_s
+        if time.monotonic() >= last_line_s + _SILENT_S:
+            last_line_s = time.monotonic()
+            print_line(console, runs.progress())
+
+    try:
+        runs.execute(lambda run: _print_end(console, run), watch)
+    finally:
+        _print_over_seeds(console, runs, most_agents)
+
+
+def _print_end(console: Console, run: SeedRun) -> None:
+    """Print how the training with one seed has ended."""
+    if run.result is not None:
+        value = no_episode_yet(run.result, 0) or f"return {number(run.result['env_runners'][SUM])}"
+        print_line(console, f"seed {run.seed}: {value}, {duration(run.result['time_total_s'])}")
+    elif run.is_interrupted:
+        go_on = f"continue with: python -m marl_sb3.train --resume {shlex.quote(str(run.folder))}"
+        print_line(console, f"seed {run.seed}: interrupted; {go_on}")
+    else:
+        words = f"failed with exit code {run.exit_code}: {run.last_words()}; log: {run.log}"
+        print_line(console, f"seed {run.seed}: {words}")
+
+
+def _print_over_seeds(console: Console, runs: SeedRuns, most_agents: int | None) -> None:
+    """Print the statistics over the seeds, of the training and of the last evaluation."""
+    done = [run.result for run in runs.runs if run.result is not None]
+    results = [result for result in done if no_episode_yet(result, 0) is None]
+    if not results:
+        return
+    parts = {"training, latest episodes": [result["env_runners"] for result in results]}
+    if all(evaluated(result) for result in results):
+        parts["evaluation of the last iteration"] = [dict(evaluated(result)) for result in results]
+    for title, metrics in parts.items():
+        rows = metric_rows(metrics[0], most_agents) if CUSTOM in metrics[0] else [SUM_ROW]
+        samples = [(row.label, [value for each in metrics if (value := row.number(each)) is not None]) for row in rows]
+        print_line(console, f"{title}, over {counted(len(results), 'seed')}:")
+        console.print(samples_table(samples, console.width, SUM_ROW.label, "per seed"))
+
+
 def print_start(console: Console, run: Run) -> None:
     """Print the main settings of the run and its folder."""
     config = run.config
-    policies = config.policies if isinstance(config.policies, str) else ", ".join(config.policies)
     if run.checkpoint is not None:
         done = counted(run.algorithm.num_timesteps, "env step")
         print_line(console, f"resuming from {run.checkpoint}, after {done}")
         remark = remark_on_changes(run)
         if remark is not None:
             print_line(console, remark)
-    print_line(
-        console,
-        f"{config.env}: {counted(config.n_timesteps, 'env step')} in {counted(config.n_envs, 'env')}, {config.algo}, "
-        f"policies {policies}, seed {config.seed}",
-    )
+    _print_settings(console, config, f"seed {config.seed}")
     for line in run.started_from:
         print_line(console, line)
-    if config.picks_rollouts:
-        print_line(console, _picked_rollouts(run))
     print_line(console, f"run folder: {run.files.shown}")
 
 
-def _picked_rollouts(run: Run) -> str:
-    """Return the length of the rollouts, which no preset or option has set."""
-    lengths = sorted({policy.n_steps for policy in run.policies.values() if isinstance(policy, OnPolicyAlgorithm)})
-    steps = " or ".join(f"{length:,}" for length in lengths)
-    return f"rollouts: {steps} steps of each env, since {run.config.env} has no preset; --set n_steps=N sets others"
+def _print_settings(console: Console, config: TrainConfig, seeds: str) -> None:
+    policies = config.policies if isinstance(config.policies, str) else ", ".join(config.policies)
+    print_line(
+        console,
+        f"{config.env}: {counted(config.n_timesteps, 'env step')} in {counted(config.n_envs, 'env')}, {config.algo}, "
+        f"policies {policies}, {seeds}",
+    )
+    if config.picks_rollouts:
+        steps = " or ".join(f"{length:,}" for length in rollout_lengths(config))
+        words = f"since {config.env} has no preset; --set n_steps=N sets others"
+        print_line(console, f"rollouts: {steps} steps of each env, {words}")
 
 
 def print_summary(console: Console, run: Run, most_agents: int | None = MOST_AGENTS) -> None:

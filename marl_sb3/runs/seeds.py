@@ -1,0 +1,181 @@
+"""Train one configuration with several seeds: each in a process of its own, in a run folder of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from marl_sb3.config import TrainConfig, to_yaml
+from marl_sb3.learners.threads import available_cores
+from marl_sb3.metrics import Result
+from marl_sb3.runs.folder import RunFolder
+from marl_sb3.runs.prepare import resolve
+from marl_sb3.runs.reader import last_result
+from marl_sb3.storage.atomic import write_whole
+
+POLL_S = 0.2  # time between looks at the trainings
+SETTINGS_FILE = "settings.yaml"
+_DONE, _INTERRUPTED = 0, 130  # exit codes of the command
+
+
+@dataclass
+class SeedRun:
+    """The training with one seed.
+
+    Attributes:
+        folder: its run folder.
+        exit_code: of its process; None while it has not ended.
+        result: the metrics of the last iteration, if the training is done.
+    """
+
+    seed: int
+    folder: Path
+    exit_code: int | None = None
+    result: Result | None = None
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def log(self) -> Path:
+        """What its process has printed, if the training was not just done."""
+        return self.folder.with_name(f"{self.folder.name}.log")
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it was trained to its end."""
+        return self.exit_code == _DONE
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether a signal ended it; it has a checkpoint if an iteration was finished."""
+        return self.exit_code == _INTERRUPTED
+
+    def last_words(self) -> str:
+        """Return the last line that its process has printed."""
+        return self.log.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
+
+
+class SeedRuns:
+    """Trainings of one configuration with several seeds, as many at a time as there are cores.
+
+    Each is `python -m marl_sb3.train --hparams settings.yaml --seed S --run-dir seed-S`: an ordinary run, equal to one
+    that is trained alone.
+
+    Args:
+        config: of the command line; everything is checked before anything is written.
+        seeds: the seeds.
+        run_dir: the folder of the runs; None: a new one, as for a run.
+        trust_pickle: see `prepare`.
+        options: more options of the command for each training.
+
+    Attributes:
+        path: the folder of the runs.
+        config: the resolved configuration, with one of the seeds.
+        runs: a training for each seed.
+
+    Raises:
+        ConfigError: a setting does not fit, or the folder is not empty.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        seeds: Sequence[int],
+        run_dir: str | Path | None = None,
+        *,
+        trust_pickle: bool = False,
+        options: Sequence[str] = (),
+    ) -> None:
+        self.path = RunFolder.new(config.env, run_dir).path
+        self.config = resolve(config.changed({"seed": seeds[0]}), trust_pickle=trust_pickle)
+        self.runs = [SeedRun(seed, self.path / f"seed-{seed}") for seed in seeds]
+        of_one = config.n_workers if isinstance(config.n_workers, int) else available_cores()
+        self.at_once = max(1, min(len(seeds), available_cores() // max(1, of_one)))
+        self._command = [sys.executable, "-m", "marl_sb3.train", "--hparams", str(self.path / SETTINGS_FILE)]
+        self._command += ["--env", config.env, "--quiet", *(["--trust-pickle"] if trust_pickle else []), *options]
+        # The processes divide the cores among them, which decides how many policies each updates at a time.
+        shared = {"seed": None, "n_parallel_updates": config.n_parallel_updates}
+        self._settings = to_yaml(self.config.changed(shared))
+
+    def execute(
+        self, on_end: Callable[[SeedRun], None] = lambda run: None, watch: Callable[[], None] = lambda: None
+    ) -> None:
+        """Train with all seeds; one that fails does not end the others.
+
+        Args:
+            on_end: called when a training has ended.
+            watch: called several times a second.
+
+        Raises:
+            KeyboardInterrupt: raised again after all trainings have saved and ended.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_whole(self.path / SETTINGS_FILE, self._settings)
+        waiting = list(self.runs)
+        try:
+            while waiting or self.running():
+                while waiting and len(self.running()) < self.at_once:
+                    self._start(waiting.pop(0))
+                time.sleep(POLL_S)
+                self._note_ends(on_end)
+                watch()
+        except BaseException:
+            self._stop()
+            self._note_ends(on_end)
+            raise
+
+    def running(self) -> list[SeedRun]:
+        """Return the trainings that have begun and not ended."""
+        return [run for run in self.runs if run.process is not None and run.exit_code is None]
+
+    def _start(self, run: SeedRun) -> None:
+        paths = os.pathsep.join(path for path in sys.path if path)
+        cores = str(max(1, available_cores() // self.at_once))
+        with run.log.open("wb") as log:
+            run.process = subprocess.Popen(
+                [*self._command, "--seed", str(run.seed), "--run-dir", str(run.folder)],
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "OMP_NUM_THREADS": cores, "PYTHONPATH": paths},
+                start_new_session=True,  # Ctrl-C reaches only this process, which ends them
+            )
+
+    def _note_ends(self, on_end: Callable[[SeedRun], None]) -> None:
+        for run in self.running():
+            assert run.process is not None
+            run.exit_code = run.process.poll()
+            if run.exit_code is None:
+                continue
+            if run.is_done:
+                run.result = last_result(run.folder)
+            if run.is_done or run.is_interrupted:
+                run.log.unlink(missing_ok=True)
+            on_end(run)
+
+    def _stop(self) -> None:
+        """End the trainings: each finishes its iteration and saves. A second Ctrl-C ends them at once."""
+        processes = [run.process for run in self.running() if run.process is not None]
+        try:
+            for process in processes:
+                process.send_signal(signal.SIGTERM)
+            for process in processes:
+                process.wait()
+        except KeyboardInterrupt:
+            for process in processes:
+                process.kill()
+                process.wait()
+
+    def progress(self) -> str:
+        """Return how far each training is that runs, on one line."""
+        steps = []
+        for run in self.running():
+            result = last_result(run.folder)
+            done = 0 if result is None else result["num_env_steps_sampled_lifetime"]
+            steps.append(f"seed {run.seed}: {done:,}")
+        return f"env steps of {self.config.n_timesteps:,}: {', '.join(steps)}"
