@@ -19,6 +19,7 @@ import runpy
 import shlex
 import sys
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import dedent
@@ -131,6 +132,10 @@ def run_command(command: str) -> int:
         ValueError: it is another command.
     """
     words = shlex.split(command, comments=True)
+    if ">" in words:
+        command, file = shlex.join(words[: words.index(">")]), Path(words[-1])
+        with file.open("w", encoding="utf-8") as output, redirect_stdout(output):
+            return run_command(command)
     with mock.patch.object(sys, "argv", words[1:]):
         try:
             if words[:2] == ["python", "-m"] and words[2].partition(".")[0] == "marl_sb3":

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -40,6 +41,15 @@ class WorkHere:
         work_here(self.study, self.queue, look)
 
 
+class TrainHere:
+    """Takes the place of `subprocess.Popen` in `runs.seeds`: trains in this process."""
+
+    def __init__(self, command: list[str], **_: Any) -> None:
+        from marl_sb3.train import main
+
+        self.poll = partial(int, main(command[3:]))
+
+
 def budget(algorithm: Any, env_steps: int) -> int:
     """The env steps that a training gets instead of so many; searches have their own."""
     trained = getattr(algorithm, "policies", {"": algorithm}).values()
@@ -58,6 +68,7 @@ def short_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
 
     from marl_sb3 import MultiAgentAlgorithm
     from marl_sb3.checkup import api as checkup
+    from marl_sb3.runs import seeds
     from marl_sb3.tuning import api
     from marl_sb3.tuning.jobs import confirmations, run
 
@@ -87,6 +98,8 @@ def short_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
         confirmations, "_trainings", lambda study, trials, seeds: trainings(study, trials, min(seeds, 2))
     )
     monkeypatch.setattr(run, "Workers", WorkHere)
+    monkeypatch.setattr(seeds, "subprocess", SimpleNamespace(Popen=TrainHere, DEVNULL=None))
+    monkeypatch.setattr(seeds, "POLL_S", 0.0)
     monkeypatch.setattr(checkup, "examine", partial(checkup.examine, isolated=False, measure_s=0.0))
 
 

@@ -4,7 +4,8 @@
 socket ADDRESS. `("fork", command)` is answered by `("pid", number)`, and by `("exit", number, code)` when the child has
 ended, with a code as `subprocess` has it. `("signal", number, signal)` goes to a child of the connection that still
 runs. `("running",)` is answered by `("running", {number: command})` of all connections. Children end with their
-connection, and everything with the first. The workers of a search that is a child are forked here, too.
+connection, and everything with the first. The workers of a search that is a child, and trainings
+that a child starts with `--seeds`, are forked here, too.
 """
 
 from __future__ import annotations
@@ -191,9 +192,10 @@ def _become(command: Command) -> None:
 def _fork_workers() -> None:
     from forked import Client, forked_subprocess
 
+    from marl_sb3.runs import seeds
     from marl_sb3.tuning.jobs import workers
 
-    workers.subprocess = forked_subprocess(Client.of(ADDRESS))
+    workers.subprocess = seeds.subprocess = forked_subprocess(Client.of(ADDRESS))
 
 
 def _redirect(command: Command) -> None:
