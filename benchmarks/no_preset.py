@@ -137,7 +137,7 @@ GAMES: Mapping[str, Factory] = {
     "Pendulum": partial(gymnasium.make, "Pendulum-v1"),
     "FrozenLake": partial(gymnasium.make, "FrozenLake-v1"),
     "FrozenLake-dry": partial(gymnasium.make, "FrozenLake-v1", is_slippery=False),
-    "Taxi": partial(gymnasium.make, "Taxi-v3"),
+    "Taxi": partial(gymnasium.make, "Taxi-v4"),
     "echo": partial(Bits, 2, lambda bits, before: bits),
     "echo-4": partial(Bits, 4, lambda bits, before: bits),
     "changed": partial(Bits, 2, lambda bits, before: bits ^ before),
@@ -190,8 +190,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     SETTING.print()
     found = {}
     for game in arguments.games:
-        say(f"training {game}")
         found[game] = returns_of(game, arguments.timesteps, arguments.seeds)
+        say(f"{game}: {found[game]}")
     header = ["game", "n_steps", "untrained", "n_steps=2048", "nothing set"]
     rows = []
     for game, each in found.items():

@@ -65,14 +65,15 @@ def resume_run(
             raise ConfigError("the run was begun without shards (n_shards is 0), which Ray needs", key="n_shards")
         check_device(config)
         set_up_process(config)
-        algorithm = build(config, factory, ray)
-        run = Run(files, config, algorithm, checkpoint=checkpoint.name, factory=factory, changes=changed)
+        goes_on = not is_complete(config, env_steps)  # otherwise nothing will be trained
+        run = Run(files, config, build(config, factory, ray), checkpoint=checkpoint.name, factory=factory)
+        run.changes = changed if goes_on else {}
         on_error.callback(run.close)
         require_metrics(run)
         with source_named(config):
             run.algorithm.start_runners()
         inexact = bring_back(run, checkpoint)
-        if not is_complete(config, env_steps):  # otherwise nothing will be trained
+        if goes_on:
             planned = phases_after(before, env_steps)[0].n_timesteps
             with files.writing():
                 note_resume(run, inexact, planned if timesteps is not None else None)

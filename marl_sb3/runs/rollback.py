@@ -35,6 +35,7 @@ def roll_back(run: Run, count: int, error: NumericError) -> None:
     _log.warning("%s", error)
     _log.warning("rollback %d of %d, to %s, with other random numbers", count, MAX_ROLLBACKS, checkpoint.name)
     run.checkpoint = checkpoint.name
+    run.changes = {}  # they were noted when the run was resumed
     note_resume(run, bring_back(run, checkpoint))
     # The same random numbers would lead to the same error.
     assert run.config.seed is not None, "prepare() has drawn one"

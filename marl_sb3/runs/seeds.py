@@ -21,7 +21,8 @@ from marl_sb3.storage.atomic import write_whole
 
 POLL_S = 0.2  # time between looks at the trainings
 SETTINGS_FILE = "settings.yaml"
-_DONE, _INTERRUPTED = 0, 130  # exit codes of the command
+_DONE = 0  # exit code of the command
+_INTERRUPTED = (130, -signal.SIGTERM)  # by a signal while it trained, or while it started
 
 
 @dataclass
@@ -29,11 +30,13 @@ class SeedRun:
     """The training with one seed.
 
     Attributes:
+        env: the id of the env.
         folder: its run folder.
         exit_code: of its process; None while it has not ended.
         result: the metrics of the last iteration, if the training is done.
     """
 
+    env: str
     seed: int
     folder: Path
     exit_code: int | None = None
@@ -52,8 +55,13 @@ class SeedRun:
 
     @property
     def is_interrupted(self) -> bool:
-        """Whether a signal ended it; it has a checkpoint if an iteration was finished."""
-        return self.exit_code == _INTERRUPTED
+        """Whether a signal ended it."""
+        return self.exit_code in _INTERRUPTED
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether it can be resumed."""
+        return any(self.folder.glob("checkpoints/ckpt-*"))
 
     def last_words(self) -> str:
         """Return the last line that its process has printed."""
@@ -93,7 +101,7 @@ class SeedRuns:
     ) -> None:
         self.path = RunFolder.new(config.env, run_dir).path
         self.config = resolve(config.changed({"seed": seeds[0]}), trust_pickle=trust_pickle)
-        self.runs = [SeedRun(seed, self.path / f"seed-{seed}") for seed in seeds]
+        self.runs = [SeedRun(config.env, seed, self.path / f"seed-{seed}") for seed in seeds]
         of_one = config.n_workers if isinstance(config.n_workers, int) else available_cores()
         self.at_once = max(1, min(len(seeds), available_cores() // max(1, of_one)))
         self._command = [sys.executable, "-m", "marl_sb3.train", "--hparams", str(self.path / SETTINGS_FILE)]

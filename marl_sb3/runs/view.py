@@ -103,8 +103,10 @@ def _print_end(console: Console, run: SeedRun) -> None:
         value = no_episode_yet(run.result, 0) or f"return {number(run.result['env_runners'][SUM])}"
         print_line(console, f"seed {run.seed}: {value}, {duration(run.result['time_total_s'])}")
     elif run.is_interrupted:
-        go_on = f"continue with: python -m marl_sb3.train --resume {shlex.quote(str(run.folder))}"
-        print_line(console, f"seed {run.seed}: interrupted; {go_on}")
+        env = f" --env {shlex.quote(run.env)}" if ":" in run.env else ""
+        go_on = f"continue with: python -m marl_sb3.train --resume {shlex.quote(str(run.folder))}{env}"
+        words = go_on if run.has_checkpoint else "it has no checkpoint"
+        print_line(console, f"seed {run.seed}: interrupted; {words}")
     else:
         words = f"failed with exit code {run.exit_code}: {run.last_words()}; log: {run.log}"
         print_line(console, f"seed {run.seed}: {words}")

@@ -380,6 +380,15 @@ def test_a_changed_run_that_is_broken_off_goes_on_exactly(in_tmp: Path) -> None:
     assert Path("broken/config.yaml").read_text() == Path("whole/config.yaml").read_text()
 
 
+def test_a_complete_run_is_not_changed(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    start("run", iterations=2)
+    before = Path("run/config.yaml").read_bytes()
+    marl_sb3.train(resume="run", settings={"learning_rate": 1e-4})
+    assert "changed after" not in capsys.readouterr().out
+    assert Path("run/config.yaml").read_bytes() == before
+    assert not Path("run/resumes.jsonl").exists()
+
+
 def test_settings_that_are_the_same_change_nothing(in_tmp: Path) -> None:
     start("run", iterations=2)
     marl_sb3.train(resume="run", timesteps=40, settings={"n_epochs": 1, "checkpoint_every": 1})
