@@ -116,7 +116,7 @@ def test_every_hyperparameter_has_its_range() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("clip_range_vf", -1, "accepted: a number of at least 0, or lin_X for a line from X down to 0, or null"),
+        ("clip_range_vf", -1, "accepted: a number above 0, or lin_X for a line from X down to 0, or null"),
         ("target_kl", 0, "accepted: a number above 0, or null"),
         ("gamma", 2, "accepted: a number from 0 to 1"),
         ("batch_size", 1, "accepted: an integer of at least 2"),
