@@ -56,7 +56,9 @@ def resume_run(
         on_error.callback(files.unlock)
         files.require_own_files()
         before = files.read_config(env)
-        other = load_config(before.env, hparams=parse_value(to_yaml(before)), settings=settings)
+        other = before
+        if settings:
+            other = load_config(before.env, hparams=parse_value(to_yaml(before)), settings=settings)
         changed = changes_between(before, other)
         checkpoint = files.checkpoints.load("latest")
         env_steps = StateReader(checkpoint.state).fields("counters").integer("num_timesteps")

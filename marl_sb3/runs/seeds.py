@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from marl_sb3.config import TrainConfig, to_yaml
+from marl_sb3.envs.registry import imported_modules
 from marl_sb3.learners.threads import available_cores
 from marl_sb3.metrics import Result
 from marl_sb3.runs.folder import RunFolder
@@ -79,7 +80,6 @@ class SeedRuns:
         seeds: the seeds.
         run_dir: the folder of the runs; None: a new one, as for a run.
         trust_pickle: see `prepare`.
-        options: more options of the command for each training.
 
     Attributes:
         path: the folder of the runs.
@@ -97,7 +97,6 @@ class SeedRuns:
         run_dir: str | Path | None = None,
         *,
         trust_pickle: bool = False,
-        options: Sequence[str] = (),
     ) -> None:
         self.path = RunFolder.new(config.env, run_dir).path
         self.config = resolve(config.changed({"seed": seeds[0]}), trust_pickle=trust_pickle)
@@ -105,7 +104,8 @@ class SeedRuns:
         of_one = config.n_workers if isinstance(config.n_workers, int) else available_cores()
         self.at_once = max(1, min(len(seeds), available_cores() // max(1, of_one)))
         self._command = [sys.executable, "-m", "marl_sb3.train", "--hparams", str(self.path / SETTINGS_FILE)]
-        self._command += ["--env", config.env, "--quiet", *(["--trust-pickle"] if trust_pickle else []), *options]
+        self._command += ["--env", config.env, "--quiet", *(["--trust-pickle"] if trust_pickle else [])]
+        self._command += [f"--import={module}" for module in imported_modules()]
         # The processes divide the cores among them, which decides how many policies each updates at a time.
         shared = {"seed": None, "n_parallel_updates": config.n_parallel_updates}
         self._settings = to_yaml(self.config.changed(shared))

@@ -21,7 +21,6 @@ from marl_sb3.training.show_progress import ShowProgress
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
     from pathlib import Path
 
     from rich.console import Console
@@ -103,8 +102,7 @@ def _print_end(console: Console, run: SeedRun) -> None:
         value = no_episode_yet(run.result, 0) or f"return {number(run.result['env_runners'][SUM])}"
         print_line(console, f"seed {run.seed}: {value}, {duration(run.result['time_total_s'])}")
     elif run.is_interrupted:
-        env = f" --env {shlex.quote(run.env)}" if ":" in run.env else ""
-        go_on = f"continue with: python -m marl_sb3.train --resume {shlex.quote(str(run.folder))}{env}"
+        go_on = f"continue with: python -m marl_sb3.train --resume {_run_and_env(run.folder, run.env)}"
         words = go_on if run.has_checkpoint else "it has no checkpoint"
         print_line(console, f"seed {run.seed}: interrupted; {words}")
     else:
@@ -185,8 +183,9 @@ def print_how_to_go_on(console: Console, run: Run) -> None:
 
 
 def _print_command(console: Console, run: Run, command: str) -> None:
-    """Print a command on the run; it must be able to import the env."""
-    if run.checkpoint is not None and importable_id(run.config.env, run.factory) is not None:
+    """Print a command on the run, unless only this process can make the env."""
+    has_env = importable_id(run.config.env, run.factory) is not None or imported_modules()
+    if run.checkpoint is not None and has_env:
         print_line(console, f"{command} {_run_and_env(run.files.shown, run.config.env)}")
 
 
