@@ -190,8 +190,8 @@ def require_resumable(arguments: argparse.Namespace) -> None:
         if given is not None and given is not False and given != []:
             raise ConfigError(
                 f"--{name.replace('_', '-')} cannot change a resumed run; accepted with --resume: ENV or --env, "
-                "--import, --timesteps, --set of what its state does not depend on, --stop, --checkpoint-every, --on-nan, "
-                "--workers, --ray and its options, --agents, --quiet, -v",
+                "--import, --timesteps, --set of what its state does not depend on, --stop, --checkpoint-every, "
+                "--on-nan, --workers, --ray and its options, --agents, --quiet, -v",
                 key=name,
             )
 
