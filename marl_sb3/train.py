@@ -79,7 +79,7 @@ def _train_seeds(arguments: argparse.Namespace) -> int:
         from marl_sb3.runs.view import execute_and_show_seeds
 
         execute_and_show_seeds(runs, arguments.agents)
-    print(runs.path, flush=True)
+    print(runs.shown, flush=True)
     return EXIT_DONE if all(run.is_done for run in runs.runs) else EXIT_FAILED
 
 

@@ -32,7 +32,8 @@ class SeedRun:
 
     Attributes:
         env: the id of the env.
-        folder: its run folder.
+        folder: its run folder, absolute.
+        shown: its run folder for messages and commands to copy.
         exit_code: of its process; None while it has not ended.
         result: the metrics of the last iteration, if the training is done.
     """
@@ -40,6 +41,7 @@ class SeedRun:
     env: str
     seed: int
     folder: Path
+    shown: Path
     exit_code: int | None = None
     result: Result | None = None
     process: subprocess.Popen[bytes] | None = None
@@ -82,7 +84,8 @@ class SeedRuns:
         trust_pickle: see `prepare`.
 
     Attributes:
-        path: the folder of the runs.
+        path: the folder of the runs, absolute: an env may change the working folder.
+        shown: the folder as the user gave it, for messages.
         config: the resolved configuration, with one of the seeds.
         runs: a training for each seed.
 
@@ -98,9 +101,12 @@ class SeedRuns:
         *,
         trust_pickle: bool = False,
     ) -> None:
-        self.path = RunFolder.new(config.env, run_dir).path
+        files = RunFolder.new(config.env, run_dir)
+        self.path, self.shown = files.path, files.shown
         self.config = resolve(config.changed({"seed": seeds[0]}), trust_pickle=trust_pickle)
-        self.runs = [SeedRun(config.env, seed, self.path / f"seed-{seed}") for seed in seeds]
+        self.runs = [
+            SeedRun(config.env, seed, self.path / f"seed-{seed}", self.shown / f"seed-{seed}") for seed in seeds
+        ]
         of_one = config.n_workers if isinstance(config.n_workers, int) else available_cores()
         self.at_once = max(1, min(len(seeds), available_cores() // max(1, of_one)))
         self._command = [sys.executable, "-m", "marl_sb3.train", "--hparams", str(self.path / SETTINGS_FILE)]

@@ -81,7 +81,7 @@ def execute_and_show_seeds(runs: SeedRuns, most_agents: int | None = MOST_AGENTS
     """Train with several seeds, and print how each ends, and the means over those that were trained to their end."""
     console = standard_console()
     _print_settings(console, runs.config, counted(len(runs.runs), "seed"))
-    print_line(console, f"{counted(runs.at_once, 'training')} at a time; folder of the runs: {runs.path}")
+    print_line(console, f"{counted(runs.at_once, 'training')} at a time; folder of the runs: {runs.shown}")
     last_line_s = time.monotonic()
 
     def watch() -> None:
@@ -102,11 +102,11 @@ def _print_end(console: Console, run: SeedRun) -> None:
         value = no_episode_yet(run.result, 0) or f"return {number(run.result['env_runners'][SUM])}"
         print_line(console, f"seed {run.seed}: {value}, {duration(run.result['time_total_s'])}")
     elif run.is_interrupted:
-        go_on = f"continue with: python -m marl_sb3.train --resume {_run_and_env(run.folder, run.env)}"
+        go_on = f"continue with: python -m marl_sb3.train --resume {_run_and_env(run.shown, run.env)}"
         words = go_on if run.has_checkpoint else "it has no checkpoint"
         print_line(console, f"seed {run.seed}: interrupted; {words}")
     else:
-        words = f"failed with exit code {run.exit_code}: {run.last_words()}; log: {run.log}"
+        words = f"failed with exit code {run.exit_code}: {run.last_words()}; log: {run.shown}.log"
         print_line(console, f"seed {run.seed}: {words}")
 
 
