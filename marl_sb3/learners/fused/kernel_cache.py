@@ -1,14 +1,24 @@
-"""Compile functions with numba once per machine; later processes load the compiled code unless it is damaged."""
+"""Compile functions with numba once for each user and algorithm; later processes load the compiled code.
+
+The files are in the user's cache folder (`~/.cache/marl_sb3` on Linux), in folders named by the content of the sources:
+all clones and installations of the same sources share them. `NUMBA_CACHE_DIR` names another folder.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from hashlib import sha256
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, TypeVar
 
+import numba
 from numba import njit
-from numba.core.caching import FunctionCache, IndexDataCacheFile
+from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile, _CacheLocator
+from numba.misc.appdirs import AppDirs
 
 _log = logging.getLogger(__name__)
 
@@ -20,29 +30,108 @@ _FAST = {"reassoc", "contract", "arcp", "nsz", "afn"}
 _OPTIONS = {"nogil": True, "error_model": "numpy", "fastmath": _FAST, "no_cfunc_wrapper": True}
 
 
-class RebuildingCache(FunctionCache):
-    """numba's cache of one function, which notices more changes.
+def _content(path: str) -> str:
+    return sha256(Path(path).read_bytes()).hexdigest()
 
-    A damaged file is treated like a missing one. Compiled code contains the kernels that it calls, so it is compiled
-    again after a change of any file that they come from. numba checks the file of the called kernel alone.
+
+def _bases(source: Path) -> Iterator[Path]:
+    """Yield the folders that may hold compiled code, the best first."""
+    if numba.config.CACHE_DIR:  # type: ignore[attr-defined]
+        yield Path(numba.config.CACHE_DIR)  # type: ignore[attr-defined]
+        return
+    of_user = Path(AppDirs("marl_sb3", appauthor=False).user_cache_dir)  # type: ignore[no-untyped-call]
+    if of_user.is_absolute():  # there may be no home
+        yield of_user
+    yield source.parent / "__pycache__"
+
+
+@lru_cache
+def _is_writable(folder: Path) -> bool:
+    """Make the folder if it is missing, and try to write into it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        TemporaryFile(dir=folder).close()
+    except OSError:
+        return False
+    return True
+
+
+class _ByContent(_CacheLocator):
+    """Where the compiled code of a function is: in a folder named by the content of all files that it comes from.
+
+    Attributes:
+        sources: the content hash of each of these files, by path; with this one, which holds the compiler's options.
+    """
+
+    def __init__(self, function: Callable[..., Any], source: str) -> None:
+        self._line = function.__code__.co_firstlineno
+        self.sources = {__file__: _content(__file__), source: _content(source)}
+        for used in function.__globals__.values():
+            self.sources.update(getattr(getattr(used, "_cache", None), "sources", {}))
+        content = sha256("".join(sorted(set(self.sources.values()))).encode()).hexdigest()
+        # A folder for each numba: two would take turns in throwing each other's files away.
+        folder = f"numba-{numba.__version__}/{Path(source).stem}-{content[:16]}"
+        candidates = [base / folder for base in _bases(Path(source))]
+        found = [path for path in candidates if _is_writable(path)] or [path for path in candidates if path.is_dir()]
+        if not found:
+            raise OSError(f"none of {', '.join(map(str, candidates))} can be made")
+        self._folder, self._content = found[0], content
+
+    @classmethod
+    def from_function(cls, py_func: Callable[..., Any], py_file: str) -> _ByContent | None:
+        """See `numba.core.caching._CacheLocator.from_function`."""
+        try:
+            return cls(py_func, py_file)
+        except OSError:
+            return None
+
+    def get_cache_path(self) -> str:
+        """Return the folder of the files."""
+        return str(self._folder)
+
+    def get_source_stamp(self) -> str:
+        """Return a hash of the content of the sources."""
+        return self._content
+
+    def get_disambiguator(self) -> str:
+        """Return the line: functions of a module may have the same name."""
+        return str(self._line)
+
+
+class _Implementation(CompileResultCacheImpl):
+    _locator_classes = [_ByContent]  # noqa: RUF012 - the base class has a list
+
+
+class _Files(IndexDataCacheFile):
+    def _data_name(self, number: int) -> str:
+        """Return a name that no other process takes: two may compile a function for different types at once."""
+        return str(super()._data_name(uuid.uuid4().int % 10**15))  # type: ignore[no-untyped-call]
+
+
+class RebuildingCache(FunctionCache):
+    """numba's cache of one function, which all copies of the same sources share and which notices more changes.
+
+    A damaged file is treated like a missing one, and code that cannot be saved is used all the same. Compiled code
+    contains the kernels that it calls, so it is compiled again after a change of any file that they come from. numba
+    checks the file of the called kernel alone.
 
     Args:
         function: uses kernels of other modules under their own names: `from module import kernel`.
 
     Attributes:
-        stamps: the content hash of each file that the compiled code comes from, by path.
+        sources: the content hash of each file that the compiled code comes from, by path.
+
+    Raises:
+        RuntimeError: there is no folder for the files.
     """
+
+    _impl_class = _Implementation
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)  # type: ignore[no-untyped-call]
-        locator = self._impl.locator
-        self.stamps: dict[str, Any] = {function.__code__.co_filename: locator.get_source_stamp()}
-        for used in function.__globals__.values():
-            self.stamps.update(getattr(getattr(used, "_cache", None), "stamps", {}))
-        self._cache_file = IndexDataCacheFile(  # type: ignore[no-untyped-call]
-            cache_path=locator.get_cache_path(),
-            filename_base=self._impl.filename_base,
-            source_stamp=[self.stamps[path] for path in sorted(self.stamps)],
+        self.sources: dict[str, str] = self._impl.locator.sources
+        self._cache_file = _Files(  # type: ignore[no-untyped-call]
+            self.cache_path, self._impl.filename_base, self._impl.locator.get_source_stamp()
         )
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
@@ -53,6 +142,14 @@ class RebuildingCache(FunctionCache):
             _log.warning("compiling %s again: its files in %s are damaged (%r)", self._name, self.cache_path, error)
             self._forget()
             return None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """See `numba.core.caching.Cache.save_overload`."""
+        try:
+            super().save_overload(sig, data)  # type: ignore[no-untyped-call]
+        except OSError as error:  # a full disk, a folder that can only be read
+            _log.info("the compiled code of %s is not saved: %s", self._name, error)
+            self.disable()  # type: ignore[no-untyped-call]
 
     def _forget(self) -> None:
         try:
@@ -68,19 +165,24 @@ def compiled(function: _Function, **options: Any) -> _Function:
         function: a function in the subset of Python that numba compiles.
         options: passed to `numba.njit`.
     """
+    made: Any = njit(**options)(function)
     try:
-        made: Any = njit(cache=True, **options)(function)
         made._cache = RebuildingCache(function)
-    except RuntimeError:  # no writable cache folder: compile in every process
-        made = njit(**options)(function)
+    except RuntimeError:
+        _log.debug("no folder for the compiled code of %s: it is compiled in every process", function)
     return made  # type: ignore[no-any-return]
 
 
 def note_compiling(function: Any) -> None:
     """Log that a kernel, and those that it calls, have to be compiled; nothing if an earlier process has done that."""
     folder, module = function.stats.cache_path, function.py_func.__module__.rpartition(".")[2]
-    if folder is None or not any(Path(folder).glob(f"{module}.{function.py_func.__name__}-*.nbi")):
-        _log.warning("compiling the fused update: takes some seconds, once per machine")
+    if folder is None:
+        _log.warning(
+            "compiling the fused update: takes some seconds in every process, because there is no folder for compiled "
+            "code; NUMBA_CACHE_DIR names one"
+        )
+    elif not any(Path(folder).glob(f"{module}.{function.py_func.__name__}-*.nbi")):
+        _log.warning("compiling the fused update: takes some seconds, once for each algorithm")
 
 
 def kernel(function: _Function) -> _Function:

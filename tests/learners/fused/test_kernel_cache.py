@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import numba
 import pytest
+from numba.core.caching import IndexDataCacheFile
 from numba.core.dispatcher import Dispatcher
 
 from marl_sb3.learners.fused import adam, layers
-from marl_sb3.learners.fused.kernel_cache import RebuildingCache, compiled
+from marl_sb3.learners.fused.kernel_cache import RebuildingCache, compiled, note_compiling
 from marl_sb3.learners.ppo.fused import kernel
 
 
@@ -100,6 +103,115 @@ def test_a_change_of_a_kernel_in_another_file_is_noticed(tmp_path: Path, monkeyp
         outer = importlib.import_module("changing_outer").outer
         results.append((outer(1), sum(outer.stats.cache_hits.values())))
     assert results == [(4, 0), (4, 1), (22, 0)]
+
+
+COUNTS = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from changing_outer import outer
+print(outer(1), sum(outer.stats.cache_hits.values()), outer.stats.cache_path)
+"""
+
+
+def copied_sources(folder: Path) -> None:
+    """A clone: the same modules in another folder."""
+    folder.mkdir()
+    (folder / "changing_inner.py").write_text(INNER.format(added=1))
+    (folder / "changing_outer.py").write_text(OUTER)
+
+
+def of_copy(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The kernel as a new process imports it from this folder."""
+    for module in ("changing_inner", "changing_outer"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    with monkeypatch.context() as patch:
+        patch.syspath_prepend(folder)
+        return importlib.import_module("changing_outer").outer
+
+
+@pytest.fixture
+def user_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's cache folder, where numba was told of no other."""
+    monkeypatch.setattr(numba.config, "CACHE_DIR", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "marl_sb3"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="XDG_CACHE_HOME is Linux's")
+def test_a_second_clone_does_not_compile_again(
+    user_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for clone in ("one", "two"):
+        copied_sources(tmp_path / clone)
+        outer = of_copy(tmp_path / clone, monkeypatch)
+        found.append((outer(1), sum(outer.stats.cache_hits.values())))
+        assert Path(outer.stats.cache_path).is_relative_to(user_cache)
+        assert not list((tmp_path / clone).rglob("*.nb?"))
+    assert found == [(4, 0), (4, 1)]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="XDG_CACHE_HOME is Linux's")
+def test_without_a_writable_cache_folder_the_sources_have_it(
+    user_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cache").write_text("a file: no folder can be made below it, not even by root")
+    copied_sources(tmp_path / "clone")
+    for hits in (0, 1):
+        outer = of_copy(tmp_path / "clone", monkeypatch)
+        assert (outer(1), sum(outer.stats.cache_hits.values())) == (4, hits)
+    assert Path(outer.stats.cache_path).is_relative_to(tmp_path / "clone" / "__pycache__")
+
+
+@pytest.mark.parametrize("when", ["from the start", "later"])
+def test_code_that_cannot_be_saved_is_used(
+    when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "cache"))
+    copied_sources(tmp_path / "clone")
+    if when == "from the start":
+        (tmp_path / "cache").write_text("a file")
+    outer = of_copy(tmp_path / "clone", monkeypatch)
+    if when == "later":
+        folder = Path(outer.stats.cache_path)
+        folder.rmdir()
+        folder.write_text("a file")
+    else:
+        note_compiling(outer)
+        assert "in every process, because there is no folder for compiled code" in caplog.text
+    assert outer(1) == 4
+
+
+def test_processes_that_compile_for_different_types_at_the_same_time_keep_their_files_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    with monkeypatch.context() as patch:  # neither has seen the other's index
+        patch.setattr(RebuildingCache, "load_overload", lambda *_: None)
+        patch.setattr(IndexDataCacheFile, "_load_index", lambda _: {})
+        first, second = compiled(one_more), compiled(one_more)
+        assert (first(1), second(1.5)) == (2, 2.5)
+    assert len(list(tmp_path.rglob("*.nbc"))) == 2
+    again: Any = compiled(one_more)
+    assert (again(1.5), again(1)) == (2.5, 2)
+    assert sum(again.stats.cache_hits.values()) == 1  # the entry of the index that was written last
+
+
+@pytest.mark.proof
+def test_a_process_in_a_second_clone_loads_what_processes_in_the_first_compile_at_the_same_time(tmp_path: Path) -> None:
+    variables = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": os.pathsep.join(sys.path)}
+    variables.pop("NUMBA_CACHE_DIR", None)
+
+    def processes(clone: str, count: int) -> list[str]:
+        copied_sources(tmp_path / clone)
+        line = [sys.executable, "-c", COUNTS, str(tmp_path / clone)]
+        started = [subprocess.Popen(line, env=variables, stdout=subprocess.PIPE, text=True) for _ in range(count)]
+        return [process.communicate()[0].strip() for process in started]
+
+    for answer in processes("one", 4):
+        assert answer.startswith("4 ")
+    (answer,) = processes("two", 1)
+    assert answer.startswith(f"4 1 {tmp_path / 'cache'}")
 
 
 def test_all_kernels_have_this_cache() -> None:
