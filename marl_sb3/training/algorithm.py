@@ -20,7 +20,7 @@ from marl_sb3.config.values import PositiveInt, Seed, require
 from marl_sb3.errors import CheckpointError, ConfigError, RunnersLostError
 from marl_sb3.learners.bundle import PolicyBundle
 from marl_sb3.learners.spec import PolicySpec
-from marl_sb3.learners.threads import blas_threads, parallel_updates
+from marl_sb3.learners.threads import limited_threads, parallel_updates
 from marl_sb3.metrics import EpisodeTracker, InfoMetric, Result, flatten
 from marl_sb3.policies.determinism import Deterministic
 from marl_sb3.runners.sharded import Sampled
@@ -71,7 +71,8 @@ class MultiAgentAlgorithm(JointPolicies):
         stats_window_size: number of finished episodes that the metrics of episodes run over.
         custom_metrics: metrics from the env's infos, in addition to those that the env announces.
         update_path: how marl_sb3's own algorithms update: `auto`, `fused` or `torch`; see `marl_sb3.PPO`.
-        n_threads: threads of one matrix product in the fused kernels; PyTorch has its own setting.
+        n_threads: threads of one operation of PyTorch or BLAS in `learn` and `train_iteration`, which give PyTorch its
+            own number back at their end. Small networks are slower with more than one.
         n_parallel_updates: number of policies that are updated in parallel, if possible; None: as many as there are
             cores for. It changes no result.
         evaluation_deterministic: the default of evaluations: the most likely actions (True), or sampled ones as in the
@@ -221,7 +222,8 @@ class MultiAgentAlgorithm(JointPolicies):
             self.forget_episodes()
         self._counters.planned_env_steps = math.ceil(self.num_timesteps + total_timesteps)
         try:
-            self._learn(joined, self._counters.planned_env_steps, log_interval, tb_log_name)
+            with limited_threads(self.n_threads):
+                self._learn(joined, self._counters.planned_env_steps, log_interval, tb_log_name)
         finally:
             for each in progress:
                 each.close()
@@ -251,7 +253,8 @@ class MultiAgentAlgorithm(JointPolicies):
         """
         silent = CallbackList([])
         silent.init_callback(self)  # type: ignore[arg-type]
-        result = self._iterate(silent)
+        with limited_threads(self.n_threads):
+            result = self._iterate(silent)
         assert result is not None, "no callback, nobody to stop the rollout"
         self._reporter.write(result, self.num_timesteps)
         return result
@@ -398,8 +401,7 @@ class MultiAgentAlgorithm(JointPolicies):
         self._counters.begin_iteration()
         listener = CallbackListener(self, self._counters, callback)
         try:
-            with blas_threads(self.n_threads):
-                report = self._loop.iterate(callback, listener, lambda: self._counters.progress_remaining)
+            report = self._loop.iterate(callback, listener, lambda: self._counters.progress_remaining)
         except RunnersLostError:  # a round that was lost has changed nothing
             self.between_iterations = not self._counters.steps_of_iteration
             raise

@@ -30,7 +30,7 @@ def make_runner(
     Args:
         sampled: returns how far the training is.
         update_path: see `marl_sb3.PPO`.
-        n_threads: threads of one matrix product.
+        n_threads: threads of one operation of PyTorch or BLAS.
     """
     if not isinstance(env, ShardedVecEnv):
         return LocalRunner(env, {name: each.collector for name, each in setup.learners.items()}, tracker)

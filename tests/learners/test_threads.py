@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
+import torch as th
+from stable_baselines3.common.callbacks import BaseCallback
 from threadpoolctl import threadpool_info
+from toy_envs import ScriptedEnv
 
+from marl_sb3 import MultiAgentAlgorithm, make_vec_env
 from marl_sb3.learners import threads
 
 
@@ -48,3 +54,44 @@ def test_blas_has_its_threads_back_afterwards() -> None:
     with threads.blas_threads(1):
         assert set(counts()) == {1}
     assert counts() == before
+
+
+class Threads(BaseCallback):
+    """Notes PyTorch's threads in rollouts and between them; may fail."""
+
+    def __init__(self, fails: bool) -> None:
+        super().__init__()
+        self.fails, self.found = fails, set()
+
+    def _on_rollout_start(self) -> None:
+        self.found.add(th.get_num_threads())
+
+    def _on_step(self) -> bool:
+        self.found.add(th.get_num_threads())
+        if self.fails:
+            raise ZeroDivisionError
+        return True
+
+
+@pytest.fixture
+def three_threads() -> Iterator[None]:
+    """PyTorch has three threads outside of trainings."""
+    before = th.get_num_threads()
+    th.set_num_threads(3)
+    yield
+    th.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("three_threads")
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("n_threads", [1, 2])
+def test_a_training_sets_pytorchs_threads_and_puts_them_back(n_threads: int, fails: bool) -> None:
+    callback = Threads(fails)
+    env = make_vec_env(ScriptedEnv, script={"a": (3, "terminated")})
+    algorithm = MultiAgentAlgorithm(env, n_steps=4, batch_size=4, n_threads=n_threads, update_path="torch")
+    with pytest.raises(ZeroDivisionError) if fails else nullcontext():
+        algorithm.learn(8, callback)
+    assert callback.found == {n_threads}
+    assert th.get_num_threads() == 3
+    algorithm.train_iteration()
+    assert th.get_num_threads() == 3

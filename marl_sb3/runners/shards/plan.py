@@ -26,7 +26,7 @@ class ShardPlan:
         trained: the policies that are trained.
         n_steps: see `LearnerOptions`.
         update_path: see `marl_sb3.PPO`.
-        n_threads: threads of one matrix product.
+        n_threads: threads of one operation of PyTorch or BLAS.
         custom_metrics: see `EpisodeTracker`.
         imports: modules that register networks, as after `--import`.
     """

@@ -15,7 +15,7 @@ import torch as th
 from marl_sb3.errors import ConfigError
 from marl_sb3.learners.shards.interface import ShardPolicy
 from marl_sb3.learners.shards.registry import make_shard_policy
-from marl_sb3.learners.threads import blas_threads
+from marl_sb3.learners.threads import limited_threads
 from marl_sb3.metrics import Episode, EpisodeTracker
 from marl_sb3.policies.placement import rows_of_policy
 from marl_sb3.runners.local import LocalRunner
@@ -85,7 +85,7 @@ class Shard:
             NumericError: a policy's network gave NaN or infinity.
         """
         started_s = time.perf_counter()
-        with preserve_rng(), blas_threads(self._plan.n_threads):
+        with preserve_rng(), limited_threads(self._plan.n_threads):
             self._begin(order)
             recorder = StepRecorder()
             self._runner.collect(order.env_steps, _Counting(self, recorder))
