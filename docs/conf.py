@@ -10,8 +10,11 @@ html_theme = "furo"
 html_show_copyright = False  # LICENSE says it
 html_static_path = ["static"]
 html_css_files = ["tables.css"]
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 exclude_patterns = ["_build"]
+
+# What a reader types; not pictures of folders or of what a command prints.
+copybutton_selector = "div.highlight-bash pre, div.highlight-python pre, div.highlight-yaml pre"
 
 myst_heading_anchors = 3  # so that [text](page.md#a-heading) works here as it does on a forge
 
