@@ -1,4 +1,4 @@
-"""Write a film as GIF or MP4 by imageio, atomically."""
+"""Write a video as GIF by Pillow or as MP4 by imageio, atomically."""
 
 from __future__ import annotations
 
@@ -7,22 +7,29 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from marl_sb3.errors import ConfigError, EnvError, install_words, path_is_usable
+from marl_sb3.errors import ConfigError, EnvError, path_is_usable
 from marl_sb3.storage.atomic import unfinished_path, with_filename
 from marl_sb3.types import Array
 from marl_sb3.wrappers.caption import is_picture
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
 DEFAULT_FPS = 10.0  # for envs without "render_fps" in their metadata
+
+_GIF_COLOURS = 255  # the 256th stands for "as in the frame before"
+# In a frame of more colours: the share of pixels whose red, green or blue may be further off than so much of 255.
+_TOLERATED = {16: 5e-3, 32: 1e-4}
 
 
 class VideoFile:
-    """A film that is being written: `add` takes frames one by one, `finish` puts the file in its place.
+    """A video that is being written: `add` takes frames one by one, `finish` puts the file in its place.
 
-    As a context manager, it discards the film on exit unless `finish` was called.
+    As a context manager, it discards the video on exit unless `finish` was called.
 
     Args:
         path: the file; `.gif` repeats forever, `.mp4` is H.264.
@@ -95,7 +102,7 @@ class VideoFile:
 
 
 def _require_writable(path: Path) -> None:
-    """Refuse a path that cannot be written before anything is filmed; missing folders are made later."""
+    """Refuse a path that cannot be written before anything is rendered; missing folders are made later."""
     with path_is_usable("video: cannot write to", path, "video"):
         there = next(parent for parent in path.absolute().parents if parent.exists())
         if not there.is_dir():
@@ -115,7 +122,7 @@ def _require_ffmpeg() -> None:
         imageio_ffmpeg.get_ffmpeg_exe()
     except ImportError as error:
         raise ConfigError(
-            f"a video of this kind needs imageio_ffmpeg; {install_words('video')}", key="video"
+            "a video of this kind needs imageio_ffmpeg; install it with: pip install 'marl_sb3[video]'", key="video"
         ) from error
     except RuntimeError as error:  # the package contains ffmpeg only for common platforms
         raise ConfigError(f"a video of this kind needs ffmpeg: {error}", key="video") from error
@@ -140,24 +147,44 @@ class _Encoder(Protocol):
 
 
 class _GifEncoder:
-    """Keeps frames with a palette of 256 colours each (one byte per pixel) until `finish` writes the file."""
+    """Keeps frames of one byte per pixel until `finish` writes the file.
+
+    A frame has the palette of the frame before it if that shows it truly: between frames of one palette, only what
+    changes is written.
+    """
 
     def __init__(self, path: Path, fps: float) -> None:
-        import imageio.v3 as imageio
-
-        self._file: Any = imageio.imopen(path, "w", plugin="pillow")
+        self._path = path
+        self._frames: list[Image] = []
+        self._palette: Image | None = None
         # GIF counts time in hundredths of a second, and players show frames of less than 20 ms for 100 ms.
         self._frame_ms = max(2, round(100 / fps)) * 10
 
     def add(self, frame: Array) -> None:
-        self._file.write(frame, bits=8, duration=self._frame_ms, loop=0)
+        from PIL import Image
+
+        picture = Image.fromarray(frame)
+        if self._palette is not None:
+            drawn = picture.quantize(palette=self._palette, dither=Image.Dither.NONE)
+            if _is_true(drawn, frame, exactly=picture.getcolors(_GIF_COLOURS) is not None):
+                self._frames.append(drawn)
+                return
+        self._palette = picture.quantize(_GIF_COLOURS)
+        self._frames.append(self._palette)
 
     def finish(self) -> None:
-        self._file.close()
+        first, *others = self._frames
+        options = {"append_images": others, "duration": self._frame_ms, "loop": 0}
+        first.save(self._path, "GIF", save_all=True, **options)
 
     def discard(self) -> None:
-        self._file.images_to_write.clear()  # or `close` would encode them
-        self._file.close()
+        self._frames.clear()
+
+
+def _is_true(drawn: Image, frame: Array, exactly: bool) -> bool:
+    errors = np.abs(np.asarray(drawn.convert("RGB"), np.int16) - frame)
+    tolerated = {0: 0.0} if exactly else _TOLERATED
+    return all((errors > limit).any(axis=-1).mean() <= share for limit, share in tolerated.items())
 
 
 class _Mp4Encoder:

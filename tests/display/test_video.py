@@ -44,6 +44,35 @@ def test_gif_has_the_very_frames_and_repeats(tmp_path: Path) -> None:
         assert image.info["loop"] == 0
 
 
+def test_gif_stores_what_changes_between_frames(tmp_path: Path) -> None:
+    ground = np.random.default_rng(0).integers(0, 6, (128, 128, 3)).astype(np.uint8) * 50  # 216 colours
+    frames = [ground.copy() for _ in range(40)]
+    for number, frame in enumerate(frames):
+        frame[8:16, number : number + 8] = (250, 0, 0)
+    write(tmp_path / "one.gif", frames[:1])
+    write(tmp_path / "all.gif", frames)
+    found = frames_of_gif(tmp_path / "all.gif")[0]
+    assert np.array_equal(found, frames)
+    assert (tmp_path / "all.gif").stat().st_size < 3 * (tmp_path / "one.gif").stat().st_size
+
+
+def test_gif_has_colours_that_appear_later(tmp_path: Path) -> None:
+    frames = [picture(0), np.full_like(picture(0), (0, 60, 250)), picture(1)]
+    write(tmp_path / "film.gif", frames)
+    assert np.array_equal(frames_of_gif(tmp_path / "film.gif")[0], frames)
+
+
+def test_gif_of_many_colours_shows_what_is_dim_and_appears_later(tmp_path: Path) -> None:
+    first = np.zeros((64, 64, 3), dtype=np.uint8)
+    first[:32] = np.random.default_rng(0).integers(60, 256, (32, 64, 3))
+    second = first.copy()
+    second[40:48, 8:16] = 45
+    write(tmp_path / "film.gif", [first, second])
+    (_, found), _ = frames_of_gif(tmp_path / "film.gif")
+    assert np.abs(found[40:48, 8:16].astype(int) - 45).max() < 20
+    assert found[50:, 20:].max() < 20
+
+
 @pytest.mark.parametrize(("fps", "frame_ms"), [(5, 200), (30, 30), (50, 20), (60, 20), (1000, 20)])
 def test_gif_shows_frames_as_long_as_the_format_can(tmp_path: Path, fps: float, frame_ms: int) -> None:
     write(tmp_path / "film.gif", [picture(0), picture(1)], fps)

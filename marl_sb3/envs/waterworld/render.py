@@ -80,7 +80,8 @@ def _draw_rays(image: Image, centre: Array, parameters: Parameters, colour: RGB)
     turns = np.arctan2(up, across) / (2 * np.pi) * parameters.n_sensors
     beside = np.sin((turns - np.rint(turns)) * 2 * np.pi / parameters.n_sensors) * distances  # the nearest ray
     depths = np.minimum(0.5 - np.abs(beside), parameters.sensor_range * SIDE_PX - distances)
-    _blend(patch, depths, colour, _RAY_OPACITY)
+    # Rays are not smoothed: that would double the size of a GIF.
+    _blend(patch, np.where(depths > 0, 0.5, -0.5), colour, _RAY_OPACITY)
 
 
 def _patch(image: Image, centre: Array, reach: float) -> tuple[Image, Array, Array]:
