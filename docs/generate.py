@@ -164,8 +164,8 @@ of PPO, APPO, IMPALA, DQN and SAC in RLlib 2.60, and older ones. Names without a
 The entries of `model`, `model_config` and `replay_buffer_config` are read as if they stood alone. `gamma`, `seed`,
 `tau`, `target_entropy`, `clip_rewards`, `policies_to_train`, `evaluation_interval`, `evaluation_duration` and
 `evaluation_duration_unit` have the same name here. A name may stand before a policy's settings, too:
-`--set pol1.lr=1e-4`. Where a later source gives a setting by another name, the later one wins; one source cannot give a
-setting by two names.
+`--set pol1.lr=1e-4`. If a file and `--set` give the same setting, each by a name of its own, `--set`
+wins; one of them cannot give a setting by two names.
 
 ## What they mean
 
@@ -173,7 +173,7 @@ setting by two names.
 | --- | --- | --- | --- |
 {meanings}
 
-## What is always so
+## Values that change nothing
 
 These values are accepted and change nothing. All others are errors.
 

@@ -79,7 +79,7 @@ class League(MultiAgentCallback):
         self.every = every
 
     def on_iteration_end(self, result: dict) -> bool:
-        """Called after each iteration; the iteration number alone decides, so that a resumed training goes on alike."""
+        """Called after each iteration; the iteration number alone decides, so that a resumed run continues alike."""
         number, rest = divmod(self.algorithm.iteration, self.every)
         if rest == 0:
             self.algorithm.copy_policy(LEARNER, OLD[number % len(OLD)])

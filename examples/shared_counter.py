@@ -1,4 +1,4 @@
-"""Envs in all runners on Ray share a counter, and a callback ends the training when it is high enough.
+"""Envs in all runners on Ray share a counter, and a callback ends the run when it is high enough.
 
 The counter is an actor with a name, which any process of the cluster can find. It counts what happens: if a runner
 dies, the episodes that its envs begin again are counted again.
@@ -39,7 +39,7 @@ class CountedArena(ArenaEnv):
 
 
 class StopAtCount(MultiAgentCallback):
-    """Logs the counter, and ends the training when it has reached a target."""
+    """Logs the counter, and ends the run when it has reached a target."""
 
     def __init__(self, target: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""`python -m marl_sb3.evaluate`: let the policies of a run play, print how well they do, film them."""
+"""`python -m marl_sb3.evaluate`: let the policies of a run play, print how well they do, record them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Make the figures of the README: `python docs/figures/make.py`, in a clone with `pip install -e '.[docs]'`.
 
 It trains the arena's preset with ten seeds, once with one shared policy and once with one policy per agent (a minute
-or two on two cores), draws `learning_curve.png`, films the best of the shared runs as `arena.gif`, and prints the table
-of docs/measurements.md. The runs are kept in `runs/figures/` and are not trained again.
+or two on two cores), draws `learning_curve.png`, records the best of the shared runs as `arena.gif`, and prints the
+table of docs/measurements.md. The runs are kept in `runs/figures/` and are not trained again.
 """
 
 from __future__ import annotations

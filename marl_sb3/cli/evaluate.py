@@ -13,14 +13,14 @@ Without --stochastic, --deterministic or --stochastic-policies, the run's
 setting evaluation.deterministic decides; the first line of the output says
 which.
 
-The episodes are not those of the training. The same command plays the same
+The episodes are not those of the training run. The same command plays the same
 episodes again; another --seed plays others. The number of episodes of each env
 is fixed beforehand, so that short episodes are not favoured.
 
 examples
   python -m marl_sb3.evaluate runs/arena/20260101-120000-abcd
   python -m marl_sb3.evaluate RUN --episodes 100 --stochastic --seed 7
-  python -m marl_sb3.evaluate RUN --checkpoint 12 --video film.gif
+  python -m marl_sb3.evaluate RUN --checkpoint 12 --video games.gif
 
 exit codes: 0 done, 1 failed, 2 wrong command line or run, 130 interrupted
 """
@@ -46,8 +46,10 @@ def build_parser() -> argparse.ArgumentParser:
         "sample the actions of these policies, and take the most likely ones of all others; default: the run's setting",
         type=lambda text: text.split(","),
     )
-    parser.option("--video FILE", "film the first episode of env 0, as .gif or .mp4; default: no film", type=Path)
-    parser.option("--video-episodes N", "number of episodes of env 0 to film; default: 1", type=integer)
+    parser.option(
+        "--video FILE", "write a video of the first episode of env 0, as .gif or .mp4; default: none", type=Path
+    )
+    parser.option("--video-episodes N", "number of episodes of env 0 in the video; default: 1", type=integer)
     parser.option(
         "--seed S", "seed of the episodes and of sampled actions; default: derived from the run's seed", type=integer
     )

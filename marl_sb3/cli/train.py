@@ -89,7 +89,7 @@ def _add_what_is_trained(parser: CommandParser) -> None:
     )
     parser.repeated(
         "--stop METRIC=VALUE",
-        "end the training when a metric is at least VALUE; may be repeated; default: train for all env steps",
+        "end the run when a metric is at least VALUE; may be repeated; default: train for all env steps",
     )
     parser.option(
         "--init-from SOURCE",

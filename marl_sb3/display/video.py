@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from marl_sb3.errors import ConfigError, EnvError, path_is_usable
+from marl_sb3.errors import ConfigError, EnvError, install_words, path_is_usable
 from marl_sb3.storage.atomic import unfinished_path, with_filename
 from marl_sb3.types import Array
 from marl_sb3.wrappers.caption import is_picture
@@ -122,7 +122,7 @@ def _require_ffmpeg() -> None:
         imageio_ffmpeg.get_ffmpeg_exe()
     except ImportError as error:
         raise ConfigError(
-            "a video of this kind needs imageio_ffmpeg; install it with: pip install 'marl_sb3[video]'", key="video"
+            f"a video of this kind needs imageio_ffmpeg; {install_words('video')}", key="video"
         ) from error
     except RuntimeError as error:  # the package contains ffmpeg only for common platforms
         raise ConfigError(f"a video of this kind needs ffmpeg: {error}", key="video") from error

@@ -152,7 +152,7 @@ class LocalRunner:
             return {"running": running, "left_out": None}
         if not self.episodes_left_out:
             self.episodes_left_out = True
-            _log.warning("inexact: %s: a training that is resumed from one begins new episodes", why)
+            _log.warning("inexact: %s: a run that is resumed from one begins new episodes", why)
         return {"running": None, "left_out": why}
 
     def read_state(self, saved: SavedPart) -> Callable[[], dict[int, str]]:

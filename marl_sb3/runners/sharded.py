@@ -186,7 +186,7 @@ class ShardedRunner:
         why = "the running episodes of the shards are too large for a checkpoint"
         if not self.episodes_left_out:
             self.episodes_left_out = True
-            _log.warning("inexact: %s: a training that is resumed from one begins new episodes", why)
+            _log.warning("inexact: %s: a run that is resumed from one begins new episodes", why)
         return {"n_shards": self._n_shards, "shards": None, "left_out": why}
 
     @property

@@ -71,7 +71,7 @@ class EvaluatedRun:
         return samples_table(_samples(self.evaluation), width, bold=_SUM)
 
     def video_line(self) -> str:
-        """Return a line with the path and the content of the film."""
+        """Return a line with the path and the content of the video."""
         assert self.video is not None
         several = self.plan.film_episodes > 1
         what = f"{self.plan.film_episodes} of the episodes of env 0" if several else "an episode of env 0"
@@ -81,11 +81,11 @@ class EvaluatedRun:
 def evaluate_run(
     run: SavedRun, plan: EvaluationPlan, checkpoint: str | None = None, video: VideoFile | None = None
 ) -> EvaluatedRun:
-    """Evaluate a run, and write the film; a progress bar is shown on standard error if that is a terminal.
+    """Evaluate a run, and write the video; a progress bar is shown on standard error if that is a terminal.
 
     Args:
         checkpoint: see `CheckpointFolder.load`.
-        video: the film of the first episodes of env 0; None: no film.
+        video: of the first episodes of env 0; None: no video.
 
     Raises:
         ConfigError: the env cannot be filmed, or is not that of the training.

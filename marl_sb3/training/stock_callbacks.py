@@ -29,7 +29,7 @@ _INSTEAD: Mapping[type[BaseCallback], str] = {
     EvalCallback: "marl_sb3.callbacks.EvaluationCallback(env, interval=10, duration=20): it evaluates all policies "
     "together, in envs from make_vec_env",
     CheckpointCallback: "marl_sb3.callbacks.CheckpointCallback(folder, every=10): it saves all policies between "
-    "iterations, where a training can be resumed exactly; MultiAgentAlgorithm.load(folder, env) reads its newest",
+    "iterations, where a run can be resumed exactly; MultiAgentAlgorithm.load(folder, env) reads its newest",
     LogEveryNTimesteps: "learn(log_interval=...): metrics are of whole iterations of n_steps steps in each env",
     StopTrainingOnRewardThreshold: 'marl_sb3.callbacks.StopOnMetric({"env_runners/episode_return_mean": 15}); for the '
     "metric of an EvaluationCallback, StopOnMetric({name: value}, evaluation.metric_names(algo))",

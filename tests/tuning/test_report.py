@@ -506,7 +506,7 @@ def test_best_settings_say_where_they_are_from(tmp_path: Path) -> None:
     path = best_yml(study)
     assert path is not None
     assert path.read_text(encoding="utf-8").splitlines()[:3] == [
-        "# Trial 0 of study two lines: -1.5 (min) of sum, last of 1 evaluation of 5 episodes, in one training with "
+        "# Trial 0 of study two lines: -1.5 (min) of sum, last of 1 evaluation of 5 episodes, in one training run with "
         "seed 100.",
         "# The trial had 100 env steps; n_timesteps is that of a whole training.",
         "arena:",

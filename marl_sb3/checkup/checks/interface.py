@@ -34,7 +34,7 @@ INTERFACE: tuple[Check, ...] = (
     ),
     stop_check(
         "close-raises", "end", Severity.WARNING, "close() raises an exception",
-        "Training logs the error and goes on, but the env may not have released its resources.",
+        "Training logs the error and continues, but the env may not have released its resources.",
         "Make close() work at any time, also before the first reset().",
     ),
     stop_check(

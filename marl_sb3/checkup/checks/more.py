@@ -10,7 +10,7 @@ from marl_sb3.checkup.finding import Check, Seen, Severity
 
 
 def no_film(evidence: Evidence) -> Iterator[Seen]:
-    """The env cannot be filmed."""
+    """No video of the env can be made."""
     modes = evidence.metadata.get("render_modes", evidence.metadata.get("render.modes", []))
     if "rgb_array" not in (modes or ()):
         yield Seen(f"render_modes are {modes!r}")
@@ -35,13 +35,13 @@ MORE: tuple[Check, ...] = (
     ),
     stop_check(
         "render-fails", "render", Severity.WARNING, "a render mode does not work",
-        "`evaluate --video` fails, or films something else.",
+        "`evaluate --video` fails, or shows something else.",
         "Return an array (height, width, 3) of uint8 for rgb_array and a string for ansi, or remove the mode from "
         "metadata['render_modes'].",
     ),
     Check(
         "no-film", Severity.ADVICE, "the env has no render mode rgb_array",
-        "`evaluate --video` cannot film it.",
+        "`evaluate --video` cannot show it.",
         "List 'rgb_array' in metadata['render_modes'], take an argument render_mode, and return an array (height, "
         "width, 3) of uint8 from render().", no_film, "render",
     ),

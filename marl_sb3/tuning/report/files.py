@@ -90,7 +90,7 @@ def best_yml(study: TuneStudy) -> Path | None:
     config = trained.changed(of_trials)
     comment = (
         f"# Trial {best.number} of study {one_line(search.name)}: {best.value:.7g} ({search.mode}) of "
-        f"{measured(search)}, in one training with seed {best.user_attrs.get(SEED)}."
+        f"{measured(search)}, in one training run with seed {best.user_attrs.get(SEED)}."
     )
     if candidate is not None:
         comment += f"\n# Trained again: {confirmed_line(confirmed(study), best.number, search.mode)}."
