@@ -97,7 +97,10 @@ def main(env_steps: int, every: int) -> None:
         env, dict.fromkeys((LEARNER, *OLD), spec), policies_to_train=[LEARNER], n_steps=128, batch_size=256, seed=0
     )
     algo.learn(env_steps, callback=League(every))
-    moves = {sticks: algo.predict({LEARNER: sticks}, deterministic=True)[LEARNER] + 1 for sticks in (21, 18, 11, 7)}
+    moves = {}
+    for sticks in (21, 18, 11, 7):
+        masks = {LEARNER: np.ones(MOST, dtype=bool)}  # enough sticks lie there for any move
+        moves[sticks] = algo.predict({LEARNER: sticks}, deterministic=True, action_masks=masks)[LEARNER] + 1
     print("takes", ", ".join(f"{taken} of {sticks}" for sticks, taken in moves.items()))
     env.close()
 

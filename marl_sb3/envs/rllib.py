@@ -46,7 +46,7 @@ def takes_context(factory: Any, signature: inspect.Signature, arguments: Mapping
     if len(signature.parameters) != 1:
         return False
     ((name, parameter),) = signature.parameters.items()
-    if name not in _CONFIG or name in arguments:
+    if name not in _CONFIG or name in arguments or parameter.kind is not parameter.POSITIONAL_OR_KEYWORD:
         return False
     return bool(arguments) or parameter.default is parameter.empty or is_rllib_env(factory)
 

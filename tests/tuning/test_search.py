@@ -216,7 +216,7 @@ def test_a_guess_of_the_user_is_tried_too(in_tmp: Path) -> None:
         ({"hparams": 3}, "hparams is 3; accepted: the path of a settings file, or a mapping"),
         ({"settings": {1: 2}}, "settings has the key 1; accepted: strings"),
         ({"over": f"mean_of_last_{'9' * 5000}"}, "accepted: last, best or mean_of_last_K"),
-        ({"env": "nope"}, "unknown env 'nope'.*:factory$"),
+        ({"env": "nope"}, "unknown env 'nope'.*:factory, or --import"),
         ({"trials": 0}, "--trials is 0; accepted: an integer of at least 1"),
         ({"space": {"bach_size": {"choices": [1]}}}, "unknown hyperparameter 'bach_size'"),
         ({"space": {"batch_size": {"choices": [20, 4000]}}}, "batch_size is 4000, larger than its rollout"),
