@@ -56,9 +56,9 @@ class Reliance:
         self._trained = [(optimizer, list(parameters)) for optimizer, parameters in trained]
         self._optimizers = optimizers
         self._settings = [(owner, list(names)) for owner, names in settings]
-        self._modules = modules_without_hooks(self._policy)
-        self._members = self._count_members()
         self._values = self._read_values()
+        self._network = _Network(self._policy)
+        self._stood_for = _objects([owner for owner, _ in self._settings], self._values, [o for o, _ in self._trained])
         self._tensors = self._read_tensors()
         self._addresses = [tensor.data_ptr() for tensor in self._tensors if tensor is not None]
         # The kernels may know addresses: `tensor.data = ...` must not free what they point to.
@@ -67,7 +67,7 @@ class Reliance:
     def why_not(self) -> str | None:
         """Return the reason why the kernels would not compute what PyTorch does, as a string; None if they do."""
         return (
-            why_not_called(self._policy, self._stood_for())
+            why_not_called(self._policy, self._stood_for)
             or why_not_layers(self._layers)
             or _why_not_tensors(self._tensors)
             or self._why_not_optimizers()
@@ -82,27 +82,19 @@ class Reliance:
         return (
             self._algorithm.policy is self._policy
             and _are_same(self._read_values(), self._values)
-            and modules_without_hooks(self._policy) == self._modules
-            and self._count_members() == self._members  # a method that is replaced in an instance is one more
+            and self._network.is_unchanged()
             and _are_same(tensors := self._read_tensors(), self._tensors)
             and [tensor.data_ptr() for tensor in tensors] == self._addresses
             and not any(map(_is_untrained, tensors))
-            and not any(map(has_replaced_methods, self._stood_for()))
+            and not any(map(has_replaced_methods, self._stood_for))
             and self._why_not_optimizers() is None
         )
-
-    def _count_members(self) -> list[int]:
-        return [len(vars(module)) for module in self._modules or ()]
 
     def _read_values(self) -> list[Any]:
         return [getattr(owner, name) for owner, names in self._settings for name in names]
 
     def _read_tensors(self) -> list[Any]:
         return [tensor for layer in self._layers for tensor in layer._parameters.values()] + self._others
-
-    def _stood_for(self) -> list[Any]:
-        owners = [owner for owner, _ in self._settings]
-        return [*owners, *self._values, *(optimizer for optimizer, _ in self._trained)]
 
     def _trains_others(self) -> bool:
         known = set(map(id, self._tensors))
@@ -116,6 +108,45 @@ class Reliance:
             if reason is not None:
                 return reason
         return None
+
+
+class _Network:
+    """The modules of a network as they are now: to look whether they change takes less time than to list them again."""
+
+    def __init__(self, network: nn.Module) -> None:
+        modules = list(network.modules())
+        self._parts = [module._modules for module in modules]
+        self._listed = self._list_parts()
+        self._members = [vars(module) for module in modules]
+        self._counts = [*map(len, self._members)]
+        self._hooks = [
+            hooks
+            for module in modules
+            for hooks in (
+                module._forward_hooks,
+                module._forward_pre_hooks,
+                module._backward_hooks,
+                module._backward_pre_hooks,
+            )
+        ]
+
+    def is_unchanged(self) -> bool:
+        """Whether it has the same modules, without hooks; replacing a method in an instance adds a member."""
+        return (
+            _are_same(self._list_parts(), self._listed)
+            and [*map(len, self._members)] == self._counts
+            and not any(self._hooks)
+            and not has_global_hooks()
+        )
+
+    def _list_parts(self) -> list[Any]:
+        return [part for parts in self._parts for part in parts.values()]
+
+
+def _objects(*groups: Iterable[Any]) -> list[Any]:
+    """Return what has methods that may be replaced, each once; `_Network` sees to modules, and spaces only describe."""
+    found = {id(each): each for group in groups for each in group if hasattr(each, "__dict__")}
+    return [each for each in found.values() if not isinstance(each, (nn.Module, spaces.Space, type))]
 
 
 def first_reason(reasons: Mapping[str, Any]) -> str | None:
@@ -146,7 +177,7 @@ def why_not_called(network: nn.Module, others: Iterable[Any] = ()) -> str | None
 
 def modules_without_hooks(network: nn.Module) -> list[nn.Module] | None:
     """Return a module and all its parts, in a fixed order; None if one of them has hooks."""
-    if torch_module._has_any_global_hook():  # type: ignore[no-untyped-call]
+    if has_global_hooks():
         return None
     found: list[nn.Module] = []
     waiting: list[nn.Module] = [network]  # a loop of its own: `modules()` takes ten times as long
@@ -157,6 +188,11 @@ def modules_without_hooks(network: nn.Module) -> list[nn.Module] | None:
         found.append(module)
         waiting.extend(part for part in module._modules.values() if part is not None)
     return found
+
+
+def has_global_hooks() -> bool:
+    """Whether PyTorch has hooks of all modules."""
+    return bool(torch_module._has_any_global_hook())  # type: ignore[no-untyped-call]
 
 
 def has_replaced_methods(owner: Any) -> bool:

@@ -116,7 +116,9 @@ def has_step_hook(callback: Any) -> bool:
 
 
 def _may_change_policies(callback: BaseCallback) -> bool:
-    if isinstance(callback, ConvertCallback) or not {"on_step", "_on_step"}.isdisjoint(vars(callback)):
+    if isinstance(callback, ConvertCallback):
+        return callback.callback is not None  # SB3 makes one without a function if there are no callbacks
+    if not {"on_step", "_on_step"}.isdisjoint(vars(callback)):
         return True
     hooks = type(callback).on_step, type(callback)._on_step
     return not all(hook.__module__.partition(".")[0] in _WITHOUT_HOOKS or _only_returns_true(hook) for hook in hooks)
