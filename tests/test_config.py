@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from marl_sb3.config import TrainConfig, load_config, parse_value, preset_path, to_yaml
@@ -270,6 +270,7 @@ plain = st.recursive(
 )
 
 
+@example({}, {"\x85": "\u2028 \u2029\x85"}, 0)
 @settings(max_examples=40, deadline=None)
 @given(
     st.fixed_dictionaries(

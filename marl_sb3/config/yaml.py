@@ -65,6 +65,15 @@ for _tag, _pattern in _NUMBERS.items():
         _side.add_implicit_resolver(_tag, re.compile(f"^({_pattern})$"), list("-+0123456789."))
 
 
+def _quoted_breaks(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    """Write a string; in double quotes if it has line breaks that PyYAML would not read back otherwise."""
+    style = '"' if any(character in text for character in "\x85\u2028\u2029") else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style)
+
+
+_Dumper.add_representer(str, _quoted_breaks)
+
+
 def _load(text: str) -> Any:
     """Parse a text."""
     data = yaml.load(text, _Loader)
