@@ -461,7 +461,7 @@ def check(name: str, change: Callable[[Any], bool], moment: str, jointly: bool) 
 
 
 @given(case=st.sampled_from(CASES), jointly=st.booleans())
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=30, deadline=None, derandomize=True)
 def test_a_changed_policy_trains_as_the_stock_algorithm_does(case: tuple[Any, ...], jointly: bool) -> None:
     check(*case, jointly)
 
@@ -529,7 +529,7 @@ def test_a_critic_of_two_policies_gets_the_updates_of_both(monkeypatch: pytest.M
     assert distance(train_with_one_critic("fused"), expected) > 0.1
 
 
-@pytest.mark.parametrize("name", [name for name in KINDS if name not in ("PPO, forces", "MaskablePPO")])
+@pytest.mark.parametrize("name", ["PPO", "TRPO", "RecurrentPPO", "DQN", "SAC"])
 def test_a_trained_algorithm_is_copied_and_pickled(name: str) -> None:
     trained = train_apart(KINDS[name], KINDS[name].own, nothing, "before")
     copies = [pickle.loads(pickle.dumps(trained))]
