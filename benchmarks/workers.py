@@ -37,6 +37,7 @@ SETTING = Setting(
     packages=("marl_sb3", "stable-baselines3", "supersuit", "pettingzoo", "numpy"),
 )
 WAIT_S = 0.002
+TURNS = 3  # of the waiting env
 HANGS_S = 120.0  # a side that takes longer is considered hung
 
 
@@ -160,7 +161,7 @@ def measure_waiting(n_envs: int, most: int, seconds: float) -> list[dict[str, An
     """Measure the waiting env with several numbers of workers; return speedup over one worker and efficiency."""
     counts = [number for number in (1, 2, 4, 8, 16, 32) if number <= most]
     raw: dict[int, list[float]] = {number: [] for number in counts}
-    for _ in range(3):  # in turns: when the machine is slow for a minute, it is slow for all
+    for _ in range(TURNS):  # in turns: when the machine is slow for a minute, it is slow for all
         for number in counts:
             say(f"waiting env, {number} workers")
             raw[number].append(ours(waiting, n_envs, number, seconds))

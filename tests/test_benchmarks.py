@@ -77,7 +77,9 @@ RUNS = {
         "--rollouts 1 --cases tanh-1", {"gradient of one minibatch", "weights after 1 rollouts"}, {"N_STEPS": 16}
     ),
     "workers": Small(
-        "--repeats 1 --n-envs 2 --most 2 --seconds 0.01 --steps 5 --only waiting,overhead", {"waiting", "overhead"}
+        "--repeats 1 --n-envs 2 --most 2 --seconds 0.01 --steps 5 --only waiting,overhead",
+        {"waiting", "overhead"},
+        {"TURNS": 1},
     ),
     "envs": Small("--envs arena,CartPole-v1 --env-steps 12", {"arena", "CartPole-v1"}),
     "fused_vs_torch_curves": Small(
