@@ -31,7 +31,8 @@ class ExploringDecider:
 
     def _read(self) -> None:
         algorithm = self._algorithm
-        self._fused = algorithm.fused_update() if isinstance(algorithm, FusedUpdates) else None
+        own = type(algorithm).predict is not FusedUpdates.predict  # a subclass may explore in its own way
+        self._fused = algorithm.fused_update() if isinstance(algorithm, FusedUpdates) and not own else None
         self._is_read = True
 
     def initial_states(self, rows: int) -> States:

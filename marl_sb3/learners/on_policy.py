@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
+import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.buffers import RolloutBuffer
@@ -92,8 +93,10 @@ class OnPolicyLearner(Learner):
         return ForwardPassDecider(self.algorithm)
 
     def _count_grad_updates(self) -> None:
-        """Count optimizer steps, which SB3's algorithms do not."""
-        self.algorithm.policy.optimizer.register_step_post_hook(self._count_grad_update)
+        """Count optimizer steps, which SB3's algorithms do not; not those of a wrapper without hooks."""
+        optimizer = self.algorithm.policy.optimizer
+        if isinstance(optimizer, th.optim.Optimizer):
+            optimizer.register_step_post_hook(self._count_grad_update)
 
     def _count_grad_update(self, *_: Any) -> None:
         self._grad_updates += 1

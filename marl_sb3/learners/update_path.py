@@ -62,6 +62,8 @@ class TwoPaths:
         """
         if not self._is_made():
             reliance = self._checked()
+            if self._made is not None and reliance is None and self.update_path == "auto":
+                _log.info("%s: torch update from here on (%s)", self.known_as, self.why_not_fused())
             self._made = None if reliance is None else (self.update_path, self._in_kernels_form(), reliance)
         return None if self._made is None else self._made[1]
 
@@ -81,8 +83,6 @@ class TwoPaths:
         reason = found if isinstance(found, str) else found.why_not()
         if path == "fused" and reason is not None:
             raise ConfigError(f"the fused update does not cover this policy: {reason}", key="update_path")
-        if reason is not None and self._made is not None:
-            _log.info("%s: torch update from here on (%s)", self.known_as, reason)
         return found if isinstance(found, Reliance) and reason is None else None
 
     def __getstate__(self) -> dict[str, Any]:

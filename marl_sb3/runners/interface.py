@@ -15,7 +15,8 @@ class StepListener(Protocol):
     """Is called after every step of a rollout.
 
     Attributes:
-        changes_policies: whether it may change policies in the middle of a rollout.
+        changes_policies: whether it may change policies in the middle of a rollout. Shards see such changes from their
+            next round on.
     """
 
     changes_policies: bool

@@ -26,7 +26,7 @@ from torch import nn
 from toy_envs import SampledEnv
 
 import marl_sb3
-from marl_sb3 import MultiAgentAlgorithm, PolicySpec, make_vec_env
+from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, make_vec_env
 from marl_sb3.learners.fused import coverage
 from marl_sb3.training import listener, loop
 
@@ -319,6 +319,91 @@ def another_target_kl(algorithm: Any) -> bool:
     return True
 
 
+def replaced_log_std(algorithm: Any) -> bool:
+    """A parameter of the policy itself, that no optimizer knows."""
+    if getattr(algorithm.policy, "log_std", None) is None:
+        return False
+    algorithm.policy.log_std = nn.Parameter(th.full_like(algorithm.policy.log_std, -1.5))
+    return True
+
+
+class Halved(nn.Linear):
+    def forward(self, inputs: th.Tensor) -> th.Tensor:
+        return super().forward(inputs) * 0.5
+
+
+def other_class_of_a_layer(algorithm: Any) -> bool:
+    trained_layer(algorithm).__class__ = Halved
+    return True
+
+
+def other_class_of_a_network(algorithm: Any) -> bool:
+    network = next((getattr(algorithm, name) for name in ("q_net", "quantile_net") if hasattr(algorithm, name)), None)
+    if network is None:
+        return False
+    kind = type(network)
+    network.__class__ = type("Own", (kind,), {"forward": lambda self, obs: kind.forward(self, obs) * 0.5})
+    return True
+
+
+def another_network_acts(algorithm: Any) -> bool:
+    """Stock acts by the policy's networks, and trains the algorithm's."""
+    name = next((name for name in ("actor", "q_net", "quantile_net") if hasattr(algorithm, name)), None)
+    if name is None:
+        return False
+    own = deepcopy(getattr(algorithm, name))
+    for parameter in own.parameters():
+        parameter.data.mul_(-1.0)
+    setattr(algorithm.policy, name, own)
+    return True
+
+
+def forgotten_steps(algorithm: Any) -> bool:
+    """An optimizer that begins anew with some parameters."""
+    for owner in owners_of_optimizers(algorithm):
+        for parameter in owner.optimizer.param_groups[0]["params"][::2]:
+            owner.optimizer.state.pop(parameter, None)
+    return True
+
+
+def transposed(algorithm: Any) -> bool:
+    for _, _, layer in linears(algorithm):
+        if layer.in_features == layer.out_features:
+            layer.weight.data = layer.weight.data.t()
+    return True
+
+
+def other_epsilon(algorithm: Any) -> bool:
+    distribution = getattr(getattr(algorithm, "actor", None), "action_dist", None)
+    if distribution is None:
+        return False
+    distribution.epsilon = 0.5
+    return True
+
+
+class Wrapped:
+    """Another optimizer's wrapper, with what SB3 calls and no more."""
+
+    def __init__(self, inner: th.optim.Optimizer) -> None:
+        self.inner, self.param_groups = inner, inner.param_groups
+
+    def step(self) -> None:
+        for group in self.inner.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(-1.0)
+        self.inner.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.inner.zero_grad(set_to_none)
+
+
+def wrapped_optimizer(algorithm: Any) -> bool:
+    for owner in owners_of_optimizers(algorithm):
+        owner.optimizer = Wrapped(owner.optimizer)
+    return True
+
+
 def nothing(algorithm: Any) -> bool:
     return True
 
@@ -352,6 +437,14 @@ CHANGES = [
     other_activation,
     double_precision,
     another_target_kl,
+    replaced_log_std,
+    other_class_of_a_layer,
+    other_class_of_a_network,
+    another_network_acts,
+    forgotten_steps,
+    transposed,
+    other_epsilon,
+    wrapped_optimizer,
 ]
 MOMENTS = ("before", "rollout", "step")
 
@@ -407,9 +500,9 @@ def train_apart(kind: Kind, cls: Any, change: Callable[[Any], bool], moment: str
     return algorithm.learn(72, callback=callback(change, moment))
 
 
-def train_jointly(kind: Kind, change: Callable[[Any], bool], moment: str) -> Any:
+def train_jointly(kind: Kind, change: Callable[[Any], bool], moment: str, own: Any = None) -> Any:
     """Train as the only policy of a joint algorithm."""
-    env, spec = make_env(kind), PolicySpec(kind.own, kind.policy, **deepcopy(kind.settings))
+    env, spec = make_env(kind), PolicySpec(own or kind.own, kind.policy, **deepcopy(kind.settings))
     joint = MultiAgentAlgorithm(env, {"p": spec}, n_steps=12, seed=SEED, device="cpu")
     if moment == "before":
         change(joint.policies["p"])
@@ -478,7 +571,7 @@ def test_every_change_in_every_algorithm(name: str, change: Any, moment: str, jo
 BLIND: dict[str, tuple[str, Any, tuple[str, Any, str]]] = {
     "replaced methods": ("has_replaced_methods", lambda owner: False, ("PPO", replaced_features, "before")),
     "hooks of gradients": (
-        "_is_untrained",
+        "_is_frozen_or_hooked",
         lambda tensor: not tensor.requires_grad,
         ("SAC", gradient_hook, "before"),
     ),
@@ -539,3 +632,58 @@ def test_a_trained_algorithm_is_copied_and_pickled(name: str) -> None:
         assert distance(weights(copied), weights(trained)) == 0.0
         copied.learn(24, reset_num_timesteps=False)
         assert distance(weights(copied), weights(trained)) > 0.0
+
+
+# What a user's subclass does
+
+
+class OwnRate:
+    """A learning rate of one's own."""
+
+    def _update_learning_rate(self, optimizers: Any) -> None:
+        for optimizer in optimizers if isinstance(optimizers, list) else [optimizers]:
+            optimizer.param_groups[0]["lr"] = 1e-4
+
+
+class OwnExploration:
+    """Acts by what it would do next to last."""
+
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
+        actions, state = super().predict(*args, **kwargs)  # type: ignore[misc]
+        return 1 - actions, state
+
+
+@pytest.mark.parametrize("jointly", [False, True])
+@pytest.mark.parametrize(
+    ("name", "own"), [("PPO", OwnRate), ("A2C", OwnRate), ("SAC", OwnRate), ("DQN", OwnExploration)]
+)
+def test_a_subclass_trains_in_its_own_way(name: str, own: type, jointly: bool) -> None:
+    kind = KINDS[name]
+    ours, stock = (type(f"Own{cls.__name__}", (own, cls), {}) for cls in (kind.own, kind.stock))
+    expected = weights(train_apart(kind, stock, nothing, "before"))
+    found = weights(train_jointly(kind, nothing, "before", ours) if jointly else train_apart(kind, ours, nothing, ""))
+    assert distance(found, expected) < TOLERANCE * distance(expected, first_weights(name))
+
+
+class AnnealsAtEnds(MultiAgentCallback):
+    """Has no step hook, but a hook that is called within rollouts."""
+
+    def on_episode_end(self, episode: Any) -> None:
+        annealed(self.algorithm.policies["p"])
+
+
+def test_weights_that_are_set_when_an_episode_ends_count() -> None:
+    found = []
+    for path in ("fused", "torch"):
+        env, spec = make_env(KINDS["A2C"]), PolicySpec(marl_sb3.A2C, **deepcopy(ROLLOUTS))
+        joint = MultiAgentAlgorithm(env, {"p": spec}, n_steps=12, seed=SEED, device="cpu", update_path=path)
+        found.append(weights(joint.learn(72, callback=AnnealsAtEnds()).policies["p"]))
+    assert distance(*found) < 1e-4
+
+
+def test_an_activation_may_be_a_function_that_makes_it() -> None:
+    settings = {**ROLLOUTS, "policy_kwargs": {"activation_fn": partial(nn.LeakyReLU, 0.2)}}
+    algorithm = marl_sb3.PPO(
+        "MlpPolicy", make_env(KINDS["PPO"]).as_sb3_vec_env(), device="cpu", batch_size=8, **settings
+    )
+    assert "LeakyReLU" in str(algorithm.learn(24).why_not_fused())

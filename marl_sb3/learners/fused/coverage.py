@@ -60,7 +60,7 @@ class Reliance:
         self._network = _Network(self._policy)
         self._stood_for = _objects([owner for owner, _ in self._settings], self._values, [o for o, _ in self._trained])
         self._tensors = self._read_tensors()
-        self._addresses = [tensor.data_ptr() for tensor in self._tensors if tensor is not None]
+        self._places = _places(self._tensors)
         # The kernels may know addresses: `tensor.data = ...` must not free what they point to.
         self._memory = [tensor.detach() for tensor in self._tensors if tensor is not None]
 
@@ -84,8 +84,8 @@ class Reliance:
             and _are_same(self._read_values(), self._values)
             and self._network.is_unchanged()
             and _are_same(tensors := self._read_tensors(), self._tensors)
-            and [tensor.data_ptr() for tensor in tensors] == self._addresses
-            and not any(map(_is_untrained, tensors))
+            and _places(tensors) == self._places
+            and not any(map(_is_frozen_or_hooked, tensors))
             and not any(map(has_replaced_methods, self._stood_for))
             and self._why_not_optimizers() is None
         )
@@ -114,8 +114,10 @@ class _Network:
     """The modules of a network as they are now: to look whether they change takes less time than to list them again."""
 
     def __init__(self, network: nn.Module) -> None:
-        modules = list(network.modules())
-        self._parts = [module._modules for module in modules]
+        self._modules = modules = list(network.modules())
+        self._types = [*map(type, modules)]
+        self._parts: list[dict[str, Any]] = [module._modules for module in modules]
+        self._parts += [module._parameters for module in modules]
         self._listed = self._list_parts()
         self._members = [vars(module) for module in modules]
         self._counts = [*map(len, self._members)]
@@ -131,9 +133,10 @@ class _Network:
         ]
 
     def is_unchanged(self) -> bool:
-        """Whether it has the same modules, without hooks; replacing a method in an instance adds a member."""
+        """Whether it has the same modules and parameters, without hooks; a replaced method is one more member."""
         return (
             _are_same(self._list_parts(), self._listed)
+            and [*map(type, self._modules)] == self._types
             and [*map(len, self._members)] == self._counts
             and not any(self._hooks)
             and not has_global_hooks()
@@ -152,6 +155,16 @@ def _objects(*groups: Iterable[Any]) -> list[Any]:
 def first_reason(reasons: Mapping[str, Any]) -> str | None:
     """Return the first reason that applies, from a mapping of reasons to whether they do; None if none does."""
     return next((reason for reason, applies in reasons.items() if applies), None)
+
+
+def _places(tensors: Iterable[Any]) -> list[tuple[int, int, bool]]:
+    """Return where the numbers of tensors are in memory."""
+    return [(tensor.data_ptr(), tensor.numel(), tensor.is_contiguous()) for tensor in tensors if tensor is not None]
+
+
+def name_of(kind: Any) -> str:
+    """Return the name of a class, or of what is used as one, for messages."""
+    return getattr(kind, "__name__", repr(kind))
 
 
 def _are_same(ones: Sequence[Any], others: Sequence[Any]) -> bool:
@@ -232,7 +245,7 @@ def why_not_layers(layers: Iterable[nn.Linear]) -> str | None:
 def _why_not_tensors(tensors: Sequence[th.Tensor]) -> str | None:
     if not all(map(_is_plain, tensors)):
         return "frozen, non-float32 or transposed parameters"
-    if any(map(_is_untrained, tensors)):
+    if any(map(_is_frozen_or_hooked, tensors)):
         return "hooks of parameters"
     places = sorted((tensor.data_ptr(), tensor.data_ptr() + 4 * tensor.numel()) for tensor in tensors)
     overlap = any(end > start for (_, end), (start, _) in pairwise(places))
@@ -245,7 +258,7 @@ def _is_plain(tensor: th.Tensor) -> bool:
     return kind and tensor.requires_grad and tensor.is_contiguous()
 
 
-def _is_untrained(tensor: Any) -> bool:
+def _is_frozen_or_hooked(tensor: Any) -> bool:
     """Whether a parameter is frozen, or something other than the optimizer gets its gradient."""
     return not tensor.requires_grad or bool(tensor._backward_hooks or tensor._post_accumulate_grad_hooks)
 
@@ -261,10 +274,11 @@ def why_not_optimizer(
     Args:
         kinds: classes that are covered.
     """
+    if type(optimizer) not in kinds:
+        return f"optimizer {type(optimizer).__name__}"
     settings = optimizer.param_groups[0]
     return first_reason(
         {
-            f"optimizer {type(optimizer).__name__}": type(optimizer) not in kinds,
             "several parameter groups": len(optimizer.param_groups) != 1,
             "momentum": settings.get("momentum") or settings.get("centered"),
             "weight decay": settings.get("weight_decay") != 0,

@@ -115,11 +115,11 @@ class RecurrentDecider:
 
     def __init__(self, algorithm: OnPolicyAlgorithm) -> None:
         self._algorithm = algorithm
-        self._policy: Any = algorithm.policy
         self.read_weights()
 
     def read_weights(self) -> None:
-        """See `OnPolicyDecider.read_weights`; of PyTorch's modules, nothing is kept."""
+        """See `OnPolicyDecider.read_weights`."""
+        self._policy: Any = self._algorithm.policy
         self._fused = self._algorithm.fused_policy() if isinstance(self._algorithm, RecurrentPPO) else None
         if self._fused is not None:
             self._fused.read_parameters()

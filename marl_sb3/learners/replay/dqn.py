@@ -16,7 +16,7 @@ class DQN(FusedUpdates, stable_baselines3.DQN):
 
     def coverage(self) -> Reliance | str:
         """See `TwoPaths.coverage`."""
-        reason = why_not_policy(self, DQNPolicy, [self.q_net, self.q_net_target])
+        reason = why_not_policy(self, DQNPolicy, ["q_net", "q_net_target"])
         if reason is not None:
             return reason
         net, target = self.q_net.q_net, self.q_net_target.q_net

@@ -16,7 +16,7 @@ class QRDQN(FusedUpdates, sb3_contrib.QRDQN):
 
     def coverage(self) -> Reliance | str:
         """See `TwoPaths.coverage`."""
-        reason = why_not_policy(self, QRDQNPolicy, [self.quantile_net, self.quantile_net_target])
+        reason = why_not_policy(self, QRDQNPolicy, ["quantile_net", "quantile_net_target"])
         if reason is not None:
             return reason
         net, target = self.quantile_net.quantile_net, self.quantile_net_target.quantile_net

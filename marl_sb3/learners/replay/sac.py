@@ -15,6 +15,8 @@ from marl_sb3.learners.replay.fused.coverage import replay_reliance, why_not_net
 from marl_sb3.learners.replay.fused.sac_update import SACUpdate
 from marl_sb3.learners.replay.fused_updates import FusedUpdates
 
+_EPSILON = 1e-6  # of SB3's distribution, and of the kernels
+
 
 class SAC(FusedUpdates, stable_baselines3.SAC):
     """A drop-in for `stable_baselines3.SAC`: same arguments, same logger keys, same files. See `TwoPaths`."""
@@ -30,11 +32,12 @@ class SAC(FusedUpdates, stable_baselines3.SAC):
 def soft_actor_critic_coverage(algorithm: Any, policy_class: type[BasePolicy]) -> Reliance | str:
     """Return what the kernels rely on to train a SAC or TQC, or the reason why they cannot."""
     actor, critic, target = algorithm.actor, algorithm.critic, algorithm.critic_target
-    reason = why_not_policy(algorithm, policy_class, [actor, critic, target])
+    reason = why_not_policy(algorithm, policy_class, ["actor", "critic", "critic_target"])
     if reason is not None:
         return reason
-    if type(actor.action_dist) is not SquashedDiagGaussianDistribution:
-        return f"distribution {type(actor.action_dist).__name__}"
+    distribution = actor.action_dist
+    if type(distribution) is not SquashedDiagGaussianDistribution or distribution.epsilon != _EPSILON:
+        return f"distribution {type(distribution).__name__}"
     activation, critics = algorithm.policy.activation_fn, [*critic.q_networks, *target.q_networks]
     reason = why_not_nets([actor.latent_pi], activation, last=(nn.Linear, activation))
     learned = algorithm.ent_coef_optimizer is not None
@@ -51,6 +54,7 @@ def soft_actor_critic_coverage(algorithm: Any, policy_class: type[BasePolicy]) -
             [
                 (algorithm, ["actor", "critic", "critic_target", "ent_coef_optimizer", "log_ent_coef"]),
                 (actor, ["optimizer", "action_dist"]),
+                (distribution, ["epsilon"]),
                 (critic, ["optimizer"]),
             ],
             [(algorithm.ent_coef_optimizer, algorithm.log_ent_coef)] if learned else [],

@@ -18,7 +18,7 @@ class TD3(FusedUpdates, stable_baselines3.TD3):
     def coverage(self) -> Reliance | str:
         """See `TwoPaths.coverage`."""
         actors, critics = [self.actor, self.actor_target], [self.critic, self.critic_target]
-        reason = why_not_policy(self, TD3Policy, [*actors, *critics])
+        reason = why_not_policy(self, TD3Policy, ["actor", "actor_target", "critic", "critic_target"])
         if reason is not None:
             return reason
         activation = self.policy.activation_fn

@@ -95,7 +95,8 @@ def record_episodes(algorithm: BaseAlgorithm, infos: Sequence[dict[str, Any]], d
 
 # --- Callbacks -------------------------------------------------------------------------------------------------------
 
-_WITHOUT_HOOKS = ("marl_sb3", "stable_baselines3", "sb3_contrib")  # their callbacks leave the policies as they are
+_WITHIN_ROLLOUTS = frozenset(("on_step", "_on_step", "update_locals", "update_child_locals", "on_episode_end"))
+_LIBRARIES = ("marl_sb3", "stable_baselines3", "sb3_contrib")  # whose own hooks leave the policies as they are
 
 
 def all_callbacks(callback: Any) -> Iterator[BaseCallback]:
@@ -111,17 +112,22 @@ def all_callbacks(callback: Any) -> Iterator[BaseCallback]:
 
 
 def has_step_hook(callback: Any) -> bool:
-    """Whether a callback runs code of a user's after each step, which may change the policy within a rollout."""
-    return any(map(_may_change_policies, all_callbacks(callback)))
+    """Whether a callback runs code of a user's within a rollout, which may change the policy there."""
+    children: list[Any] = list(callback.callbacks) if isinstance(callback, CallbackList) else []
+    if isinstance(callback, EventCallback):
+        children = [callback.callback, getattr(callback, "callback_on_new_best", None)]
+    return _may_change_policies(callback) or any(has_step_hook(child) for child in children if child is not None)
 
 
 def _may_change_policies(callback: BaseCallback) -> bool:
-    if isinstance(callback, ConvertCallback):
-        return callback.callback is not None  # SB3 makes one without a function if there are no callbacks
-    if not {"on_step", "_on_step"}.isdisjoint(vars(callback)):
+    if isinstance(callback, ConvertCallback) and callback.callback is not None:  # SB3 makes one without, too
         return True
-    hooks = type(callback).on_step, type(callback)._on_step
-    return not all(hook.__module__.partition(".")[0] in _WITHOUT_HOOKS or _only_returns_true(hook) for hook in hooks)
+    hooks = [getattr(type(callback), name, None) for name in _WITHIN_ROLLOUTS]
+    return not _WITHIN_ROLLOUTS.isdisjoint(vars(callback)) or not all(map(_is_harmless, filter(None, hooks)))
+
+
+def _is_harmless(hook: Any) -> bool:
+    return hook.__module__.partition(".")[0] in _LIBRARIES or _only_returns_true(hook)
 
 
 def _only_returns_true(hook: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch as th
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
@@ -88,7 +89,7 @@ class FusedUpdates(FusedActing):
         Fused updates of several policies may then `run` at the same time; `finish_update` is called for one at a time.
         """
         fused = self.fused_policy()
-        if fused is None:
+        if fused is None or not fused.has_even_steps():
             return TorchUpdate(self._train_torch)
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.policy.optimizer)
@@ -104,7 +105,11 @@ class FusedUpdates(FusedActing):
 
     def _train_torch(self) -> None:
         """Update by SB3's own `train`."""
-        counted = self.policy.optimizer.register_step_post_hook(self._count_grad_update)
+        optimizer = self.policy.optimizer
+        if not isinstance(optimizer, th.optim.Optimizer):  # a wrapper without hooks
+            super().train()
+            return
+        counted = optimizer.register_step_post_hook(self._count_grad_update)
         try:
             super().train()
         finally:

@@ -17,6 +17,7 @@ from marl_sb3.learners.fused.coverage import (
     covers_observations,
     first_reason,
     is_plain_mlp,
+    name_of,
 )
 from marl_sb3.learners.fused.optimizers import OPTIMIZERS
 
@@ -58,14 +59,22 @@ def acting_coverage(algorithm: Any) -> Reliance | str:
 def memory_coverage(algorithm: Any) -> Reliance | str:
     """Return what the kernels rely on to act for this RecurrentPPO in rollouts, or the reason why they cannot."""
     policy = algorithm.policy
-    reason = _why_not(algorithm, _RECURRENT_POLICIES) or first_reason(
+    reason = _why_not(algorithm, _RECURRENT_POLICIES)
+    if reason is not None:
+        return reason
+    lstms = [policy.lstm_actor] if policy.shared_lstm else [policy.lstm_actor, policy.lstm_critic]
+    reason = first_reason(
         {
-            "a critic without LSTM": policy.lstm_critic is None and not policy.shared_lstm,
+            "a critic without LSTM": None in lstms,
             "lstm_kwargs": set(policy.lstm_kwargs) - {"dropout"},
+            "LSTMs of another kind": not all(map(_is_plain_lstm, lstms)),
         }
     )
-    lstms = [policy.lstm_actor] if policy.shared_lstm else [policy.lstm_actor, policy.lstm_critic]
     return reason or _reliance(algorithm, others=[weight for lstm in lstms for weight in lstm.parameters()])
+
+
+def _is_plain_lstm(lstm: Any) -> bool:
+    return type(lstm) is nn.LSTM and lstm.bias and not lstm.proj_size and not lstm.bidirectional
 
 
 def _reliance(algorithm: Any, settings: Sequence[str] = (), others: Sequence[Any] = (), **training: Any) -> Reliance:
@@ -118,7 +127,7 @@ def _why_not_network(policy: ActorCriticPolicy) -> str | None:
             f"features extractor {type(extractors[0]).__name__}": any(
                 type(e) is not FlattenExtractor for e in extractors
             ),
-            f"activation {policy.activation_fn.__name__}": policy.activation_fn not in ACTIVATIONS,
+            f"activation {name_of(policy.activation_fn)}": policy.activation_fn not in ACTIVATIONS,
             "layers other than linear ones and activations": type(network) is not MlpExtractor
             or not is_plain_mlp(network.policy_net, policy.activation_fn)
             or not is_plain_mlp(network.value_net, policy.activation_fn)

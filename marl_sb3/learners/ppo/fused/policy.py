@@ -112,6 +112,11 @@ class FusedPolicy:
         """What the kernels need to know of the policy's optimizer."""
         return OPTIMIZERS[type(self.policy.optimizer)]
 
+    def has_even_steps(self) -> bool:
+        """Whether the optimizer has taken the same number of steps with all parameters, as the kernels do."""
+        states = [self.policy.optimizer.state.get(parameter) for parameter, _, _ in self._parameters()]
+        return len({int(state["step"]) if state else 0 for state in states}) == 1
+
     def read_moments(self) -> tuple[FloatArray, FloatArray, int]:
         """Return the optimizer's first and second moments in the layout of `theta`, and the number of its steps."""
         kind = self.optimizer_kind

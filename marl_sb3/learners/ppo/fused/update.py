@@ -12,7 +12,6 @@ from stable_baselines3.common.utils import explained_variance
 
 from marl_sb3.learners.buffers.rollout import flat_samples, minibatch_starts
 from marl_sb3.learners.ppo.fused.policy import FusedPolicy, require_in_range
-from marl_sb3.learners.sb3.private import progress_remaining
 from marl_sb3.types import Array, FloatArray
 
 if TYPE_CHECKING:
@@ -148,7 +147,7 @@ def _settings(algorithm: Any, fused: FusedPolicy, plan: UpdatePlan) -> Settings:
         vf_coef=float(algorithm.vf_coef),
         max_grad_norm=float(algorithm.max_grad_norm),
         optimizer=fused.optimizer_kind.number,
-        learning_rate=float(algorithm.lr_schedule(progress_remaining(algorithm))),
+        learning_rate=float(optimizer["lr"]),
         beta1=float(beta1),
         beta2=float(beta2),
         eps=float(optimizer["eps"]),

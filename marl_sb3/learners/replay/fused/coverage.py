@@ -6,42 +6,46 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch as th
-from stable_baselines3.common.policies import BaseModel, BasePolicy
+from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.torch_layers import FlattenExtractor
 from torch import nn
 
-from marl_sb3.learners.fused.coverage import ACTIVATIONS, Reliance, covers_observations, first_reason
+from marl_sb3.learners.fused.coverage import ACTIVATIONS, Reliance, covers_observations, first_reason, name_of
 from marl_sb3.learners.fused.tables import linears
 
+_SB3 = ("stable_baselines3", "sb3_contrib")
 _OF_POLICY = ("activation_fn", "observation_space", "action_space", "normalize_images")
 
 
-def why_not_policy(algorithm: Any, policy_class: type[BasePolicy], networks: Sequence[BaseModel]) -> str | None:
+def why_not_policy(algorithm: Any, policy_class: type[BasePolicy], networks: Sequence[str]) -> str | None:
     """Return the reason why the kernels do not cover a policy and its networks, as a string; None if they do.
 
     Args:
         policy_class: the class that is covered; its subclasses may compute something else.
-        networks: all of the policy that the kernels run.
+        networks: the names of all networks that the kernels run, in the algorithm and in the policy.
     """
     policy = algorithm.policy
     if type(policy) is not policy_class:
         return f"policy class {type(policy).__name__}"
-    extractors = [network.features_extractor for network in networks]
+    used = [getattr(algorithm, name) for name in networks]
+    foreign = next((type(each) for each in used if type(each).__module__.partition(".")[0] not in _SB3), None)
+    if foreign is not None:
+        return f"network class {foreign.__name__}"
+    extractors = [network.features_extractor for network in used]
     return first_reason(
         {
             f"device {algorithm.device}": algorithm.device.type != "cpu",
             "gSDE": algorithm.use_sde,
+            "a policy that acts by another network": any(
+                getattr(policy, name) is not network for name, network in zip(networks, used, strict=True)
+            ),
             f"features extractor {type(extractors[0]).__name__}": any(
                 type(extractor) is not FlattenExtractor for extractor in extractors
             ),
-            f"activation {_name(policy.activation_fn)}": policy.activation_fn not in ACTIVATIONS,
+            f"activation {name_of(policy.activation_fn)}": policy.activation_fn not in ACTIVATIONS,
             f"observation space {policy.observation_space}": not covers_observations(policy),
         }
     )
-
-
-def _name(activation: Any) -> str:
-    return getattr(activation, "__name__", repr(activation))
 
 
 def why_not_nets(
