@@ -1,6 +1,7 @@
 """What the fused kernels rely on: plain MLPs on vectors, optimizers that they have, and no code besides.
 
-`Reliance` is the one place where this is checked, for all algorithms. PyTorch trains what the kernels do not cover.
+`Reliance` checks, for all algorithms, what somebody may change in a policy later. Which classes, spaces and settings
+the kernels know at all is in the `coverage` modules of PPO and of the replay algorithms. PyTorch trains all else.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch as th
@@ -19,6 +20,8 @@ from marl_sb3.learners.ppo.fused.update import FusedUpdate, TorchUpdate, UpdateP
 from marl_sb3.learners.sb3.private import num_updates, set_num_updates
 from marl_sb3.learners.threads import blas_threads
 from marl_sb3.learners.update_path import TwoPaths
+
+_log = logging.getLogger(__name__)
 
 
 class FusedActing(TwoPaths, OnPolicyAlgorithm):
@@ -89,7 +92,10 @@ class FusedUpdates(FusedActing):
         Fused updates of several policies may then `run` at the same time; `finish_update` is called for one at a time.
         """
         fused = self.fused_policy()
-        if fused is None or not fused.has_even_steps():
+        if fused is None:
+            return TorchUpdate(self._train_torch)
+        if not fused.has_even_steps():
+            _log.info("%s: torch update: the optimizer has taken more steps with some parameters", self.known_as)
             return TorchUpdate(self._train_torch)
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.policy.optimizer)
