@@ -15,6 +15,7 @@ _CLEAR = -0.5  # a weaker correlation is not said to oppose, however many iterat
 _BY_CHANCE = 0.01  # probability that one of several unrelated agents seems to oppose the others
 _LEAST_ITERATIONS = 10  # for a correlation
 _LEAST_OF_CONSTANT_SUM = 3
+_SLIGHT = 0.1  # SD of a return that does not count, as a share of the SD of the others' sum, or the reverse
 _SHOWN = 80  # characters of an agent's id
 _CONSTANT = 0.01  # SD of a sum that counts as constant, as a share of the largest SD of an agent's returns
 
@@ -24,7 +25,8 @@ class Opposition:
 
     Returns oppose each other where the sum of all is constant while they change, or where some agent's return falls
     when the sum of the others' rises: their correlation is below -0.5, and below what 1 % of unrelated agents would
-    show (Fisher's z, divided among the agents). Means, variances and covariances are updated as by Welford (1962).
+    show (Fisher's z, divided among the agents), and neither changes by less than a tenth of the other. Means, variances
+    and covariances are updated as by Welford (1962).
 
     Args:
         agents: the agents' ids.
@@ -67,6 +69,8 @@ class Opposition:
         scale = np.sqrt(own * others)
         correlations = np.divide(products, scale, out=np.zeros_like(scale), where=scale > 0.0)
         correlations[self._counts[:-1] < _LEAST_ITERATIONS] = 0.0
+        # What one side loses is next to nothing beside what the other gains: the sum tells how good the policies are.
+        correlations[np.minimum(own, others) < _SLIGHT**2 * np.maximum(own, others)] = 0.0
         worst = int(correlations.argmin())
         found, count = float(correlations[worst]), int(self._counts[worst])
         if found == 0.0 or found > min(_CLEAR, _critical(count, len(self._agents))):

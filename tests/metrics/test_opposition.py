@@ -33,6 +33,12 @@ def test_what_the_predators_gain_the_prey_loses() -> None:
     assert after(returns).words() == f"the agents' returns oppose each other: {expected}"
 
 
+def test_a_loss_that_is_slight_beside_the_gain_is_no_opposition() -> None:
+    # As in the arena: agent1 gains 40 while agent2 loses 1, and the sum tells how good both are.
+    assert after({"a": UP_AND_DOWN, "b": [-0.05 * value for value in UP_AND_DOWN]}).words() is None
+    assert after({"a": UP_AND_DOWN, "b": [-0.2 * value for value in UP_AND_DOWN]}).words() is not None
+
+
 def test_a_constant_sum_is_told_after_three_iterations() -> None:
     scores = [0.5, 0.7, 0.4]
     returns = {"white": scores, "black": [1.0 - score for score in scores]}
