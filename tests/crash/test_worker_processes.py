@@ -56,6 +56,8 @@ def test_nothing_outlives_the_main_process(stopped: tuple[str, ...], killed: tup
     ids = {"main": main.pid, "fork_server": fork_server, "worker": workers[0]}
     for name in stopped:
         os.kill(ids[name], signal.SIGSTOP)
+    # The system lets an orphaned group continue only if it is stopped by then, not if it is about to be.
+    wait_for(lambda: all(psutil.Process(ids[name]).status() == psutil.STATUS_STOPPED for name in stopped))
     for name in killed:
         os.kill(ids[name], signal.SIGKILL)
     main.communicate()
