@@ -25,6 +25,7 @@ LAYERS = (
     ("display",),
     ("policies",),
     ("processing",),
+    ("kernels",),
     ("learners",),
     ("runners",),
     ("training",),

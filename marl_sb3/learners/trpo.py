@@ -9,7 +9,7 @@ import sb3_contrib
 from gymnasium import spaces
 
 from marl_sb3.errors import ConfigError
-from marl_sb3.learners.fused.coverage import Reliance
+from marl_sb3.learners.coverage import Reliance
 from marl_sb3.learners.learner import Learner
 from marl_sb3.learners.on_policy import OnPolicyLearner
 from marl_sb3.learners.ppo.fused.algorithm import FusedRollouts

@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 from marl_sb3.errors import ConfigError
-from marl_sb3.learners.fused.coverage import Reliance
+from marl_sb3.learners.coverage import Reliance
 from marl_sb3.learners.threads import load_blas
 
 UPDATE_PATHS = ("auto", "fused", "torch")

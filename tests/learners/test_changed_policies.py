@@ -27,7 +27,7 @@ from toy_envs import SampledEnv
 
 import marl_sb3
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, make_vec_env
-from marl_sb3.learners.fused import coverage
+from marl_sb3.learners import coverage
 from marl_sb3.training import listener, loop
 
 SEED = 7

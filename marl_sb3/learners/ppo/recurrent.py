@@ -15,8 +15,8 @@ from stable_baselines3.common.utils import obs_as_tensor
 
 from marl_sb3.learners.buffers.recurrent import MemoryDictRolloutBuffer, MemoryRolloutBuffer
 from marl_sb3.learners.buffers.sequences import SequenceDictRolloutBuffer, SequenceRolloutBuffer, WholeSequences
+from marl_sb3.learners.coverage import Reliance, first_reason
 from marl_sb3.learners.deciders import Batch
-from marl_sb3.learners.fused.coverage import Reliance, first_reason
 from marl_sb3.learners.on_policy_actor import (
     OnPolicyDecider,
     OnPolicyDecision,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sb3_contrib
 from sb3_contrib.qrdqn.policies import QRDQNPolicy
 
-from marl_sb3.learners.fused.coverage import Reliance
+from marl_sb3.learners.coverage import Reliance
 from marl_sb3.learners.replay.fused.coverage import replay_reliance, why_not_nets, why_not_policy
 from marl_sb3.learners.replay.fused.q_update import QUpdate
 from marl_sb3.learners.replay.fused_updates import FusedUpdates

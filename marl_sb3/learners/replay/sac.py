@@ -10,7 +10,7 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.sac.policies import SACPolicy
 from torch import nn
 
-from marl_sb3.learners.fused.coverage import Reliance
+from marl_sb3.learners.coverage import Reliance
 from marl_sb3.learners.replay.fused.coverage import replay_reliance, why_not_nets, why_not_policy
 from marl_sb3.learners.replay.fused.sac_update import SACUpdate
 from marl_sb3.learners.replay.fused_updates import FusedUpdates

@@ -6,7 +6,7 @@ import stable_baselines3
 from stable_baselines3.td3.policies import TD3Policy
 from torch import nn
 
-from marl_sb3.learners.fused.coverage import Reliance
+from marl_sb3.learners.coverage import Reliance
 from marl_sb3.learners.replay.fused.coverage import replay_reliance, why_not_nets, why_not_policy
 from marl_sb3.learners.replay.fused.td3_update import TD3Update
 from marl_sb3.learners.replay.fused_updates import FusedUpdates

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sb3_contrib
 from sb3_contrib.tqc.policies import TQCPolicy
 
-from marl_sb3.learners.fused.coverage import Reliance
+from marl_sb3.learners.coverage import Reliance
 from marl_sb3.learners.replay.fused.sac_update import SACUpdate
 from marl_sb3.learners.replay.fused_updates import FusedUpdates
 from marl_sb3.learners.replay.sac import soft_actor_critic_coverage

@@ -19,8 +19,8 @@ from toy_envs import RandomEnv
 import marl_sb3
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
 from marl_sb3.errors import EnvError, NumericError
-from marl_sb3.learners.fused import layers
-from marl_sb3.learners.ppo.fused import kernel
+from marl_sb3.kernels import layers
+from marl_sb3.kernels import ppo as kernel
 from marl_sb3.learners.ppo.fused.policy import FusedPolicy
 from marl_sb3.learners.threads import blas_threads
 from marl_sb3.vec_env import SyncVecEnv

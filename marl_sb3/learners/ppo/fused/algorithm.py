@@ -12,7 +12,7 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 
 from marl_sb3.errors import NumericError
-from marl_sb3.learners.fused.coverage import Reliance
+from marl_sb3.learners.coverage import Reliance
 from marl_sb3.learners.ppo.fused.coverage import coverage
 from marl_sb3.learners.ppo.fused.policy import FusedPolicy
 from marl_sb3.learners.ppo.fused.rollout import collect_fused

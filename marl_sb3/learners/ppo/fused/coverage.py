@@ -11,7 +11,7 @@ from stable_baselines3.common.torch_layers import FlattenExtractor, MlpExtractor
 from torch import nn
 
 from marl_sb3.learners.algorithms import place_of
-from marl_sb3.learners.fused.coverage import (
+from marl_sb3.learners.coverage import (
     ACTIVATIONS,
     Reliance,
     covers_observations,
@@ -19,7 +19,7 @@ from marl_sb3.learners.fused.coverage import (
     is_plain_mlp,
     name_of,
 )
-from marl_sb3.learners.fused.optimizers import OPTIMIZERS
+from marl_sb3.learners.optimizer_kinds import OPTIMIZERS
 
 # By their places, see `place_of`: sb3-contrib is imported only by those who use it. Policies with their distributions.
 _SB3, _MASKABLE = "stable_baselines3.common.distributions", "sb3_contrib.common.maskable.distributions"

@@ -18,8 +18,8 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from torch import nn
 
 from marl_sb3.errors import EnvError
-from marl_sb3.learners.fused.coverage import ACTIVATIONS
-from marl_sb3.learners.fused.optimizers import OPTIMIZERS, OptimizerKind
+from marl_sb3.learners.coverage import ACTIVATIONS
+from marl_sb3.learners.optimizer_kinds import OPTIMIZERS, OptimizerKind
 from marl_sb3.types import Array, BoolArray, FloatArray
 
 
@@ -231,8 +231,8 @@ class FusedPolicy:
 @lru_cache(maxsize=1)
 def _compiled_kernel() -> ModuleType:
     """Return the module of the kernels, compiled or loaded from the cache of an earlier process."""
-    from marl_sb3.learners.fused.kernel_cache import note_compiling
-    from marl_sb3.learners.ppo.fused import kernel
+    from marl_sb3.kernels import ppo as kernel
+    from marl_sb3.kernels.cache import note_compiling
 
     note_compiling(kernel.train)
     kernel.warm_up()

@@ -98,7 +98,7 @@ def _weights_of(lstm: nn.LSTM) -> _Weights:
 @lru_cache(maxsize=1)
 def _compiled_lstm() -> ModuleType:
     """Return the module of the kernel, compiled or loaded from the cache of an earlier process."""
-    from marl_sb3.learners.ppo.fused import lstm_kernel
+    from marl_sb3.kernels import lstm as lstm_kernel
 
     lstm_kernel.warm_up()
     return lstm_kernel

@@ -15,8 +15,8 @@ from marl_sb3.learners.ppo.fused.policy import FusedPolicy, require_in_range
 from marl_sb3.types import Array, FloatArray
 
 if TYPE_CHECKING:
-    from marl_sb3.learners.ppo.fused.kernel import Settings
-    from marl_sb3.learners.ppo.fused.minibatch import Samples
+    from marl_sb3.kernels.minibatch import Samples
+    from marl_sb3.kernels.ppo import Settings
 
 
 class UpdatePlan(NamedTuple):
@@ -55,8 +55,8 @@ class FusedUpdate:
     """
 
     def __init__(self, algorithm: OnPolicyAlgorithm, fused: FusedPolicy, plan: UpdatePlan) -> None:
-        from marl_sb3.learners.ppo.fused import kernel
-        from marl_sb3.learners.ppo.fused.minibatch import Samples
+        from marl_sb3.kernels import ppo as kernel
+        from marl_sb3.kernels.minibatch import Samples
 
         self._kernel = kernel
         self._fused = fused
@@ -135,7 +135,7 @@ def _bounds(rollout: Any, samples: int, batch_size: int | None) -> Array:
 
 
 def _settings(algorithm: Any, fused: FusedPolicy, plan: UpdatePlan) -> Settings:
-    from marl_sb3.learners.ppo.fused.kernel import Settings
+    from marl_sb3.kernels.ppo import Settings
 
     optimizer: dict[str, Any] = algorithm.policy.optimizer.param_groups[0]
     beta1, beta2 = optimizer["betas"] if "betas" in optimizer else (0.0, optimizer["alpha"])
@@ -155,7 +155,7 @@ def _settings(algorithm: Any, fused: FusedPolicy, plan: UpdatePlan) -> Settings:
 
 
 def _rollout_samples(rollout: Any, fused: FusedPolicy) -> Samples:
-    from marl_sb3.learners.ppo.fused.minibatch import Samples
+    from marl_sb3.kernels.minibatch import Samples
 
     inputs = fused.inputs(flat_samples(rollout, "observations"))
     actions = flat_samples(rollout, "actions")

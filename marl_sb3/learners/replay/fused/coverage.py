@@ -10,8 +10,8 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.torch_layers import FlattenExtractor
 from torch import nn
 
-from marl_sb3.learners.fused.coverage import ACTIVATIONS, Reliance, covers_observations, first_reason, name_of
-from marl_sb3.learners.fused.tables import linears
+from marl_sb3.learners.coverage import ACTIVATIONS, Reliance, covers_observations, first_reason, name_of
+from marl_sb3.learners.tables import linears
 
 _SB3 = ("stable_baselines3", "sb3_contrib")
 _OF_POLICY = ("activation_fn", "observation_space", "action_space", "normalize_images")

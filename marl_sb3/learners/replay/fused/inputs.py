@@ -15,7 +15,7 @@ from stable_baselines3.common.policies import BaseModel
 from marl_sb3.types import Array, FloatArray
 
 if TYPE_CHECKING:
-    from marl_sb3.learners.replay.fused.batch import Batch
+    from marl_sb3.kernels.batch import Batch
 
 
 def features(network: BaseModel, observations: Array | th.Tensor) -> FloatArray:
@@ -31,7 +31,7 @@ def features(network: BaseModel, observations: Array | th.Tensor) -> FloatArray:
 
 def batch_of(samples: Any, network: BaseModel, gamma: float) -> Batch:
     """Return a minibatch of SB3's replay buffers in the kernels' form."""
-    from marl_sb3.learners.replay.fused.batch import Batch
+    from marl_sb3.kernels.batch import Batch
 
     discounts = gamma if samples.discounts is None else samples.discounts.numpy().reshape(-1)
     discounts = (1.0 - samples.dones.numpy().reshape(-1)) * discounts
@@ -59,8 +59,8 @@ def standard_normal(rows: int, size: int) -> FloatArray:
 @cache
 def kernel_module(name: str) -> ModuleType:
     """Import the module of an algorithm's kernels; says so if they have to be compiled."""
-    from marl_sb3.learners.fused.kernel_cache import note_compiling
+    from marl_sb3.kernels.cache import note_compiling
 
-    module = import_module(f"marl_sb3.learners.replay.fused.{name}")
+    module = import_module(f"marl_sb3.kernels.{name}")
     note_compiling(module.update)
     return module

@@ -10,9 +10,9 @@ import torch as th
 from stable_baselines3.common.policies import BaseModel
 from torch import nn
 
-from marl_sb3.learners.fused.coverage import ACTIVATIONS
-from marl_sb3.learners.fused.tables import Tables, linears
+from marl_sb3.learners.coverage import ACTIVATIONS
 from marl_sb3.learners.replay.fused.inputs import batch_of, features, kernel_module
+from marl_sb3.learners.tables import Tables, linears
 from marl_sb3.types import Array
 
 
@@ -26,10 +26,10 @@ class QUpdate:
     """
 
     def __init__(self, algorithm: Any, network: BaseModel, net: nn.Module, target: nn.Module, quantiles: int) -> None:
-        from marl_sb3.learners.fused.layers import LINEAR
-        from marl_sb3.learners.fused.mlp import Net
+        from marl_sb3.kernels.layers import LINEAR
+        from marl_sb3.kernels.mlp import Net
 
-        self._kernel = kernel_module("dqn_kernel")
+        self._kernel = kernel_module("q")
         self._algorithm = algorithm
         self._network = network
         self._quantiles = quantiles

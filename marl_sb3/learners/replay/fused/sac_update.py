@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import torch as th
 
-from marl_sb3.learners.fused.coverage import ACTIVATIONS
-from marl_sb3.learners.fused.tables import Tables, linears
+from marl_sb3.learners.coverage import ACTIVATIONS
 from marl_sb3.learners.replay.fused.inputs import batch_of, env_actions, features, kernel_module, standard_normal
+from marl_sb3.learners.tables import Tables, linears
 from marl_sb3.types import Array
 
 
@@ -21,12 +21,12 @@ class SACUpdate:
     """
 
     def __init__(self, algorithm: Any) -> None:
-        from marl_sb3.learners.fused.layers import LINEAR
-        from marl_sb3.learners.fused.mlp import Net
-        from marl_sb3.learners.replay.fused.critics import Critics
-        from marl_sb3.learners.replay.fused.squashed_actor import Actor, sampled_actions
+        from marl_sb3.kernels.critics import Critics
+        from marl_sb3.kernels.layers import LINEAR
+        from marl_sb3.kernels.mlp import Net
+        from marl_sb3.kernels.squashed_actor import Actor, sampled_actions
 
-        self._kernel = kernel_module("sac_kernel")
+        self._kernel = kernel_module("sac")
         self._sampled_actions = sampled_actions
         self._algorithm = algorithm
         tables = self._tables = Tables()
@@ -54,7 +54,7 @@ class SACUpdate:
 
     def begin(self) -> None:
         """See `FusedUpdate.begin`."""
-        from marl_sb3.learners.fused.mlp import Adam
+        from marl_sb3.kernels.mlp import Adam
 
         actor, critic, *learned = map(self._tables.of_adam, self.optimizers)
         self._actor_adam, self._critic_adam = actor, critic

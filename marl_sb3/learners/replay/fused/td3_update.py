@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import torch as th
 
-from marl_sb3.learners.fused.coverage import ACTIVATIONS
-from marl_sb3.learners.fused.tables import Tables, linears
+from marl_sb3.learners.coverage import ACTIVATIONS
 from marl_sb3.learners.replay.fused.inputs import batch_of, env_actions, features, kernel_module
 from marl_sb3.learners.sb3.private import num_updates
+from marl_sb3.learners.tables import Tables, linears
 from marl_sb3.types import Array
 
 
@@ -22,11 +22,11 @@ class TD3Update:
     """
 
     def __init__(self, algorithm: Any) -> None:
-        from marl_sb3.learners.fused.layers import TANH
-        from marl_sb3.learners.fused.mlp import Net
-        from marl_sb3.learners.replay.fused.critics import Critics
+        from marl_sb3.kernels.critics import Critics
+        from marl_sb3.kernels.layers import TANH
+        from marl_sb3.kernels.mlp import Net
 
-        self._kernel = kernel_module("td3_kernel")
+        self._kernel = kernel_module("td3")
         self._algorithm = algorithm
         tables = self._tables = Tables()
         critics = algorithm.critic, algorithm.critic_target

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from marl_sb3.learners.fused.kernel_cache import inner_kernel, kernel, strict_kernel
-from marl_sb3.learners.fused.mlp import Net, backward, forward, last_layer, outputs_size, parameters_size
+from marl_sb3.kernels.cache import inner_kernel, kernel, strict_kernel
+from marl_sb3.kernels.mlp import Net, backward, forward, last_layer, outputs_size, parameters_size
 from marl_sb3.types import FloatArray
 
 _Scalar = Any  # a float, once compiled

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from marl_sb3.learners.fused.kernel_cache import inner_kernel, kernel
-from marl_sb3.learners.fused.layers import tanh
-from marl_sb3.learners.ppo.fused.nets import first_layer
+from marl_sb3.kernels.cache import inner_kernel, kernel
+from marl_sb3.kernels.layers import tanh
+from marl_sb3.kernels.nets import first_layer
 from marl_sb3.types import Array, BoolArray, FloatArray
 
 _f = np.float32

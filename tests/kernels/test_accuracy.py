@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch as th
 
-from marl_sb3.learners.fused import layers
-from marl_sb3.learners.ppo.fused import kernel
+from marl_sb3.kernels import layers
+from marl_sb3.kernels import ppo as kernel
 
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 MOST = 3.0  # times the distance that one ulp makes
 
 

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from marl_sb3.learners.fused.adam import adam
-from marl_sb3.learners.fused.kernel_cache import inner_kernel, kernel
-from marl_sb3.learners.fused.layers import activate, matrix, through_activation
-from marl_sb3.learners.fused.memory import matrix_at, vector_at
+from marl_sb3.kernels.cache import inner_kernel, kernel
+from marl_sb3.kernels.layers import activate, matrix, through_activation
+from marl_sb3.kernels.memory import matrix_at, vector_at
+from marl_sb3.kernels.optimizers import adam
 from marl_sb3.types import Array, FloatArray
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from marl_sb3.types import Array
 
 if TYPE_CHECKING:
-    from marl_sb3.learners.fused.mlp import Adam
+    from marl_sb3.kernels.mlp import Adam
 
 
 class _Places:
@@ -59,7 +59,7 @@ class Tables:
 
     def of_adam(self, optimizer: th.optim.Optimizer) -> Adam:
         """Return the parameters of an Adam with their moments and counts of steps, which begin at zero."""
-        from marl_sb3.learners.fused.mlp import Adam
+        from marl_sb3.kernels.mlp import Adam
 
         group = optimizer.param_groups[0]
         first, second = group["betas"]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import scipy.linalg.cython_blas  # noqa: F401 - numba calls its BLAS; see `load_blas`
 
-from marl_sb3.learners.fused.kernel_cache import inner_kernel, kernel, precise_kernel
+from marl_sb3.kernels.cache import inner_kernel, kernel, precise_kernel
 from marl_sb3.types import Array, FloatArray
 
 TANH, RELU, LINEAR = range(3)  # activations

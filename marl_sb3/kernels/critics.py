@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from marl_sb3.learners.fused.kernel_cache import inner_kernel
-from marl_sb3.learners.fused.layers import LINEAR
-from marl_sb3.learners.fused.mlp import Net, backward, forward, last_layer, outputs_size, parameters_size
-from marl_sb3.learners.replay.fused.batch import join
+from marl_sb3.kernels.batch import join
+from marl_sb3.kernels.cache import inner_kernel
+from marl_sb3.kernels.layers import LINEAR
+from marl_sb3.kernels.mlp import Net, backward, forward, last_layer, outputs_size, parameters_size
 from marl_sb3.types import Array, FloatArray
 
 _Scalar = Any  # a float, once compiled

@@ -6,11 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from marl_sb3.learners.fused.kernel_cache import inner_kernel, kernel
-from marl_sb3.learners.fused.memory import vector_at
-from marl_sb3.learners.fused.mlp import Adam, move_towards, step_adam
-from marl_sb3.learners.replay.fused.batch import Batch, quantile_loss
-from marl_sb3.learners.replay.fused.critics import (
+from marl_sb3.kernels.batch import Batch, quantile_loss
+from marl_sb3.kernels.cache import inner_kernel, kernel
+from marl_sb3.kernels.critics import (
     Critics,
     action_gradients,
     gradients,
@@ -20,7 +18,9 @@ from marl_sb3.learners.replay.fused.critics import (
     values,
     works,
 )
-from marl_sb3.learners.replay.fused.squashed_actor import Actor, actor_gradients, sample
+from marl_sb3.kernels.memory import vector_at
+from marl_sb3.kernels.mlp import Adam, move_towards, step_adam
+from marl_sb3.kernels.squashed_actor import Actor, actor_gradients, sample
 from marl_sb3.types import Array, FloatArray
 
 _Scalar = Any  # a float, once compiled

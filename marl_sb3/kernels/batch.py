@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from marl_sb3.learners.fused.kernel_cache import inner_kernel
+from marl_sb3.kernels.cache import inner_kernel
 from marl_sb3.types import Array, FloatArray
 
 _Scalar = Any  # a float, once compiled

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from marl_sb3.learners.fused.kernel_cache import inner_kernel, kernel
-from marl_sb3.learners.fused.layers import LINEAR, activate, clear, matrix, through_activation
+from marl_sb3.kernels.cache import inner_kernel, kernel
+from marl_sb3.kernels.layers import LINEAR, activate, clear, matrix, through_activation
 from marl_sb3.types import Array, FloatArray
 
 

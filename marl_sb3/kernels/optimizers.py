@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from marl_sb3.learners.fused.kernel_cache import inner_kernel
+from marl_sb3.kernels.cache import inner_kernel
 from marl_sb3.types import FloatArray
 
 _f = np.float32

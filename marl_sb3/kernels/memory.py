@@ -15,7 +15,7 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 from numba.extending import intrinsic
 
-from marl_sb3.learners.fused.kernel_cache import inner_kernel
+from marl_sb3.kernels.cache import inner_kernel
 
 
 @intrinsic

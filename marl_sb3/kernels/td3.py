@@ -6,8 +6,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from marl_sb3.learners.fused.kernel_cache import inner_kernel, kernel
-from marl_sb3.learners.fused.mlp import (
+from marl_sb3.kernels.batch import Batch
+from marl_sb3.kernels.cache import inner_kernel, kernel
+from marl_sb3.kernels.critics import (
+    Critics,
+    action_gradients,
+    gradients,
+    joined,
+    lowest,
+    squared_errors,
+    values,
+    works,
+)
+from marl_sb3.kernels.mlp import (
     Adam,
     Net,
     backward,
@@ -17,17 +28,6 @@ from marl_sb3.learners.fused.mlp import (
     outputs_size,
     parameters_size,
     step_adam,
-)
-from marl_sb3.learners.replay.fused.batch import Batch
-from marl_sb3.learners.replay.fused.critics import (
-    Critics,
-    action_gradients,
-    gradients,
-    joined,
-    lowest,
-    squared_errors,
-    values,
-    works,
 )
 from marl_sb3.types import Array, FloatArray
 

@@ -15,9 +15,9 @@ import pytest
 from numba.core.caching import IndexDataCacheFile
 from numba.core.dispatcher import Dispatcher
 
-from marl_sb3.learners.fused import adam, layers
-from marl_sb3.learners.fused.kernel_cache import RebuildingCache, compiled, note_compiling
-from marl_sb3.learners.ppo.fused import kernel
+from marl_sb3.kernels import layers, optimizers
+from marl_sb3.kernels import ppo as kernel
+from marl_sb3.kernels.cache import RebuildingCache, compiled, note_compiling
 
 
 def one_more(number: int) -> int:
@@ -75,7 +75,7 @@ def test_a_damaged_cache_that_cannot_be_written_is_left_alone(
 
 
 INNER = """
-from marl_sb3.learners.fused.kernel_cache import inner_kernel
+from marl_sb3.kernels.cache import inner_kernel
 
 @inner_kernel
 def inner(number):
@@ -83,7 +83,7 @@ def inner(number):
 """
 OUTER = """
 from changing_inner import inner
-from marl_sb3.learners.fused.kernel_cache import kernel
+from marl_sb3.kernels.cache import kernel
 
 @kernel
 def outer(number):
@@ -215,7 +215,7 @@ def test_a_process_in_a_second_clone_loads_what_processes_in_the_first_compile_a
 
 
 def test_all_kernels_have_this_cache() -> None:
-    modules = (adam, kernel, layers)
+    modules = (optimizers, kernel, layers)
     kernels = [value for module in modules for value in vars(module).values() if isinstance(value, Dispatcher)]
     assert len(kernels) > 10
     assert all(type(kernel._cache) is RebuildingCache for kernel in kernels)

@@ -14,11 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from marl_sb3.learners.fused.adam import adam, norm
-from marl_sb3.learners.fused.kernel_cache import inner_kernel, kernel
-from marl_sb3.learners.fused.layers import TANH, clear, matrix
-from marl_sb3.learners.fused.rmsprop import ADAM, RMSPROP_TF, rmsprop
-from marl_sb3.learners.ppo.fused.distributions import (
+from marl_sb3.kernels.cache import inner_kernel, kernel
+from marl_sb3.kernels.distributions import (
     categorical_delta,
     categorical_log_prob,
     forbid,
@@ -27,8 +24,11 @@ from marl_sb3.learners.ppo.fused.distributions import (
     sample,
     softmax,
 )
-from marl_sb3.learners.ppo.fused.minibatch import Samples, gather, normalise
-from marl_sb3.learners.ppo.fused.nets import Nets, backward, forward, forward_both, workspace
+from marl_sb3.kernels.layers import TANH, clear, matrix
+from marl_sb3.kernels.minibatch import Samples, gather, normalise
+from marl_sb3.kernels.nets import Nets, backward, forward, forward_both, workspace
+from marl_sb3.kernels.optimizers import adam, norm
+from marl_sb3.kernels.rmsprop import ADAM, RMSPROP_TF, rmsprop
 from marl_sb3.types import Array, FloatArray
 
 # The columns of the statistics of a minibatch.

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from marl_sb3.learners.fused.adam import norm
-from marl_sb3.learners.fused.kernel_cache import inner_kernel, kernel
-from marl_sb3.learners.fused.layers import clear
-from marl_sb3.learners.fused.mlp import (
+from marl_sb3.kernels.batch import Batch, quantile_loss
+from marl_sb3.kernels.cache import inner_kernel, kernel
+from marl_sb3.kernels.layers import clear
+from marl_sb3.kernels.mlp import (
     Adam,
     Net,
     backward,
@@ -19,7 +19,7 @@ from marl_sb3.learners.fused.mlp import (
     parameters_size,
     step_adam,
 )
-from marl_sb3.learners.replay.fused.batch import Batch, quantile_loss
+from marl_sb3.kernels.optimizers import norm
 from marl_sb3.types import Array, FloatArray
 
 _Scalar = Any  # a float, once compiled
