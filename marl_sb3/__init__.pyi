@@ -1,0 +1,42 @@
+"""The public names, listed once: type checkers read them, and lazy_loader imports each when it is first used."""
+
+from .checkup.api import examine as examine
+from .config.ray import RaySettings as RaySettings
+from .envs.registry import register_env as register_env
+from .errors import CheckpointError as CheckpointError
+from .errors import ConfigError as ConfigError
+from .errors import EnvError as EnvError
+from .errors import EnvRaisedError as EnvRaisedError
+from .errors import MarlSb3Error as MarlSb3Error
+from .errors import NumericError as NumericError
+from .evaluation import evaluate_policies as evaluate_policies
+from .learners.a2c import A2C as A2C
+from .learners.bundle import PolicyBundle as PolicyBundle
+from .learners.combine import combine_policies as combine_policies
+from .learners.load import load_policies as load_policies
+from .learners.ppo.maskable import MaskablePPO as MaskablePPO
+from .learners.ppo.ppo import PPO as PPO
+from .learners.ppo.recurrent import RecurrentPPO as RecurrentPPO
+from .learners.replay.dqn import DQN as DQN
+from .learners.replay.qrdqn import QRDQN as QRDQN
+from .learners.replay.sac import SAC as SAC
+from .learners.replay.td3 import DDPG as DDPG
+from .learners.replay.td3 import TD3 as TD3
+from .learners.replay.tqc import TQC as TQC
+from .learners.spec import PolicySpec as PolicySpec
+from .learners.trpo import TRPO as TRPO
+from .metrics import Episode as Episode
+from .metrics import InfoMetric as InfoMetric
+from .policies.networks import register_network as register_network
+from .runs.restore import load_run as load_run
+from .runs.run import Run as Run
+from .runs.train import train as train
+from .training.algorithm import MultiAgentAlgorithm as MultiAgentAlgorithm
+from .training.callback import MultiAgentCallback as MultiAgentCallback
+from .tuning.api import tune as tune
+from .tuning.study import TuneStudy as TuneStudy
+from .vec_env import MultiAgentVecEnv as MultiAgentVecEnv
+from .vec_env import make_vec_env as make_vec_env
+from .vec_env.sharded_vec_env import make_sharded_vec_env as make_sharded_vec_env
+
+__version__: str
