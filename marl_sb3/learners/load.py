@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 
-import psutil
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.learners.bundle import PolicyBundle, PolicySpaces
-from marl_sb3.learners.policy_size import least_weights
 from marl_sb3.learners.processed import policy_rows, processing_of
 from marl_sb3.learners.sb3.build import build_for_acting
 from marl_sb3.learners.sb3.tensors import read_weights
@@ -26,15 +23,9 @@ from marl_sb3.storage.policy_files import find_file, find_files
 from marl_sb3.storage.process_rng import preserve_rng
 from marl_sb3.storage.space_data import space_from_plain
 from marl_sb3.storage.state import StateReader
-from marl_sb3.storage.tensor_file import form_of
 from marl_sb3.types import AgentID, PolicyID
 from marl_sb3.vec_env.groups import AgentGroup
 from marl_sb3.vec_env.interface import MultiAgentVecEnv
-
-_BYTES_PER_WEIGHT = 16  # the weight, its gradient and Adam's two moments, as float32
-# Limits of the size of an observation or action in a checkpoint, which may come from a stranger: the network could not
-# use more numbers than a multiple of its weights.
-_LEAST_NUMBERS, _NUMBERS_PER_WEIGHT = 2**16, 4
 
 
 def load_policies(
@@ -85,10 +76,8 @@ def read_bundle(
     deterministic = read_deterministic(state, "evaluation_deterministic", specs)
     policy_of = _policy_of(state, specs)
     found = {
-        policy_id: _spaces(
-            checkpoint, state.fields("spaces").fields(policy_id), number, _of_env(env, policy_id, policy_of)
-        )
-        for number, policy_id in enumerate(_policy_ids(state, specs))
+        policy_id: _spaces(checkpoint, state.fields("spaces").fields(policy_id), _of_env(env, policy_id, policy_of))
+        for policy_id in _policy_ids(state, specs)
     }
     rows = {policy_id: _rows(policy_id, policy_of, its) for policy_id, its in found.items()}
     processing = {
@@ -140,7 +129,7 @@ def _of_env(
     return None
 
 
-def _spaces(checkpoint: Checkpoint, plain: StateReader, number: int, of_env: PolicySpaces | None) -> PolicySpaces:
+def _spaces(checkpoint: Checkpoint, plain: StateReader, of_env: PolicySpaces | None) -> PolicySpaces:
     missing = [name for name in PolicySpaces._fields if plain.value(name) is None]
     if missing and of_env is not None:
         return of_env
@@ -149,8 +138,7 @@ def _spaces(checkpoint: Checkpoint, plain: StateReader, number: int, of_env: Pol
             f"{checkpoint.name} does not hold the {missing[0]} space of {plain.where}, which is of a class that a "
             "checkpoint cannot hold: pass `env`"
         )
-    most = max(_LEAST_NUMBERS, _NUMBERS_PER_WEIGHT * _num_weights(checkpoint, number))
-    return PolicySpaces(*(space_from_plain(plain.fields(name), most) for name in PolicySpaces._fields))
+    return PolicySpaces(*(space_from_plain(plain.fields(name)) for name in PolicySpaces._fields))
 
 
 def _rows(policy_id: PolicyID, policy_of: Mapping[AgentID, PolicyID], its: PolicySpaces) -> PolicyRows:
@@ -162,13 +150,6 @@ def _rows(policy_id: PolicyID, policy_of: Mapping[AgentID, PolicyID], its: Polic
 
 
 def _algorithm(checkpoint: Checkpoint, rows: PolicyRows, spec: PolicySpec, number: int, device: str) -> BaseAlgorithm:
-    there = _num_weights(checkpoint, number)
-    needed = least_weights(spec, rows.group.observation_space, rows.group.action_space)
-    if needed > there:
-        raise CheckpointError(
-            f"{checkpoint.name} holds {there:,} weights of policy {rows.policy_id!r}, but describes it with at least "
-            f"{needed:,} weights"
-        )
     try:
         algorithm = build_for_acting(rows, spec, device)
     except (ConfigError, TypeError, ValueError, OverflowError, MemoryError, RuntimeError) as error:
@@ -184,7 +165,7 @@ def _algorithm(checkpoint: Checkpoint, rows: PolicyRows, spec: PolicySpec, numbe
 
 
 def specs_of_checkpoint(checkpoint: Checkpoint) -> dict[PolicyID, PolicySpec]:
-    """Read the specs of the policies; a network larger than the checkpoint's weights is refused.
+    """Read the specs of the policies.
 
     Raises:
         CheckpointError: the specs are missing or not valid.
@@ -194,19 +175,7 @@ def specs_of_checkpoint(checkpoint: Checkpoint) -> dict[PolicyID, PolicySpec]:
     for policy_id in specs.names():
         if specs.value(policy_id) is None:
             raise ConfigError(f"policy {policy_id!r} was made of classes or functions: pass `policies`", key="policies")
-    num_weights = [_num_weights(checkpoint, number) for number in range(len(list(specs)))]
-    needed, free = _BYTES_PER_WEIGHT * sum(num_weights), psutil.virtual_memory().available
-    if needed > free:
-        raise CheckpointError(f"{checkpoint.name} describes networks that need {needed:,} bytes; {free:,} are free")
     try:
-        return {
-            policy_id: PolicySpec.from_plain(specs.fields(policy_id), count)
-            for policy_id, count in zip(specs, num_weights, strict=True)
-        }
+        return {policy_id: PolicySpec.from_plain(specs.fields(policy_id)) for policy_id in specs}
     except ConfigError as error:
         raise CheckpointError(f"{checkpoint.name}, {specs.where}: {error}") from error
-
-
-def _num_weights(checkpoint: Checkpoint, number: int) -> int:
-    tensors = find_file(checkpoint.tensors, checkpoint.name, number, "policy").arrays
-    return sum(math.prod(form_of(tensors, name).shape) for name in tensors)

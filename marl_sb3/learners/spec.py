@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 from stable_baselines3.common.base_class import BaseAlgorithm
@@ -14,7 +13,7 @@ from marl_sb3.config.networks import CLASSES, STORED_POLICY_KWARGS
 from marl_sb3.config.processing import PROCESSING, ProcessingSettings, processing_settings, split_processing
 from marl_sb3.config.rllib.values import Context
 from marl_sb3.config.values import accepts
-from marl_sb3.errors import CheckpointError, ConfigError
+from marl_sb3.errors import ConfigError
 from marl_sb3.learners.algorithms import (
     algorithm_class,
     algorithm_name,
@@ -27,11 +26,6 @@ from marl_sb3.policies.hyperparameters import hyperparameter_defaults, resolve_h
 from marl_sb3.policies.networks import OF_THE_USER, is_registered, registered_policy, resolve_policy_kwargs
 from marl_sb3.storage.state import State, StateReader, is_plain
 from marl_sb3.types import PolicyID
-
-# Limits of the numbers and strings in a checkpoint's spec of a policy: the file may come from a stranger.
-_LARGEST, _LONGEST = 2**20, 100
-_MOST_EPOCHS = 1000
-_LONGEST_ROLLOUT = 2**16  # steps; a buffer takes memory for each of them
 
 
 class PolicySpec:
@@ -114,13 +108,11 @@ class PolicySpec:
         }
 
     @classmethod
-    def from_plain(cls, plain: StateReader, num_weights: int) -> PolicySpec:
+    def from_plain(cls, plain: StateReader) -> PolicySpec:
         """Make a spec from what `to_plain` returned.
 
         Args:
             plain: the description; it may come from a stranger.
-            num_weights: the number of weights that the policy has. A network that needs more is refused before it fills
-                the memory.
 
         Raises:
             CheckpointError: the data is not a valid spec.
@@ -128,14 +120,9 @@ class PolicySpec:
         """
         given, algorithm = plain.fields("hyperparameters"), saved_algorithm_class(plain.string("algorithm"))
         values = {name: given.value(name) for name in given.names()}
-        _require_small(values, _LARGEST, given.where)
         if values.get("policy_kwargs") is not None:
             own_policy = registered_policy(plain.string("policy")) is not None
-            _check_network(given.fields("policy_kwargs"), num_weights, own_policy=own_policy)
-        if "n_steps" in values:
-            given.integer("n_steps", 1, _LONGEST_ROLLOUT)
-        if "n_epochs" in values:
-            given.integer("n_epochs", 1, _MOST_EPOCHS)
+            _check_network(given.fields("policy_kwargs"), own_policy=own_policy)
         resolve_hyperparameters(algorithm, values)  # checked before `cls` is called: a name could be `algorithm`
         return cls(algorithm, plain.string("policy"), **values, **_read_processing(plain))
 
@@ -175,43 +162,20 @@ def _read_processing(plain: StateReader) -> dict[str, Any]:
     return values
 
 
-def _require_small(tree: Any, limit: int, where: str) -> None:
-    """Refuse numbers and strings that could fill the memory: a checkpoint may come from a stranger."""
-    if isinstance(tree, (int, float)) and abs(tree) > limit:
-        raise CheckpointError(f"{where} holds a number beyond {limit}; if you trust the file, pass `policies`")
-    if isinstance(tree, str) and len(tree) > _LONGEST:
-        raise CheckpointError(f"{where} holds a string of more than {_LONGEST} characters")
-    for child in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ():
-        _require_small(child, limit, where)
+def _check_network(network: StateReader, *, own_policy: bool) -> None:
+    """Refuse settings of a network that PyTorch and SB3 would fail on.
 
-
-def _check_network(network: StateReader, num_weights: int, *, own_policy: bool) -> None:
-    """Refuse settings of a network that PyTorch and SB3 would fail on, and those of a network with more weights.
-
-    Arguments of classes that this process has registered may be anything small.
+    Arguments of classes that this process has registered may be anything.
     """
     values = {name: network.value(name) for name in network.names()}
     resolve_policy_kwargs({name: value for name, value in values.items() if name in CLASSES})  # an unknown class
-    of_own = [name for name in values if own_policy and name not in STORED_POLICY_KWARGS]
+    own = {name for name in values if own_policy and name not in STORED_POLICY_KWARGS}
     if is_registered("features_extractor_class", values.get("features_extractor_class")):
-        of_own.append("features_extractor_kwargs")
-    own = {name: values.pop(name) for name in of_own if name in values}
-    _require_small(own, num_weights, network.where)
-    for name, value in values.items():
-        if name not in STORED_POLICY_KWARGS or not accepts(STORED_POLICY_KWARGS[name], value):
+        own.add("features_extractor_kwargs")
+    for name in values.keys() - own:
+        if name not in STORED_POLICY_KWARGS or not accepts(STORED_POLICY_KWARGS[name], values[name]):
             words = f"one of {', '.join(STORED_POLICY_KWARGS)}, as SB3 describes them; or pass `policies`"
-            raise network.error(name[:_LONGEST], value, words)
-    _require_no_more_weights(values, num_weights, network.where)
-
-
-def _require_no_more_weights(tree: Any, num_weights: int, where: str) -> None:
-    """Refuse layers with more connections than the policy has weights, and any larger number."""
-    children = list(tree.values()) if isinstance(tree, dict) else tree if isinstance(tree, list) else []
-    widths = [child for child in children if isinstance(child, int)]
-    if sum(one * other for one, other in pairwise([1, *widths])) > num_weights:
-        raise CheckpointError(f"{where} describes a network of more weights than the {num_weights} in the checkpoint")
-    for child in children:
-        _require_no_more_weights(child, num_weights, where)
+            raise network.error(name, values[name], words)
 
 
 def policy_specs(

@@ -11,7 +11,6 @@ from stable_baselines3.common.preprocessing import is_image_space, is_image_spac
 from marl_sb3.errors import ConfigError
 from marl_sb3.processing.by_key import Space, named, part, parts_of, with_parts
 from marl_sb3.processing.interface import Look, Memory, ObservationProcessor
-from marl_sb3.processing.limits import require_size
 from marl_sb3.types import Array, Observations
 
 
@@ -59,7 +58,6 @@ class _StackedBox:
         channels_first = is_image_space(box) and is_image_space_channels_first(box)
         self._axis = 0 if channels_first else len(box.shape) - 1
         self._length = box.shape[self._axis]
-        require_size("frame_stack", (frames, *box.shape))
         low, high = (np.concatenate([bound] * frames, axis=self._axis) for bound in (box.low, box.high))
         assert box.dtype is not None
         # The zeros before the first frame belong to the space, too.

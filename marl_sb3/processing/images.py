@@ -11,7 +11,6 @@ from marl_sb3.envs import area
 from marl_sb3.errors import ConfigError
 from marl_sb3.processing.by_key import Space, map_parts, parts_of, with_parts
 from marl_sb3.processing.interface import Look, Memory, ObservationProcessor
-from marl_sb3.processing.limits import require_size
 from marl_sb3.types import Array, Observations
 
 _LUMINANCE = np.array([0.2125, 0.7154, 0.0721])  # of ITU-R BT.709, as in Gymnasium's GrayscaleObservation
@@ -36,7 +35,6 @@ class Resize(ObservationProcessor):
         self.space = with_parts(space, {key: self._resized_space(box) for key, box in images.items()})
 
     def _resized_space(self, box: spaces.Box) -> Space:
-        require_size("resize", (*self._size, box.shape[-1]))
         return spaces.Box(*(self._resized(bound[None])[0] for bound in (box.low, box.high)), dtype=np.uint8)
 
     def _resized(self, images: Array) -> Array:

@@ -42,7 +42,7 @@ from marl_sb3.storage.tensor_file import (
     require_storable,
     tensor_chunks,
 )
-from marl_sb3.storage.untrusted import MAX_BRACKETS, opening_brackets, parse_json, read_bytes, unique
+from marl_sb3.storage.untrusted import parse_json, read_bytes, unique
 from marl_sb3.types import Array
 
 Tensors = Mapping[str, Mapping[str, Array]]  # file name without suffix -> tensor name -> array
@@ -128,8 +128,7 @@ def write_checkpoint(folder: Path, state: State, tensors: Tensors, about: Mappin
 def _require_readable(folder: Path, contents: Mapping[str, bytes]) -> None:
     """Refuse to write files that would be refused when they are read."""
     for name, data in contents.items():
-        brackets = opening_brackets(data) if name == _STATE else 0
-        if len(data) > _MAX_BYTES[name] or brackets > MAX_BRACKETS:
+        if len(data) > _MAX_BYTES[name]:
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(folder / name))
 
 
@@ -277,6 +276,7 @@ def _array_or_mapping(mapping: dict[str, Any], arrays: Mapping[str, Array]) -> A
 def fits_into_state(tree: Any) -> bool:
     """Whether a part of a state is at most half as large as a state may be, so that the rest has room."""
     plain, arrays = _without_arrays({"part": tree})
-    text = _json(plain)
-    small = len(text) <= _MAX_BYTES[_STATE] // 2 and opening_brackets(text) <= MAX_BRACKETS // 2
-    return small and sum(array.nbytes for array in arrays.values()) <= _MAX_BYTES[_file_of(_ARRAYS)] // 2
+    return (
+        len(_json(plain)) <= _MAX_BYTES[_STATE] // 2
+        and sum(array.nbytes for array in arrays.values()) <= _MAX_BYTES[_file_of(_ARRAYS)] // 2
+    )

@@ -27,22 +27,21 @@ def space_to_plain(space: Space) -> State | None:
     return None if writer is None else writer(space)
 
 
-def space_from_plain(plain: StateReader, max_numbers: int) -> Space:
+def space_from_plain(plain: StateReader) -> Space:
     """Make a space from the plain data that `space_to_plain` returned.
 
     Args:
         plain: the description; it may come from a stranger.
-        max_numbers: the most numbers, or choices, that a point of the space may have.
 
     Raises:
-        CheckpointError: it does not describe a space, or describes a larger one.
+        CheckpointError: it does not describe a space.
     """
     kind = plain.string("kind")
     if kind not in _READERS:
         raise plain.error("kind", kind, ", ".join(_READERS))
     try:
-        return _READERS[kind](plain, max_numbers)
-    except (ValueError, TypeError, AssertionError, OverflowError) as error:
+        return _READERS[kind](plain)
+    except (ValueError, TypeError, AssertionError, OverflowError, MemoryError) as error:
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointError(f"{plain.where} describes no {kind}: {error}") from error
@@ -73,9 +72,9 @@ def _signs(bound: Array, infinite: Array) -> Array:
     return np.where(infinite, np.sign(bound), 0).astype(np.int8)
 
 
-def _box_from_plain(plain: StateReader, max_numbers: int) -> spaces.Box:
+def _box_from_plain(plain: StateReader) -> spaces.Box:
     dtype = np.dtype(_one_of(plain, "dtype", _DTYPES))
-    shape = _shape(plain, "shape", max_numbers)
+    shape = _shape(plain, "shape")
     low, high = (_bound_from_plain(plain, name, dtype, shape) for name in ("low", "high"))
     if (low > high).any():
         raise CheckpointError(f"{plain.where} has a low bound above the high one")
@@ -112,8 +111,8 @@ def _discrete_to_plain(space: spaces.Discrete) -> State | None:
     return {"kind": "Discrete", "n": int(space.n), "start": int(space.start)} if space.dtype == np.int64 else None
 
 
-def _discrete_from_plain(plain: StateReader, max_numbers: int) -> spaces.Discrete:
-    return spaces.Discrete(plain.integer("n", 1, max_numbers), start=plain.integer("start", -(2**53)))
+def _discrete_from_plain(plain: StateReader) -> spaces.Discrete:
+    return spaces.Discrete(plain.integer("n", 1), start=plain.integer("start", -(2**53)))
 
 
 def _multi_discrete_to_plain(space: spaces.MultiDiscrete) -> State | None:
@@ -122,12 +121,12 @@ def _multi_discrete_to_plain(space: spaces.MultiDiscrete) -> State | None:
     return {"kind": "MultiDiscrete", "dtype": dtype, "shape": list(space.shape), **numbers}
 
 
-def _multi_discrete_from_plain(plain: StateReader, max_numbers: int) -> spaces.MultiDiscrete:
+def _multi_discrete_from_plain(plain: StateReader) -> spaces.MultiDiscrete:
     dtype = np.dtype(_one_of(plain, "dtype", _INTEGERS))
-    shape = _shape(plain, "shape", max_numbers)
+    shape = _shape(plain, "shape")
     nvec, start = (plain.array(name, np.int64, shape) for name in ("nvec", "start"))
-    if (nvec < 1).any() or (nvec > max_numbers).any() or nvec.sum() > max_numbers or (np.abs(start) > 2**53).any():
-        raise CheckpointError(f"{plain.where} has numbers of choices below 1, or more than {max_numbers} of them")
+    if (nvec < 1).any() or (np.abs(start) > 2**53).any():
+        raise CheckpointError(f"{plain.where} has numbers of choices below 1, or starts out of range")
     return spaces.MultiDiscrete(nvec.astype(dtype), dtype.type, start=start.astype(dtype))
 
 
@@ -136,10 +135,10 @@ def _multi_binary_to_plain(space: spaces.MultiBinary) -> State | None:
     return {"kind": "MultiBinary", "n": size}
 
 
-def _multi_binary_from_plain(plain: StateReader, max_numbers: int) -> spaces.MultiBinary:
+def _multi_binary_from_plain(plain: StateReader) -> spaces.MultiBinary:
     if isinstance(plain.value("n"), list):
-        return spaces.MultiBinary(list(_shape(plain, "n", max_numbers)))
-    return spaces.MultiBinary(plain.integer("n", 1, max_numbers))
+        return spaces.MultiBinary(list(_shape(plain, "n")))
+    return spaces.MultiBinary(plain.integer("n", 1))
 
 
 def _dict_to_plain(space: spaces.Dict) -> State | None:
@@ -148,23 +147,15 @@ def _dict_to_plain(space: spaces.Dict) -> State | None:
     return None if nested or None in parts.values() else {"kind": "Dict", "spaces": parts}
 
 
-def _dict_from_plain(plain: StateReader, max_numbers: int) -> spaces.Dict:
-    """Keeps the order of the parts; `max_numbers` applies to their sum."""
+def _dict_from_plain(plain: StateReader) -> spaces.Dict:
+    """Keeps the order of the parts."""
     parts = plain.fields("spaces")
     read: dict[str, Space] = {}
     for name in parts.names():
         part = parts.fields(name)
         _one_of(part, "kind", [kind for kind in _READERS if kind != "Dict"])
-        read[name] = space_from_plain(part, max_numbers)
-        max_numbers -= _numbers(read[name])
+        read[name] = space_from_plain(part)
     return spaces.Dict(list(read.items()))  # pairs keep their order; `sort_keys` is of Gymnasium 1.4
-
-
-def _numbers(space: Space) -> int:
-    """The numbers, or choices, that a point of a space has."""
-    if isinstance(space, spaces.Discrete):
-        return int(space.n)
-    return int(space.nvec.sum()) if isinstance(space, spaces.MultiDiscrete) else math.prod(space.shape or ())
 
 
 def _one_of(plain: StateReader, name: str, accepted: Any) -> str:
@@ -174,11 +165,11 @@ def _one_of(plain: StateReader, name: str, accepted: Any) -> str:
     return value
 
 
-def _shape(plain: StateReader, name: str, max_numbers: int) -> tuple[int, ...]:
+def _shape(plain: StateReader, name: str) -> tuple[int, ...]:
     sizes = StateReader(dict(enumerate(plain.items(name))), f"{plain.where}/{name}")
     shape = tuple(sizes.integer(number) for number in sizes)
-    if len(shape) > _MAX_DIMENSIONS or math.prod(shape) > max(max_numbers, 0):
-        raise plain.error(name, plain.value(name), f"at most {max_numbers} numbers in {_MAX_DIMENSIONS} dimensions")
+    if len(shape) > _MAX_DIMENSIONS:
+        raise plain.error(name, plain.value(name), f"at most {_MAX_DIMENSIONS} dimensions")
     return shape
 
 
@@ -189,7 +180,7 @@ _WRITERS: Mapping[type, Callable[[Any], State | None]] = {
     spaces.MultiBinary: _multi_binary_to_plain,
     spaces.Dict: _dict_to_plain,
 }
-_READERS: Mapping[str, Callable[[StateReader, int], Space]] = {
+_READERS: Mapping[str, Callable[[StateReader], Space]] = {
     "Box": _box_from_plain,
     "Discrete": _discrete_from_plain,
     "MultiDiscrete": _multi_discrete_from_plain,

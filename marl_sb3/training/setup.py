@@ -31,8 +31,6 @@ from marl_sb3.types import AgentID, PolicyID, PolicyMappingFn
 from marl_sb3.vec_env.goals import goal_rewards_of
 from marl_sb3.vec_env.interface import MultiAgentVecEnv
 
-_LONGEST_ROLLOUT = 2**16  # steps; the file may come from a stranger, and a buffer takes memory for each step
-
 
 @dataclass(frozen=True)
 class Setup:
@@ -195,17 +193,8 @@ def constructor_arguments(
         "policies": policies or specs_of_checkpoint(checkpoint),
         "policy_mapping_fn": {agent: policy_of.string(agent) for agent in policy_of.names()},
         "policies_to_train": [trained.string(number) for number in trained],
-        "n_steps": n_steps or _rollout_length(state),
+        "n_steps": n_steps or state.integer("n_steps", 1),
         "evaluation_deterministic": read_deterministic(
             state, "evaluation_deterministic", state.fields("policies").names()
         ),
     }
-
-
-def _rollout_length(state: StateReader) -> int:
-    n_steps = state.integer("n_steps", 1)
-    if n_steps > _LONGEST_ROLLOUT:
-        raise state.error(
-            "n_steps", n_steps, f"at most {_LONGEST_ROLLOUT}; if you trust the file, pass n_steps={n_steps}"
-        )
-    return n_steps

@@ -69,7 +69,7 @@ def test_the_library_takes_the_same_names() -> None:
     assert [spec.processing for spec in specs] == [expected] * 3
     plain = specs[0].to_plain()
     assert plain is not None
-    assert PolicySpec.from_plain(StateReader(plain), 1000).processing == expected
+    assert PolicySpec.from_plain(StateReader(plain)).processing == expected
     algorithm = MultiAgentAlgorithm(make_vec_env("arena"), n_steps=8, batch_size=8, clip_rewards=0.5, device="cpu")
     assert algorithm.parts.learners["shared"].processing.settings == ProcessingSettings(clip_rewards=0.5)
 

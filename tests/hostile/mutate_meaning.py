@@ -72,7 +72,7 @@ def weights(source: Source, dice: Dice) -> Mutant:
 
 
 def specs(source: Source, dice: Dice) -> Mutant:
-    """Policies that cannot be built, or would fill the memory."""
+    """Policies that cannot be built."""
     state = source.state
     plain = [policy_id for policy_id, spec in state["specs"].items() if spec]
     if not plain:
@@ -89,8 +89,8 @@ def specs(source: Source, dice: Dice) -> Mutant:
 
 _SPECS: list[tuple[str, str, Any]] = [
     *(("policy_kwargs", "net_arch", value) for value in (
-        [16384] * 3, [16384], [16384] * 2, [0], [-1], [8, 4, 4], [1] * 2000, "64", {"pi": [8], "vf": 5}, {"pi": "ab"},
-        {"pi": [16384] * 5}, {"x": [1]}, [[8]], [8.5], [True], None, [{"pi": [8]}], {}, [None], [2**62], [8, 4.0],
+        [0], [-1], [8, 4, 4], [1] * 2000, "64", {"pi": [8], "vf": 5}, {"pi": "ab"},
+        {"x": [1]}, [[8]], [8.5], [True], None, [{"pi": [8]}], {}, [None], [2**62], [8, 4.0],
     )),
     *(("policy_kwargs", name, value) for name, value in (
         ("activation_fn", "relu"), ("activation_fn", "os.system"), ("activation_fn", 3), ("activation_fn", None),
@@ -109,7 +109,7 @@ _SPECS: list[tuple[str, str, Any]] = [
     *(("hyperparameters", name, value) for name, value in (
         ("algorithm", "x"), ("policy", "x"), ("self", 1), ("cls", 1), ("__class__", 1), ("env", "os:system"),
         ("device", "cuda"), ("device", "meta"), ("tensorboard_log", "/tmp/x"), ("_init_setup_model", False),
-        ("rollout_buffer_class", "x"), ("stats_window_size", 2**14), ("n_epochs", 2000), ("n_epochs", 2**14 + 1),
+        ("rollout_buffer_class", "x"), ("stats_window_size", 2**14), ("n_epochs", 0),
         ("batch_size", 1), ("batch_size", 0), ("batch_size", 72), ("batch_size", 2**14), ("n_steps", 23),
         ("learning_rate", 1e308), ("learning_rate", "lin_1e308"), ("learning_rate", "lin_" + "9" * 5000),
         ("learning_rate", "exp_1"), ("learning_rate", 0), ("learning_rate", -1), ("learning_rate", []),

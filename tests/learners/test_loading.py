@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 from small_trainings import SMALL, arena, assert_same, build
 
@@ -18,7 +16,6 @@ from marl_sb3.storage.checkpoint_folder import CheckpointFolder
 from marl_sb3.storage.checkpoint_format import read_checkpoint
 from marl_sb3.storage.parts import TensorFile
 from marl_sb3.storage.tensor_file import StoredTensors
-from marl_sb3.training import setup
 from marl_sb3.transfer.init_from import InitFrom, init_from
 
 
@@ -122,22 +119,3 @@ def test_weights_of_another_shape_are_refused_before_any_are_read(
     own, saved = narrow.policies["shared"], checkpoint.state["policies"]["shared"]["optimizers"]
     with pytest.raises(CheckpointError, match=r"optimizer-000: policy.optimizer/0/.* is not float32 of shape"):
         read_optimizers(own, TensorFile("optimizer-000", checkpoint.tensors["optimizer-000"]), saved)
-
-
-def test_a_description_of_networks_beyond_the_memory_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    algorithm = build("shared, batched")
-    algorithm.save(tmp_path / "saved")
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1000, total=2**40))
-    with pytest.raises(CheckpointError, match=r"describes networks that need .* bytes; 1,000 are free"):
-        MultiAgentAlgorithm.load(tmp_path / "saved", arena())
-
-
-def test_a_long_rollout_has_to_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    algorithm = build("shared, batched")
-    algorithm.save(tmp_path / "saved")
-    monkeypatch.setattr(setup, "_LONGEST_ROLLOUT", 10)
-    with pytest.raises(CheckpointError, match=r"n_steps is 24; accepted: at most 10; .* pass n_steps=24"):
-        MultiAgentAlgorithm.load(tmp_path / "saved", arena())
-    assert MultiAgentAlgorithm.load(tmp_path / "saved", arena(), n_steps=24, device="cpu").n_steps == 24

@@ -44,7 +44,7 @@ def read(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
 
 @pytest.mark.parametrize("number", range(len(SPACES)), ids=[str(space)[:40] for space in SPACES])
 def test_a_space_comes_back_through_a_checkpoint_as_it_was(number: int, read: list[Any]) -> None:
-    space = space_from_plain(StateReader(read[number]), 1000)
+    space = space_from_plain(StateReader(read[number]))
     assert space == SPACES[number]
     assert (type(space), space.dtype, space.shape) == (type(SPACES[number]), SPACES[number].dtype, SPACES[number].shape)
     if isinstance(space, spaces.Dict):
@@ -56,10 +56,10 @@ def test_a_space_comes_back_through_a_checkpoint_as_it_was(number: int, read: li
 @pytest.mark.parametrize("number", range(len(SPACES)), ids=[str(space)[:40] for space in SPACES])
 def test_keys_that_another_version_writes_are_not_read_and_each_of_ours_is_needed(number: int, read: list[Any]) -> None:
     plain = read[number]
-    assert space_from_plain(StateReader({**plain, "sort_keys": True, "dtypes": None}), 1000) == SPACES[number]
+    assert space_from_plain(StateReader({**plain, "sort_keys": True, "dtypes": None})) == SPACES[number]
     for key in plain:
         with pytest.raises(CheckpointError, match=f"state/{key} is missing"):
-            space_from_plain(StateReader({name: value for name, value in plain.items() if name != key}), 1000)
+            space_from_plain(StateReader({name: value for name, value in plain.items() if name != key}))
 
 
 def test_a_dict_is_read_with_a_gymnasium_whose_dict_cannot_be_told_to_keep_the_order(
@@ -73,7 +73,7 @@ def test_a_dict_is_read_with_a_gymnasium_whose_dict_cannot_be_told_to_keep_the_o
 
     monkeypatch.setattr(spaces.Dict, "__init__", of_gymnasium_1_2)
     plain = {"kind": "Dict", "spaces": {"z": space_to_plain(spaces.Discrete(3)), "a": space_to_plain(SPACES[0])}}
-    space = space_from_plain(StateReader(plain), 1000)
+    space = space_from_plain(StateReader(plain))
     assert list(space.spaces) == ["z", "a"]  # type: ignore[attr-defined]
     assert space == spaces.Dict({"a": SPACES[0], "z": spaces.Discrete(3)})
 
@@ -106,9 +106,8 @@ BOX = {"kind": "Box", "dtype": "float32", "shape": [2], "low": -1.0, "high": "in
         ({}, "state/kind is missing"),
         ({"kind": "Tuple"}, "state/kind is 'Tuple'; accepted: Box, Discrete, MultiDiscrete, MultiBinary, Dict"),
         ({**BOX, "dtype": "object"}, "state/dtype is 'object'; accepted: float16"),
-        ({**BOX, "shape": [10**6, 10**6]}, "state/shape is a list of 2; accepted: at most 1000 numbers"),
         ({**BOX, "shape": [-1]}, "state/shape/0 is -1; accepted: an integer from 0"),
-        ({**BOX, "shape": [1] * 33}, "accepted: at most 1000 numbers in 32 dimensions"),
+        ({**BOX, "shape": [1] * 33}, "accepted: at most 32 dimensions"),
         ({**BOX, "low": "nan"}, "state/low is 'nan'; accepted: a number of float32"),
         ({**BOX, "low": 1e300}, "accepted: a number of float32"),
         ({**BOX, "low": 10**400}, "accepted: a number of float32"),
@@ -116,18 +115,16 @@ BOX = {"kind": "Box", "dtype": "float32", "shape": [2], "low": -1.0, "high": "in
         ({**BOX, "dtype": "uint8", "low": -1}, "state/low is -1; accepted: a number of uint8"),
         ({**BOX, "high": -2.0}, "state has a low bound above the high one"),
         ({**BOX, "low": {"finite": np.zeros(3, np.float32)}}, "state/low/finite is an array of float32"),
-        ({"kind": "Discrete", "n": 0, "start": 0}, "state/n is 0; accepted: an integer from 1 to 1000"),
-        ({"kind": "Discrete", "n": 1001, "start": 0}, "state/n is 1001"),
+        ({"kind": "Discrete", "n": 0, "start": 0}, "state/n is 0; accepted: an integer from 1"),
         (
-            {"kind": "MultiDiscrete", "dtype": "int64", "shape": [1], "nvec": np.array([2000]), "start": np.array([0])},
-            "more than 1000 of them",
+            {"kind": "MultiDiscrete", "dtype": "int64", "shape": [1], "nvec": np.array([0]), "start": np.array([0])},
+            "has numbers of choices below 1",
         ),
-        ({"kind": "MultiBinary", "n": [100, 100]}, "state/n is a list of 2"),
+        ({"kind": "MultiBinary", "n": [-1]}, "state/n/0 is -1"),
         ({"kind": "Dict", "spaces": {"a": {"kind": "Dict", "spaces": {}}}}, "state/spaces/a/kind is 'Dict'"),
-        ({"kind": "Dict", "spaces": {key: {"kind": "MultiBinary", "n": 600} for key in "ab"}}, "spaces/b/n is 600"),
     ],
 )
 def test_a_description_of_a_stranger_is_refused_in_words(plain: dict[str, Any], message: str) -> None:
     with pytest.raises(CheckpointError) as raised:
-        space_from_plain(StateReader(plain), 1000)
+        space_from_plain(StateReader(plain))
     assert message in str(raised.value)
