@@ -8,8 +8,7 @@ from __future__ import annotations
 import argparse
 
 from marl_sb3.checkup.api import examine
-from marl_sb3.checkup.finding import Severity
-from marl_sb3.checkup.report import Report
+from marl_sb3.checkup.finding import Report, Severity
 from marl_sb3.errors import MarlSb3Error
 
 ENVS = (

@@ -14,7 +14,7 @@ from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any
 
-from marl_sb3.checkup.checks.registry import CHECKS
+from marl_sb3.checkup.checks import CHECKS
 from marl_sb3.checkup.finding import Severity
 from marl_sb3.config.hyperparameters import TABLES
 from marl_sb3.config.rllib.missing import ALWAYS, REASONS

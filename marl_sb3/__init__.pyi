@@ -28,8 +28,8 @@ from .learners.trpo import TRPO as TRPO
 from .metrics import Episode as Episode
 from .metrics import InfoMetric as InfoMetric
 from .policies.networks import register_network as register_network
-from .runs.restore import load_run as load_run
 from .runs.run import Run as Run
+from .runs.run import load_run as load_run
 from .runs.train import train as train
 from .training.algorithm import MultiAgentAlgorithm as MultiAgentAlgorithm
 from .training.callback import MultiAgentCallback as MultiAgentCallback

@@ -16,7 +16,7 @@ from marl_sb3.cli.doctor import build_parser, env_settings, require_env
 from marl_sb3.cli.parser import import_users_modules, named_env
 
 if TYPE_CHECKING:
-    from marl_sb3.checkup.report import Report
+    from marl_sb3.checkup.finding import Report
 
 
 def main(argv: Sequence[str] | None = None) -> int:

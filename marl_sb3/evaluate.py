@@ -49,7 +49,7 @@ def _play(arguments: argparse.Namespace) -> EvaluatedRun:
         with without_collections():  # the imports take seconds: wrong options are refused before
             from marl_sb3.evaluation import EvaluationPlan
             from marl_sb3.runs.evaluate import evaluate_run
-            from marl_sb3.runs.restore import SavedRun
+            from marl_sb3.runs.run import SavedRun
 
             run = SavedRun.open(folder, named_env(arguments))
         filmed = film_episodes(arguments)

@@ -28,7 +28,7 @@ def _export(arguments: argparse.Namespace) -> int:
     folder = found_run(arguments.run)
     out = Path(arguments.out) if arguments.out else _folder_in(folder, arguments.format)
     with without_collections():  # the imports take seconds: wrong options are refused before
-        from marl_sb3.runs.restore import SavedRun
+        from marl_sb3.runs.run import SavedRun
 
         run = SavedRun.open(folder, named_env(arguments), makes_env=False)
         bundle = run.policies(arguments.checkpoint)

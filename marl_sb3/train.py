@@ -61,7 +61,7 @@ def _prepare(arguments: argparse.Namespace) -> Run:
     if arguments.resume is not None:
         return _resume(arguments, stop_conditions(arguments), ray_settings(arguments))
     config, ray = _config(arguments), ray_settings(arguments)
-    from marl_sb3.runs.prepare import prepare  # takes seconds: wrong options are refused before
+    from marl_sb3.runs.start import prepare  # takes seconds: wrong options are refused before
 
     return prepare(config, arguments.run_dir, trust_pickle=arguments.trust_pickle, ray=ray)
 
@@ -89,7 +89,7 @@ def _print_config(arguments: argparse.Namespace) -> int:
         require_resumable(arguments)
     config, ray = _config(arguments), ray_settings(arguments)
     from marl_sb3.config import to_yaml
-    from marl_sb3.runs.prepare import resolve  # takes seconds, as above
+    from marl_sb3.runs.start import resolve  # takes seconds, as above
 
     print(to_yaml(resolve(config, trust_pickle=arguments.trust_pickle, ray=ray)), end="", flush=True)
     return EXIT_DONE
@@ -112,7 +112,7 @@ def _config(arguments: argparse.Namespace) -> TrainConfig:
 def _resume(arguments: argparse.Namespace, stop: dict[str, Any] | None, ray: RaySettings | None) -> Run:
     require_resumable(arguments)
     folder = found_run(arguments.resume)
-    from marl_sb3.runs.resume import resume_run  # takes seconds: wrong options are refused before
+    from marl_sb3.runs.start import resume_run  # takes seconds: wrong options are refused before
 
     changes = {name: getattr(arguments, name) for name in RESUME_SETTINGS}
     settings = assignments("--set", arguments.settings)

@@ -18,10 +18,10 @@ from documentation import PAGES, ROOT, Block, blocks, run_command, run_page
 from test_layers import LAYERS
 
 import marl_sb3
-from marl_sb3.checkup.checks.registry import CHECKS
+from marl_sb3.checkup.checks import CHECKS
 from marl_sb3.config import load_config
 from marl_sb3.envs.arena import ArenaEnv
-from marl_sb3.runs.prepare import prepare
+from marl_sb3.runs.start import prepare
 
 MOST_ENV_STEPS = 500  # of a training; an iteration or an update that is due is finished
 UPDATES = 20  # env steps after `learning_starts` in a training with a replay buffer

@@ -22,8 +22,8 @@ import marl_sb3
 from marl_sb3.evaluate import main
 from marl_sb3.evaluation import evaluate_policies, evaluation_seed
 from marl_sb3.metrics import flatten
-from marl_sb3.runs import restore as restore_module
-from marl_sb3.runs.restore import SavedRun, load_run
+from marl_sb3.runs import run as restore_module
+from marl_sb3.runs.run import SavedRun, load_run
 from marl_sb3.vec_env import SyncVecEnv
 
 MODULE = ["-m", "marl_sb3.evaluate"]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from marl_sb3.callbacks.agent_metrics import AgentMetricsCallback
 from marl_sb3.callbacks.checkpoint import CheckpointCallback
 from marl_sb3.callbacks.evaluation import EvaluationCallback
-from marl_sb3.callbacks.interrupt import StopOnSignal
-from marl_sb3.callbacks.reward_histograms import RewardHistogramCallback
-from marl_sb3.callbacks.stop import StopOnMetric
+from marl_sb3.callbacks.metrics import AgentMetricsCallback, RewardHistogramCallback
+from marl_sb3.callbacks.stop import StopOnMetric, StopOnSignal
 from marl_sb3.training.callback import MultiAgentCallback
 
 __all__ = [

@@ -10,10 +10,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from marl_sb3.checkup.finding import Seen
-from marl_sb3.checkup.fingerprint import difference
+from marl_sb3.checkup.evidence import Seen, difference
+from marl_sb3.checkup.finding import Report, facts_of
 from marl_sb3.checkup.job import Job
-from marl_sb3.checkup.report import Report, facts_of
 from marl_sb3.checkup.supervisor import PlayProcess, told_finding
 from marl_sb3.config.values import Count, Named, NonNegativeFloat, PositiveFloat, PositiveInt, require
 from marl_sb3.envs.registry import EnvFactory, env_factory, importable_id, imported_modules, named_factory
@@ -74,7 +73,7 @@ def examine(
 
 def _examine_here(job: Job, factory: EnvFactory | None) -> Report:
     from marl_sb3.checkup.examination import examine_here  # takes seconds: other processes do this otherwise
-    from marl_sb3.checkup.plays import Patient
+    from marl_sb3.checkup.probes import Patient
     from marl_sb3.checkup.watch import Watch
 
     patient = Patient(job, factory or env_factory(job.env), Watch())

@@ -1,18 +1,106 @@
-"""The records of an examination's plays, which the checks inspect."""
+"""The records of an examination, which the checks inspect: what an env returned, and where something was seen."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import zip_longest
+from typing import Any, NamedTuple
 
+import numpy as np
 from gymnasium import spaces
 
-from marl_sb3.checkup.finding import Seen
-from marl_sb3.checkup.fingerprint import Difference, Fingerprint
 from marl_sb3.types import AgentID
 
+Fingerprint = list[dict[str, int]]  # per step: what -> checksum
+
+
+class Difference(NamedTuple):
+    """Where two episodes differ first."""
+
+    step: int
+    what: str
+
+
+def checksum(value: Any) -> int:
+    """A checksum of numbers, arrays, and lists and mappings of them; other objects count by their type."""
+    return zlib.crc32(_bytes(value))
+
+
+def _bytes(value: Any) -> bytes:
+    if type(value) in (bool, int, float):  # most rewards and flags: NumPy takes ten times longer
+        return repr(value).encode()
+    if isinstance(value, Mapping):
+        return b"".join(f"{key}=".encode() + _bytes(value[key]) for key in sorted(value, key=str))
+    if isinstance(value, (list, tuple)):
+        return b"[" + b"".join(map(_bytes, value)) + b"]"
+    array = np.asarray(value)
+    if array.dtype.kind in "biufc":
+        return f"{array.dtype}{array.shape}".encode() + array.tobytes()
+    return (value if isinstance(value, str) else type(value).__name__).encode()
+
+
+def step_fingerprint(agents: Any, observations: Any, rewards: Any, terminated: Any, truncated: Any) -> dict[str, int]:
+    """The checksums of a step, by what they are of."""
+    parts = {"observation": observations, "reward": rewards, "terminated": terminated, "truncated": truncated}
+    found = {"agents": checksum([str(agent) for agent in agents])}
+    for name, part in parts.items():
+        if isinstance(part, Mapping):
+            found.update({f"{name} of {agent}": checksum(value) for agent, value in part.items()})
+    return found
+
+
+def difference(one: Fingerprint, other: Fingerprint) -> Difference | None:
+    """Where two episodes differ first, as far as both were played; None if they agree."""
+    for number, (first, second) in enumerate(zip_longest(one, other)):
+        if first is None or second is None:
+            return None  # one of them was cut earlier
+        if first != second:
+            names = [*first, *(name for name in second if name not in first)]
+            return Difference(number, next(name for name in names if first.get(name) != second.get(name)))
+    return None
+
+
 _NOTHING: Mapping[Any, Any] = {}
+_SHOWN = 120  # characters of a value
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One place where something was seen.
+
+    Attributes:
+        what: what was seen, as a sentence without a full stop.
+        agent: the agent; None: all of them, or the env itself.
+        episode: index of the episode, from 0; None: not in an episode.
+        step: index of the step, from 1; 0 is the reset.
+        value: the value received, as text.
+        details: more for `-v`, such as a traceback.
+    """
+
+    what: str
+    agent: str | None = None
+    episode: int | None = None
+    step: int | None = None
+    value: str | None = None
+    details: str | None = None
+
+    def __str__(self) -> str:
+        where = [] if self.agent is None else [str(self.agent)]
+        where += [] if self.episode is None else [f"episode {self.episode}"]
+        where += [] if self.step is None else ["reset" if self.step == 0 else f"step {self.step}"]
+        received = "" if self.value is None else f" (received {self.value})"
+        return f"{', '.join(where)}{': ' if where else ''}{self.what}{received}"
+
+
+def shown(value: Any) -> str:
+    """A value for `Seen.value`, cut short."""
+    try:
+        text = " ".join(repr(value).split())
+    except Exception as error:  # the env's own class may do anything
+        text = f"{type(value).__name__}, whose repr() raises {type(error).__name__}"
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 
 @dataclass

@@ -7,11 +7,21 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import redirect_stderr, redirect_stdout
 
-from marl_sb3.checkup.checks.registry import CHECKS
+from marl_sb3.checkup.checks import CHECKS
 from marl_sb3.checkup.finding import Finding, Severity, finding_of
-from marl_sb3.checkup.more_plays import bring_back, look_for_growth, measure_speed, name_left_running, render_frames
 from marl_sb3.checkup.player import StoppedError
-from marl_sb3.checkup.plays import Patient, look_at_interface, record_episodes, repeat_episodes, restored_globals
+from marl_sb3.checkup.probes import (
+    Patient,
+    bring_back,
+    look_at_interface,
+    look_for_growth,
+    measure_speed,
+    name_left_running,
+    record_episodes,
+    render_frames,
+    repeat_episodes,
+    restored_globals,
+)
 from marl_sb3.checkup.replays import replay_episodes
 
 PLAYS: Mapping[str, Callable[[Patient], None]] = {

@@ -1,16 +1,16 @@
-"""What an examination finds: findings by severity, with the places where they were seen."""
+"""What an examination finds: checks, their findings by severity, and the report of all findings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from marl_sb3.checkup.evidence import Evidence
-
-_SHOWN = 120  # characters of a value
+from marl_sb3.checkup.evidence import Evidence, Seen
+from marl_sb3.config.values import counted
 
 
 class Severity(StrEnum):
@@ -25,43 +25,6 @@ class Severity(StrEnum):
     FAULT = "fault"
     WARNING = "warning"
     ADVICE = "advice"
-
-
-@dataclass(frozen=True)
-class Seen:
-    """One place where something was seen.
-
-    Attributes:
-        what: what was seen, as a sentence without a full stop.
-        agent: the agent; None: all of them, or the env itself.
-        episode: index of the episode, from 0; None: not in an episode.
-        step: index of the step, from 1; 0 is the reset.
-        value: the value received, as text.
-        details: more for `-v`, such as a traceback.
-    """
-
-    what: str
-    agent: str | None = None
-    episode: int | None = None
-    step: int | None = None
-    value: str | None = None
-    details: str | None = None
-
-    def __str__(self) -> str:
-        where = [] if self.agent is None else [str(self.agent)]
-        where += [] if self.episode is None else [f"episode {self.episode}"]
-        where += [] if self.step is None else ["reset" if self.step == 0 else f"step {self.step}"]
-        received = "" if self.value is None else f" (received {self.value})"
-        return f"{', '.join(where)}{': ' if where else ''}{self.what}{received}"
-
-
-def shown(value: Any) -> str:
-    """A value for `Seen.value`, cut short."""
-    try:
-        text = " ".join(repr(value).split())
-    except Exception as error:  # the env's own class may do anything
-        text = f"{type(value).__name__}, whose repr() raises {type(error).__name__}"
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 
 @dataclass(frozen=True)
@@ -130,3 +93,80 @@ def finding_of(check: Check, seen: Iterable[Seen]) -> Finding | None:
         return None
     words = (check.id, check.severity, check.title, check.why, check.remedy)
     return Finding(*words, places[:MOST_SEEN], len(places))
+
+
+@dataclass(frozen=True, repr=False)
+class Report:
+    """What was found in an env.
+
+    Attributes:
+        env: id of the env.
+        seed: determines the seeds of all episodes.
+        findings: faults first, then warnings, then advice.
+        facts: what was played, steps per second, and what fits the env, by name.
+    """
+
+    env: str
+    seed: int
+    findings: list[Finding]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, env: str, seed: int, findings: Iterable[Finding], facts: Mapping[str, Any]) -> Report:
+        """A report with its findings in order."""
+        order = list(Severity)
+        return cls(env, seed, sorted(findings, key=lambda finding: order.index(finding.severity)), facts)
+
+    def of_severity(self, severity: Severity) -> list[Finding]:
+        """The findings that are this bad."""
+        return [finding for finding in self.findings if finding.severity is severity]
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether no fault was found; there may be warnings and advice."""
+        return not self.of_severity(Severity.FAULT)
+
+    def summary(self) -> str:
+        """The numbers of findings, in words."""
+        faults, warnings, advice = (len(self.of_severity(severity)) for severity in Severity)
+        parts = [counted(faults, "fault") if faults else "no faults"]
+        parts += [counted(warnings, "warning")] if warnings else []
+        parts += ["1 piece of advice" if advice == 1 else f"{advice} pieces of advice"] if advice else []
+        return ", ".join(parts)
+
+    def __repr__(self) -> str:
+        checks = ", ".join(finding.check for finding in self.findings)
+        return f"<Report {self.env}: {self.summary()}{f' ({checks})' if checks else ''}>"
+
+    def to_plain(self) -> dict[str, Any]:
+        """The report as JSON has it."""
+        findings = [finding.to_plain() for finding in self.findings]
+        return {"env": self.env, "seed": self.seed, "healthy": self.is_healthy, "findings": findings, **self.facts}
+
+
+def facts_of(evidence: Evidence) -> dict[str, Any]:
+    """What was played, and what the plays measured."""
+    over = [episode for episode in evidence.episodes if episode.is_over]
+    sums = [sum(episode.returns().values()) for episode in over]
+    lengths = [episode.length for episode in over]
+    return {
+        "agents": [str(agent) for agent in evidence.agents],
+        "num_episodes": len(over),
+        "unending": evidence.longest,
+        "num_env_steps": sum(episode.length for episode in evidence.episodes),
+        "episode_len": _extremes(lengths),
+        "episode_return": _extremes(sums),
+        "ends": dict(Counter(words for episode in over for words in _ends(episode.ends().values()))),
+        **evidence.facts,
+    }
+
+
+def _extremes(values: list[Any]) -> dict[str, float] | None:
+    """Smallest, mean and largest value; None if there are none, or if one is no finite number."""
+    if not values or not math.isfinite(sum(values)):
+        return None
+    return {"min": min(values), "mean": sum(values) / len(values), "max": max(values)}
+
+
+def _ends(ends: Iterable[tuple[int, bool, bool]]) -> Iterable[str]:
+    return ("terminated" if terminated else "truncated" for _, terminated, _ in ends)

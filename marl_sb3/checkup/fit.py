@@ -8,8 +8,7 @@ import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.preprocessing import is_image_space
 
-from marl_sb3.checkup.evidence import Evidence
-from marl_sb3.checkup.finding import Seen
+from marl_sb3.checkup.evidence import Evidence, Seen
 from marl_sb3.errors import ConfigError
 from marl_sb3.learners.algorithms import ALGORITHMS
 from marl_sb3.learners.sb3.build import build_for_acting

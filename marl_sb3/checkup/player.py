@@ -1,4 +1,4 @@
-"""Play episodes in an env, record what it returns, and survive what it does."""
+"""Play episodes with random actions in an env under examination, record what it returns, and survive what it does."""
 
 from __future__ import annotations
 
@@ -9,17 +9,57 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
-from marl_sb3.checkup.actions import RandomActions
-from marl_sb3.checkup.evidence import Episode, Evidence, Step, mapping
-from marl_sb3.checkup.finding import Seen, shown
-from marl_sb3.checkup.fingerprint import Fingerprint, checksum, step_fingerprint
+from marl_sb3.checkup.evidence import (
+    Episode,
+    Evidence,
+    Fingerprint,
+    Seen,
+    Step,
+    checksum,
+    mapping,
+    shown,
+    step_fingerprint,
+)
 from marl_sb3.checkup.watch import Watch
 from marl_sb3.envs.faults import RAISED, raise_in_words
+from marl_sb3.envs.single_agent import MASK
 from marl_sb3.errors import EnvRaisedError, MarlSb3Error, described
 from marl_sb3.types import AgentID
 from marl_sb3.wrappers.ended_agents import EndedAgents
+
+
+class RandomActions:
+    """Draws the actions of an episode, each agent from a generator of its own; masks are respected.
+
+    Args:
+        action_spaces: by agent. They are copied: an env may draw from its own.
+        seed: seed of the random actions.
+    """
+
+    def __init__(self, action_spaces: Mapping[AgentID, spaces.Space[Any]], seed: int) -> None:
+        self._spaces = {agent: deepcopy(space) for agent, space in action_spaces.items()}
+        for number, space in enumerate(self._spaces.values()):
+            space.seed(seed + number)
+
+    def draw(self, agent: AgentID, observation: Any, info: Any) -> Any:
+        """The next action of an agent."""
+        space = self._spaces[agent]
+        mask = mask_of(observation, info)
+        if mask is None or not isinstance(space, spaces.Discrete):
+            return space.sample()
+        allowed = np.asarray(mask)
+        if allowed.shape != (space.n,) or not allowed.any():
+            return space.sample()  # the check of masks says so
+        return space.sample(mask=allowed.astype(np.int8))
+
+
+def mask_of(observation: Any, info: Any) -> Any:
+    """The action mask in an agent's infos or its Dict observation; None if there is none."""
+    return mapping(info).get(MASK, mapping(observation).get(MASK))
 
 
 class StoppedError(Exception):

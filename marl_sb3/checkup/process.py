@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from marl_sb3.checkup.examination import examine_here
+from marl_sb3.checkup.finding import facts_of
 from marl_sb3.checkup.job import Job
 from marl_sb3.checkup.player import StoppedError
-from marl_sb3.checkup.plays import Patient, fingerprint_of, look_at_interface
-from marl_sb3.checkup.report import facts_of
+from marl_sb3.checkup.probes import Patient, fingerprint_of, look_at_interface
 from marl_sb3.checkup.watch import ProcessWatch
 from marl_sb3.envs.registry import EnvFactory, env_factory, import_modules
 from marl_sb3.errors import ConfigError, EnvRaisedError

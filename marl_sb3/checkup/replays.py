@@ -9,11 +9,20 @@ from typing import Any
 
 from pettingzoo import AECEnv
 
-from marl_sb3.checkup.actions import mask_of
-from marl_sb3.checkup.evidence import Comparisons, Episode, Evidence, Replay, Step, mapping
-from marl_sb3.checkup.fingerprint import Difference, checksum, difference, step_fingerprint
-from marl_sb3.checkup.player import Player
-from marl_sb3.checkup.plays import Patient
+from marl_sb3.checkup.evidence import (
+    Comparisons,
+    Difference,
+    Episode,
+    Evidence,
+    Replay,
+    Step,
+    checksum,
+    difference,
+    mapping,
+    step_fingerprint,
+)
+from marl_sb3.checkup.player import Player, mask_of
+from marl_sb3.checkup.probes import Patient
 from marl_sb3.envs.turn_based import TurnBasedEnv
 from marl_sb3.types import AgentID
 

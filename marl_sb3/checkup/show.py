@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from marl_sb3.checkup.finding import Finding, Seen, Severity
-from marl_sb3.checkup.report import Report
+from marl_sb3.checkup.evidence import Seen
+from marl_sb3.checkup.finding import Finding, Report, Severity
 from marl_sb3.config.values import counted
 from marl_sb3.display.text import number
 

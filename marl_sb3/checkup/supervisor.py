@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from marl_sb3.checkup.checks.more import MORE
-from marl_sb3.checkup.checks.processes import PROCESSES
-from marl_sb3.checkup.evidence import Evidence
-from marl_sb3.checkup.finding import Finding, Seen, finding_of
+from marl_sb3.checkup.checks.reported import MORE, PROCESSES
+from marl_sb3.checkup.evidence import Evidence, Seen
+from marl_sb3.checkup.finding import Finding, finding_of
 from marl_sb3.checkup.job import Job
 from marl_sb3.checkup.watch import read_position
 from marl_sb3.envs.registry import EnvFactory

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from marl_sb3.config.values import counted
-from marl_sb3.display.episodes import Samples, progress_bars, samples_table
+from marl_sb3.display.tables import Samples, progress_bars, samples_table
 from marl_sb3.evaluation import Evaluation, EvaluationPlan, play_episodes
 from marl_sb3.metrics.sample_stats import sample_stats
-from marl_sb3.runs.envs import env_of, env_settings
-from marl_sb3.runs.restore import SavedRun
+from marl_sb3.runs.build import env_of, env_settings
+from marl_sb3.runs.run import SavedRun
 from marl_sb3.vec_env import MultiAgentVecEnv, make_vec_env
 
 if TYPE_CHECKING:

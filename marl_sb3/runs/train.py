@@ -16,9 +16,8 @@ from marl_sb3.config.sources import require_kinds
 from marl_sb3.envs.registry import EnvFactory, named_factory
 from marl_sb3.errors import ConfigError
 from marl_sb3.runs.execute import execute
-from marl_sb3.runs.prepare import prepare
-from marl_sb3.runs.resume import resume_run
 from marl_sb3.runs.run import Run
+from marl_sb3.runs.start import prepare, resume_run
 from marl_sb3.stacks import unending_named
 from marl_sb3.training.stock_callbacks import accepted_callbacks
 from marl_sb3.types import PolicyID

@@ -7,16 +7,23 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from marl_sb3.config.values import counted
-from marl_sb3.display.episodes import samples_table
-from marl_sb3.display.live_view import training_view
 from marl_sb3.display.screen import in_notebook, standard_console
-from marl_sb3.display.tables import CUSTOM, MOST_AGENTS, SUM, SUM_ROW, evaluated, metric_rows, returns_table
+from marl_sb3.display.tables import (
+    CUSTOM,
+    MOST_AGENTS,
+    SUM,
+    SUM_ROW,
+    evaluated,
+    metric_rows,
+    returns_table,
+    samples_table,
+)
 from marl_sb3.display.text import duration, number
-from marl_sb3.display.training import Goals, no_episode_yet
+from marl_sb3.display.training_view import Goals, no_episode_yet, training_view
 from marl_sb3.envs.registry import importable_id, imported_modules
 from marl_sb3.runs.build import rollout_lengths
 from marl_sb3.runs.execute import execute
-from marl_sb3.runs.resume import remark_on_changes
+from marl_sb3.runs.start import remark_on_changes
 from marl_sb3.training.show_progress import ShowProgress
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Any
 
 from stable_baselines3.common.logger import HumanOutputFormat, KVWriter
 
-from marl_sb3.display.guard import Guard
+from marl_sb3.display.screen import Guard
 from marl_sb3.output import LenientStream
 
 _MAX_LENGTH = 1000  # characters of a name: SB3 raises if shortened names are equal

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from marl_sb3.display.guard import Guard
-from marl_sb3.display.live_view import training_view
-from marl_sb3.display.screen import standard_console
-from marl_sb3.display.training import Goals, TrainingView
+from marl_sb3.display.screen import Guard, standard_console
+from marl_sb3.display.training_view import Goals, TrainingView, training_view
 from marl_sb3.metrics import Result
 from marl_sb3.training.callback import MultiAgentCallback
 
@@ -14,7 +12,7 @@ class ShowProgress(MultiAgentCallback):
     """Passes the progress of the training to a view. An error of the view ends the view, but not the training.
 
     Args:
-        view: from `marl_sb3.display.live_view.training_view`.
+        view: from `marl_sb3.display.training_view.training_view`.
     """
 
     def __init__(self, view: TrainingView) -> None:

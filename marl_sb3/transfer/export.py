@@ -112,8 +112,7 @@ def _write_onnx(bundle: PolicyBundle, about: About, folder: Path) -> list[Export
 
 def _write_onnx_of(bundle: PolicyBundle, about: About, policy_id: PolicyID, path: Path) -> Exported:
     from marl_sb3.transfer.onnx_check import largest_difference
-    from marl_sb3.transfer.onnx_graph import to_onnx
-    from marl_sb3.transfer.onnx_processing import graph_of
+    from marl_sb3.transfer.onnx_graph import graph_of, to_onnx
 
     algorithm, its = bundle.policies[policy_id], bundle.spaces[policy_id]
     processing, space, of_processing = graph_of(bundle.processing[policy_id], its.observation)

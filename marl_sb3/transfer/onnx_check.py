@@ -12,9 +12,15 @@ from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from marl_sb3.errors import ExportError
-from marl_sb3.transfer.onnx_graph import arrays_by_input, copy_on_cpu, onnx_packages
-from marl_sb3.transfer.onnx_processing import UNPROCESSED, GraphProcessing
-from marl_sb3.transfer.onnx_replay import q_values, replay_head
+from marl_sb3.transfer.onnx_graph import (
+    UNPROCESSED,
+    GraphProcessing,
+    arrays_by_input,
+    copy_on_cpu,
+    onnx_packages,
+    q_values,
+    replay_head,
+)
 from marl_sb3.types import Array, Observations
 
 TOLERANCE = 1e-4

@@ -1,18 +1,22 @@
 """Convert a policy to an ONNX graph from the env's observations to actions, values and the action distribution.
 
 The graph includes SB3's pre- and postprocessing: channels-first images divided by 255, one-hot encoding, actions
-clipped to their Box. onnx, onnxscript and onnxruntime are optional; only `_optional` imports them.
+clipped to their Box. Of our own processing it includes normalised observations and rescaled actions; other processing
+keeps a memory, or has no counterpart in ONNX: the graph of such a policy takes processed observations, and the metadata
+of the file say how they are made. onnx, onnxscript and onnxruntime are optional; only `_optional` imports them.
 """
 
 from __future__ import annotations
 
 import importlib
 import io
+import json
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from copy import deepcopy
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -32,9 +36,121 @@ from torch import nn
 
 from marl_sb3.errors import ConfigError, ExportError, install_words
 from marl_sb3.learners.sb3.predict import initial_states, takes_masks
-from marl_sb3.transfer.onnx_processing import UNPROCESSED, GraphProcessing
-from marl_sb3.transfer.onnx_replay import replay_head
-from marl_sb3.types import Observations
+from marl_sb3.processing import Processing
+from marl_sb3.processing.actions import RescaleActions
+from marl_sb3.processing.normalize import NormalizeObservations
+from marl_sb3.types import Array, Observations
+
+_IN_GRAPH = {"normalize_observations"}
+
+
+@dataclass(frozen=True)
+class GraphProcessing:
+    """What a graph does before and after the policy.
+
+    Attributes:
+        normalize: of the observations; None: the graph takes them as the policy sees them.
+        rescale: of the actions; None: they stay in the policy's space.
+    """
+
+    normalize: NormalizeObservations | None = None
+    rescale: RescaleActions | None = None
+
+    def observe(self, observations: Observations) -> Observations:
+        """Process observations as the graph does, in NumPy."""
+        return observations if self.normalize is None else self.normalize.normalized(observations)
+
+    def env_actions(self, actions: Array) -> Array:
+        """Process actions as the graph does, in NumPy."""
+        return actions if self.rescale is None else self.rescale(actions)
+
+    def traced_observation(self, key: str, observation: th.Tensor) -> th.Tensor:
+        """Process one input of the graph; `key` is its key in a Dict, or empty."""
+        if self.normalize is None or key not in self.normalize.statistics:
+            return observation
+        own, clip = self.normalize.statistics[key], self.normalize.clip
+        mean, deviation = (th.as_tensor(a) for a in (np.array(own.mean), np.sqrt(own.var + self.normalize.epsilon)))
+        return ((observation.double() - mean) / deviation).clamp(-clip, clip).float()
+
+    def traced_actions(self, actions: th.Tensor) -> th.Tensor:
+        """Process the actions of the graph."""
+        if self.rescale is None:
+            return actions
+        low, high = (th.as_tensor(bound, dtype=actions.dtype) for bound in (self.rescale.low, self.rescale.high))
+        return th.minimum(th.maximum(low + (actions + 1) * 0.5 * (high - low), low), high)
+
+
+UNPROCESSED = GraphProcessing()
+
+
+def graph_of(
+    processing: Processing, observation_space: spaces.Space[Any]
+) -> tuple[GraphProcessing, spaces.Space[Any], dict[str, str]]:
+    """Return what a graph contains of a policy's processing, its input space, and its metadata.
+
+    Args:
+        processing: of the policy.
+        observation_space: of the env.
+    """
+    normalize = processing.processors.get("normalize_observations")
+    if set(processing.processors) <= _IN_GRAPH:
+        assert normalize is None or isinstance(normalize, NormalizeObservations)
+        metadata = {"input": "observations of the env"} if processing.settings.changed() else {}
+        return GraphProcessing(normalize, processing.rescale), observation_space, metadata
+    metadata = {"input": "processed observations", "processing": json.dumps(description(processing))}
+    return GraphProcessing(None, processing.rescale), processing.observation_space, metadata
+
+
+def description(processing: Processing) -> dict[str, Any]:
+    """Describe processing as JSON data: its settings, the order of observations' steps, and its statistics."""
+    return {
+        "settings": processing.settings.changed(),
+        "order": list(processing.processors),
+        "env_observation_space": str(processing.env_observation_space),
+        "observation_space": str(processing.observation_space),
+        "statistics": {
+            name: {"mean": np.array(own.mean).tolist(), "var": np.array(own.var).tolist()}
+            for name, own in processing.statistics.items()
+        },
+    }
+
+
+Values = tuple[th.Tensor, ...]
+
+
+def replay_head(policy: Any) -> tuple[Callable[[Any, Any], Values], tuple[str, ...]] | None:
+    """Return what computes the outputs of an off-policy policy, and their names; None for any other policy.
+
+    The function takes a policy and its observations. An actor's actions are from -1 to 1.
+    """
+    if hasattr(policy, "q_net") or hasattr(policy, "quantile_net"):
+        return _best_action, ("actions", "q_values")
+    if isinstance(getattr(policy, "actor", None), th.nn.Module):
+        return _action_of_actor, ("actions",)
+    return None
+
+
+def q_values(policy: Any, observations: Any) -> th.Tensor:
+    """Return the (batch, choices) Q values of DQN, or the means of QRDQN's quantiles."""
+    if hasattr(policy, "quantile_net"):
+        means: th.Tensor = policy.quantile_net(observations).mean(dim=1)
+        return means
+    values: th.Tensor = policy.q_net(observations)
+    return values
+
+
+def _best_action(policy: Any, observations: Any) -> Values:
+    values = q_values(policy, observations)
+    return th.argmax(values, dim=1), values
+
+
+def _action_of_actor(policy: Any, observations: Any) -> Values:
+    """The mode of SAC's, TQC's and CrossQ's distribution; TD3's and DDPG's actors give the action itself."""
+    if hasattr(policy.actor, "get_action_dist_params"):
+        mean, *_ = policy.actor.get_action_dist_params(observations)
+        return (th.tanh(mean),)
+    return (policy.actor(observations),)
+
 
 INPUT = "observation"
 

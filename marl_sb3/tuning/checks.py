@@ -11,9 +11,9 @@ from marl_sb3.envs.registry import EnvFactory
 from marl_sb3.errors import ConfigError
 from marl_sb3.learners.threads import start_without_dynamo
 from marl_sb3.runs.build import build, check_device, resolved
-from marl_sb3.runs.evaluations import metric_names, require_metrics
 from marl_sb3.runs.folder import RunFolder
 from marl_sb3.runs.run import Run
+from marl_sb3.runs.start import metric_names, require_metrics
 from marl_sb3.tuning.search import Search
 from marl_sb3.tuning.study import TuneStudy
 from marl_sb3.types import PolicyID

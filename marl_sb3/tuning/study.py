@@ -18,8 +18,7 @@ from marl_sb3.errors import ConfigError
 from marl_sb3.metrics import flatten
 from marl_sb3.metrics.table import table
 from marl_sb3.runs.build import resolved
-from marl_sb3.runs.folder import RunFolder
-from marl_sb3.runs.reader import read_results
+from marl_sb3.runs.folder import RunFolder, read_results
 from marl_sb3.tuning.samplers import pruner, sampler
 from marl_sb3.tuning.search import Search
 from marl_sb3.tuning.storage import damage_named, open_storage

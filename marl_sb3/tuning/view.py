@@ -14,9 +14,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from marl_sb3.display.guard import Guard
 from marl_sb3.display.progress import Pace
-from marl_sb3.display.screen import Room, screen_for
+from marl_sb3.display.screen import Guard, Room, screen_for
 from marl_sb3.display.text import duration, packed, short_path
 from marl_sb3.tuning.confirmed import confirmed
 from marl_sb3.tuning.report.files import write_files

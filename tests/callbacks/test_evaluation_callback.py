@@ -20,8 +20,8 @@ from marl_sb3 import ConfigError, MultiAgentAlgorithm, MultiAgentCallback, Multi
 from marl_sb3.callbacks import CheckpointCallback, EvaluationCallback, StopOnMetric
 from marl_sb3.evaluation import evaluation_seed
 from marl_sb3.metrics import flatten
-from marl_sb3.runs.logs.rows import CsvFormat, JsonLinesFormat
-from marl_sb3.runs.reader import RESULT_FILE, read_results
+from marl_sb3.runs.folder import RESULT_FILE, read_results
+from marl_sb3.runs.logs import CsvFormat, JsonLinesFormat
 from marl_sb3.storage.checkpoint_folder import CheckpointFolder
 from marl_sb3.training.result_logger import ResultLogger
 from marl_sb3.vec_env.seeding import episode_seed

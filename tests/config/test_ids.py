@@ -16,8 +16,8 @@ from marl_sb3.config import load_config
 from marl_sb3.config.ids import MAX_ID_BYTES, file_names, id_fault
 from marl_sb3.errors import ConfigError
 from marl_sb3.policies.mapping import policies_that_train, policy_of_agents, resolve_policies
-from marl_sb3.runs.prepare import prepare
-from marl_sb3.runs.restore import load_run
+from marl_sb3.runs.run import load_run
+from marl_sb3.runs.start import prepare
 
 TINY = {"n_steps": 6, "batch_size": 6, "n_epochs": 1, "checkpoint_every": 1}
 

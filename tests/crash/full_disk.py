@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from marl_sb3.runs.logs import rows
+from marl_sb3.runs import logs
 from marl_sb3.storage.regular import append_text
 
 
@@ -42,7 +42,7 @@ def no_space_in(monkeypatch: pytest.MonkeyPatch, name: str, capacity: int) -> No
         return opened(path, "a") if path.name == name else append_text(path)
 
     monkeypatch.setattr(Path, "open", opened)
-    monkeypatch.setattr(rows, "append_text", appended)
+    monkeypatch.setattr(logs, "append_text", appended)
 
 
 def no_space_for(monkeypatch: pytest.MonkeyPatch, name: str) -> None:

@@ -42,9 +42,9 @@ PLACES = {
             "marl_sb3.storage.regular": {"os": ("open",)},  # to find the best of those that there are
         },
     ),
-    "cut": Place("marl_sb3.runs.logs.truncate", {ATOMIC: {"os": ("replace",)}}),
+    "cut": Place("marl_sb3.runs.logs.truncate_logs", {ATOMIC: {"os": ("replace",)}}),
     "policies": Place(
-        "marl_sb3.runs.rescue.save_policies", {ATOMIC: {"os": ("mkdir", "rename"), "shutil": ("rmtree",)}}
+        "marl_sb3.runs.execute.save_policies", {ATOMIC: {"os": ("mkdir", "rename"), "shutil": ("rmtree",)}}
     ),
 }
 MOMENTS = ("before", "during", "after")

@@ -19,7 +19,7 @@ from waiting import wait_for
 
 from marl_sb3.learners.load import load_policies
 from marl_sb3.runs.folder import RunFolder
-from marl_sb3.runs.resume import resume_run
+from marl_sb3.runs.start import resume_run
 from marl_sb3.storage.checkpoint_folder import CheckpointFolder
 from marl_sb3.train import main
 

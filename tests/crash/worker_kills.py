@@ -27,8 +27,8 @@ from run_records import differences
 
 from marl_sb3.config import load_config
 from marl_sb3.runs.execute import execute
-from marl_sb3.runs.prepare import prepare
 from marl_sb3.runs.run import Run
+from marl_sb3.runs.start import prepare
 
 MOST_IN_A_RUN = 20
 TIMEOUT_S = 0.4  # of a call of an env, so that stopped workers are noticed soon

@@ -12,7 +12,7 @@ from pettingzoo import ParallelEnv
 
 from marl_sb3 import stacks
 from marl_sb3.checkup.api import examine
-from marl_sb3.checkup.report import Report
+from marl_sb3.checkup.finding import Report
 from marl_sb3.errors import ConfigError
 
 PLANTED = {**PLANTED_ANSWERS, **PLANTED_BEHAVIOUR}

@@ -13,8 +13,8 @@ from doctor.healthy import Healthy
 from pettingzoo import ParallelEnv
 
 from marl_sb3.checkup.api import examine
-from marl_sb3.checkup.checks.registry import CHECKS
-from marl_sb3.checkup.report import Report
+from marl_sb3.checkup.checks import CHECKS
+from marl_sb3.checkup.finding import Report
 
 NOT_PLANTED = {"vectorizer-refuses"}  # found where all other checks have missed something
 

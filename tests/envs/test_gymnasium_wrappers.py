@@ -14,7 +14,7 @@ import marl_sb3
 from marl_sb3 import ConfigError, make_vec_env
 from marl_sb3.config import load_config
 from marl_sb3.envs.gymnasium_wrappers import WRAPPERS, named_wrappers, wrapping_factory
-from marl_sb3.runs.envs import env_of
+from marl_sb3.runs.build import env_of
 
 
 class Camera(gymnasium.Env[Any, Any]):

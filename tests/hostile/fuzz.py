@@ -45,9 +45,8 @@ from stable_baselines3.common.utils import set_random_seed
 from marl_sb3.errors import CheckpointError, ConfigError, EnvRaisedError, MarlSb3Error
 from marl_sb3.learners.bundle import PolicyBundle
 from marl_sb3.learners.load import load_policies
-from marl_sb3.runs.restore import SavedRun, load_run
-from marl_sb3.runs.resume import resume_run
-from marl_sb3.runs.run import Run
+from marl_sb3.runs.run import Run, SavedRun, load_run
+from marl_sb3.runs.start import resume_run
 from marl_sb3.storage.checkpoint_format import read_checkpoint
 from marl_sb3.transfer.init_from import InitFrom, init_from
 

@@ -20,7 +20,7 @@ from toy_envs import ScriptedEnv
 import marl_sb3
 from marl_sb3 import MultiAgentAlgorithm, make_vec_env
 from marl_sb3.errors import ConfigError
-from marl_sb3.runs.logs.rows import CsvFormat, JsonLinesFormat
+from marl_sb3.runs.logs import CsvFormat, JsonLinesFormat
 from marl_sb3.training.result_logger import ResultLogger
 
 N_ENVS, N_STEPS = 2, 6

@@ -16,11 +16,9 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 
 from marl_sb3 import ConfigError
 from marl_sb3.metrics import flatten
-from marl_sb3.runs.logs import truncate
-from marl_sb3.runs.logs.rows import CsvFormat, JsonLinesFormat
-from marl_sb3.runs.logs.tensorboard import EventsFormat
-from marl_sb3.runs.logs.truncate import truncate_logs
-from marl_sb3.runs.reader import read_results
+from marl_sb3.runs.folder import read_results
+from marl_sb3.runs.logs import CsvFormat, JsonLinesFormat, _step_of_event, truncate_logs
+from marl_sb3.runs.tensorboard import EventsFormat
 from marl_sb3.training.result_logger import ResultLogger
 
 
@@ -178,7 +176,7 @@ def test_the_step_of_an_event_is_read_without_the_rest_of_it(step: int, monkeypa
     event = Event(wall_time=1.5, step=step, summary=Summary(value=[Summary.Value(tag="x", simple_value=1.0)]))
     if step:
         monkeypatch.setattr(Event, "FromString", None)
-    assert truncate._step_of_event(Path(), event.SerializeToString()) == step
+    assert _step_of_event(Path(), event.SerializeToString()) == step
 
 
 def test_a_log_without_later_entries_is_not_written_anew(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ import marl_sb3
 from marl_sb3 import MultiAgentCallback
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.runs.folder import RunFolder
-from marl_sb3.runs.resume import resume_run
+from marl_sb3.runs.start import resume_run
 from marl_sb3.storage import versions
 from marl_sb3.storage.checkpoint_folder import CheckpointFolder
 

@@ -16,7 +16,7 @@ from marl_sb3 import MultiAgentCallback
 from marl_sb3.errors import ConfigError
 from marl_sb3.metrics import flatten
 from marl_sb3.metrics.table import table
-from marl_sb3.runs.reader import read_results
+from marl_sb3.runs.folder import read_results
 
 RETURN = "env_runners/episode_return_mean"
 SMALL = {"n_steps": 10, "batch_size": 20, "n_epochs": 1, "env.max_timesteps": 7}

@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing.event_file_loader import LegacyEventFi
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from marl_sb3.config import TrainConfig, load_config, to_yaml
-from marl_sb3.runs.logs.tensorboard import SETTINGS_FILE, write_settings
+from marl_sb3.runs.tensorboard import SETTINGS_FILE, write_settings
 
 IDS = ["agent1", "agent2"]
 

@@ -29,8 +29,8 @@ from marl_sb3.config import load_config
 from marl_sb3.errors import ConfigError, ExportError
 from marl_sb3.export import main
 from marl_sb3.learners.bundle import PolicyBundle
-from marl_sb3.runs.prepare import prepare
 from marl_sb3.runs.run import Run
+from marl_sb3.runs.start import prepare
 from marl_sb3.transfer import onnx_graph
 from marl_sb3.transfer.export import Exported, export_policies
 from marl_sb3.transfer.onnx_check import largest_difference

@@ -13,7 +13,7 @@ import pytest
 from searches import SMALL, in_this_process, work_on
 
 from marl_sb3.envs.arena import ArenaEnv
-from marl_sb3.runs import prepare as prepare_module
+from marl_sb3.runs import start as prepare_module
 from marl_sb3.tuning.api import prepare_study
 from marl_sb3.tuning.jobs.trials import TrialQueue, run_trial
 from marl_sb3.tuning.jobs.workers import Workers

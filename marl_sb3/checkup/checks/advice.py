@@ -10,8 +10,8 @@ import numpy as np
 from gymnasium import spaces
 
 from marl_sb3.checkup.checks.values import observed, parts_of
-from marl_sb3.checkup.evidence import Evidence, mapping
-from marl_sb3.checkup.finding import Check, Seen, Severity
+from marl_sb3.checkup.evidence import Evidence, Seen, mapping
+from marl_sb3.checkup.finding import Check, Severity
 from marl_sb3.types import AgentID
 
 _LARGE = 10.0  # of an observation, for a network that is made for numbers around 1
@@ -80,7 +80,7 @@ def blind_agents(evidence: Evidence) -> Iterator[Seen]:
 
 
 def _same(one: Any, other: Any) -> bool:
-    from marl_sb3.checkup.fingerprint import checksum
+    from marl_sb3.checkup.evidence import checksum
 
     return checksum(one) == checksum(other)
 

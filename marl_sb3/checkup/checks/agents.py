@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from marl_sb3.checkup.evidence import Episode, Evidence, mapping
-from marl_sb3.checkup.finding import Check, Seen, Severity, shown
+from marl_sb3.checkup.evidence import Episode, Evidence, Seen, mapping, shown
+from marl_sb3.checkup.finding import Check, Severity
 from marl_sb3.types import AgentID
 
 _LONG = 2_000  # env steps after which an end is missed; fewer are told among the facts

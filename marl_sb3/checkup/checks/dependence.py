@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from marl_sb3.checkup.checks.stops import stop_check
+from marl_sb3.checkup.checks.reported import stop_check
 from marl_sb3.checkup.checks.values import as_numbers, parts_of
-from marl_sb3.checkup.evidence import Episode, Evidence, Replay, Step, mapping
-from marl_sb3.checkup.finding import Check, Seen, Severity
-from marl_sb3.checkup.fingerprint import checksum
+from marl_sb3.checkup.evidence import Episode, Evidence, Replay, Seen, Step, checksum, mapping
+from marl_sb3.checkup.finding import Check, Severity
 from marl_sb3.types import AgentID, Array, BoolArray
 
 _TRIED = 10  # other actions that have to have no effect

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from marl_sb3.checkup.evidence import Comparisons, Evidence
-from marl_sb3.checkup.finding import Check, Seen, Severity
-from marl_sb3.checkup.fingerprint import Difference
+from marl_sb3.checkup.evidence import Comparisons, Difference, Evidence, Seen
+from marl_sb3.checkup.finding import Check, Severity
 from marl_sb3.config.values import counted
 
 

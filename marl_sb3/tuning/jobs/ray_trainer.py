@@ -20,8 +20,7 @@ from marl_sb3.metrics import Result
 from marl_sb3.runners.ray.connection import Connection
 from marl_sb3.runners.shards.faults import raise_fault
 from marl_sb3.runners.shards.pool import differing
-from marl_sb3.runs.folder import RunFolder
-from marl_sb3.runs.reader import read_results
+from marl_sb3.runs.folder import RunFolder, read_results
 from marl_sb3.training.callback import MultiAgentCallback
 from marl_sb3.tuning.jobs.remote import Desk, Outcome, process_versions, train_remotely, unpack
 from marl_sb3.tuning.jobs.training import TrainedRun, TrainerLostError

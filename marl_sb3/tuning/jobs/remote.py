@@ -88,7 +88,7 @@ def train_remotely(
         imports: modules to import first, as after `--import`.
     """
     from marl_sb3.runs.execute import execute
-    from marl_sb3.runs.prepare import prepare
+    from marl_sb3.runs.start import prepare
 
     with tempfile.TemporaryDirectory(prefix="marl_sb3-") as parent:
         folder = Path(parent) / "run"

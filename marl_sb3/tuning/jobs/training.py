@@ -60,6 +60,6 @@ def train_here(
 ) -> TrainedRun:
     """See `Train`: in this process."""
     from marl_sb3.runs.execute import execute
-    from marl_sb3.runs.prepare import prepare
+    from marl_sb3.runs.start import prepare
 
     return execute(prepare(config, folder, factory), callbacks)

@@ -1,0 +1,338 @@
+"""Views of a training: a live view that is redrawn, or lines of text where there is no terminal."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from rich.console import Console, Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from marl_sb3.config.values import counted
+from marl_sb3.display.progress import Pace, Series, progress_parts, speed_parts
+from marl_sb3.display.screen import Room, screen_for
+from marl_sb3.display.tables import (
+    AGENTS,
+    MOST_AGENTS,
+    SUM,
+    SUM_ROW,
+    MetricRow,
+    evaluated,
+    fitting_rows,
+    metric_rows,
+    metrics_table,
+    shown_agents,
+)
+from marl_sb3.display.text import number, packed, short, sparkline
+from marl_sb3.metrics import Result, flatten
+
+
+@dataclass(frozen=True)
+class Goals:
+    """The goals of a training, as views show them.
+
+    Attributes:
+        metric: flat name of the metric that selects the best checkpoint.
+        higher_is_better: whether the highest value of that metric is the best.
+        stop: the value of each metric at which the training stops.
+        checkpoint: returns the name of the latest checkpoint; None before the first.
+        most_agents: show at most this many agents, fewer if there is no room; None: all.
+        longest_episode: returns the env steps of the longest episode that has not ended, as far as it is known.
+    """
+
+    metric: str = f"env_runners/{SUM}"
+    higher_is_better: bool = True
+    stop: Mapping[str, float] = field(default_factory=dict)
+    checkpoint: Callable[[], str | None] = lambda: None
+    most_agents: int | None = MOST_AGENTS
+    longest_episode: Callable[[], int] = lambda: 0
+
+
+class TrainingView(Protocol):
+    """A view of a training; all steps are env steps."""
+
+    def begin(self, done: int, total: int) -> None:
+        """The training starts, or continues after a rollback, at `done` of `total` steps."""
+
+    def advance(self, done: int) -> None:
+        """All envs have taken a step. This is called in the hot loop and must be quick."""
+
+    def add(self, result: Result) -> None:
+        """Show the result of an iteration."""
+
+    def close(self) -> None:
+        """Close the view; a second call has no effect."""
+
+
+def metric_value(result: Mapping[str, Any], name: str) -> float | None:
+    """Look a number up by its flat name; None if there is none."""
+    value: Any = result
+    for key in name.split("/"):
+        if not isinstance(value, Mapping) or key not in value:
+            value = flatten(result).get(name)  # an agent or policy id may contain a slash
+            break
+        value = value[key]
+    return value if isinstance(value, (int, float)) else None
+
+
+def no_episode_yet(result: Result, longest: int) -> str | None:
+    """Return words for a training in which no episode has ended, so that it has no returns; None if one has.
+
+    Args:
+        longest: env steps of the longest episode so far; 0: not known.
+    """
+    if result["env_runners"][SUM] is not None:
+        return None
+    runs_for = f"; the longest runs for {counted(longest, 'env step')}" if longest else ""
+    return f"no episode has ended yet{runs_for}"
+
+
+def first_values(metrics: Mapping[str, Any]) -> str:
+    """The first metrics of a custom evaluation function, with their names."""
+    return ", ".join(f"{name} {short(value)}" for name, value in list(flatten(metrics).items())[:4])
+
+
+_LINE_S = 1.0  # least time between lines
+_LINE_SHARE = 1 / 200  # of the elapsed time; a log of a day has some 1,400 lines
+_SILENT_S = 30.0  # without a finished iteration: then a line with the steps is printed
+_MOST_AGENTS = 4  # in a line
+
+
+class PlainLines:
+    """Print the progress at most once a second and at the end, and evaluations on lines of their own.
+
+    The longer the training takes, the fewer lines are printed. If an iteration takes long, its steps are.
+
+    Args:
+        goals: of the training; of these, the number of agents and the longest episode are used.
+    """
+
+    def __init__(self, console: Console, goals: Goals, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._console = console
+        most = goals.most_agents
+        self._most_agents = None if most is None else min(most, _MOST_AGENTS)
+        self._longest_episode = goals.longest_episode
+        self._clock = clock
+        self._pace = Pace(clock)
+        self._next_line_s = 0.0
+        self._total = 0
+        self._unprinted: Result | None = None
+        self._unprinted_evaluation: Result | None = None
+        self._evaluations = Series()
+
+    def begin(self, done: int, total: int) -> None:
+        """See `TrainingView`."""
+        self._pace.begin(done)
+        self._total = total
+        self._next_line_s = max(self._next_line_s, self._clock())
+
+    def advance(self, done: int) -> None:
+        """See `TrainingView`."""
+        if self._clock() >= self._next_line_s + _SILENT_S:
+            self._show([", ".join(progress_parts(self._pace, done, self._total))])
+
+    def add(self, result: Result) -> None:
+        """See `TrainingView`."""
+        self._pace.add(result["num_env_steps_sampled_lifetime"])
+        self._unprinted = result
+        if metrics := evaluated(result):
+            self._unprinted_evaluation = result
+            self._evaluations.add(SUM_ROW.number(metrics), result["iteration"])
+        if self._clock() >= self._next_line_s:
+            self._print()
+
+    def close(self) -> None:
+        """Print the latest result if it has not been printed."""
+        self._print()
+
+    def _print(self) -> None:
+        if self._unprinted is None:
+            return
+        no_returns = no_episode_yet(self._unprinted, self._longest_episode())
+        lines = [plain_line(self._unprinted, self._total, self._pace, self._most_agents, no_returns)]
+        if self._unprinted_evaluation is not None:
+            lines.append(evaluation_line(self._unprinted_evaluation, self._evaluations, self._most_agents))
+        self._unprinted = self._unprinted_evaluation = None
+        self._show(lines)
+
+    def _show(self, lines: list[str]) -> None:
+        self._next_line_s = self._clock() + max(_LINE_S, _LINE_SHARE * self._pace.elapsed_s())
+        for line in lines:
+            self._console.print(line, soft_wrap=True, markup=False, highlight=False)
+
+
+def plain_line(
+    result: Result, total_timesteps: int, pace: Pace, most_agents: int | None, no_returns: str | None = None
+) -> str:
+    """Progress, returns or why there are none, speed and remaining time on one line."""
+    env_runners = result["env_runners"]
+    steps, elapsed, left = progress_parts(pace, result["num_env_steps_sampled_lifetime"], total_timesteps)
+    returns = no_returns or _returns(env_runners, most_agents)
+    return (
+        f"iteration {result['iteration']}: {steps}, {returns}, {number(pace.rate(), 0)} env steps/s, {elapsed}, {left}"
+    )
+
+
+def evaluation_line(result: Result, evaluations: Series, most_agents: int | None) -> str:
+    """The returns of an evaluation and the best return so far, on one line."""
+    metrics = evaluated(result)
+    where = f"evaluation of iteration {result['iteration']}"
+    if SUM not in metrics:  # a custom evaluation function
+        return f"{where}: {first_values(metrics)}"
+    best = ""
+    if evaluations.best is not None:
+        best = f", best {number(evaluations.best)} in iteration {evaluations.best_iteration}"
+    return f"{where}: {_returns(metrics, most_agents)}{best}"
+
+
+def _returns(metrics: Mapping[str, Any], most_agents: int | None) -> str:
+    shown = shown_agents(metrics.get(AGENTS, {}), most_agents)
+    first, last = (_named(agents) for agents in (shown.first, shown.last))
+    agents = f"best {first}; worst {last}; {shown.others} others" if shown.others else first
+    return f"return {number(metrics.get(SUM))}" + (f" ({agents})" if agents else "")
+
+
+def _named(returns: Mapping[str, float | None]) -> str:
+    return ", ".join(f"{agent} {number(value)}" for agent, value in returns.items())
+
+
+_MOST_STOPS = 3  # stop conditions that are shown
+
+
+class LiveView:
+    """A progress bar, times and speed; below it returns with their trends, and the goals.
+
+    Args:
+        keep: leave the last picture on the screen when the training ends.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        title: str,
+        goals: Goals,
+        *,
+        keep: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._title = title
+        self._goals = goals
+        self._lock = threading.Lock()  # the screen may call draw() in another thread
+        self._pace = Pace(clock)
+        self._done, self._total = 0, 0
+        self._result: Result | None = None
+        self._trends: dict[tuple[str, ...], Series] = {}
+        self._best = Series(goals.higher_is_better)
+        self._evaluation: tuple[int, Mapping[str, Any]] | None = None  # iteration and metrics
+        self._evaluations = Series()
+        self._screen = screen_for(console, self.draw, keep=keep)
+        self.is_possible = self._screen is not None
+
+    def begin(self, done: int, total: int) -> None:
+        """See `TrainingView`."""
+        self._pace.begin(done)
+        self._done, self._total = done, total
+        if self._screen is not None:
+            self._screen.open()
+
+    def advance(self, done: int) -> None:
+        """See `TrainingView`."""
+        self._done = done
+        if self._screen is not None:
+            self._screen.refresh()
+
+    def add(self, result: Result) -> None:
+        """See `TrainingView`."""
+        with self._lock:
+            self._take(result)
+        self.advance(result["num_env_steps_sampled_lifetime"])
+
+    def close(self) -> None:
+        """See `TrainingView`."""
+        if self._screen is not None:
+            self._screen.close()
+
+    def _take(self, result: Result) -> None:
+        iteration = result["iteration"]
+        self._pace.add(result["num_env_steps_sampled_lifetime"])
+        self._result = result
+        for row in metric_rows(result["env_runners"], None):
+            self._trends.setdefault(row.path, Series()).add(row.number(result["env_runners"]), iteration)
+        self._best.add(metric_value(result, self._goals.metric), iteration)
+        if metrics := evaluated(result):
+            self._evaluation = (iteration, metrics)
+            self._evaluations.add(SUM_ROW.number(metrics), iteration)
+
+    # --- Drawing ---
+
+    def draw(self, room: Room) -> RenderableType:
+        """Draw the present state; it fits into any room of at least 10 lines."""
+        with self._lock:
+            head = self._head(room)
+            if self._result is None:
+                return Group(*head)
+            goals = self._goal_lines(self._result)
+            table = self._table(self._result, room, room.height - len(head) - len(goals))
+            return Group(*head, table, *(Text(line, no_wrap=True, overflow="ellipsis") for line in goals))
+
+    def _head(self, room: Room) -> list[RenderableType]:
+        bar = Table.grid(expand=True, padding=(0, 1))
+        bar.add_column(max_width=room.width // 2, no_wrap=True, overflow="ellipsis")
+        bar.add_column(ratio=1)
+        bar.add_column(no_wrap=True, justify="right")
+        share = min(1.0, self._done / self._total) if self._total else 0.0
+        drawn = ProgressBar(total=1.0, completed=share)
+        bar.add_row(Text(self._title, style="bold"), drawn, f"{share:.0%}")
+        steps = progress_parts(self._pace, self._done, self._total)
+        speed = speed_parts(self._pace, self._result)
+        lines = [*packed(steps, room.width), *packed(speed, room.width)]
+        return [bar, *(Text(line, no_wrap=True, overflow="ellipsis") for line in lines)]
+
+    def _goal_lines(self, result: Result) -> list[str]:
+        """The state of each goal. Numbers come before names: the end of a line may be cut."""
+        words = no_episode_yet(result, self._goals.longest_episode())
+        lines = [] if words is None else [words]
+        if self._best.best is not None:
+            lines.append(f"best {_best(self._best)}, by {self._goals.metric}")
+        if self._evaluation is not None:
+            lines.append(self._evaluation_line(*self._evaluation))
+        for name, limit in list(self._goals.stop.items())[:_MOST_STOPS]:
+            lines.append(f"stop at {limit:g}, now {number(metric_value(result, name))}: {name}")
+        if (saved := self._goals.checkpoint()) is not None:
+            lines.append(f"saved {saved}")
+        return lines
+
+    def _evaluation_line(self, iteration: int, metrics: Mapping[str, Any]) -> str:
+        if self._evaluations.best is None:  # a custom evaluation function
+            return f"evaluated in iteration {iteration}: {first_values(metrics)}"
+        return f"evaluated in iteration {iteration}, best {_best(self._evaluations)}"
+
+    def _table(self, result: Result, room: Room, height: int) -> Table:
+        columns = {"training": result["env_runners"]}
+        if self._evaluation is not None:
+            columns["evaluation"] = self._evaluation[1]
+        rows = fitting_rows(result["env_runners"], self._goals.most_agents, height - 1)
+        return metrics_table(rows, columns, room.width, lambda row, width: self._trend(row, width, room))
+
+    def _trend(self, row: MetricRow, width: int, room: Room) -> str:
+        series = self._trends.get(row.path)
+        return "" if series is None else sparkline(series.trend(width), ascii_only=room.ascii_only)
+
+
+def _best(series: Series) -> str:
+    return f"{number(series.best)} in iteration {series.best_iteration}"
+
+
+def training_view(console: Console, title: str, goals: Goals, *, keep: bool = False) -> TrainingView:
+    """Make a live view if the console supports one, otherwise plain lines.
+
+    Args:
+        keep: leave the last picture on the screen when the training ends.
+    """
+    live = LiveView(console, title, goals, keep=keep)
+    return live if live.is_possible else PlainLines(console, goals)
