@@ -1,5 +1,7 @@
 """The public names, listed once: type checkers read them, and lazy_loader imports each when it is first used."""
 
+from .acting.bundle import PolicyBundle as PolicyBundle
+from .acting.bundle import combine_policies as combine_policies
 from .checkup.api import examine as examine
 from .config.ray import RaySettings as RaySettings
 from .envs.registry import register_env as register_env
@@ -10,21 +12,19 @@ from .errors import EnvRaisedError as EnvRaisedError
 from .errors import MarlSb3Error as MarlSb3Error
 from .errors import NumericError as NumericError
 from .evaluation import evaluate_policies as evaluate_policies
-from .learners.a2c import A2C as A2C
-from .learners.bundle import PolicyBundle as PolicyBundle
-from .learners.combine import combine_policies as combine_policies
+from .learners.algorithms.contrib import QRDQN as QRDQN
+from .learners.algorithms.contrib import TQC as TQC
+from .learners.algorithms.contrib import TRPO as TRPO
+from .learners.algorithms.contrib import MaskablePPO as MaskablePPO
+from .learners.algorithms.contrib import RecurrentPPO as RecurrentPPO
+from .learners.algorithms.ppo import A2C as A2C
+from .learners.algorithms.ppo import PPO as PPO
+from .learners.algorithms.replay import DDPG as DDPG
+from .learners.algorithms.replay import DQN as DQN
+from .learners.algorithms.replay import SAC as SAC
+from .learners.algorithms.replay import TD3 as TD3
 from .learners.load import load_policies as load_policies
-from .learners.ppo.maskable import MaskablePPO as MaskablePPO
-from .learners.ppo.ppo import PPO as PPO
-from .learners.ppo.recurrent import RecurrentPPO as RecurrentPPO
-from .learners.replay.dqn import DQN as DQN
-from .learners.replay.qrdqn import QRDQN as QRDQN
-from .learners.replay.sac import SAC as SAC
-from .learners.replay.td3 import DDPG as DDPG
-from .learners.replay.td3 import TD3 as TD3
-from .learners.replay.tqc import TQC as TQC
 from .learners.spec import PolicySpec as PolicySpec
-from .learners.trpo import TRPO as TRPO
 from .metrics import Episode as Episode
 from .metrics import InfoMetric as InfoMetric
 from .policies.networks import register_network as register_network

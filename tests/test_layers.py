@@ -25,7 +25,10 @@ LAYERS = (
     ("display",),
     ("policies",),
     ("processing",),
+    ("sb3",),
     ("kernels",),
+    ("acting",),
+    ("experience",),
     ("learners",),
     ("runners",),
     ("training",),
@@ -97,8 +100,8 @@ def test_every_module_has_a_layer() -> None:
 
 
 def test_an_upward_import_is_found() -> None:
-    imports = imported_modules("def lazily():\n    from marl_sb3.learners.ppo.ppo import PPO\n")
-    assert upward_imports("marl_sb3.envs.arena", imports) == ["marl_sb3.learners.ppo.ppo"]
+    imports = imported_modules("def lazily():\n    from marl_sb3.learners.algorithms.ppo import PPO\n")
+    assert upward_imports("marl_sb3.envs.arena", imports) == ["marl_sb3.learners.algorithms.ppo"]
     assert upward_imports("marl_sb3.runs.build", imports) == []
 
 
@@ -138,7 +141,7 @@ def test_a_circle_is_found() -> None:
 
 # --- SB3's private members --------------------------------------------------------------------------------------------
 
-ROOM = PACKAGE / "learners" / "sb3"
+ROOM = PACKAGE / "sb3"
 NOISE = {"exploration_mat", "exploration_matrices"}  # of gSDE: public names, but inner workings
 
 

@@ -13,8 +13,8 @@ import marl_sb3
 from marl_sb3.config import load_config, to_yaml
 from marl_sb3.config.literal_call import parse_literal
 from marl_sb3.errors import ConfigError
-from marl_sb3.learners.sb3 import build
 from marl_sb3.learners.spec import PolicySpec
+from marl_sb3.sb3 import build
 
 # The constructs of the zoo's files, in entries of our own.
 ZOO = """

@@ -10,8 +10,8 @@ from stable_baselines3.common.preprocessing import is_image_space
 
 from marl_sb3.checkup.evidence import Evidence, Seen
 from marl_sb3.errors import ConfigError
-from marl_sb3.learners.algorithms import ALGORITHMS
-from marl_sb3.learners.sb3.build import build_for_acting
+from marl_sb3.learners.building import build_for_acting
+from marl_sb3.learners.registry import ALGORITHMS
 from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.learners.threads import start_without_dynamo
 from marl_sb3.policies.placement import rows_of_policy

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 
+from marl_sb3.acting.actor import Player
+from marl_sb3.acting.bundle import PolicyBundle, PolicySpaces
 from marl_sb3.config.values import Count, PositiveInt, require
 from marl_sb3.errors import ConfigError
 from marl_sb3.evaluation.preserve import preserve_training_state
-from marl_sb3.learners.bundle import PolicyBundle, PolicySpaces
-from marl_sb3.learners.player import Player
 from marl_sb3.metrics import Episode, EpisodeTracker, Result, finite_or_none, flatten
 from marl_sb3.policies.determinism import Deterministic, by_policy
 from marl_sb3.policies.placement import rows_of_policy, zero_actions

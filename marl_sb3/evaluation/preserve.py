@@ -9,8 +9,8 @@ from contextlib import contextmanager
 import numpy as np
 import torch as th
 
-from marl_sb3.learners.bundle import PolicyBundle
-from marl_sb3.learners.sb3.noise import preserve_noise
+from marl_sb3.acting.bundle import PolicyBundle
+from marl_sb3.sb3.noise import preserve_noise
 from marl_sb3.storage.process_rng import preserve_rng
 from marl_sb3.training.algorithm import MultiAgentAlgorithm
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from marl_sb3.learners.interface import UpdateJob
+from marl_sb3.learners.learner import UpdateJob
 from marl_sb3.learners.on_policy import OnPolicyLearner, TrainJob
 from marl_sb3.learners.ppo.fused.algorithm import FusedUpdates
 from marl_sb3.learners.ppo.fused.update import FusedUpdate

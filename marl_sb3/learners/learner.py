@@ -1,37 +1,149 @@
-"""The base class of all learners: each trains one policy by its SB3 algorithm.
-
-A new algorithm gets a line in `learners/algorithms.py` and, if need be, a subclass of `OnPolicyLearner` or of
-`OffPolicyLearner`.
-"""
+"""Learners: each trains one policy by its SB3 algorithm; and the protocols by which the joint loop uses them."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from stable_baselines3.common.logger import Logger
 
-from marl_sb3.learners.interface import Collector, Pace, UpdateJob
-from marl_sb3.learners.processed import policy_rows, processing_of
-from marl_sb3.learners.sb3.optimizers import (
-    optimizer_arrays,
-    optimizer_settings,
-    parameter_addresses,
-    read_optimizers,
-)
-from marl_sb3.learners.sb3.private import num_updates, progress_remaining, set_num_updates, set_progress_remaining
-from marl_sb3.learners.sb3.tensors import Arrays, read_weights, weights
+from marl_sb3.learners.building import is_off_policy, policy_rows, processing_of
 from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.learners.update_path import TwoPaths, choose_path
 from marl_sb3.metrics import Result
 from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.processing import Processing
+from marl_sb3.sb3.optimizers import (
+    optimizer_arrays,
+    optimizer_settings,
+    parameter_addresses,
+    read_optimizers,
+)
+from marl_sb3.sb3.private import num_updates, progress_remaining, set_num_updates, set_progress_remaining
+from marl_sb3.sb3.tensors import Arrays, read_weights, weights
 from marl_sb3.storage.parts import SavedPart, TensorFile, in_order
 from marl_sb3.storage.rng import read_space_state, space_state
 from marl_sb3.storage.state import State, StateReader
-from marl_sb3.types import GoalRewards
+from marl_sb3.types import Array, BoolArray, GoalRewards, PolicyID
+from marl_sb3.vec_env.step import VecStep
+
+
+class RolloutOwner(Protocol):
+    """Has the rollout of one policy, whoever acts for its rows."""
+
+    rows: PolicyRows
+    records: bool  # whether the policy is trained; if not, it only acts and there is no rollout to complete
+
+    @property
+    def steps_left(self) -> int:
+        """Env steps of each env until the rollout is complete; 0 if nothing is recorded."""
+
+    def begin_episodes(self) -> None:
+        """Note that all envs have just been reset."""
+
+    def begin_rollout(self) -> None:
+        """Discard the latest rollout and begin a new one."""
+
+    @property
+    def takes_masks(self) -> bool:
+        """Whether the policy needs action masks."""
+
+    def masks(self, step: VecStep) -> BoolArray | None:
+        """Return the (rows, n) action masks of a step; None for a policy without masks.
+
+        Raises:
+            ConfigError: the policy needs masks, an agent acts next, and the env gives none.
+        """
+
+    def get_state(self) -> State:
+        """Return the state of the rollout, with its experience as far as it is still needed."""
+
+    def read_state(self, state: StateReader) -> Callable[[], None]:
+        """Check what `get_state` returned; see `Part.read_state`."""
+
+
+class Collector(RolloutOwner, Protocol):
+    """Acts for the rows of one policy through an actor, and records the experience for the policy's learner."""
+
+    def restart_envs(self, env_indices: Sequence[int]) -> None:
+        """Note that these envs have begun new episodes: the open transitions of the old ones are given up."""
+
+    def read_weights(self) -> None:
+        """Note that the weights may have changed since the latest step, by a learner or a callback."""
+
+    def act(self, step: VecStep) -> Array:
+        """Choose actions.
+
+        Returns:
+            (rows, *action shape), as the env takes them; filler that no env reads in rows that do not act.
+        """
+
+    def observe(self, step: VecStep) -> None:
+        """Record the rewards and ends of a step, also those of rows that wait."""
+
+    def break_off(self, step: VecStep) -> None:
+        """Give up the rollout instead of observing its latest step, so that a new rollout is due.
+
+        Only what the next actions depend on is taken from the step: where episodes ended, and running statistics.
+        """
+
+    def finish_rollout(self, step: VecStep) -> None:
+        """Complete the rollout; `step` is its last step."""
+
+
+class UpdateJob(Protocol):
+    """One update of one policy, in two parts. All random numbers that it needs were drawn when it was made."""
+
+    parallel: bool  # whether `run` may run in a thread, at the same time as the jobs of other policies
+
+    def run(self) -> None:
+        """Compute the update."""
+
+    def finish(self) -> Result:
+        """Put the results into the policy.
+
+        Returns:
+            The metrics below `learners/{policy}/`, under the names in `Learner.metric_names`.
+
+        Raises:
+            NumericError: a loss, a gradient or a weight is not finite.
+        """
+
+
+class Pace(NamedTuple):
+    """How long an iteration is for one policy, in env steps of each env, if the run does not set it.
+
+    Attributes:
+        report_steps: steps in an iteration.
+        rollout_steps: steps in a rollout; None for a policy that learns from a replay buffer.
+    """
+
+    report_steps: int
+    rollout_steps: int | None = None
+
+
+def joined_metrics(of_updates: Sequence[Result]) -> Result:
+    """Join the metrics of several updates: the latest counts and settings, the sum of steps, means of the others."""
+    latest = of_updates[-1]
+    return {name: _joined(name, [metrics[name] for metrics in of_updates]) for name in latest}
+
+
+_LATEST = frozenset(
+    {"curr_lr", "exploration_rate", "num_grad_updates_lifetime", "num_trainable_parameters", "replay_buffer_size"}
+)
+_SUMMED = frozenset({"num_module_steps_trained"})
+
+
+def _joined(name: str, values: Sequence[Any]) -> Any:
+    if name in _LATEST or len(values) == 1:
+        return values[-1]
+    if name in _SUMMED:
+        return sum(values)
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
 
 L = TypeVar("L", bound="Learner")
 
@@ -236,3 +348,30 @@ class Learner(ABC):
     def read_weights(self, files: Mapping[str, TensorFile]) -> Callable[[], None]:
         """Do what `read_state` does, but only for the weights."""
         return read_weights(self.algorithm, files["policy"])
+
+
+def common_steps(n_steps: int | None, specs: Mapping[PolicyID, PolicySpec]) -> int | None:
+    """Return the length of rollouts for specs without `n_steps`.
+
+    It is the given one, else that of the first spec with `n_steps`, else None: SB3's default.
+    """
+    on_policy = [
+        spec for spec in specs.values() if not is_off_policy(spec.algorithm)
+    ]  # the `n_steps` of others is that of n-step returns
+    own = [spec.hyperparameters["n_steps"] for spec in on_policy if "n_steps" in spec.hyperparameters]
+    return n_steps if n_steps is not None else next(iter(own), None)
+
+
+def iteration_steps(learners: Sequence[Learner], n_steps: int | None) -> int:
+    """Return the env steps of each env in an iteration.
+
+    They are as given. Else an iteration is as long as the longest rollout, times the fewest rollouts that a policy has
+    in an iteration of its own; without rollouts, it is the longest one of a policy.
+    """
+    if n_steps is not None:
+        return n_steps
+    paces = [learner.pace for learner in learners]
+    rollouts = [(pace.report_steps, pace.rollout_steps) for pace in paces if pace.rollout_steps is not None]
+    if not rollouts:
+        return max(pace.report_steps for pace in paces)
+    return max(steps for _, steps in rollouts) * min(report // steps for report, steps in rollouts)

@@ -7,16 +7,15 @@ from pathlib import Path
 
 from stable_baselines3.common.base_class import BaseAlgorithm
 
+from marl_sb3.acting.bundle import PolicyBundle, PolicySpaces
 from marl_sb3.errors import CheckpointError, ConfigError
-from marl_sb3.learners.bundle import PolicyBundle, PolicySpaces
-from marl_sb3.learners.processed import policy_rows, processing_of
-from marl_sb3.learners.sb3.build import build_for_acting
-from marl_sb3.learners.sb3.tensors import read_weights
+from marl_sb3.learners.building import build_for_acting, policy_rows, processing_of
 from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.policies.determinism import read_deterministic
 from marl_sb3.policies.mapping import policy_of_agents, resolve_policies
 from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.processing import Processing
+from marl_sb3.sb3.tensors import read_weights
 from marl_sb3.storage.checkpoint_folder import find_checkpoint, with_checkpoint
 from marl_sb3.storage.checkpoint_format import Checkpoint
 from marl_sb3.storage.policy_files import find_file, find_files

@@ -10,22 +10,19 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
 from marl_sb3.errors import CheckpointError
-from marl_sb3.learners.buffers.replay import TransitionDictReplayBuffer, TransitionReplayBuffer
-from marl_sb3.learners.buffers.resized import read_resized
-from marl_sb3.learners.interface import Pace, UpdateJob
-from marl_sb3.learners.learner import Learner, LearnerOptions
+from marl_sb3.experience.replay import TransitionDictReplayBuffer, TransitionReplayBuffer, read_resized
+from marl_sb3.learners.building import build_with_replay, stored_space
+from marl_sb3.learners.learner import Learner, LearnerOptions, Pace, UpdateJob
 from marl_sb3.learners.numeric_faults import check_replay_update, policy_in_errors
 from marl_sb3.learners.off_policy_collector import OffPolicyCollector
-from marl_sb3.learners.processed import stored_space
-from marl_sb3.learners.sb3.build import build_with_replay
-from marl_sb3.learners.sb3.optimizers import num_optimized
-from marl_sb3.learners.sb3.private import num_steps, num_updates, set_num_steps, set_progress_remaining
-from marl_sb3.learners.sb3.tensors import Arrays
-from marl_sb3.learners.sb3.vec_normalize import normalize_minibatches
 from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.metrics import Result
 from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.processing import Processing, process_rows
+from marl_sb3.sb3.files import normalize_minibatches
+from marl_sb3.sb3.optimizers import num_optimized
+from marl_sb3.sb3.private import num_steps, num_updates, set_num_steps, set_progress_remaining
+from marl_sb3.sb3.tensors import Arrays
 from marl_sb3.storage.parts import SavedPart, in_order
 from marl_sb3.storage.state import State, StateReader
 

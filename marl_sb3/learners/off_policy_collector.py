@@ -16,16 +16,16 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.type_aliases import TrainFreq, TrainFrequencyUnit
 from stable_baselines3.common.vec_env import VecTransposeImage
 
-from marl_sb3.learners.action_noise import RowNoise
-from marl_sb3.learners.actor import RowActor
-from marl_sb3.learners.buffers.making import RowReplayBuffer
-from marl_sb3.learners.buffers.open_transitions import OpenTransitions, index_of
-from marl_sb3.learners.buffers.replay import Transitions
-from marl_sb3.learners.exploring import ExploringDecider
+from marl_sb3.acting.action_noise import RowNoise
+from marl_sb3.acting.actor import RowActor
+from marl_sb3.acting.policy import ExploringDecider
+from marl_sb3.experience.making import RowReplayBuffer
+from marl_sb3.experience.replay import Transitions
+from marl_sb3.experience.turns import OpenTransitions, index_of
 from marl_sb3.learners.numeric_faults import policy_in_errors
-from marl_sb3.learners.sb3.private import after_step, set_progress_remaining
 from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.processing import RowProcessing
+from marl_sb3.sb3.private import after_step, set_progress_remaining
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import Array, BoolArray, Observations
 from marl_sb3.vec_env.observations import map_arrays

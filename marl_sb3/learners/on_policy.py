@@ -11,18 +11,17 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
-from marl_sb3.learners.buffers.rollout import MaskedDictRolloutBuffer, MaskedRolloutBuffer
-from marl_sb3.learners.interface import Pace, UpdateJob
-from marl_sb3.learners.learner import Learner, LearnerOptions
+from marl_sb3.acting.policy import ForwardPassDecider, OnPolicyActor, OnPolicyDecider
+from marl_sb3.experience.rollout import MaskedDictRolloutBuffer, MaskedRolloutBuffer
+from marl_sb3.learners.building import build_algorithm
+from marl_sb3.learners.learner import Learner, LearnerOptions, Pace, UpdateJob
 from marl_sb3.learners.numeric_faults import check_update, check_weights, policy_in_errors
-from marl_sb3.learners.on_policy_actor import ForwardPassDecider, OnPolicyActor, OnPolicyDecider
 from marl_sb3.learners.on_policy_collector import OnPolicyCollector
-from marl_sb3.learners.sb3.build import build_algorithm
-from marl_sb3.learners.sb3.private import set_progress_remaining
 from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.metrics import Result
 from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.processing import Processing, process_rows
+from marl_sb3.sb3.private import set_progress_remaining
 from marl_sb3.storage.state import State, StateReader
 
 

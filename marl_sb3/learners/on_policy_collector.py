@@ -14,12 +14,16 @@ import torch as th
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecTransposeImage
 
-from marl_sb3.learners.buffers.carried import CarriedTransitions, carried_state, read_carried
-from marl_sb3.learners.buffers.rollout import MaskedDictRolloutBuffer, MaskedRolloutBuffer
-from marl_sb3.learners.deciders import Batch
+from marl_sb3.acting.actor import Batch, required_masks
+from marl_sb3.acting.policy import OnPolicyActor, OnPolicyDecision
+from marl_sb3.experience.rollout import (
+    CarriedTransitions,
+    MaskedDictRolloutBuffer,
+    MaskedRolloutBuffer,
+    carried_state,
+    read_carried,
+)
 from marl_sb3.learners.numeric_faults import policy_in_errors
-from marl_sb3.learners.on_policy_actor import OnPolicyActor, OnPolicyDecision
-from marl_sb3.learners.required_masks import required_masks
 from marl_sb3.processing import RowProcessing
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import Array, BoolArray, Observations

@@ -14,14 +14,13 @@ from marl_sb3.config.processing import PROCESSING, ProcessingSettings, processin
 from marl_sb3.config.rllib.values import Context
 from marl_sb3.config.values import accepts
 from marl_sb3.errors import ConfigError
-from marl_sb3.learners.algorithms import (
+from marl_sb3.learners.registry import (
     algorithm_class,
     algorithm_name,
     is_recurrent,
     require_algorithm,
     saved_algorithm_class,
 )
-from marl_sb3.learners.ppo.ppo import PPO
 from marl_sb3.policies.hyperparameters import hyperparameter_defaults, resolve_hyperparameters
 from marl_sb3.policies.networks import OF_THE_USER, is_registered, registered_policy, resolve_policy_kwargs
 from marl_sb3.storage.state import State, StateReader, is_plain
@@ -52,7 +51,7 @@ class PolicySpec:
 
     def __init__(
         self,
-        algorithm: type[BaseAlgorithm] | str = PPO,
+        algorithm: type[BaseAlgorithm] | str = "ppo",
         policy: str | type[Any] = "MlpPolicy",
         **hyperparameters: Any,
     ) -> None:

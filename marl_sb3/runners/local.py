@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 
-from marl_sb3.learners.interface import Collector
+from marl_sb3.learners.learner import Collector
 from marl_sb3.metrics import EpisodeTracker
 from marl_sb3.policies.placement import zero_actions
 from marl_sb3.runners.interface import StepListener

@@ -19,8 +19,8 @@ from marl_sb3.config.values import counted
 from marl_sb3.envs.gymnasium_wrappers import named_wrappers, wrapping_factory
 from marl_sb3.envs.registry import EnvFactory, env_factory
 from marl_sb3.errors import ConfigError
-from marl_sb3.learners.algorithms import algorithm_class
-from marl_sb3.learners.sb3.build import is_off_policy
+from marl_sb3.learners.building import is_off_policy
+from marl_sb3.learners.registry import algorithm_class
 from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.learners.threads import parallel_updates, start_without_dynamo
 from marl_sb3.metrics import info_metrics

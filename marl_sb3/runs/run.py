@@ -10,12 +10,12 @@ from typing import Any
 
 from stable_baselines3.common.base_class import BaseAlgorithm
 
+from marl_sb3.acting.bundle import PolicyBundle
 from marl_sb3.config import TrainConfig
 from marl_sb3.config.changes import Change
 from marl_sb3.config.ids import file_names
 from marl_sb3.envs.registry import EnvFactory, named_factory
 from marl_sb3.evaluation import EvaluationPlan, evaluate_policies
-from marl_sb3.learners.bundle import PolicyBundle
 from marl_sb3.learners.load import read_bundle
 from marl_sb3.metrics import Result, flatten
 from marl_sb3.metrics.infos import info_metrics

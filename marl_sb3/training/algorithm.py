@@ -16,9 +16,9 @@ from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.type_aliases import MaybeCallback
 
+from marl_sb3.acting.bundle import PolicyBundle
 from marl_sb3.config.values import PositiveInt, Seed, require
 from marl_sb3.errors import CheckpointError, ConfigError, RunnersLostError
-from marl_sb3.learners.bundle import PolicyBundle
 from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.learners.threads import limited_threads, parallel_updates
 from marl_sb3.metrics import EpisodeTracker, InfoMetric, Result, flatten

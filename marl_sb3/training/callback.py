@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from stable_baselines3.common.callbacks import BaseCallback
 
-from marl_sb3.learners.sb3.private import all_callbacks
 from marl_sb3.metrics import Episode, Result
+from marl_sb3.sb3.private import all_callbacks
 from marl_sb3.storage.state import State, StateReader
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any
 from stable_baselines3.common.callbacks import BaseCallback
 
 from marl_sb3.errors import ConfigError
-from marl_sb3.learners.sb3.private import all_callbacks
+from marl_sb3.sb3.private import all_callbacks
 from marl_sb3.storage.parts import SavedPart
 from marl_sb3.storage.state import State, StateReader, is_plain
 from marl_sb3.training.callback import MultiAgentCallback, multi_agent_callbacks

@@ -10,12 +10,11 @@ from typing import Any
 import torch as th
 from stable_baselines3.common.base_class import BaseAlgorithm
 
+from marl_sb3.acting.agent_policy import AgentPolicy
+from marl_sb3.acting.bundle import PolicyBundle, copy_policy
+from marl_sb3.acting.by_agent import ByAgent, PolicyByAgent
 from marl_sb3.errors import ConfigError
-from marl_sb3.learners.agent_policy import AgentPolicy
-from marl_sb3.learners.bundle import PolicyBundle
-from marl_sb3.learners.by_agent import ByAgent, PolicyByAgent
-from marl_sb3.learners.copy_policy import copy_policy
-from marl_sb3.learners.sb3.vec_normalize import unpickle_statistics
+from marl_sb3.sb3.files import unpickle_statistics
 from marl_sb3.training.sb3_hints import require_observations_by_agent
 from marl_sb3.types import AgentID, PolicyID
 

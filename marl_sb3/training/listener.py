@@ -7,8 +7,8 @@ from typing import Any
 
 from stable_baselines3.common.callbacks import BaseCallback
 
-from marl_sb3.learners.sb3.private import has_step_hook
 from marl_sb3.metrics import Episode
+from marl_sb3.sb3.private import has_step_hook
 from marl_sb3.training.callback import multi_agent_callbacks
 from marl_sb3.training.counters import Counters
 from marl_sb3.vec_env.step import VecStep

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 
 from stable_baselines3.common.callbacks import BaseCallback
 
-from marl_sb3.learners.interface import joined_metrics
-from marl_sb3.learners.learner import Learner
+from marl_sb3.learners.learner import Learner, joined_metrics
 from marl_sb3.learners.threads import run_in_threads
 from marl_sb3.metrics import Result
 from marl_sb3.runners.interface import Runner, StepListener

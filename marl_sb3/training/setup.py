@@ -9,21 +9,19 @@ from typing import Any
 
 import numpy as np
 
+from marl_sb3.acting.bundle import PolicyBundle, PolicySpaces
 from marl_sb3.errors import CheckpointError, ConfigError
-from marl_sb3.learners.algorithms import learner_class
-from marl_sb3.learners.bundle import PolicyBundle, PolicySpaces
-from marl_sb3.learners.learner import Learner, LearnerOptions
+from marl_sb3.learners.building import is_off_policy, processing_of, stored_rows
+from marl_sb3.learners.learner import Learner, LearnerOptions, common_steps, iteration_steps
 from marl_sb3.learners.load import specs_of_checkpoint
-from marl_sb3.learners.processed import processing_of, stored_rows
-from marl_sb3.learners.sb3.build import is_off_policy
-from marl_sb3.learners.sb3.optimizers import by_path, optimizer_forms
-from marl_sb3.learners.sb3.tensors import weight_forms
-from marl_sb3.learners.sb3.zip_file import require_zippable
+from marl_sb3.learners.registry import learner_class
 from marl_sb3.learners.spec import PolicySpec, policy_specs
-from marl_sb3.learners.steps import common_steps, iteration_steps
 from marl_sb3.policies.determinism import Deterministic, by_policy, read_deterministic
 from marl_sb3.policies.mapping import policies_that_train, policy_of_agents, resolve_policies
 from marl_sb3.policies.placement import PolicyRows, rows_of_policy
+from marl_sb3.sb3.files import require_zippable
+from marl_sb3.sb3.optimizers import by_path, optimizer_forms
+from marl_sb3.sb3.tensors import weight_forms
 from marl_sb3.storage.checkpoint_format import Checkpoint, fits_into_state
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.storage.tensor_file import require_storable
@@ -156,7 +154,7 @@ def _require_memory(
 ) -> None:
     with_replay = [policy_id for policy_id in trained if is_off_policy(specs[policy_id].algorithm)]
     if with_replay:
-        from marl_sb3.learners.sb3.replay import require_memory
+        from marl_sb3.learners.replay_settings import require_memory
 
         as_stored = {
             policy_id: stored_rows(rows[policy_id], processing_of(rows[policy_id], specs[policy_id]))

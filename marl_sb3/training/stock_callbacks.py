@@ -22,7 +22,7 @@ from stable_baselines3.common.callbacks import (
 from stable_baselines3.common.type_aliases import MaybeCallback
 
 from marl_sb3.errors import ConfigError
-from marl_sb3.learners.sb3.private import all_callbacks
+from marl_sb3.sb3.private import all_callbacks
 
 # Subclasses are included: sb3_contrib's MaskableEvalCallback is an EvalCallback.
 _INSTEAD: Mapping[type[BaseCallback], str] = {

@@ -16,7 +16,7 @@ from marl_sb3.storage.atomic import UNFINISHED, temporary_folder, with_filename
 from marl_sb3.types import PolicyID
 
 if TYPE_CHECKING:
-    from marl_sb3.learners.bundle import PolicyBundle
+    from marl_sb3.acting.bundle import PolicyBundle
 
 
 @dataclass(frozen=True)

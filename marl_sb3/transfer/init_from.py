@@ -17,9 +17,9 @@ import torch as th
 
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.learners.load import specs_of_checkpoint
-from marl_sb3.learners.sb3.optimizers import reset_optimizers
-from marl_sb3.learners.sb3.zip_file import sb3_weights
 from marl_sb3.policies.networks import activation_name
+from marl_sb3.sb3.files import sb3_weights
+from marl_sb3.sb3.optimizers import reset_optimizers
 from marl_sb3.storage.checkpoint_folder import find_checkpoint
 from marl_sb3.storage.checkpoint_format import Checkpoint
 from marl_sb3.storage.policy_files import find_file
@@ -89,7 +89,7 @@ def init_from(
     Args:
         layers: patterns such as `mlp_extractor.policy_net.*` (wildcards as in file names); only tensors that match one
             are taken. None: all tensors; the source must have the same ones.
-        trust_pickle: allow SB3 zips; see `learners.sb3.zip_file.sb3_weights`.
+        trust_pickle: allow SB3 zips; see `sb3.files.sb3_weights`.
 
     Returns:
         A line about each source: its path, and which checkpoint of a run was taken, and why.

@@ -35,10 +35,10 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from torch import nn
 
 from marl_sb3.errors import ConfigError, ExportError, install_words
-from marl_sb3.learners.sb3.predict import initial_states, takes_masks
 from marl_sb3.processing import Processing
 from marl_sb3.processing.actions import RescaleActions
 from marl_sb3.processing.normalize import NormalizeObservations
+from marl_sb3.sb3.inference import initial_states, takes_masks
 from marl_sb3.types import Array, Observations
 
 _IN_GRAPH = {"normalize_observations"}

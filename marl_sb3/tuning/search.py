@@ -224,7 +224,7 @@ def require_integer(name: str, value: Any, minimum: int) -> None:
 
 def _rollout_steps(config: TrainConfig) -> int:
     """Env steps of a rollout of all envs."""
-    from marl_sb3.learners.algorithms import algorithm_class
+    from marl_sb3.learners.registry import algorithm_class
     from marl_sb3.policies.hyperparameters import hyperparameter_defaults
 
     default = hyperparameter_defaults(algorithm_class(config.algo)).get("n_steps", 1)

@@ -8,7 +8,7 @@ from marl_sb3.config.files import preset_path
 from marl_sb3.config.names import canonical_hyperparameters
 from marl_sb3.config.sources import load_config
 from marl_sb3.config.yaml import read_yaml
-from marl_sb3.learners.algorithms import ALGORITHMS, algorithm_class
+from marl_sb3.learners.registry import ALGORITHMS, algorithm_class
 from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.tuning.space import read_space
 

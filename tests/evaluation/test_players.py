@@ -18,14 +18,14 @@ from toy_envs import SampledEnv, ScriptedEnv
 
 import marl_sb3
 from marl_sb3 import ConfigError, MultiAgentVecEnv, PolicySpec, make_vec_env
+from marl_sb3.acting.bundle import PolicyBundle, PolicySpaces
 from marl_sb3.evaluation import (
     evaluate_policies,
     play_episodes,
 )
-from marl_sb3.learners.bundle import PolicyBundle, PolicySpaces
-from marl_sb3.learners.processed import processing_of
-from marl_sb3.learners.sb3.spaces_only_vec_env import SpacesOnlyVecEnv
+from marl_sb3.learners.building import processing_of
 from marl_sb3.policies.placement import rows_of_policy
+from marl_sb3.sb3.spaces import SpacesOnlyVecEnv
 from marl_sb3.vec_env.seeding import episode_seed
 
 # Who acts, and on what

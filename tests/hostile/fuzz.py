@@ -42,8 +42,8 @@ from mutate_files import flipped_bytes, tensor_header
 from mutate_state import state_fields, state_leaf
 from stable_baselines3.common.utils import set_random_seed
 
+from marl_sb3.acting.bundle import PolicyBundle
 from marl_sb3.errors import CheckpointError, ConfigError, EnvRaisedError, MarlSb3Error
-from marl_sb3.learners.bundle import PolicyBundle
 from marl_sb3.learners.load import load_policies
 from marl_sb3.runs.run import Run, SavedRun, load_run
 from marl_sb3.runs.start import resume_run

@@ -11,10 +11,10 @@ from gymnasium import spaces
 from toy_envs import SampledEnv
 
 from marl_sb3 import PolicySpec, make_vec_env
-from marl_sb3.learners.bundle import PolicyBundle, PolicySpaces
-from marl_sb3.learners.processed import processing_of
-from marl_sb3.learners.sb3.spaces_only_vec_env import SpacesOnlyVecEnv
+from marl_sb3.acting.bundle import PolicyBundle, PolicySpaces
+from marl_sb3.learners.building import processing_of
 from marl_sb3.policies.placement import PolicyRows, rows_of_policy
+from marl_sb3.sb3.spaces import SpacesOnlyVecEnv
 
 SEEN = spaces.Box(-1, 1, (3,))
 CHOICES = spaces.MultiDiscrete([3, 2])  # masks of 5

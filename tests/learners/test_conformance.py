@@ -19,7 +19,7 @@ from toy_envs import NoisyEnv, ScriptedEnv
 
 import marl_sb3
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, make_vec_env
-from marl_sb3.learners.algorithms import ALGORITHMS, algorithm_class, place_of
+from marl_sb3.learners.registry import ALGORITHMS, algorithm_class, place_of
 
 
 class Continuous(ScriptedEnv):

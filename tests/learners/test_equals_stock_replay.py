@@ -25,7 +25,7 @@ from toy_envs import SampledEnv
 
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentVecEnv, PolicySpec, make_vec_env
 from marl_sb3.config.processing import PROCESSING
-from marl_sb3.learners.algorithms import algorithm_class
+from marl_sb3.learners.registry import algorithm_class
 
 SEED = 7
 SMALL = {

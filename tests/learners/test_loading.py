@@ -11,7 +11,7 @@ from small_trainings import SMALL, arena, assert_same, build
 
 from marl_sb3 import MultiAgentAlgorithm, make_vec_env
 from marl_sb3.errors import CheckpointError, ConfigError
-from marl_sb3.learners.sb3.optimizers import read_optimizers
+from marl_sb3.sb3.optimizers import read_optimizers
 from marl_sb3.storage.checkpoint_folder import CheckpointFolder
 from marl_sb3.storage.checkpoint_format import read_checkpoint
 from marl_sb3.storage.parts import TensorFile

@@ -14,8 +14,7 @@ from toy_envs import SampledEnv, ScriptedEnv
 
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, make_vec_env
 from marl_sb3.errors import ConfigError, NumericError
-from marl_sb3.learners.buffers.replay import TransitionReplayBuffer, Transitions
-from marl_sb3.learners.buffers.resized import read_resized
+from marl_sb3.experience.replay import TransitionReplayBuffer, Transitions, read_resized
 from marl_sb3.storage.parts import TensorFile
 from marl_sb3.storage.state import StateReader
 

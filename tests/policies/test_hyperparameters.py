@@ -11,7 +11,7 @@ import torch as th
 
 from marl_sb3 import PPO, ConfigError, MaskablePPO, PolicySpec
 from marl_sb3.config.hyperparameters import INTEGERS, kinds_of
-from marl_sb3.learners.algorithms import ALGORITHMS, algorithm_class
+from marl_sb3.learners.registry import ALGORITHMS, algorithm_class
 from marl_sb3.policies.hyperparameters import hyperparameter_defaults, resolve_hyperparameters
 
 

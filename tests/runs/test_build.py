@@ -15,7 +15,7 @@ from marl_sb3.config import TrainConfig, load_config, preset_path, to_yaml
 from marl_sb3.config.yaml import read_yaml
 from marl_sb3.errors import ConfigError
 from marl_sb3.learners import spec
-from marl_sb3.learners.algorithms import algorithm_class
+from marl_sb3.learners.registry import algorithm_class
 from marl_sb3.policies.hyperparameters import hyperparameter_defaults
 from marl_sb3.runs.build import build, check_device, policy_spec, resolved, with_rollouts
 

@@ -25,10 +25,10 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, Flatten
 from toy_envs import SampledEnv
 
 import marl_sb3
+from marl_sb3.acting.bundle import PolicyBundle
 from marl_sb3.config import load_config
 from marl_sb3.errors import ConfigError, ExportError
 from marl_sb3.export import main
-from marl_sb3.learners.bundle import PolicyBundle
 from marl_sb3.runs.run import Run
 from marl_sb3.runs.start import prepare
 from marl_sb3.transfer import onnx_graph

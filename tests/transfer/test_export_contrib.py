@@ -11,7 +11,7 @@ import sb3_contrib
 from toy_envs import ScriptedEnv
 
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
-from marl_sb3.learners.algorithms import algorithm_class
+from marl_sb3.learners.registry import algorithm_class
 from marl_sb3.transfer.export import export_policies
 
 pytestmark = pytest.mark.usefixtures("one_onnx_registry")

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from toy_envs import SampledEnv
 
 from marl_sb3 import MultiAgentAlgorithm, PolicySpec, load_policies, make_vec_env
-from marl_sb3.learners.algorithms import algorithm_class
+from marl_sb3.learners.registry import algorithm_class
 from marl_sb3.transfer.export import export_policies
 
 pytestmark = pytest.mark.usefixtures("one_onnx_registry")

@@ -17,7 +17,7 @@ from toy_envs import SampledEnv
 import marl_sb3
 from marl_sb3 import PPO, ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
 from marl_sb3.errors import CheckpointError
-from marl_sb3.learners.sb3.optimizers import optimizer_arrays
+from marl_sb3.sb3.optimizers import optimizer_arrays
 from marl_sb3.storage.checkpoint_folder import CheckpointFolder
 from marl_sb3.transfer.init_from import InitFrom, init_from, parse_init_from
 

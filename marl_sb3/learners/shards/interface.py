@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from marl_sb3.learners.interface import Collector, RolloutOwner
+from marl_sb3.learners.learner import Collector, RolloutOwner
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import Array, BoolArray
 

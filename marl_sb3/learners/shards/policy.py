@@ -7,13 +7,12 @@ from typing import Any
 
 from stable_baselines3.common.base_class import BaseAlgorithm
 
-from marl_sb3.learners.interface import Collector
-from marl_sb3.learners.learner import Learner
-from marl_sb3.learners.sb3.tensors import read_weights, weights
+from marl_sb3.learners.learner import Collector, Learner
 from marl_sb3.learners.shards.interface import PolicyOrder, PolicyRollout
 from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.processing import Processing
 from marl_sb3.processing.statistics import add_recent, read_statistics, recent_state
+from marl_sb3.sb3.tensors import read_weights, weights
 from marl_sb3.storage.parts import TensorFile
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import BoolArray

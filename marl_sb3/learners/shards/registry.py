@@ -8,11 +8,10 @@ from typing import Any
 
 from gymnasium import spaces
 
-from marl_sb3.learners.algorithms import learner_class
+from marl_sb3.learners.building import build_for_collecting, is_off_policy, policy_rows, processing_of
 from marl_sb3.learners.learner import Learner
 from marl_sb3.learners.off_policy import OffPolicyLearner
-from marl_sb3.learners.processed import policy_rows, processing_of
-from marl_sb3.learners.sb3.build import build_for_collecting, is_off_policy
+from marl_sb3.learners.registry import learner_class
 from marl_sb3.learners.shards.interface import Receiver, ShardPolicy
 from marl_sb3.learners.shards.rollouts import OnPolicyShard, RolloutReceiver
 from marl_sb3.learners.shards.transitions import OffPolicyShard, ReceivedJob, TransitionReceiver, TransitionRecorder

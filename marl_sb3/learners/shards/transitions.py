@@ -18,14 +18,13 @@ import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.type_aliases import TrainFreq, TrainFrequencyUnit
 
-from marl_sb3.learners.buffers.replay import Transitions
-from marl_sb3.learners.interface import joined_metrics
-from marl_sb3.learners.learner import Learner
+from marl_sb3.experience.replay import Transitions
+from marl_sb3.learners.learner import Learner, joined_metrics
 from marl_sb3.learners.off_policy import OffPolicyLearner
-from marl_sb3.learners.sb3.private import after_step, set_progress_remaining
 from marl_sb3.learners.shards.interface import PolicyOrder, PolicyRollout
 from marl_sb3.learners.shards.policy import ReceiverBase, ShardPolicyBase
 from marl_sb3.metrics import Result
+from marl_sb3.sb3.private import after_step, set_progress_remaining
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import Array, BoolArray, Observations
 from marl_sb3.vec_env.observations import map_arrays

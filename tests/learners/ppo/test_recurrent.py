@@ -14,9 +14,9 @@ from toy_envs import NoisyEnv, SampledEnv, ScriptedEnv
 
 import marl_sb3
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
-from marl_sb3.learners.deciders import Batch
+from marl_sb3.acting.actor import Batch
+from marl_sb3.learners.algorithms.contrib import RecurrentDecider
 from marl_sb3.learners.ppo.fused.coverage import memory_coverage
-from marl_sb3.learners.ppo.recurrent import RecurrentDecider
 
 NETWORK = {"net_arch": [], "lstm_hidden_size": 3, "n_lstm_layers": 2}
 SMALL: dict[str, Any] = {"n_steps": 5, "batch_size": 7, "n_epochs": 1, "policy_kwargs": NETWORK}

@@ -17,9 +17,9 @@ from marl_sb3.learners.ppo.fused.coverage import coverage
 from marl_sb3.learners.ppo.fused.policy import FusedPolicy
 from marl_sb3.learners.ppo.fused.rollout import collect_fused
 from marl_sb3.learners.ppo.fused.update import FusedUpdate, TorchUpdate, UpdatePlan
-from marl_sb3.learners.sb3.private import num_updates, set_num_updates
 from marl_sb3.learners.threads import blas_threads
 from marl_sb3.learners.update_path import TwoPaths
+from marl_sb3.sb3.private import num_updates, set_num_updates
 
 _log = logging.getLogger(__name__)
 

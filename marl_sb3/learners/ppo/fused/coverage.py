@@ -10,7 +10,6 @@ from stable_baselines3.common.policies import ActorCriticPolicy, BasePolicy
 from stable_baselines3.common.torch_layers import FlattenExtractor, MlpExtractor
 from torch import nn
 
-from marl_sb3.learners.algorithms import place_of
 from marl_sb3.learners.coverage import (
     ACTIVATIONS,
     Reliance,
@@ -20,6 +19,7 @@ from marl_sb3.learners.coverage import (
     name_of,
 )
 from marl_sb3.learners.optimizer_kinds import OPTIMIZERS
+from marl_sb3.learners.registry import place_of
 
 # By their places, see `place_of`: sb3-contrib is imported only by those who use it. Policies with their distributions.
 _SB3, _MASKABLE = "stable_baselines3.common.distributions", "sb3_contrib.common.maskable.distributions"
@@ -32,9 +32,9 @@ _POLICIES = {
 _RECURRENT_POLICIES = {"sb3_contrib.common.recurrent.policies:RecurrentActorCriticPolicy": _OF_SB3}
 _BUFFERS = (
     "stable_baselines3.common.buffers:RolloutBuffer",
-    "marl_sb3.learners.buffers.rollout:MaskedRolloutBuffer",
+    "marl_sb3.experience.rollout:MaskedRolloutBuffer",
     "sb3_contrib.common.maskable.buffers:MaskableRolloutBuffer",
-    "marl_sb3.learners.buffers.maskable:ActionMaskRolloutBuffer",
+    "marl_sb3.experience.sequences:ActionMaskRolloutBuffer",
 )
 _OF_POLICY = ("optimizer", "activation_fn", "action_dist", "observation_space", "action_space", "normalize_images")
 _OF_ALGORITHM = ("device", "use_sde", "action_space")

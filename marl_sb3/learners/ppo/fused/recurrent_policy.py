@@ -10,7 +10,7 @@ import numpy as np
 from torch import nn
 
 from marl_sb3.learners.ppo.fused.policy import FusedPolicy, Inputs
-from marl_sb3.learners.sb3.predict import States
+from marl_sb3.sb3.inference import States
 from marl_sb3.types import Array, BoolArray, FloatArray
 
 _Weights = list[tuple[FloatArray, FloatArray, FloatArray]]  # of each layer: by input, by hidden state, bias

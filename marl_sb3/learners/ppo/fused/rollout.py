@@ -17,8 +17,8 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 
-from marl_sb3.learners.forward_pass import ForwardPass, forward_pass
-from marl_sb3.learners.sb3.private import has_step_hook, last_step, record_episodes, set_last_step
+from marl_sb3.acting.policy import ForwardPass, forward_pass
+from marl_sb3.sb3.private import has_step_hook, last_step, record_episodes, set_last_step
 from marl_sb3.types import Array
 
 

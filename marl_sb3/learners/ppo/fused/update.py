@@ -10,7 +10,7 @@ import torch as th
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.utils import explained_variance
 
-from marl_sb3.learners.buffers.rollout import flat_samples, minibatch_starts
+from marl_sb3.experience.rollout import flat_samples, minibatch_starts
 from marl_sb3.learners.ppo.fused.policy import FusedPolicy, require_in_range
 from marl_sb3.types import Array, FloatArray
 

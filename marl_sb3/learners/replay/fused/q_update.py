@@ -17,7 +17,7 @@ from marl_sb3.types import Array
 
 
 class QUpdate:
-    """Gradient steps of a net of Q values or of their quantiles, see `FusedUpdate`.
+    """Gradient steps of a net of Q values or of their quantiles, see `FusedReplayUpdate`.
 
     Args:
         algorithm: a DQN or QRDQN that the kernels cover.
@@ -41,18 +41,18 @@ class QUpdate:
 
     @property
     def optimizers(self) -> list[th.optim.Optimizer]:
-        """See `FusedUpdate.optimizers`."""
+        """See `FusedReplayUpdate.optimizers`."""
         return [self._algorithm.policy.optimizer]
 
     def begin(self) -> None:
-        """See `FusedUpdate.begin`."""
+        """See `FusedReplayUpdate.begin`."""
         self._adam = self._tables.of_adam(self.optimizers[0])
         limit = self._algorithm.max_grad_norm
         self._max_grad_norm = math.inf if limit is None else float(limit)
         self._losses: list[float] = []
 
     def step(self, samples: Any, gradient_step: int) -> None:
-        """See `FusedUpdate.step`."""
+        """See `FusedReplayUpdate.step`."""
         batch = batch_of(samples, self._network, self._algorithm.gamma)
         loss, _ = self._kernel.update(
             self._online, self._target, self._adam, batch, self._quantiles, self._max_grad_norm
@@ -60,11 +60,11 @@ class QUpdate:
         self._losses.append(loss)
 
     def recorded(self) -> dict[str, float]:
-        """See `FusedUpdate.recorded`."""
+        """See `FusedReplayUpdate.recorded`."""
         return {"train/loss": float(np.mean(self._losses))}
 
     def explore(self, observations: Any) -> Array:
-        """See `FusedUpdate.explore`: epsilon-greedy."""
+        """See `FusedReplayUpdate.explore`: epsilon-greedy."""
         algorithm = self._algorithm
         if np.random.rand() < algorithm.exploration_rate:  # noqa: NPY002 - SB3's stream of random numbers
             return np.array([algorithm.action_space.sample() for _ in range(len(observations))])

@@ -14,7 +14,7 @@ from marl_sb3.types import Array
 
 
 class SACUpdate:
-    """Gradient steps of actor, critics and entropy coefficient, see `FusedUpdate`.
+    """Gradient steps of actor, critics and entropy coefficient, see `FusedReplayUpdate`.
 
     Args:
         algorithm: a SAC or TQC that the kernels cover.
@@ -47,13 +47,13 @@ class SACUpdate:
 
     @property
     def optimizers(self) -> list[th.optim.Optimizer]:
-        """See `FusedUpdate.optimizers`."""
+        """See `FusedReplayUpdate.optimizers`."""
         algorithm = self._algorithm
         learned = [] if algorithm.ent_coef_optimizer is None else [algorithm.ent_coef_optimizer]
         return [algorithm.actor.optimizer, algorithm.critic.optimizer, *learned]
 
     def begin(self) -> None:
-        """See `FusedUpdate.begin`."""
+        """See `FusedReplayUpdate.begin`."""
         from marl_sb3.kernels.mlp import Adam
 
         actor, critic, *learned = map(self._tables.of_adam, self.optimizers)
@@ -73,7 +73,7 @@ class SACUpdate:
         return -1 if of_net is None else int(of_net * self._algorithm.critic.n_critics)
 
     def step(self, samples: Any, gradient_step: int) -> None:
-        """See `FusedUpdate.step`."""
+        """See `FusedReplayUpdate.step`."""
         algorithm = self._algorithm
         batch = batch_of(samples, algorithm.actor, algorithm.gamma)
         shape = batch.actions.shape
@@ -97,7 +97,7 @@ class SACUpdate:
         )
 
     def recorded(self) -> dict[str, float]:
-        """See `FusedUpdate.recorded`."""
+        """See `FusedReplayUpdate.recorded`."""
         kernel, means = self._kernel, np.mean(self._stats, axis=0)
         found = {
             "train/ent_coef": means[kernel.ENT_COEF],
@@ -109,7 +109,7 @@ class SACUpdate:
         return {name: float(value) for name, value in found.items()}
 
     def explore(self, observations: Any) -> Array:
-        """See `FusedUpdate.explore`: actions drawn from the actor's distributions."""
+        """See `FusedReplayUpdate.explore`: actions drawn from the actor's distributions."""
         algorithm = self._algorithm
         inputs = features(algorithm.actor, observations)
         noise = standard_normal(len(inputs), int(np.prod(algorithm.action_space.shape)))

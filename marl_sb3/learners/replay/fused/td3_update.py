@@ -9,13 +9,13 @@ import torch as th
 
 from marl_sb3.learners.coverage import ACTIVATIONS
 from marl_sb3.learners.replay.fused.inputs import batch_of, env_actions, features, kernel_module
-from marl_sb3.learners.sb3.private import num_updates
 from marl_sb3.learners.tables import Tables, linears
+from marl_sb3.sb3.private import num_updates
 from marl_sb3.types import Array
 
 
 class TD3Update:
-    """Gradient steps of critics and actor, see `FusedUpdate`.
+    """Gradient steps of critics and actor, see `FusedReplayUpdate`.
 
     Args:
         algorithm: a TD3 or DDPG that the kernels cover.
@@ -45,18 +45,18 @@ class TD3Update:
 
     @property
     def optimizers(self) -> list[th.optim.Optimizer]:
-        """See `FusedUpdate.optimizers`."""
+        """See `FusedReplayUpdate.optimizers`."""
         return [self._algorithm.actor.optimizer, self._algorithm.critic.optimizer]
 
     def begin(self) -> None:
-        """See `FusedUpdate.begin`."""
+        """See `FusedReplayUpdate.begin`."""
         self._actor_adam, self._critic_adam = map(self._tables.of_adam, self.optimizers)
         self._updates_before = num_updates(self._algorithm)
         self._stats: list[Array] = []
         self._with_actor: list[bool] = []
 
     def step(self, samples: Any, gradient_step: int) -> None:
-        """See `FusedUpdate.step`."""
+        """See `FusedReplayUpdate.step`."""
         algorithm = self._algorithm
         batch = batch_of(samples, algorithm.actor, algorithm.gamma)
         noise = th.empty(batch.actions.shape).normal_(0, algorithm.target_policy_noise).numpy()
@@ -78,13 +78,13 @@ class TD3Update:
         )
 
     def recorded(self) -> dict[str, float]:
-        """See `FusedUpdate.recorded`; the actor's loss is missing if it was not updated."""
+        """See `FusedReplayUpdate.recorded`; the actor's loss is missing if it was not updated."""
         kernel, stats = self._kernel, np.array(self._stats)
         actor_losses = stats[self._with_actor, kernel.ACTOR_LOSS]
         found = {"train/critic_loss": float(stats[:, kernel.CRITIC_LOSS].mean())}
         return {"train/actor_loss": float(actor_losses.mean()), **found} if len(actor_losses) else found
 
     def explore(self, observations: Any) -> Array:
-        """See `FusedUpdate.explore`: the actor's actions, to which the rollout adds noise."""
+        """See `FusedReplayUpdate.explore`: the actor's actions, to which the rollout adds noise."""
         algorithm = self._algorithm
         return env_actions(algorithm, self._kernel.chosen_actions(self._actor, features(algorithm.actor, observations)))

@@ -1,0 +1,234 @@
+"""A policy bundle: the policies of a training, with spaces, agents and weights, usable without an env."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.base_class import BaseAlgorithm
+
+from marl_sb3.acting.actor import Actions, Player, PredictDecider, RowActor
+from marl_sb3.acting.agent_policy import AgentPolicy
+from marl_sb3.acting.by_agent import PolicyByAgent
+from marl_sb3.config.ids import file_names
+from marl_sb3.errors import CheckpointError, ConfigError
+from marl_sb3.metrics import InfoMetric
+from marl_sb3.policies.determinism import Deterministic, by_policy
+from marl_sb3.policies.networks import activation_name
+from marl_sb3.policies.placement import PolicyRows
+from marl_sb3.processing import Processing, process_rows
+from marl_sb3.sb3.files import write_processing, write_zip
+from marl_sb3.sb3.optimizers import reset_optimizers
+from marl_sb3.storage.space_data import space_to_plain
+from marl_sb3.storage.state import State, StateReader
+from marl_sb3.types import AgentID, PolicyID
+
+
+class PolicySpaces(NamedTuple):
+    """The observation and action space of a policy's agents."""
+
+    observation: spaces.Space[Any]
+    action: spaces.Space[Any]
+
+
+@dataclass(frozen=True)
+class PolicyBundle(PolicyByAgent):
+    """The policies of a training, ready to act. No env is needed.
+
+    Attributes:
+        policies: policy id -> SB3 algorithm.
+        policy_of: agent -> policy id.
+        spaces: policy id -> observation and action space of the env.
+        processing: policy id -> processing; its running statistics do not change.
+        checkpoint: name of the checkpoint that the policies were loaded from; None if they were not.
+        checkpoint_why: a sentence that says why that one was taken; empty if the latest was asked for, or a number.
+        evaluation_deterministic: the default of evaluations; see `MultiAgentAlgorithm`.
+        custom_metrics: metrics of evaluations, in addition to those that the env announces. Not saved in checkpoints.
+    """
+
+    policies: Mapping[PolicyID, BaseAlgorithm]
+    policy_of: Mapping[AgentID, PolicyID]
+    spaces: Mapping[PolicyID, PolicySpaces]
+    processing: Mapping[PolicyID, Processing]
+    checkpoint: str | None = None
+    evaluation_deterministic: Deterministic = True
+    custom_metrics: Mapping[str, InfoMetric] = field(default_factory=dict)
+    checkpoint_why: str = ""
+
+    def agents_of(self, policy_id: PolicyID) -> list[AgentID]:
+        """Return the agents that a policy acts for, in the env's order."""
+        return [agent for agent, its_policy in self.policy_of.items() if its_policy == policy_id]
+
+    def make_actor(self, rows: PolicyRows, deterministic: bool) -> RowActor[Actions]:
+        """Make an actor of a policy for some envs, with its own recurrent state and noise.
+
+        Args:
+            rows: the rows of the policy in these envs.
+            deterministic: the most likely actions instead of sampled ones.
+        """
+        algorithm = self.policies[rows.policy_id]
+        return RowActor(rows, algorithm, PredictDecider(algorithm, deterministic))
+
+    def make_player(self, rows: PolicyRows, deterministic: bool) -> Player:
+        """Make an actor of a policy, with its processing, for envs whose episodes have just begun.
+
+        Args:
+            rows: the rows of the policy in these envs.
+            deterministic: the most likely actions instead of sampled ones.
+        """
+        processing, gamma = self.processing[rows.policy_id], self.policies[rows.policy_id].gamma  # type: ignore[attr-defined]
+        return Player(self.make_actor(rows, deterministic), process_rows(processing, rows, gamma, learns=False))
+
+    def agent_policies(self, agents: Iterable[AgentID]) -> dict[AgentID, AgentPolicy]:
+        """See `PolicyByAgent.agent_policies`."""
+        return {agent: self._agent_policy(agent) for agent in agents}
+
+    def _agent_policy(self, agent: AgentID) -> AgentPolicy:
+        policy_id = self.policy_of[agent]
+        place, its = self.agents_of(policy_id).index(agent), self.spaces[policy_id]
+        return AgentPolicy(agent, place, policy_id, self.policies[policy_id], self.processing[policy_id], *its)
+
+    def save_policies(self, folder: str | Path) -> dict[PolicyID, Path]:
+        """Save each policy as `folder/<policy id>.zip`, which stock SB3's `load` opens; see `ids.file_names`.
+
+        A policy with processing gets `<policy id>.processing.json` beside it; one with normalisation
+        `<policy id>.vecnormalize.pkl`, which SB3's `VecNormalize.load` opens.
+
+        Returns:
+            policy id -> file.
+        """
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        paths = {policy_id: folder / name for policy_id, name in file_names(list(self.policies), ".zip").items()}
+        for policy_id, path in paths.items():
+            algorithm = self.policies[policy_id]
+            write_zip(algorithm, path)
+            write_processing(self.processing[policy_id], algorithm.gamma, path)  # type: ignore[attr-defined]
+        return paths
+
+    def spaces_to_plain(self) -> State:
+        """Return the spaces as plain data for a checkpoint; None for a space that a checkpoint cannot hold."""
+        return {
+            policy_id: {"observation": space_to_plain(its.observation), "action": space_to_plain(its.action)}
+            for policy_id, its in self.spaces.items()
+        }
+
+
+# A bundle whose policy of the same agent acts; or a bundle and the id of one of its policies.
+Source: TypeAlias = PolicyBundle | tuple[PolicyBundle, PolicyID]
+
+_ACCEPTED = "policies from load_policies, or a pair of these and a policy id"
+
+
+class _Choice(NamedTuple):
+    """A policy and the agents that it acts for."""
+
+    bundle: PolicyBundle
+    policy_id: PolicyID
+    agents: list[AgentID]
+
+
+def combine_policies(sources: Mapping[AgentID, Source]) -> PolicyBundle:
+    """Combine policies of several runs into one bundle, such as for a match between two of them.
+
+    A policy of the result is called like the first of its agents. Custom metrics and `evaluation_deterministic` are
+    those of the sources.
+
+    Args:
+        sources: for each agent of the env, the policies of a run, of which the one for the same agent is taken; or a
+            pair of these and the id of the policy to take: `{"player_1": load_policies(new), "player_2":
+            (load_policies(old), "shared")}`.
+
+    Raises:
+        ConfigError: a source has no such policy; or its policy tells its agents apart (`agent_indicator`), and they are
+            not all of the agents that it was trained for.
+    """
+    choices: dict[tuple[int, PolicyID], _Choice] = {}
+    for agent, source in sources.items():
+        bundle, policy_id = _chosen(agent, source)
+        choices.setdefault((id(bundle), policy_id), _Choice(bundle, policy_id, [])).agents.append(agent)
+    if not choices:
+        raise ConfigError(f"combine_policies: there are no agents; accepted: {{agent: {_ACCEPTED}}}", key="policies")
+    for choice in choices.values():
+        _require_told_apart(choice)
+    named = {choice.agents[0]: choice for choice in choices.values()}
+    policy_of = {agent: name for name, choice in named.items() for agent in choice.agents}
+    return PolicyBundle(
+        policies={name: choice.bundle.policies[choice.policy_id] for name, choice in named.items()},
+        policy_of={agent: policy_of[agent] for agent in sources},
+        spaces={name: choice.bundle.spaces[choice.policy_id] for name, choice in named.items()},
+        processing={name: choice.bundle.processing[choice.policy_id] for name, choice in named.items()},
+        evaluation_deterministic={name: _is_deterministic(choice) for name, choice in named.items()},
+        custom_metrics={
+            metric: its for choice in named.values() for metric, its in choice.bundle.custom_metrics.items()
+        },
+    )
+
+
+def _chosen(agent: AgentID, source: Source) -> tuple[PolicyBundle, PolicyID]:
+    bundle, policy_id = source if isinstance(source, tuple) and len(source) == 2 else (source, None)
+    if not isinstance(bundle, PolicyBundle):
+        raise ConfigError(
+            f"combine_policies: agent {agent!r} has {source!r:.200}; accepted: {_ACCEPTED}", key="policies"
+        )
+    found = bundle.policy_of.get(agent) if policy_id is None else policy_id
+    if found is None or found not in bundle.policies:
+        asked = f"no agent {agent!r}" if found is None else f"no policy {found!r}"
+        there = ", ".join(repr(each) for each in bundle.policies)
+        words = f"the policies for agent {agent!r} have {asked}; accepted: a pair of them and one of {there}"
+        raise ConfigError(f"combine_policies: {words}", key="policies")
+    return bundle, found
+
+
+def _require_told_apart(choice: _Choice) -> None:
+    """Refuse other agents than those of the training for a policy that observes which of its agents it acts for."""
+    trained = choice.bundle.agents_of(choice.policy_id)
+    if choice.bundle.processing[choice.policy_id].settings.agent_indicator and choice.agents != trained:
+        words = f"policy {choice.policy_id!r} observes which agent it acts for (agent_indicator)"
+        agents = f"it acts for {', '.join(choice.agents)}; accepted: {', '.join(trained)}, in this order"
+        raise ConfigError(f"combine_policies: {words}: {agents}", key="policies")
+
+
+def _is_deterministic(choice: _Choice) -> bool:
+    return by_policy(choice.bundle.evaluation_deterministic, choice.bundle.policies)[choice.policy_id]
+
+
+def copy_policy(bundle: PolicyBundle, source: PolicyID, target: PolicyID) -> None:
+    """Give a policy the weights and the running statistics of another one; its optimizers start anew.
+
+    Raises:
+        ConfigError: there is no such policy, or the two have other networks or other processing. Nothing is changed.
+    """
+    for policy_id in (source, target):
+        if policy_id not in bundle.policies:
+            there = ", ".join(bundle.policies)
+            raise ConfigError(f"copy_policy: unknown policy {policy_id!r}; accepted: {there}", key="policies")
+    own, others = (_network(bundle.policies[policy_id]) for policy_id in (target, source))
+    for name in {**own, **others}:
+        if own.get(name) != others.get(name):
+            words = (
+                f"{name} is {others.get(name, 'missing')} in {source!r} and {own.get(name, 'missing')} in {target!r}"
+            )
+            raise ConfigError(f"copy_policy: {words}; accepted: two policies with the same network", key="policies")
+    try:
+        statistics = StateReader(bundle.processing[source].get_state(), f"{source!r}")
+        put_statistics = bundle.processing[target].read_state(statistics)
+    except CheckpointError as error:
+        words = f"{source!r} and {target!r} have other normalisation ({error})"
+        raise ConfigError(f"copy_policy: {words}; accepted: two policies with the same", key="policies") from error
+    put_statistics()
+    with th.no_grad():
+        received = bundle.policies[source].policy.state_dict()
+        for name, tensor in bundle.policies[target].policy.state_dict().items():
+            tensor.copy_(received[name])
+    reset_optimizers(bundle.policies[target])
+
+
+def _network(algorithm: BaseAlgorithm) -> dict[str, str | None]:
+    """Return the shape of each tensor of a policy, and its activation function."""
+    shapes = {name: f"of shape {tuple(tensor.shape)}" for name, tensor in algorithm.policy.state_dict().items()}
+    return {**shapes, "policy_kwargs.activation_fn": activation_name(algorithm.policy_class, algorithm.policy_kwargs)}

@@ -1,0 +1,279 @@
+"""SB3's replay buffers, for rows that do not act in every step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import numpy as np
+from gymnasium import spaces
+from stable_baselines3.common.buffers import DictReplayBuffer, ReplayBuffer
+
+from marl_sb3.errors import CheckpointError
+from marl_sb3.experience.turns import pairs, require_categories
+from marl_sb3.storage.parts import TensorFile
+from marl_sb3.storage.state import State, StateReader
+from marl_sb3.storage.tensor_file import form_of, pieces
+from marl_sb3.types import Array, BoolArray, Observations
+
+_COLUMNS = ("actions", "rewards", "dones", "timeouts")
+
+if TYPE_CHECKING:  # base class of the mixin for type checkers: both buffers have its attributes
+    _Base = ReplayBuffer
+else:
+    _Base = object
+
+
+class Transitions(NamedTuple):
+    """n transitions that are over; (n, ...) each.
+
+    Attributes:
+        dones: whether the episode of the agent ended.
+        timeouts: whether it was truncated and not terminated.
+    """
+
+    observations: Observations
+    next_observations: Observations
+    actions: Array
+    rewards: Array
+    dones: Array
+    timeouts: Array
+
+
+class StoredColumns(_Base):
+    """Mixin for an SB3 replay buffer: its arrays as tensors of a checkpoint."""
+
+    names: ClassVar[Sequence[str]] = ("observations", "next_observations", *_COLUMNS)  # of the arrays
+
+    @property
+    def _lines(self) -> int:
+        """The number of lines with transitions."""
+        raise NotImplementedError
+
+    def tensors(self) -> dict[str, Array]:
+        """Return views of the lines that hold transitions, by name."""
+        return {name: array[: self._lines] for name, array in self.arrays().items()}
+
+    def arrays(self) -> dict[str, Array]:
+        """Return the arrays by name, (lines, rows, ...) each."""
+        named: dict[str, Array] = {}
+        for name in self.names:
+            of_all: Any = getattr(self, name)
+            parts = {f"{name}/{key}": part for key, part in of_all.items()} if isinstance(of_all, dict) else None
+            named.update(parts or {name: of_all})
+        return named
+
+    def _read_columns(self, file: TensorFile, lines: int) -> Callable[[], None]:
+        """Check what `tensors` returned, and return a function that sets it; see `require_columns`."""
+        self.require_columns(file, lines, self.n_envs)
+
+        def put_back() -> None:
+            for name, array in self.arrays().items():
+                for begin, piece in pieces(file.arrays, name):
+                    array[begin : begin + len(piece)] = piece
+
+        return put_back
+
+    def require_columns(self, file: TensorFile, lines: int, rows: int) -> None:
+        """Refuse tensors that are not those of such a buffer, in little memory.
+
+        Args:
+            file: the tensors.
+            lines: the lines with transitions.
+            rows: of the buffer.
+
+        Raises:
+            CheckpointError: they are not.
+        """
+        own = self.arrays()
+        if set(file.arrays) != set(own):
+            names = ", ".join(name[:80] for name in file.arrays)
+            raise CheckpointError(f"{file.name} holds {names}; accepted: {', '.join(own)}")
+        for name, array in own.items():
+            form = form_of(file.arrays, name)
+            shape = (lines, rows, *array.shape[2:])
+            if form.dtype != array.dtype or form.shape != shape:
+                raise CheckpointError(f"{file.name}: {name} is {form}; accepted: {array.dtype} {shape}")
+            _require_categories_of(name, file, self)
+
+
+class _TransitionsOnly(StoredColumns):
+    """Mixin for an SB3 replay buffer: a ring of single transitions, whatever rows they are of.
+
+    SB3 adds a line of `n_envs` transitions at once. Here the places of a line are filled one after the other: line by
+    line, and in the order in which the transitions ended. If every row acts in every step, this is SB3's layout, and
+    minibatches are drawn with the same random numbers. A line that is being filled for the first time is not drawn
+    from yet.
+    """
+
+    _filled: int = 0  # places of the line `pos` that hold a transition
+
+    def reset(self) -> None:
+        """Empty the buffer; its arrays stay."""
+        super().reset()
+        self._filled = 0
+
+    @property
+    def num_transitions(self) -> int:
+        """Number of transitions in the buffer."""
+        lines = self.buffer_size if self.full else self.pos
+        return lines * self.n_envs + (0 if self.full else self._filled)
+
+    @property
+    def can_sample(self) -> bool:
+        """Whether there is a line to draw from."""
+        return self.full or self.pos > 0
+
+    def add_transitions(self, added: Transitions, rows: BoolArray) -> None:
+        """Add n transitions, at most `n_envs` of them.
+
+        Args:
+            added: the transitions.
+            rows: (rows,) bool; the n rows that they are of, in this order.
+        """
+        number = len(added.rewards)
+        places = self._next_places(number)
+        for own, given in pairs(self.observations, added.observations):
+            own[places] = given.reshape(number, *own.shape[2:])
+        for own, given in pairs(self.next_observations, added.next_observations):
+            own[places] = given.reshape(number, *own.shape[2:])
+        self.actions[places] = added.actions.reshape(number, self.action_dim)
+        self.rewards[places] = added.rewards
+        self.dones[places] = added.dones
+        if self.handle_timeout_termination:
+            self.timeouts[places] = added.timeouts
+        self._advance(number)
+
+    def _next_places(self, number: int) -> Any:
+        if number == self.n_envs and self._filled == 0:
+            return self.pos  # a whole line, which is faster
+        places = self.pos * self.n_envs + self._filled + np.arange(number)
+        return np.divmod(places % (self.buffer_size * self.n_envs), self.n_envs)
+
+    def _advance(self, number: int) -> None:
+        lines, self._filled = divmod(self._filled + number, self.n_envs)
+        self.pos += lines
+        if self.pos >= self.buffer_size:
+            self.full = True
+            self.pos -= self.buffer_size
+
+    def break_off(self, rows: BoolArray) -> None:
+        """Note that the next transitions of these rows, (rows,) bool, do not follow from their latest ones."""
+
+    def hold(self, number: int) -> None:
+        """Note that the first so many places hold transitions, the oldest one first."""
+        self.pos = self._filled = 0
+        self.full = False
+        self._advance(number)
+
+    # --- State -------------------------------------------------------------------------------------------------------
+
+    def get_state(self) -> State:
+        """Return the place of the next transition."""
+        return {"pos": self.pos, "filled": self._filled, "full": self.full}
+
+    @property
+    def _lines(self) -> int:
+        return self.buffer_size if self.full else self.pos + (self._filled > 0)
+
+    def read_state(self, state: StateReader, file: TensorFile) -> Callable[[], None]:
+        """Check what `get_state` and `tensors` returned, in little memory.
+
+        Returns:
+            A function that sets it.
+
+        Raises:
+            CheckpointError: it does not fit this buffer.
+        """
+        full, pos = state.boolean("full"), state.integer("pos", 0, self.buffer_size - 1)
+        filled = state.integer("filled", 0, self.n_envs - 1)
+        lines = self.buffer_size if full else pos + (filled > 0)
+        put_columns = self._read_columns(file, lines)
+
+        def put_back() -> None:
+            self.pos, self._filled, self.full = pos, filled, full
+            put_columns()
+
+        return put_back
+
+
+def _require_categories_of(name: str, file: TensorFile, buffer: ReplayBuffer) -> None:
+    """Refuse numbers of categories outside their space: they are indices into arrays."""
+    column, _, key = name.partition("/")
+    if column not in ("observations", "next_observations", "actions"):
+        return
+    space: Any = buffer.action_space if column == "actions" else buffer.observation_space
+    space = space.spaces[key] if key else space
+    if isinstance(space, spaces.Box):
+        return  # to read its pieces takes time
+    for _, piece in pieces(file.arrays, name):
+        require_categories(piece, space, f"{file.name}: {name}")
+
+
+class TransitionReplayBuffer(_TransitionsOnly, ReplayBuffer):
+    """`ReplayBuffer` of single transitions."""
+
+
+class TransitionDictReplayBuffer(_TransitionsOnly, DictReplayBuffer):
+    """The same for `Dict` observations."""
+
+
+def replay_bytes(
+    buffer_size: int,
+    rows: int,
+    observation_space: spaces.Space[Any],
+    action_space: spaces.Space[Any],
+    copies: int = 2,
+    more: int = 0,
+) -> int:
+    """Return the memory of a replay buffer for these rows, in bytes.
+
+    Args:
+        copies: how often each observation is stored.
+        more: further bytes for each transition.
+    """
+    parts = observation_space.spaces.values() if isinstance(observation_space, spaces.Dict) else [observation_space]
+    observation = sum(_bytes_of(part) for part in parts)
+    lines = max(buffer_size // rows, 1)
+    others = _bytes_of(action_space) + 3 * np.dtype(np.float32).itemsize + more
+    return lines * rows * (copies * observation + others)
+
+
+def _bytes_of(space: spaces.Space[Any]) -> int:
+    return math.prod(space.shape or ()) * np.dtype(space.dtype).itemsize
+
+
+def read_resized(
+    buffer: TransitionReplayBuffer | TransitionDictReplayBuffer, state: StateReader, file: TensorFile, rows: int
+) -> Callable[[], None]:
+    """Check what `get_state` and `tensors` of a buffer with another number of rows returned, in little memory.
+
+    Args:
+        buffer: into which the transitions go, from the oldest to the newest; if it is smaller, the newest ones.
+        rows: of the other buffer.
+
+    Returns:
+        A function that puts them in.
+
+    Raises:
+        CheckpointError: they do not fit this buffer.
+    """
+    full, filled = state.boolean("full"), state.integer("filled", 0, rows - 1)
+    lines = form_of(file.arrays, "rewards").shape[0] if "rewards" in file.arrays else 0
+    pos = state.integer("pos", 0, max(lines - 1, 0) if full else max(lines - (filled > 0), 0))
+    buffer.require_columns(file, lines if full else pos + (filled > 0), rows)
+    held, oldest = (lines * rows, pos * rows + filled) if full else (pos * rows + filled, 0)
+    capacity = buffer.buffer_size * buffer.n_envs
+    dropped = max(held - capacity, 0)
+
+    def put_back() -> None:
+        for name, array in buffer.arrays().items():
+            flat = array.reshape(capacity, *array.shape[2:])
+            for begin, piece in pieces(file.arrays, name):
+                numbers = (begin * rows + np.arange(len(piece) * rows) - oldest) % (lines * rows) - dropped
+                kept = (numbers >= 0) & (numbers < held - dropped)
+                flat[numbers[kept]] = piece.reshape(len(numbers), *array.shape[2:])[kept]
+        buffer.hold(held - dropped)
+
+    return put_back

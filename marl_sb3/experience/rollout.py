@@ -1,0 +1,326 @@
+"""SB3's rollout buffers extended to rows that do not act in every step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
+
+from marl_sb3.experience.turns import pairs, require_categories
+from marl_sb3.storage.state import State, StateReader
+from marl_sb3.types import Array, BoolArray, Observations
+from marl_sb3.vec_env.observations import map_arrays
+
+if TYPE_CHECKING:  # the base class, to mypy, of a mixin for both buffers
+    _Base = RolloutBuffer
+else:
+    _Base = object
+
+
+class TransitionsOnly(_Base):
+    """A mixin for SB3's rollout buffers: holds the transitions of rows that do not act in every step.
+
+    A row is one agent of one env. Its transition runs from its action to its next turn or its end. Rewards in between
+    are added to the reward of the step in which it acted. Returns and advantages run over the steps in which it acted
+    and skip the others, and `get` draws minibatches from the steps in which it acted. Where every row acts in every
+    step, the results equal those of SB3's buffer bit for bit.
+
+    Attributes:
+        of_transition: names of the arrays that are filled when a row acts, (buffer_size, n_envs, ...) each.
+        of_sample: names of the arrays that minibatches are made of.
+        acted: (buffer_size, n_envs) bool; True where a row acted, so that there is a transition.
+        samples_drawn: number of agent steps in the minibatches drawn since `reset`.
+        least_minibatch: a last minibatch of fewer transitions becomes a part of the one before it.
+    """
+
+    of_transition: ClassVar[tuple[str, ...]] = ("actions", "rewards", "episode_starts", "values", "log_probs")
+    of_sample: ClassVar[tuple[str, ...]] = ("actions", "values", "log_probs", "advantages", "returns")
+    least_minibatch: int = 1
+    acted: BoolArray
+    samples_drawn: int
+    _open_at: Array  # (n_envs,) the step at which each row's open transition began; -1: it has none
+    _all_opened: bool  # whether the latest step opened a transition in every row, and none of them has been closed
+
+    def reset(self) -> None:
+        """Empty the buffer; its arrays are reused unless `get` has flattened them."""
+        self.samples_drawn = 0
+        self._open_at = np.full(self.n_envs, -1)
+        self._all_opened = False
+        if hasattr(self, "acted") and not self.generator_ready:
+            self.pos, self.full = 0, False
+            self.acted.fill(True)
+            return
+        super().reset()
+        self.acted = np.ones((self.buffer_size, self.n_envs), dtype=np.bool_)
+
+    def begin_step(
+        self,
+        observations: Observations,
+        actions: Array,
+        episode_starts: BoolArray,
+        values: Array,
+        log_probs: Array,
+        acted: BoolArray,
+        masks: BoolArray | None = None,
+        states: Sequence[Array] = (),
+    ) -> None:
+        """Open a transition for each row that acts; arrays of (n_envs, ...), filler in all other rows.
+
+        Args:
+            masks: (n_envs, n) action masks; only buffers of policies that take masks keep them.
+            states: recurrent state before the action, (layers, n_envs, size) each; only buffers of recurrent policies
+                keep it.
+        """
+        here = self.pos
+        for own, given in pairs(self.observations, observations):
+            line = own[here]
+            line[...] = given.reshape(line.shape)
+        self.actions[here] = actions.reshape(self.n_envs, self.action_dim)
+        self.rewards[here] = 0.0
+        self.episode_starts[here] = episode_starts
+        self.values[here] = values
+        self.log_probs[here] = log_probs
+        self.acted[here] = acted
+        self._all_opened = np.count_nonzero(acted) == self.n_envs
+        self._open_at[acted] = here
+        self.pos += 1
+        self.full = self.pos == self.buffer_size
+
+    def pay(self, rewards: Array) -> None:
+        """Add (n_envs,) rewards to the open transitions; rewards of rows without one are ignored."""
+        if self._all_opened:  # one line of the array
+            self.rewards[self.pos - 1] += rewards
+            return
+        rows = np.flatnonzero(self._open_at >= 0)
+        self.rewards[self._open_at[rows], rows] += rewards[rows]
+
+    def end(self, ended: BoolArray) -> None:
+        """Close the open transitions of these rows, (n_envs,) bool."""
+        if np.count_nonzero(ended):
+            self._open_at[ended] = -1
+            self._all_opened = False
+
+    def break_off(self, rows: BoolArray) -> None:
+        """Drop the open transitions of these rows, (n_envs,) bool, because their episodes were given up.
+
+        The transition before a dropped one did not terminate: its return is bootstrapped from the value that the policy
+        estimated at the dropped one.
+        """
+        for row in np.flatnonzero(rows & (self._open_at >= 0)):
+            lost = self._open_at[row]
+            before = np.flatnonzero(self.acted[:lost, row])
+            if len(before) and not self.episode_starts[lost, row]:
+                self.rewards[before[-1], row] += self.gamma * self.values[lost, row]
+            self.acted[lost, row] = False
+            self._open_at[row] = -1
+            self._all_opened = False
+
+    def take_open(self, waiting: BoolArray) -> CarriedTransitions | None:
+        """Move the open transitions of waiting rows, (n_envs,) bool, out of the full buffer; None if there are none."""
+        rows = waiting & (self._open_at >= 0)
+        if not rows.any():
+            return None
+        places = np.where(rows, self._open_at, 0), np.arange(self.n_envs)
+        taken = CarriedTransitions(
+            rows,
+            map_arrays(lambda array: array[places], self.observations),
+            {name: getattr(self, name)[places] for name in self.of_transition},
+        )
+        self.acted[self._open_at[rows], np.flatnonzero(rows)] = False
+        return taken
+
+    def put_open(self, waited: CarriedTransitions) -> None:
+        """Put transitions from `take_open` into the first step of the rollout, which has just begun."""
+        rows = waited.rows
+        for own, given in pairs(self.observations, waited.observations):
+            own[0][rows] = given[rows]
+        for name, array in waited.columns.items():
+            getattr(self, name)[0][rows] = array[rows]
+        self.acted[0] |= rows
+        self._open_at[rows] = 0
+
+    def begun_state(self) -> State:
+        """Return the steps taken so far of the rollout, as plain data and arrays."""
+        taken = slice(self.pos)
+        return {
+            "observations": map_arrays(lambda array: array[taken], self.observations),
+            "columns": {name: getattr(self, name)[taken] for name in self.of_transition},
+            "acted": self.acted[taken],
+            "open_at": self._open_at,
+        }
+
+    def read_begun(self, state: StateReader, steps: int) -> Callable[[], None]:
+        """Check what `begun_state` returned after `steps` steps.
+
+        Returns:
+            A function that puts the steps into the empty buffer.
+
+        Raises:
+            CheckpointError: the state does not fit this buffer.
+        """
+        seen, columns = read_transitions(state, self, slice(steps))
+        open_at = state.array("open_at", np.int64, (self.n_envs,))
+        if (open_at < -1).any() or (open_at >= steps).any():
+            raise state.error("open_at", open_at, f"steps from 0 to {steps - 1}, or -1")
+        columns["acted"] = state.array("acted", np.bool_, (steps, self.n_envs))
+
+        def put_back() -> None:
+            for own, given in pairs(self.observations, seen):
+                own[:steps] = given
+            for name, array in columns.items():
+                getattr(self, name)[:steps] = array
+            self._open_at, self._all_opened, self.pos = open_at, False, steps
+
+        return put_back
+
+    def compute_returns_and_advantage(self, last_values: th.Tensor, dones: Array) -> None:
+        """GAE (Schulman et al. 2016, eq. 16) over the transitions of each row.
+
+        Args:
+            last_values: (n_envs,) value of the observation after each row's last transition.
+            dones: (n_envs,) whether that transition ended the episode.
+        """
+        if self.acted.all():
+            super().compute_returns_and_advantage(last_values, dones)
+            return
+        next_values: Array = last_values.clone().cpu().numpy().flatten()
+        not_done: Array = 1.0 - dones.astype(np.float32)
+        advantage: Array = np.zeros(self.n_envs, dtype=np.float32)
+        for step in reversed(range(self.buffer_size)):
+            acted = self.acted[step]
+            delta = self.rewards[step] + self.gamma * next_values * not_done - self.values[step]
+            advantage = np.where(acted, delta + self.gamma * self.gae_lambda * not_done * advantage, advantage)
+            next_values = np.where(acted, self.values[step], next_values)
+            not_done = np.where(acted, 1.0 - self.episode_starts[step], not_done)
+            self.advantages[step] = advantage
+        self.returns = self.advantages + self.values
+
+    @property
+    def num_transitions(self) -> int:
+        """The number of transitions in the buffer."""
+        return int(self.acted.sum())
+
+    def get(self, batch_size: int | None = None) -> Generator[Any, None, None]:
+        """Minibatches of transitions in random order, see `RolloutBuffer.get`."""
+        if self.acted.all() and self.least_minibatch == 1:
+            yield from self._counted(super().get(batch_size))
+            return
+        if not self.generator_ready:
+            self._keep_transitions()
+            self.generator_ready = True
+        order = np.random.permutation(self.num_transitions)  # noqa: NPY002 - as SB3 draws
+        yield from self._counted(self._get_samples(batch) for batch in self._split(order, batch_size))
+
+    def _split(self, order: Array, batch_size: int | None) -> list[Array]:
+        """Split indices of transitions into minibatches."""
+        return np.split(order, minibatch_starts(len(order), batch_size, self.least_minibatch)[1:])
+
+    def _counted(self, batches: Iterable[Any]) -> Generator[Any, None, None]:
+        for batch in batches:
+            self.samples_drawn += len(batch.advantages)
+            yield batch
+
+    def _keep_transitions(self) -> None:
+        """Flatten all arrays as SB3 does, row after row, and keep only the transitions."""
+        keep = self.swap_and_flatten(self.acted).reshape(-1)
+        for name in self.of_sample:
+            setattr(self, name, self.swap_and_flatten(getattr(self, name))[keep])
+        observations: Any = self.observations
+        self.observations = map_arrays(lambda array: self.swap_and_flatten(array)[keep], observations)  # type: ignore[assignment]
+
+
+def minibatch_starts(samples: int, batch_size: int | None, least: int) -> Array:
+    """Return where the minibatches of an epoch begin.
+
+    Args:
+        samples: number of samples in the epoch.
+        batch_size: of a minibatch; None: all samples.
+        least: a last minibatch of fewer samples becomes a part of the one before it.
+    """
+    starts = np.arange(0, samples, batch_size or max(1, samples))
+    return starts[:-1] if len(starts) > 1 and samples - starts[-1] < least else starts
+
+
+class MaskedRolloutBuffer(TransitionsOnly, RolloutBuffer):
+    """A `RolloutBuffer` that leaves steps in which a row does not act out of loss and normalisation."""
+
+
+class MaskedDictRolloutBuffer(TransitionsOnly, DictRolloutBuffer):
+    """A `MaskedRolloutBuffer` for `Dict` observations."""
+
+
+def flat_samples(rollout: Any, name: str) -> Any:
+    """Return an array of a rollout buffer as (samples, ...): only transitions, in SB3's order, row after row.
+
+    Observations of a `Dict` space are a dictionary of such arrays.
+    """
+    observations: Observations = getattr(rollout, name)
+    if rollout.generator_ready:
+        return observations
+    acted = getattr(rollout, "acted", None)
+    keep = None if acted is None or acted.all() else rollout.swap_and_flatten(acted).reshape(-1)
+
+    def flat(array: Array) -> Array:
+        rows: Array = rollout.swap_and_flatten(array)
+        return np.ascontiguousarray(rows if keep is None else rows[keep])
+
+    return map_arrays(flat, observations)
+
+
+@dataclass(frozen=True)
+class CarriedTransitions:
+    """Transitions that were still open at the end of a rollout; they are put at the start of the next one.
+
+    Attributes:
+        rows: (rows,) bool; the rows that have an open transition. The arrays hold filler for the others.
+        observations: (rows, ...) what the agent saw when it acted.
+        columns: name -> (rows, ...): the buffer's `of_transition`; `rewards` are those so far.
+    """
+
+    rows: BoolArray
+    observations: Observations
+    columns: Mapping[str, Array]
+
+
+def carried_state(waited: CarriedTransitions) -> State:
+    """Return open transitions as plain data and arrays."""
+    return {"rows": waited.rows, "observations": waited.observations, "columns": dict(waited.columns)}
+
+
+def read_carried(state: StateReader, buffer: TransitionsOnly) -> CarriedTransitions:
+    """Read what `carried_state` returned.
+
+    Raises:
+        CheckpointError: the state does not fit the buffer.
+    """
+    seen, columns = read_transitions(state, buffer, 0)
+    return CarriedTransitions(state.array("rows", np.bool_, (buffer.n_envs,)), seen, columns)
+
+
+def read_transitions(
+    state: StateReader, buffer: TransitionsOnly, steps: int | slice
+) -> tuple[Observations, dict[str, Array]]:
+    """Read observations and columns, which have to have the shapes of these steps of the buffer."""
+    read = state.fields("columns")
+    read.require_names(buffer.of_transition)
+    likes = {name: getattr(buffer, name)[steps] for name in buffer.of_transition}
+    columns = {name: read.array(name, like.dtype, like.shape) for name, like in likes.items()}
+    require_categories(columns["actions"], buffer.action_space, f"{read.where}/actions")
+    own: Any = buffer.observations
+    space, where = buffer.observation_space, f"{state.where}/observations"
+    if not isinstance(space, spaces.Dict):
+        return _read_part(state, "observations", own[steps], space, where), columns
+    keys = state.fields("observations")
+    keys.require_names(list(space.spaces))
+    return {key: _read_part(keys, key, own[key][steps], part, where) for key, part in space.spaces.items()}, columns
+
+
+def _read_part(state: StateReader, name: str, like: Array, space: spaces.Space[Any], where: str) -> Array:
+    array = state.array(name, like.dtype, like.shape)
+    require_categories(array, space, where)
+    return array

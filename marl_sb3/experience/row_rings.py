@@ -1,0 +1,302 @@
+"""Replay buffers in which the transitions of a row follow one another: for n-step returns, goals, and less memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from stable_baselines3.common.buffers import DictReplayBuffer, ReplayBuffer
+from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
+from stable_baselines3.common.vec_env import VecNormalize
+
+from marl_sb3.errors import CheckpointError
+from marl_sb3.experience.replay import StoredColumns, Transitions
+from marl_sb3.experience.turns import pairs
+from marl_sb3.storage.parts import TensorFile
+from marl_sb3.storage.state import State, StateReader
+from marl_sb3.storage.tensor_file import pieces
+from marl_sb3.types import Array, BoolArray, Observations
+
+if TYPE_CHECKING:  # base class of the mixin for type checkers: both buffers have its attributes
+    _Base = ReplayBuffer
+else:
+    _Base = object
+
+
+class RowRings(StoredColumns, _Base):
+    """Mixin for an SB3 replay buffer: each row has a ring of its own, its column of the arrays.
+
+    Line `i + 1` of a column is what its row did after line `i`. A row that acts rarely fills its column slowly;
+    minibatches are drawn from all transitions with equal probability. If all columns are equally full, this is SB3's
+    layout, and minibatches are drawn with the same random numbers.
+
+    Attributes:
+        pos: as in SB3, if all columns are equally full.
+        full: whether all columns are full.
+    """
+
+    _next: Array  # (rows,) int64; the line of a row's next transition
+    _wrapped: BoolArray  # (rows,) whether a row's column is full
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._begin()
+
+    def reset(self) -> None:
+        """Empty the buffer; its arrays stay."""
+        super().reset()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._next = np.zeros(self.n_envs, dtype=np.int64)
+        self._wrapped = np.zeros(self.n_envs, dtype=np.bool_)
+
+    @property
+    def counts(self) -> Array:
+        """(rows,) int64; the number of transitions of each row."""
+        return np.where(self._wrapped, self.buffer_size, self._next)
+
+    @property
+    def num_transitions(self) -> int:
+        """Number of transitions in the buffer."""
+        return int(self.counts.sum())
+
+    @property
+    def can_sample(self) -> bool:
+        """Whether there is a transition to draw."""
+        return bool(self.counts.any())
+
+    # --- Adding ------------------------------------------------------------------------------------------------------
+
+    def add_transitions(self, added: Transitions, rows: BoolArray) -> None:
+        """Add the next transition of n rows; see `TransitionReplayBuffer.add_transitions`."""
+        columns = np.flatnonzero(rows)
+        places = self._next[columns], columns
+        self._put_observations(places, added.observations, added.next_observations)
+        self.actions[places] = added.actions.reshape(len(columns), self.action_dim)
+        self.rewards[places] = added.rewards
+        self.dones[places] = added.dones
+        self.timeouts[places] = added.timeouts if self.handle_timeout_termination else 0
+        self._advance(columns)
+
+    def _put_observations(self, places: Any, observations: Observations, next_observations: Observations) -> None:
+        for own, given in (*pairs(self.observations, observations), *pairs(self.next_observations, next_observations)):
+            own[places] = given.reshape(len(places[1]), *own.shape[2:])
+
+    def _advance(self, columns: Array) -> None:
+        self._next[columns] += 1
+        self._wrapped |= self._next >= self.buffer_size
+        self._next %= self.buffer_size
+        self._show_position()
+
+    def _show_position(self) -> None:
+        self.pos, self.full = int(self._next.max()), bool(self._wrapped.all())
+
+    def break_off(self, rows: BoolArray) -> None:
+        """Note that the next transitions of these rows, (rows,) bool, do not follow from their latest ones.
+
+        The latest ones count as truncated, so that nothing is added up beyond them.
+        """
+        columns = np.flatnonzero(rows & (self.counts > 0))
+        latest = (self._next[columns] - 1) % self.buffer_size, columns
+        self.timeouts[latest] = np.maximum(self.timeouts[latest], 1 - self.dones[latest])
+
+    # --- Drawing -----------------------------------------------------------------------------------------------------
+
+    def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
+        """Draw a minibatch.
+
+        Args:
+            batch_size: number of transitions.
+            env: normalises them; None: they are as they were added.
+        """
+        return self._samples_at(*self._drawn(self._drawable(), batch_size), env)
+
+    def _drawable(self) -> Array:
+        """(rows,) the number of transitions of each row that may be drawn."""
+        return self.counts
+
+    @staticmethod
+    def _drawn(counts: Array, batch_size: int) -> tuple[Array, Array]:
+        """Draw transitions, counted from the first of each column, and their columns; if possible as SB3 does."""
+        if (counts == counts[0]).all():
+            return _drawn_below(counts[0], batch_size), _drawn_below(len(counts), batch_size)
+        ends = counts.cumsum()
+        drawn = _drawn_below(ends[-1], batch_size)
+        columns: Array = np.searchsorted(ends, drawn, side="right")
+        return drawn - (ends - counts)[columns], columns
+
+    def _samples_at(self, lines: Array, columns: Array, env: VecNormalize | None) -> Any:
+        """Return the minibatch of these transitions."""
+        raise NotImplementedError
+
+    def _seen(self, of_all: Any, places: Any, env: VecNormalize | None) -> Any:
+        """Return observations as tensors."""
+        if not isinstance(of_all, dict):
+            return self.to_torch(self._normalize_obs(of_all[places], env))  # type: ignore[arg-type]
+        normal: Any = self._normalize_obs({key: part[places] for key, part in of_all.items()}, env)
+        return {key: self.to_torch(part) for key, part in normal.items()}
+
+    # --- State -------------------------------------------------------------------------------------------------------
+
+    def get_state(self) -> State:
+        """Return the places of the next transitions."""
+        return {"next": self._next.copy(), "wrapped": self._wrapped.copy()}
+
+    @property
+    def _lines(self) -> int:
+        return self._lines_of(self._next, self._wrapped, self.buffer_size)
+
+    @staticmethod
+    def _lines_of(following: Array, wrapped: BoolArray, buffer_size: int) -> int:
+        """Return the number of lines that are needed of the arrays; the arguments are those of a state."""
+        return buffer_size if wrapped.any() else int(following.max())
+
+    def read_state(self, state: StateReader, file: TensorFile) -> Callable[[], None]:
+        """See `TransitionReplayBuffer.read_state`."""
+        following = state.array("next", np.int64, (self.n_envs,))
+        wrapped = state.array("wrapped", np.bool_, (self.n_envs,))
+        if (following < 0).any() or (following >= self.buffer_size).any():
+            raise CheckpointError(f"{state.where}/next is not within 0 and {self.buffer_size - 1}")
+        put_columns = self._read_columns(file, self._lines_of(following, wrapped, self.buffer_size))
+
+        def put_back() -> None:
+            self._next, self._wrapped = following.copy(), wrapped.copy()
+            self._show_position()
+            put_columns()
+
+        return put_back
+
+
+def _drawn_below(limit: int, number: int) -> Array:
+    """Draw integers from 0 on by NumPy's global generator, as SB3 does."""
+    return np.random.randint(0, limit, size=number)  # noqa: NPY002
+
+
+class _NStepReturns(RowRings, _Base):
+    """Mixin: returns over the next `n_steps` transitions of a row, or fewer where they end.
+
+    Operation by operation as SB3's `NStepReplayBuffer`. A step is an action of the agent; what the agent is paid while
+    it waits belongs to its latest action.
+
+    Args:
+        n_steps: the most transitions that a return runs over.
+        gamma: discount of a transition.
+    """
+
+    def __init__(self, *args: Any, n_steps: int, gamma: float, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.n_steps, self.gamma = n_steps, gamma
+
+    def _samples_at(self, lines: Array, columns: Array, env: VecNormalize | None) -> Any:
+        span = np.arange(self.n_steps)
+        places = (lines[:, None] + span) % self.buffer_size, columns[:, None]
+        last = self._last_steps(*places)
+        taken = span <= last[:, None]
+        rewards = self._normalize_reward(self.rewards[places], env) * self.gamma ** span.astype(np.float32) * taken
+        final = (lines + last) % self.buffer_size, columns
+        dones = self.dones[final] * (1 - self.timeouts[final])
+        discounts = self.gamma ** taken.sum(axis=1, keepdims=True).astype(np.float32)
+        of_batch: Any = DictReplayBufferSamples if isinstance(self.observations, dict) else ReplayBufferSamples
+        return of_batch(
+            observations=self._seen(self.observations, (lines, columns), env),
+            actions=self.to_torch(self.actions[lines, columns]),
+            next_observations=self._seen(self.next_observations, final, env),
+            dones=self.to_torch(dones[:, None]),
+            rewards=self.to_torch(rewards.sum(axis=1, keepdims=True)),
+            discounts=self.to_torch(discounts),
+        )
+
+    def _last_steps(self, lines: Array, columns: Array) -> Array:
+        """(batch,) the number of the first transition that ended an episode or has no successor; else of the last."""
+        over = (self.dones[lines, columns] > 0) | (self.timeouts[lines, columns] > 0)
+        over |= (lines + 1) % self.buffer_size == self._next[columns]
+        last: Array = np.where(over.any(axis=1), over.argmax(axis=1), self.n_steps - 1)
+        return last
+
+
+class NStepBuffer(_NStepReturns, ReplayBuffer):
+    """`ReplayBuffer` with n-step returns."""
+
+
+class NStepDictBuffer(_NStepReturns, DictReplayBuffer):
+    """The same for `Dict` observations, which SB3 does not have."""
+
+
+class CompactBuffer(RowRings, ReplayBuffer):
+    """SB3's `ReplayBuffer` with `optimize_memory_usage`: the next observation is that of the row's next transition.
+
+    At the end of an episode, that is the first observation of the next one. No target depends on it, because ends by a
+    time limit count as terminations. Where a row was broken off, its column gets a line without a transition, a gap.
+    """
+
+    names: ClassVar[Sequence[str]] = ("observations", "actions", "rewards", "dones", "timeouts", "gaps")
+
+    def _begin(self) -> None:
+        super()._begin()
+        self.gaps = np.zeros((self.buffer_size, self.n_envs), dtype=np.bool_)
+
+    def _put_observations(self, places: Any, observations: Observations, next_observations: Observations) -> None:
+        lines, columns = places
+        for line, given in ((lines, observations), ((lines + 1) % self.buffer_size, next_observations)):
+            self.observations[line, columns] = np.reshape(given, (len(columns), *self.obs_shape))  # type: ignore[arg-type]
+        self.gaps[places] = False
+
+    def break_off(self, rows: BoolArray) -> None:
+        """See `RowRings.break_off`; the next observations of the latest transitions stay."""
+        latest = (self._next - 1) % self.buffer_size, np.arange(self.n_envs)
+        columns = np.flatnonzero(rows & (self.counts > 0) & ~self.gaps[latest] & (self.dones[latest] == 0))
+        self.gaps[self._next[columns], columns] = True
+        self._advance(columns)
+
+    def _drawable(self) -> Array:
+        """All but the line that is overwritten next: it holds the next observation of the latest transition."""
+        return self.counts - self._wrapped
+
+    def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
+        """See `RowRings.sample`."""
+        lines, columns = self._places(batch_size)
+        missed = self.gaps[lines, columns]
+        while missed.any():
+            lines[missed], columns[missed] = self._places(int(missed.sum()))
+            missed = self.gaps[lines, columns]
+        return self._samples_at(lines, columns, env)
+
+    def _places(self, batch_size: int) -> tuple[Array, Array]:
+        numbers, columns = self._drawn(self._drawable(), batch_size)
+        first = np.where(self._wrapped, self._next + 1, 0)
+        return (numbers + first[columns]) % self.buffer_size, columns
+
+    def _samples_at(self, lines: Array, columns: Array, env: VecNormalize | None) -> Any:
+        following = (lines + 1) % self.buffer_size, columns
+        places = lines, columns
+        return ReplayBufferSamples(
+            observations=self._seen(self.observations, places, env),
+            actions=self.to_torch(self.actions[places]),
+            next_observations=self._seen(self.observations, following, env),
+            dones=self.to_torch((self.dones[places] * (1 - self.timeouts[places]))[:, None]),
+            rewards=self.to_torch(self._normalize_reward(self.rewards[places][:, None], env)),
+        )
+
+    @property
+    def can_sample(self) -> bool:
+        """Whether there is a transition to draw."""
+        return bool((self._drawable() > 0).any())
+
+    # --- State -------------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _lines_of(following: Array, wrapped: BoolArray, buffer_size: int) -> int:
+        """See `RowRings._lines_of`; with the line of the latest next observations."""
+        return min(RowRings._lines_of(following, wrapped, buffer_size) + 1, buffer_size)
+
+    def read_state(self, state: StateReader, file: TensorFile) -> Callable[[], None]:
+        """See `TransitionReplayBuffer.read_state`."""
+        put = super().read_state(state, file)
+        before = np.ones(self.n_envs, dtype=np.bool_)
+        for _, gaps in pieces(file.arrays, "gaps"):
+            if (gaps & np.concatenate([before[None], gaps[:-1]])).any():
+                raise CheckpointError(f"{file.name}: gaps are not between transitions")
+            before = gaps[-1]
+        return put

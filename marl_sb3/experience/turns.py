@@ -1,0 +1,151 @@
+"""The transitions that are not over: which rows have one, and what they were paid since it began."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from marl_sb3.storage.state import State, StateReader
+from marl_sb3.types import Array, BoolArray, FloatArray, Observations
+from marl_sb3.vec_env.action_log import require_possible
+from marl_sb3.vec_env.observations import map_arrays
+
+
+def pairs(own: Any, given: Observations) -> Iterator[tuple[Array, Array]]:
+    """Pair the arrays of two batches of observations, part by part."""
+    if isinstance(given, dict):
+        yield from ((own[key], given[key]) for key in own)
+    else:
+        yield own, given
+
+
+def require_categories(array: Array, space: spaces.Space[Any], where: str) -> None:
+    """Refuse numbers outside a space of categories: they are indices into arrays. A Box may hold any numbers.
+
+    Args:
+        array: (..., *space.shape), or with all axes of the space in one.
+        space: of the numbers.
+        where: the place of the array in a checkpoint, for the message.
+
+    Raises:
+        CheckpointError: a number is not in the space.
+    """
+    if not isinstance(space, spaces.Box):
+        require_possible(array.reshape(-1, *(space.shape or ())), space, where)
+
+
+class OpenTransitions:
+    """The transition of each row that is not over: what its agent saw and did, and what it was paid since.
+
+    Args:
+        observation_space: what a row observes, as SB3 sees it.
+        action_space: what it does.
+        action_dtype: of the actions that are learned from.
+
+    Attributes:
+        rows: (rows,) bool; the rows that have one.
+        rewards: (rows,) float32; so far.
+    """
+
+    def __init__(
+        self,
+        num_rows: int,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        action_dtype: np.dtype[Any],
+    ) -> None:
+        self.rows = np.zeros(num_rows, dtype=np.bool_)
+        self.rewards = np.zeros(num_rows, dtype=np.float32)
+        self._observation_space = observation_space
+        self._action_space = action_space
+        self._observations: Any = (
+            {key: _zeros(num_rows, part) for key, part in observation_space.spaces.items()}
+            if isinstance(observation_space, spaces.Dict)
+            else _zeros(num_rows, observation_space)
+        )
+        self._actions = np.zeros((num_rows, *(action_space.shape or ())), dtype=action_dtype)
+
+    def begin(self, rows: BoolArray, observations: Observations, actions: Array) -> None:
+        """Open a transition for each row that acts, (rows,) bool; all arrays are (rows, ...)."""
+        chosen = index_of(rows)
+        for own, given in pairs(self._observations, observations):
+            own[chosen] = given.reshape(own.shape)[chosen]
+        self._actions[chosen] = actions[chosen]
+        self.rewards[chosen] = 0.0
+        self.rows |= rows
+
+    def pay(self, rewards: Array) -> None:
+        """Add (rows,) rewards; rewards of rows without one are ignored."""
+        chosen = index_of(self.rows)
+        self.rewards[chosen] += rewards[chosen]
+
+    def take(self, rows: BoolArray) -> tuple[Observations, Array, FloatArray]:
+        """Close the transitions of these rows, (rows,) bool; returns their observations, actions and rewards."""
+        chosen = index_of(rows)
+        taken = map_arrays(lambda array: array[chosen].copy(), self._observations)
+        self.rows = self.rows & ~rows
+        return taken, self._actions[chosen].copy(), self.rewards[chosen].copy()
+
+    def drop(self, rows: BoolArray) -> None:
+        """Forget the transitions of these rows, (rows,) bool."""
+        self.rows = self.rows & ~rows
+
+    def get_state(self) -> State | None:
+        """Return the open transitions; None if there are none."""
+        if not self.rows.any():
+            return None
+        return {
+            "rows": self.rows.copy(),
+            "rewards": self.rewards.copy(),
+            "actions": self._actions.copy(),
+            "observations": {name: array.copy() for name, array in self._named().items()},
+        }
+
+    def _named(self) -> dict[str, Array]:
+        own: Any = self._observations
+        return dict(own) if isinstance(own, dict) else {"": own}
+
+    def read_state(self, state: StateReader | None) -> Callable[[], None]:
+        """Check what `get_state` returned.
+
+        Returns:
+            A function that sets it.
+
+        Raises:
+            CheckpointError: it is not the state of such rows.
+        """
+        if state is None:
+            return lambda: self.drop(np.ones_like(self.rows))
+        rows = state.array("rows", np.bool_, self.rows.shape)
+        rewards = state.array("rewards", np.float32, self.rewards.shape)
+        actions = state.array("actions", self._actions.dtype, self._actions.shape)
+        seen = state.fields("observations")
+        seen.require_names(list(self._named()))
+        read = {name: seen.array(name, own.dtype, own.shape) for name, own in self._named().items()}
+        self._require_categories(read, actions, state.where)
+
+        def put_back() -> None:
+            self.rows, self.rewards, self._actions = rows, rewards, actions
+            for name, own in self._named().items():
+                own[:] = read[name]
+
+        return put_back
+
+    def _require_categories(self, observations: Mapping[str, Array], actions: Array, where: str) -> None:
+        """Refuse numbers of categories outside their space: they are indices into arrays."""
+        own = self._observation_space
+        of_parts = own.spaces if isinstance(own, spaces.Dict) else {"": own}
+        for array, space in [(actions, self._action_space), *((observations[key], of_parts[key]) for key in of_parts)]:
+            require_categories(array, space, where)
+
+
+def index_of(rows: BoolArray) -> Any:
+    """Return an index of these rows, (rows,) bool: a slice if it is all of them, which NumPy takes much faster."""
+    return slice(None) if np.count_nonzero(rows) == len(rows) else rows
+
+
+def _zeros(num_rows: int, space: spaces.Space[Any]) -> Array:
+    return np.zeros((num_rows, *(space.shape or ())), dtype=space.dtype)

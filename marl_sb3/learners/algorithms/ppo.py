@@ -1,0 +1,304 @@
+"""`stable_baselines3.PPO` and `A2C` with the same results, faster, and with more metrics; and their learners."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import stable_baselines3
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.type_aliases import DictRolloutBufferSamples, RolloutBufferSamples
+from stable_baselines3.common.utils import explained_variance
+from torch.nn import functional as F
+
+from marl_sb3.experience.rollout import MaskedDictRolloutBuffer, MaskedRolloutBuffer, flat_samples
+from marl_sb3.learners.coverage import has_replaced_methods
+from marl_sb3.learners.fused_learner import FusedLearner
+from marl_sb3.learners.learner import Learner
+from marl_sb3.learners.ppo.fused.algorithm import FusedRollouts, FusedUpdates
+from marl_sb3.learners.ppo.fused.update import FusedUpdate, UpdatePlan, record_std
+from marl_sb3.metrics import Result
+from marl_sb3.sb3.private import num_updates, progress_remaining
+from marl_sb3.types import Array
+
+_KNOWN_BUFFERS = (RolloutBuffer, DictRolloutBuffer, MaskedRolloutBuffer, MaskedDictRolloutBuffer)
+
+
+class DeviceRollout:
+    """The samples of a rollout buffer as tensors, and minibatches of them in the order that SB3 would draw.
+
+    Args:
+        rollout: a full buffer. If its class is unknown or its methods are replaced, its `get` makes the minibatches.
+
+    Attributes:
+        values: (samples,) the values of the rollout.
+        returns: (samples,) its returns.
+    """
+
+    def __init__(self, rollout: Any, device: th.device) -> None:
+        self._rollout = rollout
+        self._is_known = type(rollout) in _KNOWN_BUFFERS and not has_replaced_methods(rollout)
+        self.values: Array = flat_samples(rollout, "values").reshape(-1)
+        self.returns: Array = flat_samples(rollout, "returns").reshape(-1)
+        if self._is_known:
+            self._tensors = self._transfer(device)
+
+    def _transfer(self, device: th.device) -> list[Any]:
+        """Observations, actions, values, log-probabilities, advantages and returns, as in `RolloutBufferSamples`."""
+        observations = flat_samples(self._rollout, "observations")
+        columns = [self.values, *(flat_samples(self._rollout, name) for name in ("log_probs", "advantages"))]
+        tensors: list[Any] = [
+            {key: th.as_tensor(array, device=device) for key, array in observations.items()}
+            if isinstance(observations, dict)
+            else th.as_tensor(observations, device=device),
+            th.as_tensor(flat_samples(self._rollout, "actions").astype(np.float32, copy=False), device=device),
+        ]
+        return tensors + [th.as_tensor(column.reshape(-1), device=device) for column in (*columns, self.returns)]
+
+    def minibatches(self, batch_size: int) -> Iterator[Any]:
+        """Yield the minibatches of one pass over the samples, in SB3's order."""
+        if not self._is_known:
+            yield from self._rollout.get(batch_size)
+            return
+        samples = len(self.returns)
+        # SB3's stream of random numbers.
+        order = th.as_tensor(np.random.permutation(samples), device=self._tensors[1].device)  # noqa: NPY002
+        for start in range(0, samples, batch_size):
+            yield self._minibatch(order[start : start + batch_size])
+
+    def _minibatch(self, chosen: th.Tensor) -> RolloutBufferSamples | DictRolloutBufferSamples:
+        observations, *columns = self._tensors
+        taken = [column[chosen] for column in columns]
+        if hasattr(self._rollout, "samples_drawn"):
+            self._rollout.samples_drawn += len(chosen)
+        if isinstance(observations, dict):
+            return DictRolloutBufferSamples({key: tensor[chosen] for key, tensor in observations.items()}, *taken)
+        return RolloutBufferSamples(observations[chosen], *taken)
+
+
+class PPO(FusedUpdates, FusedRollouts, stable_baselines3.PPO):
+    """A drop-in for `stable_baselines3.PPO`: same arguments, same logger keys, same files.
+
+    The *fused* path runs whole updates of plain MLPs in compiled kernels, see `TwoPaths`.
+
+    Attributes:
+        update_stats: of the latest update, means over its minibatches: `gradients_global_norm` (before clipping) and
+            `vf_loss_unclipped`.
+    """
+
+    update_stats: dict[str, float]
+
+    def update_plan(self) -> UpdatePlan:
+        """See `FusedUpdates.update_plan`."""
+        return ppo_plan(self)
+
+    def record_update(self, update: FusedUpdate) -> None:
+        """See `FusedUpdates.record_update`."""
+        self._record_update(update.means(), update.clip_range, None)
+
+    def _train_torch(self) -> None:
+        """Update by PyTorch, with the same operations as SB3's `ppo.py`.
+
+        Statistics stay tensors until the end, where SB3 waits for the device five times in each minibatch.
+        """
+        self.policy.set_training_mode(True)
+        self._update_learning_rate(self.policy.optimizer)
+        clip_range = self.clip_range(self._current_progress_remaining)  # type: ignore[operator]
+        clip_range_vf = None
+        if self.clip_range_vf is not None:
+            clip_range_vf = self.clip_range_vf(self._current_progress_remaining)  # type: ignore[operator]
+        rollout = DeviceRollout(self.rollout_buffer, self.device)
+        minibatches: list[dict[str, th.Tensor]] = []
+        for epoch in range(self.n_epochs):
+            first_of_epoch = len(minibatches)
+            finished = self._train_epoch(epoch, rollout, clip_range, clip_range_vf, minibatches)
+            self._n_updates += 1
+            if not finished:
+                break
+        means = _means_by_name(minibatches)
+        means["approx_kl"] = _means_by_name(minibatches[first_of_epoch:])["approx_kl"]  # SB3 logs the last epoch's
+        means["last_loss"] = minibatches[-1]["loss"].item()
+        means["explained_variance"] = explained_variance(rollout.values, rollout.returns)
+        self._record_update(means, clip_range, clip_range_vf)
+
+    def _train_epoch(
+        self,
+        epoch: int,
+        rollout: DeviceRollout,
+        clip_range: float,
+        clip_range_vf: float | None,
+        minibatches: list[dict[str, th.Tensor]],
+    ) -> bool:
+        """One pass over the rollout; False if `target_kl` stopped it."""
+        for batch in rollout.minibatches(self.batch_size):
+            loss, stats = self._loss(batch, clip_range, clip_range_vf)
+            minibatches.append(stats)
+            if self.target_kl is not None and stats["approx_kl"] > 1.5 * self.target_kl:
+                if self.verbose >= 1:
+                    print(f"Early stopping at step {epoch} due to reaching max kl: {stats['approx_kl']:.2f}")
+                return False
+            self.policy.optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            norm = th.nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm)
+            stats["gradients_global_norm"] = norm
+            self.policy.optimizer.step()
+            self.num_grad_updates += 1
+        return True
+
+    def _loss(
+        self, batch: Any, clip_range: float, clip_range_vf: float | None
+    ) -> tuple[th.Tensor, dict[str, th.Tensor]]:
+        """The clipped surrogate loss of a minibatch (Schulman et al. 2017, eq. 9), and its parts."""
+        actions = batch.actions
+        if isinstance(self.action_space, spaces.Discrete):
+            actions = batch.actions.long().flatten()
+        values, log_prob, entropy = self.policy.evaluate_actions(batch.observations, actions)
+        values = values.flatten()
+        advantages = batch.advantages
+        if self.normalize_advantage and len(advantages) > 1:
+            advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+        log_ratio = log_prob - batch.old_log_prob
+        ratio = th.exp(log_ratio)
+        clipped = th.clamp(ratio, 1 - clip_range, 1 + clip_range)
+        policy_loss = -th.min(advantages * ratio, advantages * clipped).mean()
+        predicted = values
+        if clip_range_vf is not None:
+            predicted = batch.old_values + th.clamp(values - batch.old_values, -clip_range_vf, clip_range_vf)
+        value_loss = F.mse_loss(batch.returns, predicted)
+        entropy_loss = -th.mean(-log_prob) if entropy is None else -th.mean(entropy)
+        loss = policy_loss + self.ent_coef * entropy_loss + self.vf_coef * value_loss
+        with th.no_grad():
+            stats = {
+                "policy_loss": policy_loss.detach(),
+                "value_loss": value_loss.detach(),
+                "entropy_loss": entropy_loss.detach(),
+                "loss": loss.detach(),
+                "clip_fraction": th.mean((th.abs(ratio - 1) > clip_range).float()),
+                "approx_kl": th.mean((ratio - 1) - log_ratio),  # http://joschu.net/blog/kl-approx.html, k3
+            }
+            if clip_range_vf is not None:
+                stats["vf_loss_unclipped"] = F.mse_loss(batch.returns, values)
+        return loss, stats
+
+    def _record_update(self, means: dict[str, float], clip_range: float, clip_range_vf: float | None) -> None:
+        record_ppo(self, means, clip_range)
+        if clip_range_vf is not None:
+            self.logger.record("train/clip_range_vf", clip_range_vf)
+        self.update_stats = {
+            name: means[name] for name in ("gradients_global_norm", "vf_loss_unclipped") if name in means
+        }
+        self.update_stats.setdefault("vf_loss_unclipped", means["value_loss"])
+
+
+def ppo_plan(algorithm: Any) -> UpdatePlan:
+    """Return the plan of an update of PPO or of a variant with the same hyperparameters."""
+    clip_range = float(algorithm.clip_range(progress_remaining(algorithm)))
+    return UpdatePlan(algorithm.n_epochs, algorithm.batch_size, clip_range)
+
+
+def record_ppo(algorithm: OnPolicyAlgorithm, means: Mapping[str, float], clip_range: float) -> None:
+    """Record what SB3's PPO records, under its names."""
+    record = algorithm.logger.record
+    record("train/entropy_loss", means["entropy_loss"])
+    record("train/policy_gradient_loss", means["policy_loss"])
+    record("train/value_loss", means["value_loss"])
+    record("train/approx_kl", means["approx_kl"])
+    record("train/clip_fraction", means["clip_fraction"])
+    record("train/loss", means["last_loss"])
+    record("train/explained_variance", means["explained_variance"])
+    record_std(algorithm)
+    record("train/n_updates", num_updates(algorithm), exclude="tensorboard")
+    record("train/clip_range", clip_range)
+
+
+def _means_by_name(minibatches: list[dict[str, th.Tensor]]) -> dict[str, float]:
+    """Return the mean of each statistic over minibatches, with one transfer from the device per statistic."""
+    names = minibatches[0]
+    return {
+        name: float(
+            np.mean(th.stack([stats[name] for stats in minibatches if name in stats]).cpu().numpy(), dtype=np.float64)
+        )
+        for name in names
+    }
+
+
+class PPOLearner(FusedLearner):
+    """See `FusedLearner`."""
+
+    recorded_as: ClassVar[Mapping[str, str]] = {
+        **FusedLearner.recorded_as,
+        "policy_loss": "train/policy_gradient_loss",
+        "mean_kl_loss": "train/approx_kl",
+        "clip_fraction": "train/clip_fraction",
+    }
+    metric_names: ClassVar[Sequence[str]] = (
+        "policy_loss",
+        "vf_loss",
+        "vf_loss_unclipped",
+        "total_loss",
+        "entropy",
+        "mean_kl_loss",
+        "vf_explained_var",
+        "clip_fraction",
+        "gradients_global_norm",
+        *Learner.metric_names,
+    )
+
+    @property
+    def least_transitions(self) -> int:
+        """See `OnPolicyLearner.least_transitions`; PPO leaves the advantage of a minibatch of one as it is."""
+        return 1
+
+    def _more_metrics(self, recorded: Mapping[str, Any]) -> Result:
+        """See `OnPolicyLearner._more_metrics`: the metrics that only `marl_sb3.PPO` has."""
+        stats = getattr(self.algorithm, "update_stats", {}) if recorded else {}
+        clipped = getattr(self.algorithm, "clip_range_vf", None) is not None
+        return {
+            "vf_loss_unclipped": stats.get("vf_loss_unclipped", None if clipped else recorded.get("train/value_loss")),
+            "gradients_global_norm": stats.get("gradients_global_norm"),
+        }
+
+
+class ContribPPOLearner(FusedLearner):
+    """Trains by sb3-contrib's variants of PPO: their own `train()` records what PPO's does, but for two metrics."""
+
+    recorded_as: ClassVar[Mapping[str, str]] = PPOLearner.recorded_as
+    metric_names: ClassVar[Sequence[str]] = tuple(
+        name for name in PPOLearner.metric_names if name not in ("vf_loss_unclipped", "gradients_global_norm")
+    )
+
+    @property
+    def least_minibatch(self) -> int:
+        """See `OnPolicyLearner.least_minibatch`: they normalise the advantages of each minibatch."""
+        return self.least_transitions
+
+
+class A2C(FusedUpdates, FusedRollouts, stable_baselines3.A2C):
+    """A drop-in for `stable_baselines3.A2C` (Mnih et al. 2016): same arguments, same logger keys, same files.
+
+    The *fused* path runs the update of a plain MLP in PPO's compiled kernels, see `TwoPaths`.
+    """
+
+    def update_plan(self) -> UpdatePlan:
+        """See `FusedUpdates.update_plan`: one gradient step on the whole rollout."""
+        return UpdatePlan(n_epochs=1, batch_size=None, clip_range=None)
+
+    def record_update(self, update: FusedUpdate) -> None:
+        """See `FusedUpdates.record_update`."""
+        means = update.means()
+        self.logger.record("train/n_updates", num_updates(self), exclude="tensorboard")
+        self.logger.record("train/explained_variance", means["explained_variance"])
+        for name in ("entropy_loss", "policy_loss", "value_loss"):
+            self.logger.record(f"train/{name}", means[name])
+        record_std(self)
+
+
+class A2CLearner(FusedLearner):
+    """Trains by A2C. Its rollouts are short: as in SB3, metrics are reported once per hundred rollouts."""
+
+    rollouts_per_report: ClassVar[int] = 100
+    takes_common_steps: ClassVar[bool] = False

@@ -1,0 +1,325 @@
+"""Make the SB3 algorithm of a policy, after checking that its hyperparameters fit its rollout and spaces."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import logging
+import math
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from gymnasium import spaces
+from stable_baselines3.common import torch_layers
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.buffers import BaseBuffer
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.preprocessing import is_image_space
+
+from marl_sb3.config.hyperparameters import kinds_of
+from marl_sb3.config.values import counted, shown
+from marl_sb3.errors import ConfigError
+from marl_sb3.learners.registry import is_maskable, is_recurrent
+from marl_sb3.learners.spec import PolicySpec
+from marl_sb3.policies.hyperparameters import hyperparameter_defaults
+from marl_sb3.policies.placement import PolicyRows
+from marl_sb3.processing import Policy, Processing
+from marl_sb3.sb3.spaces import SpacesOnlyVecEnv, check_spaces
+from marl_sb3.types import GoalRewards
+from marl_sb3.wrappers.action_mask import choices_of
+
+_log = logging.getLogger(__name__)
+
+
+def build_algorithm(
+    rows: PolicyRows, spec: PolicySpec, seed: int | None, device: str, buffer: type[BaseBuffer]
+) -> BaseAlgorithm:
+    """Make the SB3 algorithm of a policy.
+
+    Args:
+        seed: for the initial weights and all random draws of the algorithm.
+        buffer: class of its rollout buffer.
+
+    Raises:
+        ConfigError: the hyperparameters do not fit the rollout or the spaces.
+    """
+    _check_fit(rows, spec)
+    _mention_flat_images(rows, spec)
+    return _made(rows, spec, seed, device, {"rollout_buffer_class": buffer})
+
+
+def build_with_replay(
+    rows: PolicyRows,
+    spec: PolicySpec,
+    seed: int | None,
+    device: str,
+    processing: Processing,
+    goal_rewards: GoalRewards,
+) -> BaseAlgorithm:
+    """Make the SB3 algorithm of a policy that learns from a replay buffer.
+
+    Args:
+        seed: for the initial weights and all random draws of the algorithm.
+        processing: of the policy.
+        goal_rewards: the env's `compute_reward`, for hindsight experience replay.
+
+    Raises:
+        ConfigError: the hyperparameters do not fit the spaces, or each other.
+    """
+    from marl_sb3.learners.replay_settings import check_replay, replay_buffer
+
+    check_spaces(rows)
+    check_replay(rows, spec, processing)
+    _mention_flat_images(rows, spec)
+    algorithm: Any = _without_buffer(rows, spec, seed, device)
+    algorithm.replay_buffer = replay_buffer(rows, spec, algorithm, stored_space(processing, algorithm), goal_rewards)
+    return algorithm  # type: ignore[no-any-return]
+
+
+def _without_buffer(rows: PolicyRows, spec: PolicySpec, seed: int | None, device: str) -> BaseAlgorithm:
+    from marl_sb3.learners.replay_settings import replay_settings
+
+    return _made(rows, spec, seed, device, {**replay_settings(rows, spec), "replay_buffer_class": _NoBuffer})
+
+
+def build_for_collecting(rows: PolicyRows, spec: PolicySpec, buffer: type[BaseBuffer] | None) -> BaseAlgorithm:
+    """Make the SB3 algorithm of a policy that collects experience on the CPU for a learner elsewhere.
+
+    Its random draws are not seeded. It is not checked whether its hyperparameters fit the rows: the learner has more.
+
+    Args:
+        buffer: class of its rollout buffer; None for an algorithm with a replay buffer, which gets none.
+    """
+    if is_off_policy(spec.algorithm):
+        return _without_buffer(rows, spec, None, "cpu")
+    return _made(rows, spec, None, "cpu", {"rollout_buffer_class": buffer})
+
+
+def build_for_acting(rows: PolicyRows, spec: PolicySpec, device: str) -> BaseAlgorithm:
+    """Make the SB3 algorithm of a policy that acts but does not learn: it gets no buffer.
+
+    Raises:
+        ConfigError: the hyperparameters do not fit the spaces.
+    """
+    check_spaces(rows)
+    if is_off_policy(spec.algorithm):
+        from marl_sb3.learners.replay_settings import check_action_space
+
+        check_action_space(rows, spec)
+        return _without_buffer(rows, spec, None, device)
+    return _made(rows, spec, None, device, {"rollout_buffer_class": _NoBuffer})
+
+
+def is_off_policy(algorithm: type[BaseAlgorithm]) -> bool:
+    """Whether an algorithm learns from a replay buffer; what it needs for that is imported when it is asked for."""
+    return issubclass(algorithm, OffPolicyAlgorithm)
+
+
+class _NoBuffer:
+    """The buffer of an algorithm that only acts, or that gets its own afterwards."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        """Allocate no memory."""
+
+
+def _made(rows: PolicyRows, spec: PolicySpec, seed: int | None, device: str, more: Mapping[str, Any]) -> BaseAlgorithm:
+    settings = {**spec.hyperparameters, **more}
+    settings["policy_kwargs"] = dict(settings.get("policy_kwargs") or {})  # SB3 writes into it
+    _check_policy_name(rows, spec)
+    _check_policy_kwargs(rows, spec, settings["policy_kwargs"])
+    _check_net_arch(rows, spec, settings["policy_kwargs"].get("net_arch"))
+    with warnings.catch_warnings():
+        # `_check_fit` gives the same warning in one line.
+        warnings.filterwarnings("ignore", message="You have specified a mini-batch size")
+        warnings.filterwarnings("ignore", message=r"`n_steps=\d+` is ignored because a custom")  # not by our buffers
+        try:
+            arguments: dict[str, Any] = {
+                "policy": spec.policy_class,
+                "env": SpacesOnlyVecEnv(rows),
+                "seed": seed,
+                "device": device,
+                **settings,
+            }
+            if is_recurrent(spec.algorithm):
+                return _recurrent(spec.algorithm, arguments)
+            return spec.algorithm(**arguments)
+        except (AssertionError, AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
+            words = f"policy {rows.policy_id!r}: {spec.algorithm.__name__} raised: {_words(error)}"
+            raise ConfigError(f"{words}{_misfit(spec, rows)}") from error
+
+
+_OBSERVED_BY = {"Cnn": "images", "MultiInput": "Dict observations"}  # what the networks of a policy take
+
+
+def _misfit(spec: PolicySpec, rows: PolicyRows) -> str:
+    """Say what a policy of SB3 takes, if it takes only some observations."""
+    for name, accepted in _OBSERVED_BY.items():
+        if isinstance(spec.policy, str) and spec.policy.startswith(name):
+            return f"; accepted by {spec.policy}: {accepted}; the agents observe {rows.group.observation_space}"
+    return ""
+
+
+def _words(error: Exception) -> str:
+    """Return the message of an error; some assertions of SB3 have a tuple of strings."""
+    parts = error.args[0] if len(error.args) == 1 else None
+    return "".join(map(str, parts)) if isinstance(parts, tuple) else str(error)
+
+
+def _recurrent(algorithm: type[BaseAlgorithm], arguments: Mapping[str, Any]) -> BaseAlgorithm:
+    """Make a RecurrentPPO, which takes no class of buffers: its own gets one step, and is replaced."""
+    n_steps = arguments.get("n_steps", hyperparameter_defaults(algorithm)["n_steps"])
+    with _integer_sizes():
+        own = {name: value for name, value in arguments.items() if name != "rollout_buffer_class"}
+        made: Any = algorithm(**{**own, "n_steps": 1})
+    made.n_steps = n_steps
+    lstm = made.policy.lstm_actor
+    spaces_and_states: Any = (
+        made.observation_space,
+        made.action_space,
+        (n_steps, made.n_envs, lstm.num_layers, lstm.hidden_size),
+    )
+    settings = {"gamma": made.gamma, "gae_lambda": made.gae_lambda, "n_envs": made.n_envs}
+    made.rollout_buffer = arguments["rollout_buffer_class"](n_steps, *spaces_and_states, made.device, **settings)
+    return made  # type: ignore[no-any-return]
+
+
+@contextmanager
+def _integer_sizes() -> Iterator[None]:
+    """Let SB3 count the numbers of a MultiDiscrete observation as an `int`: PyTorch's LSTM refuses NumPy's integers."""
+    layers: Any = torch_layers
+    size_of = layers.get_flattened_obs_dim
+    layers.get_flattened_obs_dim = lambda space: int(size_of(space))
+    try:
+        yield
+    finally:
+        layers.get_flattened_obs_dim = size_of
+
+
+def _check_policy_name(rows: PolicyRows, spec: PolicySpec) -> None:
+    """Refuse a policy for other observations than these; SB3 finds out by itself, but not in these words."""
+    if str(spec.policy).startswith(("Mlp", "Cnn")) and isinstance(rows.group.observation_space, spaces.Dict):
+        parts, agents = ", ".join(rows.group.observation_space.spaces), ", ".join(rows.agents)
+        raise ConfigError(
+            f"policy {rows.policy_id!r}: agents {agents} observe several parts ({parts}), but {spec.policy} takes one "
+            "array; accepted: policy=MultiInputPolicy",
+            key="policy",
+        )
+
+
+_OF_SB3 = ("self", "observation_space", "action_space", "lr_schedule", "use_sde")  # SB3 passes these itself
+
+
+def _check_policy_kwargs(rows: PolicyRows, spec: PolicySpec, given: Mapping[str, Any]) -> None:
+    """Refuse arguments that the policy class does not take, with a clearer message than SB3's."""
+    policy_class = spec.policy_class
+    parameters = inspect.signature(policy_class.__init__).parameters
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    known = [name for name in parameters if name not in _OF_SB3]
+    for name in given:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"accepted: {', '.join(known)}"
+            what = f"unknown policy_kwargs {name!r} of {policy_class.__name__}"
+            raise ConfigError(f"policy {rows.policy_id!r}: {what}; {hint}", key=f"policy_kwargs.{name}")
+
+
+def _check_net_arch(rows: PolicyRows, spec: PolicySpec, net_arch: Any) -> None:
+    """Refuse layers of networks that the algorithm does not have: SB3 would ignore them, or fail on them."""
+    if spec.has_own_network or not isinstance(net_arch, Mapping):
+        return
+    kinds = kinds_of(spec.algorithm)
+    names = [] if "exploration_fraction" in kinds else ["pi", "qf"] if "buffer_size" in kinds else ["pi", "vf"]
+    if not set(net_arch) <= set(names) or (names == ["pi", "qf"] and len(net_arch) < len(names)):
+        shape = f"{{{', '.join(f'{name}: [64, 64]' for name in names)}}}"
+        accepted = f"a list of layer widths{f', or {shape}' if names else ''}"
+        raise ConfigError(
+            f"policy {rows.policy_id!r}: policy_kwargs.net_arch of {spec.algorithm.__name__} is {shown(net_arch)}; "
+            f"accepted: {accepted}",
+            key="policy_kwargs.net_arch",
+        )
+
+
+def _check_fit(rows: PolicyRows, spec: PolicySpec) -> None:
+    """Refuse spaces that SB3 cannot learn in, and hyperparameters that do not fit the rollout.
+
+    As in SB3, a `batch_size` larger than the rollout makes one minibatch of the whole rollout.
+    """
+    check_spaces(rows)
+    if is_maskable(spec.algorithm) and choices_of(rows.group.action_space) is None:
+        raise ConfigError(
+            f"policy {rows.policy_id!r}, agents {', '.join(rows.agents)}: the action space is "
+            f"{rows.group.action_space}, which has no masks; {spec.algorithm.__name__} accepts Discrete, MultiDiscrete "
+            "and MultiBinary",
+            key="algo",
+        )
+    values = {**hyperparameter_defaults(spec.algorithm), **spec.hyperparameters}
+    n_steps = values["n_steps"]
+    size = n_steps * rows.num_rows
+    factors = (counted(n_steps, "step"), counted(rows.num_envs, "env"), counted(len(rows.agents), "agent"))
+    shape = f"{' x '.join(factors)} = {counted(size, 'agent step')}"
+    if size < 2:
+        raise ConfigError(f"policy {rows.policy_id!r}: a rollout of {shape}; at least 2 are needed", key="n_steps")
+    batch_size = values.get("batch_size", size)
+    if batch_size > size:
+        _warn_once(
+            f"policy {rows.policy_id!r}: batch_size is {batch_size}, larger than its rollout of {shape}: every epoch "
+            f"is one minibatch of {size}"
+        )
+    elif size % batch_size:
+        _log.info(
+            "policy %s: batch_size %d does not divide its rollout of %d: the last minibatch of an epoch has %d",
+            rows.policy_id, batch_size, size, size % batch_size,
+        )  # fmt: skip
+
+
+def _mention_flat_images(rows: PolicyRows, spec: PolicySpec) -> None:
+    """Warn once if an MlpPolicy, the default, gets images, of which it makes a vector of numbers."""
+    space, given = rows.group.observation_space, spec.hyperparameters.get("policy_kwargs") or {}
+    is_flat = isinstance(spec.policy, str) and spec.policy.startswith("Mlp") and "features_extractor_class" not in given
+    if is_flat and is_image_space(space):
+        cnn = spec.policy.replace("Mlp", "Cnn")
+        _warn_once(
+            f"policy {rows.policy_id!r}: observations are images of shape {space.shape}, which {spec.policy} takes as "
+            f"{math.prod(space.shape or ())} separate numbers; policy={cnn} (--set policy={cnn}) sees them as images, "
+            "of at least 36 x 36 pixels"
+        )
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    """Log a warning once per process: a search builds the same policies many times."""
+    _log.warning("%s", message)
+
+
+def processing_of(rows: PolicyRows, spec: PolicySpec) -> Processing:
+    """The processing that a spec describes.
+
+    Raises:
+        ConfigError: a setting does not fit the spaces.
+    """
+    policy = Policy(rows.policy_id, rows.agents, rows.zero_based_actions.space)
+    return Processing(spec.processing, policy, rows.zero_based_observations.space)
+
+
+def policy_rows(rows: PolicyRows, processing: Processing) -> PolicyRows:
+    """The rows in the spaces in which the policy observes and acts."""
+    group = replace(rows.group, observation_space=processing.observation_space, action_space=processing.action_space)
+    return replace(rows, group=group)
+
+
+def stored_rows(rows: PolicyRows, processing: Processing) -> PolicyRows:
+    """The rows in the spaces in which a replay buffer keeps what they observe and do; see `stored_space`."""
+    seen, normalizer = policy_rows(rows, processing), processing.normalizer
+    return seen if normalizer is None else replace(seen, group=replace(seen.group, observation_space=normalizer.before))
+
+
+def stored_space(processing: Processing, algorithm: BaseAlgorithm) -> spaces.Space[Any]:
+    """Return the space of the observations that a replay buffer keeps: as the policy sees them, but not normalised."""
+    space = algorithm.observation_space if processing.normalizer is None else processing.normalizer.before
+    assert space is not None
+    return space

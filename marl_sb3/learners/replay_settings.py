@@ -1,0 +1,201 @@
+"""Settings of off-policy algorithms: what they need besides their hyperparameters, and whether these fit."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+import numpy as np
+import psutil
+from gymnasium import spaces
+
+from marl_sb3.acting.action_noise import make_action_noise
+from marl_sb3.config.values import Count, counted, require
+from marl_sb3.errors import ConfigError
+from marl_sb3.experience.hindsight import GoalEnv, goal_spaces
+from marl_sb3.experience.making import HER, RowReplayBuffer, make_replay_buffer
+from marl_sb3.experience.replay import replay_bytes
+from marl_sb3.learners.spec import PolicySpec
+from marl_sb3.policies.hyperparameters import hyperparameter_defaults
+from marl_sb3.policies.placement import PolicyRows
+from marl_sb3.processing import Processing
+from marl_sb3.types import Array, GoalRewards
+
+_FOR_DISCRETE = ("DQN", "QRDQN")
+_TIMEOUTS, _OF_GOALS = "handle_timeout_termination", ("n_sampled_goal", "goal_selection_strategy")
+_BUFFER_KINDS: Mapping[str, Any] = {
+    _TIMEOUTS: bool,
+    "n_sampled_goal": Count,
+    "goal_selection_strategy": Literal["future", "final", "episode"],
+}
+
+
+def replay_settings(rows: PolicyRows, spec: PolicySpec) -> dict[str, Any]:
+    """Return the arguments of SB3's algorithm that depend on the rows, or that SB3 takes in another form."""
+    settings: dict[str, Any] = {}
+    given = spec.hyperparameters
+    if given.get("action_noise") is not None:
+        settings["action_noise"] = make_action_noise(given["action_noise"], rows.zero_based_actions.space)
+    if isinstance(given.get("train_freq"), list):
+        settings["train_freq"] = tuple(given["train_freq"])
+    return settings
+
+
+def check_replay(rows: PolicyRows, spec: PolicySpec, processing: Processing) -> None:
+    """Refuse what the algorithm cannot learn from, or what is not supported for rows that act in turns.
+
+    Raises:
+        ConfigError: names the policy and the setting.
+    """
+    check_action_space(rows, spec)
+    values = {**hyperparameter_defaults(spec.algorithm), **spec.hyperparameters}
+    where = f"policy {rows.policy_id!r}"
+    if processing.after_normalizer:
+        raise ConfigError(
+            f"{where}: normalize_observations and {', '.join(processing.after_normalizer)} are on, but "
+            f"{spec.algorithm.__name__} normalises observations last, when they are drawn from the replay buffer; "
+            "accepted: one of them",
+            key="normalize_observations",
+        )
+    _check_buffer(rows, values, where)
+    if _in_episodes(values["train_freq"]) and rows.num_rows > 1:
+        shape = f"{counted(rows.num_envs, 'env')} x {counted(len(rows.agents), 'agent')}"
+        raise ConfigError(
+            f"{where}: train_freq is in episodes, which end at different times in {shape}; accepted: steps, or one env "
+            "and a policy for each agent",
+            key="train_freq",
+        )
+
+
+def _check_buffer(rows: PolicyRows, values: Mapping[str, Any], where: str) -> None:
+    """Refuse settings of a replay buffer that do not go together."""
+    hindsight, given = _with_goals(values), values["replay_buffer_kwargs"] or {}
+    accepted = (_TIMEOUTS, *_OF_GOALS) if hindsight else (_TIMEOUTS,)
+    for name in given:
+        if name not in accepted:
+            words = f"{where}: replay_buffer_kwargs has {name!r}; accepted: {', '.join(accepted)}"
+            raise ConfigError(words, key="replay_buffer_kwargs")
+        require(name, given[name], _BUFFER_KINDS[name], "replay_buffer_kwargs")
+    if hindsight:
+        _check_goals(rows, values, where)
+    if values["optimize_memory_usage"]:
+        _check_compact(rows, values, where)
+
+
+def _check_goals(rows: PolicyRows, values: Mapping[str, Any], where: str) -> None:
+    space = rows.group.observation_space
+    goals = goal_spaces(space)
+    if goals is None or goals[0] != goals[1]:
+        raise ConfigError(
+            f"{where}: replay_buffer_class is {HER}, but agents {', '.join(rows.agents)} observe {space}; accepted: a "
+            "Dict of observation, achieved_goal and desired_goal, with goals of the same space",
+            key="replay_buffer_class",
+        )
+    if values["n_steps"] > 1:
+        words = f"{where}: n_steps is {values['n_steps']}, but {HER} has no n-step returns; accepted: 1"
+        raise ConfigError(words, key="n_steps")
+
+
+def _check_compact(rows: PolicyRows, values: Mapping[str, Any], where: str) -> None:
+    given = values["replay_buffer_kwargs"] or {}
+    reasons = {
+        "the observations are of several parts": isinstance(rows.group.observation_space, spaces.Dict),
+        f"n_steps is {values['n_steps']}": values["n_steps"] > 1,
+        f"ends by a time limit need their own observation: set replay_buffer_kwargs to {{{_TIMEOUTS}: false}} to treat "
+        "them as terminations": given.get(_TIMEOUTS, True),
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            words = f"{where}: optimize_memory_usage is true, but {reason}"
+            raise ConfigError(f"{words}; accepted: false", key="optimize_memory_usage")
+
+
+def _with_goals(values: Mapping[str, Any]) -> bool:
+    return bool(values["replay_buffer_class"] == HER)
+
+
+def replay_buffer(
+    rows: PolicyRows, spec: PolicySpec, algorithm: Any, stored: spaces.Space[Any], goal_rewards: GoalRewards
+) -> RowReplayBuffer:
+    """Make the replay buffer of a policy.
+
+    Args:
+        stored: the space of the observations that it keeps.
+
+    Raises:
+        ConfigError: there are goals, but the env has no `compute_reward` that gives their rewards.
+    """
+    values = {**hyperparameter_defaults(spec.algorithm), **spec.hyperparameters}
+    goals = _goal_env(rows, stored, goal_rewards) if _with_goals(values) else None
+    with warnings.catch_warnings():
+        # `require_memory` refuses such a buffer.
+        warnings.filterwarnings("ignore", message="This system does not have apparently enough memory")
+        return make_replay_buffer(algorithm, stored, values, goals)
+
+
+def _goal_env(rows: PolicyRows, stored: spaces.Space[Any], goal_rewards: GoalRewards) -> GoalEnv:
+    """Return what gives the rewards of new goals, after asking it for those of one goal of zeros for each agent."""
+    made, parts = GoalEnv(rows.agents, goal_rewards), goal_spaces(stored)
+    assert parts is not None
+    goal: Array = np.zeros((1, *(parts[0].shape or ())), parts[0].dtype)
+    for agent in rows.agents:
+        try:
+            made.of_agent(agent, goal, goal, [{}])
+        except Exception as error:  # a user's function may raise anything
+            raise ConfigError(
+                f"policy {rows.policy_id!r}: replay_buffer_class is {HER}, but {error}; the env needs compute_reward("
+                "agent, achieved_goals, desired_goals, infos), for one agent without the first, which returns an "
+                "array with the reward of each goal",
+                key="replay_buffer_class",
+            ) from error
+    return made
+
+
+def check_action_space(rows: PolicyRows, spec: PolicySpec) -> None:
+    """Refuse actions that the algorithm does not choose.
+
+    Raises:
+        ConfigError: names the policy, the space, and what is accepted.
+    """
+    bases = [cls.__name__ for cls in spec.algorithm.__mro__]
+    discrete = any(name in bases for name in _FOR_DISCRETE)
+    action_space = rows.group.action_space
+    if not isinstance(action_space, spaces.Discrete if discrete else spaces.Box):
+        agents = ", ".join(map(str, rows.agents))
+        raise ConfigError(
+            f"policy {rows.policy_id!r}, agents {agents}: the action space is {action_space}; "
+            f"accepted by {spec.algorithm.__name__}: {'Discrete' if discrete else 'Box'}",
+            key="algo",
+        )
+
+
+def _in_episodes(train_freq: Any) -> bool:
+    return isinstance(train_freq, (list, tuple)) and train_freq[1] == "episode"
+
+
+def require_memory(policies: Iterable[tuple[PolicyRows, PolicySpec]]) -> None:
+    """Refuse replay buffers that need more memory than is available.
+
+    Raises:
+        ConfigError: with the size of each.
+    """
+    sizes = {rows.policy_id: _bytes(rows, spec) for rows, spec in policies}
+    available = psutil.virtual_memory().available
+    if sum(sizes.values()) <= available:
+        return
+    each = ", ".join(f"{policy_id!r} {size / 2**30:,.1f} GiB" for policy_id, size in sizes.items())
+    raise ConfigError(
+        f"the replay buffers need more memory than is available ({available / 2**30:,.1f} GiB): policy {each}; "
+        "accepted: a smaller buffer_size",
+        key="buffer_size",
+    )
+
+
+def _bytes(rows: PolicyRows, spec: PolicySpec) -> int:
+    values: Mapping[str, Any] = {**hyperparameter_defaults(spec.algorithm), **spec.hyperparameters}
+    group, compact = rows.group, values["optimize_memory_usage"]
+    more = 2 * np.dtype(np.int64).itemsize if _with_goals(values) else int(compact)
+    return replay_bytes(
+        values["buffer_size"], rows.num_rows, group.observation_space, group.action_space, 1 if compact else 2, more
+    )

@@ -1,0 +1,208 @@
+"""What SB3's policies compute: actions with recurrent state and masks, values, distributions of actions, Q values."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.distributions import Distribution
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+
+from marl_sb3.types import Array, BoolArray, FloatArray
+
+States = tuple[Array, ...]  # (layers, rows, size) each; () for a policy without memory
+
+
+def takes_masks(algorithm: BaseAlgorithm) -> bool:
+    """Whether the algorithm's `predict` takes action masks, as sb3-contrib's MaskablePPO does."""
+    return _predict_takes_masks(type(algorithm))
+
+
+@cache
+def _predict_takes_masks(algorithm: type[BaseAlgorithm]) -> bool:
+    return "action_masks" in inspect.signature(algorithm.predict).parameters
+
+
+def initial_states(algorithm: BaseAlgorithm, rows: int) -> States:
+    """Return the recurrent state of `rows` rows at the start of an episode; () for a policy without memory.
+
+    Policies with memory are those with the attributes of sb3-contrib's recurrent policies: their `predict` takes and
+    returns the hidden and the cell state of the actor's LSTM.
+    """
+    shape = getattr(algorithm.policy, "lstm_hidden_state_shape", None)
+    if shape is None:
+        return ()
+    layers, _, size = shape
+    return tuple(np.zeros((layers, rows, size), dtype=np.float32) for _ in range(2))
+
+
+def predict(
+    algorithm: BaseAlgorithm,
+    observations: Any,
+    states: States,
+    starts: BoolArray,
+    masks: BoolArray | None,
+    deterministic: bool,
+) -> tuple[Array, States]:
+    """Call the algorithm's `predict`.
+
+    Args:
+        observations: a single observation, or a batch of rows.
+        states: recurrent state of these rows, laid out as by `initial_states`.
+        starts: (rows,) bool; True where an episode starts: the state is not used there.
+        masks: (rows, n) bool, or None; only for an algorithm that takes them.
+        deterministic: the most likely actions instead of sampled ones.
+
+    Returns:
+        The actions as the env takes them, and the new recurrent states.
+    """
+    more: dict[str, Any] = {} if masks is None else {"action_masks": masks}
+    if states:
+        more |= {"state": states, "episode_start": starts}
+    actions, after = algorithm.predict(observations, deterministic=deterministic, **more)
+    return actions, after if states and after is not None else ()
+
+
+def has_values(algorithm: BaseAlgorithm) -> bool:
+    """Whether the policy estimates the values of observations."""
+    return hasattr(algorithm.policy, "predict_values")
+
+
+def has_distribution(algorithm: BaseAlgorithm) -> bool:
+    """Whether the policy has a distribution of actions."""
+    actor = getattr(algorithm.policy, "actor", None)
+    return hasattr(algorithm.policy, "get_distribution") or hasattr(actor, "get_action_dist_params")
+
+
+def has_q_values(algorithm: BaseAlgorithm) -> bool:
+    """Whether the policy has Q values."""
+    return isinstance(algorithm, OffPolicyAlgorithm)
+
+
+def has_q_value_of_each_action(algorithm: BaseAlgorithm) -> bool:
+    """Whether one call gives the Q values of all actions."""
+    return isinstance(algorithm.action_space, spaces.Discrete)
+
+
+def critic_states(algorithm: BaseAlgorithm, rows: int) -> States:
+    """The state of the critic's own LSTM at the start of an episode; () if it has none."""
+    lstm = getattr(algorithm.policy, "lstm_critic", None)
+    if lstm is None:
+        return ()
+    return tuple(np.zeros((lstm.num_layers, rows, lstm.hidden_size), dtype=np.float32) for _ in range(2))
+
+
+def values(algorithm: BaseAlgorithm, observations: Any, states: States, starts: BoolArray) -> tuple[FloatArray, States]:
+    """Values of observations.
+
+    Args:
+        observations: a single observation, or a batch of n.
+        states: of the critic's LSTM, or of the actor's where the critic has none; () for a policy without memory.
+        starts: (n,) bool; True where an episode starts: the state is not used there.
+
+    Returns:
+        (n,) values, and the new states of the critic's own LSTM; () if it has none.
+    """
+    policy: Any = algorithm.policy
+    seen = _tensor(algorithm, observations)
+    with th.no_grad():
+        if not states:
+            return _rows(policy.predict_values(seen)), ()
+        memory, begun = _memory(algorithm, states, starts)
+        found = _rows(policy.predict_values(seen, memory, begun))
+        if policy.lstm_critic is None:
+            return found, ()
+        features = policy.vf_features_extractor(_preprocessed(policy, seen))
+        _, after = policy._process_sequence(features, memory, begun, policy.lstm_critic)
+    return found, tuple(part.cpu().numpy() for part in after)
+
+
+def distribution(
+    algorithm: BaseAlgorithm, observations: Any, states: States, starts: BoolArray, masks: BoolArray | None
+) -> Distribution:
+    """The distribution of the actions for a single observation, as a batch of one, or for a batch of n."""
+    policy: Any = algorithm.policy
+    seen = _tensor(algorithm, observations)
+    with th.no_grad():
+        if hasattr(policy, "get_distribution"):
+            if states:
+                found, _ = policy.get_distribution(seen, *_memory(algorithm, states, starts))
+            else:
+                found = policy.get_distribution(seen, *(() if masks is None else (masks,)))
+        else:
+            mean, log_std, more = policy.actor.get_action_dist_params(seen)
+            found = policy.actor.action_dist.proba_distribution(mean, log_std, **more)
+    result: Distribution = copy.copy(found)  # the policy changes its own with the next call
+    return result
+
+
+def log_prob(algorithm: BaseAlgorithm, of: Distribution, actions: Array) -> FloatArray:
+    """(n,) log-probabilities of (n, ...) actions as the policy's `predict` returns them."""
+    with th.no_grad():
+        return _rows(of.log_prob(_actions(algorithm, actions)))
+
+
+def q_values(algorithm: BaseAlgorithm, observations: Any, actions: Array | None) -> FloatArray:
+    """Q values.
+
+    Args:
+        observations: a single observation, or a batch of n.
+        actions: (n, ...) actions as the policy's `predict` returns them; None: the most likely ones. Not used where
+            there is one value for each action.
+
+    Returns:
+        (n, number of actions), or (n, number of critics); means over the quantiles of QRDQN and TQC.
+    """
+    policy: Any = algorithm.policy
+    seen = _tensor(algorithm, observations)
+    with th.no_grad():
+        if has_q_value_of_each_action(algorithm):
+            quantiles = getattr(policy, "quantile_net", None)
+            found = policy.q_net(seen) if quantiles is None else quantiles(seen).mean(dim=1)
+        else:
+            taken = policy._predict(seen, deterministic=True) if actions is None else _actions(algorithm, actions)
+            of_critics = policy.critic(seen, taken)
+            found = th.cat(of_critics, dim=1) if isinstance(of_critics, tuple) else of_critics.mean(dim=2)
+    result: FloatArray = found.cpu().numpy()
+    return result
+
+
+# --- Tensors ---------------------------------------------------------------------------------------------------------
+
+
+def _tensor(algorithm: BaseAlgorithm, observations: Any) -> Any:
+    policy = algorithm.policy
+    policy.set_training_mode(False)  # as `predict` does: batch normalisation and dropout stand still
+    return policy.obs_to_tensor(observations)[0]
+
+
+def _preprocessed(policy: Any, seen: Any) -> Any:
+    from stable_baselines3.common.preprocessing import preprocess_obs
+
+    return preprocess_obs(seen, policy.observation_space, normalize_images=policy.normalize_images)
+
+
+def _memory(algorithm: BaseAlgorithm, states: States, starts: BoolArray) -> tuple[tuple[th.Tensor, ...], th.Tensor]:
+    device = algorithm.device
+    memory = tuple(th.tensor(part, dtype=th.float32, device=device) for part in states)
+    return memory, th.tensor(starts, dtype=th.float32, device=device)
+
+
+def _actions(algorithm: BaseAlgorithm, actions: Array) -> th.Tensor:
+    """Actions as the policy samples them: SB3 rescales those of squashed policies, and flattens Boxes."""
+    space = algorithm.action_space
+    if not isinstance(space, spaces.Box):
+        return th.tensor(actions, device=algorithm.device)
+    scaled = algorithm.policy.scale_action(actions) if algorithm.policy.squash_output else actions
+    return th.tensor(scaled, dtype=th.float32, device=algorithm.device).reshape(len(actions), -1)
+
+
+def _rows(tensor: th.Tensor) -> FloatArray:
+    result: FloatArray = tensor.cpu().numpy().reshape(-1)
+    return result
