@@ -20,6 +20,7 @@ LAYERS = (
     ("config",),
     ("envs",),
     ("wrappers",),
+    ("processes",),
     ("vec_env",),
     ("metrics",),
     ("display",),

@@ -178,7 +178,7 @@ def make_vec_env(
     if n_workers == 0:
         made = VECTORIZERS[vectorizer](factory, n_envs, seed, env_kwargs)
     else:
-        from marl_sb3.vec_env.workers.division import makes_batches, workers_for
+        from marl_sb3.vec_env.workers.spec import makes_batches, workers_for
         from marl_sb3.vec_env.workers.vec_env import WorkersVecEnv
 
         made = WorkersVecEnv(

@@ -92,7 +92,7 @@ class Disturber(threading.Thread):
             self._disturb(self._rng.choice(self._env._supervisor.workers))
 
     def _disturb(self, worker: Any) -> None:
-        process, fork_server = worker._process, worker._fork_server
+        process, fork_server = worker.process, worker._fork_server
         stop = self._rng.random() < self._stops
         with suppress(psutil.NoSuchProcess):
             is_worker = process and psutil.Process(process).ppid() == fork_server._process.pid  # nobody else has its id

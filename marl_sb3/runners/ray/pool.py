@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from marl_sb3.errors import ConfigError
+from marl_sb3.processes.messages import pass_on
 from marl_sb3.runners.ray.connection import Connection
 from marl_sb3.runners.shards.host import Logged, RunnerProcess
 from marl_sb3.runners.shards.plan import ShardFault, ShardPlan
 from marl_sb3.runners.shards.pool import Answer, Lost
-from marl_sb3.vec_env.workers.worker_log import pass_on
 
 
 class RayPool:

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 from marl_sb3.envs.registry import import_modules
 from marl_sb3.errors import ConfigError, EnvRaisedError, MarlSb3Error, described
+from marl_sb3.processes.messages import MessageLog
 from marl_sb3.runners.shards.plan import Inexact, RoundOrder, SavedShard, ShardFault, ShardPlan, ShardRollout
 from marl_sb3.runners.shards.pool import versions
 from marl_sb3.runners.shards.shard import Shard
-from marl_sb3.vec_env.workers.worker_log import MessageLog
 
 R = TypeVar("R")
 

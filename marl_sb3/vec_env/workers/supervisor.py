@@ -1,4 +1,4 @@
-"""Talk to all workers, and replace those that end or hang."""
+"""Talk to all workers of a vec env, and replace those that end or hang."""
 
 from __future__ import annotations
 
@@ -9,28 +9,30 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from marl_sb3.errors import ConfigError, VecEnvOrderError, WorkerError
-from marl_sb3.vec_env.workers.arrays import anonymous_file, board_bytes, boards
-from marl_sb3.vec_env.workers.channel import Kind, Message
-from marl_sb3.vec_env.workers.journal import Journal
-from marl_sb3.vec_env.workers.pickling import WorkerTracebackError, packed_plan, packed_request
-from marl_sb3.vec_env.workers.plan import EnvFacts, SharePlan, Surroundings
-from marl_sb3.vec_env.workers.share import FirstEnvMadeError
-from marl_sb3.vec_env.workers.worker import Worker, WorkerLostError, WorkerRefusedError
+from marl_sb3.processes.channel import Kind, Message, anonymous_file
+from marl_sb3.processes.messages import ProcessContext, WorkerTracebackError, by_value, packed_request
+from marl_sb3.processes.worker import RestartBudget, Worker, WorkerLostError, WorkerRefusedError
+from marl_sb3.vec_env.workers.envs import FirstEnvMadeError
+from marl_sb3.vec_env.workers.recovery import MOST_STEPS, Journal
+from marl_sb3.vec_env.workers.server import EnvServer
+from marl_sb3.vec_env.workers.spec import EnvFacts, WorkerSpec, polling_s
 
 _log = logging.getLogger(__name__)
 
-_INTERRUPTED_S = 5.0  # how long envs that were interrupted may take to answer and to close
+_INTERRUPTED_S = 5.0  # how long envs that were interrupted may take to answer and to close, at most
 
 Request = tuple[int, bytes]  # kind and payload of a message to a worker
+_STEP: Request = (Kind.STEP, b"")
 
 
 class Supervisor:
     """All workers of a vec env.
 
     Args:
-        plans: of the shares, one for each worker.
+        specs: of the workers.
         timeout_s: how long a call of an env may take.
         max_restarts: how often in a row a worker is replaced that does not answer once.
+        most_steps: see `Journal`.
 
     Attributes:
         facts: what each worker says about its envs.
@@ -45,25 +47,34 @@ class Supervisor:
         WorkerError: a worker was lost too often while it made its envs.
     """
 
-    def __init__(self, plans: Sequence[SharePlan], timeout_s: float, max_restarts: int) -> None:
+    def __init__(
+        self, specs: Sequence[WorkerSpec], timeout_s: float, max_restarts: int, most_steps: int = MOST_STEPS
+    ) -> None:
         self._main_process = os.getpid()
-        self._surroundings = Surroundings.here()  # also of workers that are started later
-        self._make_requests = [self._make_request(plan) for plan in plans]
-        self._max_restarts = max_restarts
-        self._num_envs = sum(plan.num_envs for plan in plans)
-        self._made = False  # whether all workers have made their envs
+        self._context = ProcessContext.here()  # also of workers that are started later
+        makes = [self._make_request(spec) for spec in specs]
+        self._specs = specs
+        self._budget = RestartBudget(max_restarts)
+        self._num_envs = sum(spec.num_envs for spec in specs)
+        self._interrupted_s = min(timeout_s, _INTERRUPTED_S)
         self._attached = False
         self._horizon: int | None = None
-        self.journal = Journal(plans)
+        self.journal = Journal(specs, most_steps)
         self.restarts = 0
         self.lost: dict[int, str] = {}
         self.memory = anonymous_file("marl_sb3-arrays")
-        os.ftruncate(self.memory, board_bytes(len(plans)))
         self.workers = [
-            Worker(plan, self.memory, board, timeout_s)
-            for plan, board in zip(plans, boards(self.memory, len(plans)), strict=True)
+            Worker(
+                spec.name,
+                EnvServer.__module__,
+                make,
+                timeout_s=timeout_s,
+                descriptors=[self.memory],
+                polling_s=polling_s(len(specs)),
+            )
+            for spec, make in zip(specs, makes, strict=True)
         ]
-        self._step_requests = [(worker, (Kind.STEP, b"")) for worker in self.workers]
+        self._step_requests = [(number, _STEP) for number in range(len(specs))]
         try:
             self.facts = self._make_envs()
         except BaseException:
@@ -95,7 +106,7 @@ class Supervisor:
         """Do a request in some workers, at the same time.
 
         Args:
-            name: of the request, see `ShareServer`.
+            name: of the request, see `EnvServer`.
             arguments: of the request, for each worker; None: this one is not asked.
 
         Returns:
@@ -103,12 +114,12 @@ class Supervisor:
         """
         self._require_open()
         requests = [
-            (worker, (Kind.REQUEST, packed_request(name, each)))
-            for worker, each in zip(self.workers, arguments, strict=True)
+            (number, (Kind.REQUEST, packed_request(name, each)))
+            for number, each in enumerate(arguments)
             if each is not None
         ]
-        for worker, request in requests:
-            worker.send(*request)
+        for number, request in requests:
+            self.workers[number].send(*request)
         results = iter([Worker.result(answer) for answer in self._answers(requests)])
         return [None if each is None else next(results) for each in arguments]
 
@@ -118,80 +129,81 @@ class Supervisor:
         if self._main_process != os.getpid():
             raise VecEnvOrderError(f"the workers belong to process {self._main_process}, of which this one is a fork")
 
-    def _answers(self, requests: Sequence[tuple[Worker, Request]]) -> list[Message]:
+    def _answers(self, requests: Sequence[tuple[int, Request | None]]) -> list[Message]:
         """Return the answers to requests that were sent; the error of the worker with the first envs is raised."""
-        answers = [self._answer(worker, request) for worker, request in requests]
+        answers = [self._answer(number, request) for number, request in requests]
         for answer in answers:
             if answer.kind == Kind.FAILED:
                 Worker.result(answer)
         return answers
 
-    def _answer(self, worker: Worker, request: Request) -> Message:
-        """Return the answer to a request that was sent; a worker that is lost is replaced, and asked again."""
+    def _answer(self, number: int, request: Request | None) -> Message:
+        """Return the answer to a request that was sent; a worker that is lost is replaced, and asked again.
+
+        Args:
+            number: of the worker.
+            request: None: to make the envs, which every worker is asked first.
+        """
+        worker = self.workers[number]
         while True:
             try:
                 answer = worker.receive()
             except WorkerLostError as error:
-                self._replace(worker, error)
-                worker.send(*request)
+                self._replace(number, error, request)
             else:
-                worker.losses = 0
+                self._budget.succeeded(number)
                 return answer
 
     # --- Replacements ------------------------------------------------------------------------------------------------
 
-    def _replace(self, worker: Worker, error: WorkerLostError) -> None:
-        """Start a worker anew, and bring its envs back.
+    def _replace(self, number: int, error: WorkerLostError, request: Request | None) -> None:
+        """Start a worker anew, bring its envs back, and ask it again.
 
         Raises:
             WorkerError: it was lost too often.
         """
+        worker = self.workers[number]
         while True:
-            worker.losses += 1
-            if worker.losses > self._max_restarts:
-                raise _given_up(worker, error)
+            if losses := self._budget.lost(number):
+                raise _given_up(error, losses)
             self.restarts += 1
             _log.warning("%s; it is replaced", error)
             if error.stacks:
-                _log.info("stacks of %s:\n%s", worker.name(), error.stacks)
+                _log.info("stacks of %s:\n%s", worker.name, error.stacks)
             try:
-                self._bring_back(worker)
+                worker.start()
+                if request is not None:
+                    worker.result(worker.receive())
+                    self._bring_back(number)
+                    worker.send(*request)
             except WorkerLostError as again:
                 error = again
             else:
                 return
 
-    def _bring_back(self, worker: Worker) -> None:
-        plan, number = worker.plan, worker.plan.worker
-        worker.start()
-        if not self._made:
-            return  # it is asked to make them next
-        worker.send(*self._make_requests[number])
-        worker.result(worker.receive())
+    def _bring_back(self, number: int) -> None:
+        worker, spec = self.workers[number], self._specs[number]
         if self._horizon is not None:
             worker.ask("limit_episodes", self._horizon)
         if not self._attached:
             return
         worker.ask("attach", self._num_envs)
-        journal = self.journal
-        lost: Mapping[int, str] = worker.ask(
-            "restore", journal.state_of(number), journal.events_of(number), journal.shown_of(number)
-        )
+        lost: Mapping[int, str] = worker.ask("restore", *self.journal.of_worker(number))
         for row, why in lost.items():
-            _log.warning("inexact: a new episode begins in env %d: %s", plan.first_index + row, why)
-            self.lost[plan.first_index + row] = why
-        _log.info("%s: %d of %d envs are back", worker.name(), plan.num_envs - len(lost), plan.num_envs)
+            _log.warning("inexact: a new episode begins in env %d: %s", spec.first_index + row, why)
+            self.lost[spec.first_index + row] = why
+        _log.info("%s: %d of %d envs are back", worker.name, spec.num_envs - len(lost), spec.num_envs)
 
     # --- Begin and end -----------------------------------------------------------------------------------------------
 
     def _make_envs(self) -> list[EnvFacts]:
         """Start all workers; returns what they say about their envs."""
-        requests = list(zip(self.workers, self._make_requests, strict=True))
         try:
-            for worker, request in requests:
+            for worker in self.workers:
                 worker.start()
-                worker.send(*request)
-            facts = [Worker.result(answer) for answer in self._answers(requests)]
+            for answer in self._answers([(number, None) for number in range(len(self.workers))]):
+                Worker.result(answer)
+            return self.ask_all("facts")
         except WorkerRefusedError as error:
             raise ConfigError(
                 f"n_workers is {len(self.workers)}, but {error}; accepted: fewer workers, or higher limits (ulimit -n "
@@ -200,19 +212,28 @@ class Supervisor:
             ) from error
         except FirstEnvMadeError as error:
             raise self._explained(error) from None
-        self._made = True
-        return facts
 
-    def _make_request(self, plan: SharePlan) -> Request:
-        return Kind.REQUEST, packed_request("make", (self._surroundings, packed_plan(plan)))
+    def _make_request(self, spec: WorkerSpec) -> bytes:
+        try:
+            packed = by_value((EnvServer, (spec,)))
+        except Exception as error:
+            factory = getattr(spec.factory, "__qualname__", None) or repr(spec.factory)
+            raise ConfigError(
+                f"n_workers: the env factory {factory} or an argument of the env cannot be sent to a worker: "
+                f"{type(error).__name__}: {error}; accepted: functions and classes that hold no open files, "
+                "locks or connections; n_workers=0 makes the envs in this process",
+                key="n_workers",
+            ) from error
+        return packed_request("make", (self._context, packed))
 
     def _explained(self, error: FirstEnvMadeError) -> Exception:
         """Find out whether an env that could not be made after another one can be made alone."""
-        worker = next(worker for worker in self.workers if error.env_index in worker.plan.indices)
+        number = next(number for number, spec in enumerate(self._specs) if error.env_index in spec.indices)
+        worker = self.workers[number]
         worker.end()
+        worker.make = self._make_request(self._specs[number].of_one(error.env_index))
         try:
             worker.start()
-            worker.send(*self._make_request(worker.plan.of_one(error.env_index)))
             worker.result(worker.receive())
         except Exception:
             return error.error
@@ -223,7 +244,7 @@ class Supervisor:
         )
 
     def attach(self) -> None:
-        """Have all workers map the shared arrays, for which there is room now."""
+        """Have all workers map the shared arrays, which are in memory now."""
         self.ask_all("attach", self._num_envs)
         self._attached = True
 
@@ -237,7 +258,7 @@ class Supervisor:
         running = [worker for worker in self.workers if worker.is_healthy]
         for worker in running:
             worker.write_stacks()
-        return [f"{worker.name()}:\n{worker.stacks()}" for worker in running]
+        return [f"{worker.name}:\n{worker.stacks()}" for worker in running]
 
     def close_envs(self) -> None:
         """Let the workers close their envs; those that have ended are not replaced.
@@ -247,7 +268,7 @@ class Supervisor:
         if self._main_process != os.getpid():
             return  # this process was forked from the one that has the workers
         is_interrupted = any(worker.is_busy for worker in self.workers)
-        until_s = time.monotonic() + _INTERRUPTED_S if is_interrupted else None
+        until_s = time.monotonic() + self._interrupted_s if is_interrupted else None
         for worker in self.workers:
             worker.send(Kind.REQUEST, packed_request("close", ()))
         for worker in self.workers:
@@ -266,9 +287,9 @@ class Supervisor:
             self.memory = -1
 
 
-def _given_up(worker: Worker, lost: WorkerLostError) -> WorkerError:
-    times = f"{worker.losses} times in a row" if worker.losses > 1 else "once"
-    error = WorkerError(f"{lost}; it was lost {times}, and max_worker_restarts is {worker.losses - 1}")
+def _given_up(lost: WorkerLostError, losses: int) -> WorkerError:
+    times = f"{losses} times in a row" if losses > 1 else "once"
+    error = WorkerError(f"{lost}; it was lost {times}, and max_worker_restarts is {losses - 1}")
     if lost.stacks:
         error.__cause__ = WorkerTracebackError(lost.stacks)
     return error

@@ -19,12 +19,10 @@ from marl_sb3.vec_env.masks import read_masks
 from marl_sb3.vec_env.seeding import fresh_seed
 from marl_sb3.vec_env.slot_states import pack, unpack
 from marl_sb3.vec_env.step import NO_FINAL_OBSERVATIONS, ActionMasks, VecStep, first_step
-from marl_sb3.vec_env.workers.arrays import SharedArrays
-from marl_sb3.vec_env.workers.batched_states import joined_state, split
-from marl_sb3.vec_env.workers.cut_episodes import RunningEpisodes
-from marl_sb3.vec_env.workers.division import shares
-from marl_sb3.vec_env.workers.extras import Extras, JoinedExtras, SilentInfos
-from marl_sb3.vec_env.workers.plan import SeparateState, SharePlan, ShareState
+from marl_sb3.vec_env.workers.envs import joined_state, split_state
+from marl_sb3.vec_env.workers.recovery import MOST_STEPS, RunningEpisodes
+from marl_sb3.vec_env.workers.spec import SeparateState, WorkerSpec, WorkerState
+from marl_sb3.vec_env.workers.steps import Extras, JoinedExtras, SharedArrays, SilentInfos
 from marl_sb3.vec_env.workers.supervisor import Supervisor
 
 _READ_ONLY_CALLS = ("render", "get_wrapper_attr", "has_wrapper")
@@ -46,6 +44,7 @@ class WorkersVecEnv(MultiAgentVecEnv):
         batched: whether each worker steps its envs as a batch, which needs a factory with `make_batched`.
         timeout_s: how long a call of an env may take.
         max_restarts: how often in a row a worker is replaced that does not complete a step.
+        most_steps: after how many steps the workers are asked for the states of their envs.
 
     Raises:
         ConfigError: there are more workers than envs, the factory cannot be sent to workers, or envs cannot be made.
@@ -63,11 +62,12 @@ class WorkersVecEnv(MultiAgentVecEnv):
         batched: bool = False,
         timeout_s: float = 300.0,
         max_restarts: int = 5,
+        most_steps: int = MOST_STEPS,
     ) -> None:
         run_seed = fresh_seed() if seed is None else seed
-        self._plans = shares(SharePlan(factory, dict(env_kwargs), 0, num_envs, run_seed, batched), n_workers)
+        self._specs = WorkerSpec(factory, dict(env_kwargs), 0, num_envs, run_seed, batched).divided(n_workers)
         self._batched = batched
-        self._supervisor = Supervisor(self._plans, timeout_s, max_restarts)
+        self._supervisor = Supervisor(self._specs, timeout_s, max_restarts, most_steps)
         self._free = finalize(self, self._supervisor.close)  # also if nobody closes the vec env
         self._closed = False
         try:
@@ -78,14 +78,14 @@ class WorkersVecEnv(MultiAgentVecEnv):
 
     def _set_up(self, num_envs: int) -> None:
         facts = self._supervisor.facts
-        for plan, others in zip(self._plans, facts, strict=True):
-            require_same_agents(others, plan.first_index, facts[0])
+        for spec, others in zip(self._specs, facts, strict=True):
+            require_same_agents(others, spec.first_index, facts[0])
         self._layout = AgentLayout(facts[0])
         self.num_envs = num_envs
         self.agents, self.groups = self._layout.agents, self._layout.groups
         self.metadata, self.render_mode = facts[0].metadata, facts[0].render_mode
-        arguments = (self._supervisor.memory, self.groups, num_envs, len(self._plans))
-        SharedArrays.make_room(*arguments)
+        arguments = (self._supervisor.memory, self.groups, num_envs)
+        SharedArrays.reserve(*arguments)
         self._arrays = SharedArrays(*arguments)
         self._supervisor.attach()
         self._running = RunningEpisodes(self.groups)
@@ -107,12 +107,12 @@ class WorkersVecEnv(MultiAgentVecEnv):
         self._supervisor.journal.add("seed", None, seed)
 
     def _reset(self, options: Sequence[Options] | None) -> VecStep:
-        given = [(None if options is None else options[plan.rows],) for plan in self._plans]
-        answers: list[tuple[Extras, ShareState]] = self._supervisor.ask_each("reset", given)
+        given = [(None if options is None else options[spec.rows],) for spec in self._specs]
+        answers: list[tuple[Extras, WorkerState]] = self._supervisor.ask_each("reset", given)
         extras, states = zip(*answers, strict=True)
-        return self._begun(JoinedExtras(extras, self._plans), states)
+        return self._begun(JoinedExtras(extras, self._specs), states)
 
-    def _begun(self, extras: JoinedExtras, states: Sequence[ShareState]) -> VecStep:
+    def _begun(self, extras: JoinedExtras, states: Sequence[WorkerState]) -> VecStep:
         """Return the first step after a reset, or after `set_state`."""
         self._supervisor.lost = {}  # they have begun new episodes, too
         arrays = self._arrays
@@ -131,7 +131,7 @@ class WorkersVecEnv(MultiAgentVecEnv):
     def _recv(self) -> VecStep:
         supervisor, arrays = self._supervisor, self._arrays
         payloads = [answer.payload for answer in supervisor.steps()]
-        extras = JoinedExtras.unpickled(payloads, self._plans) if any(payloads) else None
+        extras = JoinedExtras.unpickled(payloads, self._specs) if any(payloads) else None
         acted = self.latest.to_act
         step = VecStep(
             observations=arrays.copied_observations(),
@@ -182,11 +182,11 @@ class WorkersVecEnv(MultiAgentVecEnv):
     # --- Single envs -------------------------------------------------------------------------------------------------
 
     def _call(self, name: str, env_indices: Sequence[int], /, *args: Any, **kwargs: Any) -> list[Any]:
-        rows = [plan.rows_of(env_indices) for plan in self._plans]
+        rows = [spec.rows_of(env_indices) for spec in self._specs]
         answers = self._supervisor.ask_each("call", [(own, name, args, kwargs) if own else None for own in rows])
         found = {
-            plan.first_index + row: result
-            for plan, own, results in zip(self._plans, rows, answers, strict=True)
+            spec.first_index + row: result
+            for spec, own, results in zip(self._specs, rows, answers, strict=True)
             for row, result in zip(own, results or (), strict=True)
         }
         if name not in _READ_ONLY_CALLS:
@@ -194,7 +194,7 @@ class WorkersVecEnv(MultiAgentVecEnv):
         return [found[index] for index in env_indices]
 
     def _configure(self, env_indices: Sequence[int], settings: Mapping[str, Any]) -> None:
-        rows = [plan.rows_of(env_indices) for plan in self._plans]
+        rows = [spec.rows_of(env_indices) for spec in self._specs]
         self._supervisor.ask_each("configure", [(own, settings) if own else None for own in rows])
         self._supervisor.journal.add("configure", env_indices, settings)
 
@@ -205,32 +205,32 @@ class WorkersVecEnv(MultiAgentVecEnv):
         states: list[Any] = self._supervisor.ask_all("get_state", False)
         masks = list(latest.action_masks)
         if self._batched:
-            state = joined_state(states, [plan.num_envs for plan in self._plans])
+            state = joined_state(states, [spec.num_envs for spec in self._specs])
             return {**state, "observations": list(latest.observations), "action_masks": masks}
         slots = [slot for state in states for slot in state.slots]
         return {**pack(slots, self.groups), "action_masks": masks}
 
     def _set_state(self, state: StateReader) -> Mapping[int, str]:
         masks = read_masks(state, self.groups, self.num_envs)
-        answers: list[tuple[Extras, ShareState, Mapping[int, str]]] = self._supervisor.ask_each(
-            "set_state", [(each,) for each in self._share_states(state, masks)]
+        answers: list[tuple[Extras, WorkerState, Mapping[int, str]]] = self._supervisor.ask_each(
+            "set_state", [(each,) for each in self._worker_states(state, masks)]
         )
         extras, states, inexact = zip(*answers, strict=True)
         self._supervisor.journal.masked = {number: True for number, group in enumerate(masks) if group is not None}
-        self._begun(JoinedExtras(extras, self._plans), states)
+        self._begun(JoinedExtras(extras, self._specs), states)
         return {
-            plan.first_index + row: why
-            for each, plan in zip(inexact, self._plans, strict=True)
+            spec.first_index + row: why
+            for each, spec in zip(inexact, self._specs, strict=True)
             for row, why in each.items()
         }
 
-    def _share_states(self, state: StateReader, masks: ActionMasks) -> list[ShareState]:
-        """Return the states of the shares from the state of all envs, which is checked."""
-        rows = [plan.rows for plan in self._plans]
+    def _worker_states(self, state: StateReader, masks: ActionMasks) -> list[WorkerState]:
+        """Return the states of the workers' envs from the state of all envs, which is checked."""
+        rows = [spec.rows for spec in self._specs]
         if self._batched:
             self._require_batched(state)
             whole = {name: state.value(name) for name in state}
-            return [split(whole, self.num_envs, own) for own in rows]
+            return [split_state(whole, self.num_envs, own) for own in rows]
         slots = unpack(state, self._layout, self.num_envs)
         return [
             SeparateState(slots[own], tuple(None if group is None else group[own] for group in masks)) for own in rows

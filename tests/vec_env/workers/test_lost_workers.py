@@ -14,19 +14,16 @@ from crashing_envs import AlwaysFatal, Fatal, Modules, Numbers, Unrepeatable
 from test_workers_vec_env import plain_step, played
 
 from marl_sb3 import make_vec_env
+from marl_sb3.envs.registry import env_factory
 from marl_sb3.errors import WorkerError
 from marl_sb3.vec_env import MultiAgentVecEnv
-from marl_sb3.vec_env.workers import journal
-from marl_sb3.vec_env.workers.arrays import Board
-from marl_sb3.vec_env.workers.channel import Kind, Message
-from marl_sb3.vec_env.workers.plan import SharePlan
-from marl_sb3.vec_env.workers.worker import Worker, WorkerLostError
+from marl_sb3.vec_env.workers.vec_env import WorkersVecEnv
 
 Make = partial(make_vec_env, n_envs=4, seed=5)
 
 
 def processes(vec: MultiAgentVecEnv) -> list[int]:
-    return [worker._process for worker in vec._supervisor.workers]  # type: ignore[attr-defined]
+    return [worker.process for worker in vec._supervisor.workers]  # type: ignore[attr-defined]
 
 
 def restarts(vec: MultiAgentVecEnv) -> int:
@@ -37,13 +34,11 @@ def restarts(vec: MultiAgentVecEnv) -> int:
 
 @pytest.mark.parametrize(("env", "vectorizer"), [(Numbers, "sync"), ("arena", "sync"), ("arena", "batched")])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-def test_the_rollout_goes_on_as_if_nothing_had_happened(
-    env: Any, vectorizer: str, number: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(journal, "MOST_STEPS", 7)
-    patience: dict[str, Any] = {"worker_timeout_s": 60 if number == signal.SIGKILL else 0.3, "max_worker_restarts": 99}
-    monkeypatch.setattr("marl_sb3.vec_env.workers.worker._STACKS_S", 0.05)
-    vec, other = (Make(env, vectorizer=vectorizer, n_workers=workers, **patience) for workers in (2, 0))
+def test_the_rollout_goes_on_as_if_nothing_had_happened(env: Any, vectorizer: str, number: int) -> None:
+    patience: dict[str, Any] = {"timeout_s": 60 if number == signal.SIGKILL else 0.3, "max_restarts": 99}
+    batched = vectorizer == "batched"
+    vec = WorkersVecEnv(env_factory(env), 4, 5, {}, 2, batched=batched, **patience, most_steps=7)
+    other = Make(env, vectorizer=vectorizer)
     settings = {} if env is Numbers else {"max_timesteps": 11}
     for each in (vec, other):
         each.reset()
@@ -63,9 +58,8 @@ def test_the_rollout_goes_on_as_if_nothing_had_happened(
 
 @pytest.mark.parametrize("how", ["kill", "exit", "segfault", "sleep", "stop"])
 def test_an_env_may_end_or_hang_its_process_now_and_then(
-    how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("marl_sb3.vec_env.workers.worker._STACKS_S", 0.3)
     (tmp_path / "calm").mkdir()
     (tmp_path / "wild").mkdir()
     caplog.set_level("INFO", logger="marl_sb3")
@@ -152,29 +146,3 @@ def test_a_worker_that_is_started_later_has_the_folder_and_variables_of_the_firs
     assert vec.call("folder", [0, 3]) == [folder, folder]
     assert vec.call("variable", [0, 3], "FOLDER") == [None, None]
     vec.close()
-
-
-def test_a_call_hangs_when_no_call_was_completed_for_the_whole_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    board = Board(memoryview(bytearray(16)).cast("q"))
-    worker = Worker(SharePlan(Numbers, {}, 0, 2, 0, batched=False), -1, board, timeout_s=4.0)
-    looks: list[float] = []
-
-    class Silent:
-        def receive(self) -> Message:
-            looks.append(1.0)  # one look each second
-            if len(looks) == 3:
-                board.advance()
-            raise TimeoutError
-
-        def send(self, *_: object) -> None:
-            pass
-
-        close = send
-
-    monkeypatch.setattr(worker, "_channel", Silent())
-    monkeypatch.setattr(worker, "write_stacks", lambda: None)
-    monkeypatch.setattr(worker, "stacks", lambda: "")
-    worker.send(Kind.STEP)
-    with pytest.raises(WorkerLostError, match=r"has hung: env 0 has not answered within 4 s \(worker_timeout_s\)$"):
-        worker.receive()
-    assert len(looks) == 3 + 4

@@ -18,9 +18,9 @@ from waiting import is_running, wait_for
 
 from marl_sb3 import make_vec_env
 from marl_sb3.errors import ConfigError, VecEnvOrderError
-from marl_sb3.vec_env.workers.fork_server import ForkServer, fork_server
-from marl_sb3.vec_env.workers.fork_server_process import _Server
+from marl_sb3.processes.fork_server import ForkServer, _Server, fork_server
 
+MODULE = "marl_sb3.vec_env.workers.server"
 NO_ACTIONS = [np.zeros((2, 2), int)]
 
 
@@ -56,12 +56,8 @@ def test_a_worker_that_ends_while_it_makes_its_envs_is_replaced(tmp_path: Path) 
     vec.close()
 
 
-def test_envs_that_hang_are_not_waited_for_after_an_interrupt(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("marl_sb3.vec_env.workers.supervisor._INTERRUPTED_S", 0.1)
-    monkeypatch.setattr("marl_sb3.vec_env.workers.worker._STACKS_S", 0.0)
-    vec = make_vec_env(Asleep, n_envs=2, n_workers=2)
+def test_envs_that_hang_are_not_waited_for_after_an_interrupt(caplog: pytest.LogCaptureFixture) -> None:
+    vec = make_vec_env(Asleep, n_envs=2, n_workers=2, worker_timeout_s=0.1)
     vec.reset()
     vec.send(NO_ACTIONS)
     vec.close()
@@ -79,7 +75,7 @@ def test_a_system_without_files_in_memory_will_do(monkeypatch: pytest.MonkeyPatc
 
 
 def test_more_workers_than_files_may_be_open_are_refused() -> None:
-    fork_server()
+    fork_server(MODULE)
     used = sorted(os.listdir("/proc/self/fd"))
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(used) + 3, limits[1]))
@@ -105,17 +101,18 @@ def test_a_fork_that_the_system_refuses_is_an_error_number(monkeypatch: pytest.M
         assert _Server(ours)._start([]) == -errno.EAGAIN
 
 
-def test_an_interrupt_leaves_no_answer_to_another_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*_: object) -> int:
+def test_an_interrupt_leaves_no_answer_to_another_request() -> None:
+    def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    server = fork_server()
+    server = fork_server(MODULE)
     os.kill(server._process.pid, signal.SIGSTOP)  # so that the next request comes before it has read this one
-    with monkeypatch.context() as patch:
-        patch.setattr(ForkServer, "_answer", interrupt)
-        for _ in range(2):
-            with pytest.raises(KeyboardInterrupt):
-                server.end(1)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    for _ in range(2):
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(KeyboardInterrupt):
+            server.end(1)
+    signal.signal(signal.SIGALRM, before)
     threading.Timer(0.1, os.kill, (server._process.pid, signal.SIGCONT)).start()
     vec = make_vec_env(Numbers, n_workers=1)
     (worker,) = vec.call("process", [0])
@@ -125,7 +122,7 @@ def test_an_interrupt_leaves_no_answer_to_another_request(monkeypatch: pytest.Mo
 
 def test_a_file_in_the_working_folder_hides_no_module_that_this_process_has(in_tmp: Path) -> None:
     Path("gymnasium.py").write_text("raise SystemExit('found in the working folder')")
-    ForkServer().close()
+    ForkServer(MODULE).close()
 
 
 def test_a_fork_of_this_process_leaves_the_envs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +138,7 @@ def test_a_fork_of_this_process_leaves_the_envs_alone(monkeypatch: pytest.Monkey
 def test_a_fork_server_that_has_closed_its_connection_is_replaced_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     vec = make_vec_env(Numbers, n_envs=2, n_workers=2, max_worker_restarts=1)
     vec.reset()
-    server, workers = fork_server(), vec.call("process", [0, 1])
+    server, workers = fork_server(MODULE), vec.call("process", [0, 1])
     os.kill(server._process.pid, signal.SIGKILL)
     wait_for(lambda: not any(map(is_running, workers)))
     poll = server._process.poll

@@ -1,10 +1,12 @@
-"""Messages between the main process and a worker, over a pair of connected sockets."""
+"""How a worker is connected with the main process: messages over a pair of sockets, a heartbeat in shared memory."""
 
 from __future__ import annotations
 
+import mmap
 import os
 import select
 import socket
+import tempfile
 import time
 from enum import IntEnum
 from struct import Struct, pack
@@ -17,8 +19,9 @@ _CHUNK = 2**20  # bytes that are read at a time
 class Kind(IntEnum):
     """What a message is.
 
-    The main process sends REQUEST (a call, pickled) and STEP (the actions are in the shared arrays). A worker answers
-    with DONE (the result, pickled), STEPPED (the step is in the shared arrays) or FAILED (an exception).
+    The main process sends REQUEST (a call, pickled) and STEP (a call without arguments, which are in shared memory). A
+    worker answers with DONE (the result, pickled), STEPPED (the result is in shared memory; the payload is the rest of
+    it) or FAILED (an exception). Before its answer, it may send any number of NEWS (a pickled value).
     """
 
     REQUEST = 1
@@ -26,6 +29,7 @@ class Kind(IntEnum):
     DONE = 3
     STEPPED = 4
     FAILED = 5
+    NEWS = 6
 
 
 class Message(NamedTuple):
@@ -57,7 +61,7 @@ class Channel:
             its own takes longer than a step of a quick env.
 
     Attributes:
-        polling_s: see above.
+        polling_s: as given; may be changed.
     """
 
     def __init__(
@@ -75,6 +79,10 @@ class Channel:
                 seconds, microseconds = divmod(max(1, round(limit_s * 1e6)), 1_000_000)
                 self._socket.setsockopt(socket.SOL_SOCKET, option, pack("@ll", seconds, microseconds))
         self._received = bytearray()  # of a message that has not arrived completely
+
+    def fileno(self) -> int:
+        """The descriptor, for `select`."""
+        return self._socket.fileno()
 
     def send(self, kind: int, number: int, payload: bytes = b"") -> None:
         """Send a message.
@@ -145,3 +153,77 @@ class Channel:
     def close(self) -> None:
         """Close the connection; the other end gets a `ChannelClosedError`."""
         self._socket.close()
+
+
+# --- Shared memory ---------------------------------------------------------------------------------------------------
+
+
+def anonymous_file(name: str) -> int:
+    """Return the descriptor of a file in memory that has no path."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(name)
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+PAGE = mmap.ALLOCATIONGRANULARITY
+_PROGRESS, _ENV, _RESTS = range(3)  # the numbers of a heartbeat, each of 64 bits
+_TEXT = slice(64, 320)  # of its text, in bytes
+
+
+class Heartbeat:
+    """What a worker is doing: the first page of its status file, which it writes and the main process reads.
+
+    Args:
+        status: descriptor of a file from `status_file`.
+    """
+
+    def __init__(self, status: int) -> None:
+        self._memory = mmap.mmap(status, PAGE)
+        self._numbers = memoryview(self._memory).cast("q")
+
+    @property
+    def progress(self) -> int:
+        """How many calls of envs the worker has completed."""
+        return self._numbers[_PROGRESS]
+
+    @property
+    def env_index(self) -> int:
+        """Index of the env that the worker has called last; -1: none so far."""
+        return self._numbers[_ENV] - 1
+
+    @property
+    def rests(self) -> bool:
+        """Whether the present work has no time limit."""
+        return bool(self._numbers[_RESTS])
+
+    @property
+    def text(self) -> str:
+        """What the worker has noted last."""
+        return self._memory[_TEXT].rstrip(b"\0").decode(errors="replace")
+
+    def enter_env(self, env_index: int) -> None:
+        """Note that a call of this env begins."""
+        self._numbers[_ENV] = env_index + 1
+
+    def advance(self) -> None:
+        """Note that a call is complete."""
+        self._numbers[_PROGRESS] += 1
+
+    def enter(self, text: str) -> None:
+        """Note what begins now, in words, with a time limit of its own."""
+        self._memory[_TEXT] = text.encode(errors="replace")[:256].ljust(256, b"\0")
+        self._numbers[_RESTS] = 0
+        self._numbers[_PROGRESS] += 1
+
+    def rest(self) -> None:
+        """Note that the work from now on has no time limit."""
+        self._numbers[_RESTS] = 1
+
+
+def status_file() -> int:
+    """Return the descriptor of a new file for the heartbeat of a worker; behind it, the worker writes its stacks."""
+    status = anonymous_file("marl_sb3-status")
+    os.ftruncate(status, PAGE)
+    os.lseek(status, PAGE, os.SEEK_SET)
+    return status

@@ -1,0 +1,391 @@
+"""The envs of one worker: a vec env that says what it is doing, and can be brought back in a new worker."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from marl_sb3.envs.registry import batched_factory, make_env
+from marl_sb3.errors import CheckpointError, EnvRaisedError, described
+from marl_sb3.processes.channel import Heartbeat
+from marl_sb3.storage.state import State, StateReader
+from marl_sb3.types import Array
+from marl_sb3.vec_env.batched_vec_env import BatchedVecEnv
+from marl_sb3.vec_env.interface import MultiAgentVecEnv
+from marl_sb3.vec_env.masks import MaskReader
+from marl_sb3.vec_env.observations import same, taken
+from marl_sb3.vec_env.slot import EnvSlot, SlotStep
+from marl_sb3.vec_env.step import ActionMasks, VecStep, first_step
+from marl_sb3.vec_env.sync_vec_env import SyncVecEnv
+from marl_sb3.vec_env.workers.spec import SeparateState, Shown, WorkerSpec, WorkerState
+
+
+class FirstEnvMadeError(Exception):
+    """The first env of a worker was made, and a later one was not."""
+
+    def __init__(self, env_index: int, error: EnvRaisedError) -> None:
+        super().__init__(env_index, error)
+        self.env_index = env_index
+        self.error = error
+
+    def __str__(self) -> str:
+        return str(self.error)
+
+
+class WorkerEnvs(MultiAgentVecEnv):
+    """The envs of a worker."""
+
+    @property
+    @abstractmethod
+    def silent(self) -> bool:
+        """Whether the infos of the latest step are empty dictionaries, one for each agent that acted."""
+
+    @abstractmethod
+    def found_masks(self) -> Mapping[int, bool]:
+        """Return group -> whether an agent that acts has a mask, for groups of which the main process decides."""
+
+    @abstractmethod
+    def settle_masks(self, masked: Mapping[int, bool]) -> VecStep:
+        """Take the decision of the main process, and return the latest step with its masks."""
+
+    @abstractmethod
+    def worker_state(self) -> WorkerState:
+        """Return the state for `set_worker_state`."""
+
+    @abstractmethod
+    def set_worker_state(self, state: WorkerState) -> Mapping[int, str]:
+        """See `MultiAgentVecEnv.set_state`."""
+
+    def bring_back(self, state: WorkerState) -> None:
+        """Return to an earlier state; envs for which that is not possible are lost."""
+        try:
+            self.mark_lost(self.set_worker_state(state))
+        except CheckpointError as error:  # an env's own set_state refused what its get_state had returned
+            self.mark_lost(dict.fromkeys(range(self.num_envs), str(error)))
+            if self._latest is None:
+                self.reset()
+
+    @abstractmethod
+    def repeat(self, actions: Sequence[Array]) -> None:
+        """Take a step of the past again; an env that fails is lost."""
+
+    @abstractmethod
+    def mark_lost(self, reasons: Mapping[int, str]) -> None:
+        """Note that these envs, by row, could not be brought back."""
+
+    @abstractmethod
+    def replace_lost(self, shown: Shown | None) -> dict[int, str]:
+        """Begin new episodes in the envs that are lost, or that show something else than `shown`.
+
+        In the next step, these envs stand still: it reports the reset.
+
+        Returns:
+            Row -> reason.
+        """
+
+    @abstractmethod
+    def go_on(self) -> None:
+        """After that step, let them go on."""
+
+
+def make_worker_envs(spec: WorkerSpec, heartbeat: Heartbeat) -> WorkerEnvs:
+    """Make the envs of a worker.
+
+    Raises:
+        ConfigError: the arguments of the factory are wrong.
+        EnvRaisedError: the first env could not be made.
+        FirstEnvMadeError: another one could not.
+    """
+    return (_BatchedWorkerEnvs if spec.batched else _SeparateWorkerEnvs)(spec, heartbeat)
+
+
+# --- Separate envs ---------------------------------------------------------------------------------------------------
+
+
+class _WatchedSlot(EnvSlot):
+    """An env slot that says what it is doing, and stands still after its env was lost."""
+
+    heartbeat: Heartbeat
+    silent = True
+    repeats = False
+    lost: str | None = None
+
+    def reset(self, options: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+        self.heartbeat.enter_env(self.index)
+        shown = super().reset(options)
+        self.heartbeat.advance()
+        return shown
+
+    def step(self, actions: Sequence[Array]) -> SlotStep:
+        if self.lost is not None:
+            return self._standing_still()
+        acted = self.to_act
+        self.heartbeat.enter_env(self.index)
+        try:
+            step = super().step(actions)
+        except Exception as error:
+            if not self.repeats:
+                raise
+            self.lost = str(error) if isinstance(error, EnvRaisedError) else described(error)
+            return self._standing_still()
+        self.heartbeat.advance()
+        self.silent = list(step.infos) == acted and not any(step.infos.values())
+        return step
+
+    def _standing_still(self) -> SlotStep:
+        self.silent = False
+        return SlotStep(self.shown, {}, {}, {}, {}, self.reset_infos)
+
+
+class _OpenMasks(MaskReader):
+    """Leaves it to the main process whether a group has masks: that depends on the envs of all workers."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self.found: dict[int, bool] = {}
+        super().__init__(*arguments)
+
+    def _settle(self, number: int, masked: bool) -> None:
+        self.found[number] = masked
+
+    def adopt(self, masks: ActionMasks) -> None:
+        self.found = {}
+        super().adopt(masks)
+
+    def settle(self, masked: Mapping[int, bool]) -> None:
+        """Take the decision of the main process."""
+        self.found = {}
+        for number, has_masks in masked.items():
+            super()._settle(number, has_masks)
+
+
+class _SeparateWorkerEnvs(SyncVecEnv, WorkerEnvs):
+    """Envs that are brought back, or lost, one by one."""
+
+    _slot_class = _WatchedSlot
+    _mask_reader_class = _OpenMasks
+    _slots: list[_WatchedSlot]  # type: ignore[assignment]
+    _masks: _OpenMasks
+
+    def __init__(self, spec: WorkerSpec, heartbeat: Heartbeat) -> None:
+        super().__init__(_watched(spec, heartbeat), spec.num_envs, spec.seed, spec.first_index)
+        self._infos: dict[int, Mapping[str, Any]] = {}
+        for slot in self._slots:
+            slot.heartbeat = heartbeat
+
+    @property
+    def silent(self) -> bool:
+        return all(slot.silent for slot in self._slots)
+
+    def found_masks(self) -> Mapping[int, bool]:
+        return self._masks.found
+
+    def settle_masks(self, masked: Mapping[int, bool]) -> VecStep:
+        self._masks.settle(masked)
+        if len(self._infos) == self.num_envs:
+            self._latest = replace(self.latest, action_masks=self._masks.read(self._slots, self._infos))
+        return self.latest
+
+    def _masks_after(self, infos: Sequence[Mapping[str, Any]], reset_infos: Mapping[int, Mapping[str, Any]]) -> Any:
+        if not self._masks.idle:
+            self._infos = {**dict(enumerate(infos)), **reset_infos}
+        return super()._masks_after(infos, reset_infos)
+
+    def _reset_infos(self, env_indices: Any) -> dict[int, Mapping[str, Any]]:
+        found = super()._reset_infos(env_indices)
+        self._infos.update(found)
+        return found
+
+    def worker_state(self) -> SeparateState:
+        return SeparateState(self.slot_states(), self.latest.action_masks)
+
+    def set_worker_state(self, state: WorkerState) -> Mapping[int, str]:
+        assert isinstance(state, SeparateState)
+        self._infos = {}
+        return self.set_slot_states(state.slots, state.action_masks)
+
+    def repeat(self, actions: Sequence[Array]) -> None:
+        for slot in self._slots:
+            slot.repeats = True
+        try:
+            self.step(actions)
+        finally:
+            for slot in self._slots:
+                slot.repeats = False
+
+    def mark_lost(self, reasons: Mapping[int, str]) -> None:
+        for row, why in reasons.items():
+            self._slots[row].lost = why
+
+    def replace_lost(self, shown: Shown | None) -> dict[int, str]:
+        for slot in self._slots:
+            if shown is not None and slot.lost is None and not self._shows(slot, shown):
+                slot.lost = "the same seed and actions led to a different state"
+        lost = {slot.row: slot for slot in self._slots if slot.lost is not None}
+        for row, slot in lost.items():
+            if shown is not None:
+                slot.continue_at(int(shown.episodes[row]) + 1)
+            slot.reset()
+        if lost:
+            masks, reset_infos = self.latest.action_masks, self._reset_infos(lost)
+            self._renew_masks(masks, reset_infos)
+            self._latest = first_step(self._shown(), masks, self._turns(), reset_infos)
+        return {row: str(slot.lost) for row, slot in lost.items()}
+
+    def go_on(self) -> None:
+        for slot in self._slots:
+            slot.lost = None
+
+    def _shows(self, slot: _WatchedSlot, shown: Shown) -> bool:
+        if not np.array_equal(self._layout.flags(slot.to_act), shown.to_act[slot.row]):
+            return False
+        wanted = [taken(observations, slot.row) for observations in shown.observations]
+        return same(slot.shown_arrays(), wanted)
+
+
+def _watched(spec: WorkerSpec, heartbeat: Heartbeat) -> Callable[[int], Any]:
+    """Return the function that makes the env of an index, and says so."""
+
+    def make(index: int) -> Any:
+        heartbeat.enter_env(index)
+        try:
+            env = make_env(spec.factory, index, spec.env_kwargs)
+        except EnvRaisedError as error:
+            if index == spec.first_index:
+                raise
+            raise FirstEnvMadeError(index, error) from error
+        heartbeat.advance()
+        return env
+
+    return make
+
+
+# --- A batch ---------------------------------------------------------------------------------------------------------
+
+
+class _BatchedWorkerEnvs(BatchedVecEnv, WorkerEnvs):
+    """A batch, whose envs are brought back, or lost, together."""
+
+    silent = False
+
+    def __init__(self, spec: WorkerSpec, heartbeat: Heartbeat) -> None:
+        make_batched = batched_factory(spec.factory)
+        assert make_batched is not None, "the main process has seen it"
+        make_env(spec.factory, spec.first_index, spec.env_kwargs).close()  # raises better errors for wrong arguments
+        super().__init__(make_batched(spec.num_envs, **spec.env_kwargs), spec.seed, spec.first_index)
+        self._heartbeat = heartbeat
+        self._lost: str | None = None
+        self._settled = False  # whether the main process knows whether there are masks
+
+    def _step(self, actions: Sequence[Array]) -> VecStep:
+        if self._lost is not None:
+            step = self._first_step(self._shown(), self._all_envs)
+            step.episode_done[:] = True
+            return step
+        self._heartbeat.enter_env(self._first_index)
+        step = super()._step(actions)
+        self._heartbeat.advance()
+        return step
+
+    def found_masks(self) -> Mapping[int, bool]:
+        return {} if self._settled or self._choices is None else {0: bool(self._masked)}
+
+    def settle_masks(self, masked: Mapping[int, bool]) -> VecStep:
+        """The batches of all workers have masks, or none has."""
+        self._settled = True
+        return self.latest
+
+    def worker_state(self) -> WorkerState:
+        return self._get_state()
+
+    def set_worker_state(self, state: WorkerState) -> Mapping[int, str]:
+        assert not isinstance(state, SeparateState)
+        return self._set_state(StateReader(state))
+
+    def repeat(self, actions: Sequence[Array]) -> None:
+        try:
+            self.step(actions)
+        except Exception as error:
+            self._lost = described(error)
+
+    def mark_lost(self, reasons: Mapping[int, str]) -> None:
+        if reasons:
+            self._lost = next(iter(reasons.values()))
+
+    def replace_lost(self, shown: Shown | None) -> dict[int, str]:
+        if shown is not None and self._lost is None and not self._shows(shown):
+            self._lost = "the same state and actions led to a different state"
+        if self._lost is None:
+            return {}
+        if shown is not None:
+            self._episodes = np.maximum(self._episodes, shown.episodes)
+        self._begin_episodes(self._all_envs)
+        self._latest = self._first_step(self._shown(), self._all_envs)
+        return dict.fromkeys(self._all_envs, self._lost)
+
+    def go_on(self) -> None:
+        self._lost = None
+
+    def _shows(self, shown: Shown) -> bool:
+        latest = self.latest
+        return np.array_equal(latest.to_act, shown.to_act) and same(latest.observations, shown.observations)
+
+
+# The states of batches, joined to the state of one large batch and split again. An item of a state that has an entry
+# for each env is divided; other items are the same in all batches.
+
+
+def joined_state(states: Sequence[State], sizes: Sequence[int]) -> State:
+    """Join the states of batches, except for `observations` and `action_masks`.
+
+    Args:
+        states: what `BatchedVecEnv.get_state` has returned for each batch.
+        sizes: number of envs of each batch.
+    """
+    own = [state["own"] for state in states]
+    return {
+        **_joined(
+            [{key: state[key] for key in ("run_seed", "episodes", "episode_steps", "to_act")} for state in states],
+            sizes,
+        ),
+        "settings": [settings for state in states for settings in state["settings"]],
+        "own": None if any(one is None for one in own) else _joined(own, sizes),
+    }
+
+
+def _joined(states: Sequence[Any], sizes: Sequence[int]) -> Any:
+    """Join values; arrays that differ in their other axes are filled up with zeros."""
+    first = states[0]
+    if isinstance(first, Mapping):
+        return {key: _joined([state[key] for state in states], sizes) for key in first}
+    if isinstance(first, list) and _by_env(states, sizes):
+        return [item for state in states for item in state]
+    if isinstance(first, np.ndarray) and first.ndim and _by_env(states, sizes):
+        return np.concatenate(_same_width(states))
+    return first
+
+
+def _by_env(states: Sequence[Any], sizes: Sequence[int]) -> bool:
+    return all(len(state) == size for state, size in zip(states, sizes, strict=True))
+
+
+def _same_width(arrays: Sequence[Array]) -> list[Array]:
+    widths = [max(sizes) for sizes in zip(*(array.shape[1:] for array in arrays), strict=True)]
+    return [
+        np.pad(array, [(0, 0), *((0, width - size) for width, size in zip(widths, array.shape[1:], strict=True))])
+        for array in arrays
+    ]
+
+
+def split_state(state: Any, num_envs: int, rows: slice) -> Any:
+    """Return the part of a state of `num_envs` envs that belongs to some of them."""
+    if isinstance(state, Mapping):
+        return {key: split_state(value, num_envs, rows) for key, value in state.items()}
+    if isinstance(state, list):
+        return state[rows] if len(state) == num_envs else [split_state(item, num_envs, rows) for item in state]
+    if isinstance(state, np.ndarray) and state.ndim and len(state) == num_envs:
+        return state[rows]
+    return state

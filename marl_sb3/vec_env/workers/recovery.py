@@ -1,0 +1,182 @@
+"""What the main process keeps to bring envs back into a new worker, and the end of episodes that could not be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from marl_sb3.types import Array, BoolArray, Observations
+from marl_sb3.vec_env.groups import AgentGroup
+from marl_sb3.vec_env.observations import map_arrays, taken
+from marl_sb3.vec_env.step import FinalObservations, VecStep
+from marl_sb3.vec_env.workers.spec import Event, SeparateState, Shown, WorkerSpec, WorkerState
+
+MOST_STEPS = 500  # since the latest state; afterwards the workers are asked for a new one
+
+
+class Journal:
+    """The states of all workers' envs, the events since then, and the latest step.
+
+    Args:
+        specs: of the workers.
+        most_steps: after how many steps it is time for new states.
+
+    Attributes:
+        masked: group -> whether it has masks, for the groups of which this is known.
+    """
+
+    def __init__(self, specs: Sequence[WorkerSpec], most_steps: int = MOST_STEPS) -> None:
+        self._specs = specs
+        self._most_steps = most_steps
+        self.masked: dict[int, bool] = {}
+        self._latest: VecStep | None = None
+        self._states: Sequence[WorkerState | None] = [None for _ in specs]
+        self._episodes = np.full(sum(spec.num_envs for spec in specs), -1)
+        self._events: list[tuple[str, Sequence[int] | None, tuple[Any, ...]]] = []
+        self._steps = 0
+
+    def begin(self, states: Sequence[WorkerState], latest: VecStep) -> None:
+        """Begin with these states.
+
+        Args:
+            states: of each worker.
+            latest: what the agents were shown last.
+        """
+        self._states, self._latest = states, latest
+        self._events, self._steps = [], 0
+        self._episodes = np.concatenate([_episodes(state) for state in states])
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it is time for new states."""
+        return self._steps >= self._most_steps
+
+    def add_step(self, actions: Sequence[Array], step: VecStep) -> None:
+        """Note a step.
+
+        Args:
+            actions: per group, (E, A_group, ...); they are copied.
+            step: its result.
+        """
+        self._events.append(("step", None, tuple(group.copy() for group in actions)))
+        self._steps += 1
+        self._latest = step
+        if step.reset_infos:
+            self._episodes += step.episode_done
+
+    def add(self, name: str, env_indices: Sequence[int] | None, *arguments: Any) -> None:
+        """Note a request that changes some envs.
+
+        Args:
+            name: a method of `EnvServer`.
+            env_indices: the envs, whose rows are its first argument; None: all envs, and it takes no rows.
+            arguments: the other ones.
+        """
+        self._events.append((name, env_indices, deepcopy(arguments)))
+
+    def of_worker(self, worker: int) -> tuple[WorkerState | None, list[Event], Shown | None]:
+        """Return the arguments of `EnvServer.restore` for one worker."""
+        return self._states[worker], self._events_of(self._specs[worker]), self._shown_to(self._specs[worker])
+
+    def _events_of(self, spec: WorkerSpec) -> list[Event]:
+        found: list[Event] = []
+        for name, env_indices, arguments in self._events:
+            if name == "step":
+                found.append((name, tuple(group[spec.rows] for group in arguments)))
+            elif env_indices is None:
+                found.append((name, arguments))
+            elif rows := spec.rows_of(env_indices):
+                found.append((name, (rows, *arguments)))
+        return found
+
+    def _shown_to(self, spec: WorkerSpec) -> Shown | None:
+        if self._latest is None:
+            return None
+        rows = spec.rows
+        observations = [map_arrays(lambda array: array[rows], group) for group in self._latest.observations]
+        return Shown(self._latest.to_act[rows], observations, self._episodes[rows], self.masked)
+
+
+def _episodes(state: WorkerState) -> Array:
+    if isinstance(state, SeparateState):
+        return np.array([slot.episode for slot in state.slots])
+    return np.array(state["episodes"])
+
+
+class RunningEpisodes:
+    """Which agents are in play, and what they saw last; agents that wait are not shown anything.
+
+    Args:
+        groups: the agents by their spaces.
+    """
+
+    def __init__(self, groups: Sequence[AgentGroup]) -> None:
+        self._groups = groups
+        self._places = {
+            column: (number, place) for number, group in enumerate(groups) for place, column in enumerate(group.columns)
+        }
+
+    def begin(self, step: VecStep) -> None:
+        """Begin with the first step after a reset, or after `set_state`."""
+        self._everybody = np.ones_like(step.to_act).tobytes()
+        self._in_play: BoolArray = np.zeros_like(step.to_act)  # not kept up to date while all agents act
+        self._latest = step
+        self._seen: list[Observations] | None = None
+
+    def add(self, step: VecStep) -> None:
+        """Note a step."""
+        if step.to_act.tobytes() == self._everybody:  # faster than `all`
+            self._in_play, self._seen, self._latest = step.to_act, None, step
+            return
+        in_play = self._in_play | step.acted
+        in_play &= ~(step.terminated | step.truncated)
+        in_play[step.episode_done] = False
+        self._in_play = in_play
+        if (in_play & ~step.to_act).any():
+            self._note_seen(step)
+        else:
+            self._seen = None
+        self._latest = step
+
+    def _note_seen(self, step: VecStep) -> None:
+        if self._seen is None:
+            self._seen = [map_arrays(np.copy, group) for group in self._latest.observations]
+        self._seen = [
+            _where(step.to_act[:, group.columns], new, old)
+            for group, new, old in zip(self._groups, step.observations, self._seen, strict=True)
+        ]
+
+    def cut(self, step: VecStep, env_indices: Iterable[int]) -> VecStep:
+        """Return a step in which the agents in play of these envs are truncated, on what they saw last.
+
+        Args:
+            step: the envs stood still in it, and have been reset.
+            env_indices: the envs.
+        """
+        rows = list(env_indices)
+        truncated = step.truncated.copy()
+        truncated[rows] = self._in_play[rows] | self._latest.to_act[rows]
+        seen = self._latest.observations if self._seen is None else self._seen
+        finals = dict(step.final_observations.items())
+        for row, column in np.argwhere(truncated).tolist():
+            if row in rows:
+                group, place = self._places[column]
+                finals[row, column] = map_arrays(np.copy, taken(seen[group], (row, place)))
+        return replace(step, truncated=truncated, final_observations=FinalObservations(finals))
+
+
+def _where(shown: BoolArray, new: Observations, old: Observations) -> Observations:
+    """Return the new observations where the agents are shown something, the old ones elsewhere."""
+
+    def chosen(one: Array, other: Array) -> Array:
+        return np.where(shown.reshape(*shown.shape, *(1 for _ in one.shape[2:])), one, other)
+
+    if isinstance(new, dict):
+        assert isinstance(old, dict)
+        return {key: chosen(new[key], old[key]) for key in new}
+    assert not isinstance(old, dict)
+    return chosen(new, old)

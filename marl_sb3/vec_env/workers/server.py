@@ -1,0 +1,130 @@
+"""The envs of a worker as the main process uses them: what it asks for, each a method of `EnvServer`."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from marl_sb3.processes.messages import packed_result
+from marl_sb3.processes.serve import Link
+from marl_sb3.vec_env.interface import Options
+from marl_sb3.vec_env.step import VecStep
+from marl_sb3.vec_env.workers.envs import make_worker_envs
+from marl_sb3.vec_env.workers.spec import EnvFacts, Event, Shown, WorkerSpec, WorkerState, polling_s
+from marl_sb3.vec_env.workers.steps import NO_EXTRAS, Extras, SharedArrays
+
+
+class EnvServer:
+    """Makes the envs of a worker, and answers requests.
+
+    Args:
+        link: to the main process; its descriptor is that of the shared memory.
+        spec: of the envs.
+    """
+
+    def __init__(self, link: Link, spec: WorkerSpec) -> None:
+        self._log = link.log
+        self._memory, self._spec = link.descriptors[0], spec
+        link.channel.polling_s = polling_s(spec.n_workers)
+        np.random.seed(np.random.SeedSequence(spec.seed, spawn_key=(spec.first_index,)).generate_state(4))  # noqa: NPY002
+        self._envs = make_worker_envs(spec, link.heartbeat)
+
+    def facts(self) -> EnvFacts:
+        """Return what the envs are."""
+        return EnvFacts.of(self._envs)
+
+    def attach(self, num_envs: int) -> None:
+        """Map the shared arrays, which the main process has made, for so many envs of all workers."""
+        self._arrays = SharedArrays(self._memory, self._envs.groups, num_envs, self._spec.rows)
+
+    def step(self) -> bytes:
+        """Take a step with the actions in the shared arrays; returns the pickled `Extras`, or nothing."""
+        step = self._envs.step([np.array(actions) for actions in self._arrays.actions])
+        self._arrays.write(step)
+        extras = self._extras(step)
+        self._envs.go_on()
+        return b"" if extras is NO_EXTRAS else pickle.dumps(extras)
+
+    def _extras(self, step: VecStep) -> Extras:
+        messages, masked = self._log.taken(), self._envs.found_masks()
+        infos = None if self._envs.silent else packed_result(step.infos, "infos")
+        if infos is None and not (messages or masked or step.final_observations or step.reset_infos):
+            return NO_EXTRAS
+        finals = dict(step.final_observations.items()) or None
+        return Extras(infos, finals, step.reset_infos or None, masked or None, messages)
+
+    def limit_episodes(self, env_steps: int) -> None:
+        """See `MultiAgentVecEnv.limit_episodes`."""
+        self._envs.limit_episodes(env_steps)
+
+    def seed(self, seed: int) -> None:
+        """See `MultiAgentVecEnv.seed`."""
+        self._envs.seed(seed)
+
+    def reset(self, options: Sequence[Options] | None) -> tuple[Extras, WorkerState]:
+        """See `MultiAgentVecEnv.reset`; what it returns without arrays, and the state afterwards."""
+        self._envs.go_on()
+        return self._begun(self._envs.reset(options))
+
+    def _begun(self, step: VecStep) -> tuple[Extras, WorkerState]:
+        self._arrays.write(step)
+        extras = Extras(reset_infos=step.reset_infos, masked=self._envs.found_masks() or None)
+        return extras, self.get_state(silently=True)
+
+    def settle_masks(self, masked: Mapping[int, bool]) -> None:
+        """Take the decision of the main process: group -> whether it has masks."""
+        self._arrays.write(self._envs.settle_masks(masked))
+
+    def call(self, rows: Sequence[int], name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+        """See `MultiAgentVecEnv.call`."""
+        return self._envs.call(name, rows, *args, **kwargs)
+
+    def configure(self, rows: Sequence[int], settings: Mapping[str, Any]) -> None:
+        """See `MultiAgentVecEnv.configure`."""
+        self._envs.configure(rows, **settings)
+
+    def get_state(self, silently: bool) -> WorkerState:
+        """Return the state for `set_state`.
+
+        Args:
+            silently: without the warnings of envs that cannot say what it is.
+        """
+        state = self._envs.worker_state()
+        if silently:
+            self._log.taken()
+        return state
+
+    def set_state(self, state: WorkerState) -> tuple[Extras, WorkerState, Mapping[int, str]]:
+        """See `MultiAgentVecEnv.set_state`; its first step without arrays, the state afterwards, reasons by row."""
+        self._envs.go_on()
+        inexact = self._envs.set_worker_state(state)
+        return (*self._begun(self._envs.latest), inexact)
+
+    def restore(self, state: WorkerState | None, events: Sequence[Event], shown: Shown | None) -> dict[int, str]:
+        """Bring the envs back, in a new worker.
+
+        Args:
+            state: an earlier state; None: they had none.
+            events: what happened to them since.
+            shown: what they showed last; None: nothing.
+
+        Returns:
+            Row -> reason, for envs that could not be brought back; they have begun new episodes.
+        """
+        if state is not None:
+            self._envs.bring_back(state)
+        if shown is not None and shown.masked:
+            self._envs.settle_masks(shown.masked)
+        for name, arguments in events:
+            if name == "step":
+                self._envs.repeat(arguments)
+            else:
+                getattr(self, name)(*arguments)
+        return self._envs.replace_lost(shown) if state is not None else {}
+
+    def close(self) -> None:
+        """Close the envs."""
+        self._envs.close()
