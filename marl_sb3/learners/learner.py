@@ -315,7 +315,7 @@ class Learner(ABC):
 
     def read_state(self, saved: SavedPart) -> Callable[[], None]:
         """See `Part.read_state`; with another number of envs, new episodes begin."""
-        algorithm, state = self.algorithm, saved.state
+        algorithm, state = self.algorithm, saved
         return in_order(
             [
                 self.read_weights(saved.files),
@@ -332,7 +332,7 @@ class Learner(ABC):
         """Check what the collector has saved; without its experience if the number of envs has changed."""
         if saved.num_envs != self.rows.num_envs:
             return self.collector.begin_episodes
-        return self.collector.read_state(saved.state.fields("rollout"))
+        return self.collector.read_state(saved.fields("rollout"))
 
     def _read_counts(self, state: StateReader) -> Callable[[], None]:
         num_timesteps, n_updates = state.integer("num_timesteps"), state.integer("n_updates")

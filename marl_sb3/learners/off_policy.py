@@ -130,8 +130,8 @@ class OffPolicyLearner(Learner):
         if not self.trained:
             return put_rollout
         if "replay" not in saved.files:
-            raise CheckpointError(f"{saved.state.where}: the file of the replay buffer is missing")
-        put_replay = self.collector.buffer.read_state(saved.state.fields("replay"), saved.files["replay"])
+            raise CheckpointError(f"{saved.where}: the file of the replay buffer is missing")
+        put_replay = self.collector.buffer.read_state(saved.fields("replay"), saved.files["replay"])
         return in_order([put_rollout, put_replay])
 
     def _read_of_other_envs(self, saved: SavedPart) -> Callable[[], None]:
@@ -139,7 +139,7 @@ class OffPolicyLearner(Learner):
         buffer, rows = self.collector.buffer, saved.num_envs * len(self.rows.agents)
         put: Callable[[], None] | None = None
         if isinstance(buffer, TransitionReplayBuffer | TransitionDictReplayBuffer) and "replay" in saved.files:
-            put = read_resized(buffer, saved.state.fields("replay"), saved.files["replay"], rows)
+            put = read_resized(buffer, saved.fields("replay"), saved.files["replay"], rows)
 
         def put_back() -> None:
             self.collector.begin_episodes()

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -16,8 +16,8 @@ from marl_sb3.config.values import PositiveInt, require, shown
 from marl_sb3.errors import ConfigError
 from marl_sb3.metrics.infos import InfoAccumulator, InfoMetric, announced_metrics
 from marl_sb3.metrics.names import Result
-from marl_sb3.storage.parts import SavedPart
-from marl_sb3.storage.state import State, StateReader
+from marl_sb3.storage.parts import Field, Fields, SavedPart, Stateful, counts, in_order, parts, sums
+from marl_sb3.storage.state import State, StateReader, without_nan
 from marl_sb3.types import AgentID, Array, PolicyID
 from marl_sb3.vec_env.interface import MultiAgentVecEnv
 from marl_sb3.vec_env.step import VecStep
@@ -44,7 +44,7 @@ class Episode:
     duration_s: float
 
 
-class EpisodeTracker:
+class EpisodeTracker(Stateful):
     """Tracks the episodes of E envs and summarises the last `window` finished ones.
 
     Args:
@@ -159,79 +159,70 @@ class EpisodeTracker:
         envs[list(env_indices)] = True
         self._restart(envs)
 
-    def get_state(self) -> State:
-        """Return the running episodes, and the finished ones in the window."""
-        custom, episodes = list(self.custom_metrics), self.episodes
-        shown = [[e.agent_returns.get(agent) for agent in self._agents] for e in episodes]
-        values = [[e.custom.get(name) for name in custom] for e in episodes]
-        return {
-            "returns": self._returns,
-            "agent_steps": self._agent_steps,
-            "lengths": self._lengths,
-            "running_s": time.perf_counter() - self._started_s,
-            "custom": {name: accumulator.get_state() for name, accumulator in self._custom.items()},
-            "finished": {
-                "env_index": np.array([e.env_index for e in episodes], dtype=np.int64),
-                "length": np.array([e.length for e in episodes], dtype=np.int64),
-                "duration_s": np.array([e.duration_s for e in episodes], dtype=np.float64),
-                "agent_steps": _table([[e.agent_steps[a] for a in self._agents] for e in episodes], self._agents, int),
-                "agent_returns": _table(_or_zero(shown), self._agents, float),
-                "took_part": _table(_is_there(shown), self._agents, bool),
-                "custom": _table(_or_zero(values), custom, float),
-                "has_custom": _table(_is_there(values), custom, bool),
-            },
-        }
+    # --- State -------------------------------------------------------------------------------------------------------
 
-    def read_state(self, saved: SavedPart) -> Callable[[], None]:
+    fields: ClassVar[Fields] = {
+        "returns": sums("_returns"),
+        "agent_steps": counts("_agent_steps"),
+        "lengths": counts("_lengths"),
+        "running_s": Field(
+            lambda self: time.perf_counter() - self._started_s,
+            lambda self, state, name: state.sums(name, self._started_s.shape),
+            lambda self, running_s: setattr(self, "_started_s", time.perf_counter() - running_s),
+        ),
+        "custom": parts("_custom"),
+        "finished": Field(
+            lambda self: self._finished(),
+            lambda self, state, name: self._read_finished(state.fields(name)),
+            lambda self, finished: self._set_finished(finished),
+        ),
+    }
+
+    def read_state(self, saved: SavedPart) -> Callable[[], None]:  # type: ignore[override]
         """See `Part.read_state`; with another number of envs, only the finished episodes are restored."""
-        set_running = self._read_running(saved.state) if saved.num_envs == self._num_envs else self.begin
-        finished = self._read_finished(saved.state.fields("finished"))
+        if saved.num_envs == self._num_envs:
+            return super().read_state(saved)
+        finished = self._read_finished(saved.fields("finished"))
+        return in_order([self.begin, lambda: self._set_finished(finished)])
 
-        def put_back() -> None:
-            set_running()
-            self.episodes.clear()
-            self.episodes.extend(finished)
-
-        return put_back
-
-    def _read_running(self, state: StateReader) -> Callable[[], None]:
-        shape = self._returns.shape
-        returns, agent_steps = state.sums("returns", shape), state.counts("agent_steps", shape)
-        lengths, running_s = state.counts("lengths", shape[:1]), state.sums("running_s", shape[:1])
-        custom = state.fields("custom")
-        custom.require_names(list(self._custom))
-        setters = [accumulator.read_state(custom.fields(name)) for name, accumulator in self._custom.items()]
-
-        def put_back() -> None:
-            self._returns, self._agent_steps, self._lengths = returns, agent_steps, lengths
-            self._started_s = time.perf_counter() - running_s
-            for put in setters:
-                put()
-
-        return put_back
+    def _finished(self) -> State:
+        """Return the finished episodes in the window as columns."""
+        episodes = self.episodes
+        agent_steps = [[e.agent_steps[agent] for agent in self._agents] for e in episodes]
+        returns = [[e.agent_returns.get(agent, math.nan) for agent in self._agents] for e in episodes]
+        custom = [[e.custom.get(name, math.nan) for name in self.custom_metrics] for e in episodes]
+        return {
+            "env_index": np.array([e.env_index for e in episodes], dtype=np.int64),
+            "length": np.array([e.length for e in episodes], dtype=np.int64),
+            "duration_s": np.array([e.duration_s for e in episodes], dtype=np.float64),
+            "agent_steps": np.array(agent_steps, dtype=np.int64).reshape(len(episodes), len(self._agents)),
+            "agent_returns": without_nan(np.array(returns, dtype=float).reshape(len(episodes), len(self._agents))),
+            "custom": without_nan(np.array(custom, dtype=float).reshape(len(episodes), len(self.custom_metrics))),
+        }
 
     def _read_finished(self, state: StateReader) -> list[Episode]:
         """The latest episodes, up to the size of the window."""
-        names = list(self.custom_metrics)
-        env_index = state.counts("env_index", (None,))
-        n, agents = len(env_index), len(self._agents)
-        length, duration_s = state.counts("length", (n,)), state.sums("duration_s", (n,))
-        agent_steps = state.counts("agent_steps", (n, agents)).tolist()
-        returns = state.sums("agent_returns", (n, agents)).tolist()
-        took_part = state.array("took_part", np.bool_, (n, agents))
-        custom = state.sums("custom", (n, len(names))).tolist()
-        has_custom = state.array("has_custom", np.bool_, (n, len(names)))
+        env_index = state.counts("env_index", (None,)).tolist()
+        n, agents, names = len(env_index), self._agents, list(self.custom_metrics)
+        length, duration_s = state.counts("length", (n,)).tolist(), state.sums("duration_s", (n,)).tolist()
+        agent_steps = state.counts("agent_steps", (n, len(agents))).tolist()
+        returns = state.sums_or_nan("agent_returns", (n, len(agents))).tolist()
+        custom = state.sums_or_nan("custom", (n, len(names))).tolist()
         return [
             Episode(
-                env_index=int(env_index[i]),
-                length=int(length[i]),
-                agent_returns={a: returns[i][j] for j, a in enumerate(self._agents) if took_part[i, j]},
-                agent_steps=dict(zip(self._agents, agent_steps[i], strict=True)),
-                custom={name: custom[i][j] for j, name in enumerate(names) if has_custom[i, j]},
-                duration_s=float(duration_s[i]),
+                env_index=env_index[i],
+                length=length[i],
+                agent_returns=_known(agents, returns[i]),
+                agent_steps=dict(zip(agents, agent_steps[i], strict=True)),
+                custom=_known(names, custom[i]),
+                duration_s=duration_s[i],
             )
             for i in range(max(0, n - (self.episodes.maxlen or n)), n)
         ]
+
+    def _set_finished(self, episodes: list[Episode]) -> None:
+        self.episodes.clear()
+        self.episodes.extend(episodes)
 
     def _returns_of(self, agents: Iterable[AgentID]) -> list[float]:
         return [e.agent_returns[agent] for agent in agents for e in self.episodes if agent in e.agent_returns]
@@ -245,16 +236,8 @@ def _checked(custom_metrics: Any) -> Mapping[str, InfoMetric]:
     return {**custom_metrics}
 
 
-def _table(rows: list[list[Any]], columns: Sequence[str], kind: type) -> Array:
-    return np.array(rows, dtype=kind).reshape(len(rows), len(columns))
-
-
-def _or_zero(rows: list[list[Any]]) -> list[list[Any]]:
-    return [[0.0 if value is None else value for value in row] for row in rows]
-
-
-def _is_there(rows: list[list[Any]]) -> list[list[Any]]:
-    return [[value is not None for value in row] for row in rows]
+def _known(names: Sequence[str], values: Sequence[float]) -> dict[str, float]:
+    return {name: value for name, value in zip(names, values, strict=True) if not math.isnan(value)}
 
 
 def _mean(values: Iterable[float]) -> float | None:

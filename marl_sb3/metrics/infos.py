@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from marl_sb3.errors import ConfigError, EnvError
-from marl_sb3.storage.state import State, StateReader
+from marl_sb3.storage.parts import Fields, Stateful, sums, sums_or_nan
 from marl_sb3.types import AgentID, Array
 from marl_sb3.vec_env.interface import MultiAgentVecEnv
 from marl_sb3.vec_env.step import VecStep
@@ -49,8 +49,10 @@ class InfoMetric:
             )
 
 
-class InfoAccumulator:
+class InfoAccumulator(Stateful):
     """The running value of one `InfoMetric` in each of E envs."""
+
+    fields: ClassVar[Fields] = {"value": sums_or_nan("_value"), "count": sums("_count")}
 
     def __init__(self, name: str, metric: InfoMetric, agents: Iterable[AgentID], num_envs: int) -> None:
         self._name = name
@@ -90,22 +92,6 @@ class InfoAccumulator:
             f"env {index}, step {lengths[index]} of its episode, agent {agent!r}: custom metric {self._name!r}: "
             f"info {key!r} is {value!r}; accepted: a number"
         )
-
-    def get_state(self) -> State:
-        """Return the values of running episodes."""
-        known = ~np.isnan(self._value)
-        return {"value": np.where(known, self._value, 0.0), "known": known, "count": self._count}
-
-    def read_state(self, state: StateReader) -> Callable[[], None]:
-        """Check what `get_state` returned; see `Part.read_state`."""
-        known = state.array("known", np.bool_, self._value.shape)
-        value = np.where(known, state.sums("value", known.shape), np.nan)
-        count = state.sums("count", known.shape)
-
-        def put_back() -> None:
-            self._value, self._count = value, count
-
-        return put_back
 
     def value(self, env_index: int) -> float:
         """The value of the episode so far; NaN if there is none."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import NormalDist
+from typing import ClassVar
 
 import numpy as np
 
-from marl_sb3.storage.state import State, StateReader
+from marl_sb3.storage.parts import Fields, Stateful, counts, sums
 from marl_sb3.types import AgentID
 
 _CLEAR = -0.5  # a weaker correlation is not said to oppose, however many iterations show it
@@ -20,7 +21,7 @@ _SHOWN = 80  # characters of an agent's id
 _CONSTANT = 0.01  # SD of a sum that counts as constant, as a share of the largest SD of an agent's returns
 
 
-class Opposition:
+class Opposition(Stateful):
     """Compares each agent's return with the sum of the others' over the iterations of a training.
 
     Returns oppose each other where the sum of all is constant while they change, or where some agent's return falls
@@ -31,6 +32,8 @@ class Opposition:
     Args:
         agents: the agents' ids.
     """
+
+    fields: ClassVar[Fields] = {"counts": counts("_counts"), "moments": sums("_moments")}
 
     def __init__(self, agents: Sequence[AgentID]) -> None:
         self._agents = list(agents)
@@ -81,24 +84,6 @@ class Opposition:
             f"the agents' returns oppose each other: that of {agent} falls when the others' rise "
             f"(correlation {found:.2f} over {count} iterations)"
         )
-
-    def get_state(self) -> State:
-        """Return the state that a resumed run needs."""
-        return {"counts": self._counts.copy(), "moments": self._moments.copy()}
-
-    def read_state(self, state: StateReader) -> Callable[[], None]:
-        """Check a saved state; returns what sets it.
-
-        Raises:
-            CheckpointError: it is not such a state.
-        """
-        size = len(self._agents) + 1
-        counts, moments = state.counts("counts", (size,)), state.sums("moments", (5, size))
-
-        def put_back() -> None:
-            self._counts, self._moments = counts, moments
-
-        return put_back
 
 
 def _critical(count: int, agents: int) -> float:

@@ -17,7 +17,8 @@ from marl_sb3.processing.images import Grayscale, Resize
 from marl_sb3.processing.interface import Look, Memory, ObservationProcessor, Policy
 from marl_sb3.processing.normalize import NormalizeObservations
 from marl_sb3.processing.rewards import Rewards
-from marl_sb3.processing.statistics import RunningStatistics, read_statistics, statistics_state
+from marl_sb3.processing.statistics import RunningStatistics
+from marl_sb3.storage.parts import read_states, states_of
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import Array, Observations
 
@@ -159,7 +160,7 @@ class Processing:
 
     def get_state(self) -> State:
         """Return the running statistics for `read_state`."""
-        return statistics_state(self.statistics)
+        return states_of(self.statistics)
 
     def read_state(self, state: StateReader) -> Callable[[], None]:
         """Check what `get_state` returned; see `Part.read_state`.
@@ -167,4 +168,4 @@ class Processing:
         Raises:
             CheckpointError: the state does not fit this processing.
         """
-        return read_statistics(self.statistics, state)
+        return read_states(self.statistics, state)

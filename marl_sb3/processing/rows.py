@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 from gymnasium import spaces
@@ -13,13 +13,13 @@ from marl_sb3.processing.features import REWARD
 from marl_sb3.processing.interface import Memory
 from marl_sb3.processing.normalize import NormalizeObservations
 from marl_sb3.processing.processing import Processing
-from marl_sb3.storage.state import State, StateReader
+from marl_sb3.storage.parts import Fields, Stateful, array, arrays, boolean, sums
 from marl_sb3.types import Array, BoolArray, Observations
 from marl_sb3.vec_env.observations import map_arrays
 from marl_sb3.vec_env.step import VecStep
 
 
-class RowProcessing:
+class RowProcessing(Stateful):
     """The processing of the rows of a policy. This one changes nothing; see `ProcessedRows` for policies with settings.
 
     In every step `observe` is called first, then `look`, then `act`.
@@ -61,15 +61,6 @@ class RowProcessing:
     def act(self, actions: Array, acting: BoolArray) -> Array:
         """Record (rows, ...) actions of the policy, and return them as actions of the env."""
         return actions
-
-    def get_state(self) -> State:
-        """Return the state for `read_state`."""
-        return {}
-
-    def read_state(self, state: StateReader) -> Callable[[], None]:
-        """Check what `get_state` returned; see `Part.read_state`."""
-        state.require_names([])
-        return lambda: None
 
 
 def process_rows(
@@ -221,32 +212,18 @@ class ProcessedRows(RowProcessing):
 
     # --- State -------------------------------------------------------------------------------------------------------
 
-    def get_state(self) -> State:
-        """See `RowProcessing.get_state`: what is needed to process the latest step again."""
-        return {
-            "memory": dict(self._memory),
-            "open": self._open,
-            "paid": self._paid,
-            "returns": self._returns,
-            "taken_in": self._taken_in,
-        }
+    # What is needed to process the latest step again.
+    fields: ClassVar[Fields] = {
+        "memory": arrays("_memory"),
+        "open": array("_open"),
+        "paid": array("_paid"),
+        "returns": sums("_returns"),
+        "taken_in": boolean("_taken_in"),
+    }
 
-    def read_state(self, state: StateReader) -> Callable[[], None]:
-        """See `RowProcessing.read_state`."""
-        n = self._rows.num_rows
-        read, likes = state.fields("memory"), self._processing.initial(n)
-        read.require_names(list(likes))
-        memory = {name: read.array(name, like.dtype, like.shape) for name, like in likes.items()}
-        open_ = state.array("open", np.bool_, (n,))
-        paid = state.array("paid", np.float32, (n,))
-        returns = state.sums("returns", (n,))
-        taken_in = state.boolean("taken_in")
-
-        def put_back() -> None:
-            self._memory, self._open, self._paid, self._returns = memory, open_, paid, returns
-            self._forget_step(taken_in=taken_in)
-
-        return put_back
+    def state_was_set(self) -> None:
+        """Process the latest step again."""
+        self._forget_step(taken_in=self._taken_in)
 
 
 def _with_rows(array: Array, rows: BoolArray, values: Array) -> Array:

@@ -157,13 +157,12 @@ class LocalRunner:
 
     def read_state(self, saved: SavedPart) -> Callable[[], dict[int, str]]:
         """See `Runner.read_state`. If an env refuses its saved state, new episodes will begin in all envs."""
-        state = saved.state
         if saved.num_envs != self.env.num_envs:
             return lambda: self._begin_anew(f"the checkpoint has {saved.num_envs} envs, the run {self.env.num_envs}")
-        if state.value("left_out") is not None:
-            why = state.string("left_out")
+        if saved.value("left_out") is not None:
+            why = saved.string("left_out")
             return lambda: self._begin_anew(why)
-        running = None if state.value("running") is None else state.fields("running")
+        running = None if saved.value("running") is None else saved.fields("running")
         return lambda: self._set_running(running)
 
     def restart_lost(self, lost: Mapping[int, str], seed: int | None) -> None:

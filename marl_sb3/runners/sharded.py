@@ -195,17 +195,17 @@ class ShardedRunner:
 
     def read_state(self, saved: SavedPart) -> Callable[[], dict[int, str]]:
         """See `Runner.read_state`."""
-        state, envs = saved.state, self._plan.envs
+        envs = self._plan.envs
         if saved.num_envs != envs.n_envs:
             return lambda: self._begin_anew(f"the checkpoint has {saved.num_envs} envs, the run {envs.n_envs}")
-        if "n_shards" not in state:
-            raise state.error("n_shards", None, f"{envs.n_shards}: the envs of the checkpoint were not in shards")
-        if state.integer("n_shards") != envs.n_shards:
-            raise state.error("n_shards", state.integer("n_shards"), f"{envs.n_shards}, as the run has")
-        if state.value("left_out") is not None:
-            why = state.string("left_out")
+        if "n_shards" not in saved:
+            raise saved.error("n_shards", None, f"{envs.n_shards}: the envs of the checkpoint were not in shards")
+        if saved.integer("n_shards") != envs.n_shards:
+            raise saved.error("n_shards", saved.integer("n_shards"), f"{envs.n_shards}, as the run has")
+        if saved.value("left_out") is not None:
+            why = saved.string("left_out")
             return lambda: self._begin_anew(why)
-        shards = None if state.value("shards") is None else state.items("shards", envs.n_shards)
+        shards = None if saved.value("shards") is None else saved.items("shards", envs.n_shards)
         return lambda: self._restore(shards)
 
     def _begin_anew(self, why: str) -> dict[int, str]:

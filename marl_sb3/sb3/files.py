@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
@@ -20,7 +21,6 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.processing import Processing
-from marl_sb3.processing.statistics import statistics_state
 from marl_sb3.sb3.private import pickled_members, set_vec_normalize
 from marl_sb3.sb3.spaces import OneRow
 from marl_sb3.storage.state import StateReader
@@ -183,8 +183,12 @@ def unpickle_statistics(processing: Processing, path: Path) -> None:
         own: Any = saved.obs_rms
         by_key = own if isinstance(own, dict) else dict.fromkeys(processing.normalizer.statistics, own)
         found |= {f"observations/{key}" if key else "observations": moments for key, moments in by_key.items()}
+    state = {
+        name: {"mean": np.array(moments.mean), "var": np.array(moments.var), "count": float(moments.count)}
+        for name, moments in found.items()
+    }
     try:
-        processing.read_state(StateReader(statistics_state(found), str(path)))()
+        processing.read_state(StateReader(state, str(path)))()
     except CheckpointError as error:
         raise ConfigError(f"the statistics do not fit the policy: {error}") from error
 

@@ -47,7 +47,7 @@ from marl_sb3.types import Array
 
 Tensors = Mapping[str, Mapping[str, Array]]  # file name without suffix -> tensor name -> array
 
-FORMAT = "marl_sb3 checkpoint 6"
+FORMAT = "marl_sb3 checkpoint 7"
 _ANY_FORMAT = "marl_sb3 checkpoint "
 
 MANIFEST, _STATE, _ARRAYS = "manifest.json", "state.json", "arrays"

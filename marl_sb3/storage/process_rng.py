@@ -11,7 +11,6 @@ import numpy as np
 import torch as th
 
 from marl_sb3.errors import CheckpointError
-from marl_sb3.storage.parts import SavedPart
 from marl_sb3.storage.state import State, StateReader
 
 _PYTHON_WORDS = 625  # Python's Mersenne twister: 624 words and the position
@@ -42,9 +41,9 @@ class ProcessRandomness:
         """See `Part.get_state`."""
         return random_state()
 
-    def read_state(self, saved: SavedPart) -> Callable[[], None]:
+    def read_state(self, saved: StateReader) -> Callable[[], None]:
         """See `Part.read_state`."""
-        return read_random_state(saved.state)
+        return read_random_state(saved)
 
 
 def random_state() -> State:
@@ -82,13 +81,12 @@ def read_random_state(state: StateReader) -> Callable[[], None]:
 
 def _read_cuda(state: StateReader) -> list[th.Tensor]:
     """The states of the devices; none where no device is."""
-    where = f"{state.where}/cuda"
-    devices = StateReader({str(number): array for number, array in enumerate(state.items("cuda"))}, where)
+    devices = state.listed("cuda")
     read = [th.from_numpy(devices.array(name, np.uint8, (None,))) for name in devices]
     if not th.cuda.is_available():
         return []
     for number, device in enumerate(read):
-        _require_torch_state(device, f"cuda:{number}", f"{where}/{number}")
+        _require_torch_state(device, f"cuda:{number}", f"{devices.where}/{number}")
     return read
 
 

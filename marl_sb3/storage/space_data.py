@@ -166,7 +166,7 @@ def _one_of(plain: StateReader, name: str, accepted: Any) -> str:
 
 
 def _shape(plain: StateReader, name: str) -> tuple[int, ...]:
-    sizes = StateReader(dict(enumerate(plain.items(name))), f"{plain.where}/{name}")
+    sizes = plain.listed(name)
     shape = tuple(sizes.integer(number) for number in sizes)
     if len(shape) > _MAX_DIMENSIONS:
         raise plain.error(name, plain.value(name), f"at most {_MAX_DIMENSIONS} dimensions")

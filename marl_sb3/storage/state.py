@@ -19,8 +19,8 @@ from marl_sb3.types import Array
 State = dict[str, Any]
 
 MAX_SEED = 2**128
-_MAX_COUNT = 2**53  # more than any run counts; sums with it fit 64 bits
-_MAX_NUMBER = 1e300  # sums of such numbers are finite
+MAX_COUNT = 2**53  # more than any run counts; sums with it fit 64 bits
+MAX_NUMBER = 1e300  # sums of such numbers are finite
 _MAX_TEXT = 1000  # characters
 _SHOWN = 80  # characters of a wrong value in a message
 
@@ -79,14 +79,14 @@ class StateReader:
             raise self.error(name, value, "a list" if length is None else f"a list of {length}")
         return value
 
-    def integer(self, name: str, minimum: int = 0, maximum: int = _MAX_COUNT) -> int:
+    def integer(self, name: str, minimum: int = 0, maximum: int = MAX_COUNT) -> int:
         """An integer."""
         value = self.value(name)
         if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum:
             raise self.error(name, value, f"an integer from {minimum} to {maximum}")
         return value
 
-    def number(self, name: str, minimum: float = -_MAX_NUMBER, maximum: float = _MAX_NUMBER) -> float:
+    def number(self, name: str, minimum: float = -MAX_NUMBER, maximum: float = MAX_NUMBER) -> float:
         """A finite number."""
         value = self.value(name)
         # `isfinite` would raise OverflowError for large integers.
@@ -105,29 +105,66 @@ class StateReader:
         """A printable string."""
         return _require_text(f"{self.where}/{name}", self.value(name))
 
-    def array(self, name: str, dtype: npt.DTypeLike, shape: Sequence[int | None]) -> Array:
-        """A writable copy of an array of exactly this dtype and shape; None in the shape accepts any length."""
+    def null(self, name: str) -> None:
+        """None."""
+        if self.value(name) is not None:
+            raise self.error(name, self.value(name), "null")
+
+    def listed(self, name: str, length: int | None = None) -> StateReader:
+        """A reader of the items of a list, by their numbers; the list has this length, if one is given."""
+        items = self.items(name, length)
+        return StateReader({str(number): item for number, item in enumerate(items)}, f"{self.where}/{name}")
+
+    def array(
+        self,
+        name: str,
+        dtype: npt.DTypeLike,
+        shape: Sequence[int | None],
+        lowest: float | None = None,
+        highest: float | None = None,
+    ) -> Array:
+        """A writable copy of a finite array of exactly this dtype and shape, with numbers within the bounds.
+
+        None in the shape accepts any length.
+        """
         value = self.value(name)
         wanted = f"an array of {np.dtype(dtype)} {_shape_text(shape)}"
         if not isinstance(value, np.ndarray) or value.dtype != np.dtype(dtype) or not _fits(value.shape, shape):
             raise self.error(name, value, wanted)
         if value.dtype.kind == "f" and not np.isfinite(value).all():
             raise self.error(name, value, f"{wanted}, finite")
+        if (lowest is not None and (value < lowest).any()) or (highest is not None and (value > highest).any()):
+            raise self.error(name, value, f"numbers from {_bound_text(lowest)} to {_bound_text(highest)}")
         return value.copy()
 
     def counts(self, name: str, shape: Sequence[int | None]) -> Array:
         """An array of counts: int64, not negative."""
-        array = self.array(name, np.int64, shape)
-        if (array < 0).any() or (array > _MAX_COUNT).any():
-            raise self.error(name, array, f"numbers from 0 to {_MAX_COUNT}")
-        return array
+        return self.array(name, np.int64, shape, 0, MAX_COUNT)
 
     def sums(self, name: str, shape: Sequence[int | None]) -> Array:
         """An array of sums: float64, small enough to be added up."""
-        array = self.array(name, np.float64, shape)
-        if (np.abs(array) > _MAX_NUMBER).any():
-            raise self.error(name, array, f"numbers from {-_MAX_NUMBER:g} to {_MAX_NUMBER:g}")
-        return array
+        return self.array(name, np.float64, shape, -MAX_NUMBER, MAX_NUMBER)
+
+    def sums_or_nan(self, name: str, shape: Sequence[int | None]) -> Array:
+        """An array of sums, with NaN where there is none; see `without_nan`."""
+        saved = self.fields(name)
+        numbers = saved.sums("numbers", shape)
+        return np.where(saved.array("known", np.bool_, numbers.shape), numbers, np.nan)
+
+    def arrays_like(self, name: str, like: Mapping[str, Array] | Sequence[Array]) -> Any:
+        """A mapping of arrays, or a tuple of them, with the names, dtypes and shapes of `like`."""
+        if isinstance(like, Mapping):
+            saved = self.fields(name)
+            saved.require_names(list(like))
+            return {key: saved.array(key, own.dtype, own.shape) for key, own in like.items()}
+        items = self.listed(name, len(like))
+        return tuple(items.array(str(number), own.dtype, own.shape) for number, own in enumerate(like))
+
+
+def without_nan(sums: Array) -> State:
+    """Return an array with NaN where there is no sum as arrays that a checkpoint can hold; see `sums_or_nan`."""
+    known = ~np.isnan(sums)
+    return {"numbers": np.where(known, sums, 0.0), "known": known}
 
 
 def is_plain(tree: Any) -> bool:
@@ -156,6 +193,10 @@ def _fits(shape: Sequence[int], wanted: Sequence[int | None]) -> bool:
 
 def _shape_text(shape: Sequence[int | None]) -> str:
     return "(" + ", ".join("any" if size is None else str(size) for size in shape) + ")"
+
+
+def _bound_text(bound: float | None) -> str:
+    return "any" if bound is None else f"{bound}" if isinstance(bound, int) else f"{bound:g}"
 
 
 def _unexpected(where: str, value: Any, accepted: str) -> CheckpointError:

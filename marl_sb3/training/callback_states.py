@@ -10,7 +10,6 @@ from stable_baselines3.common.callbacks import BaseCallback
 
 from marl_sb3.errors import ConfigError
 from marl_sb3.sb3.private import all_callbacks
-from marl_sb3.storage.parts import SavedPart
 from marl_sb3.storage.state import State, StateReader, is_plain
 from marl_sb3.training.callback import MultiAgentCallback, multi_agent_callbacks
 
@@ -52,9 +51,9 @@ class CallbackStates:
             return self._waiting
         return {} if self._callback is None else _states(self._callback)
 
-    def read_state(self, saved: SavedPart) -> Callable[[], None]:
+    def read_state(self, saved: StateReader) -> Callable[[], None]:
         """See `Part.read_state`; callbacks check their own states when the next training starts."""
-        waiting = {name: _entry(saved.state, name) for name in saved.state.names()}
+        waiting = {name: _entry(saved, name) for name in saved.names()}
 
         def put_back() -> None:
             self._waiting = waiting

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
-from marl_sb3.storage.parts import SavedPart
-from marl_sb3.storage.state import State
+from marl_sb3.storage.parts import Fields, Stateful, counts, integer, number, optional
 from marl_sb3.types import Array
 from marl_sb3.vec_env.step import VecStep
 
 
 @dataclass
-class Counters:
+class Counters(Stateful):
     """Counts since the start of the training.
 
     Attributes:
@@ -25,6 +24,15 @@ class Counters:
         time_s: seconds of rollouts and updates.
         planned_env_steps: env steps at the planned end; None before `learn` was called.
     """
+
+    fields: ClassVar[Fields] = {
+        "num_timesteps": integer("env_steps"),
+        "iteration": integer("iteration"),
+        "num_episodes": integer("episodes"),
+        "agent_steps": counts("agent_steps"),
+        "time_total_s": number("time_s", 0.0),
+        "total_timesteps": optional(integer("planned_env_steps", 1)),
+    }
 
     agent_steps: Array
     env_steps: int = 0
@@ -73,27 +81,6 @@ class Counters:
         _, agent_steps, episodes = self._before
         return self.steps_of_iteration, self.agent_steps - agent_steps, self.episodes - episodes
 
-    def get_state(self) -> State:
-        """Between iterations."""
-        return {
-            "num_timesteps": self.env_steps,
-            "iteration": self.iteration,
-            "num_episodes": self.episodes,
-            "agent_steps": self.agent_steps,
-            "time_total_s": self.time_s,
-            "total_timesteps": self.planned_env_steps,
-        }
-
-    def read_state(self, saved: SavedPart) -> Callable[[], None]:
-        """See `Part.read_state`."""
-        state = saved.state
-        planned = None if state.value("total_timesteps") is None else state.integer("total_timesteps", 1)
-        read = Counters(
-            state.counts("agent_steps", self.agent_steps.shape),
-            state.integer("num_timesteps"),
-            state.integer("iteration"),
-            state.integer("num_episodes"),
-            state.number("time_total_s", 0.0),
-            planned,
-        )
-        return lambda: self.__dict__.update(read.__dict__)
+    def state_was_set(self) -> None:
+        """A state is saved between iterations."""
+        self.begin_iteration()

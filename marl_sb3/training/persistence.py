@@ -119,10 +119,11 @@ def _saved_parts(parts: TrainingParts, checkpoint: Checkpoint) -> dict[str, Save
     state = StateReader(checkpoint.state)
     num_envs, policies = state.integer("num_envs", 1), state.fields("policies")
     of_policies = {
-        f"policies/{policy_id}": SavedPart(policies.fields(policy_id), num_envs, files)
+        f"policies/{policy_id}": SavedPart(policies.value(policy_id), f"{policies.where}/{policy_id}", num_envs, files)
         for policy_id, files in _files(parts, checkpoint).items()
     }
-    return {**of_policies, **{name: SavedPart(state.fields(name), num_envs) for name in parts.by_name()}}
+    others = {name: SavedPart(state.value(name), f"{state.where}/{name}", num_envs) for name in parts.by_name()}
+    return {**of_policies, **others}
 
 
 def _seed_of_new_episodes(seed: int | None, env_steps: int) -> int | None:

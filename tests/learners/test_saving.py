@@ -67,7 +67,7 @@ def test_a_generator_that_is_not_brought_back_is_found(left_out: str, tmp_path: 
     scramble()
 
     def skip(self: ProcessRandomness, saved: SavedPart) -> Any:
-        brought = {name: saved.state.value(name) for name in saved.state}
+        brought = {name: saved.value(name) for name in saved}
         return process_rng.read_random_state(StateReader({**brought, left_out: self.get_state().get(left_out)}))
 
     monkeypatch.setattr(ProcessRandomness, "read_state", skip)

@@ -73,7 +73,7 @@ def reader(checkpoint: Checkpoint, path: str, state: Any = None) -> SavedPart:
     for key in (*outer, name):
         node = node[key]
     kinds = find_files(checkpoint.tensors, checkpoint.name, 2)[name == "b"] if outer else {}
-    return SavedPart(StateReader(node if state is None else state, f"state/{path}"), E, kinds)
+    return SavedPart(node if state is None else state, f"state/{path}", E, kinds)
 
 
 def plain(tree: Any) -> Any:
@@ -100,7 +100,7 @@ def test_a_fresh_part_takes_over_the_state(path: str, saved: Checkpoint, fresh: 
     before = plain(part.get_state()), tensors(part)
     put_back = part.read_state(given)
     assert (plain(part.get_state()), tensors(part)) == before, "nothing changes while a state is read"
-    expected = plain({name: given.state.value(name) for name in given.state})
+    expected = plain({name: given.value(name) for name in given})
     assert before[0] != expected, "otherwise this test shows nothing"
     put_back()
     assert plain(part.get_state()) == expected
@@ -132,7 +132,7 @@ def places(given: SavedPart, leaf: Keys) -> list[str]:
     """What a message may say of where the damage is: a path as far as the leaf or nearly; of optimizers their file."""
     if leaf[0] == "optimizers":
         return [f"{given.files['optimizer'].name}: {leaf[1]}"]
-    return [f"{given.state.where}/{'/'.join(map(str, leaf[:length]))}" for length in range(len(leaf), 0, -1)]
+    return [f"{given.where}/{'/'.join(map(str, leaf[:length]))}" for length in range(len(leaf), 0, -1)]
 
 
 def read_all(part: Part, path: str, given: SavedPart) -> None:
@@ -144,7 +144,7 @@ def read_all(part: Part, path: str, given: SavedPart) -> None:
 @each_part
 def test_a_damaged_state_is_refused_by_its_path(path: str, saved: Checkpoint, fresh: MultiAgentAlgorithm) -> None:
     part, given = PARTS[path](fresh), reader(saved, path)
-    state = {name: given.state.value(name) for name in given.state}
+    state = {name: given.value(name) for name in given}
     before = plain(part.get_state()), tensors(part)
     for leaf in leaves(state):
         with pytest.raises(CheckpointError) as caught:

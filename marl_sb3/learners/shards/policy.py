@@ -11,7 +11,7 @@ from marl_sb3.learners.learner import Collector, Learner
 from marl_sb3.learners.shards.interface import PolicyOrder, PolicyRollout
 from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.processing import Processing
-from marl_sb3.processing.statistics import add_recent, read_statistics, recent_state
+from marl_sb3.processing.statistics import add_recent, recent_state
 from marl_sb3.sb3.tensors import read_weights, weights
 from marl_sb3.storage.parts import TensorFile
 from marl_sb3.storage.state import State, StateReader
@@ -22,7 +22,7 @@ from marl_sb3.vec_env.step import VecStep
 def take_order(algorithm: BaseAlgorithm, processing: Processing, order: PolicyOrder) -> None:
     """Put the weights and statistics of an order into a copy of the policy."""
     read_weights(algorithm, TensorFile("weights of the round", order.weights))()
-    read_statistics(processing.statistics, StateReader(order.statistics, "statistics of the round"))()
+    processing.read_state(StateReader(order.statistics, "statistics of the round"))()
     for own in processing.statistics.values():
         own.begin_recent()
 

@@ -170,7 +170,7 @@ class Shard:
 
     def _restore(self, state: StateReader, env_seed: int | None) -> Inexact:
         def part(name: str) -> SavedPart:
-            return SavedPart(state.fields(name), self._env.num_envs)
+            return SavedPart(state.value(name), f"{state.where}/{name}", self._env.num_envs)
 
         policies = state.fields("policies")
         policies.require_names(list(self._policies))
