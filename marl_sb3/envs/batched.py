@@ -83,6 +83,10 @@ class BatchedEnv(ABC):
         """
         return None
 
+    def env_states(self) -> Array | None:
+        """(E, ...): what `ParallelEnv.state()` returns, in a new array; None if the envs have no `state()`."""
+        return None
+
     def get_state(self) -> State | None:
         """Return the full state as a tree of plain data and arrays, for `set_state`.
 

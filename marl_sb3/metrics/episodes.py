@@ -101,7 +101,7 @@ class EpisodeTracker(Stateful):
         """
         self._returns += step.rewards  # whether or not the agent acted
         self._agent_steps += step.acted
-        self._lengths += 1
+        self._lengths += step.stepped
         for accumulator in self._custom.values():
             accumulator.add(step, self._lengths)
         if not np.count_nonzero(step.episode_done):  # for few envs much faster than any()

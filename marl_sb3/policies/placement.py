@@ -47,15 +47,17 @@ class PolicyRows:
         return self.num_envs * len(self.agents)
 
     def observations(self, groups: Sequence[Observations]) -> Observations:
-        """(rows, ...) from the observations of all groups, counted from 0."""
+        """(rows, ...) from the observations of all groups, counted from 0, in new arrays."""
         columns = self._in_group
-        of_policy = map_arrays(lambda array: array[:, columns].reshape(-1, *array.shape[2:]), groups[self.group_index])
+        of_policy = map_arrays(
+            lambda array: array[:, columns].reshape(-1, *array.shape[2:]).copy(), groups[self.group_index]
+        )
         return self.zero_based_observations.from_rows(of_policy)
 
     def masks(self, groups: Sequence[BoolArray | None]) -> BoolArray | None:
         """Return the rows' action masks, (rows, n), from those of all groups; None if the env gives none."""
         of_group = groups[self.group_index]
-        return None if of_group is None else of_group[:, self._in_group].reshape(self.num_rows, -1)
+        return None if of_group is None else of_group[:, self._in_group].reshape(self.num_rows, -1).copy()
 
     def of_envs(self, env_indices: Sequence[int]) -> BoolArray:
         """Return (rows,) bool: True for the rows of these envs."""

@@ -67,7 +67,7 @@ class Counters(Stateful):
 
     def count_step(self, step: VecStep, episodes: int) -> None:
         """Count a step of all envs, and the number of episodes that it ended."""
-        self.env_steps += len(step.acted)
+        self.env_steps += int(np.count_nonzero(step.stepped))
         self.agent_steps += step.acted.sum(axis=0)
         self.episodes += episodes
 

@@ -29,14 +29,13 @@ class CallbackListener:
         for episode in episodes:
             for hearing in multi_agent_callbacks(self._callback):
                 hearing.on_episode_end(episode)
-        shown = step.read_only()
         self._callback.update_locals(
             {
                 "self": self._model,
-                "step": shown,
-                "rewards": shown.rewards,
-                "dones": shown.episode_done,
-                "infos": shown.infos,
+                "step": step,
+                "rewards": step.rewards,
+                "dones": step.episode_done,
+                "infos": step.infos,
             }
         )
         return self._callback.on_step()

@@ -138,6 +138,7 @@ def make_vec_env(
     n_workers: int | str = 0,
     worker_timeout_s: float = 300.0,
     max_worker_restarts: int = 5,
+    env_state: bool = False,
     **env_kwargs: Any,
 ) -> MultiAgentVecEnv:
     """Make `n_envs` envs that step together.
@@ -157,6 +158,8 @@ def make_vec_env(
         worker_timeout_s: with workers, the seconds that a call of an env may take before its worker is replaced.
         max_worker_restarts: how often in a row a worker is replaced that does not complete a step; after that,
             `EnvRaisedError` is raised.
+        env_state: whether each step has the `state()` of the envs, as `VecStep.env_state`, for critics that see
+            everything.
         env_kwargs: passed to the factory, by themselves or as a mapping `env_kwargs={...}`. A factory with a parameter
             `env_index` also gets the env's index.
 
@@ -193,4 +196,6 @@ def make_vec_env(
         )
     if episode_horizon is not None:
         made.limit_episodes(episode_horizon)
+    if env_state:
+        made.show_env_state()
     return made

@@ -14,7 +14,7 @@ from marl_sb3.envs.batched import BatchedEnv, BatchedStep
 from marl_sb3.envs.faults import RAISED, ask_for_state, close_in_words, raise_in_words
 from marl_sb3.errors import ConfigError, EnvError, EnvNumericError
 from marl_sb3.storage.state import MAX_SEED, State, StateReader
-from marl_sb3.types import AgentID, Array, BoolArray, Observations
+from marl_sb3.types import Array, BoolArray, Observations
 from marl_sb3.vec_env.groups import AgentGroup
 from marl_sb3.vec_env.interface import InProcessVecEnv, Options
 from marl_sb3.vec_env.masks import forbidden_place, forbidden_words, read_masks
@@ -60,6 +60,8 @@ class BatchedVecEnv(InProcessVecEnv):
         self._horizon: int | None = None
         self._run_seed = fresh_seed() if seed is None else seed
         self._all_envs = list(range(self.num_envs))
+        self._all_stepped = np.ones(self.num_envs, dtype=np.bool_)
+        self._none_done: BoolArray = np.zeros(self.num_envs, dtype=np.bool_)
         self._closed = False
         self._settings = [EnvSettings() for _ in range(env.num_envs)]
         self._choices = choices_of(env.action_space)
@@ -84,7 +86,8 @@ class BatchedVecEnv(InProcessVecEnv):
     def _first_step(self, observations: Observations, reset: Sequence[int]) -> VecStep:
         """Return the first step after a reset of these envs; all agents of all envs act next."""
         to_act = np.ones((self.num_envs, len(self.agents)), dtype=np.bool_)
-        return first_step((observations,), self._masks(to_act), to_act, {index: self._reset_info() for index in reset})
+        infos = {index: self._reset_info() for index in reset}
+        return first_step((observations,), self._masks(to_act), to_act, infos, self._env_state())
 
     def _begin_episodes(self, env_indices: Sequence[int], options: Sequence[Mapping[str, Any]] | None = None) -> None:
         self._episodes[env_indices] += 1
@@ -103,47 +106,33 @@ class BatchedVecEnv(InProcessVecEnv):
         if step.rewards.dtype.kind not in "biuf":
             raise EnvError(f"{self._where(0)}: rewards have dtype {step.rewards.dtype}; accepted: real numbers")
         rewards = step.rewards.astype(np.float32)
-        terminated, truncated = step.terminated, step.truncated
+        terminated, truncated = step.terminated.view(), step.truncated.view()  # the env may write into its own later
         if not acted.all():
             rewards, terminated, truncated = rewards * acted, terminated & acted, truncated & acted
         if self._horizon is not None:
-            over = (self._episode_steps >= self._horizon)[:, None]
-            truncated = truncated | (over & acted & ~terminated)
+            at_horizon = (self._episode_steps >= self._horizon)[:, None]
+            truncated = truncated | (at_horizon & acted & ~terminated)
         self._check_rewards(rewards)
         observations = self._shown()
         ended = terminated | truncated
-        if not ended.any():
-            return self._result(observations, rewards, terminated, truncated, acted, acted, step.infos)
-        final_observations = StackedFinalObservations(ended, observations)
-        to_act = acted & ~ended
-        episode_done: BoolArray = ~np.any(to_act, axis=1)
-        if episode_done.any():
-            self._begin_episodes(np.flatnonzero(episode_done).tolist())
-            to_act[episode_done] = True
-            observations = self._shown()
-        return self._result(
-            observations, rewards, terminated, truncated, acted, to_act, step.infos, episode_done, final_observations
-        )
-
-    def _result(
-        self,
-        observations: Observations,
-        rewards: Array,
-        terminated: BoolArray,
-        truncated: BoolArray,
-        acted: BoolArray,
-        to_act: BoolArray,
-        infos: Mapping[AgentID, Mapping[str, Array]],
-        episode_done: BoolArray | None = None,
-        final_observations: FinalObservations = NO_FINAL_OBSERVATIONS,
-    ) -> VecStep:
+        to_act, episode_done = acted, self._none_done
+        final_observations: FinalObservations = NO_FINAL_OBSERVATIONS
+        reset_infos: dict[int, dict[str, Any]] = {}
+        final_env_states: dict[int, Array] = {}
+        if ended.any():
+            final_observations = StackedFinalObservations(ended, observations)
+            to_act = acted & ~ended
+            episode_done = ~np.any(to_act, axis=1)
+            over: list[int] = np.flatnonzero(episode_done).tolist()
+            if over:
+                final_states = self._env_state()
+                final_env_states = {} if final_states is None else {index: final_states[index] for index in over}
+                self._begin_episodes(over)
+                reset_infos = {index: self._reset_info() for index in over}
+                to_act[episode_done] = True
+                observations = self._shown()
         if not to_act.all():
             observations = zeros_where_idle(observations, to_act)
-        reset_infos: dict[int, dict[str, Any]] = {}
-        if episode_done is None:
-            episode_done = np.zeros(self.num_envs, dtype=np.bool_)
-        else:
-            reset_infos = {index: self._reset_info() for index in np.flatnonzero(episode_done).tolist()}
         return VecStep(
             observations=(observations,),
             action_masks=self._masks(to_act) if self._masked else _NO_MASKS,
@@ -152,11 +141,25 @@ class BatchedVecEnv(InProcessVecEnv):
             truncated=truncated,
             acted=acted,
             to_act=to_act,
+            in_play=acted,
+            stepped=self._all_stepped,
             episode_done=episode_done,
             final_observations=final_observations,
-            infos=ArrayInfos(infos, self.num_envs),
+            infos=ArrayInfos(step.infos, self.num_envs),
             reset_infos=reset_infos,
+            env_state=self._env_state() if self._shows_env_state else None,
+            final_env_states=final_env_states,
         )
+
+    def _env_state(self) -> Array | None:
+        """Return the states of the envs, (E, ...), if they are asked for."""
+        if not self._shows_env_state:
+            return None
+        states: Array | None = self._of_env("env_states", self._all_envs)
+        if states is None:
+            name = type(self._env).__name__
+            raise ConfigError(f"env_state: {name} has no env_states(); use vectorizer='sync'", key="env_state")
+        return states
 
     def _masks(self, to_act: BoolArray) -> ActionMasks:
         """Return the masks of the agents that act next; the first call finds out whether there are any."""
@@ -284,7 +287,8 @@ class BatchedVecEnv(InProcessVecEnv):
             own.coming = settings.coming
         if why is None:
             self._masked = masks[0] is not None
-            self._latest = first_step(observations, masks, to_act, {})
+            in_play = to_act & (self._episode_steps > 0)[:, None]
+            self._latest = first_step(observations, masks, to_act, {}, self._env_state(), in_play)
             return {}
         self._begin_episodes(self._all_envs)
         self._latest = self._first_step(self._shown(), self._all_envs)

@@ -61,6 +61,7 @@ class MultiAgentVecEnv(ABC):
     render_mode: str | None
     _latest: VecStep | None = None
     _sent = False
+    _shows_env_state = False
 
     @property
     def latest(self) -> VecStep:
@@ -165,6 +166,10 @@ class MultiAgentVecEnv(ABC):
             ConfigError: these envs cannot do that.
         """
         raise ConfigError(f"episode_horizon: {type(self).__name__} cannot end episodes", key="episode_horizon")
+
+    def show_env_state(self) -> None:
+        """Let every step from now on have an `env_state`, which the envs' `state()` returns."""
+        self._shows_env_state = True
 
     def configure(self, env_indices: Sequence[int], /, **settings: Any) -> None:
         """Change settings of these envs from their next episodes on; running episodes keep theirs.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvO
 
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import Array, BoolArray
-from marl_sb3.vec_env.observations import to_rows
+from marl_sb3.vec_env.observations import map_arrays, to_rows
 from marl_sb3.vec_env.seeding import fresh_seed
 from marl_sb3.vec_env.zero_based import ZeroBased
 
@@ -76,10 +77,10 @@ class FlatVecEnv(VecEnv):
         for env_index, infos in step.reset_infos.items():
             self._keep_reset_infos(env_index, infos)
         dones = (step.terminated | step.truncated).reshape(-1)
-        return self._rows(step), step.rewards.reshape(-1), dones, self._row_infos(step)
+        return self._rows(step), step.rewards.reshape(-1).copy(), dones, self._row_infos(step)
 
     def _rows(self, step: VecStep) -> VecEnvObs:
-        return self._observed.from_rows(to_rows(step.observations[0]))
+        return self._observed.from_rows(map_arrays(np.copy, to_rows(step.observations[0])))  # SB3 may write into them
 
     def _keep_reset_infos(self, env_index: int, infos: Any) -> None:
         for column, agent in enumerate(self.env.agents):
@@ -97,7 +98,7 @@ class FlatVecEnv(VecEnv):
                 rows.append(info)
         for (env_index, column), observation in step.final_observations.items():
             row = rows[env_index * self._agents_per_env + column]
-            row["terminal_observation"] = self._observed.from_env(observation)
+            row["terminal_observation"] = self._observed.from_env(deepcopy(observation))
         return rows
 
     def seed(self, seed: int | None = None) -> Sequence[int | None]:
@@ -143,7 +144,7 @@ class FlatVecEnv(VecEnv):
     def _masks(self) -> BoolArray | None:
         """Return the (E * A, n) action masks of the latest step; None without masks."""
         of_group = self.env.latest.action_masks[0]
-        return None if of_group is None else of_group.reshape(self.num_envs, -1)
+        return None if of_group is None else of_group.reshape(self.num_envs, -1).copy()
 
     def env_is_wrapped(self, wrapper_class: type, indices: VecEnvIndices = None) -> list[bool]:
         """Whether each row's env has this wrapper."""

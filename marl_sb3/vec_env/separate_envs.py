@@ -9,13 +9,13 @@ import numpy as np
 from pettingzoo import ParallelEnv
 
 from marl_sb3.storage.state import State, StateReader
-from marl_sb3.types import BoolArray, Observations
+from marl_sb3.types import Array, BoolArray, Observations
 from marl_sb3.vec_env.groups import AgentLayout, require_same_agents, require_separate
 from marl_sb3.vec_env.interface import InProcessVecEnv
 from marl_sb3.vec_env.masks import MaskReader, read_masks
 from marl_sb3.vec_env.observations import put, zero_observations
 from marl_sb3.vec_env.seeding import fresh_seed
-from marl_sb3.vec_env.slot import EnvSlot
+from marl_sb3.vec_env.slot import EnvSlot, SlotStep
 from marl_sb3.vec_env.slot_states import SlotState, pack, unpack
 from marl_sb3.vec_env.step import ActionMasks, VecStep, first_step
 from marl_sb3.wrappers import wrap
@@ -68,6 +68,12 @@ class SeparateEnvs(InProcessVecEnv):
         for slot in self._slots:
             slot.horizon = env_steps
 
+    def show_env_state(self) -> None:
+        """See `MultiAgentVecEnv.show_env_state`."""
+        super().show_env_state()
+        for slot in self._slots:
+            slot.shows_env_state = True
+
     def _seed(self, seed: int) -> None:
         for slot in self._slots:
             slot.seed(seed)
@@ -78,7 +84,31 @@ class SeparateEnvs(InProcessVecEnv):
     def _first_step(self, observations: tuple[Observations, ...]) -> VecStep:
         """Return the first step after a reset of all envs."""
         infos = self._reset_infos(range(self.num_envs))
-        return first_step(observations, self._masks.read(self._slots, infos), self._turns(), infos)
+        masks = self._masks.read(self._slots, infos)
+        return first_step(observations, masks, self._turns(), infos, self._env_state())
+
+    def _restored_step(self, masks: ActionMasks, reset_infos: Mapping[int, Mapping[str, Any]]) -> VecStep:
+        """Return the first step after `set_state`, in the middle of episodes."""
+        in_play = np.array([self._layout.flags(slot.in_play) for slot in self._slots])
+        return first_step(self._shown(), masks, self._turns(), reset_infos, self._env_state(), in_play)
+
+    def _env_state(self) -> Array | None:
+        """Return the states of the envs, (E, ...), if they are asked for."""
+        if not self._shows_env_state:
+            return None
+        states = [slot.env.global_state() for slot in self._slots]
+        for slot, state in zip(self._slots, states, strict=True):
+            if (state.shape, state.dtype) != (states[0].shape, states[0].dtype):
+                kind, first = f"{state.dtype} {state.shape}", f"{states[0].dtype} {states[0].shape}"
+                raise slot.env.error(f"state() is an array of {kind}, that of the first env of {first}")
+        return np.stack(states)
+
+    def _in_play(self, acted: BoolArray, steps: Sequence[SlotStep]) -> BoolArray:
+        """Return the agents that were in play in a step, (E, A) bool; `acted` itself if nobody waited."""
+        if not any(step.waited for step in steps):
+            return acted
+        waited: BoolArray = np.array([self._layout.flags(step.waited) for step in steps])
+        return acted | waited
 
     def _masks_after(
         self, infos: Sequence[Mapping[str, Any]], reset_infos: Mapping[int, Mapping[str, Any]]
@@ -134,17 +164,17 @@ class SeparateEnvs(InProcessVecEnv):
         inexact = {index: why for index, why in enumerate(outcomes) if why is not None}
         reset_infos = self._reset_infos(inexact)
         self._masks.adopt(masks)
-        self._renew_masks(masks, reset_infos)
-        self._latest = first_step(self._shown(), masks, self._turns(), reset_infos)
+        self._latest = self._restored_step(self._renewed_masks(masks, reset_infos), reset_infos)
         return inexact
 
-    def _renew_masks(self, masks: ActionMasks, reset_infos: Mapping[int, Mapping[str, Any]]) -> None:
-        """Put the masks of envs that have begun new episodes in place; they are read from their infos."""
-        begun = list(reset_infos)
-        new_masks = self._masks.read([self._slots[index] for index in begun], reset_infos)
-        for ours, new in zip(masks, new_masks, strict=True):
-            if ours is not None and new is not None:
-                ours[begun] = new[begun]
+    def _renewed_masks(self, masks: ActionMasks, reset_infos: Mapping[int, Mapping[str, Any]]) -> ActionMasks:
+        """Return these masks, with new ones where envs have begun new episodes; these are read from the infos."""
+        begun = np.isin(np.arange(self.num_envs), list(reset_infos))
+        read = self._masks.read([self._slots[index] for index in reset_infos], reset_infos)
+        return tuple(
+            old if old is None or new is None else np.where(begun[:, None, None], new, old)
+            for old, new in zip(masks, read, strict=True)
+        )
 
     def close(self) -> None:
         """See `MultiAgentVecEnv.close`."""
@@ -152,3 +182,8 @@ class SeparateEnvs(InProcessVecEnv):
             self._closed = True
             for env in self.envs:
                 env.close()
+
+
+def final_env_states(steps: Sequence[SlotStep]) -> dict[int, Array]:
+    """Return the states in which episodes ended, by the index of the env."""
+    return {index: step.final_env_state for index, step in enumerate(steps) if step.final_env_state is not None}

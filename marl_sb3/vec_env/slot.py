@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -37,6 +37,8 @@ class SlotStep:
         final_observations: agent -> last observation, for the agents that ended, if the env returned one.
         infos: the infos of the step.
         reset_infos: the infos of the next episode's reset; None if the episode continues.
+        waited: the agents in play that did not act.
+        final_env_state: the env's state at the end of the episode; None if the episode continues or nobody asks.
     """
 
     observations: Mapping[AgentID, Any]
@@ -45,6 +47,8 @@ class SlotStep:
     ends: Mapping[AgentID, tuple[bool, bool]]
     final_observations: Mapping[AgentID, Any]
     reset_infos: Mapping[str, Any] | None = None
+    waited: Collection[AgentID] = ()
+    final_env_state: Array | None = None
 
 
 class EnvSlot:
@@ -70,6 +74,7 @@ class EnvSlot:
         settings: the settings from `configure`.
         shown: agent -> observation, for the agents that act in the next step; it may have further agents.
         reset_infos: the infos of the latest reset.
+        shows_env_state: whether the state of the env at the end of an episode is kept.
         horizon: env steps after which all agents are truncated; None: the env alone ends its episodes.
     """
 
@@ -87,6 +92,7 @@ class EnvSlot:
         self.reset_infos: Mapping[str, Any] = {}
         self.settings = EnvSettings()
         self.horizon: int | None = None
+        self.shows_env_state = False
         self._steps = 0
         self._last_seen: dict[AgentID, Any] = {}  # only with a horizon: agents that wait are truncated on it
         self._agents = layout.agents
@@ -139,6 +145,8 @@ class EnvSlot:
         if len(rewards) > len(actions):
             rewards = {agent: reward for agent, reward in rewards.items() if agent in self.in_play}
         step = SlotStep(observations, rewards, infos, _NOBODY, _NOBODY)  # the usual case: no agent ends
+        if len(self.in_play) > len(actions):
+            step.waited = self.in_play.difference(actions)
         for agent in actions:
             if terminated[agent] or truncated[agent]:
                 self._end(agent, step, bool(terminated[agent]), bool(truncated[agent]))
@@ -149,6 +157,8 @@ class EnvSlot:
             self._truncate_all(step)
         if not self.to_act:
             step.infos = deepcopy(infos)  # a copy: the env is reset before the infos are read
+            if self.shows_env_state:
+                step.final_env_state = self.env.global_state()
             step.observations = self.reset()
             step.reset_infos = self.reset_infos
         return step

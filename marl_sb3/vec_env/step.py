@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -66,7 +66,7 @@ class FinalObservations(Mapping[tuple[int, int], Any]):
         self._by_place = by_place
 
     def __getitem__(self, place: tuple[int, int]) -> Any:
-        return self._by_place[place]
+        return map_arrays(_read_only, self._by_place[place])
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         return iter(self._by_place)
@@ -91,7 +91,7 @@ class StackedFinalObservations(FinalObservations):
     """
 
     def __init__(self, ended: BoolArray, observations: Observations) -> None:
-        self._observations = observations
+        self._observations = map_arrays(_read_only, observations)
         env_indices, columns = np.nonzero(ended)
         super().__init__(dict.fromkeys(zip(env_indices.tolist(), columns.tolist(), strict=True)))
 
@@ -115,8 +115,8 @@ class VecStep:
     Rewards and ends belong to an agent whether or not it acted: an agent that waits for its turn may get a reward, and
     may end, by another agent's action. Rewards before an agent's first action or after its end are set to 0.
 
-    The vec env owns the arrays and may write the next step into them: they are valid until the next `send`, `step` or
-    `reset`. `copy` makes a step to keep.
+    The arrays are read-only: writing into one raises NumPy's error. The vec env may reuse their memory: they are valid
+    until the next `send`, `step` or `reset`. `copy` makes a step to keep, whose arrays can be written to.
 
     Attributes:
         observations: per group, (E, A_group, ...). Where an episode is over, the first observation of the next one;
@@ -129,10 +129,16 @@ class VecStep:
         truncated: (E, A) bool; True in the one step in which the agent was truncated.
         acted: (E, A) bool; the agents that acted in this step.
         to_act: (E, A) bool; the agents that act in the next step.
+        in_play: (E, A) bool; the agents that the rewards and ends of this step belong to. They have acted in the
+            episode, in this step or in an earlier one, and had not ended before this step. The others have no rewards.
+        stepped: (E,) bool; the envs that took this step. Env steps are counted by it.
         episode_done: (E,) bool; the envs in which the last agents ended in this step, and which have been reset.
         final_observations: {(env index, agent column): the observation that the agent ended on}.
         infos: the infos that the envs returned from this step.
         reset_infos: {env index: the infos of its reset}, for the envs that were reset.
+        env_state: (E, ...) what the envs' `state()` returns, for critics that see everything; where an episode is over,
+            the first state of the next one. None unless the vec env was made with `env_state=True`.
+        final_env_states: {env index: the state in which the episode ended}, for the envs that were reset.
     """
 
     observations: tuple[Observations, ...]
@@ -142,51 +148,37 @@ class VecStep:
     truncated: BoolArray
     acted: BoolArray
     to_act: BoolArray
+    in_play: BoolArray
+    stepped: BoolArray
     episode_done: BoolArray
     final_observations: FinalObservations
     infos: StepInfos
     reset_infos: Mapping[int, Mapping[str, Any]]
+    env_state: Array | None = None
+    final_env_states: Mapping[int, Array] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        arrays = [self.rewards, self.terminated, self.truncated, self.acted, self.to_act, self.in_play, self.stepped]
+        arrays += [self.episode_done, *self.final_env_states.values()]
+        for group in (*self.observations, *self.action_masks, self.env_state):
+            if isinstance(group, dict):
+                arrays.extend(group.values())
+            elif group is not None:
+                arrays.append(group)
+        for array in arrays:
+            array.setflags(False)  # type: ignore[call-arg]  # `write`; by name it takes longer
 
     def copy(self) -> VecStep:
         """Return a deep copy, which later steps do not change."""
         return deepcopy(self)
 
-    def read_only(self) -> VecStep:
-        """Return the step with read-only views of its arrays.
 
-        They are for callbacks: what one wrote would change what is learnt only where the envs are stepped in the same
-        process, and there after the metrics have counted it.
-        """
-        return _ReadOnlyStep(self)
-
-
-class _ReadOnlyStep(VecStep):
-    """Makes a view when it is asked for: most callbacks look at few arrays, and most steps have no callback."""
-
-    def __init__(self, step: VecStep) -> None:
-        vars(self)["_step"] = step
-
-    def copy(self) -> VecStep:
-        """See `VecStep.copy`; its arrays may be written to."""
-        step: VecStep = self._step
-        return step.copy()
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in VecStep.__dataclass_fields__:
-            raise AttributeError(name)
-        value = getattr(self._step, name)
-        if name in ("observations", "action_masks") and value:  # in the steps of shards, they are not there
-            value = tuple(None if group is None else map_arrays(read_only, group) for group in value)
-        elif isinstance(value, np.ndarray):
-            value = read_only(value)
-        vars(self)[name] = value
+def _read_only(value: Any) -> Any:
+    """Return a view of an array that cannot be written to; a number as it is."""
+    if not isinstance(value, np.ndarray):
         return value
-
-
-def read_only(array: Array) -> Array:
-    """Return a view that cannot be written to."""
-    view = array.view()
-    view.flags.writeable = False
+    view = value.view()
+    view.setflags(write=False)
     return view
 
 
@@ -195,26 +187,33 @@ def first_step(
     action_masks: ActionMasks,
     to_act: BoolArray,
     reset_infos: Mapping[int, Mapping[str, Any]],
+    env_state: Array | None = None,
+    in_play: BoolArray | None = None,
 ) -> VecStep:
-    """Make the step that a reset returns: no actions, no rewards, no ends, empty infos.
+    """Make the step that a reset returns: no actions, no rewards, no ends, empty infos; no env has stepped.
 
     Args:
         observations: per group, (E, A_group, ...).
         action_masks: per group, (E, A_group, n) bool, or None.
         to_act: (E, A) bool.
         reset_infos: {env index: the infos of its reset}.
+        env_state: see `VecStep.env_state`.
+        in_play: (E, A) bool; the agents that have acted and not ended, where an episode goes on; None: nobody.
     """
-    nowhere = np.zeros(to_act.shape, dtype=np.bool_)
+    nobody, no_env = np.zeros(to_act.shape, dtype=np.bool_), np.zeros(len(to_act), dtype=np.bool_)
     return VecStep(
         observations=observations,
         action_masks=action_masks,
         rewards=np.zeros(to_act.shape, dtype=np.float32),
-        terminated=nowhere,
-        truncated=nowhere.copy(),
-        acted=nowhere.copy(),
+        terminated=nobody,
+        truncated=nobody,
+        acted=nobody,
         to_act=to_act,
-        episode_done=np.zeros(len(to_act), dtype=np.bool_),
+        in_play=nobody if in_play is None else in_play,
+        stepped=no_env,
+        episode_done=no_env,
         final_observations=NO_FINAL_OBSERVATIONS,
         infos=DictInfos([{} for _ in to_act]),
         reset_infos=reset_infos,
+        env_state=env_state,
     )

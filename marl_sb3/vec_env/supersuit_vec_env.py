@@ -12,7 +12,7 @@ from marl_sb3.types import Array, Observations
 from marl_sb3.vec_env.groups import AgentGroup
 from marl_sb3.vec_env.interface import Options
 from marl_sb3.vec_env.observations import map_arrays
-from marl_sb3.vec_env.separate_envs import EnvFactory, SeparateEnvs
+from marl_sb3.vec_env.separate_envs import EnvFactory, SeparateEnvs, final_env_states
 from marl_sb3.vec_env.slot import SlotStep
 from marl_sb3.vec_env.step import DictInfos, FinalObservations, VecStep
 from marl_sb3.vec_env.supersuit_adapter import SuperSuitAdapter
@@ -60,6 +60,8 @@ class SuperSuitVecEnv(SeparateEnvs):
             truncated=self._ends(steps, 1),
             acted=acted,
             to_act=self._turns(),
+            in_play=self._in_play(acted, steps),
+            stepped=np.ones(self.num_envs, dtype=np.bool_),
             episode_done=np.array([step.reset_infos is not None for step in steps]),
             final_observations=FinalObservations(
                 {
@@ -70,6 +72,8 @@ class SuperSuitVecEnv(SeparateEnvs):
             ),
             infos=DictInfos(infos),
             reset_infos=reset_infos,
+            env_state=self._env_state(),
+            final_env_states=final_env_states(steps),
         )
 
     def _ends(self, steps: Sequence[SlotStep], flag: int) -> Array:

@@ -11,7 +11,7 @@ import numpy as np
 from marl_sb3.types import Array, BoolArray, Observations
 from marl_sb3.vec_env.interface import Options
 from marl_sb3.vec_env.observations import zero_observations, zeros_as
-from marl_sb3.vec_env.separate_envs import EnvFactory, SeparateEnvs
+from marl_sb3.vec_env.separate_envs import EnvFactory, SeparateEnvs, final_env_states
 from marl_sb3.vec_env.slot import EnvSlot, SlotStep
 from marl_sb3.vec_env.step import DictInfos, FinalObservations, VecStep
 
@@ -35,6 +35,7 @@ class SyncVecEnv(SeparateEnvs):
     def __init__(self, make_env: EnvFactory, num_envs: int, seed: int | None = None, first_index: int = 0) -> None:
         super().__init__(make_env, num_envs, seed, first_index)
         self._known_turns = [slot.to_act for slot in self._slots]  # the turns in the latest `to_act`
+        self._all_stepped = np.ones(num_envs, dtype=np.bool_)
         self._blank = zero_observations(self.groups, self.num_envs)
 
     def _reset(self, options: Sequence[Options] | None) -> VecStep:
@@ -46,8 +47,9 @@ class SyncVecEnv(SeparateEnvs):
     def _step(self, actions: Sequence[Array]) -> VecStep:
         acted = to_act = self.latest.to_act
         arrays = self._blank_arrays()
-        for slot in self._slots:
-            self._write(slot, slot.step([group[slot.row] for group in actions]), arrays)
+        steps = [slot.step([group[slot.row] for group in actions]) for slot in self._slots]
+        for slot, step in zip(self._slots, steps, strict=True):
+            self._write(slot, step, arrays)
         turns = [slot.to_act for slot in self._slots]
         if any(new is not old for new, old in zip(turns, self._known_turns, strict=True)):
             self._known_turns = turns
@@ -63,10 +65,14 @@ class SyncVecEnv(SeparateEnvs):
             truncated=arrays.truncated,
             acted=acted,
             to_act=to_act,
+            in_play=self._in_play(acted, steps),
+            stepped=self._all_stepped,
             episode_done=episode_done,
             final_observations=FinalObservations(arrays.final_observations),
             infos=DictInfos(arrays.infos),
             reset_infos=arrays.reset_infos,
+            env_state=self._env_state(),
+            final_env_states=final_env_states(steps),
         )
 
     def _write(self, slot: EnvSlot, step: SlotStep, arrays: _Arrays) -> None:

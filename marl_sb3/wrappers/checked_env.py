@@ -11,8 +11,8 @@ from pettingzoo import ParallelEnv
 from pettingzoo.utils import BaseParallelWrapper
 
 from marl_sb3.envs.faults import RAISED, close_in_words, raise_in_words
-from marl_sb3.errors import EnvError, EnvNumericError
-from marl_sb3.types import AgentID
+from marl_sb3.errors import ConfigError, EnvError, EnvNumericError
+from marl_sb3.types import AgentID, Array
 from marl_sb3.wrappers.ended_agents import EndedAgents
 from marl_sb3.wrappers.faults import observation_fault, reward_fault
 from marl_sb3.wrappers.layers import attribute, layers, owner
@@ -131,6 +131,24 @@ class CheckedEnv(BaseParallelWrapper):  # type: ignore[misc]
         except RAISED as error:
             self._blame(error, "render()")
             raise
+
+    def global_state(self) -> Array:
+        """Return a copy of what the env's `state()` returns.
+
+        Raises:
+            ConfigError: the env has no `state()`.
+            EnvError: it is no array of numbers.
+        """
+        try:
+            state = np.array(self.env.state())
+        except NotImplementedError as error:
+            raise ConfigError(f"env_state: {error}; accepted: an env with a method state()", key="env_state") from error
+        except RAISED as error:
+            self._blame(error, "state()")
+            raise
+        if state.dtype.kind not in "biuf":
+            raise self.error(f"state() has dtype {state.dtype}; accepted: an array of numbers")
+        return state
 
     def get_wrapper_attr(self, name: str) -> Any:
         """The attribute of the outermost wrapper that has it, or of the env; never called if it is a method.

@@ -222,6 +222,8 @@ class TwoGroups(InProcessVecEnv):
             truncated=ends_now & (self.ends == 4),
             acted=acted,
             to_act=self.to_act,
+            in_play=acted,
+            stepped=np.ones(self.num_envs, dtype=bool),
             episode_done=np.full(self.num_envs, over),
             final_observations=FinalObservations(finals),
             infos=DictInfos([{}] * self.num_envs),

@@ -10,7 +10,7 @@ import pytest
 from marl_sb3.runners.shards.steps import RecordedSteps, StepRecorder, side_by_side
 from marl_sb3.vec_env.step import ArrayInfos, DictInfos, VecStep
 
-ARRAYS = ("rewards", "terminated", "truncated", "acted", "to_act")
+ARRAYS = ("rewards", "terminated", "truncated", "acted", "to_act", "in_play")
 
 
 def recorded(infos: list[Any]) -> RecordedSteps:
@@ -19,7 +19,9 @@ def recorded(infos: list[Any]) -> RecordedSteps:
     for number, each in enumerate(infos):
         arrays = {name: np.full((2, 1), number) for name in ARRAYS}
         more: dict[str, Any] = {"observations": (), "action_masks": (), "final_observations": {}, "reset_infos": {}}
-        recorder.on_step(VecStep(infos=each, episode_done=np.full(2, number), **arrays, **more), [])
+        recorder.on_step(
+            VecStep(infos=each, stepped=np.full(2, number), episode_done=np.full(2, number), **arrays, **more), []
+        )
     return recorder.recorded()
 
 

@@ -25,6 +25,7 @@ class OneEnvStep:
     """A step of one env, by agent; agents that act next are shown, agents in play are paid, those there have flags."""
 
     acted: set[str]
+    in_play: set[str]
     shown: dict[str, list[float]]
     rewards: dict[str, np.float32]
     terminated: dict[str, bool]
@@ -48,6 +49,7 @@ def plain_loop(env: NoisyEnv, env_index: int, run_seed: int, actions) -> Iterato
         by_agent = {agent: chosen[env.possible_agents.index(agent)] for agent in acted}
         shown, rewards, terminated, truncated, infos = env.step(by_agent)
         paid = {agent: np.float32(reward) for agent, reward in rewards.items() if agent in in_play}
+        playing = set(in_play)
         ended = {agent for agent in shown if terminated.get(agent) or truncated.get(agent)}
         final = {agent: shown[agent].tolist() for agent in ended}
         in_play -= ended
@@ -55,14 +57,16 @@ def plain_loop(env: NoisyEnv, env_index: int, run_seed: int, actions) -> Iterato
         if not env.agents:
             shown, reset_infos = env.reset(seed=next(seeds))
         live = {agent: shown[agent].tolist() for agent in env.agents}
-        yield OneEnvStep(acted, live, paid, terminated, truncated, final, infos, reset_infos)
+        yield OneEnvStep(acted, playing, live, paid, terminated, truncated, final, infos, reset_infos)
 
 
 def step_of_env(vec: MultiAgentVecEnv, taken: VecStep, env_index: int, there: OneEnvStep) -> OneEnvStep:
     """Read one env's part of a step; check on the way that there is nothing but zeros where it says nothing."""
     acted = {agent for agent, flag in zip(vec.agents, taken.acted[env_index], strict=True) if flag}
     live = {agent for agent, flag in zip(vec.agents, taken.to_act[env_index], strict=True) if flag}
+    in_play = {agent for agent, flag in zip(vec.agents, taken.in_play[env_index], strict=True) if flag}
     assert np.array_equal(taken.to_act, vec.latest.to_act)
+    assert taken.stepped[env_index]
 
     def by_agent(values: Any, present: set[str]) -> dict[str, Any]:
         assert not any(np.any(value) for agent, value in zip(vec.agents, values, strict=True) if agent not in present)
@@ -73,6 +77,7 @@ def step_of_env(vec: MultiAgentVecEnv, taken: VecStep, env_index: int, there: On
     final = {vec.agents[place[1]]: seen for place, seen in taken.final_observations.items() if place[0] == env_index}
     return OneEnvStep(
         acted,
+        in_play,
         by_agent(taken.observations[0][env_index].tolist(), live),
         by_agent(taken.rewards[env_index], set(there.rewards)),
         by_agent(taken.terminated[env_index], set(there.terminated)),

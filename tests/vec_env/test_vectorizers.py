@@ -12,6 +12,7 @@ import pytest
 import torch as th
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from toy_envs import ScriptedEnv
 
 from marl_sb3 import MultiAgentAlgorithm, make_vec_env
 from marl_sb3.envs.arena import ArenaEnv
@@ -20,6 +21,7 @@ from marl_sb3.metrics import flatten
 from marl_sb3.storage.checkpoint_format import read_checkpoint, write_checkpoint
 from marl_sb3.storage.state import StateReader
 from marl_sb3.vec_env import VECTORIZERS, MultiAgentVecEnv, VecStep
+from marl_sb3.vec_env.seeding import episode_seed
 
 AGENTS = ("agent1", "agent2")
 REFERENCE = "sync"  # a plain loop over the envs
@@ -35,8 +37,11 @@ def plain(step: VecStep, num_envs: int) -> dict[str, Any]:
         "rewards": step.rewards.tolist(),
         "reward dtype": step.rewards.dtype,
         "flags": [
-            flag.tolist() for flag in (step.terminated, step.truncated, step.acted, step.to_act, step.episode_done)
+            getattr(step, name).tolist()
+            for name in ("terminated", "truncated", "acted", "to_act", "in_play", "stepped", "episode_done")
         ],
+        "env state": None if step.env_state is None else step.env_state.tolist(),
+        "final env states": {index: state.tolist() for index, state in step.final_env_states.items()},
         "final": {place: obs.tolist() for place, obs in step.final_observations.items()},
         "infos": [step.infos[index] for index in range(num_envs)],
         "values": [np.nan_to_num(step.infos.values(agent, "collision"), nan=-1).tolist() for agent in AGENTS],
@@ -52,9 +57,9 @@ def test_arrays_have_their_shapes_and_types(vectorizer: str) -> None:
         assert step.observations[0].shape == (3, 2, *env.groups[0].observation_space.shape)
         assert step.observations[0].dtype == env.groups[0].observation_space.dtype
         assert (step.rewards.shape, step.rewards.dtype) == ((3, 2), np.float32)
-        flags = [step.terminated, step.truncated, step.acted, step.to_act]
-        assert [(flag.shape, flag.dtype) for flag in flags] == [((3, 2), bool)] * 4
-        assert (step.episode_done.shape, step.episode_done.dtype) == ((3,), bool)
+        flags = [step.terminated, step.truncated, step.acted, step.to_act, step.in_play]
+        assert [(flag.shape, flag.dtype) for flag in flags] == [((3, 2), bool)] * 5
+        assert [(of_envs.shape, of_envs.dtype) for of_envs in (step.stepped, step.episode_done)] == [((3,), bool)] * 2
         assert step.action_masks == (None,)
         assert env.latest is step
     env.close()
@@ -70,7 +75,7 @@ def test_arrays_have_their_shapes_and_types(vectorizer: str) -> None:
 def test_whole_rollouts_are_those_of_the_reference(
     vectorizer: str, height: int, width: int, limit: int, num_envs: int, seed: int
 ) -> None:
-    arguments: dict[str, Any] = {"height": height, "width": width, "max_timesteps": limit}
+    arguments: dict[str, Any] = {"height": height, "width": width, "max_timesteps": limit, "env_state": True}
     tested, reference = (
         make_vec_env("arena", n_envs=num_envs, seed=seed, vectorizer=name, **arguments)
         for name in (vectorizer, REFERENCE)
@@ -105,9 +110,44 @@ def test_a_copy_of_a_step_does_not_change(vectorizer: str) -> None:
     expected = plain(kept, 2)
     assert expected["final"]
     assert plain(steps[1], 2) == expected
-    for array in (steps[1].observations[0], steps[1].rewards, steps[1].acted):
-        array[:] = 1
+    env.step([np.full((2, 2), 3)])
     assert plain(kept, 2) == expected
+    kept.rewards[:] = 1  # a copy is one's own
+    with pytest.raises(ValueError, match="read-only"):
+        steps[1].final_observations[0, 0][:] = 1
+
+
+@pytest.mark.parametrize("vectorizer", ALL)
+def test_the_state_of_the_envs_is_shown_if_it_is_asked_for(vectorizer: str) -> None:
+    vec = make_vec_env("arena", n_envs=3, seed=0, vectorizer=vectorizer, env_state=True, max_timesteps=2)
+    env = ArenaEnv(max_timesteps=2)
+    env.reset(seed=episode_seed(0, 1, 0))
+    np.testing.assert_array_equal(vec.reset().env_state[1], env.state())
+    for action, over in ((1, False), (2, True)):
+        step = vec.step([np.full((3, 2), action)])
+        env.step(dict.fromkeys(AGENTS, action))
+        assert over == (list(step.final_env_states) == [0, 1, 2])
+        if over:
+            np.testing.assert_array_equal(step.final_env_states[1], env.state())
+            env.reset(seed=episode_seed(0, 1, 1))
+        np.testing.assert_array_equal(step.env_state[1], env.state())
+        with pytest.raises(ValueError, match="read-only"):
+            step.env_state[:] = 0
+    saved = vec.get_state()
+    vec.set_state(StateReader(saved))
+    np.testing.assert_array_equal(vec.latest.env_state[1], env.state())
+    vec.close()
+    without = make_vec_env("arena", n_envs=3, seed=0, vectorizer=vectorizer)
+    assert without.reset().env_state is None
+    without.close()
+
+
+@pytest.mark.parametrize("n_workers", [0, 2])
+def test_an_env_without_a_state_is_refused_if_its_state_is_asked_for(n_workers: int) -> None:
+    env = make_vec_env(ScriptedEnv, n_envs=2, env_state=True, n_workers=n_workers)
+    with pytest.raises(ConfigError, match=r"env_state: .*accepted: an env with a method state\(\)"):
+        env.reset()
+    env.close()
 
 
 @pytest.mark.parametrize("vectorizer", ALL)

@@ -86,6 +86,10 @@ class BatchedArena(BatchedEnv):
         """See `BatchedEnv.observations`."""
         return rules.observations(self._state)
 
+    def env_states(self) -> Array:
+        """See `BatchedEnv.env_states`."""
+        return np.concatenate((self._state.cells, self._state.visited), axis=1)
+
     def get_state(self) -> State:
         """See `BatchedEnv.get_state`."""
         state = self._state

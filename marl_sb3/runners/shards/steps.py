@@ -15,7 +15,7 @@ from marl_sb3.types import AgentID, Array
 from marl_sb3.vec_env.step import NO_FINAL_OBSERVATIONS, ArrayInfos, DictInfos, StepInfos, VecStep
 
 _Columns = Mapping[AgentID, Mapping[str, Array]]
-_ARRAYS = ("rewards", "terminated", "truncated", "acted", "to_act", "episode_done")
+_ARRAYS = ("rewards", "terminated", "truncated", "acted", "to_act", "in_play", "stepped", "episode_done")
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from marl_sb3.vec_env.interface import MultiAgentVecEnv
 from marl_sb3.vec_env.masks import MaskReader
 from marl_sb3.vec_env.observations import same, taken
 from marl_sb3.vec_env.slot import EnvSlot, SlotStep
-from marl_sb3.vec_env.step import ActionMasks, VecStep, first_step
+from marl_sb3.vec_env.step import ActionMasks, VecStep
 from marl_sb3.vec_env.sync_vec_env import SyncVecEnv
 from marl_sb3.vec_env.workers.spec import SeparateState, Shown, WorkerSpec, WorkerState
 
@@ -231,8 +231,7 @@ class _SeparateWorkerEnvs(SyncVecEnv, WorkerEnvs):
             slot.reset()
         if lost:
             masks, reset_infos = self.latest.action_masks, self._reset_infos(lost)
-            self._renew_masks(masks, reset_infos)
-            self._latest = first_step(self._shown(), masks, self._turns(), reset_infos)
+            self._latest = self._restored_step(self._renewed_masks(masks, reset_infos), reset_infos)
         return {row: str(slot.lost) for row, slot in lost.items()}
 
     def go_on(self) -> None:
@@ -283,8 +282,7 @@ class _BatchedWorkerEnvs(BatchedVecEnv, WorkerEnvs):
     def _step(self, actions: Sequence[Array]) -> VecStep:
         if self._lost is not None:
             step = self._first_step(self._shown(), self._all_envs)
-            step.episode_done[:] = True
-            return step
+            return replace(step, stepped=self._all_stepped, episode_done=np.ones(self.num_envs, dtype=np.bool_))
         self._heartbeat.enter_env(self._first_index)
         step = super()._step(actions)
         self._heartbeat.advance()

@@ -108,7 +108,7 @@ def _episodes(state: WorkerState) -> Array:
 
 
 class RunningEpisodes:
-    """Which agents are in play, and what they saw last; agents that wait are not shown anything.
+    """What the agents in play saw last; agents that wait are not shown anything.
 
     Args:
         groups: the agents by their spaces.
@@ -123,20 +123,15 @@ class RunningEpisodes:
     def begin(self, step: VecStep) -> None:
         """Begin with the first step after a reset, or after `set_state`."""
         self._everybody = np.ones_like(step.to_act).tobytes()
-        self._in_play: BoolArray = np.zeros_like(step.to_act)  # not kept up to date while all agents act
         self._latest = step
         self._seen: list[Observations] | None = None
 
     def add(self, step: VecStep) -> None:
         """Note a step."""
         if step.to_act.tobytes() == self._everybody:  # faster than `all`
-            self._in_play, self._seen, self._latest = step.to_act, None, step
+            self._seen, self._latest = None, step
             return
-        in_play = self._in_play | step.acted
-        in_play &= ~(step.terminated | step.truncated)
-        in_play[step.episode_done] = False
-        self._in_play = in_play
-        if (in_play & ~step.to_act).any():
+        if (_left_in_play(step) & ~step.to_act).any():
             self._note_seen(step)
         else:
             self._seen = None
@@ -159,14 +154,20 @@ class RunningEpisodes:
         """
         rows = list(env_indices)
         truncated = step.truncated.copy()
-        truncated[rows] = self._in_play[rows] | self._latest.to_act[rows]
+        in_play = step.in_play.copy()
+        truncated[rows] = in_play[rows] = (_left_in_play(self._latest) | self._latest.to_act)[rows]
         seen = self._latest.observations if self._seen is None else self._seen
         finals = dict(step.final_observations.items())
         for row, column in np.argwhere(truncated).tolist():
             if row in rows:
                 group, place = self._places[column]
                 finals[row, column] = map_arrays(np.copy, taken(seen[group], (row, place)))
-        return replace(step, truncated=truncated, final_observations=FinalObservations(finals))
+        return replace(step, truncated=truncated, in_play=in_play, final_observations=FinalObservations(finals))
+
+
+def _left_in_play(step: VecStep) -> BoolArray:
+    """Return the agents that have acted and have not ended after a step, (E, A) bool."""
+    return step.in_play & ~(step.terminated | step.truncated)
 
 
 def _where(shown: BoolArray, new: Observations, old: Observations) -> Observations:

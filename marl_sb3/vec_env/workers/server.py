@@ -51,14 +51,20 @@ class EnvServer:
     def _extras(self, step: VecStep) -> Extras:
         messages, masked = self._log.taken(), self._envs.found_masks()
         infos = None if self._envs.silent else packed_result(step.infos, "infos")
-        if infos is None and not (messages or masked or step.final_observations or step.reset_infos):
+        more = (messages, masked, step.final_observations, step.reset_infos)
+        if infos is None and step.env_state is None and not any(more):
             return NO_EXTRAS
         finals = dict(step.final_observations.items()) or None
-        return Extras(infos, finals, step.reset_infos or None, masked or None, messages)
+        states = step.env_state, step.final_env_states or None
+        return Extras(infos, finals, step.reset_infos or None, masked or None, messages, *states)
 
     def limit_episodes(self, env_steps: int) -> None:
         """See `MultiAgentVecEnv.limit_episodes`."""
         self._envs.limit_episodes(env_steps)
+
+    def show_env_state(self) -> None:
+        """See `MultiAgentVecEnv.show_env_state`."""
+        self._envs.show_env_state()
 
     def seed(self, seed: int) -> None:
         """See `MultiAgentVecEnv.seed`."""
@@ -71,7 +77,8 @@ class EnvServer:
 
     def _begun(self, step: VecStep) -> tuple[Extras, WorkerState]:
         self._arrays.write(step)
-        extras = Extras(reset_infos=step.reset_infos, masked=self._envs.found_masks() or None)
+        masked = self._envs.found_masks() or None
+        extras = Extras(reset_infos=step.reset_infos, masked=masked, env_state=step.env_state)
         return extras, self.get_state(silently=True)
 
     def settle_masks(self, masked: Mapping[int, bool]) -> None:

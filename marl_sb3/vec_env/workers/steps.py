@@ -26,7 +26,7 @@ from marl_sb3.vec_env.workers.spec import WorkerSpec
 from marl_sb3.wrappers.action_mask import choices_of
 
 _LINE = 64  # bytes of a cache line: no array shares one with another
-_FLAGS = ("terminated", "truncated", "to_act")
+_FLAGS = ("terminated", "truncated", "to_act", "in_play")
 _ALL_ENVS = slice(None)
 
 
@@ -47,6 +47,7 @@ class SharedArrays:
         terminated: (E, A) bool.
         truncated: (E, A) bool.
         to_act: (E, A) bool.
+        in_play: (E, A) bool.
         episode_done: (E,) bool.
     """
 
@@ -57,6 +58,7 @@ class SharedArrays:
     terminated: BoolArray
     truncated: BoolArray
     to_act: BoolArray
+    in_play: BoolArray
     episode_done: BoolArray
 
     def __init__(self, file: int, groups: Sequence[AgentGroup], num_envs: int, rows: slice = _ALL_ENVS) -> None:
@@ -111,6 +113,7 @@ class SharedArrays:
         self.terminated[:] = step.terminated
         self.truncated[:] = step.truncated
         self.to_act[:] = step.to_act
+        self.in_play[:] = step.in_play
         self.episode_done[:] = step.episode_done
 
 
@@ -166,6 +169,8 @@ class Extras:
         reset_infos: row -> infos of its reset.
         masked: group -> whether an agent that acts has a mask, for groups of which this is not known yet.
         messages: log records and warnings: see `MessageLog`.
+        env_state: (E of the worker, ...), see `VecStep.env_state`.
+        final_env_states: row -> state in which its episode ended.
     """
 
     infos: bytes | None = None
@@ -173,6 +178,8 @@ class Extras:
     reset_infos: Mapping[int, Mapping[str, Any]] | None = None
     masked: Mapping[int, bool] | None = None
     messages: Sequence[Any] = ()
+    env_state: Array | None = None
+    final_env_states: Mapping[int, Array] | None = None
 
 
 NO_EXTRAS = Extras()
@@ -285,6 +292,19 @@ class JoinedExtras:
             start + row: infos
             for part, start in zip(self._parts, self._starts, strict=True)
             for row, infos in (part.reset_infos or {}).items()
+        }
+
+    def env_state(self) -> Array | None:
+        """Return the states of all envs, if they are asked for."""
+        states = [part.env_state for part in self._parts if part.env_state is not None]
+        return np.concatenate(states) if states else None
+
+    def final_env_states(self) -> dict[int, Array]:
+        """Return env index -> the state in which its episode ended."""
+        return {
+            start + row: state
+            for part, start in zip(self._parts, self._starts, strict=True)
+            for row, state in (part.final_env_states or {}).items()
         }
 
     def found_masks(self) -> dict[int, bool]:

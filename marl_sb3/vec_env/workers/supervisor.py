@@ -58,7 +58,7 @@ class Supervisor:
         self._num_envs = sum(spec.num_envs for spec in specs)
         self._interrupted_s = min(timeout_s, _INTERRUPTED_S)
         self._attached = False
-        self._horizon: int | None = None
+        self._settings: dict[str, tuple[Any, ...]] = {}  # requests that a new worker gets, too
         self.journal = Journal(specs, most_steps)
         self.restarts = 0
         self.lost: dict[int, str] = {}
@@ -183,8 +183,8 @@ class Supervisor:
 
     def _bring_back(self, number: int) -> None:
         worker, spec = self.workers[number], self._specs[number]
-        if self._horizon is not None:
-            worker.ask("limit_episodes", self._horizon)
+        for name, arguments in self._settings.items():
+            worker.ask(name, *arguments)
         if not self._attached:
             return
         worker.ask("attach", self._num_envs)
@@ -248,10 +248,10 @@ class Supervisor:
         self.ask_all("attach", self._num_envs)
         self._attached = True
 
-    def limit_episodes(self, env_steps: int) -> None:
-        """See `MultiAgentVecEnv.limit_episodes`."""
-        self.ask_all("limit_episodes", env_steps)
-        self._horizon = env_steps
+    def set_in_all(self, name: str, *arguments: Any) -> None:
+        """Do a request in all workers, and in those that replace them."""
+        self.ask_all(name, *arguments)
+        self._settings[name] = arguments
 
     def stacks(self) -> list[str]:
         """Return what each worker is doing, with its name."""

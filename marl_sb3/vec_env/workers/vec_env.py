@@ -82,6 +82,7 @@ class WorkersVecEnv(MultiAgentVecEnv):
             require_same_agents(others, spec.first_index, facts[0])
         self._layout = AgentLayout(facts[0])
         self.num_envs = num_envs
+        self._all_stepped = np.ones(num_envs, dtype=np.bool_)
         self.agents, self.groups = self._layout.agents, self._layout.groups
         self.metadata, self.render_mode = facts[0].metadata, facts[0].render_mode
         arguments = (self._supervisor.memory, self.groups, num_envs)
@@ -98,7 +99,12 @@ class WorkersVecEnv(MultiAgentVecEnv):
 
     def limit_episodes(self, env_steps: int) -> None:
         """See `MultiAgentVecEnv.limit_episodes`."""
-        self._supervisor.limit_episodes(env_steps)
+        self._supervisor.set_in_all("limit_episodes", env_steps)
+
+    def show_env_state(self) -> None:
+        """See `MultiAgentVecEnv.show_env_state`."""
+        super().show_env_state()
+        self._supervisor.set_in_all("show_env_state")
 
     # --- Steps -------------------------------------------------------------------------------------------------------
 
@@ -117,7 +123,12 @@ class WorkersVecEnv(MultiAgentVecEnv):
         self._supervisor.lost = {}  # they have begun new episodes, too
         arrays = self._arrays
         self._latest = first_step(
-            arrays.copied_observations(), self._masks(), arrays.to_act.copy(), extras.reset_infos()
+            arrays.copied_observations(),
+            self._masks(),
+            arrays.to_act.copy(),
+            extras.reset_infos(),
+            extras.env_state(),
+            arrays.in_play.copy(),
         )
         self._running.begin(self._latest)
         self._supervisor.journal.begin(states, self._latest)
@@ -141,10 +152,14 @@ class WorkersVecEnv(MultiAgentVecEnv):
             truncated=arrays.truncated.copy(),
             acted=acted,
             to_act=arrays.to_act.copy(),
+            in_play=arrays.in_play.copy(),
+            stepped=self._all_stepped,
             episode_done=arrays.episode_done.copy(),
             final_observations=NO_FINAL_OBSERVATIONS if extras is None else extras.final_observations(),
             infos=SilentInfos(acted, self.agents) if extras is None else extras.infos(acted, self.agents),
             reset_infos={} if extras is None else extras.reset_infos(),
+            env_state=None if extras is None else extras.env_state(),
+            final_env_states={} if extras is None else extras.final_env_states(),
         )
         if supervisor.lost:
             step = self._running.cut(step, supervisor.lost)
