@@ -28,7 +28,7 @@ from stable_baselines3.common.logger import Logger
 from torch import nn
 from trainings import one_torch_thread
 
-from marl_sb3.learners.registry import algorithm_class
+from marl_sb3.config.algorithms import algorithm_info
 
 INPUTS, TRANSITIONS, ROWS = 6, 2000, 64
 CHOICE, AXES = spaces.Discrete(4), spaces.Box(-1, 1, (2,), np.float32)
@@ -78,7 +78,7 @@ class Blank(gymnasium.Env[Any, Any]):
 
 def made(case: Case, *, stock: bool) -> Any:
     """Make an algorithm with a full replay buffer; stock and fused have the same weights and transitions."""
-    named = algorithm_class(case.algo)
+    named = algorithm_info(case.algo).algorithm_class
     kind: Any = next(base for base in named.__mro__ if not stock or not base.__module__.startswith("marl_sb3"))
     kwargs = {"net_arch": [64, 64], "activation_fn": case.activation}
     model = kind("MlpPolicy", Blank(case), seed=0, device="cpu", buffer_size=TRANSITIONS, policy_kwargs=kwargs)

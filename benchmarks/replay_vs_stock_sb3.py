@@ -22,7 +22,7 @@ from measure import Comparison, Report, Setting, number, print_table, take_turns
 from trainings import one_torch_thread
 
 import marl_sb3
-from marl_sb3.learners.registry import algorithm_class
+from marl_sb3.config.algorithms import algorithm_info
 
 DISCRETE = ("dqn", "qrdqn")
 ALGOS = (*DISCRETE, "sac", "td3", "ddpg", "tqc", "crossq")
@@ -83,7 +83,9 @@ def settings(size: int) -> dict[str, Any]:
 def stock_clock(algo: str, size: int, steps: int, turn: int) -> Clock:
     """Train with stock SB3."""
     clock = Clock()
-    stock: Any = next(base for base in algorithm_class(algo).__mro__ if not base.__module__.startswith("marl_sb3"))
+    stock: Any = next(
+        base for base in algorithm_info(algo).algorithm_class.__mro__ if not base.__module__.startswith("marl_sb3")
+    )
     model = stock("MlpPolicy", env_of(algo), seed=turn, device="cpu", **settings(size))
     model.learn(WARM_STEPS + steps, callback=clock)
     return clock
@@ -92,7 +94,7 @@ def stock_clock(algo: str, size: int, steps: int, turn: int) -> Clock:
 def our_clock(algo: str, size: int, steps: int, path: str, turn: int) -> Clock:
     """Train with `MultiAgentAlgorithm` and one agent."""
     clock = Clock()
-    spec = marl_sb3.PolicySpec(algorithm_class(algo), **settings(size))
+    spec = marl_sb3.PolicySpec(algorithm_info(algo).algorithm_class, **settings(size))
     algorithm = marl_sb3.MultiAgentAlgorithm(
         marl_sb3.make_vec_env(env_of(algo), n_envs=1),
         {"policy": spec},
@@ -111,7 +113,7 @@ def measure(algo: str, size: int, steps: int, repeats: int) -> tuple[Comparison,
         STOCK: partial(stock_clock, algo, size, steps),
         TORCH: partial(our_clock, algo, size, steps, "torch"),
     }
-    if hasattr(algorithm_class(algo), "update_path"):
+    if hasattr(algorithm_info(algo).algorithm_class, "update_path"):
         sides[FUSED] = partial(our_clock, algo, size, steps, "fused")
     clocks = take_turns(sides, repeats, f"{algo} {size}x{size}")
     times = {side: [clock.us_per_step for clock in of_side] for side, of_side in clocks.items()}

@@ -16,7 +16,7 @@ from typing import Any
 
 from marl_sb3.checkup.checks import CHECKS
 from marl_sb3.checkup.finding import Severity
-from marl_sb3.config.hyperparameters import TABLES
+from marl_sb3.config.algorithms import ALGORITHMS
 from marl_sb3.config.rllib.missing import ALWAYS, REASONS
 from marl_sb3.config.rllib.table import DEPENDENT, ENVS_PER_RUNNER, RENAMED, RUNNERS
 from marl_sb3.config.schema import SECTIONS, TrainConfig
@@ -149,8 +149,8 @@ def _meaning(names: str, settings: str, algorithms: str, note: str) -> str:
 
 def _algorithms_with(setting: str) -> str:
     """The algorithms that have a hyperparameter; all for settings of other kinds."""
-    having = [name for name, kinds in TABLES.items() if setting in kinds]
-    return ", ".join(having) if 0 < len(having) < len(TABLES) else "all"
+    having = [info.class_name for info in ALGORITHMS.values() if setting in info.kinds]
+    return ", ".join(having) if 0 < len(having) < len(ALGORITHMS) else "all"
 
 
 def _code(value: Any) -> str:

@@ -3,6 +3,7 @@
 from .acting.bundle import PolicyBundle as PolicyBundle
 from .acting.bundle import combine_policies as combine_policies
 from .checkup.api import examine as examine
+from .config.algorithms import AlgorithmInfo as AlgorithmInfo
 from .config.ray import RaySettings as RaySettings
 from .envs.registry import register_env as register_env
 from .errors import CheckpointError as CheckpointError
@@ -24,6 +25,7 @@ from .learners.algorithms.replay import DQN as DQN
 from .learners.algorithms.replay import SAC as SAC
 from .learners.algorithms.replay import TD3 as TD3
 from .learners.load import load_policies as load_policies
+from .learners.registry import register_algorithm as register_algorithm
 from .learners.spec import PolicySpec as PolicySpec
 from .metrics import Episode as Episode
 from .metrics import InfoMetric as InfoMetric

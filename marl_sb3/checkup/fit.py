@@ -9,9 +9,9 @@ from gymnasium import spaces
 from stable_baselines3.common.preprocessing import is_image_space
 
 from marl_sb3.checkup.evidence import Evidence, Seen
+from marl_sb3.config.algorithms import ALGORITHMS
 from marl_sb3.errors import ConfigError
 from marl_sb3.learners.building import build_for_acting
-from marl_sb3.learners.registry import ALGORITHMS
 from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.learners.threads import start_without_dynamo
 from marl_sb3.policies.placement import rows_of_policy
@@ -31,7 +31,7 @@ def fitting(vec_env: MultiAgentVecEnv, evidence: Evidence) -> dict[str, Any]:
     return {
         "vectorizer": "batched" if isinstance(vec_env, BatchedVecEnv) else "sync",
         "algorithm": algorithm,
-        "algorithm_class": ALGORITHMS[algorithm].own.partition(":")[2],
+        "algorithm_class": ALGORITHMS[algorithm].class_name,
         "action_masks": masked,
         "policies": "shared" if len(groups) == 1 else "per_agent",
         "groups": groups,

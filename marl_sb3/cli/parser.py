@@ -186,7 +186,7 @@ def add_device_options(parser: CommandParser) -> None:
 
 def algorithm_name(text: str) -> str:
     """Parse the name of an algorithm, for `type=`: `PPO` becomes `ppo`."""
-    from marl_sb3.config.names import canonical_algorithm
+    from marl_sb3.config.algorithms import canonical_algorithm
 
     return str(canonical_algorithm(text))
 

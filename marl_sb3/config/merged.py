@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from marl_sb3.config.hyperparameters import kinds_by_name
+from marl_sb3.config.algorithms import kinds_of
 from marl_sb3.config.names import (
     HYPERPARAMETERS,
     as_integer,
@@ -93,7 +93,7 @@ class MergedSettings:
         context = Context(*(self.fields.get(name, getattr(TrainConfig, name)) for name in Context._fields))
         for name in LATER & settings.keys():
             with self._place_named(prefix):
-                new = translated(name, settings[name], str(algo), kinds_by_name(algo), context)
+                new = translated(name, settings[name], str(algo), kinds_of(algo), context)
             self._put_later(prefix, name, new, result)
         return result
 

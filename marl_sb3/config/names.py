@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from marl_sb3.config.hyperparameters import INTEGERS
+from marl_sb3.config.algorithms import canonical_algorithm, takes_integers
 from marl_sb3.config.literal_call import parse_literal
 from marl_sb3.config.networks import IN_PYTHON
 from marl_sb3.config.processing import PROCESSING
@@ -27,22 +27,13 @@ ALIASES: Mapping[str, str] = {
     "net_arch": "policy_kwargs.net_arch",
 }
 
-# Algorithms by their names in any case, without `_` and `-`: SB3's classes, and names of rl-baselines3-zoo.
-_ALGORITHMS: Mapping[Any, str] = {
-    **{name.replace("_", ""): name for name in ("ppo", "a2c", "trpo", "maskable_ppo", "recurrent_ppo")},
-    **{name: name for name in ("dqn", "qrdqn", "sac", "td3", "ddpg", "tqc", "crossq")},
-    "ppomask": "maskable_ppo",
-    "ppolstm": "recurrent_ppo",
-    "pporecurrent": "recurrent_ppo",
-}
-
 # Other names of settings that are in a section: `checkpoint_every` is `checkpoints.every`.
 FLAT_NAMES: Mapping[str, str] = {
     **{f"{section.removesuffix('s')}_{own}": f"{section}.{own}" for section in SECTIONS for own in names_in(section)},
     **{name: f"processing.{name}" for name in PROCESSING},
 }
 _OF_PROCESSING = "processing."
-_INTEGERS = INTEGERS.union(name for name, kind in PROCESSING.items() if takes_integers_only(kind))
+_INTEGERS = frozenset(name for name, kind in PROCESSING.items() if takes_integers_only(kind))
 HYPERPARAMETERS = "hyperparameters"  # the section of SB3's arguments; their names are accepted outside it, too
 
 
@@ -185,19 +176,13 @@ def read_value(name: str, value: Any) -> Any:
     own = name.rpartition(".")[2]
     if own == "algo" and not name.startswith("env."):
         return canonical_algorithm(value)
-    if own in _INTEGERS and not name.startswith("env."):
+    if (own in _INTEGERS or takes_integers(own)) and not name.startswith("env."):
         return as_integer(value)
     if own in ("policy_kwargs", "replay_buffer_kwargs") and isinstance(value, str):
         value = parse_literal(own, value)
     if own == "policy_kwargs" and isinstance(value, Mapping):
         return {entry: _class_name(entry, part) for entry, part in value.items()}
     return _class_name(own, value) if name.endswith(f"policy_kwargs.{own}") else value
-
-
-def canonical_algorithm(value: Any) -> Any:
-    """Convert `RecurrentPPO` or `ppo_lstm` to `recurrent_ppo`. Unknown names are returned unchanged."""
-    plain = value.lower().replace("_", "").replace("-", "") if isinstance(value, str) else None
-    return _ALGORITHMS.get(plain, value)
 
 
 def as_integer(value: Any) -> Any:

@@ -166,15 +166,21 @@ def batched_factory(factory: EnvFactory) -> Callable[..., BatchedEnv] | None:
     return getattr(factory, "make_batched", None) if "make_batched" in getattr(factory, "__dict__", {}) else None
 
 
-def import_modules(names: Iterable[str]) -> None:
-    """Import modules that a user names after `--import`, which may register envs and networks.
+def import_modules(
+    names: Iterable[str], where: str | None = None, accepted: str = "a module, such as my_module or package.module"
+) -> None:
+    """Import modules that a user names, which may register envs, networks and algorithms.
+
+    Args:
+        where: the option or argument that names them, for messages; None: `--import`.
+        accepted: what it accepts, for messages.
 
     Raises:
         ConfigError: one cannot be imported.
         EnvRaisedError: one has raised another exception.
     """
     for name in names:
-        _import_from_here(name, f"--import {name[:_SHOWN]!r}", "a module, such as my_module or package.module")
+        _import_from_here(name, where or f"--import {name[:_SHOWN]!r}", accepted)
         if name not in _imports:
             _imports.append(name)
 

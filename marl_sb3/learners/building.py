@@ -20,10 +20,8 @@ from stable_baselines3.common.buffers import BaseBuffer
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.preprocessing import is_image_space
 
-from marl_sb3.config.hyperparameters import kinds_of
 from marl_sb3.config.values import counted, shown
 from marl_sb3.errors import ConfigError
-from marl_sb3.learners.registry import is_maskable, is_recurrent
 from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.policies.hyperparameters import hyperparameter_defaults
 from marl_sb3.policies.placement import PolicyRows
@@ -144,7 +142,7 @@ def _made(rows: PolicyRows, spec: PolicySpec, seed: int | None, device: str, mor
                 "device": device,
                 **settings,
             }
-            if is_recurrent(spec.algorithm):
+            if spec.info.has_memory:
                 return _recurrent(spec.algorithm, arguments)
             return spec.algorithm(**arguments)
         except (AssertionError, AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
@@ -232,7 +230,7 @@ def _check_net_arch(rows: PolicyRows, spec: PolicySpec, net_arch: Any) -> None:
     """Refuse layers of networks that the algorithm does not have: SB3 would ignore them, or fail on them."""
     if spec.has_own_network or not isinstance(net_arch, Mapping):
         return
-    kinds = kinds_of(spec.algorithm)
+    kinds = spec.info.kinds
     names = [] if "exploration_fraction" in kinds else ["pi", "qf"] if "buffer_size" in kinds else ["pi", "vf"]
     if not set(net_arch) <= set(names) or (names == ["pi", "qf"] and len(net_arch) < len(names)):
         shape = f"{{{', '.join(f'{name}: [64, 64]' for name in names)}}}"
@@ -250,7 +248,7 @@ def _check_fit(rows: PolicyRows, spec: PolicySpec) -> None:
     As in SB3, a `batch_size` larger than the rollout makes one minibatch of the whole rollout.
     """
     check_spaces(rows)
-    if is_maskable(spec.algorithm) and choices_of(rows.group.action_space) is None:
+    if spec.info.takes_masks and choices_of(rows.group.action_space) is None:
         raise ConfigError(
             f"policy {rows.policy_id!r}, agents {', '.join(rows.agents)}: the action space is "
             f"{rows.group.action_space}, which has no masks; {spec.algorithm.__name__} accepts Discrete, MultiDiscrete "

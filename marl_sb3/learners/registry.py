@@ -1,120 +1,96 @@
-"""The algorithms: their names on the command line, in files and in checkpoints, their classes and their learners."""
+"""Register algorithms of the user's own, and find those that the user names."""
 
 from __future__ import annotations
 
-import importlib
+import inspect
 from collections.abc import Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any
 
-from stable_baselines3.common.base_class import BaseAlgorithm
-
+from marl_sb3.config.algorithms import (
+    ALGORITHMS,
+    AlgorithmInfo,
+    add_algorithm,
+    algorithm_info,
+    canonical_algorithm,
+    info_of,
+    known_name,
+)
+from marl_sb3.config.values import Strings, require, shown
+from marl_sb3.envs.registry import import_modules
 from marl_sb3.errors import ConfigError
 
 
-class Algorithm(NamedTuple):
-    """The places of an algorithm's classes, `module:class` each; they are imported on demand.
+def register_algorithm(info: AlgorithmInfo) -> AlgorithmInfo:
+    """Make an algorithm of your own known by its name, for `--algo`, configurations, checkpoints and `PolicySpec`.
 
-    Attributes:
-        own: the class that the algorithm's name stands for.
-        stock: the class of SB3 or sb3-contrib; the same one if marl_sb3 has no subclass of it.
-        learner: trains the policies of both classes and of their subclasses.
+    It must be registered in each process that loads a run or a checkpoint with the name: a file only holds the name,
+    and nothing is imported by it. A later registration replaces an earlier one.
+
+    Args:
+        info: what marl_sb3 has to know of it.
+
+    Returns:
+        `info`.
+
+    Raises:
+        ConfigError: the name is that of a built-in algorithm, or a field of `info` has another type.
     """
-
-    own: str
-    stock: str
-    learner: str
-
-
-def _algorithm(stock: str, learner: str, own: str | None = None) -> Algorithm:
-    """Make an entry; the places of marl_sb3's own classes are relative to this package."""
-    here = f"{__package__}.algorithms"
-    return Algorithm(stock if own is None else f"{here}.{own}", stock, f"{here}.{learner}")
+    _check(info)
+    taken = canonical_algorithm(info.name)
+    if taken in ALGORITHMS:
+        raise ConfigError(f"the algorithm {taken!r} is built in; choose another name than {info.name!r}", key="algo")
+    add_algorithm(info)
+    return info
 
 
-ALGORITHMS: Mapping[str, Algorithm] = {
-    "ppo": _algorithm("stable_baselines3.ppo.ppo:PPO", "ppo:PPOLearner", "ppo:PPO"),
-    "a2c": _algorithm("stable_baselines3.a2c.a2c:A2C", "ppo:A2CLearner", "ppo:A2C"),
-    "trpo": _algorithm("sb3_contrib.trpo.trpo:TRPO", "contrib:TRPOLearner", "contrib:TRPO"),
-    "maskable_ppo": _algorithm(
-        "sb3_contrib.ppo_mask.ppo_mask:MaskablePPO",
-        "contrib:MaskablePPOLearner",
-        "contrib:MaskablePPO",
-    ),
-    "recurrent_ppo": _algorithm(
-        "sb3_contrib.ppo_recurrent.ppo_recurrent:RecurrentPPO",
-        "contrib:RecurrentPPOLearner",
-        "contrib:RecurrentPPO",
-    ),
-    "dqn": _algorithm("stable_baselines3.dqn.dqn:DQN", "replay:QLearner", "replay:DQN"),
-    "qrdqn": _algorithm("sb3_contrib.qrdqn.qrdqn:QRDQN", "replay:QLearner", "contrib:QRDQN"),
-    "sac": _algorithm("stable_baselines3.sac.sac:SAC", "replay:EntropyLearner", "replay:SAC"),
-    "td3": _algorithm("stable_baselines3.td3.td3:TD3", "replay:ActorCriticLearner", "replay:TD3"),
-    "ddpg": _algorithm("stable_baselines3.ddpg.ddpg:DDPG", "replay:ActorCriticLearner", "replay:DDPG"),
-    "tqc": _algorithm("sb3_contrib.tqc.tqc:TQC", "replay:EntropyLearner", "contrib:TQC"),
-    "crossq": _algorithm("sb3_contrib.crossq.crossq:CrossQ", "replay:EntropyLearner"),
-}
+def _check(info: AlgorithmInfo) -> None:
+    if not isinstance(info, AlgorithmInfo):
+        raise ConfigError(f"the algorithm is {shown(info)}; accepted: an AlgorithmInfo", key="algo")
+    if not isinstance(info.name, str) or not info.name.replace("-", "_").isidentifier():
+        raise ConfigError(f"the algorithm's name is {shown(info.name)}; accepted: a name such as my_algo", key="algo")
+    for field in ("algorithm", "learner"):
+        value = getattr(info, field)
+        is_place = isinstance(value, str) and value.count(":") == 1
+        if not (inspect.isclass(value) or is_place or (field == "learner" and value is None)):
+            accepted = "a class, or the place of one as module:class"
+            raise ConfigError(f"algorithm {info.name}: {field} is {shown(value)}; accepted: {accepted}", key="algo")
+    for field in ("hyperparameters", "metrics"):
+        if not isinstance(getattr(info, field), Mapping):
+            words = f"{field} is {shown(getattr(info, field))}; accepted: a mapping by name"
+            raise ConfigError(f"algorithm {info.name}: {words}", key="algo")
+    require(f"algorithm {info.name}: aliases", list(info.aliases), Strings, "algo")
 
 
-def _name_of_stock(place: str) -> str:
-    """The name of a class of SB3 in checkpoints: `stable_baselines3.PPO`."""
-    module, _, cls = place.partition(":")
-    return f"{module.partition('.')[0]}.{cls}"
+def named_algorithm(algo: Any) -> Any:
+    """Return the name of an algorithm that the user names on a command line or in Python; never one of a file.
+
+    Args:
+        algo: a name; `module:NAME` of an `AlgorithmInfo`, whose module is imported; an `AlgorithmInfo`, which is
+            registered; or anything else, which is returned as it is.
+
+    Raises:
+        ConfigError: the module cannot be imported, or has no such `AlgorithmInfo`.
+    """
+    if isinstance(algo, AlgorithmInfo):
+        return known_name(algo) or register_algorithm(algo).name
+    if not isinstance(algo, str) or ":" not in algo:
+        return canonical_algorithm(algo)
+    import_modules([algo.partition(":")[0]], f"algo {shown(algo)}", "package.module:NAME of an AlgorithmInfo")
+    _check(algorithm_info(algo))
+    return algo
 
 
-# Name in checkpoints -> place of the class.
-_SAVED: Mapping[str, str] = {
-    **{name: each.own for name, each in ALGORITHMS.items()},
-    **{_name_of_stock(each.stock): each.stock for each in ALGORITHMS.values() if each.stock != each.own},
-}
+def info_of_class(algorithm: Any) -> AlgorithmInfo:
+    """Return the algorithm of a class, or of its first base class with one.
 
-
-def place_of(cls: type[Any]) -> str:
-    """Where a class is: `module:class`."""
-    return f"{cls.__module__}:{cls.__qualname__}"
-
-
-def class_at(place: str) -> type[Any]:
-    """Import the class at a place: `module:class`."""
-    module, _, cls = place.partition(":")
-    return cast("type[Any]", getattr(importlib.import_module(module), cls))
-
-
-def algorithm_class(name: str) -> type[BaseAlgorithm]:
-    """Return the class of an algorithm."""
-    if name not in ALGORITHMS:
-        raise ConfigError(f"unknown algorithm {name!r}; accepted: {', '.join(ALGORITHMS)}", key="algo")
-    return class_at(ALGORITHMS[name].own)
-
-
-def learner_class(algorithm: type[BaseAlgorithm]) -> Any:
-    """Import the learner class of an algorithm; a subclass has that of its base class."""
-    learners = {each.stock: each.learner for each in ALGORITHMS.values()}
-    return class_at(next(learners[base] for base in map(place_of, algorithm.__mro__) if base in learners))
-
-
-def is_maskable(algorithm: type[BaseAlgorithm]) -> bool:
-    """Whether a class is MaskablePPO or a subclass of it."""
-    return ALGORITHMS["maskable_ppo"].stock in map(place_of, algorithm.__mro__)
-
-
-def is_recurrent(algorithm: type[BaseAlgorithm]) -> bool:
-    """Whether a class is RecurrentPPO or a subclass of it."""
-    return ALGORITHMS["recurrent_ppo"].stock in map(place_of, algorithm.__mro__)
-
-
-def algorithm_name(algorithm: type[BaseAlgorithm]) -> str | None:
-    """Return the name of a class in checkpoints; None for a class without a name, such as a user's own subclass."""
-    return next((name for name, place in _SAVED.items() if place == place_of(algorithm)), None)
-
-
-def saved_algorithm_class(name: str) -> type[BaseAlgorithm]:
-    """Return the class of a name in a checkpoint."""
-    return class_at(_SAVED[name]) if name in _SAVED else algorithm_class(name)
-
-
-def require_algorithm(algorithm: object) -> None:
-    """Refuse anything but a class of a supported algorithm."""
-    supported = dict.fromkeys(_SAVED.values())
-    if not (isinstance(algorithm, type) and any(place_of(base) in supported for base in algorithm.__mro__)):
-        names = ", ".join(dict.fromkeys(place.partition(":")[2] for place in supported))
-        raise ConfigError(f"algorithm is {algorithm!r}; accepted: {names} and subclasses", key="algo")
+    Raises:
+        ConfigError: it is no class, or it is neither registered nor derived from a class of an algorithm.
+    """
+    info = info_of(algorithm) if isinstance(algorithm, type) else None
+    if info is None:
+        names = ", ".join(each.class_name for each in ALGORITHMS.values())
+        raise ConfigError(
+            f"algorithm is {algorithm!r}; accepted: {names} and subclasses, and classes of marl_sb3.register_algorithm",
+            key="algo",
+        )
+    return info

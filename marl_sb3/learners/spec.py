@@ -7,20 +7,14 @@ from typing import Any
 
 from stable_baselines3.common.base_class import BaseAlgorithm
 
-from marl_sb3.config.hyperparameters import kinds_of
-from marl_sb3.config.names import canonical_algorithm, canonical_hyperparameters, translated_hyperparameters
+from marl_sb3.config.algorithms import AlgorithmInfo, algorithm_info, saved_class, saved_name
+from marl_sb3.config.names import canonical_hyperparameters, translated_hyperparameters
 from marl_sb3.config.networks import CLASSES, STORED_POLICY_KWARGS
 from marl_sb3.config.processing import PROCESSING, ProcessingSettings, processing_settings, split_processing
 from marl_sb3.config.rllib.values import Context
 from marl_sb3.config.values import accepts
 from marl_sb3.errors import ConfigError
-from marl_sb3.learners.registry import (
-    algorithm_class,
-    algorithm_name,
-    is_recurrent,
-    require_algorithm,
-    saved_algorithm_class,
-)
+from marl_sb3.learners.registry import info_of_class, named_algorithm
 from marl_sb3.policies.hyperparameters import hyperparameter_defaults, resolve_hyperparameters
 from marl_sb3.policies.networks import OF_THE_USER, is_registered, registered_policy, resolve_policy_kwargs
 from marl_sb3.storage.state import State, StateReader, is_plain
@@ -31,8 +25,8 @@ class PolicySpec:
     """The SB3 algorithm that trains one policy, with its hyperparameters.
 
     Args:
-        algorithm: `marl_sb3.PPO` (default), another algorithm of SB3 or sb3-contrib in `ALGORITHMS`, a subclass, or a
-            name as on the command line: `"ppo"` or `"PPO"`.
+        algorithm: `marl_sb3.PPO` (default), another class of SB3, sb3-contrib or marl_sb3, a subclass, a registered
+            algorithm, or a name as on the command line: `"ppo"` or `"PPO"`.
         policy: SB3's policy name, `MlpPolicy` by default; with RecurrentPPO, it is its `MlpLstmPolicy`. Or a policy
             class, or the name that `register_network` gave to one.
         hyperparameters: SB3's constructor arguments, by its names or RLlib's (`lr`, `minibatch_size`, `lambda_`, ...).
@@ -41,6 +35,7 @@ class PolicySpec:
 
     Attributes:
         algorithm: the class.
+        info: what is known of it.
         policy: as given.
         hyperparameters: SB3's constructor arguments.
         processing: what is done to its observations, rewards and actions.
@@ -51,16 +46,16 @@ class PolicySpec:
 
     def __init__(
         self,
-        algorithm: type[BaseAlgorithm] | str = "ppo",
+        algorithm: type[BaseAlgorithm] | AlgorithmInfo | str = "ppo",
         policy: str | type[Any] = "MlpPolicy",
         **hyperparameters: Any,
     ) -> None:
-        if isinstance(algorithm, str):
-            algorithm = algorithm_class(canonical_algorithm(algorithm))
-        require_algorithm(algorithm)
-        self.algorithm = algorithm
-        self.policy = _policy_of(algorithm, policy)
-        self._processing, self._given = split_processing(_translated(algorithm, hyperparameters, None))
+        if isinstance(algorithm, (str, AlgorithmInfo)):
+            algorithm = algorithm_info(named_algorithm(algorithm)).algorithm_class
+        self.info = info_of_class(algorithm)
+        self.algorithm: type[BaseAlgorithm] = algorithm
+        self.policy = _policy_of(self.info, algorithm, policy)
+        self._processing, self._given = split_processing(_translated(algorithm, self.info, hyperparameters, None))
         self.processing: ProcessingSettings = processing_settings(self._processing)
         self.hyperparameters = resolve_hyperparameters(algorithm, self._given)  # `_given` still has `lin_3e-4`
 
@@ -89,14 +84,14 @@ class PolicySpec:
             ConfigError: an unknown setting, or a value out of range.
         """
         own = {**self._given, **self._processing}
-        defaults = _translated(self.algorithm, defaults, n_envs)
+        defaults = _translated(self.algorithm, self.info, defaults, n_envs)
         # The error names the wrong hyperparameter.
         resolve_hyperparameters(self.algorithm, split_processing(defaults)[1])
         return self if defaults.keys() <= own.keys() else PolicySpec(self.algorithm, self.policy, **{**defaults, **own})
 
     def to_plain(self) -> State | None:
         """Return the spec as plain data for `from_plain`; None if it holds the user's own classes or functions."""
-        name = algorithm_name(self.algorithm)
+        name = saved_name(self.algorithm)
         if name is None or not isinstance(self.policy, str) or not is_plain([self._given, self._processing]):
             return None
         return {
@@ -117,7 +112,7 @@ class PolicySpec:
             CheckpointError: the data is not a valid spec.
             ConfigError: an unknown hyperparameter, or a value out of range.
         """
-        given, algorithm = plain.fields("hyperparameters"), saved_algorithm_class(plain.string("algorithm"))
+        given, algorithm = plain.fields("hyperparameters"), saved_class(plain.string("algorithm"))
         values = {name: given.value(name) for name in given.names()}
         if values.get("policy_kwargs") is not None:
             own_policy = registered_policy(plain.string("policy")) is not None
@@ -131,21 +126,24 @@ class PolicySpec:
         return f"PolicySpec({self.algorithm.__name__}, {self.policy!r}{settings})"
 
 
-def _translated(algorithm: type[BaseAlgorithm], given: Mapping[str, Any], n_envs: int | None) -> dict[str, Any]:
+def _translated(
+    algorithm: type[BaseAlgorithm], info: AlgorithmInfo, given: Mapping[str, Any], n_envs: int | None
+) -> dict[str, Any]:
     """The settings of a policy by their names here."""
     settings = canonical_hyperparameters(given, hyperparameter_defaults(algorithm))
-    return translated_hyperparameters(settings, algorithm.__name__, kinds_of(algorithm), Context(n_envs))
+    return translated_hyperparameters(settings, algorithm.__name__, info.kinds, Context(n_envs))
 
 
-def _policy_of(algorithm: type[BaseAlgorithm], policy: str | type[Any]) -> str | type[Any]:
+def _policy_of(info: AlgorithmInfo, algorithm: type[BaseAlgorithm], policy: str | type[Any]) -> str | type[Any]:
     if not isinstance(policy, str) or registered_policy(policy) is not None:
         return policy
-    if is_recurrent(algorithm) and not policy.endswith("LstmPolicy"):
-        policy = f"{policy.removesuffix('Policy')}LstmPolicy"
-    if policy not in algorithm.policy_aliases:
-        accepted = f"{', '.join(algorithm.policy_aliases)}, or {OF_THE_USER}"
+    aliases = getattr(algorithm, "policy_aliases", {})
+    meant = info.policy.replace("Mlp", policy.removesuffix("Policy"), 1)  # CnnPolicy may mean CnnLstmPolicy
+    found = next((name for name in (policy, meant) if name in aliases), None)
+    if found is None:
+        accepted = ", ".join([*aliases, OF_THE_USER])
         raise ConfigError(f"unknown policy {policy!r} of {algorithm.__name__}; accepted: {accepted}", key="policy")
-    return policy
+    return found
 
 
 def _read_processing(plain: StateReader) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.utils import LinearSchedule
 
-from marl_sb3.config.hyperparameters import Line, kinds_of
+from marl_sb3.config.algorithms import Line, info_of
 from marl_sb3.config.processing import PROCESSING
 from marl_sb3.config.rllib.missing import NO_COUNTERPART
 from marl_sb3.config.rllib.translate import explanation, no_counterpart
@@ -52,7 +52,8 @@ def resolve_hyperparameters(algorithm_class: type[BaseAlgorithm], values: Mappin
     Raises:
         ConfigError: an unknown name, or a value out of range.
     """
-    known, kinds = hyperparameter_defaults(algorithm_class), kinds_of(algorithm_class)
+    known, info = hyperparameter_defaults(algorithm_class), info_of(algorithm_class)
+    kinds = {} if info is None else info.kinds
     for name in values:
         if name not in known:
             raise ConfigError(_unknown_name(algorithm_class, name, known), key=name)

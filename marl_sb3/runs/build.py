@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from marl_sb3.config.algorithms import algorithm_info
 from marl_sb3.config.provenance import source_of
 from marl_sb3.config.ray import RaySettings
 from marl_sb3.config.schema import ACCEPTED, SECTIONS, TrainConfig, names_in
@@ -20,7 +21,6 @@ from marl_sb3.envs.gymnasium_wrappers import named_wrappers, wrapping_factory
 from marl_sb3.envs.registry import EnvFactory, env_factory
 from marl_sb3.errors import ConfigError
 from marl_sb3.learners.building import is_off_policy
-from marl_sb3.learners.registry import algorithm_class
 from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.learners.threads import parallel_updates, start_without_dynamo
 from marl_sb3.metrics import info_metrics
@@ -242,7 +242,11 @@ def rollout_lengths(config: TrainConfig) -> list[int]:
     of_run = {config.algo: config.hyperparameters}
     own = (config.of_policy(policy_id) for policy_id in _own_settings(config))
     found = [*of_run.items(), *((settings.algo, settings.hyperparameters) for settings in own)]
-    return sorted({given["n_steps"] for algo, given in found if not is_off_policy(algorithm_class(algo))})
+    return sorted({given["n_steps"] for algo, given in found if not _has_replay(algo)})
+
+
+def _has_replay(algo: str) -> bool:
+    return is_off_policy(algorithm_info(algo).algorithm_class)
 
 
 def _has_algo_of_run(config: TrainConfig, policy_id: PolicyID) -> bool:
@@ -256,7 +260,7 @@ def _picked_steps(config: TrainConfig, policy_id: PolicyID, n_agents: int) -> in
     """
     settings, rows = config.of_policy(policy_id), config.n_envs * n_agents
     given = source_of(config.sources, f"{policy_id}.n_steps") is not None
-    if given or is_off_policy(algorithm_class(settings.algo)) or settings.hyperparameters["n_steps"] * rows <= _ROLLOUT:
+    if given or _has_replay(settings.algo) or settings.hyperparameters["n_steps"] * rows <= _ROLLOUT:
         return None
     steps: int = max(_SHORTEST_ROLLOUT, 2 ** round(math.log2(max(1.0, _ROLLOUT / rows))))
     batch_size: int = settings.hyperparameters.get("batch_size", 1)
@@ -273,7 +277,7 @@ def _own_settings(config: TrainConfig) -> dict[PolicyID, dict[str, Any]]:
 
 def _defaults(config: TrainConfig, algo: str, key: str) -> dict[str, Any]:
     with source_named(config, key):
-        return hyperparameter_defaults(algorithm_class(algo))
+        return hyperparameter_defaults(algorithm_info(algo).algorithm_class)
 
 
 def check_device(config: TrainConfig) -> None:
@@ -363,7 +367,7 @@ def policy_spec(config: TrainConfig, policy_id: PolicyID) -> PolicySpec:
     settings = config.of_policy(policy_id)
     try:
         given = {**settings.hyperparameters, **settings.processing}
-        return PolicySpec(algorithm_class(settings.algo), settings.policy, **given)
+        return PolicySpec(algorithm_info(settings.algo), settings.policy, **given)
     except ConfigError as error:
         if str(error.key).partition(".")[0] not in config.own_settings(policy_id):
             raise

@@ -14,7 +14,6 @@ from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.learners.building import is_off_policy, processing_of, stored_rows
 from marl_sb3.learners.learner import Learner, LearnerOptions, common_steps, iteration_steps
 from marl_sb3.learners.load import specs_of_checkpoint
-from marl_sb3.learners.registry import learner_class
 from marl_sb3.learners.spec import PolicySpec, policy_specs
 from marl_sb3.policies.determinism import Deterministic, by_policy, read_deterministic
 from marl_sb3.policies.mapping import policies_that_train, policy_of_agents, resolve_policies
@@ -126,7 +125,7 @@ def set_up(
     for index, policy_id in enumerate(policy_ids):
         with _policy_in_errors(policy_id):
             its = rows[policy_id], specs[policy_id], policy_id in trained, _policy_seed(seed, index)
-            learners[policy_id] = learner_class(specs[policy_id].algorithm).make(*its, options)
+            learners[policy_id] = specs[policy_id].info.learner_class.make(*its, options)
     spaces = {
         policy_id: PolicySpaces(its.group.observation_space, its.group.action_space) for policy_id, its in rows.items()
     }

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_type_hints
 import numpy as np
 
 from marl_sb3.config import TrainConfig, load_config, read_yaml, require_named, yaml_text
+from marl_sb3.config.algorithms import algorithm_info
 from marl_sb3.config.names import canonical_name
 from marl_sb3.config.values import Count, Named, PositiveInt, at_least, require
 from marl_sb3.errors import ConfigError
@@ -224,9 +225,8 @@ def require_integer(name: str, value: Any, minimum: int) -> None:
 
 def _rollout_steps(config: TrainConfig) -> int:
     """Env steps of a rollout of all envs."""
-    from marl_sb3.learners.registry import algorithm_class
     from marl_sb3.policies.hyperparameters import hyperparameter_defaults
 
-    default = hyperparameter_defaults(algorithm_class(config.algo)).get("n_steps", 1)
+    default = hyperparameter_defaults(algorithm_info(config.algo).algorithm_class).get("n_steps", 1)
     n_steps = config.hyperparameters.get("n_steps", default)
     return config.n_envs * (n_steps if isinstance(n_steps, int) and n_steps > 0 else 1)  # else: refused by policies

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import pytest
 
+from marl_sb3.config.algorithms import ALGORITHMS, algorithm_info
 from marl_sb3.config.files import preset_path
 from marl_sb3.config.names import canonical_hyperparameters
 from marl_sb3.config.sources import load_config
 from marl_sb3.config.yaml import read_yaml
-from marl_sb3.learners.registry import ALGORITHMS, algorithm_class
 from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.tuning.space import read_space
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_an_algorithm_accepts_its_presets_and_every_corner_of_its_search_spaces(algo: str) -> None:
-    algorithm, presets, searched = algorithm_class(algo), *map(read_yaml, map(preset_path, (algo, f"{algo}.space")))
+    algorithm, presets, searched = (
+        algorithm_info(algo).algorithm_class,
+        *map(read_yaml, map(preset_path, (algo, f"{algo}.space"))),
+    )
     assert presets
     for env in {**presets, **searched}:
         preset = load_config(env, algo).hyperparameters

@@ -10,7 +10,7 @@ import stable_baselines3
 
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
 from marl_sb3.config import load_config
-from marl_sb3.config.hyperparameters import TABLES
+from marl_sb3.config.algorithms import ALGORITHMS as INFOS
 from marl_sb3.config.names import FLAT_NAMES
 from marl_sb3.config.rllib.missing import ALWAYS, NO_COUNTERPART
 from marl_sb3.config.rllib.table import DEPENDENT, ENVS_PER_RUNNER, NESTED, RENAMED, RUNNERS
@@ -54,6 +54,7 @@ FIELD_VALUES: dict[str, tuple[Any, str, Any]] = {
     "evaluation_config": ({"explore": False}, "evaluation.deterministic", True),
 }
 ALGORITHMS = (stable_baselines3.PPO, stable_baselines3.A2C, stable_baselines3.SAC)
+TABLES = {info.class_name: info.kinds for info in INFOS.values()}
 OWN_NAMES = {*ACCEPTED, *FLAT_NAMES, *(name for table in TABLES.values() for name in table)}
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from msgspec import Meta
 
-from marl_sb3.config.hyperparameters import TABLES, Schedule
+from marl_sb3.config.algorithms import ALGORITHMS, Schedule
 from marl_sb3.config.networks import Networks
 from marl_sb3.config.schema import ACCEPTED
 from marl_sb3.config.values import (
@@ -69,7 +69,7 @@ def test_a_kind_accepts_what_its_words_say(kind: Any, expected: str, accepted: l
 
 def test_every_kind_has_words_and_takes_no_stranger() -> None:
     kinds = dict(ACCEPTED)
-    for algorithm, table in TABLES.items():
+    for algorithm, table in {name: info.kinds for name, info in ALGORITHMS.items()}.items():
         kinds.update({f"{algorithm}.{name}": kind for name, kind in table.items()})
     for name, kind in kinds.items():
         with pytest.raises(ConfigError) as caught:

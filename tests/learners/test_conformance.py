@@ -19,7 +19,7 @@ from toy_envs import NoisyEnv, ScriptedEnv
 
 import marl_sb3
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, make_vec_env
-from marl_sb3.learners.registry import ALGORITHMS, algorithm_class, place_of
+from marl_sb3.config.algorithms import ALGORITHMS, place_of
 
 
 class Continuous(ScriptedEnv):
@@ -171,7 +171,7 @@ def assert_same(one: MultiAgentAlgorithm, other: MultiAgentAlgorithm) -> None:
 
 def test_every_algorithm_is_tested_here() -> None:
     tested = {kind.algorithm for kind in LEARNERS.values()}
-    assert tested >= {*map(algorithm_class, ALGORITHMS)}
+    assert tested >= {*(info.algorithm_class for info in ALGORITHMS.values())}
     assert {place_of(base) for algorithm in tested for base in algorithm.__mro__} >= {
         each.stock for each in ALGORITHMS.values()
     }

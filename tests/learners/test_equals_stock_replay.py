@@ -24,8 +24,8 @@ from stock_training import BOX, IMAGE, MIXED, TINY_CNN, TINY_MIX, leaves, same
 from toy_envs import SampledEnv
 
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentVecEnv, PolicySpec, make_vec_env
+from marl_sb3.config.algorithms import algorithm_info
 from marl_sb3.config.processing import PROCESSING
-from marl_sb3.learners.registry import algorithm_class
 
 SEED = 7
 SMALL = {
@@ -191,7 +191,7 @@ COLUMNS = ("observations", "next_observations", "actions", "rewards", "dones", "
 
 
 def train_ours(case: Case, update_path: str) -> Any:
-    spec = PolicySpec(algorithm_class(case.algorithm), case.policy, **{**SMALL, **case.hyperparameters})
+    spec = PolicySpec(algorithm_info(case.algorithm).algorithm_class, case.policy, **{**SMALL, **case.hyperparameters})
     ours = MultiAgentAlgorithm(
         case.envs(), {"p": spec}, n_steps=STEPS // 2, seed=SEED, device="cpu", update_path=update_path
     )
@@ -212,7 +212,7 @@ def train_stock(name: str) -> Any:
     env: VecEnv = case.envs().as_sb3_vec_env()
     if case.normalize is not None:
         env = VecNormalize(env, **case.normalize)
-    named = algorithm_class(case.algorithm)
+    named = algorithm_info(case.algorithm).algorithm_class
     stock: Any = next(base for base in named.__mro__ if not base.__module__.startswith("marl_sb3"))
     return stock(case.policy, env, seed=SEED, device="cpu", **settings).learn(STEPS * env.num_envs)
 

@@ -10,8 +10,7 @@ import stable_baselines3
 import torch as th
 
 from marl_sb3 import PPO, ConfigError, MaskablePPO, PolicySpec
-from marl_sb3.config.hyperparameters import INTEGERS, kinds_of
-from marl_sb3.learners.registry import ALGORITHMS, algorithm_class
+from marl_sb3.config.algorithms import ALGORITHMS, algorithm_info, info_of, takes_integers
 from marl_sb3.policies.hyperparameters import hyperparameter_defaults, resolve_hyperparameters
 
 
@@ -37,10 +36,14 @@ def test_defaults_are_those_of_sb3_without_what_belongs_to_the_run(algorithm: ty
     }
 
 
-@pytest.mark.parametrize("algorithm", [*map(algorithm_class, ALGORITHMS), stable_baselines3.PPO], ids=repr)
+@pytest.mark.parametrize(
+    "algorithm", [*(info.algorithm_class for info in ALGORITHMS.values()), stable_baselines3.PPO], ids=repr
+)
 def test_the_table_of_an_algorithm_has_its_arguments_and_accepts_their_defaults(algorithm: type) -> None:
     defaults = hyperparameter_defaults(algorithm)
-    assert set(kinds_of(algorithm)) == set(defaults)
+    info = info_of(algorithm)
+    assert info is not None
+    assert set(info.kinds) == set(defaults)
     assert resolve_hyperparameters(algorithm, defaults) == defaults
 
 
@@ -128,8 +131,8 @@ def test_refusal_spells_out_every_form(name: str, value: Any, message: str) -> N
 
 
 def test_integers_may_be_written_with_an_exponent() -> None:
-    assert {"n_steps", "batch_size", "n_epochs", "sde_sample_freq", "cg_max_steps", "n_critic_updates"} <= INTEGERS
-    assert {"learning_rate", "gamma", "target_kl", "policy_kwargs"}.isdisjoint(INTEGERS)
+    assert all(map(takes_integers, ["n_steps", "batch_size", "sde_sample_freq", "cg_max_steps", "n_critic_updates"]))
+    assert not any(map(takes_integers, ["learning_rate", "gamma", "target_kl", "policy_kwargs"]))
 
 
 # Schedules and networks
@@ -242,7 +245,7 @@ def test_spec_says_what_it_is() -> None:
 
 
 def test_algorithms_have_names() -> None:
-    assert algorithm_class("ppo") is PPO
+    assert algorithm_info("ppo").algorithm_class is PPO
     with pytest.raises(ConfigError, match=r"unknown algorithm 'poo'; accepted: .*ppo") as caught:
-        algorithm_class("poo")
+        algorithm_info("poo")
     assert caught.value.key == "algo"

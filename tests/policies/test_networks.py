@@ -16,9 +16,9 @@ from toy_envs import SampledEnv
 
 import marl_sb3
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, load_policies, make_vec_env
+from marl_sb3.config.algorithms import ALGORITHMS, algorithm_info
 from marl_sb3.config.networks import CLASSES
 from marl_sb3.learners.building import _warn_once
-from marl_sb3.learners.registry import ALGORITHMS, algorithm_class
 from marl_sb3.policies import networks
 from marl_sb3.policies.networks import register_network, resolve_policy_kwargs
 from marl_sb3.train import main as train
@@ -171,7 +171,7 @@ def test_runs_and_checkpoints_name_classes_of_ones_own(tmp_path: Path, monkeypat
     ],
 )
 def test_layers_that_an_algorithm_does_not_have_are_refused(name: str, net_arch: Any, accepted: str) -> None:
-    spec = PolicySpec(algorithm_class(name), policy_kwargs={"net_arch": net_arch})
+    spec = PolicySpec(algorithm_info(name).algorithm_class, policy_kwargs={"net_arch": net_arch})
     env = make_vec_env("Pendulum-v1" if name in ("sac", "td3") else "CartPole-v1")
     with pytest.raises(ConfigError, match=f"net_arch of {name.upper()} is .*; accepted: .*{accepted}"):
         MultiAgentAlgorithm(env, {"shared": spec}, device="cpu")
@@ -179,7 +179,9 @@ def test_layers_that_an_algorithm_does_not_have_are_refused(name: str, net_arch:
 
 IMAGES = spaces.Box(0, 255, (1, 36, 36), np.uint8)
 TINY_CNN = {"features_extractor_kwargs": {"features_dim": 16}, "net_arch": [8]}
-WITH_CNN = [name for name in ALGORITHMS if any("Cnn" in own for own in algorithm_class(name).policy_aliases)]
+WITH_CNN = [
+    name for name in ALGORITHMS if any("Cnn" in own for own in algorithm_info(name).algorithm_class.policy_aliases)
+]
 
 
 @pytest.mark.parametrize(
@@ -195,7 +197,7 @@ def test_images_for_a_policy_without_convolutions_are_mentioned_once(
     algo: str, settings: dict[str, Any], warns: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     _warn_once.cache_clear()
-    spec = PolicySpec(algorithm_class(algo), **settings)
+    spec = PolicySpec(algorithm_info(algo).algorithm_class, **settings)
     for _ in range(2):
         env = make_vec_env(SampledEnv, observation_space=IMAGES, action_space=spaces.Discrete(3))
         MultiAgentAlgorithm(env, {"shared": spec}, n_steps=64, device="cpu")
@@ -206,7 +208,7 @@ def test_images_for_a_policy_without_convolutions_are_mentioned_once(
 @pytest.mark.parametrize("name", WITH_CNN)
 def test_images_go_through_convolutions_in_every_algorithm_that_has_them(name: str) -> None:
     """All but CrossQ, for which sb3-contrib has none."""
-    algorithm = algorithm_class(name)
+    algorithm = algorithm_info(name).algorithm_class
     replay = "learning_starts" in marl_sb3.policies.hyperparameters.hyperparameter_defaults(algorithm)
     settings: dict[str, Any] = {"n_steps": 4}
     if replay:

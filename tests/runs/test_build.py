@@ -12,10 +12,10 @@ import yaml
 import marl_sb3.runs.build
 from marl_sb3 import PolicySpec
 from marl_sb3.config import TrainConfig, load_config, preset_path, to_yaml
+from marl_sb3.config.algorithms import algorithm_info
 from marl_sb3.config.yaml import read_yaml
 from marl_sb3.errors import ConfigError
 from marl_sb3.learners import spec
-from marl_sb3.learners.registry import algorithm_class
 from marl_sb3.policies.hyperparameters import hyperparameter_defaults
 from marl_sb3.runs.build import build, check_device, policy_spec, resolved, with_rollouts
 
@@ -31,9 +31,11 @@ def test_each_policy_has_all_hyperparameters_of_its_own_algorithm(mixed: TrainCo
     one, other = mixed.of_policy("agent1"), mixed.of_policy("agent2")
     assert (one.algo, other.algo) == ("ppo", "a2c")
     for settings in (one, other):
-        assert set(settings.hyperparameters) == set(hyperparameter_defaults(algorithm_class(settings.algo)))
+        assert set(settings.hyperparameters) == set(
+            hyperparameter_defaults(algorithm_info(settings.algo).algorithm_class)
+        )
     assert (one.hyperparameters["n_epochs"], one.hyperparameters["learning_rate"]) == (2, "lin_1e-3")
-    defaults = hyperparameter_defaults(algorithm_class("a2c"))
+    defaults = hyperparameter_defaults(algorithm_info("a2c").algorithm_class)
     assert other.hyperparameters == {**defaults, "gamma": 0.5}
 
 
@@ -87,10 +89,10 @@ def test_a_wrong_setting_of_a_listed_policy_is_found_in_its_file(
 
 def test_hyperparameters_are_checked_once_for_each_policy(mixed: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[type] = []
-    check = spec.require_algorithm
-    monkeypatch.setattr(spec, "require_algorithm", lambda algorithm: (made.append(algorithm), check(algorithm)))
+    check = spec.info_of_class
+    monkeypatch.setattr(spec, "info_of_class", lambda algorithm: made.append(algorithm) or check(algorithm))
     build(mixed, None).env.close()
-    assert made == [algorithm_class("ppo"), algorithm_class("a2c")]
+    assert made == [algorithm_info("ppo").algorithm_class, algorithm_info("a2c").algorithm_class]
 
 
 def test_defaults_that_a_spec_has_leave_it_as_it_is() -> None:
@@ -120,7 +122,7 @@ def test_every_shipped_preset_fits_the_algorithm(name: str) -> None:
     for env in read_yaml(preset_path(name)):
         config = load_config(env, name)
         for policy in ["shared"] if isinstance(config.policies, str) else config.policies:
-            assert policy_spec(config, policy).algorithm is algorithm_class(name)
+            assert policy_spec(config, policy).algorithm is algorithm_info(name).algorithm_class
 
 
 # --- Rollouts that nobody has set -------------------------------------------------------------------------------------

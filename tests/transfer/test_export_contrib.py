@@ -11,7 +11,7 @@ import sb3_contrib
 from toy_envs import ScriptedEnv
 
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
-from marl_sb3.learners.registry import algorithm_class
+from marl_sb3.config.algorithms import algorithm_info
 from marl_sb3.transfer.export import export_policies
 
 pytestmark = pytest.mark.usefixtures("one_onnx_registry")
@@ -23,7 +23,7 @@ SEEN = np.random.default_rng(0).uniform(-2, 2, (5, 3)).astype(np.float32)
 def trained(name: str) -> MultiAgentAlgorithm:
     env = make_vec_env(ScriptedEnv, masked=name == "maskable_ppo")
     network = NETWORKS.get(name, {"net_arch": [4]})
-    spec = PolicySpec(algorithm_class(name), learning_rate=0.1, policy_kwargs=network, **SMALL)
+    spec = PolicySpec(algorithm_info(name).algorithm_class, learning_rate=0.1, policy_kwargs=network, **SMALL)
     algorithm = MultiAgentAlgorithm(env, {"p": spec}, seed=0, device="cpu")
     algorithm.train_iteration()
     return algorithm

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from toy_envs import SampledEnv
 
 from marl_sb3 import MultiAgentAlgorithm, PolicySpec, load_policies, make_vec_env
-from marl_sb3.learners.registry import algorithm_class
+from marl_sb3.config.algorithms import algorithm_info
 from marl_sb3.transfer.export import export_policies
 
 pytestmark = pytest.mark.usefixtures("one_onnx_registry")
@@ -45,7 +45,7 @@ def trained(name: str) -> MultiAgentAlgorithm:
     done = spaces.Discrete(3) if "dqn" in name else FORCES
     env = make_vec_env(SampledEnv, observation_space=seen, action_space=done, script={"a": (9, "truncated")})
     more = {"buffer_size": 30, "learning_starts": 4, "batch_size": 4, "learning_rate": 0.01, **settings}
-    spec = PolicySpec(algorithm_class(name), policy, **more)
+    spec = PolicySpec(algorithm_info(name).algorithm_class, policy, **more)
     algorithm = MultiAgentAlgorithm(env, {"p": spec}, n_steps=20, seed=0, device="cpu")
     return algorithm.learn(20)
 
@@ -66,7 +66,7 @@ def test_saved_policies_act_as_the_trained_ones_from_a_checkpoint_a_zip_and_a_gr
     np.testing.assert_array_equal(bundle.predict({"a": observations}, deterministic=True)["a"], expected)
 
     (zipped,) = export_policies(bundle, "sb3", tmp_path / "zip")
-    stock = algorithm_class(name).load(zipped.path, device="cpu")
+    stock = algorithm_info(name).algorithm_class.load(zipped.path, device="cpu")
     np.testing.assert_array_equal(stock.predict(observations, deterministic=True)[0], expected)
 
     (graph,) = export_policies(bundle, "onnx", tmp_path / "onnx")

@@ -11,7 +11,6 @@ from gymnasium import spaces
 from marl_sb3.learners.building import build_for_collecting, is_off_policy, policy_rows, processing_of
 from marl_sb3.learners.learner import Learner
 from marl_sb3.learners.off_policy import OffPolicyLearner
-from marl_sb3.learners.registry import learner_class
 from marl_sb3.learners.shards.interface import Receiver, ShardPolicy
 from marl_sb3.learners.shards.rollouts import OnPolicyShard, RolloutReceiver
 from marl_sb3.learners.shards.transitions import OffPolicyShard, ReceivedJob, TransitionReceiver, TransitionRecorder
@@ -50,7 +49,7 @@ def make_shard_policy(
         update_path: see `marl_sb3.PPO`; it also decides how actions are computed.
         progress_remaining: from 1 at the start of training to 0 at its end, for schedules of exploration.
     """
-    learner = learner_class(spec.algorithm)
+    learner = spec.info.learner_class
     spec = learner.completed(spec, n_steps)
     processing = processing_of(rows, spec)
     processed = policy_rows(rows, processing)

@@ -10,6 +10,7 @@ from stable_baselines3.common.policies import ActorCriticPolicy, BasePolicy
 from stable_baselines3.common.torch_layers import FlattenExtractor, MlpExtractor
 from torch import nn
 
+from marl_sb3.config.algorithms import place_of
 from marl_sb3.learners.coverage import (
     ACTIVATIONS,
     Reliance,
@@ -19,7 +20,6 @@ from marl_sb3.learners.coverage import (
     name_of,
 )
 from marl_sb3.learners.optimizer_kinds import OPTIMIZERS
-from marl_sb3.learners.registry import place_of
 
 # By their places, see `place_of`: sb3-contrib is imported only by those who use it. Policies with their distributions.
 _SB3, _MASKABLE = "stable_baselines3.common.distributions", "sb3_contrib.common.maskable.distributions"
