@@ -73,12 +73,12 @@ def examine(
 
 def _examine_here(job: Job, factory: EnvFactory | None) -> Report:
     from marl_sb3.checkup.examination import examine_here  # takes seconds: other processes do this otherwise
-    from marl_sb3.checkup.probes import Patient
+    from marl_sb3.checkup.player import EnvUnderTest
     from marl_sb3.checkup.watch import Watch
 
-    patient = Patient(job, factory or env_factory(job.env), Watch())
-    findings = list(examine_here(patient))
-    return Report.of(job.env, job.seed, findings, facts_of(patient.evidence))
+    subject = EnvUnderTest(job, factory or env_factory(job.env), Watch())
+    findings = list(examine_here(subject))
+    return Report.of(job.env, job.seed, findings, facts_of(subject.evidence))
 
 
 def _examine_apart(job: Job, factory: EnvFactory | None, folder: Path, on_call: Callable[[str], None]) -> Report:
@@ -104,10 +104,10 @@ def _examine_apart(job: Job, factory: EnvFactory | None, folder: Path, on_call: 
 
 def _difference(play: PlayProcess, compare: PlayProcess) -> Seen | None:
     one, other = play.told("fingerprint"), compare.told("fingerprint")
-    found = None if one is None or other is None else difference(one, other)
-    if found is None:
+    differs = None if one is None or other is None else difference(one, other)
+    if differs is None:
         return None
-    return Seen(f"{found.what} differs between two processes with the same seed and actions", None, 0, found.step)
+    return Seen(f"{differs.what} differs between two processes with the same seed and actions", None, 0, differs.step)
 
 
 def _is_plain(env_kwargs: Mapping[str, Any]) -> bool:

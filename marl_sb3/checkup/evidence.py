@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import wraps
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -12,55 +13,6 @@ import numpy as np
 from gymnasium import spaces
 
 from marl_sb3.types import AgentID
-
-Fingerprint = list[dict[str, int]]  # per step: what -> checksum
-
-
-class Difference(NamedTuple):
-    """Where two episodes differ first."""
-
-    step: int
-    what: str
-
-
-def checksum(value: Any) -> int:
-    """A checksum of numbers, arrays, and lists and mappings of them; other objects count by their type."""
-    return zlib.crc32(_bytes(value))
-
-
-def _bytes(value: Any) -> bytes:
-    if type(value) in (bool, int, float):  # most rewards and flags: NumPy takes ten times longer
-        return repr(value).encode()
-    if isinstance(value, Mapping):
-        return b"".join(f"{key}=".encode() + _bytes(value[key]) for key in sorted(value, key=str))
-    if isinstance(value, (list, tuple)):
-        return b"[" + b"".join(map(_bytes, value)) + b"]"
-    array = np.asarray(value)
-    if array.dtype.kind in "biufc":
-        return f"{array.dtype}{array.shape}".encode() + array.tobytes()
-    return (value if isinstance(value, str) else type(value).__name__).encode()
-
-
-def step_fingerprint(agents: Any, observations: Any, rewards: Any, terminated: Any, truncated: Any) -> dict[str, int]:
-    """The checksums of a step, by what they are of."""
-    parts = {"observation": observations, "reward": rewards, "terminated": terminated, "truncated": truncated}
-    found = {"agents": checksum([str(agent) for agent in agents])}
-    for name, part in parts.items():
-        if isinstance(part, Mapping):
-            found.update({f"{name} of {agent}": checksum(value) for agent, value in part.items()})
-    return found
-
-
-def difference(one: Fingerprint, other: Fingerprint) -> Difference | None:
-    """Where two episodes differ first, as far as both were played; None if they agree."""
-    for number, (first, second) in enumerate(zip_longest(one, other)):
-        if first is None or second is None:
-            return None  # one of them was cut earlier
-        if first != second:
-            names = [*first, *(name for name in second if name not in first)]
-            return Difference(number, next(name for name in names if first.get(name) != second.get(name)))
-    return None
-
 
 _NOTHING: Mapping[Any, Any] = {}
 _SHOWN = 120  # characters of a value
@@ -95,7 +47,7 @@ class Seen:
 
 
 def shown(value: Any) -> str:
-    """A value for `Seen.value`, cut short."""
+    """Format a value for `Seen.value`; a long text is cut."""
     try:
         text = " ".join(repr(value).split())
     except Exception as error:  # the env's own class may do anything
@@ -103,9 +55,66 @@ def shown(value: Any) -> str:
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 
+def mapping(value: Any) -> Mapping[Any, Any]:
+    """Return the value if it is a mapping, else an empty one; another check reports the wrong type."""
+    return value if isinstance(value, Mapping) else _NOTHING
+
+
+def _truth(flag: Any) -> bool:
+    """Return whether a flag is true; False for values without a truth value, such as arrays."""
+    try:
+        return bool(flag)
+    except (TypeError, ValueError):
+        return False
+
+
+# --- Fingerprints -----------------------------------------------------------------------------------------------------
+
+Fingerprint = list[dict[str, int]]  # per step: name of a value -> its checksum
+
+
+class Difference(NamedTuple):
+    """The first step, and the first value in it, in which two episodes differ."""
+
+    step: int
+    what: str
+
+
+def checksum(value: Any) -> int:
+    """Return a checksum of numbers, arrays, and lists and mappings of them; other objects count by their type."""
+    return zlib.crc32(_bytes(value))
+
+
+def _bytes(value: Any) -> bytes:
+    if type(value) in (bool, int, float):  # most rewards and flags: NumPy takes ten times longer
+        return repr(value).encode()
+    if isinstance(value, Mapping):
+        return b"".join(f"{key}=".encode() + _bytes(value[key]) for key in sorted(value, key=str))
+    if isinstance(value, (list, tuple)):
+        return b"[" + b"".join(map(_bytes, value)) + b"]"
+    array = np.asarray(value)
+    if array.dtype.kind in "biufc":
+        return f"{array.dtype}{array.shape}".encode() + array.tobytes()
+    return (value if isinstance(value, str) else type(value).__name__).encode()
+
+
+def difference(one: Fingerprint, other: Fingerprint) -> Difference | None:
+    """Return where two episodes differ first, as far as both were played; None if they agree."""
+    for number, (first, second) in enumerate(zip_longest(one, other)):
+        if first is None or second is None:
+            return None  # one of them was cut earlier
+        if first != second:
+            names = [*first, *(name for name in second if name not in first)]
+            return Difference(number, next(name for name in names if first.get(name) != second.get(name)))
+    return None
+
+
+# --- Episodes ---------------------------------------------------------------------------------------------------------
+
+
 @dataclass
 class Step:
-    """A reset or a step, with copies of what the env returned, whatever its type.
+    """A reset or a step, with copies of what the env returned, whatever the types of the values are.
 
     Attributes:
         number: index in the episode; 0 is the reset.
@@ -125,25 +134,31 @@ class Step:
     acting: tuple[AgentID, ...]
     actions: Mapping[AgentID, Any]
     agents: tuple[AgentID, ...]
-    observations: Any
-    rewards: Any = field(default_factory=dict)
-    terminated: Any = field(default_factory=dict)
-    truncated: Any = field(default_factory=dict)
-    infos: Any = field(default_factory=dict)
+    observations: Mapping[AgentID, Any]
+    rewards: Mapping[AgentID, Any] = field(default_factory=dict)
+    terminated: Mapping[AgentID, Any] = field(default_factory=dict)
+    truncated: Mapping[AgentID, Any] = field(default_factory=dict)
+    infos: Mapping[AgentID, Any] = field(default_factory=dict)
     to_act: tuple[AgentID, ...] = ()
     rewritten: tuple[AgentID, ...] = ()
 
     def ends(self) -> dict[AgentID, tuple[bool, bool]]:
-        """(terminated, truncated) of the agents that one of the flags is true for."""
-        terminated, truncated = mapping(self.terminated), mapping(self.truncated)
-        flags = {
-            agent: (truth(terminated.get(agent)), truth(truncated.get(agent))) for agent in {**terminated, **truncated}
-        }
+        """Return (terminated, truncated) of the agents that one of the flags is true for."""
+        agents = {**self.terminated, **self.truncated}
+        flags = {agent: (_truth(self.terminated.get(agent)), _truth(self.truncated.get(agent))) for agent in agents}
         return {agent: both for agent, both in flags.items() if any(both)}
+
+    def fingerprint(self) -> dict[str, int]:
+        """Return the checksums of all values of the step."""
+        checksums = {"agents": checksum([str(agent) for agent in self.agents])}
+        parts = {"observation": self.observations, "reward": self.rewards}
+        for name, part in {**parts, "terminated": self.terminated, "truncated": self.truncated}.items():
+            checksums.update({f"{name} of {agent}": checksum(value) for agent, value in part.items()})
+        return checksums
 
 
 @dataclass
-class Episode:
+class PlayedEpisode:
     """An episode as it was played.
 
     Attributes:
@@ -166,11 +181,11 @@ class Episode:
         return max(0, len(self.steps) - 1)
 
     def seen(self, step: Step, what: str, agent: Any = None, value: str | None = None) -> Seen:
-        """A place in this episode."""
+        """Return a place in this episode."""
         return Seen(what, None if agent is None else str(agent), self.index, step.number, value)
 
     def in_play(self) -> Iterator[tuple[Step, set[AgentID]]]:
-        """Each step with the agents that had acted, in it or earlier, and had not ended before it."""
+        """Yield each step with the agents that had acted, in it or earlier, and had not ended before it."""
         playing: set[AgentID] = set()
         for step in self.steps:
             playing.update(step.acting)
@@ -178,18 +193,24 @@ class Episode:
             playing.difference_update(step.ends())
 
     def ends(self) -> dict[AgentID, tuple[int, bool, bool]]:
-        """(step, terminated, truncated) of the first end of each agent."""
-        found: dict[AgentID, tuple[int, bool, bool]] = {}
+        """Return (step, terminated, truncated) of the first end of each agent."""
+        ends: dict[AgentID, tuple[int, bool, bool]] = {}
         for step in self.steps[1:]:
             for agent, (terminated, truncated) in step.ends().items():
-                found.setdefault(agent, (step.number, terminated, truncated))
-        return found
+                ends.setdefault(agent, (step.number, terminated, truncated))
+        return ends
+
+    def rewards(self, agent: AgentID) -> list[float]:
+        """Return the rewards of an agent, as far as they are finite numbers."""
+        rewards = (step.rewards.get(agent) for step in self.steps[1:])
+        kinds = (int, float, np.number, np.ndarray)
+        return [float(each) for each in rewards if isinstance(each, kinds) and not np.ndim(each) and np.isfinite(each)]
 
     def returns(self) -> dict[AgentID, float]:
-        """The sum of the rewards of each agent, as far as they are numbers."""
+        """Return the sum of the rewards of each agent, as far as they are numbers; it may be infinite or NaN."""
         sums: dict[AgentID, float] = {}
         for step in self.steps[1:]:
-            for agent, reward in mapping(step.rewards).items():
+            for agent, reward in step.rewards.items():
                 try:
                     sums[agent] = sums.get(agent, 0.0) + float(reward)
                 except (TypeError, ValueError):
@@ -207,16 +228,16 @@ class Replay:
         turn: the number of the last step with other actions; None: all actions were others.
     """
 
-    recorded: Episode
-    replayed: Episode
+    recorded: PlayedEpisode
+    replayed: PlayedEpisode
     turn: int | None = None
 
-    def both(self) -> tuple[Episode, Episode]:
-        """The episode as it was recorded, and as it was replayed."""
+    def both(self) -> tuple[PlayedEpisode, PlayedEpisode]:
+        """Return the episode as it was recorded, and as it was replayed."""
         return self.recorded, self.replayed
 
     def same_length(self) -> bool:
-        """Whether both have ended, in the same step."""
+        """Return whether both have ended, in the same step."""
         return self.recorded.is_over and self.replayed.is_over and self.recorded.length == self.replayed.length
 
 
@@ -252,10 +273,10 @@ class Evidence:
         observation_spaces: by agent.
         action_spaces: by agent.
         metadata: of the env.
-        stops: the checks that found what stopped a play, and what they saw.
-        episodes: those of the first play.
+        reports: what the probes themselves have found: the id of the check, and the place.
+        episodes: those that were recorded.
         longest: env steps of the longest play without an end; 0: an episode has ended.
-        printed: what the env printed while it was played.
+        printed: what the env printed while the episodes were recorded.
         warned: the warnings that it gave meanwhile.
         fingerprint: of the first episode.
         comparisons: None if the episodes could not be compared.
@@ -270,8 +291,8 @@ class Evidence:
     observation_spaces: Mapping[AgentID, spaces.Space[Any]] = field(default_factory=dict)
     action_spaces: Mapping[AgentID, spaces.Space[Any]] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    stops: list[tuple[str, Seen]] = field(default_factory=list)
-    episodes: list[Episode] = field(default_factory=list)
+    reports: list[tuple[str, Seen]] = field(default_factory=list)
+    episodes: list[PlayedEpisode] = field(default_factory=list)
     longest: int = 0
     printed: str = ""
     warned: list[str] = field(default_factory=list)
@@ -283,28 +304,38 @@ class Evidence:
     faulty: bool = False
     facts: dict[str, Any] = field(default_factory=dict)
 
-    def stop(self, check: str, seen: Seen) -> None:
-        """Record what stopped a play; only the first record of each check is kept."""
-        if (check, seen) not in self.stops:
-            self.stops.append((check, seen))
+    def report(self, check: str, seen: Seen) -> None:
+        """Record what a probe has found itself, such as the exception that stopped it; each place is kept once."""
+        if (check, seen) not in self.reports:
+            self.reports.append((check, seen))
 
-    def stopped(self, check: str) -> Iterator[Seen]:
-        """Return what this check reports of a stopped play."""
-        return (seen for name, seen in self.stops if name == check)
+    def reported(self, check: str) -> list[Seen]:
+        """Return the places that the probes have reported for a check."""
+        return [seen for name, seen in self.reports if name == check]
 
-    def steps(self) -> Iterator[tuple[Episode, Step]]:
-        """All resets and steps of all episodes."""
+    def over(self) -> list[PlayedEpisode]:
+        """Return the recorded episodes that the env has ended."""
+        return [episode for episode in self.episodes if episode.is_over]
+
+    def steps(self) -> Iterator[tuple[PlayedEpisode, Step]]:
+        """Yield all resets and steps of the recorded episodes."""
         return ((episode, step) for episode in self.episodes for step in episode.steps)
 
+    def render_modes(self) -> list[Any]:
+        """Return the render modes that the env's metadata name."""
+        modes = self.metadata.get("render_modes", self.metadata.get("render.modes")) or ()
+        return list(modes) if isinstance(modes, (list, tuple)) else []
 
-def mapping(value: Any) -> Mapping[Any, Any]:
-    """Return the value if it is a mapping, else an empty one; another check reports the wrong type."""
-    return value if isinstance(value, Mapping) else _NOTHING
 
+def once_per_agent(find: Callable[[Evidence], Iterable[Seen]]) -> Callable[[Evidence], Iterator[Seen]]:
+    """Let a check report only the first place of each agent: what is wrong with all values is reported once."""
 
-def truth(flag: Any) -> bool:
-    """Whether a flag is true; False for values without a truth value, such as arrays."""
-    try:
-        return bool(flag)
-    except (TypeError, ValueError):
-        return False
+    @wraps(find)
+    def first_places(evidence: Evidence) -> Iterator[Seen]:
+        told: set[str | None] = set()
+        for seen in find(evidence):
+            if seen.agent not in told:
+                told.add(seen.agent)
+                yield seen
+
+    return first_places

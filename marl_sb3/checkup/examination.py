@@ -1,4 +1,4 @@
-"""Examine an env in this process: the plays in their order, each followed by its checks."""
+"""Examine an env in this process: the probes in their order, each followed by its checks."""
 
 from __future__ import annotations
 
@@ -7,88 +7,66 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import redirect_stderr, redirect_stdout
 
+from marl_sb3.checkup import probes
 from marl_sb3.checkup.checks import CHECKS
 from marl_sb3.checkup.finding import Finding, Severity, finding_of
-from marl_sb3.checkup.player import StoppedError
-from marl_sb3.checkup.probes import (
-    Patient,
-    bring_back,
-    look_at_interface,
-    look_for_growth,
-    measure_speed,
-    name_left_running,
-    record_episodes,
-    render_frames,
-    repeat_episodes,
-    restored_globals,
-)
+from marl_sb3.checkup.player import EnvUnderTest, StoppedError
 from marl_sb3.checkup.replays import replay_episodes
 
-PLAYS: Mapping[str, Callable[[Patient], None]] = {
-    "interface": look_at_interface,
-    "episodes": record_episodes,
-    "seeds": repeat_episodes,
+PROBES: Mapping[str, Callable[[EnvUnderTest], None]] = {
+    "interface": probes.look_at_interface,
+    "episodes": probes.record_episodes,
+    "seeds": probes.repeat_episodes,
     "replays": replay_episodes,
-    "memory": look_for_growth,
-    "state": bring_back,
-    "speed": measure_speed,
-    "render": render_frames,  # late: where there is no screen, it may end the process
-    "end": name_left_running,
+    "memory": probes.look_for_growth,
+    "state": probes.restore_state,
+    "speed": probes.measure_speed,
+    "render": probes.render_frames,  # late: where there is no screen, it may end the process
+    "end": probes.name_left_running,
 }
+_AT_ANY_TIME = ("raises", "bad-return", "no-agents", "close-raises")  # checks that any probe may report
 
 
-def examine_here(patient: Patient, on_facts: Callable[[], None] = lambda: None) -> Iterator[Finding]:
-    """Play, and yield what is found after each play.
+def examine_here(subject: EnvUnderTest, on_facts: Callable[[], None] = lambda: None) -> Iterator[Finding]:
+    """Run all probes, and yield what is found after each.
 
-    An env that cannot be made or reset is not played any further.
+    An env that cannot be made or reset is not probed any further.
 
     Args:
-        patient: the env.
+        subject: the env.
         on_facts: called once all facts are known, before anything is rendered.
 
     Raises:
         ConfigError: the factory does not take the arguments, or returns no env.
     """
     told: set[str] = set()
-    evidence = patient.evidence
-    for name in PLAYS:
+    evidence = subject.evidence
+    for name in PROBES:
         if name == "render":
             on_facts()
-        _play(patient, name)
-        for finding in _findings(patient, name):
-            if finding.check not in told:
-                told.add(finding.check)
+        _run_probe(subject, name)
+        for check in CHECKS:
+            if check.id in told or not (check.after == name or check.id in _AT_ANY_TIME):
+                continue
+            finding = finding_of(check, evidence)
+            if finding is not None:
+                told.add(check.id)
                 evidence.faulty = evidence.faulty or finding.severity is Severity.FAULT
                 yield finding
-        if not evidence.agents or (name == "episodes" and not _was_played(patient)):
+        was_played = any(episode.length > 0 for episode in evidence.episodes)
+        if not evidence.agents or (name == "episodes" and not was_played):
             on_facts()
             return
 
 
-def _play(patient: Patient, name: str) -> None:
+def _run_probe(subject: EnvUnderTest, name: str) -> None:
     text = io.StringIO()
     try:
-        with restored_globals(), redirect_stdout(text), redirect_stderr(text), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the play of the episodes keeps them
-            PLAYS[name](patient)
+        with probes.restored_globals(), redirect_stdout(text), redirect_stderr(text), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the probe that records episodes keeps them
+            PROBES[name](subject)
     except StoppedError as stopped:
-        patient.evidence.stop(stopped.check, stopped.seen)
-    patient.watch.rest()
+        subject.evidence.report(stopped.check, stopped.seen)
+    subject.watch.rest()
     if name == "episodes":
-        patient.evidence.printed = text.getvalue()
-
-
-def _findings(patient: Patient, play: str) -> Iterator[Finding]:
-    """What the checks of this play find, and what stopped it."""
-    for check in CHECKS:
-        if check.after == play or check.id in _STOPS:
-            finding = finding_of(check, check.find(patient.evidence))
-            if finding is not None:
-                yield finding
-
-
-_STOPS = ("raises", "bad-return", "no-agents", "close-raises")  # may happen in any play
-
-
-def _was_played(patient: Patient) -> bool:
-    return any(len(episode.steps) > 1 for episode in patient.evidence.episodes)
+        subject.evidence.printed = text.getvalue()

@@ -29,7 +29,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True)
 class Check:
-    """One thing to look for; `checks.registry.CHECKS` lists all of them.
+    """One thing to look for; `checks.CHECKS` lists all of them.
 
     Attributes:
         id: its name in reports.
@@ -38,7 +38,7 @@ class Check:
         why: why this matters for training.
         remedy: what to do.
         find: yields the places where it is seen; none if all is well.
-        after: the play that collects what it looks at, see `examination.PLAYS`.
+        after: the probe that collects what it looks at, see `examination.PROBES`.
     """
 
     id: str
@@ -73,12 +73,12 @@ class Finding:
     count: int = 0
 
     def to_plain(self) -> dict[str, Any]:
-        """The finding as JSON has it."""
+        """Return the finding as JSON has it."""
         return asdict(self)
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> Finding:
-        """What `to_plain` returned."""
+        """Make the finding that `to_plain` has returned."""
         seen = [Seen(**place) for place in plain["seen"]]
         return cls(**{**plain, "severity": Severity(plain["severity"]), "seen": seen})
 
@@ -86,9 +86,9 @@ class Finding:
 MOST_SEEN = 5
 
 
-def finding_of(check: Check, seen: Iterable[Seen]) -> Finding | None:
-    """The finding of a check; None if it has seen nothing."""
-    places = list(seen)
+def finding_of(check: Check, evidence: Evidence) -> Finding | None:
+    """Make the finding of a check; None if it has seen nothing."""
+    places = list(check.find(evidence))
     if not places:
         return None
     words = (check.id, check.severity, check.title, check.why, check.remedy)
@@ -113,12 +113,12 @@ class Report:
 
     @classmethod
     def of(cls, env: str, seed: int, findings: Iterable[Finding], facts: Mapping[str, Any]) -> Report:
-        """A report with its findings in order."""
+        """Make a report with its findings in order."""
         order = list(Severity)
         return cls(env, seed, sorted(findings, key=lambda finding: order.index(finding.severity)), facts)
 
     def of_severity(self, severity: Severity) -> list[Finding]:
-        """The findings that are this bad."""
+        """Return the findings that are this bad."""
         return [finding for finding in self.findings if finding.severity is severity]
 
     @property
@@ -127,7 +127,7 @@ class Report:
         return not self.of_severity(Severity.FAULT)
 
     def summary(self) -> str:
-        """The numbers of findings, in words."""
+        """Return the numbers of findings, in words."""
         faults, warnings, advice = (len(self.of_severity(severity)) for severity in Severity)
         parts = [counted(faults, "fault") if faults else "no faults"]
         parts += [counted(warnings, "warning")] if warnings else []
@@ -139,34 +139,29 @@ class Report:
         return f"<Report {self.env}: {self.summary()}{f' ({checks})' if checks else ''}>"
 
     def to_plain(self) -> dict[str, Any]:
-        """The report as JSON has it."""
+        """Return the report as JSON has it."""
         findings = [finding.to_plain() for finding in self.findings]
         return {"env": self.env, "seed": self.seed, "healthy": self.is_healthy, "findings": findings, **self.facts}
 
 
 def facts_of(evidence: Evidence) -> dict[str, Any]:
-    """What was played, and what the plays measured."""
-    over = [episode for episode in evidence.episodes if episode.is_over]
-    sums = [sum(episode.returns().values()) for episode in over]
-    lengths = [episode.length for episode in over]
+    """Return what was played, and what the probes measured."""
+    over = evidence.over()
+    ends = [end for episode in over for end in episode.ends().values()]
     return {
         "agents": [str(agent) for agent in evidence.agents],
         "num_episodes": len(over),
         "unending": evidence.longest,
         "num_env_steps": sum(episode.length for episode in evidence.episodes),
-        "episode_len": _extremes(lengths),
-        "episode_return": _extremes(sums),
-        "ends": dict(Counter(words for episode in over for words in _ends(episode.ends().values()))),
+        "episode_len": _extremes([episode.length for episode in over]),
+        "episode_return": _extremes([sum(episode.returns().values()) for episode in over]),
+        "ends": dict(Counter("terminated" if terminated else "truncated" for _, terminated, _ in ends)),
         **evidence.facts,
     }
 
 
 def _extremes(values: list[Any]) -> dict[str, float] | None:
-    """Smallest, mean and largest value; None if there are none, or if one is no finite number."""
+    """Return the smallest, mean and largest value; None if there are none, or if one is no finite number."""
     if not values or not math.isfinite(sum(values)):
         return None
     return {"min": min(values), "mean": sum(values) / len(values), "max": max(values)}
-
-
-def _ends(ends: Iterable[tuple[int, bool, bool]]) -> Iterable[str]:
-    return ("terminated" if terminated else "truncated" for _, terminated, _ in ends)

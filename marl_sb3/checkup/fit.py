@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,6 @@ from marl_sb3.types import Array
 from marl_sb3.vec_env import AgentGroup, BatchedVecEnv, MultiAgentVecEnv, VecStep
 
 MASKED = "maskable_ppo"  # the algorithm for envs with action masks
-_FINITE = 10.0  # unbounded actions are drawn from -10 to 10
 
 
 def fitting(vec_env: MultiAgentVecEnv, evidence: Evidence) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def _group(vec_env: MultiAgentVecEnv, number: int, evidence: Evidence) -> dict[s
         build_for_acting(rows_of_policy(vec_env, str(number), policy_of), spec, "cpu")
     except ConfigError as error:
         words = str(error).partition(": ")[2]
-        evidence.stop("no-algorithm", Seen(words, ", ".join(map(str, group.agents))))
+        evidence.report("no-algorithm", Seen(words, ", ".join(map(str, group.agents))))
     return {
         "agents": [str(agent) for agent in group.agents],
         "observation_space": str(group.observation_space),
@@ -63,37 +63,20 @@ def policy_class(space: spaces.Space[Any]) -> str:
     return "CnnPolicy" if is_image_space(space) else "MlpPolicy"
 
 
-class RandomRows:
-    """Draws random actions for all rows of a vec env; masks are respected.
+def random_actions(vec_env: MultiAgentVecEnv, step: VecStep) -> list[Array]:
+    """Draw random actions for all rows of a vec env; masks are respected.
 
-    Args:
-        vec_env: the envs.
-        seed: seed of the random actions.
+    Returns:
+        Per group, (E, A_group, *action shape).
     """
+    masks = step.action_masks or (None,) * len(vec_env.groups)
+    return [_of_group(group, vec_env.num_envs, mask) for group, mask in zip(vec_env.groups, masks, strict=True)]
 
-    def __init__(self, vec_env: MultiAgentVecEnv, seed: int) -> None:
-        self._groups = vec_env.groups
-        self._num_envs = vec_env.num_envs
-        self._rng = np.random.default_rng(seed)
 
-    def draw(self, step: VecStep) -> list[Array]:
-        """Per group, (E, A_group, *action shape)."""
-        masks = step.action_masks or (None,) * len(self._groups)
-        return [self._of_group(group, mask) for group, mask in zip(self._groups, masks, strict=True)]
-
-    def _of_group(self, group: AgentGroup, mask: Array | None) -> Array:
-        space, rng, rows = group.action_space, self._rng, (self._num_envs, len(group.agents))
-        shape = (*rows, *(space.shape or ()))
-        if mask is not None and isinstance(space, spaces.Discrete):
-            drawn = (rng.random(mask.shape) * mask).argmax(axis=2) + space.start
-        elif isinstance(space, spaces.Discrete):
-            drawn = rng.integers(space.start, space.start + space.n, shape)
-        elif isinstance(space, spaces.MultiDiscrete):
-            drawn = rng.integers(space.start, space.start + space.nvec, shape)
-        elif isinstance(space, spaces.MultiBinary):
-            drawn = rng.integers(0, 2, shape)
-        else:
-            low, high = (np.clip(bound, -_FINITE, _FINITE) for bound in (space.low, space.high))  # type: ignore[attr-defined]
-            drawn = rng.uniform(low, high, shape)
-        actions: Array = drawn.astype(space.dtype)
-        return actions
+def _of_group(group: AgentGroup, num_envs: int, mask: Array | None) -> Array:
+    space, rows = group.action_space, (num_envs, len(group.agents))
+    if mask is not None and isinstance(space, spaces.Discrete):
+        drawn = [space.sample(mask=row.astype(np.int8)) for row in mask.reshape(-1, mask.shape[-1])]
+    else:
+        drawn = [space.sample() for _ in range(math.prod(rows))]
+    return np.array(drawn, space.dtype).reshape(*rows, *(space.shape or ()))

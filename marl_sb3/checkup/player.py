@@ -4,66 +4,34 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
-from marl_sb3.checkup.evidence import (
-    Episode,
-    Evidence,
-    Fingerprint,
-    Seen,
-    Step,
-    checksum,
-    mapping,
-    shown,
-    step_fingerprint,
-)
+from marl_sb3.checkup.evidence import Evidence, Fingerprint, PlayedEpisode, Seen, Step, checksum, mapping, shown
+from marl_sb3.checkup.job import Job
 from marl_sb3.checkup.watch import Watch
 from marl_sb3.envs.faults import RAISED, raise_in_words
+from marl_sb3.envs.registry import EnvFactory, make_env
 from marl_sb3.envs.single_agent import MASK
 from marl_sb3.errors import EnvRaisedError, MarlSb3Error, described
+from marl_sb3.stacks import awaited
 from marl_sb3.types import AgentID
 from marl_sb3.wrappers.ended_agents import EndedAgents
 
+_REPEATED_STEPS = 300  # of an episode that is played again, at most
 
-class RandomActions:
-    """Draws the actions of an episode, each agent from a generator of its own; masks are respected.
-
-    Args:
-        action_spaces: by agent. They are copied: an env may draw from its own.
-        seed: seed of the random actions.
-    """
-
-    def __init__(self, action_spaces: Mapping[AgentID, spaces.Space[Any]], seed: int) -> None:
-        self._spaces = {agent: deepcopy(space) for agent, space in action_spaces.items()}
-        for number, space in enumerate(self._spaces.values()):
-            space.seed(seed + number)
-
-    def draw(self, agent: AgentID, observation: Any, info: Any) -> Any:
-        """The next action of an agent."""
-        space = self._spaces[agent]
-        mask = mask_of(observation, info)
-        if mask is None or not isinstance(space, spaces.Discrete):
-            return space.sample()
-        allowed = np.asarray(mask)
-        if allowed.shape != (space.n,) or not allowed.any():
-            return space.sample()  # the check of masks says so
-        return space.sample(mask=allowed.astype(np.int8))
-
-
-def mask_of(observation: Any, info: Any) -> Any:
-    """The action mask in an agent's infos or its Dict observation; None if there is none."""
-    return mapping(info).get(MASK, mapping(observation).get(MASK))
+Records = Literal["everything", "fingerprints", "nothing"]
 
 
 class StoppedError(Exception):
-    """The env did something after which the play cannot continue."""
+    """The env did something after which a probe cannot continue."""
 
     def __init__(self, check: str, seen: Seen) -> None:
         super().__init__(str(seen))
@@ -80,12 +48,11 @@ def guarded(call: Callable[[], Any], name: str, episode: int | None = None, step
     try:
         return call()
     except RAISED as error:
-        details = traceback.format_exc()
-        seen = Seen(_words(error, name), None, episode, step, None, details)
+        seen = Seen(_words_about(error, name), None, episode, step, None, traceback.format_exc())
         raise StoppedError("raises", seen) from error
 
 
-def _words(error: BaseException, call: str) -> str:
+def _words_about(error: BaseException, call: str) -> str:
     if isinstance(error, MarlSb3Error):
         return f"{call}: {error}"
     try:
@@ -95,95 +62,155 @@ def _words(error: BaseException, call: str) -> str:
     return f"{call} raised {described(error)}"
 
 
-class Player:
+class EnvUnderTest:
+    """The env under examination: makes instances of it, and keeps what is known of it.
+
+    Args:
+        job: what is played, and how much.
+        factory: makes a new env.
+        watch: is told of every call.
+
+    Attributes:
+        job: as given.
+        factory: as given.
+        watch: as given.
+        evidence: what has been recorded.
+        repeated_steps: of the first episode when it is played again.
+        awaited: the threads and processes that ran before the env was made.
+    """
+
+    def __init__(self, job: Job, factory: EnvFactory, watch: Watch) -> None:
+        self.job, self.factory, self.watch = job, factory, watch
+        self.evidence = Evidence()
+        self.repeated_steps = _REPEATED_STEPS
+        self.awaited = awaited()
+
+    def seeds(self, episode: int) -> tuple[int, int]:
+        """Return the seed of an episode, 31 bits, as many as all envs take; and the seed of its actions."""
+        seed = int(np.random.SeedSequence((self.job.seed, episode)).generate_state(1)[0]) >> 1
+        return seed, self.job.seed + episode
+
+    def make(self, **more: Any) -> ParallelEnv:
+        """Make a new env.
+
+        Raises:
+            ConfigError: the factory does not take the arguments, or returns no env.
+            StoppedError: it raised an exception.
+        """
+        self.watch.at("the env's factory")
+        try:
+            return make_env(self.factory, 0, {**self.job.env_kwargs, **more})
+        except EnvRaisedError as error:
+            raise StoppedError("raises", Seen(str(error).removeprefix("env 0: "))) from error
+
+    @contextmanager
+    def player(self, records: Records = "fingerprints", **more: Any) -> Iterator[ProbePlayer]:
+        """Make a player of a new env, which is closed afterwards.
+
+        Args:
+            records: see `ProbePlayer`.
+            more: arguments of the env besides those of the job.
+        """
+        env = self.make(**more)
+        try:
+            yield ProbePlayer(self, env, records)
+        finally:
+            self.close(env)
+
+    def close(self, env: ParallelEnv) -> None:
+        """Close an env."""
+        self.watch.at("close()")
+        try:
+            guarded(env.close, "close()")
+        except StoppedError as stopped:
+            self.evidence.report("close-raises", stopped.seen)
+
+
+class ProbePlayer:
     """Plays one env with random actions.
 
     Args:
-        env: the env.
-        evidence: for the agents and their spaces.
-        watch: is told of every call.
-        keep: record copies of everything; otherwise only the fingerprint.
+        subject: the env under examination; its agents and spaces are known.
+        env: an instance of it.
+        records: `everything` copies all that the env returns into the episode, `fingerprints` keeps checksums alone,
+            `nothing` disturbs measurements least.
 
     Attributes:
-        env: the env.
+        env: as given.
+        records: as given; it may change between steps.
         episode: the one that is played.
         fingerprint: of this episode.
         steps_done: of this episode.
         actions: of its latest step.
-        keeps: whether copies of everything are recorded.
+        busy_s: seconds in the env since the player was made.
     """
 
-    def __init__(self, env: ParallelEnv, evidence: Evidence, watch: Watch, *, keep: bool = False) -> None:
-        self.env = env
-        self._evidence = evidence
-        self._watch = watch
-        self.keeps = keep
+    def __init__(self, subject: EnvUnderTest, env: ParallelEnv, records: Records) -> None:
+        self.env, self.records = env, records
+        self._evidence, self._watch = subject.evidence, subject.watch
         self._ended = EndedAgents()
-        self._latest: tuple[Any, Any] = ({}, {})  # observations and infos as the env returned them
-        self.episode = Episode(-1, 0)
+        self._latest: tuple[Mapping[AgentID, Any], Mapping[AgentID, Any]] = ({}, {})  # observations, infos; no copies
+        self.episode = PlayedEpisode(-1, 0)
         self.fingerprint: Fingerprint = []
         self.steps_done = 0
         self.actions: Mapping[AgentID, Any] = {}
+        self.busy_s = 0.0
 
-    def play(self, seed: int, action_seed: int, most_steps: int, until: float | None = None) -> Episode:
+    def play(self, seeds: tuple[int, int], most_steps: int, until: float | None = None) -> PlayedEpisode:
         """Play an episode, or the beginning of it.
 
         Args:
-            seed: for the env.
-            action_seed: for the actions.
+            seeds: of the env and of the actions.
             most_steps: where it is cut.
             until: time of `time.perf_counter` at which it is cut; None: never.
         """
-        self.begin(seed, action_seed)
+        self.begin(seeds)
         while self.goes_on and self.steps_done < most_steps:
             if until is not None and time.perf_counter() > until:
                 break
             self.step()
         return self.episode
 
-    def begin(self, seed: int, action_seed: int) -> None:
-        """Reset the env."""
-        self._chosen = RandomActions(self._evidence.action_spaces, action_seed)
-        self.episode = Episode(self.episode.index + 1, seed)
+    def begin(self, seeds: tuple[int, int]) -> None:
+        """Reset the env; `seeds` are those of the env and of the actions."""
+        seed, action_seed = seeds
+        self._random_actions = RandomActions(self._evidence.action_spaces, action_seed)
+        self.episode = PlayedEpisode(self.episode.index + 1, seed)
         self.fingerprint, self._ended, self.steps_done = [], EndedAgents(), 0
         self._attempt(self._reset)
 
-    def adopt(self, other: Player) -> None:
+    def adopt(self, other: ProbePlayer) -> None:
         """Continue the episode of another player, in an env that has got the state of the other's env."""
         self.episode, self._ended = replace(other.episode), deepcopy(other._ended)
         self._latest, self.steps_done = other._latest, other.steps_done
-        self._chosen = deepcopy(other._chosen)
+        self._random_actions = deepcopy(other._random_actions)
 
     @property
     def goes_on(self) -> bool:
         """Whether the episode can continue."""
         return not self.episode.is_over and self.episode.stopped is None
 
-    def step(self, given: Mapping[AgentID, Any] | None = None) -> None:
-        """Take a step of the episode.
+    def step(self, actions: Mapping[AgentID, Any] | None = None) -> None:
+        """Take a step of the episode with the actions of some agents; those of others are drawn."""
+        self._attempt(lambda: self._step(actions or {}))
 
-        Args:
-            given: the actions of some agents; those of others are drawn.
-        """
-        self._attempt(lambda: self._step(given or {}))
-
-    def _attempt(self, part: Callable[[], None]) -> None:
+    def _attempt(self, call: Callable[[], None]) -> None:
         try:
-            part()
+            call()
         except StoppedError as stopped:
             self.episode.stopped = stopped.check, stopped.seen
 
     def _reset(self) -> None:
-        returned = self._call("reset()", lambda: self.env.reset(seed=self.episode.seed, options=None), 2)
-        self._record(Step(0, (), {}, self._live(), returned[0], infos=returned[1]))
+        observations, infos = self._call("reset()", lambda: self.env.reset(seed=self.episode.seed, options=None), 2)
+        self._record(Step(0, (), {}, self._live(), observations, infos=infos))
         if not self._acting():
             raise StoppedError("no-agents", Seen("no agent is live after reset()", None, self.episode.index, 0))
 
-    def _step(self, given: Mapping[AgentID, Any]) -> None:
-        acting = self._acting()
-        observations, infos = mapping(self._latest[0]), mapping(self._latest[1])
-        actions = {agent: self._chosen.draw(agent, observations.get(agent), infos.get(agent)) for agent in acting}
-        actions.update((agent, action) for agent, action in given.items() if agent in actions)
+    def _step(self, chosen: Mapping[AgentID, Any]) -> None:
+        acting, (observations, infos) = self._acting(), self._latest
+        draw = self._random_actions.draw
+        actions = {agent: draw(agent, observations.get(agent), infos.get(agent)) for agent in acting}
+        actions.update((agent, action) for agent, action in chosen.items() if agent in actions)
         self.steps_done += 1
         returned = self._call("step()", lambda: self.env.step(dict(actions)), 5)
         step = Step(self.steps_done, acting, actions, self._live(), *returned)
@@ -194,15 +221,16 @@ class Player:
         self.episode.is_over = not self._acting()
 
     def _call(self, name: str, call: Callable[[], Any], size: int) -> Any:
+        """Call the env; whatever is returned from here is a tuple of mappings."""
         self._watch.at(name, self.episode.index, self.steps_done)
+        start = time.perf_counter()
         returned = guarded(call, name, self.episode.index, self.steps_done)
+        self.busy_s += time.perf_counter() - start
         if not (isinstance(returned, tuple) and len(returned) == size):
             outline = f"a tuple of {len(returned)}" if isinstance(returned, tuple) else type(returned).__name__
             raise StoppedError("bad-return", self._seen(f"{name} returned {outline}, not a tuple of {size}"))
-        names = ("observations", "infos")
-        if size == 5:
-            names = ("observations", "rewards", "terminated", "truncated", "infos")  # type: ignore[assignment]
-        for part, value in zip(names, returned, strict=True):
+        parts = ("observations", *(() if size == 2 else ("rewards", "terminated", "truncated")), "infos")
+        for part, value in zip(parts, returned, strict=True):
             if not isinstance(value, Mapping):
                 what = f"{part} of {name} are no mapping by agent"
                 raise StoppedError("bad-return", self._seen(what, shown(value)))
@@ -219,24 +247,23 @@ class Player:
             raise StoppedError("no-agents", self._seen("the env's `agents` is no list", shown(agents))) from None
 
     def _acting(self) -> tuple[AgentID, ...]:
-        """The agents that act in the next step."""
+        """Return the agents that act in the next step."""
         live = self._live()
         return tuple(agent for agent in self._evidence.agents if agent in live and agent not in self._ended)
 
     def _record(self, step: Step) -> None:
-        self.fingerprint.append(
-            step_fingerprint(step.agents, step.observations, step.rewards, step.terminated, step.truncated)
-        )
-        step.to_act = self._acting()
-        former, self._latest = self._latest, (step.observations, step.infos)
-        if not self.keeps:
+        before, self._latest = self._latest[0], (step.observations, step.infos)
+        if self.records == "nothing":
+            return
+        self.fingerprint.append(step.fingerprint())
+        if self.records == "fingerprints":
             return
         if self.episode.steps:
             last = self.episode.steps[-1]
-            last.rewritten = _rewritten(former[0], last.observations)
-        step.observations, step.infos = _copy(step.observations), _copy(step.infos)
-        step.rewards, step.terminated = _copy(step.rewards), _copy(step.terminated)
-        step.truncated = _copy(step.truncated)
+            last.rewritten = _rewritten(before, last.observations)
+        step.to_act = self._acting()
+        for part in ("observations", "rewards", "terminated", "truncated", "infos"):
+            setattr(step, part, _copy(getattr(step, part)))
         self.episode.steps.append(step)
 
 
@@ -250,3 +277,33 @@ def _copy(value: Any) -> Any:
 def _rewritten(returned: Mapping[AgentID, Any], copy: Mapping[AgentID, Any]) -> tuple[AgentID, ...]:
     """Return the agents whose observation has changed since the env returned it."""
     return tuple(agent for agent in copy if agent in returned and checksum(returned[agent]) != checksum(copy[agent]))
+
+
+class RandomActions:
+    """Draws the actions of an episode, the same whenever it is played again; masks are respected.
+
+    Args:
+        action_spaces: by agent. They are copied: an env may draw from its own.
+        seed: seed of the actions; each agent has a generator of its own.
+    """
+
+    def __init__(self, action_spaces: Mapping[AgentID, spaces.Space[Any]], seed: int) -> None:
+        self._spaces = {agent: deepcopy(space) for agent, space in action_spaces.items()}
+        for number, space in enumerate(self._spaces.values()):
+            space.seed(seed + number)
+
+    def draw(self, agent: AgentID, observation: Any, info: Any) -> Any:
+        """Draw the next action of an agent."""
+        space = self._spaces[agent]
+        mask = mask_of(observation, info)
+        if mask is None or not isinstance(space, spaces.Discrete):
+            return space.sample()
+        allowed = np.asarray(mask)
+        if allowed.shape != (space.n,) or not allowed.any():
+            return space.sample()  # the check of masks says so
+        return space.sample(mask=allowed.astype(np.int8))
+
+
+def mask_of(observation: Any, info: Any) -> Any:
+    """Return the action mask in an agent's infos or its Dict observation; None if there is none."""
+    return mapping(info).get(MASK, mapping(observation).get(MASK))

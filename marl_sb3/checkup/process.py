@@ -16,8 +16,8 @@ from typing import Any
 from marl_sb3.checkup.examination import examine_here
 from marl_sb3.checkup.finding import facts_of
 from marl_sb3.checkup.job import Job
-from marl_sb3.checkup.player import StoppedError
-from marl_sb3.checkup.probes import Patient, fingerprint_of, look_at_interface
+from marl_sb3.checkup.player import EnvUnderTest, StoppedError
+from marl_sb3.checkup.probes import fingerprint_of, look_at_interface
 from marl_sb3.checkup.watch import ProcessWatch
 from marl_sb3.envs.registry import EnvFactory, env_factory, import_modules
 from marl_sb3.errors import ConfigError, EnvRaisedError
@@ -36,8 +36,8 @@ def work(folder: Path, job: Job, factory: EnvFactory | None = None) -> None:
             watch = ProcessWatch(folder, job.timeout_s)
             watch.at("the import of the env")
             import_modules(job.imports)
-            patient = Patient(job, factory or env_factory(job.env), watch)
-            (_compare if job.only_fingerprint else _examine)(patient, tell)
+            subject = EnvUnderTest(job, factory or env_factory(job.env), watch)
+            (_compare if job.only_fingerprint else _examine)(subject, tell)
         except ConfigError as error:
             tell(refused=str(error), key=error.key)
         except EnvRaisedError as error:
@@ -48,21 +48,21 @@ def work(folder: Path, job: Job, factory: EnvFactory | None = None) -> None:
     os._exit(0)  # a thread or a process that the env has left would keep this process from ending
 
 
-def _examine(patient: Patient, tell: Any) -> None:
+def _examine(subject: EnvUnderTest, tell: Any) -> None:
     def tell_facts() -> None:
-        evidence = patient.evidence
+        evidence = subject.evidence
         found = evidence.comparisons
         repeats = found is not None and found.fresh is None
         tell(facts=facts_of(evidence), fingerprint=evidence.fingerprint if repeats else None)
 
-    for finding in examine_here(patient, tell_facts):
+    for finding in examine_here(subject, tell_facts):
         tell(finding=finding.to_plain())
 
 
-def _compare(patient: Patient, tell: Any) -> None:
+def _compare(subject: EnvUnderTest, tell: Any) -> None:
     try:
-        look_at_interface(patient)
-        tell(fingerprint=fingerprint_of(patient, 0))
+        look_at_interface(subject)
+        tell(fingerprint=fingerprint_of(subject, 0))
     except StoppedError:
         return  # the other process says so
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -12,17 +13,14 @@ from pettingzoo import AECEnv
 from marl_sb3.checkup.evidence import (
     Comparisons,
     Difference,
-    Episode,
     Evidence,
+    PlayedEpisode,
     Replay,
     Step,
     checksum,
     difference,
-    mapping,
-    step_fingerprint,
 )
-from marl_sb3.checkup.player import Player, mask_of
-from marl_sb3.checkup.probes import Patient
+from marl_sb3.checkup.player import EnvUnderTest, ProbePlayer, mask_of
 from marl_sb3.envs.turn_based import TurnBasedEnv
 from marl_sb3.types import AgentID
 
@@ -34,35 +32,35 @@ _OTHER = 1_000_003  # added to the seed of actions for others
 _Actions = Callable[[Step], Mapping[AgentID, Any]]  # from a recorded step: the actions to repeat; others are drawn
 
 
-def replay_episodes(patient: Patient) -> None:
+def replay_episodes(subject: EnvUnderTest) -> None:
     """Ask all questions, if an episode can be repeated at all."""
-    found = patient.evidence.comparisons
-    if found is None or found.moved or found.fresh is not None or found.again is not None:
+    compared = subject.evidence.comparisons
+    if compared is None or compared.moved or compared.fresh is not None or compared.again is not None:
         return
-    with patient.player() as player:
-        replays = _Replays(patient, player)
-        if found.other_seed is None:
-            replays.try_seeds(found)
+    with subject.player() as player:
+        replays = _Replays(subject, player)
+        if compared.other_seed is None:
+            replays.try_seeds(compared)
         replays.try_agents()
-        player.keeps = True
+        player.records = "everything"
         replays.try_actions()
         replays.try_detours()
     if isinstance(player.env, TurnBasedEnv):
-        _try_rewards(patient, "cumulative-rewards-kept", _without_paid)
-        _try_rewards(patient, "old-rewards-paid", _without_old)
+        _try_rewards(subject, "cumulative-rewards-kept", _without_paid)
+        _try_rewards(subject, "old-rewards-paid", _without_old)
 
 
 class _Replays:
     """The questions to an env that plays the recorded episodes again.
 
     Args:
-        patient: the env, and what is known of it.
+        subject: the env, and what is known of it.
         player: of the env.
     """
 
-    def __init__(self, patient: Patient, player: Player) -> None:
-        self._patient, self._player = patient, player
-        self._evidence = patient.evidence
+    def __init__(self, subject: EnvUnderTest, player: ProbePlayer) -> None:
+        self._subject, self._player = subject, player
+        self._evidence = subject.evidence
         self._until = 0.0
 
     def ask(self) -> None:
@@ -73,62 +71,58 @@ class _Replays:
     def _is_late(self) -> bool:
         return time.perf_counter() > self._until
 
-    def steps(self, episode: Episode, seed: int, action_seed: int, actions: _Actions) -> Iterator[Step]:
+    def steps(self, episode: PlayedEpisode, seeds: tuple[int, int], actions: _Actions) -> Iterator[Step]:
         """Play an episode again; yield each recorded step after the new one, until either episode or the time is over.
 
         Args:
             episode: as it was recorded.
-            seed: for the env.
-            action_seed: for the actions that are not repeated.
+            seeds: of the env, and of the actions that are not repeated.
             actions: the actions that are.
         """
         player = self._player
-        player.begin(seed, action_seed)
+        player.begin(seeds)
         for recorded in episode.steps:
             if recorded.number > 0:
                 if not player.goes_on or self._is_late:
                     return
                 player.step(actions(recorded))
             if player.episode.stopped is not None:
-                self._evidence.stop(*player.episode.stopped)
+                self._evidence.report(*player.episode.stopped)
                 return
             yield recorded
 
     def differs(self, recorded: Step) -> Difference | None:
-        """Where the latest step differs from a recorded one."""
-        one = step_fingerprint(
-            recorded.agents, recorded.observations, recorded.rewards, recorded.terminated, recorded.truncated
-        )
-        found = difference([one], [self._player.fingerprint[-1]])
-        return None if found is None else found._replace(step=recorded.number)
+        """Return where the latest step differs from a recorded one."""
+        differs = difference([recorded.fingerprint()], [self._player.fingerprint[-1]])
+        return None if differs is None else differs._replace(step=recorded.number)
 
-    def try_seeds(self, found: Comparisons) -> None:
+    def try_seeds(self, compared: Comparisons) -> None:
         """Look for a difference between seeds in more episodes than the first one."""
         self.ask()
-        found.alike = 1, self._patient.repeated_steps  # were played in two new envs
+        compared.alike = 1, self._subject.repeated_steps  # were played in two new envs
         whole = steps = 0
         for number, episode in enumerate(self._evidence.episodes):
-            seed, action_seed = self._patient.seed_of(number + 1), self._patient.job.seed + number
-            for step in self.steps(episode, seed, action_seed, lambda _: {}):
-                found.other_seed = self.differs(step)
-                if found.other_seed is not None:
+            seeds = self._subject.seeds(number + 1)[0], self._subject.seeds(number)[1]
+            for step in self.steps(episode, seeds, lambda _: {}):
+                compared.other_seed = self.differs(step)
+                if compared.other_seed is not None:
                     return
             whole, steps = whole + 1, steps + self._player.steps_done
-            found.alike = max(found.alike, (whole, steps))
+            compared.alike = max(compared.alike, (whole, steps))
             if self._is_late:
                 return
 
     def try_agents(self) -> None:
         """Look for agents whose actions change nothing."""
-        left_s, found = _QUESTION_S, self._evidence.without_effect
+        left_s, without_effect = _QUESTION_S, self._evidence.without_effect
         for agent in self._evidence.agents:
             self.ask()
             steps = self._steps_without_effect(agent)
             if steps:
-                found[agent] = steps
+                without_effect[agent] = steps
             else:
                 left_s -= time.perf_counter() - (self._until - _QUESTION_S)  # mostly a few steps
-            if left_s < 0 or len(found) == _UNREAD:
+            if left_s < 0 or len(without_effect) == _UNREAD:
                 return
 
     def _steps_without_effect(self, agent: AgentID) -> int | None:
@@ -139,7 +133,7 @@ class _Replays:
             return {each: action for each, action in step.actions.items() if each != agent}
 
         for episode in self._evidence.episodes:
-            for step in self.steps(episode, episode.seed, self._patient.job.seed + _OTHER, others):
+            for step in self.steps(episode, (episode.seed, self._subject.job.seed + _OTHER), others):
                 if self.differs(step) is not None:
                     return None
                 if agent in step.actions:
@@ -152,7 +146,7 @@ class _Replays:
         """Play episodes with other actions of all agents."""
         self.ask()
         for episode in islice(self._evidence.episodes, _REPLAYED):
-            for _ in self.steps(episode, episode.seed, self._patient.job.seed + _OTHER + episode.index, lambda _: {}):
+            for _ in self.steps(episode, self._other_actions(episode), lambda _: {}):
                 pass
             if self._is_late or self._player.episode.stopped is not None:
                 return
@@ -164,23 +158,26 @@ class _Replays:
             return
         self.ask()
         for episode in islice(self._evidence.episodes, _REPLAYED):
-            turn = min(episode.length, self._patient.repeated_steps) // 2
-            replayed = self.steps(
-                episode,
-                episode.seed,
-                self._patient.job.seed + _OTHER + episode.index,
-                lambda step, turn=turn: step.actions if step.number > turn else {},  # type: ignore[misc]
-            )
-            for _ in islice(replayed, 2 * turn + 2):
+            turn = min(episode.length, self._subject.repeated_steps) // 2
+            actions = partial(_actions_after, turn)
+            for _ in islice(self.steps(episode, self._other_actions(episode), actions), 2 * turn + 2):
                 pass
             if self._is_late or self._player.episode.stopped is not None:
                 return
             self._evidence.detours.append(Replay(episode, self._player.episode, turn))
 
+    def _other_actions(self, episode: PlayedEpisode) -> tuple[int, int]:
+        """Return the seeds with which an episode is played again with other actions."""
+        return episode.seed, self._subject.seeds(episode.index)[1] + _OTHER
+
+
+def _actions_after(turn: int, step: Step) -> Mapping[AgentID, Any]:
+    return step.actions if step.number > turn else {}
+
 
 def _is_masked(evidence: Evidence) -> bool:
     return any(
-        mask_of(mapping(step.observations).get(agent), mapping(step.infos).get(agent)) is not None
+        mask_of(step.observations.get(agent), step.infos.get(agent)) is not None
         for _, step in evidence.steps()
         for agent in step.to_act
     )
@@ -189,16 +186,16 @@ def _is_masked(evidence: Evidence) -> bool:
 # --- Envs with turns --------------------------------------------------------------------------------------------------
 
 
-def _try_rewards(patient: Patient, check: str, change: Callable[[Any], Callable[[], None]]) -> None:
+def _try_rewards(subject: EnvUnderTest, check: str, change: Callable[[Any], Callable[[], None]]) -> None:
     """Compare rewards with those of an env in which old rewards are removed, as PettingZoo's AECEnv wants it.
 
     Args:
-        patient: the env.
+        subject: the env.
         check: reports a difference.
         change: changes the env, and returns what to do before each step.
     """
-    with patient.player(keep=True) as player:
-        replays = _Replays(patient, player)
+    with subject.player("everything") as player:
+        replays = _Replays(subject, player)
         if not isinstance(player.env.unwrapped, AECEnv):
             return
         replays.ask()
@@ -208,20 +205,20 @@ def _try_rewards(patient: Patient, check: str, change: Callable[[Any], Callable[
             remove()
             return step.actions
 
-        for episode in patient.evidence.episodes:
-            for step in replays.steps(episode, episode.seed, patient.job.seed, recorded):
+        for episode in subject.evidence.episodes:
+            for step in replays.steps(episode, (episode.seed, subject.job.seed), recorded):
                 differs = replays.differs(step)
                 if differs is not None:
                     if differs.what.startswith("reward of "):
                         agent = differs.what.removeprefix("reward of ")
                         paid, due = (_reward_of(each, agent) for each in (step, player.episode.steps[-1]))
                         what = f"reward {paid}; without rewards that were paid before it is {due}"
-                        patient.evidence.stop(check, episode.seen(step, what, agent))
+                        subject.evidence.report(check, episode.seen(step, what, agent))
                     return
 
 
 def _reward_of(step: Step, name: str) -> Any:
-    return next((reward for agent, reward in mapping(step.rewards).items() if str(agent) == name), None)
+    return next((reward for agent, reward in step.rewards.items() if str(agent) == name), None)
 
 
 def _without_paid(env: Any) -> Callable[[], None]:

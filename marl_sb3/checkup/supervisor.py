@@ -133,8 +133,8 @@ def told_finding(check_id: str, seen: Seen) -> Finding:
     """The finding of a check that is made outside the process."""
     check = next(check for check in (*PROCESSES, *MORE) if check.id == check_id)
     evidence = Evidence()
-    evidence.stop(check_id, seen)
-    finding = finding_of(check, check.find(evidence))
+    evidence.report(check_id, seen)
+    finding = finding_of(check, evidence)
     assert finding is not None
     return finding
 

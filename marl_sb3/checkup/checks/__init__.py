@@ -1,4 +1,4 @@
-"""All checks, by the play after which they are made; a new check is a function and a line in one of these tables."""
+"""All checks; a new check is a function and an entry in one of these tables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from marl_sb3.checkup.checks.agents import AGENTS
 from marl_sb3.checkup.checks.dependence import DEPENDENCE
 from marl_sb3.checkup.checks.reported import INTERFACE, MORE, PROCESSES
 from marl_sb3.checkup.checks.seeds import SEEDS
-from marl_sb3.checkup.checks.values import INFOS, VALUES
+from marl_sb3.checkup.checks.values import VALUES
 from marl_sb3.checkup.finding import Check
 
-CHECKS: Sequence[Check] = (*INTERFACE, *VALUES, *INFOS, *AGENTS, *SEEDS, *DEPENDENCE, *MORE, *ADVICE, *PROCESSES)
+CHECKS: Sequence[Check] = (*INTERFACE, *VALUES, *AGENTS, *SEEDS, *DEPENDENCE, *MORE, *ADVICE, *PROCESSES)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from marl_sb3.checkup.checks.values import observed, parts_of
-from marl_sb3.checkup.evidence import Evidence, Seen, mapping
+from marl_sb3.checkup.checks.values import observed, observed_numbers
+from marl_sb3.checkup.evidence import Evidence, Seen, checksum
 from marl_sb3.checkup.finding import Check, Severity
 from marl_sb3.types import AgentID
 
@@ -19,88 +19,68 @@ _LARGE_REWARD, _SMALL_REWARD = 100.0, 1e-3
 _LINES = 3  # of warnings and prints that are shown
 
 
-def _is_image(space: spaces.Space[Any]) -> bool:
-    return isinstance(space, spaces.Box) and space.dtype == np.uint8
-
-
 def large_observations(evidence: Evidence) -> Iterator[Seen]:
-    """The largest number of each agent's observations, if it is large; images are scaled anyway."""
+    """Find the largest number of each agent's observations, if it is large; images are scaled anyway."""
     largest: dict[tuple[AgentID, str], float] = defaultdict(float)
-    for _, _, agent, observation in observed(evidence):
-        for space, value, name in parts_of(evidence.observation_spaces[agent], observation):
-            if isinstance(space, spaces.Box) and not _is_image(space):
-                size = _largest(value)
-                if np.isfinite(size):
-                    largest[agent, name] = max(largest[agent, name], size)
+    for _, _, agent, space, array, name in observed_numbers(evidence):
+        if isinstance(space, spaces.Box) and space.dtype != np.uint8 and array.size:
+            size = float(np.abs(array.astype(np.float64)).max())
+            if np.isfinite(size):
+                largest[agent, name] = max(largest[agent, name], size)
     for (agent, name), size in largest.items():
         if size > _LARGE:
             yield Seen(f"observations{name} reach {size:.4g}", str(agent))
 
 
-def _largest(value: Any) -> float:
-    try:
-        array = np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError):
-        return 0.0
-    return float(np.abs(array).max()) if array.size else 0.0
-
-
-def _rewards(evidence: Evidence) -> dict[AgentID, list[float]]:
-    found: dict[AgentID, list[float]] = defaultdict(list)
-    for _, step in evidence.steps():
-        for agent, reward in mapping(step.rewards).items():
-            if isinstance(reward, (int, float, np.number, np.ndarray)) and np.ndim(reward) == 0 and np.isfinite(reward):
-                found[agent].append(float(reward))
-    return found
+def _rewards(evidence: Evidence) -> Iterator[tuple[AgentID, list[float]]]:
+    """Yield each agent that has got rewards, with all of them."""
+    for agent in dict.fromkeys(agent for _, step in evidence.steps() for agent in step.rewards):
+        rewards = [reward for episode in evidence.episodes for reward in episode.rewards(agent)]
+        if rewards:
+            yield agent, rewards
 
 
 def reward_scale(evidence: Evidence) -> Iterator[Seen]:
-    """Agents whose largest reward is large or tiny."""
-    for agent, rewards in _rewards(evidence).items():
+    """Find agents whose largest reward is large or tiny."""
+    for agent, rewards in _rewards(evidence):
         largest = max(map(abs, rewards))
         if largest > _LARGE_REWARD or 0 < largest < _SMALL_REWARD:
             yield Seen(f"the largest reward is {largest:.4g}", str(agent))
 
 
 def no_rewards(evidence: Evidence) -> Iterator[Seen]:
-    """Agents that are paid nothing but 0."""
-    for agent, rewards in _rewards(evidence).items():
-        if rewards and not any(rewards):
+    """Find agents that are paid nothing but 0."""
+    for agent, rewards in _rewards(evidence):
+        if not any(rewards):
             yield Seen(f"all of {len(rewards):,} rewards are 0", str(agent))
 
 
 def blind_agents(evidence: Evidence) -> Iterator[Seen]:
-    """Agents whose observation stays the same in at least ten steps."""
+    """Find agents whose observation stays the same in at least ten steps."""
     sights: dict[AgentID, list[Any]] = defaultdict(list)
     for _, _, agent, observation in observed(evidence):
         sights[agent].append(observation)
     for agent, seen in sights.items():
-        if len(seen) >= 10 and all(_same(seen[0], other) for other in seen[1:]):
+        if len(seen) >= 10 and all(checksum(other) == checksum(seen[0]) for other in seen[1:]):
             yield Seen(f"all of {len(seen):,} observations are equal", str(agent))
 
 
-def _same(one: Any, other: Any) -> bool:
-    from marl_sb3.checkup.evidence import checksum
-
-    return checksum(one) == checksum(other)
-
-
 def action_ranges(evidence: Evidence) -> Iterator[Seen]:
-    """Box actions whose range is not -1 to 1."""
+    """Find Box actions whose range is not -1 to 1."""
     for agent, space in evidence.action_spaces.items():
         if isinstance(space, spaces.Box) and not (np.all(space.low == -1) and np.all(space.high == 1)):
             yield Seen(f"actions range from {np.min(space.low):.4g} to {np.max(space.high):.4g}", str(agent))
 
 
 def prints(evidence: Evidence) -> Iterator[Seen]:
-    """What the env printed."""
+    """Find lines that the env printed."""
     lines = [line for line in evidence.printed.splitlines() if line.strip()]
     for line in lines[:_LINES]:
         yield Seen(f"{len(lines):,} lines, among them {line.strip()[:100]!r}")
 
 
 def warns(evidence: Evidence) -> Iterator[Seen]:
-    """What the env warned of."""
+    """Find warnings that the env gave."""
     for words in evidence.warned[:_LINES]:
         yield Seen(words)
 

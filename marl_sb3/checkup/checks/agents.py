@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from marl_sb3.checkup.evidence import Episode, Evidence, Seen, mapping, shown
+from marl_sb3.checkup.evidence import Evidence, PlayedEpisode, Seen, once_per_agent, shown
 from marl_sb3.checkup.finding import Check, Severity
-from marl_sb3.types import AgentID
 
 _LONG = 2_000  # env steps after which an end is missed; fewer are told among the facts
 _CHANCE = 1e-3  # probability of a coincidence that is believed
@@ -15,7 +14,7 @@ _ALIKE = 3  # episodes of the same length, ended by termination, that look like 
 
 
 def unknown(evidence: Evidence) -> Iterator[Seen]:
-    """Live agents that `possible_agents` does not list."""
+    """Find live agents that `possible_agents` does not list."""
     for episode, step in evidence.steps():
         for agent in step.agents:
             if agent not in evidence.agents:
@@ -23,7 +22,7 @@ def unknown(evidence: Evidence) -> Iterator[Seen]:
 
 
 def live_after_end(evidence: Evidence) -> Iterator[Seen]:
-    """Agents that stay in `agents` after they have ended; the first of each episode."""
+    """Find agents that stay in `agents` after they have ended; the first of each episode."""
     for episode in evidence.episodes:
         for step in episode.steps:
             late = [agent for agent in step.agents if agent in evidence.agents and agent not in step.to_act]
@@ -34,23 +33,21 @@ def live_after_end(evidence: Evidence) -> Iterator[Seen]:
 
 
 def silent_ends(evidence: Evidence) -> Iterator[Seen]:
-    """Agents that have acted and are neither terminated nor truncated when nobody is left to act."""
-    for episode in evidence.episodes:
-        if episode.is_over:
-            *_, (step, playing) = episode.in_play()
-            for agent in sorted(playing.difference(step.ends()), key=str):
-                what = "the episode is over, but the agent is neither terminated nor truncated"
-                yield episode.seen(step, what, agent)
+    """Find agents that have acted and are neither terminated nor truncated when nobody is left to act."""
+    for episode in evidence.over():
+        *_, (step, playing) = episode.in_play()
+        for agent in sorted(playing.difference(step.ends()), key=str):
+            what = "the episode is over, but the agent is neither terminated nor truncated"
+            yield episode.seen(step, what, agent)
 
 
+@once_per_agent
 def unearned(evidence: Evidence) -> Iterator[Seen]:
-    """Rewards, other than 0, of agents that have not acted yet or have ended; the first of each agent."""
-    told: set[AgentID] = set()
+    """Find rewards, other than 0, of agents that have not acted yet or have ended."""
     for episode in evidence.episodes:
         for step, playing in episode.in_play():
-            for agent, reward in mapping(step.rewards).items():
-                if agent not in playing and agent not in told and _is_not_zero(reward):
-                    told.add(agent)
+            for agent, reward in step.rewards.items():
+                if agent not in playing and _is_not_zero(reward):
                     what = "a reward for an agent that has not acted yet, or has ended"
                     yield episode.seen(step, what, agent, shown(reward))
 
@@ -63,37 +60,34 @@ def _is_not_zero(reward: Any) -> bool:
 
 
 def never_acts(evidence: Evidence) -> Iterator[Seen]:
-    """Agents that acted in no step of any episode that was played to its end."""
-    over = [episode for episode in evidence.episodes if episode.is_over]
+    """Find agents that acted in no step of any episode that was played to its end."""
     acted = {agent for _, step in evidence.steps() for agent in step.acting}
-    if over:
+    if over := evidence.over():
         words = f"the agent acts in none of {len(over)} episodes"
         yield from (Seen(words, str(agent)) for agent in evidence.agents if agent not in acted)
 
 
 def never_ends(evidence: Evidence) -> Iterator[Seen]:
-    """An episode that has no end."""
+    """Find an episode that has no end."""
     if evidence.longest >= _LONG:
         yield Seen(f"an episode has not ended after {evidence.longest:,} env steps with random actions", None, 0)
 
 
-def _ended_alike(episode: Episode) -> bool:
-    """Whether all agents were terminated, and not truncated, in the last step."""
+def disguised_time_limit(evidence: Evidence) -> Iterator[Seen]:
+    """Find episodes that always end in the same step, later than the first, with all agents terminated."""
+    over = evidence.over()
+    lengths = {episode.length for episode in over}
+    if len(over) >= _ALIKE and len(lengths) == 1 and lengths != {1} and all(map(_all_terminated_at_once, over)):
+        yield Seen(f"all {len(over)} episodes end in step {over[0].length} with `terminated`, none with `truncated`")
+
+
+def _all_terminated_at_once(episode: PlayedEpisode) -> bool:
     ends = episode.ends().values()
     return bool(ends) and all(end == (episode.length, True, False) for end in ends)
 
 
-def disguised_time_limit(evidence: Evidence) -> Iterator[Seen]:
-    """Episodes that always end in the same step, later than the first, with all agents terminated."""
-    over = [episode for episode in evidence.episodes if episode.is_over]
-    lengths = {episode.length for episode in over}
-    if len(over) >= _ALIKE and len(lengths) == 1 and lengths != {1} and all(map(_ended_alike, over)):
-        words = f"all {len(over)} episodes end in step {over[0].length} with `terminated`, none with `truncated`"
-        yield Seen(words)
-
-
 def both_flags(evidence: Evidence) -> Iterator[Seen]:
-    """Agents of which each truncation is a termination, too, more often than by chance."""
+    """Find agents of which each truncation is a termination, too, more often than by chance."""
     for agent in evidence.agents:
         ends = [each for episode in evidence.episodes if (each := episode.ends().get(agent)) is not None]
         both = [each for each in ends if all(each[1:])]
@@ -105,10 +99,10 @@ def both_flags(evidence: Evidence) -> Iterator[Seen]:
 
 
 def ends_early(evidence: Evidence) -> Iterator[Seen]:
-    """Agents that end before others do; the first of each episode."""
-    for episode in evidence.episodes:
+    """Find agents that end before others do; the first of each episode."""
+    for episode in evidence.over():
         for agent, (number, *_) in episode.ends().items():
-            if episode.is_over and number < episode.length:
+            if number < episode.length:
                 what = f"ends, the episode goes on to step {episode.length}"
                 yield episode.seen(episode.steps[number], what, agent)
                 break

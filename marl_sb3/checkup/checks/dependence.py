@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
-from marl_sb3.checkup.checks.reported import stop_check
+from marl_sb3.checkup.checks.reported import reported_check
 from marl_sb3.checkup.checks.values import as_numbers, parts_of
-from marl_sb3.checkup.evidence import Episode, Evidence, Replay, Seen, Step, checksum, mapping
+from marl_sb3.checkup.evidence import Evidence, PlayedEpisode, Replay, Seen, Step, checksum
 from marl_sb3.checkup.finding import Check, Severity
 from marl_sb3.types import AgentID, Array, BoolArray
 
@@ -28,23 +28,31 @@ _EPISODES = 3  # of which a coincidence is judged, at least
 
 
 def _agents(evidence: Evidence) -> Sequence[AgentID]:
-    """The agents, if no fault was found: missing or wrong values would explain what is seen."""
+    """Return the agents if no fault was found: missing or wrong values would explain what is seen."""
     return () if evidence.faulty else evidence.agents
 
 
 def _is_small(space: spaces.Space[Any]) -> bool:
-    """Whether observations are so few numbers that those of all steps can be computed with."""
+    """Return whether observations are so few numbers that those of all steps can be computed with."""
     try:
         return spaces.flatdim(space) <= _MOST_NUMBERS
     except (ValueError, NotImplementedError):
         return False
 
 
+def _vector(space: spaces.Space[Any], value: Any) -> Array | None:
+    """Return an observation or an action as a vector; None if it does not fit its space."""
+    try:
+        return np.ravel(spaces.flatten(space, value))  # type: ignore[arg-type]
+    except (TypeError, ValueError, KeyError, NotImplementedError):
+        return None
+
+
 # --- Actions ----------------------------------------------------------------------------------------------------------
 
 
 def without_effect(evidence: Evidence) -> Iterator[Seen]:
-    """Agents whose actions change nothing that any agent gets."""
+    """Find agents whose actions change nothing that any agent gets."""
     for agent in _agents(evidence):
         steps = evidence.without_effect.get(agent, 0)
         if steps >= _TRIED:
@@ -53,7 +61,7 @@ def without_effect(evidence: Evidence) -> Iterator[Seen]:
 
 
 def constant_rewards(evidence: Evidence) -> Iterator[Seen]:
-    """Agents that are always paid the same, other than 0, in episodes whose length does not depend on actions.
+    """Find agents that are always paid the same, other than 0, in episodes whose length does not depend on actions.
 
     A cost for each step until a truncation may have a goal that random actions do not reach, as in MountainCar.
     """
@@ -64,7 +72,7 @@ def constant_rewards(evidence: Evidence) -> Iterator[Seen]:
         return
     for agent in _agents(evidence):
         played = [*evidence.episodes, *(pair.replayed for pair in pairs)]
-        rewards = [reward for episode in played for reward in _rewards(episode, agent)]
+        rewards = [reward for episode in played for reward in episode.rewards(agent)]
         ends = [episode.ends().get(agent, (0, False, True)) for episode in evidence.episodes if episode.is_over]
         is_constant = len(rewards) >= _TRIED and len(set(rewards)) == 1
         if is_constant and (rewards[0] > 0 or (rewards[0] < 0 and all(terminated for _, terminated, _ in ends))):
@@ -76,7 +84,7 @@ def constant_rewards(evidence: Evidence) -> Iterator[Seen]:
 
 
 def running_sums(evidence: Evidence) -> Iterator[Seen]:
-    """Agents whose rewards look like the sum of all rewards so far."""
+    """Find agents whose rewards look like the sum of all rewards so far."""
     for agent in _agents(evidence):
         if _keeps_offsets(evidence, agent):
             words = "after other actions, all later rewards differ by the same number, though observations are equal"
@@ -90,14 +98,8 @@ def running_sums(evidence: Evidence) -> Iterator[Seen]:
             yield Seen(words, str(agent))
 
 
-def _rewards(episode: Episode, agent: AgentID) -> list[float]:
-    """The rewards of an agent, as far as they are numbers."""
-    found = (mapping(step.rewards).get(agent) for step in episode.steps[1:])
-    return [float(reward) for reward in found if isinstance(reward, (int, float, np.number)) and np.isfinite(reward)]
-
-
 def _keeps_offsets(evidence: Evidence, agent: AgentID) -> bool:
-    """Whether a detour changes all later rewards by one number that each of its actions has changed.
+    """Return whether a detour changes all later rewards by one number that each of its actions has changed.
 
     A choice that pays in every later step, and is not seen, would change them by what its first reward differs.
     """
@@ -107,13 +109,13 @@ def _keeps_offsets(evidence: Evidence, agent: AgentID) -> bool:
 
 
 def _offset(pair: Replay, agent: AgentID) -> float | None:
-    """By what the rewards after a detour differ; None if that is unknown, NaN if it is not one number."""
+    """Return by what the rewards after a detour differ; None if that is unknown, NaN if it is not one number."""
     assert pair.turn is not None
     both = list(zip(pair.recorded.steps, pair.replayed.steps, strict=False))
     after = both[pair.turn + 1 :]
     if len(after) < 3 or any(_seen(one, agent) != _seen(other, agent) for one, other in after):
         return None
-    one, other = (_rewards(episode, agent)[: len(both) - 1] for episode in pair.both())
+    one, other = (episode.rewards(agent)[: len(both) - 1] for episode in pair.both())
     if len(one) != len(both) - 1 or len(other) != len(one):
         return None
     differences = np.subtract(other, one)
@@ -126,16 +128,16 @@ def _offset(pair: Replay, agent: AgentID) -> float | None:
 
 
 def _seen(step: Step, agent: AgentID) -> int:
-    return checksum(mapping(step.observations).get(agent))
+    return checksum(step.observations.get(agent))
 
 
 def _jumps(evidence: Evidence, agent: AgentID) -> tuple[int, int] | None:
-    """The numbers of rewards and of differences between rewards, if few differences add up to many rewards.
+    """Return the numbers of rewards and of differences between rewards, if few differences add up to many rewards.
 
     Before its first reward an agent has 0. Rewards that are (almost) linear in what the agent sees are no such sums:
     the reward for being somewhere, say.
     """
-    episodes = [(episode, _rewards(episode, agent)) for episode in evidence.episodes]
+    episodes = [(episode, episode.rewards(agent)) for episode in evidence.episodes]
     episodes = [(episode, rewards) for episode, rewards in episodes if len(rewards) >= 5]
     if len(episodes) < _EPISODES:
         return None
@@ -149,27 +151,27 @@ def _jumps(evidence: Evidence, agent: AgentID) -> tuple[int, int] | None:
     return None if _is_seen(evidence, agent, episodes) else (len(levels), len(inner))
 
 
-def _is_seen(evidence: Evidence, agent: AgentID, episodes: Sequence[tuple[Episode, list[float]]]) -> bool:
-    """Whether rewards are linear in observations, or may be: there are too few for so many numbers."""
+def _is_seen(evidence: Evidence, agent: AgentID, episodes: Sequence[tuple[PlayedEpisode, list[float]]]) -> bool:
+    """Return whether rewards are linear in observations, or may be: there are too few for so many numbers."""
     space = evidence.observation_spaces[agent]
     if not _is_small(space):
         return True
     rows, values = [], []
     for episode, _ in episodes:
         for step in episode.steps[1:]:
-            seen, reward = mapping(step.observations).get(agent), mapping(step.rewards).get(agent)
+            seen, reward = step.observations.get(agent), step.rewards.get(agent)
             if seen is not None and reward is not None:
-                try:
-                    rows.append([*np.ravel(spaces.flatten(space, seen)), 1.0])  # type: ignore[arg-type]
-                except (TypeError, ValueError, KeyError, NotImplementedError):
+                vector = _vector(space, seen)
+                if vector is None:
                     return True
+                rows.append([*vector, 1.0])
                 values.append(float(reward))
-    table, wanted = np.asarray(rows, np.float64), np.asarray(values)
+    table, rewards = np.asarray(rows, np.float64), np.asarray(values)
     if len(table) < 2 * table.shape[1]:
         return True
-    found = np.linalg.lstsq(table, wanted, rcond=None)[0]
-    left: Array = wanted - table @ found
-    return bool(np.var(left) < 0.05 * np.var(wanted))
+    weights = np.linalg.lstsq(table, rewards, rcond=None)[0]
+    left: Array = rewards - table @ weights
+    return bool(np.var(left) < 0.05 * np.var(rewards))
 
 
 def _adds_what_is_seen(evidence: Evidence, agent: AgentID) -> bool:
@@ -186,16 +188,17 @@ def _adds_what_is_seen(evidence: Evidence, agent: AgentID) -> bool:
     return _r_squared(fitted, judged, -1) > 0.9 and _r_squared(fitted, judged, -2) < 0.5
 
 
-def _regression(evidence: Evidence, episode: Episode, agent: AgentID) -> Array | None:
-    """Per step from the second on: 1, two observations, the action and the squares of these; reward, its change."""
-    steps, rewards = _shown(episode, agent), _rewards(episode, agent)
+def _regression(evidence: Evidence, episode: PlayedEpisode, agent: AgentID) -> Array | None:
+    """Return a row per step: 1, two observations, the action and the squares of these; reward, its change."""
+    steps, rewards = _shown(episode, agent), episode.rewards(agent)
     if not _is_small(evidence.observation_spaces[agent]) or len(steps) < 5 or len(rewards) < len(steps) - 1:
         return None
     seen = [as_numbers(step.observations[agent]) for step in steps]
+    chosen: list[Any] = [_vector(evidence.action_spaces[agent], step.actions[agent]) for step in steps[1:]]
     try:
-        did = [np.ravel(spaces.flatten(evidence.action_spaces[agent], step.actions[agent])) for step in steps[1:]]  # type: ignore[arg-type]
-        x = np.array([[*np.ravel(seen[n]), *np.ravel(seen[n - 1]), *did[n - 1]] for n in range(2, len(steps))], float)
-    except (TypeError, ValueError, KeyError, NotImplementedError):
+        rows = [[*np.ravel(seen[n]), *np.ravel(seen[n - 1]), *chosen[n - 1]] for n in range(2, len(steps))]
+        x = np.array(rows, float)
+    except (TypeError, ValueError):  # None, for what is no number; or lengths that change
         return None
     change = np.diff(rewards[: len(steps) - 1])
     return np.column_stack([np.ones(len(x)), x, x**2, rewards[1 : len(steps) - 1], change])
@@ -211,7 +214,7 @@ def _r_squared(fitted: Array, judged: Array, column: int) -> float:
 
 
 def before_step(evidence: Evidence) -> Iterator[Seen]:
-    """Agents whose first step always shows what the reset has shown, while later steps show something new."""
+    """Find agents whose first step always shows what the reset has shown, while later steps show something new."""
     played = [*evidence.episodes, *(pair.replayed for pair in evidence.other_actions)]
     for agent in _agents(evidence):
         firsts, later = [], []
@@ -229,23 +232,20 @@ def before_step(evidence: Evidence) -> Iterator[Seen]:
             yield Seen(words, str(agent))
 
 
-def _shown(episode: Episode, agent: AgentID) -> list[Step]:
-    """The steps from the reset on in which an agent is shown something, up to the first in which it is not."""
-    found = []
-    for step in episode.steps:
-        if agent not in mapping(step.observations) or (step.number and agent not in step.acting):
-            break
-        found.append(step)
-    return found
+def _shown(episode: PlayedEpisode, agent: AgentID) -> list[Step]:
+    """Return the steps from the reset on in which an agent is shown something, up to the first in which it is not."""
+    return list(
+        takewhile(lambda step: agent in step.observations and (not step.number or agent in step.acting), episode.steps)
+    )
 
 
 def _chance(times: int, of: int) -> float:
-    """The probability of an event that was seen so many times; never 0."""
+    """Return the probability of an event that was seen so many times; never 0."""
     return (times + 1) / (of + 2)
 
 
 def of_next_episode(evidence: Evidence) -> Iterator[Seen]:
-    """Agents whose final observation is the first of an episode, and not what their actions have led to."""
+    """Find agents whose final observation is the first of an episode, and not what their actions have led to."""
     for agent in _agents(evidence):
         whole = [episode for episode in evidence.episodes if _is_shown_to_end(episode, agent)]
         if len(whole) < _EPISODES:
@@ -260,17 +260,17 @@ def of_next_episode(evidence: Evidence) -> Iterator[Seen]:
             yield Seen(words, str(agent))
 
 
-def _is_shown_to_end(episode: Episode, agent: AgentID) -> bool:
+def _is_shown_to_end(episode: PlayedEpisode, agent: AgentID) -> bool:
     is_shown = len(_shown(episode, agent)) == len(episode.steps)
     return is_shown and episode.is_over and episode.length > 1 and agent in episode.steps[-1].ends()
 
 
-def _is_truncated(episode: Episode, agent: AgentID) -> bool:
+def _is_truncated(episode: PlayedEpisode, agent: AgentID) -> bool:
     return not episode.steps[-1].ends()[agent][0]
 
 
-def _ends_on_start(whole: Sequence[Episode], agent: AgentID) -> bool:
-    """Whether all episodes end on their first observation, which no chance explains.
+def _ends_on_start(whole: Sequence[PlayedEpisode], agent: AgentID) -> bool:
+    """Return whether all episodes end on their first observation, which no chance explains.
 
     If the agent is terminated, the episode may end because it is back; unless it was back before.
     """
@@ -284,7 +284,7 @@ def _ends_on_start(whole: Sequence[Episode], agent: AgentID) -> bool:
     return not may_be_back and _chance(returns, others) ** len(whole) < _CHANCE
 
 
-def _unmoved_ends(evidence: Evidence, whole: Sequence[Episode], agent: AgentID) -> int:
+def _unmoved_ends(evidence: Evidence, whole: Sequence[PlayedEpisode], agent: AgentID) -> int:
     """In how many episodes other actions have changed the observation before the last one, but never the last one."""
     pairs = [pair for pair in evidence.other_actions if pair.same_length() and pair.recorded in whole]
     moved = [[_seen(one.steps[at], agent) for one in pair.both() for at in (-2, -1)] for pair in pairs]
@@ -295,7 +295,7 @@ def _unmoved_ends(evidence: Evidence, whole: Sequence[Episode], agent: AgentID) 
     return len(moved) if len(lasts) and _within(lasts, firsts, slack=1.0).all() else 0
 
 
-def _jumps_to_start(space: spaces.Space[Any], whole: Sequence[Episode], agent: AgentID) -> bool:
+def _jumps_to_start(space: spaces.Space[Any], whole: Sequence[PlayedEpisode], agent: AgentID) -> bool:
     """Whether the last step of each episode is its largest, and leads to where episodes begin, as others rarely do."""
     firsts, between, lasts = _numbers(space, whole, agent)
     if not len(lasts) or not _within(lasts, firsts, slack=0.2).all():
@@ -321,8 +321,10 @@ def _within(numbers: Array, firsts: Array, slack: float) -> BoolArray:
     return inside
 
 
-def _numbers(space: spaces.Space[Any], whole: Sequence[Episode], agent: AgentID) -> tuple[Array, list[Array], Array]:
-    """The first, the other and the last observations of episodes as numbers; empty if they are no numbers."""
+def _numbers(
+    space: spaces.Space[Any], whole: Sequence[PlayedEpisode], agent: AgentID
+) -> tuple[Array, list[Array], Array]:
+    """Return the first, the other and the last observations of episodes as numbers; empty if they are no numbers."""
     if not _is_small(space):
         return _NO_NUMBERS
     parts = [
@@ -347,12 +349,12 @@ DEPENDENCE: tuple[Check, ...] = (
         "Check that step() reads the actions of all agents. If an effect is rarer, --episodes plays more.",
         without_effect,
     ),
-    stop_check(
+    reported_check(
         "cumulative-rewards-kept", "replays", Severity.FAULT, "an agent is paid its old rewards in each turn again",
         _PAID,
         "Set self._cumulative_rewards[agent] = 0 at the start of the agent's step().",
     ),
-    stop_check(
+    reported_check(
         "old-rewards-paid", "replays", Severity.WARNING, "a reward is paid again in the steps of other agents",
         _PAID,
         "Call self._clear_rewards() in each step(), before rewards are set and accumulated.",

@@ -10,60 +10,65 @@ from marl_sb3.checkup.finding import Check, Severity
 from marl_sb3.config.values import counted
 
 
-def _at(found: Difference, how: str) -> Seen:
-    return Seen(f"{found.what} differs {how}", None, 0, found.step)
+def _at(difference: Difference, how: str) -> Seen:
+    return Seen(f"{difference.what} differs {how}", None, 0, difference.step)
 
 
 def draws_from_globals(evidence: Evidence) -> Iterator[Seen]:
-    """The env draws from, or seeds, the global generators."""
-    found = evidence.comparisons
-    if found is None:
+    """Find draws from, or seeds of, the global generators."""
+    compared = evidence.comparisons
+    if compared is None or not compared.moved:
         return
-    names = " and ".join(found.moved)
-    if found.fresh is not None and found.fresh_with_globals is None and found.moved:
-        yield _at(found.fresh, f"with the same seed, unless {names} is seeded from outside")
-    elif found.moved:
+    names = " and ".join(compared.moved)
+    if compared.fresh is not None and compared.fresh_with_globals is None:
+        yield _at(compared.fresh, f"with the same seed, unless {names} is seeded from outside")
+    else:
         yield Seen(f"the state of the global generator of {names} changes during an episode", None, 0)
 
 
 def unseeded(evidence: Evidence) -> Iterator[Seen]:
-    """The same seed gives different episodes in new envs, and the global generators are not to blame."""
-    found = evidence.comparisons
-    if found is not None and found.fresh is not None and (found.fresh_with_globals is not None or not found.moved):
-        yield _at(found.fresh, "between two new envs with the same seed and actions")
+    """Find different episodes with the same seed in new envs, if the global generators are not to blame."""
+    compared = evidence.comparisons
+    if compared is None or compared.fresh is None or (compared.fresh_with_globals is None and compared.moved):
+        return
+    yield _at(compared.fresh, "between two new envs with the same seed and actions")
 
 
-def _repeatable(evidence: Evidence) -> Comparisons | None:
-    found = evidence.comparisons
-    return found if found is not None and found.fresh is None else None
+def _repeatable(evidence: Evidence) -> Comparisons:
+    """Return comparisons in which only episodes that can be repeated in new envs are judged."""
+    compared = evidence.comparisons
+    return compared if compared is not None and compared.fresh is None else Comparisons(other_seed=_UNKNOWN)
+
+
+_UNKNOWN = Difference(0, "")
 
 
 def seed_ignored(evidence: Evidence) -> Iterator[Seen]:
-    """New envs play the same whatever the seed, but an env that is reset to a seed goes on with other numbers."""
-    found = _repeatable(evidence)
-    if found is not None and found.again is not None and found.other_seed is None:
-        yield _at(found.again, "when the env is reset with the same seed again; new envs are alike with any seed")
+    """Find new envs that play the same whatever the seed, while a reset to a seed goes on with other numbers."""
+    compared = _repeatable(evidence)
+    if compared.again is not None and compared.other_seed is None:
+        yield _at(compared.again, "when the env is reset with the same seed again; new envs are alike with any seed")
 
 
 def leaks(evidence: Evidence) -> Iterator[Seen]:
-    """The same seed gives another episode after other episodes."""
-    found = _repeatable(evidence)
-    if found is not None and found.again is not None and found.other_seed is not None:
-        yield _at(found.again, "when the same seed is played again after other episodes")
+    """Find another episode with the same seed after other episodes."""
+    compared = _repeatable(evidence)
+    if compared.again is not None and compared.other_seed is not None:
+        yield _at(compared.again, "when the same seed is played again after other episodes")
 
 
 def shared(evidence: Evidence) -> Iterator[Seen]:
-    """An episode differs if another env is stepped in between."""
-    found = _repeatable(evidence)
-    if found is not None and found.interleaved is not None and not found.moved:
-        yield _at(found.interleaved, "with the same seed when another env is stepped in between")
+    """Find an episode that differs if another env is stepped in between."""
+    compared = _repeatable(evidence)
+    if compared.interleaved is not None and not compared.moved:
+        yield _at(compared.interleaved, "with the same seed when another env is stepped in between")
 
 
 def no_randomness(evidence: Evidence) -> Iterator[Seen]:
-    """All seeds give the same episodes."""
-    found = _repeatable(evidence)
-    if found is not None and found.again is None and found.other_seed is None:
-        episodes, steps = found.alike
+    """Find envs in which all seeds give the same episodes."""
+    compared = _repeatable(evidence)
+    if compared.again is None and compared.other_seed is None:
+        episodes, steps = compared.alike
         played = f"{counted(episodes, 'episode')}, {counted(steps, 'env step')}"
         yield Seen(f"two seeds give the same for the same random actions ({played})")
 

@@ -8,26 +8,41 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from marl_sb3.checkup.evidence import Episode, Evidence, Seen, Step, mapping, shown
+from marl_sb3.checkup.evidence import Evidence, PlayedEpisode, Seen, Step, mapping, once_per_agent, shown
 from marl_sb3.checkup.finding import Check, Severity
 from marl_sb3.checkup.player import mask_of
-from marl_sb3.types import AgentID
+from marl_sb3.types import AgentID, Array
 from marl_sb3.wrappers.action_mask import choices_of
 from marl_sb3.wrappers.faults import observation_fault, reward_fault
 
 _TOLERANCE = 1e-5  # of bounds, relative to them: float32 rounds
+_HUGE_INFO = 64 * 1024  # bytes of one agent's infos
 
 
-def observed(evidence: Evidence) -> Iterator[tuple[Episode, Step, AgentID, Any]]:
-    """All observations of known agents, with their episodes and steps."""
+# --- Observations -----------------------------------------------------------------------------------------------------
+
+
+def observed(evidence: Evidence) -> Iterator[tuple[PlayedEpisode, Step, AgentID, Any]]:
+    """Yield all observations of known agents, with their episodes and steps."""
     for episode, step in evidence.steps():
-        for agent, observation in mapping(step.observations).items():
+        for agent, observation in step.observations.items():
             if agent in evidence.observation_spaces:
                 yield episode, step, agent, observation
 
 
+def observed_numbers(
+    evidence: Evidence,
+) -> Iterator[tuple[PlayedEpisode, Step, AgentID, spaces.Space[Any], Array, str]]:
+    """Yield the arrays of all observations of known agents, with their spaces and their places in the observation."""
+    for episode, step, agent, observation in observed(evidence):
+        for space, value, name in parts_of(evidence.observation_spaces[agent], observation):
+            array = as_numbers(value)
+            if array is not None:
+                yield episode, step, agent, space, array, name
+
+
 def parts_of(space: spaces.Space[Any], value: Any, name: str = "") -> Iterator[tuple[spaces.Space[Any], Any, str]]:
-    """The parts of an observation that have no parts, with their spaces and where they are."""
+    """Yield the parts of an observation that have no parts themselves, with their spaces and where they are."""
     if isinstance(space, spaces.Dict):
         for key, part in space.spaces.items():
             if key in mapping(value):
@@ -41,7 +56,7 @@ def parts_of(space: spaces.Space[Any], value: Any, name: str = "") -> Iterator[t
 
 
 def as_numbers(value: Any) -> Any:
-    """The value as an array of numbers; None if it is none."""
+    """Return the value as an array of numbers; None if it is none."""
     try:
         array = np.asarray(value)
     except ValueError:
@@ -49,26 +64,20 @@ def as_numbers(value: Any) -> Any:
     return array if array.dtype.kind in "biuf" else None
 
 
-def _is_finite(space: spaces.Space[Any], value: Any) -> bool:
-    arrays = [as_numbers(part) for _, part, _ in parts_of(space, value)]
-    return all(array is None or np.isfinite(array).all() for array in arrays)
-
-
 def not_finite(evidence: Evidence) -> Iterator[Seen]:
-    """Observations that hold NaN or an infinity."""
-    for episode, step, agent, observation in observed(evidence):
-        for _, value, name in parts_of(evidence.observation_spaces[agent], observation):
-            array = as_numbers(value)
-            if array is not None and not np.isfinite(array).all():
-                place = tuple(int(index) for index in np.argwhere(~np.isfinite(array))[0])
-                yield episode.seen(step, f"observation{name} is {array[place]} at index {place}", agent)
+    """Find observations that hold NaN or an infinity."""
+    for episode, step, agent, _, array, name in observed_numbers(evidence):
+        if not np.isfinite(array).all():
+            place = tuple(int(index) for index in np.argwhere(~np.isfinite(array))[0])
+            yield episode.seen(step, f"observation{name} is {array[place]} at index {place}", agent)
 
 
 def outside_space(evidence: Evidence) -> Iterator[Seen]:
-    """Observations of the wrong shape, dtype, keys or, of integers, range."""
+    """Find observations of the wrong shape, dtype, keys or, of integers, range."""
     for episode, step, agent, observation in observed(evidence):
         space = evidence.observation_spaces[agent]
-        if _is_finite(space, observation):
+        arrays = (as_numbers(part) for _, part, _ in parts_of(space, observation))
+        if all(array is None or np.isfinite(array).all() for array in arrays):
             fault = _fault(space, observation)
             if fault:
                 yield episode.seen(step, f"observation {fault}", agent, shown(observation))
@@ -87,14 +96,12 @@ def _fault(space: spaces.Space[Any], observation: Any) -> str | None:
 
 
 def beyond_bounds(evidence: Evidence) -> Iterator[Seen]:
-    """Observations below the `low` or above the `high` of their Box."""
-    for episode, step, agent, observation in observed(evidence):
-        for space, value, name in parts_of(evidence.observation_spaces[agent], observation):
-            array = as_numbers(value)
-            if isinstance(space, spaces.Box) and array is not None and array.shape == space.shape:
-                words = _beyond(space, array)
-                if words:
-                    yield episode.seen(step, f"observation{name} is {words}", agent)
+    """Find observations below the `low` or above the `high` of their Box."""
+    for episode, step, agent, space, array, name in observed_numbers(evidence):
+        if isinstance(space, spaces.Box) and array.shape == space.shape:
+            words = _beyond(space, array)
+            if words:
+                yield episode.seen(step, f"observation{name} is {words}", agent)
 
 
 def _beyond(space: spaces.Box, array: Any) -> str | None:
@@ -108,67 +115,128 @@ def _beyond(space: spaces.Box, array: Any) -> str | None:
     return f"{array[place]} at index {place}, its space says {space.low[place]} to {space.high[place]}"
 
 
+@once_per_agent
 def other_dtype(evidence: Evidence) -> Iterator[Seen]:
-    """Observations whose dtype is another one than their space's; the first of each agent."""
-    told: set[AgentID] = set()
-    for episode, step, agent, observation in observed(evidence):
-        for space, value, name in parts_of(evidence.observation_spaces[agent], observation):
-            array = as_numbers(value)
-            boxed = isinstance(space, (spaces.Box, spaces.MultiBinary, spaces.MultiDiscrete))
-            if array is None or not boxed or space.dtype is None or agent in told:
-                continue
-            if array.dtype != space.dtype and np.can_cast(array.dtype, space.dtype, "same_kind"):
-                told.add(agent)
-                yield episode.seen(step, f"observation{name} is {array.dtype}, its space says {space.dtype}", agent)
+    """Find observations whose dtype is another one than their space's, and can be converted to it."""
+    for episode, step, agent, space, array, name in observed_numbers(evidence):
+        is_array = isinstance(space, (spaces.Box, spaces.MultiBinary, spaces.MultiDiscrete))
+        if not is_array or space.dtype is None or array.dtype == space.dtype:
+            continue
+        if np.can_cast(array.dtype, space.dtype, "same_kind"):
+            yield episode.seen(step, f"observation{name} is {array.dtype}, its space says {space.dtype}", agent)
+
+
+def rewritten(evidence: Evidence) -> Iterator[Seen]:
+    """Find observations that the env changed in place after it had returned them."""
+    for episode, step in evidence.steps():
+        for agent in step.rewritten:
+            yield episode.seen(step, "the observation returned here was changed by the next step", agent)
+
+
+# --- Rewards, flags, and values that are missing ----------------------------------------------------------------------
 
 
 def missing(evidence: Evidence) -> Iterator[Seen]:
-    """Values that agents need and did not get: to act, or after acting."""
+    """Find values that agents need and did not get: to act, or after acting."""
     for episode, step in evidence.steps():
         parts = {"reward": step.rewards, "terminated flag": step.terminated, "truncated flag": step.truncated}
         for agent in step.acting:
             for name, values in parts.items():
-                if agent not in mapping(values):
+                if agent not in values:
                     yield episode.seen(step, f"{name} is missing for an agent that acted", agent)
         for agent in step.to_act:
-            if agent not in mapping(step.observations):
+            if agent not in step.observations:
                 yield episode.seen(step, "observation is missing for an agent that acts next", agent)
 
 
 def missing_final(evidence: Evidence) -> Iterator[Seen]:
-    """Agents that ended in a step without an observation."""
+    """Find agents that ended in a step without an observation."""
     for episode, step in evidence.steps():
         ends = step.ends()
         for agent in step.acting:
-            if agent in ends and mapping(step.observations).get(agent) is None:
+            if agent in ends and step.observations.get(agent) is None:
                 yield episode.seen(step, "the agent ends without a final observation", agent)
 
 
 def reward_faults(evidence: Evidence) -> Iterator[Seen]:
-    """Rewards that are not finite numbers."""
+    """Find rewards that are not finite numbers."""
     for episode, step in evidence.steps():
-        for agent, reward in mapping(step.rewards).items():
+        for agent, reward in step.rewards.items():
             fault = reward_fault(reward)
             if fault:
                 yield episode.seen(step, f"reward {fault}", agent)
 
 
+@once_per_agent
 def flag_types(evidence: Evidence) -> Iterator[Seen]:
-    """Flags that are neither True nor False; the first of each agent."""
-    told: set[AgentID] = set()
+    """Find flags that are neither True nor False."""
     for episode, step in evidence.steps():
         for name, flags in (("terminated", step.terminated), ("truncated", step.truncated)):
-            for agent, flag in mapping(flags).items():
-                if not isinstance(flag, (bool, np.bool_)) and agent not in told:
-                    told.add(agent)
+            for agent, flag in flags.items():
+                if not isinstance(flag, (bool, np.bool_)):
                     yield episode.seen(step, f"{name} is {type(flag).__name__}", agent, shown(flag))
 
 
-def rewritten(evidence: Evidence) -> Iterator[Seen]:
-    """Observations that the env changed in place after it had returned them."""
+# --- Infos and masks --------------------------------------------------------------------------------------------------
+
+
+def info_types(evidence: Evidence) -> Iterator[Seen]:
+    """Find infos of agents that are no mappings."""
     for episode, step in evidence.steps():
-        for agent in step.rewritten:
-            yield episode.seen(step, "the observation returned here was changed by the next step", agent)
+        for agent, info in step.infos.items():
+            if agent in evidence.agents and not isinstance(info, Mapping):
+                yield episode.seen(step, "info is no dictionary", agent, shown(info))
+
+
+@once_per_agent
+def info_missing(evidence: Evidence) -> Iterator[Seen]:
+    """Find agents with an observation and without an entry in the infos."""
+    for episode, step in evidence.steps():
+        for agent in step.observations:
+            if agent not in step.infos:
+                yield episode.seen(step, "infos have no entry for the agent", agent)
+
+
+@once_per_agent
+def info_sizes(evidence: Evidence) -> Iterator[Seen]:
+    """Find infos that hold more than 64 KiB of arrays and strings."""
+    for episode, step in evidence.steps():
+        for agent, info in step.infos.items():
+            size = _bytes_in(info)
+            if size > _HUGE_INFO:
+                yield episode.seen(step, f"info holds {size / 1024:,.0f} KiB", agent)
+
+
+def _bytes_in(value: Any) -> int:
+    if isinstance(value, Mapping):
+        return sum(map(_bytes_in, value.values()))
+    if isinstance(value, (list, tuple, set)):
+        return sum(map(_bytes_in, value))
+    return int(getattr(value, "nbytes", len(value) if isinstance(value, (str, bytes)) else 8))
+
+
+def mask_faults(evidence: Evidence) -> Iterator[Seen]:
+    """Find action masks of the wrong form, or that forbid everything."""
+    for episode, step in evidence.steps():
+        for agent in step.to_act:
+            mask = mask_of(step.observations.get(agent), step.infos.get(agent))
+            fault = None if mask is None else _mask_fault(evidence.action_spaces[agent], mask)
+            if fault:
+                yield episode.seen(step, fault, agent)
+
+
+def _mask_fault(space: spaces.Space[Any], mask: Any) -> str | None:
+    from marl_sb3.vec_env.masks import forbidden_place, forbidden_words, mask_fault  # takes seconds
+
+    choices, array = choices_of(space), as_numbers(mask)
+    if choices is None:
+        return f"action_mask is there, but the action space {space} has no masks"
+    if array is None:
+        return f"action_mask is {shown(mask)}; accepted: booleans, or 0 and 1"
+    fault = mask_fault(array, sum(choices), space)
+    if fault is None and (place := forbidden_place(array.astype(np.bool_)[None, None], choices)) is not None:
+        fault = forbidden_words(place[2], choices)
+    return fault
 
 
 VALUES: tuple[Check, ...] = (
@@ -217,76 +285,6 @@ VALUES: tuple[Check, ...] = (
         "Code that keeps observations, such as a replay buffer, keeps the later numbers instead.",
         "Return a new array in each step: array.copy().", rewritten,
     ),
-)  # fmt: skip
-
-
-_HUGE_INFO = 64 * 1024  # bytes of one agent's infos
-
-
-def info_types(evidence: Evidence) -> Iterator[Seen]:
-    """Infos of agents that are no mappings."""
-    for episode, step in evidence.steps():
-        for agent, info in mapping(step.infos).items():
-            if agent in evidence.agents and not isinstance(info, Mapping):
-                yield episode.seen(step, "info is no dictionary", agent, shown(info))
-
-
-def info_missing(evidence: Evidence) -> Iterator[Seen]:
-    """Agents with an observation and without an entry in the infos; the first of each agent."""
-    told: set[AgentID] = set()
-    for episode, step in evidence.steps():
-        for agent in mapping(step.observations):
-            if agent not in mapping(step.infos) and agent not in told:
-                told.add(agent)
-                yield episode.seen(step, "infos have no entry for the agent", agent)
-
-
-def info_sizes(evidence: Evidence) -> Iterator[Seen]:
-    """Infos that hold more than 64 KiB of arrays and strings; the first of each agent."""
-    told: set[AgentID] = set()
-    for episode, step in evidence.steps():
-        for agent, info in mapping(step.infos).items():
-            size = _size(info)
-            if size > _HUGE_INFO and agent not in told:
-                told.add(agent)
-                yield episode.seen(step, f"info holds {size / 1024:,.0f} KiB", agent)
-
-
-def _size(value: Any) -> int:
-    if isinstance(value, Mapping):
-        return sum(map(_size, value.values()))
-    if isinstance(value, (list, tuple, set)):
-        return sum(map(_size, value))
-    return int(getattr(value, "nbytes", len(value) if isinstance(value, (str, bytes)) else 8))
-
-
-def mask_faults(evidence: Evidence) -> Iterator[Seen]:
-    """Action masks of the wrong form, or that forbid everything."""
-    for episode, step in evidence.steps():
-        for agent in step.to_act:
-            observation, info = mapping(step.observations).get(agent), mapping(step.infos).get(agent)
-            mask = mask_of(observation, info)
-            if mask is not None:
-                fault = _mask_fault(evidence.action_spaces[agent], mask)
-                if fault:
-                    yield episode.seen(step, fault, agent)
-
-
-def _mask_fault(space: spaces.Space[Any], mask: Any) -> str | None:
-    from marl_sb3.vec_env.masks import forbidden_place, forbidden_words, mask_fault  # takes seconds
-
-    choices, array = choices_of(space), as_numbers(mask)
-    if choices is None:
-        return f"action_mask is there, but the action space {space} has no masks"
-    if array is None:
-        return f"action_mask is {shown(mask)}; accepted: booleans, or 0 and 1"
-    fault = mask_fault(array, sum(choices), space)
-    if fault is None and (place := forbidden_place(array.astype(np.bool_)[None, None], choices)) is not None:
-        fault = forbidden_words(place[2], choices)
-    return fault
-
-
-INFOS: tuple[Check, ...] = (
     Check(
         "info-type", Severity.FAULT, "an info is not a dictionary",
         "Training stops at such an info.",
