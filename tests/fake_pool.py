@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
-from collections import deque
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any
 
-from marl_sb3.runners.shards.host import ShardHost
-from marl_sb3.runners.shards.pool import Answer, Lost
-from marl_sb3.runners.shards.supervised import SupervisedRunners
+from marl_sb3.processes.pool import Answer, Failed, InProcessPool, Lost
+from marl_sb3.runners.shard import ShardHost
+from marl_sb3.runners.shard_runners import ShardRunners
 
 
-class FakePool:
-    """See `Pool`; nothing that is sent is shared with the receiver.
+class FakePool(InProcessPool):
+    """Nothing that is sent is shared with the receiver.
 
     Args:
         dies: (runner, method) -> whether the runner dies while it works on the message.
@@ -26,7 +24,10 @@ class FakePool:
         ended: the runners that were killed.
         closed: how often the pool was closed.
         sent: (runner, method) of every message.
+        dead: the runners that have died.
     """
+
+    is_elsewhere = True
 
     def __init__(
         self,
@@ -35,61 +36,46 @@ class FakePool:
         starts: Callable[[int], bool] = lambda runner: True,
         their_versions: Callable[[int], dict[str, str]] = lambda runner: {},
     ) -> None:
+        super().__init__(ShardHost)
         self.dies, self.hangs, self.starts, self.their_versions = dies, hangs, starts, their_versions
         self.ended: list[int] = []
         self.closed = 0
         self.sent: list[tuple[int, str]] = []
-        self._numbers, self._tickets = itertools.count(), itertools.count()
-        self._hosts: dict[int, ShardHost | None] = {}
-        self._messages: deque[tuple[int, int, str, tuple[Any, ...]]] = deque()
-
-    def begin(self, plan: Any) -> int:
-        runner = next(self._numbers)
-        self._hosts[runner] = ShardHost(plan)
-        return runner
-
-    def send(self, runner: int, method: str, *arguments: Any) -> int:
-        ticket = next(self._tickets)
-        self.sent.append((runner, method))
-        self._messages.append((runner, ticket, method, deepcopy(arguments)))
-        return ticket
-
-    def share(self, value: Any) -> Any:
-        return value
+        self.dead: set[int] = set()
 
     def poll(self, timeout_s: float) -> Sequence[Answer]:
         for _ in range(len(self._messages)):
             runner, ticket, method, arguments = self._messages.popleft()
             if not self.starts(runner):
                 self._messages.append((runner, ticket, method, arguments))
-                continue
-            if self._hosts[runner] is not None and self.hangs(runner, method):
-                continue
-            return [Answer(runner, ticket, self._result(runner, method, arguments))]
+            elif runner in self.dead or not self.hangs(runner, method):
+                return [Answer(runner, ticket, self._result(runner, method, arguments))]
         return []
 
-    def _result(self, runner: int, method: str, arguments: tuple[Any, ...]) -> Any:
-        host = self._hosts[runner]
-        if host is not None and self.dies(runner, method):
-            host.close()
-            self._hosts[runner] = host = None
-        if host is None:
-            return Lost("it died")
-        result = deepcopy(getattr(host, method)(*arguments))
-        return {**result, **self.their_versions(runner)} if method == "versions" else result
+    def send(self, process: int, method: str, *arguments: Any) -> int:
+        self.sent.append((process, method))
+        return super().send(process, method, *deepcopy(arguments))
 
-    def end(self, runner: int) -> None:
-        self.ended.append(runner)
-        host = self._hosts.pop(runner)
-        if host is not None:
-            host.close()
-        self._messages = deque(message for message in self._messages if message[0] != runner)
+    def _result(self, process: int, method: str, arguments: Sequence[Any]) -> Any:
+        if process not in self.dead and self.dies(process, method):
+            self.dead.add(process)
+        if process in self.dead:
+            return Lost("it died")
+        result = super()._result(process, method, arguments)
+        return {**result, **self.their_versions(process)} if method == "versions" else _copied(result)
+
+    def end(self, process: int) -> None:
+        self.ended.append(process)
+        super().end(process)
 
     def close(self) -> None:
         self.closed += 1
-        for runner in list(self._hosts):
-            self.end(runner)
+        super().close()
+
+
+def _copied(result: Any) -> Any:
+    return result if isinstance(result, Failed) else deepcopy(result)
 
 
 def in_fake_pool(pool: FakePool, number: int, start_timeout_s: float = 5.0, round_timeout_s: float = 60.0) -> Any:
-    return SupervisedRunners(lambda: pool, number, start_timeout_s, round_timeout_s)
+    return ShardRunners(lambda: pool, number, start_timeout_s, round_timeout_s)

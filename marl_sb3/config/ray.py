@@ -1,4 +1,4 @@
-"""Where the shards of a training are rolled out on Ray.
+"""Which processes roll out the shards of a training: those of this machine, or those of a Ray cluster.
 
 These are no settings of a run: they change no result, and no file may name a cluster that this process then trusts, or
 what the processes of a cluster install and start.
@@ -14,6 +14,27 @@ from typing import Any, get_type_hints
 from marl_sb3.config.values import Named, PositiveFloat, PositiveInt, require
 from marl_sb3.config.yaml import read_yaml
 from marl_sb3.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class RunnerSettings:
+    """How the shards of a training are rolled out by processes of this machine.
+
+    Attributes:
+        runners: number of runners, each a process.
+        start_timeout_s: seconds that the runners may take to start.
+        round_timeout_s: seconds that a runner may take for a round before it is killed and replaced.
+
+    Raises:
+        ConfigError: a value is not accepted.
+    """
+
+    runners: PositiveInt
+    start_timeout_s: PositiveFloat = 180.0
+    round_timeout_s: PositiveFloat = 3600.0
+
+    def __post_init__(self) -> None:
+        _require_all(self, "")
 
 
 @dataclass(frozen=True)
@@ -42,8 +63,12 @@ class RaySettings:
     round_timeout_s: PositiveFloat = 3600.0
 
     def __post_init__(self) -> None:
-        for name, kind in get_type_hints(RaySettings, include_extras=True).items():
-            require(f"ray: {name}", getattr(self, name), kind)
+        _require_all(self, "ray: ")
+
+
+def _require_all(settings: RunnerSettings | RaySettings, where: str) -> None:
+    for name, kind in get_type_hints(type(settings), include_extras=True).items():
+        require(f"{where}{name}", getattr(settings, name), kind)
 
 
 def read_runtime_env(path: str | Path) -> Mapping[str, Any]:

@@ -59,6 +59,10 @@ class RestartBudget:
         self._losses[what] += 1
         return self._losses[what] if self._losses[what] > self.most else 0
 
+    def is_spent(self, what: Hashable = None) -> bool:
+        """Whether there were too many losses in a row."""
+        return self._losses[what] > self.most
+
     def succeeded(self, what: Hashable = None) -> None:
         """Note that it has done its work: losses are counted anew."""
         if self._losses:

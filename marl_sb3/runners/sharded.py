@@ -14,9 +14,8 @@ from marl_sb3.errors import RunnersLostError
 from marl_sb3.learners.shards.interface import PolicyRollout, Receiver
 from marl_sb3.metrics import Episode, EpisodeTracker
 from marl_sb3.runners.interface import StepListener
-from marl_sb3.runners.shards.interface import ShardRunners
-from marl_sb3.runners.shards.plan import RoundOrder, SavedShard, ShardPlan, ShardRollout
-from marl_sb3.runners.shards.steps import RecordedSteps, side_by_side
+from marl_sb3.runners.rounds import RecordedSteps, RoundOrder, SavedShard, ShardPlan, ShardRollout, side_by_side
+from marl_sb3.runners.shard_runners import ShardRunners
 from marl_sb3.storage.checkpoint_format import fits_into_state
 from marl_sb3.storage.parts import SavedPart
 from marl_sb3.storage.state import State, is_plain

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
+from marl_sb3.config.ray import RaySettings, RunnerSettings
 from marl_sb3.envs.registry import imported_modules
+from marl_sb3.learners.threads import available_cores
 from marl_sb3.metrics import EpisodeTracker
+from marl_sb3.processes.pool import Pool
 from marl_sb3.runners.interface import Runner
 from marl_sb3.runners.local import LocalRunner
+from marl_sb3.runners.rounds import ShardPlan
+from marl_sb3.runners.shard_runners import ShardRunners
 from marl_sb3.runners.sharded import Sampled, ShardedRunner
-from marl_sb3.runners.shards.interface import ShardRunners
-from marl_sb3.runners.shards.plan import ShardPlan
 from marl_sb3.training.setup import Setup
 from marl_sb3.vec_env.interface import MultiAgentVecEnv
 from marl_sb3.vec_env.sharded_vec_env import ShardedVecEnv
@@ -52,17 +56,30 @@ def make_runner(
         )
 
     receivers = {policy_id: make_receiver(learner) for policy_id, learner in setup.learners.items()}
-    runner = ShardedRunner(plan, shard_runners(env), receivers, tracker, sampled)
+    runner = ShardedRunner(plan, shard_runners(env.runners, env.plan.n_shards), receivers, tracker, sampled)
     env.attach(runner)
     return runner
 
 
-def shard_runners(env: ShardedVecEnv) -> ShardRunners:
-    """Return what rolls out the shards of these envs."""
-    if env.ray is not None:
-        from marl_sb3.runners.ray.runners import ray_runners
+def shard_runners(settings: RunnerSettings | RaySettings | None, n_shards: int) -> ShardRunners:
+    """Return what rolls out the shards of a training. Nothing is started before its `start`.
 
-        return ray_runners(env.ray, env.plan.n_shards)
-    from marl_sb3.runners.shards.in_process import InProcessRunners
+    Args:
+        settings: which processes do; None: this one.
+        n_shards: number of shards.
+    """
+    from marl_sb3.processes.pool import InProcessPool, LocalPool
+    from marl_sb3.runners.shard import ShardHost
 
-    return InProcessRunners()
+    if settings is None:
+        return ShardRunners(partial(InProcessPool, ShardHost))
+    number = settings.runners or min(n_shards, available_cores())
+
+    def make_pool() -> Pool:
+        if isinstance(settings, RaySettings):
+            from marl_sb3.processes.ray import Connection, RayPool
+
+            return RayPool(Connection(settings, number), ShardHost)
+        return LocalPool(ShardHost, ShardHost.__module__, "runner", settings.round_timeout_s)
+
+    return ShardRunners(make_pool, number, settings.start_timeout_s, settings.round_timeout_s)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from inspect import signature
 from typing import Any, Protocol
 
-from marl_sb3.config.ray import RaySettings
+from marl_sb3.config.ray import RaySettings, RunnerSettings
 from marl_sb3.config.values import Count, PositiveInt, require
 from marl_sb3.envs.registry import EnvFactory, env_factory
 from marl_sb3.errors import ConfigError, VecEnvOrderError
@@ -106,13 +106,13 @@ class ShardedVecEnv(MultiAgentVecEnv):
 
     Attributes:
         plan: with the seed of `seed()`, if that was called.
-        ray: how the shards are rolled out on Ray; None: in this process.
+        runners: which processes roll out the shards; None: this one.
 
     Raises:
         ConfigError: an argument is wrong, or a factory cannot be given to other processes.
     """
 
-    def __init__(self, plan: EnvPlan, ray: RaySettings | None = None) -> None:
+    def __init__(self, plan: EnvPlan, runners: RunnerSettings | RaySettings | None = None) -> None:
         if plan.n_envs % plan.n_shards:
             fitting = [n for n in range(1, plan.n_envs + 1) if plan.n_envs % n == 0]
             raise ConfigError(
@@ -124,13 +124,13 @@ class ShardedVecEnv(MultiAgentVecEnv):
         if n_workers != 0:
             raise ConfigError(
                 f"n_workers is {n_workers!r}, but envs in shards have no workers: each runner is a process of its own; "
-                "accepted with n_shards or --ray: 0, and more --runners",
+                "accepted with n_shards, --runners or --ray: 0, and more --runners",
                 key="n_workers",
             )
         with preserve_rng():
             probe = plan.probe()
             probe.close()
-        self.plan, self.ray = plan, ray
+        self.plan, self.runners = plan, runners
         self.num_envs = plan.n_envs
         self.agents, self.groups = probe.agents, probe.groups
         self.metadata, self.render_mode = probe.metadata, probe.render_mode
@@ -218,6 +218,7 @@ def make_sharded_vec_env(
     seed: int | None = None,
     vectorizer: str = "auto",
     ray: RaySettings | None = None,
+    runners: RunnerSettings | int | None = None,
     **env_kwargs: Any,
 ) -> ShardedVecEnv:
     """Make envs for a `MultiAgentAlgorithm` that are stepped in shards.
@@ -231,7 +232,8 @@ def make_sharded_vec_env(
         n_shards: number of shards; it divides `n_envs`.
         seed: run seed, from which the seeds of all episodes are derived; None draws one.
         vectorizer: see `make_vec_env`.
-        ray: how the shards are rolled out on Ray; None: in this process.
+        ray: how the shards are rolled out on Ray; None: not on Ray.
+        runners: number of processes of this machine that roll out the shards; None: this process does.
         env_kwargs: see `make_vec_env`.
 
     Raises:
@@ -239,4 +241,9 @@ def make_sharded_vec_env(
     """
     n_envs, n_shards = require("n_envs", n_envs, PositiveInt), require("n_shards", n_shards, PositiveInt)
     seed = fresh_seed() if seed is None else require("seed", seed, Count)
-    return ShardedVecEnv(EnvPlan(env, n_envs, n_shards, seed, vectorizer, env_kwargs), ray)
+    if ray is not None and runners is not None:
+        raise ConfigError(
+            "runners and ray are both given; accepted: one of them, or RaySettings(..., runners=N)", "ray"
+        )
+    here = RunnerSettings(runners) if isinstance(runners, int) else runners
+    return ShardedVecEnv(EnvPlan(env, n_envs, n_shards, seed, vectorizer, env_kwargs), ray or here)

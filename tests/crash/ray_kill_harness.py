@@ -70,7 +70,7 @@ def runner_processes() -> list[psutil.Process]:
     found = []
     for each in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
-            found += [each] if each.name().startswith("ray::RunnerProc") else []
+            found += [each] if each.name().startswith("ray::ServingAct") else []
     return found
 
 

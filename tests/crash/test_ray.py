@@ -27,8 +27,8 @@ import marl_sb3
 from marl_sb3 import MultiAgentCallback
 from marl_sb3.config.ray import RaySettings
 from marl_sb3.errors import ConfigError, RunnersLostError
-from marl_sb3.runners.ray.runners import ray_runners
 from marl_sb3.train import main
+from marl_sb3.training.runner import shard_runners
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -65,7 +65,7 @@ def test_runners_that_cannot_start_are_refused(tmp_path: Path) -> None:
             start_timeout_s = 5.0 if num_cpus > 1 else 60.0
             settings = RaySettings(cluster.address, 1, num_cpus=num_cpus, start_timeout_s=start_timeout_s)
             with pytest.raises(ConfigError, match=message):
-                ray_runners(settings, harness.SHARDS).start(plan)
+                shard_runners(settings, harness.SHARDS).start(plan)
             _, alive = psutil.wait_procs(harness.runner_processes(), timeout=20)  # Ray kills them soon, not at once
             assert alive == []
 

@@ -16,7 +16,7 @@ import pytest
 
 from marl_sb3.config.ray import RaySettings, read_runtime_env
 from marl_sb3.errors import ConfigError
-from marl_sb3.runners.ray.connection import Connection
+from marl_sb3.processes.ray import Connection
 from marl_sb3.train import main
 from marl_sb3.tune import main as tune
 

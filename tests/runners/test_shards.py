@@ -18,10 +18,11 @@ from toy_envs import NoisyEnv, ScriptedEnv
 from marl_sb3 import PPO, MaskablePPO, MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, make_vec_env
 from marl_sb3.errors import CheckpointError, ConfigError, EnvError, RunnersLostError, VecEnvOrderError
 from marl_sb3.metrics import Episode
+from marl_sb3.processes.pool import InProcessPool
 from marl_sb3.processing.statistics import RunningStatistics, add_recent, recent_state
-from marl_sb3.runners.shards import members
-from marl_sb3.runners.shards.assignment import balanced
-from marl_sb3.runners.shards.in_process import InProcessRunners
+from marl_sb3.runners import shard_runners
+from marl_sb3.runners.shard import ShardHost
+from marl_sb3.runners.shard_runners import ShardRunners, balanced
 from marl_sb3.storage.checkpoint_format import read_checkpoint
 from marl_sb3.training import runner as training_runner
 from marl_sb3.vec_env.sharded_vec_env import ShardedVecEnv, make_sharded_vec_env
@@ -76,7 +77,9 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Callable[..., MultiAgentAlgorithm]:
     """Makes an algorithm whose shards these runners roll out; None: in process."""
 
     def made(kind: str = "ppo", runners: Any = None, env: Any = NoisyEnv, **env_kwargs: Any) -> MultiAgentAlgorithm:
-        monkeypatch.setattr(training_runner, "shard_runners", lambda env: runners or InProcessRunners())
+        monkeypatch.setattr(
+            training_runner, "shard_runners", lambda *_: runners or ShardRunners(partial(InProcessPool, ShardHost))
+        )
         settings = env_kwargs or {"plans": PLANS}
         return MultiAgentAlgorithm(
             make_sharded_vec_env(env, E, SHARDS, seed=1, **settings), seed=3, **{**SMALL, **POLICIES[kind]}
@@ -315,7 +318,7 @@ def test_without_a_runner_starts_are_tried_again(
     make: Callable[..., MultiAgentAlgorithm], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All nodes have gone, and a new one comes."""
-    monkeypatch.setattr(members, "_POLL_S", 0.01)
+    monkeypatch.setattr(shard_runners, "_POLL_S", 0.01)
     undisturbed = trained(make())
     pool = FakePool(lambda runner, method: runner < 7 and pool.sent.count((1, "work")) > 1)
     assert trained(make(runners=in_fake_pool(pool, 2))) == undisturbed

@@ -17,9 +17,9 @@ from marl_sb3.config.ray import RaySettings
 from marl_sb3.envs.registry import EnvFactory, imported_modules
 from marl_sb3.errors import ConfigError
 from marl_sb3.metrics import Result
-from marl_sb3.runners.ray.connection import Connection
-from marl_sb3.runners.shards.faults import raise_fault
-from marl_sb3.runners.shards.pool import differing
+from marl_sb3.processes.messages import unpacked_error
+from marl_sb3.processes.pool import differing
+from marl_sb3.processes.ray import Connection
 from marl_sb3.runs.folder import RunFolder, read_results
 from marl_sb3.training.callback import MultiAgentCallback
 from marl_sb3.tuning.jobs.remote import Desk, Outcome, process_versions, train_remotely, unpack
@@ -141,6 +141,6 @@ class RayTrainer:
 def _fetched(outcome: Outcome, folder: Path) -> FetchedRun:
     shutil.rmtree(folder, ignore_errors=True)  # left by a process that has died
     unpack(outcome.folder, folder)
-    if outcome.fault is not None:
-        raise_fault(outcome.fault)
+    if outcome.error is not None:
+        raise unpacked_error(outcome.error)
     return FetchedRun(RunFolder(folder), outcome.result, outcome.checkpoint, outcome.interrupted)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import io
 import tempfile
-import traceback
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,10 +13,9 @@ from typing import Any
 
 from marl_sb3.config import TrainConfig
 from marl_sb3.envs.registry import EnvFactory, import_modules
-from marl_sb3.errors import ConfigError, MarlSb3Error
 from marl_sb3.metrics import Result
-from marl_sb3.runners.shards.plan import ShardFault
-from marl_sb3.runners.shards.pool import versions
+from marl_sb3.processes.messages import known_error, packed_error
+from marl_sb3.processes.pool import versions
 from marl_sb3.training.callback import MultiAgentCallback
 
 
@@ -30,14 +28,14 @@ class Outcome:
         result: the metrics of the last iteration.
         checkpoint: name of the latest checkpoint.
         interrupted: whether a signal ended it.
-        fault: the exception that ended it; None if none did.
+        error: the exception that ended it, from `packed_error`; None if none did.
     """
 
     folder: bytes
     result: Result | None = None
     checkpoint: str | None = None
     interrupted: bool = False
-    fault: ShardFault | None = None
+    error: bytes | None = None
 
 
 class Desk:
@@ -95,21 +93,18 @@ def train_remotely(
         try:
             import_modules(imports)
             run = execute(prepare(config, folder, factory), [AskTheSearch(desk, job)])
-        except (Exception, SystemExit) as error:
-            return Outcome(packed(folder), fault=_fault(error))
+        except SystemExit as error:
+            return Outcome(packed(folder), error=packed_error(error))
+        except Exception as error:
+            known = known_error(error)
+            known.__cause__ = error
+            return Outcome(packed(folder), error=packed_error(known))
         return Outcome(packed(folder), run.result, run.checkpoint, run.interrupted)
 
 
 def process_versions() -> dict[str, str]:
     """Return the versions of a process of the cluster."""
     return versions()
-
-
-def _fault(error: BaseException) -> ShardFault:
-    kind = type(error).__name__
-    words = str(error) if isinstance(error, MarlSb3Error) else f"{kind}: {error}"
-    key = error.key if isinstance(error, ConfigError) else None
-    return ShardFault(kind, words, "".join(traceback.format_exception(error)), key)
 
 
 def packed(folder: Path) -> bytes:

@@ -1,26 +1,29 @@
-"""One shard: some envs and copies of the policies that act in them, in whatever process."""
+"""Shards: some envs and copies of the policies that act in them, and the shards that one process rolls out."""
 
 from __future__ import annotations
 
 import logging
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
 import torch as th
 
-from marl_sb3.errors import ConfigError
+from marl_sb3.envs.registry import import_modules
+from marl_sb3.errors import ConfigError, EnvRaisedError
 from marl_sb3.learners.shards.interface import ShardPolicy
 from marl_sb3.learners.shards.registry import make_shard_policy
 from marl_sb3.learners.threads import limited_threads
 from marl_sb3.metrics import Episode, EpisodeTracker
 from marl_sb3.policies.placement import rows_of_policy
+from marl_sb3.processes.messages import known_error
+from marl_sb3.processes.pool import versions
 from marl_sb3.runners.local import LocalRunner
-from marl_sb3.runners.shards.plan import Inexact, RoundOrder, SavedShard, ShardPlan, ShardRollout
-from marl_sb3.runners.shards.steps import StepRecorder
+from marl_sb3.runners.rounds import Inexact, RoundOrder, SavedShard, ShardPlan, ShardRollout, StepRecorder
 from marl_sb3.storage.parts import SavedPart
 from marl_sb3.storage.process_rng import preserve_rng
 from marl_sb3.storage.state import State, StateReader
@@ -139,16 +142,15 @@ class Shard:
     # --- State -------------------------------------------------------------------------------------------------------
 
     def saved(self) -> SavedShard:
-        """Return the state between two rounds."""
+        """Return a copy of the state between two rounds."""
         self._tracker.episodes.clear()  # they have been sent
-        return SavedShard(
-            {
-                "env": self._runner.get_state(),
-                "tracker": self._tracker.get_state(),
-                "policies": {policy_id: policy.get_state() for policy_id, policy in self._policies.items()},
-                "first_settings": list(self._first_settings),
-            }
-        )
+        state = {
+            "env": self._runner.get_state(),
+            "tracker": self._tracker.get_state(),
+            "policies": {policy_id: policy.get_state() for policy_id, policy in self._policies.items()},
+            "first_settings": self._first_settings,
+        }
+        return SavedShard(deepcopy(state))
 
     def restore(self, saved: SavedShard) -> Inexact:
         """Restore a state.
@@ -217,3 +219,93 @@ def _no_infos_logged() -> Iterator[None]:
         yield
     finally:
         logging.disable(before)
+
+
+# --- The shards of a process -----------------------------------------------------------------------------------------
+
+
+def _call(shard: Shard, arguments: tuple[Any, ...]) -> tuple[list[Any], SavedShard]:
+    return shard.call(*arguments), shard.saved()
+
+
+def _configure(shard: Shard, arguments: tuple[Any, ...]) -> tuple[None, SavedShard]:
+    shard.configure(*arguments)
+    return None, shard.saved()
+
+
+_ACTIONS: Mapping[str, Callable[[Shard, Any], Any]] = {
+    "keep": lambda shard, _: None,
+    "roll_out": Shard.roll_out,
+    "call": _call,
+    "configure": _configure,
+}
+
+
+class ShardHost:
+    """The shards of one process: made when they are first needed, and then kept between rounds.
+
+    Args:
+        plan: how the shards are made.
+    """
+
+    def __init__(self, plan: ShardPlan) -> None:
+        self._plan = plan
+        self._shards: dict[int, Shard] = {}
+
+    def work(
+        self, saved: Mapping[int, SavedShard], action: str, shards: Sequence[int], argument: Any
+    ) -> tuple[dict[int, Inexact], dict[int, Any]]:
+        """Restore the states of some shards, then do something with these and other shards.
+
+        Args:
+            saved: shard -> the state to restore.
+            action: `keep` (nothing), `roll_out` a round, or `call` and `configure` as in `ShardCalls`.
+            shards: with which it is done.
+            argument: of the action.
+
+        Returns:
+            Shard -> what could not be restored exactly, and shard -> what came of the action; of `call` and
+            `configure`, that is the result and the state afterwards.
+
+        Raises:
+            MarlSb3Error: the first error of a shard, whose message names the shard.
+            AttributeError: an env does not have what was called.
+            RuntimeError: any other exception in a shard.
+        """
+        inexact = {number: self._do(number, Shard.restore, state) for number, state in saved.items()}
+        return inexact, {number: self._do(number, _ACTIONS[action], argument) for number in shards}
+
+    def _do(self, number: int, action: Callable[[Shard, Any], Any], argument: Any) -> Any:
+        try:
+            if number not in self._shards:
+                self._shards[number] = self._made(number)
+            return action(self._shards[number], argument)
+        except Exception as error:
+            raise known_error(error, f"{self._plan.name_of(number)}: ") from error
+
+    def _made(self, number: int) -> Shard:
+        try:
+            import_modules(self._plan.imports)
+            return Shard(self._plan, number)
+        except EnvRaisedError as error:
+            if not self._shards and str(error).startswith("env 0:"):
+                raise
+            raise ConfigError(
+                f"{error}; this process has made other envs before; accepted, if it can make only one: as many shards "
+                "and runners as envs",
+                key="n_shards",
+            ) from error
+
+    def versions(self) -> dict[str, str]:
+        """Return the versions of this process."""
+        return versions()
+
+    def forget(self, shards: Sequence[int]) -> None:
+        """Close shards that another process has from now on."""
+        for number in shards:
+            if number in self._shards:
+                self._shards.pop(number).close()
+
+    def close(self) -> None:
+        """Close all shards."""
+        self.forget(list(self._shards))

@@ -1,1 +1,0 @@
-"""Shards on Ray: each runner is a Ray actor. Needs the extra `ray`."""
