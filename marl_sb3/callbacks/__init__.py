@@ -1,4 +1,4 @@
-"""Callbacks: the only hooks into a running training. Each is an SB3 `BaseCallback` in its own file."""
+"""Callbacks: the only hooks into a training run. Each is an SB3 `BaseCallback`."""
 
 from __future__ import annotations
 

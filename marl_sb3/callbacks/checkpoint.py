@@ -90,7 +90,7 @@ class CheckpointCallback(MultiAgentCallback):
             self._save()
 
     def rescue(self, *, within_iteration: bool = False) -> None:
-        """After a failed training, save the last iteration if it was finished and logged; an error is only logged.
+        """After a failed training run, save the last iteration if it was finished and logged; an error is only logged.
 
         Args:
             within_iteration: save it also if steps of the next one have been taken; a resume is then not exact.

@@ -1,4 +1,4 @@
-"""End a training: by a metric, after a number of env steps, or on a signal."""
+"""End a training run: by a metric, after a number of env steps, or on a signal."""
 
 from __future__ import annotations
 

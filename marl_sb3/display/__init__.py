@@ -1,1 +1,1 @@
-"""Output for people: formatted numbers, tables, and views of a training for terminals, notebooks and plain text."""
+"""Output for people: formatted numbers, tables, and views of a training run for terminals, notebooks and plain text."""

@@ -1,4 +1,4 @@
-"""How a training progresses: its pace, the values of its metrics over time, and both as text."""
+"""How a training run progresses: its pace, the values of its metrics over time, and both as text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAX_POINTS = 64  # of a series; at this number, neighbours are merged in pairs
 
 
 class Pace:
-    """Elapsed time, rate and remaining time of a training or search.
+    """Elapsed time, rate and remaining time of a training run or search.
 
     The rate is steps per second of wall-clock time, including evaluations and checkpoints.
     """

@@ -37,7 +37,7 @@ class Guard(Generic[_T]):
             return None
         try:
             return show(*args, **kwargs)
-        except Exception as error:  # of any kind: a training must not end because of its display
+        except Exception as error:  # of any kind: a training run must not end because of its display
             self._has_failed = True
             with suppress(Exception):
                 self._close()

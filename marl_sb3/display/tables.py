@@ -1,4 +1,4 @@
-"""Tables of returns, of a training and of the episodes of an evaluation."""
+"""Tables of returns, of a training run and of the episodes of an evaluation."""
 
 from __future__ import annotations
 

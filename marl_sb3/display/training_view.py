@@ -1,4 +1,4 @@
-"""Views of a training: a live view that is redrawn, or lines of text where there is no terminal."""
+"""Views of a training run: a live view that is redrawn, or lines of text where there is no terminal."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from marl_sb3.metrics import Result, flatten
 
 @dataclass(frozen=True)
 class Goals:
-    """The goals of a training, as views show them.
+    """The goals of a training run, as views show them.
 
     Attributes:
         metric: flat name of the metric that selects the best checkpoint.
@@ -54,7 +54,7 @@ class Goals:
 
 
 class TrainingView(Protocol):
-    """A view of a training; all steps are env steps."""
+    """A view of a training run; all steps are env steps."""
 
     def begin(self, done: int, total: int) -> None:
         """The training starts, or continues after a rollback, at `done` of `total` steps."""
@@ -81,7 +81,7 @@ def metric_value(result: Mapping[str, Any], name: str) -> float | None:
 
 
 def no_episode_yet(result: Result, longest: int) -> str | None:
-    """Return words for a training in which no episode has ended, so that it has no returns; None if one has.
+    """Return words for a training run in which no episode has ended, so that it has no returns; None if one has.
 
     Args:
         longest: env steps of the longest episode so far; 0: not known.

@@ -95,7 +95,8 @@ def _fitting(n_workers: int | str, of_run: int, n_envs: int | None) -> int | str
 
 
 def set_up_process(config: TrainConfig) -> None:
-    """Set the number of PyTorch's threads in this process, and avoid imports that a training does not need."""
+    """Check the device, set the number of PyTorch's threads, and avoid imports that a training run does not need."""
+    check_device(config)
     torch.set_num_threads(config.n_threads)
     start_without_dynamo()
 
@@ -210,7 +211,7 @@ _SHORTEST_ROLLOUT = 16  # steps of an env: shorter ones say little of what an ac
 def with_rollouts(config: TrainConfig, agents: Sequence[AgentID]) -> TrainConfig:
     """Shorten the rollouts whose length no source gives, if the configuration picks them.
 
-    SB3's default of 2,048 steps in each of several envs makes so few updates that short trainings learn nothing.
+    SB3's default of 2,048 steps in each of several envs makes so few updates that short training runs learn nothing.
 
     Args:
         config: from `resolved`.

@@ -63,7 +63,7 @@ def save_policies_of_complete(run: Run) -> dict[PolicyID, Path]:
 
 
 def try_to_save_policies(run: Run) -> None:
-    """Save the policies of a failed training; if this fails too, only log it: the first error is the one to report."""
+    """Save the policies of a failed run; if this fails too, only log it: the first error is the one to report."""
     if run.algorithm.iteration == 0:
         return
     if not run.algorithm.is_finite():

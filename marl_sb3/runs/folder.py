@@ -9,8 +9,8 @@ import os
 import re
 import secrets
 import traceback
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import takewhile
@@ -84,7 +84,7 @@ _log = logging.getLogger(__name__)
 
 _LOCK = ".lock"
 TRACEBACK_FILE = "traceback.txt"
-# What a resumed training reads, appends to or replaces; a stranger may have filled the folder.
+# What a resumed training run reads, appends to or replaces; a stranger may have filled the folder.
 _WRITTEN = (
     *(RUN_CONFIG, RESULT_FILE, "progress.csv", "resumes.jsonl", TRACEBACK_FILE, "events.out.tfevents.*"),
     *("checkpoints/", "checkpoints/ckpt-*/", "policies/"),
@@ -135,6 +135,16 @@ def _similar(path: Path) -> list[str]:
     """Folders beside a path with a similar name."""
     names = [entry.name for entry in path.parent.iterdir() if entry.is_dir()] if path.parent.is_dir() else []
     return [str(path.parent / name) for name in difflib.get_close_matches(path.name, names, n=1)]
+
+
+@contextmanager
+def undone_on_error(undo: Callable[[], object]) -> Iterator[None]:
+    """Call `undo` if the context ends with an error, such as `close` of what was opened for it."""
+    try:
+        yield
+    except BaseException:
+        undo()
+        raise
 
 
 class RunFolder:
@@ -194,13 +204,12 @@ class RunFolder:
             ConfigError: the folder cannot be written to, another process is writing to it, or has written a run to it
                 since this object was made.
         """
-        with self.writing(), ExitStack() as on_error:
+        with self.writing():
             self.path.mkdir(parents=True, exist_ok=True)
             self.lock()
-            on_error.callback(self.unlock)
-            self._require_new()  # building the envs took time, in which another process may have trained here
-            self.write_config(config)
-            on_error.pop_all()
+            with undone_on_error(self.unlock):
+                self._require_new()  # building the envs took time, in which another process may have trained here
+                self.write_config(config)
 
     def as_shown(self, path: Path) -> Path:
         """A path in the folder, as the user would write it."""
@@ -253,7 +262,7 @@ class RunFolder:
             )
 
     def require_own_files(self) -> None:
-        """Refuse links, pipes and devices under the names that a resumed training reads or writes.
+        """Refuse links, pipes and devices under the names that a resumed training run reads or writes.
 
         Raises:
             ConfigError: names the file.
@@ -294,7 +303,7 @@ class RunFolder:
 
 
 def write_traceback(folder: Path, error: BaseException) -> Path:
-    """Write the traceback of a failed training to its folder; returns the file."""
+    """Write the traceback of a failed training run to its folder; returns the file."""
     folder.mkdir(parents=True, exist_ok=True)
     text = "".join(traceback.format_exception(error))
     return write_whole(folder / TRACEBACK_FILE, text.encode(errors="backslashreplace"))

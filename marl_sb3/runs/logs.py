@@ -8,7 +8,7 @@ import json
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -75,43 +75,29 @@ def _without_pictures(result: Mapping[str, Any]) -> Result:
 
 
 class JsonLinesFormat(_RowFormat):
-    """One JSON object per line: the nested result. Values of callbacks are nested by the `/` in their names."""
+    """One JSON object per line: the nested result. Values of callbacks are nested by the `/` in their names.
+
+    Args:
+        path: the file.
+        keep: called with each result before it is written.
+    """
 
     name = "json"
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, keep: Callable[[Result], None] = lambda _: None) -> None:
         super().__init__()
         self._file = append_text(path)
+        self._keep = keep
 
     def _write_row(self, result: Result, recorded: dict[str, Any]) -> None:
         _nest(recorded, result)
+        self._keep(result)
         # One write per line: a reader never sees an incomplete line.
         _append(self._file, json.dumps(result, allow_nan=False) + "\n")
 
     def close(self) -> None:
         """Close the file."""
         _close(self._file)
-
-
-class KeptResult(_RowFormat):
-    """Passes on each result as a line of `result.jsonl` has it.
-
-    Args:
-        keep: called with each result.
-    """
-
-    name = JsonLinesFormat.name
-
-    def __init__(self, keep: Callable[[Result], None]) -> None:
-        super().__init__()
-        self._keep = keep
-
-    def _write_row(self, result: Result, recorded: dict[str, Any]) -> None:
-        _nest(recorded, result)
-        self._keep(result)
-
-    def close(self) -> None:
-        """Do nothing: no file is open."""
 
 
 class CsvFormat(_RowFormat):
@@ -272,20 +258,17 @@ def _step_of_parsed(path: Path, event: bytes) -> int:
 def logs_of(run: Run) -> Iterator[None]:
     """Log the metrics of the training to the run folder: as JSON lines, as CSV, and for TensorBoard.
 
-    The run keeps the latest result, too.
+    The run keeps the latest result, as it is logged.
     """
     folder, config = run.folder, run.config
     logs = (
-        lambda: JsonLinesFormat(folder / RESULT_FILE),
+        lambda: JsonLinesFormat(folder / RESULT_FILE, run.keep_result),
         lambda: CsvFormat(folder / PROGRESS_FILE),
         lambda: EventsFormat(folder, config.tensorboard_agents, [config.checkpoints.metric, *config.stop]),
     )
     write_settings(folder, config, list(run.algorithm.policies))
     with ExitStack() as cleanup:
         cleanup.enter_context(quiet_writers())
-        writers: list[ResultWriter] = [KeptResult(run.keep_result)]
-        for make in logs:
-            writers.append(make())
-            cleanup.callback(writers[-1].close)
+        writers: list[ResultWriter] = [cleanup.enter_context(closing(make())) for make in logs]
         run.algorithm.set_logger(ResultLogger(str(folder), writers))
         yield

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,8 @@ from marl_sb3.metrics import Result, flatten
 from marl_sb3.metrics.infos import info_metrics
 from marl_sb3.metrics.table import table
 from marl_sb3.policies.determinism import Deterministic
-from marl_sb3.runs.build import build, check_device, make_envs, policy_spec, set_up_process, source_named
-from marl_sb3.runs.folder import RunFolder, read_results
+from marl_sb3.runs.build import build, make_envs, policy_spec, set_up_process, source_named
+from marl_sb3.runs.folder import RunFolder, read_results, undone_on_error
 from marl_sb3.storage.checkpoint_folder import with_checkpoint
 from marl_sb3.storage.checkpoint_format import Checkpoint
 from marl_sb3.storage.regular import is_regular
@@ -34,7 +34,7 @@ from marl_sb3.vec_env import MultiAgentVecEnv
 
 @dataclass(repr=False)
 class Run:
-    """A training and its folder.
+    """A training run and its folder.
 
     Attributes:
         files: the run folder.
@@ -156,7 +156,7 @@ class Run:
             return evaluate_policies(self.algorithm, env, plan.n_episodes, plan.deterministic, plan.seed)
 
     def close(self) -> None:
-        """Close the envs of `algorithm` and unlock the run folder. The end of a training does this, too."""
+        """Close the envs of `algorithm` and unlock the run folder. The end of a training run does this, too."""
         self.algorithm.env.close()
         self.files.unlock()
 
@@ -201,13 +201,11 @@ def load_run(
     files, config = saved.files, saved.config
     results = read_results(files.path)
     run = Run(files, config, build(config, factory), factory=factory)
-    with ExitStack() as on_error:
-        on_error.callback(run.close)
-        # The checkpoint is read last: a training in progress may delete older ones while the policies are built.
+    with undone_on_error(run.close):
+        # The checkpoint is read last: a training run in progress may delete older ones while the policies are built.
         run.checkpoint, run.checkpoint_why = with_checkpoint(
             lambda: files.checkpoints.load(checkpoint), lambda found: _weights_of(found, run.algorithm)
         )
-        on_error.pop_all()
     run.result = results[-1] if results else None
     run.latest_evaluation = next((result for result in reversed(results) if "evaluation" in result), None)
     zips = {policy_id: files.policies / zip_ for policy_id, zip_ in file_names(list(run.policies), ".zip").items()}
@@ -243,7 +241,6 @@ class SavedRun:
         """
         files = RunFolder.existing(run_folder)
         config = files.read_config(env, makes_env=makes_env).changed({"device": device}, source="load_run")
-        check_device(config)
         set_up_process(config)
         return cls(files, config)
 

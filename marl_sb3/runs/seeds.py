@@ -19,7 +19,7 @@ from marl_sb3.runs.folder import RunFolder, last_result
 from marl_sb3.runs.start import resolve
 from marl_sb3.storage.atomic import write_whole
 
-POLL_S = 0.2  # time between looks at the trainings
+POLL_S = 0.2  # time between looks at the training runs
 SETTINGS_FILE = "settings.yaml"
 _DONE = 0  # exit code of the command
 _INTERRUPTED = (130, -signal.SIGTERM)  # by a signal while it trained, or while it started
@@ -86,7 +86,7 @@ class SeedRuns:
         path: the folder of the runs, absolute: an env may change the working folder.
         shown: the folder as the user gave it, for messages.
         config: the resolved configuration, with one of the seeds.
-        runs: a training for each seed.
+        runs: a training run for each seed.
 
     Raises:
         ConfigError: a setting does not fit, or the folder is not empty.
@@ -121,11 +121,11 @@ class SeedRuns:
         """Train with all seeds; one that fails does not end the others.
 
         Args:
-            on_end: called when a training has ended.
+            on_end: called when a training run has ended.
             watch: called several times a second.
 
         Raises:
-            KeyboardInterrupt: raised again after all trainings have saved and ended.
+            KeyboardInterrupt: raised again after all training runs have saved and ended.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         write_whole(self.path / SETTINGS_FILE, self._settings)
@@ -143,7 +143,7 @@ class SeedRuns:
             raise
 
     def running(self) -> list[SeedRun]:
-        """Return the trainings that have begun and not ended."""
+        """Return the training runs that have begun and not ended."""
         return [run for run in self.runs if run.process is not None and run.exit_code is None]
 
     def _start(self, run: SeedRun) -> None:
@@ -172,7 +172,7 @@ class SeedRuns:
             on_end(run)
 
     def _stop(self) -> None:
-        """End the trainings: each finishes its iteration and saves. A second Ctrl-C ends them at once."""
+        """End the training runs: each finishes its iteration and saves. A second Ctrl-C ends them at once."""
         processes = [run.process for run in self.running() if run.process is not None]
         try:
             for process in processes:
@@ -185,7 +185,7 @@ class SeedRuns:
                 process.wait()
 
     def progress(self) -> str:
-        """Return how far each training is that runs, on one line."""
+        """Return how far each of the running ones is, on one line."""
         steps = []
         for run in self.running():
             result = last_result(run.folder)

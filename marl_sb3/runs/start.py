@@ -6,7 +6,7 @@ import json
 import logging
 import os
 from collections.abc import Mapping
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,8 +24,8 @@ from marl_sb3.config.values import counted
 from marl_sb3.envs.registry import EnvFactory
 from marl_sb3.errors import ConfigError, NumericError
 from marl_sb3.metrics import require_metric
-from marl_sb3.runs.build import build, build_new, check_device, resolved, set_up_process, source_named, with_shards
-from marl_sb3.runs.folder import RunFolder, find_run
+from marl_sb3.runs.build import build, build_new, resolved, set_up_process, source_named, with_shards
+from marl_sb3.runs.folder import RunFolder, find_run, undone_on_error
 from marl_sb3.runs.logs import truncate_logs
 from marl_sb3.runs.run import Run
 from marl_sb3.storage.atomic import write_whole
@@ -35,191 +35,12 @@ from marl_sb3.storage.state import StateReader
 from marl_sb3.transfer.init_from import InitFrom, parse_init_from
 from marl_sb3.transfer.init_from import init_from as start_from
 
-
-def evaluations_of(run: Run) -> list[EvaluationCallback]:
-    """The evaluation that the configuration asks for; empty if evaluation is off. It has to be closed."""
-    settings = run.config.evaluation
-    if not settings.interval:
-        return []
-    by_episodes = settings.duration_unit == "episodes"
-    n_envs = min(settings.duration, run.config.n_envs) if by_episodes else run.config.n_envs
-    return [
-        EvaluationCallback(
-            lambda: run.make_env(n_envs),
-            settings.interval,
-            settings.duration,
-            settings.duration_unit,
-            settings.deterministic,
-            settings.seed,
-            interval_unit=settings.interval_unit,
-        )
-    ]
-
-
-def metric_names(run: Run) -> list[str]:
-    """The flat names of all metrics that the iterations of a run log."""
-    names = run.algorithm.metric_names()
-    for evaluation in evaluations_of(run):
-        with closing(evaluation):
-            names = [*names, *evaluation.metric_names(run.algorithm)]
-    return names
-
-
-def require_metrics(run: Run) -> None:
-    """Refuse stop conditions and a checkpoint metric that no iteration will log."""
-    known = metric_names(run)
-    with source_named(run.config):
-        for metric in run.config.stop:
-            require_metric(metric, known)
-        require_metric(run.config.checkpoints.metric, known, "checkpoints.metric")
-
-
 _log = logging.getLogger(__name__)
-
 
 MAX_ROLLBACKS = 3
 
 
-def roll_back(run: Run, count: int, error: NumericError) -> None:
-    """Return to the latest checkpoint, and continue from there with other random numbers.
-
-    Args:
-        count: the number of rollbacks of this training, including this one.
-    """
-    checkpoint = run.files.checkpoints.load("latest")
-    _log.warning("%s", error)
-    _log.warning("rollback %d of %d, to %s, with other random numbers", count, MAX_ROLLBACKS, checkpoint.name)
-    run.checkpoint = checkpoint.name
-    run.changes = {}  # they were noted when the run was resumed
-    note_resume(run, bring_back(run, checkpoint))
-    # The same random numbers would lead to the same error.
-    assert run.config.seed is not None, "prepare() has drawn one"
-    set_random_seed(int(np.random.SeedSequence(run.config.seed, spawn_key=(count, count)).generate_state(1)[0]))
-
-
-def bring_back(run: Run, checkpoint: Checkpoint) -> dict[str, str]:
-    """Restore the state of a checkpoint, and truncate the logs to its iteration.
-
-    Returns:
-        Part -> reason, for each part of the state that could not be restored exactly.
-
-    Raises:
-        CheckpointError: the checkpoint does not fit the run.
-        ConfigError: a log is damaged, or the folder cannot be written to.
-    """
-    _require_same_number_of_envs(run, checkpoint)
-    envs = run.algorithm.set_state(checkpoint)
-    inexact = {f"env {index}": why for index, why in envs.items()}
-    theirs, ours = checkpoint.about.fields("versions"), run.algorithm.about()["versions"]
-    for name, version in ours.items():
-        if name in theirs and theirs.value(name) != version:
-            inexact[name] = f"was version {theirs.string(name)}, is {version}"
-    for what, why in inexact.items():
-        _log.warning("inexact resume: %s: %s", what, why)
-    with run.files.writing():
-        truncate_logs(run.folder, run.algorithm.iteration, run.algorithm.num_timesteps)
-    return inexact
-
-
-def note_resume(run: Run, inexact: Mapping[str, str], extended_from: int | None = None) -> None:
-    """Add a resume to `resumes.jsonl`, which is replaced as a whole.
-
-    Args:
-        run: in the state of its checkpoint.
-        inexact: what `bring_back` returned.
-        extended_from: the planned end, in env steps, before `--timesteps` moved it; None: it was not moved.
-    """
-    entry = {
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "checkpoint": run.checkpoint,
-        "exact": not inexact and not run.is_changed,
-        "inexact": dict(inexact),
-        "changed": {name: {"from": change.old, "to": change.new} for name, change in run.changes.items()},
-        "env_steps": run.algorithm.num_timesteps,
-        "n_timesteps": run.config.n_timesteps,
-        "extended_from": extended_from,
-    }
-    resumes = run.files.resumes
-    former = read_regular(resumes) if os.path.lexists(resumes) else b""
-    write_whole(resumes, former + f"{json.dumps(entry)}\n".encode())
-
-
-def _require_same_number_of_envs(run: Run, checkpoint: Checkpoint) -> None:
-    """Refuse a checkpoint of another number of envs: it could be loaded, but would not continue the same run."""
-    state, ours = StateReader(checkpoint.state), run.algorithm.env.num_envs
-    if state.integer("num_envs") != ours:
-        raise state.error("num_envs", state.integer("num_envs"), str(ours))
-
-
-def resume_run(
-    run_folder: str | Path,
-    timesteps: int | None = None,
-    env: str | None = None,
-    factory: EnvFactory | None = None,
-    ray: RaySettings | None = None,
-    settings: Mapping[str, Any] | None = None,
-    **changes: Any,
-) -> Run:
-    """Restore a run from its newest checkpoint; `execute` then continues it exactly.
-
-    Log entries after that checkpoint are removed. A complete run stays as it is.
-
-    Args:
-        timesteps: env steps to train for from the checkpoint on; None: to the planned end. With `timesteps`,
-            schedules such as `lin_3e-4` lead to the new end, so that they jump at the checkpoint. `extensions` in
-            `config.yaml` keeps the former end, so that a training from that file repeats the whole run.
-        env: the run's env id; required if it is code of the user's own.
-        factory: makes the env, if the id is only its name.
-        ray: how the shards are rolled out on Ray, whatever it was before; None: not on Ray.
-        settings: new values of settings by key, as after `--set`; the run goes on with them, and is then another one
-            than without. They are noted in `resumes.jsonl` and at the beginning of `config.yaml`.
-        changes: new values of settings that do not affect what was trained so far.
-
-    Raises:
-        ConfigError: it is not a run folder, it is in use, or a change is not accepted.
-        CheckpointError: it has no valid checkpoint, or that does not fit its configuration.
-    """
-    files = RunFolder.existing(run_folder)
-    with ExitStack() as on_error:
-        files.lock()
-        on_error.callback(files.unlock)
-        files.require_own_files()
-        before = files.read_config(env)
-        other = before
-        if settings:
-            other = load_config(before.env, hparams=parse_value(to_yaml(before)), settings=settings)
-        changed = changes_between(before, other)
-        checkpoint = files.checkpoints.load("latest")
-        env_steps = StateReader(checkpoint.state).fields("counters").integer("num_timesteps")
-        config = continued(other, env_steps, timesteps, changes)
-        if ray is not None and not config.n_shards:
-            raise ConfigError("the run was begun without shards (n_shards is 0), which Ray needs", key="n_shards")
-        check_device(config)
-        set_up_process(config)
-        goes_on = not is_complete(config, env_steps)  # otherwise nothing will be trained
-        run = Run(files, config, build(config, factory, ray), checkpoint=checkpoint.name, factory=factory)
-        run.changes = changed if goes_on else {}
-        on_error.callback(run.close)
-        require_metrics(run)
-        with source_named(config):
-            run.algorithm.start_runners()
-        inexact = bring_back(run, checkpoint)
-        if goes_on:
-            planned = phases_after(before, env_steps)[0].n_timesteps
-            with files.writing():
-                note_resume(run, inexact, planned if timesteps is not None else None)
-                files.write_config(config, remark_on_changes(run))
-        on_error.pop_all()
-    return run
-
-
-def remark_on_changes(run: Run) -> str | None:
-    """Return a line about the settings that a resume has changed; None if what is learned does not depend on any."""
-    if not run.is_changed:
-        return None
-    changes = ", ".join(f"{name} {change}" for name, change in run.changes.items())
-    done = counted(run.algorithm.num_timesteps, "env step")
-    return f"changed after {done}: {changes}; from there on the run is not exact"
+# --- Anew -------------------------------------------------------------------------------------------------------------
 
 
 def prepare(
@@ -243,12 +64,9 @@ def prepare(
         ConfigError: a setting does not fit; nothing has been written then.
         CheckpointError: a checkpoint in `init_from` is damaged, or there is none.
     """
-    files = RunFolder.new(config.env, run_dir)
-    run = _checked(config, files, factory, trust_pickle, ray)
-    with ExitStack() as on_error:
-        on_error.callback(run.close)
-        files.make(run.config)
-        on_error.pop_all()
+    run = _checked(config, RunFolder.new(config.env, run_dir), factory, trust_pickle, ray)
+    with undone_on_error(run.close):
+        run.files.make(run.config)
     return run
 
 
@@ -268,18 +86,17 @@ def _checked(
     config = _with_found_sources(resolved(config if ray is None else with_shards(config)))
     for note in config.notes:
         _log.warning("%s", note)
-    check_device(config)
     set_up_process(config)
     config, algorithm = build_new(config, factory, ray)
     run = Run(files, config, algorithm, factory=factory)
-    with ExitStack() as on_error:
-        on_error.callback(run.close)
+    with undone_on_error(run.close):
         require_metrics(run)
-        _start_from(run, trust_pickle)
+        with source_named(config, "init_from"):
+            sources = [parse_init_from(text) for text in config.init_from or ()]
+            run.started_from = start_from(algorithm, sources, config.init_layers, trust_pickle=trust_pickle)
         with source_named(config):
-            run.algorithm.start_runners()
+            algorithm.start_runners()
         to_yaml(config)  # raises for a value that a file cannot hold
-        on_error.pop_all()
     return run
 
 
@@ -288,8 +105,7 @@ def _with_found_sources(config: TrainConfig) -> TrainConfig:
     if config.init_from is None:
         return config
     with source_named(config, "init_from"):
-        found = [str(_with_found_run(parse_init_from(text))) for text in config.init_from]
-    return replace(config, init_from=found)
+        return replace(config, init_from=[str(_with_found_run(parse_init_from(text))) for text in config.init_from])
 
 
 def _with_found_run(source: InitFrom) -> InitFrom:
@@ -299,7 +115,184 @@ def _with_found_run(source: InitFrom) -> InitFrom:
     return replace(source, path=find_run(source.path))
 
 
-def _start_from(run: Run, trust_pickle: bool) -> None:
-    with source_named(run.config, "init_from"):
-        sources = [parse_init_from(text) for text in run.config.init_from or ()]
-        run.started_from = start_from(run.algorithm, sources, run.config.init_layers, trust_pickle=trust_pickle)
+# --- From its newest checkpoint ---------------------------------------------------------------------------------------
+
+
+def resume_run(
+    run_folder: str | Path,
+    timesteps: int | None = None,
+    env: str | None = None,
+    factory: EnvFactory | None = None,
+    ray: RaySettings | None = None,
+    settings: Mapping[str, Any] | None = None,
+    **changes: Any,
+) -> Run:
+    """Restore a run from its newest checkpoint; `execute` then continues it exactly.
+
+    Log entries after that checkpoint are removed. A complete run stays as it is.
+
+    Args:
+        timesteps: env steps to train for from the checkpoint on; None: to the planned end. With `timesteps`,
+            schedules such as `lin_3e-4` lead to the new end, so that they jump at the checkpoint. `extensions` in
+            `config.yaml` keeps the former end, so that a training run from that file repeats the whole run.
+        env: the run's env id; required if it is code of the user's own.
+        factory: makes the env, if the id is only its name.
+        ray: how the shards are rolled out on Ray, whatever it was before; None: not on Ray.
+        settings: new values of settings by key, as after `--set`; the run goes on with them, and is then another one
+            than without. They are noted in `resumes.jsonl` and at the beginning of `config.yaml`.
+        changes: new values of settings that do not affect what was trained so far.
+
+    Raises:
+        ConfigError: it is not a run folder, it is in use, or a change is not accepted.
+        CheckpointError: it has no valid checkpoint, or that does not fit its configuration.
+    """
+    files = RunFolder.existing(run_folder)
+    files.lock()
+    with undone_on_error(files.unlock):
+        files.require_own_files()
+        before = files.read_config(env)
+        changed = before
+        if settings:
+            changed = load_config(before.env, hparams=parse_value(to_yaml(before)), settings=settings)
+        noted_changes = changes_between(before, changed)
+        checkpoint = files.checkpoints.load("latest")
+        env_steps = StateReader(checkpoint.state).fields("counters").integer("num_timesteps")
+        config = continued(changed, env_steps, timesteps, changes)
+        if ray is not None and not config.n_shards:
+            raise ConfigError("the run was begun without shards (n_shards is 0), which Ray needs", key="n_shards")
+        set_up_process(config)
+        goes_on = not is_complete(config, env_steps)  # otherwise nothing will be trained
+        run = Run(files, config, build(config, factory, ray), checkpoint=checkpoint.name, factory=factory)
+        run.changes = noted_changes if goes_on else {}
+        with undone_on_error(run.close):
+            require_metrics(run)
+            with source_named(config):
+                run.algorithm.start_runners()
+            inexact = _restore(run, checkpoint)
+            if goes_on:
+                planned = phases_after(before, env_steps)[0].n_timesteps
+                with files.writing():
+                    _note_resume(run, inexact, planned if timesteps is not None else None)
+                    files.write_config(config, remark_on_changes(run))
+    return run
+
+
+def remark_on_changes(run: Run) -> str | None:
+    """Return a line about the settings that a resume has changed; None if what is learned does not depend on any."""
+    if not run.is_changed:
+        return None
+    changes = ", ".join(f"{name} {change}" for name, change in run.changes.items())
+    done = counted(run.algorithm.num_timesteps, "env step")
+    return f"changed after {done}: {changes}; from there on the run is not exact"
+
+
+def roll_back(run: Run, count: int, error: NumericError) -> None:
+    """Return to the latest checkpoint after an error, and continue from there with other random numbers.
+
+    Args:
+        count: the number of rollbacks of this training run, including this one.
+    """
+    checkpoint = run.files.checkpoints.load("latest")
+    _log.warning("%s", error)
+    _log.warning("rollback %d of %d, to %s, with other random numbers", count, MAX_ROLLBACKS, checkpoint.name)
+    run.checkpoint = checkpoint.name
+    run.changes = {}  # they were noted when the run was resumed
+    _note_resume(run, _restore(run, checkpoint))
+    # The same random numbers would lead to the same error.
+    assert run.config.seed is not None, "prepare() has drawn one"
+    set_random_seed(int(np.random.SeedSequence(run.config.seed, spawn_key=(count, count)).generate_state(1)[0]))
+
+
+def _restore(run: Run, checkpoint: Checkpoint) -> dict[str, str]:
+    """Restore the state of a checkpoint, and truncate the logs to its iteration.
+
+    Returns:
+        Part -> reason, for each part of the state that could not be restored exactly.
+
+    Raises:
+        CheckpointError: the checkpoint does not fit the run.
+        ConfigError: a log is damaged, or the folder cannot be written to.
+    """
+    _require_same_number_of_envs(run, checkpoint)
+    envs = run.algorithm.set_state(checkpoint)
+    inexact = {f"env {index}": why for index, why in envs.items()}
+    saved, present = checkpoint.about.fields("versions"), run.algorithm.about()["versions"]
+    for name, version in present.items():
+        if name in saved and saved.value(name) != version:
+            inexact[name] = f"was version {saved.string(name)}, is {version}"
+    for what, why in inexact.items():
+        _log.warning("inexact resume: %s: %s", what, why)
+    with run.files.writing():
+        truncate_logs(run.folder, run.algorithm.iteration, run.algorithm.num_timesteps)
+    return inexact
+
+
+def _require_same_number_of_envs(run: Run, checkpoint: Checkpoint) -> None:
+    """Refuse a checkpoint of another number of envs: it could be loaded, but would not continue the same run."""
+    state, present = StateReader(checkpoint.state), run.algorithm.env.num_envs
+    if state.integer("num_envs") != present:
+        raise state.error("num_envs", state.integer("num_envs"), str(present))
+
+
+def _note_resume(run: Run, inexact: Mapping[str, str], extended_from: int | None = None) -> None:
+    """Add a resume to `resumes.jsonl`, which is replaced as a whole.
+
+    Args:
+        run: in the state of its checkpoint.
+        inexact: what `_restore` returned.
+        extended_from: the planned end, in env steps, before `--timesteps` moved it; None: it was not moved.
+    """
+    entry = {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "checkpoint": run.checkpoint,
+        "exact": not inexact and not run.is_changed,
+        "inexact": dict(inexact),
+        "changed": {name: {"from": change.old, "to": change.new} for name, change in run.changes.items()},
+        "env_steps": run.algorithm.num_timesteps,
+        "n_timesteps": run.config.n_timesteps,
+        "extended_from": extended_from,
+    }
+    resumes = run.files.resumes
+    former = read_regular(resumes) if os.path.lexists(resumes) else b""
+    write_whole(resumes, former + f"{json.dumps(entry)}\n".encode())
+
+
+# --- Evaluations, and the names of all metrics ------------------------------------------------------------------------
+
+
+def evaluations_of(run: Run) -> list[EvaluationCallback]:
+    """Make the evaluation that the configuration asks for; none if evaluation is off. The caller closes it."""
+    settings = run.config.evaluation
+    if not settings.interval:
+        return []
+    by_episodes = settings.duration_unit == "episodes"
+    n_envs = min(settings.duration, run.config.n_envs) if by_episodes else run.config.n_envs
+    return [
+        EvaluationCallback(
+            lambda: run.make_env(n_envs),
+            settings.interval,
+            settings.duration,
+            settings.duration_unit,
+            settings.deterministic,
+            settings.seed,
+            interval_unit=settings.interval_unit,
+        )
+    ]
+
+
+def metric_names(run: Run) -> list[str]:
+    """Return the flat names of all metrics that the iterations of a run log."""
+    names = run.algorithm.metric_names()
+    for evaluation in evaluations_of(run):
+        with closing(evaluation):
+            names = [*names, *evaluation.metric_names(run.algorithm)]
+    return names
+
+
+def require_metrics(run: Run) -> None:
+    """Refuse stop conditions and a checkpoint metric that no iteration will log."""
+    known = metric_names(run)
+    with source_named(run.config):
+        for metric in run.config.stop:
+            require_metric(metric, known)
+        require_metric(run.config.checkpoints.metric, known, "checkpoints.metric")
