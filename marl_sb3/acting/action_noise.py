@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.noise import ActionNoise, NormalActionNoise, OrnsteinUhlenbeckActionNoise
 
 from marl_sb3.errors import ConfigError
-from marl_sb3.storage.state import State, StateReader
+from marl_sb3.storage.parts import Fields, Stateful, array
 from marl_sb3.types import Array, BoolArray
 
 _BY_NAME: Mapping[str, Callable[[Array, Array], ActionNoise]] = {
@@ -39,7 +39,7 @@ def make_action_noise(setting: Any, action_space: spaces.Space[Any]) -> ActionNo
     return _BY_NAME[name](mean, np.full(action_space.shape, float(scale)))
 
 
-class RowNoise:
+class RowNoise(Stateful):
     """A noise process for each row. It starts anew where an episode of the row's agent starts.
 
     Args:
@@ -58,25 +58,15 @@ class RowNoise:
         for row in np.flatnonzero(rows):
             self._of_rows[row].reset()
 
-    def get_state(self) -> State:
-        """Return what the processes remember; None for processes without memory."""
+    fields: ClassVar[Fields] = {"previous": array("_previous")}
+
+    @property
+    def _previous(self) -> Array | None:
+        """What the processes remember, (rows, *action shape); None for processes without memory."""
         kept = [np.asarray(noise.noise_prev) for noise in self._of_rows if hasattr(noise, "noise_prev")]
-        return {"previous": np.stack(kept) if kept else None}
+        return np.stack(kept) if kept else None
 
-    def read_state(self, state: StateReader) -> Callable[[], None]:
-        """Check what `get_state` returned.
-
-        Returns:
-            A function that sets it.
-
-        Raises:
-            CheckpointError: it is not the state of such processes.
-        """
-        own = self.get_state()["previous"]
-        previous = None if own is None else state.array("previous", own.dtype, own.shape)
-
-        def put_back() -> None:
-            for row, noise in enumerate(self._of_rows if previous is not None else ()):
-                noise.noise_prev = previous[row]  # type: ignore[attr-defined, index]
-
-        return put_back
+    @_previous.setter
+    def _previous(self, previous: Array | None) -> None:
+        for row, noise in enumerate(self._of_rows if previous is not None else ()):
+            noise.noise_prev = previous[row]  # type: ignore[attr-defined, index]

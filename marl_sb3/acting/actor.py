@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from stable_baselines3.common.base_class import BaseAlgorithm
@@ -15,12 +15,11 @@ from marl_sb3.sb3.inference import States, initial_states, predict, takes_masks
 from marl_sb3.sb3.noise import (
     draw_noise,
     is_noise_due,
-    noise_matrices,
+    noise,
     noise_of_rows,
-    read_noise_matrices,
     uses_noise,
 )
-from marl_sb3.storage.state import State, StateReader
+from marl_sb3.storage.parts import Fields, Stateful, array, arrays
 from marl_sb3.types import Array, BoolArray, Observations
 from marl_sb3.vec_env.observations import map_arrays
 from marl_sb3.vec_env.step import VecStep
@@ -149,7 +148,7 @@ def zero_actions_of(algorithm: BaseAlgorithm, rows: int) -> Array:
 D = TypeVar("D", bound=Decision)
 
 
-class RowActor(Generic[D]):
+class RowActor(Stateful, Generic[D]):
     """Acts for the rows of one policy, in training and in evaluations; owns their recurrent state.
 
     The recurrent state of a row is reset where an episode of its agent starts, and does not change while the agent
@@ -243,46 +242,7 @@ class RowActor(Generic[D]):
 
     # --- State -------------------------------------------------------------------------------------------------------
 
-    def get_state(self, *, under_way: bool) -> State:
-        """Return the state for `read_state`.
-
-        Args:
-            under_way: whether a rollout is under way. If not, the noise is left out: the next rollout draws its own.
-        """
-        with_noise = under_way and uses_noise(self._algorithm)
-        return {
-            "starts": self.starts,
-            "states": list(self.states),
-            "noise": noise_matrices(self._algorithm.policy) if with_noise else None,
-        }
-
-    def read_state(self, state: StateReader, step: int, *, under_way: bool) -> Callable[[], None]:
-        """Check a saved state.
-
-        Args:
-            step: steps since the rollout began.
-
-        Returns:
-            A function that puts the state back.
-
-        Raises:
-            CheckpointError: the state does not fit this actor.
-        """
-        num_rows = self.rows.num_rows
-        starts = state.array("starts", np.bool_, (num_rows,))
-        likes = self._decider.initial_states(num_rows)
-        listed = state.items("states", len(likes))
-        reader = StateReader({str(i): array for i, array in enumerate(listed)}, f"{state.where}/states")
-        states = tuple(reader.array(str(i), like.dtype, like.shape) for i, like in enumerate(likes))
-        with_noise = under_way and uses_noise(self._algorithm)
-        put_noise = read_noise_matrices(self._algorithm.policy, num_rows, state, "noise") if with_noise else None
-
-        def put_back() -> None:
-            self.step, self.starts, self.states = step, starts, states
-            if put_noise is not None:
-                put_noise()
-
-        return put_back
+    fields: ClassVar[Fields] = {"starts": array("starts"), "states": arrays("states"), "noise": noise("_algorithm")}
 
 
 class Player:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,8 +14,7 @@ from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 from marl_sb3.errors import CheckpointError, EnvError
 from marl_sb3.experience.replay import Transitions
 from marl_sb3.experience.row_rings import RowRings
-from marl_sb3.storage.parts import TensorFile
-from marl_sb3.storage.state import State, StateReader
+from marl_sb3.storage.parts import Fields, TensorFile, array
 from marl_sb3.storage.tensor_file import pieces
 from marl_sb3.types import AgentID, Array, BoolArray, GoalRewards
 
@@ -136,24 +135,20 @@ class HindsightBuffer(RowRings, HerReplayBuffer):
 
     # --- State -------------------------------------------------------------------------------------------------------
 
-    def get_state(self) -> State:
-        """Return the places of the next transitions, and of the first ones of the running episodes."""
-        return {**super().get_state(), "episode_start": self._current_ep_start.copy()}
+    fields: ClassVar[Fields] = {
+        **RowRings.fields,
+        "episode_start": array("_current_ep_start", 0, lambda self: self.buffer_size - 1),
+    }
 
-    def read_state(self, state: StateReader, file: TensorFile) -> Callable[[], None]:
-        """See `TransitionReplayBuffer.read_state`."""
-        put = super().read_state(state, file)
+    def set_fields(self, values: Mapping[str, Any]) -> None:
+        """See `Stateful.set_fields`."""
+        self._begin()  # lines beyond those of the file hold no episodes
+        super().set_fields(values)
+
+    def require_columns(self, file: TensorFile, lines: int, rows: int) -> None:
+        """See `StoredColumns.require_columns`; refuses starts and lengths that are not those of episodes."""
+        super().require_columns(file, lines, rows)
         self._require_episodes(file)
-        starts = state.array("episode_start", np.int64, (self.n_envs,))
-        if (starts < 0).any() or (starts >= self.buffer_size).any():
-            raise CheckpointError(f"{state.where}/episode_start is not within 0 and {self.buffer_size - 1}")
-
-        def put_back() -> None:
-            self._begin()  # lines beyond those of the file hold no episodes
-            put()
-            self._current_ep_start = starts.copy()
-
-        return put_back
 
     def _require_episodes(self, file: TensorFile) -> None:
         """Refuse transitions that do not lie in their episode: its start and length are used as indices."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -12,8 +12,8 @@ from stable_baselines3.common.buffers import DictReplayBuffer, ReplayBuffer
 
 from marl_sb3.errors import CheckpointError
 from marl_sb3.experience.turns import pairs, require_categories
-from marl_sb3.storage.parts import TensorFile
-from marl_sb3.storage.state import State, StateReader
+from marl_sb3.storage.parts import Commit, Fields, Stateful, TensorFile, boolean, integer
+from marl_sb3.storage.state import StateReader
 from marl_sb3.storage.tensor_file import form_of, pieces
 from marl_sb3.types import Array, BoolArray, Observations
 
@@ -41,19 +41,19 @@ class Transitions(NamedTuple):
     timeouts: Array
 
 
-class StoredColumns(_Base):
-    """Mixin for an SB3 replay buffer: its arrays as tensors of a checkpoint."""
+class StoredColumns(Stateful, _Base):
+    """Mixin for an SB3 replay buffer: its arrays as tensors of a checkpoint, beside the fields of its state."""
 
     names: ClassVar[Sequence[str]] = ("observations", "next_observations", *_COLUMNS)  # of the arrays
 
-    @property
-    def _lines(self) -> int:
-        """The number of lines with transitions."""
+    def _lines_of(self, values: Mapping[str, Any]) -> int:
+        """Return the number of lines with transitions, from the values of the fields."""
         raise NotImplementedError
 
     def tensors(self) -> dict[str, Array]:
         """Return views of the lines that hold transitions, by name."""
-        return {name: array[: self._lines] for name, array in self.arrays().items()}
+        lines = self._lines_of(self.get_state())
+        return {name: array[:lines] for name, array in self.arrays().items()}
 
     def arrays(self) -> dict[str, Array]:
         """Return the arrays by name, (lines, rows, ...) each."""
@@ -64,16 +64,25 @@ class StoredColumns(_Base):
             named.update(parts or {name: of_all})
         return named
 
-    def _read_columns(self, file: TensorFile, lines: int) -> Callable[[], None]:
-        """Check what `tensors` returned, and return a function that sets it; see `require_columns`."""
-        self.require_columns(file, lines, self.n_envs)
+    def read_state(self, state: StateReader, file: TensorFile) -> Commit:  # type: ignore[override]
+        """Check what `get_state` and `tensors` returned, without reading whole tensors into memory.
 
-        def put_back() -> None:
+        Returns:
+            A function that sets it.
+
+        Raises:
+            CheckpointError: it does not fit this buffer.
+        """
+        values = self.read_fields(state)
+        self.require_columns(file, self._lines_of(values), self.n_envs)
+
+        def commit() -> None:
+            self.set_fields(values)
             for name, array in self.arrays().items():
                 for begin, piece in pieces(file.arrays, name):
                     array[begin : begin + len(piece)] = piece
 
-        return put_back
+        return commit
 
     def require_columns(self, file: TensorFile, lines: int, rows: int) -> None:
         """Refuse tensors that are not those of such a buffer, in little memory.
@@ -106,6 +115,12 @@ class _TransitionsOnly(StoredColumns):
     minibatches are drawn with the same random numbers. A line that is being filled for the first time is not drawn
     from yet.
     """
+
+    fields: ClassVar[Fields] = {
+        "pos": integer("pos", 0, lambda self: self.buffer_size - 1),
+        "filled": integer("_filled", 0, lambda self: self.n_envs - 1),
+        "full": boolean("full"),
+    }
 
     _filled: int = 0  # places of the line `pos` that hold a transition
 
@@ -167,35 +182,9 @@ class _TransitionsOnly(StoredColumns):
         self.full = False
         self._advance(number)
 
-    # --- State -------------------------------------------------------------------------------------------------------
-
-    def get_state(self) -> State:
-        """Return the place of the next transition."""
-        return {"pos": self.pos, "filled": self._filled, "full": self.full}
-
-    @property
-    def _lines(self) -> int:
-        return self.buffer_size if self.full else self.pos + (self._filled > 0)
-
-    def read_state(self, state: StateReader, file: TensorFile) -> Callable[[], None]:
-        """Check what `get_state` and `tensors` returned, in little memory.
-
-        Returns:
-            A function that sets it.
-
-        Raises:
-            CheckpointError: it does not fit this buffer.
-        """
-        full, pos = state.boolean("full"), state.integer("pos", 0, self.buffer_size - 1)
-        filled = state.integer("filled", 0, self.n_envs - 1)
-        lines = self.buffer_size if full else pos + (filled > 0)
-        put_columns = self._read_columns(file, lines)
-
-        def put_back() -> None:
-            self.pos, self._filled, self.full = pos, filled, full
-            put_columns()
-
-        return put_back
+    def _lines_of(self, values: Mapping[str, Any]) -> int:
+        """See `StoredColumns._lines_of`."""
+        return self.buffer_size if values["full"] else values["pos"] + (values["filled"] > 0)
 
 
 def _require_categories_of(name: str, file: TensorFile, buffer: ReplayBuffer) -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch as th
-from gymnasium import spaces
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 
-from marl_sb3.experience.turns import pairs, require_categories
+from marl_sb3.experience.turns import pairs, require_categories, require_observed
+from marl_sb3.storage.parts import Commit
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import Array, BoolArray, Observations
 from marl_sb3.vec_env.observations import map_arrays
@@ -154,7 +154,7 @@ class TransitionsOnly(_Base):
             "open_at": self._open_at,
         }
 
-    def read_begun(self, state: StateReader, steps: int) -> Callable[[], None]:
+    def read_begun(self, state: StateReader, steps: int) -> Commit:
         """Check what `begun_state` returned after `steps` steps.
 
         Returns:
@@ -164,19 +164,17 @@ class TransitionsOnly(_Base):
             CheckpointError: the state does not fit this buffer.
         """
         seen, columns = read_transitions(state, self, slice(steps))
-        open_at = state.array("open_at", np.int64, (self.n_envs,))
-        if (open_at < -1).any() or (open_at >= steps).any():
-            raise state.error("open_at", open_at, f"steps from 0 to {steps - 1}, or -1")
+        open_at = state.array("open_at", np.int64, (self.n_envs,), -1, steps - 1)
         columns["acted"] = state.array("acted", np.bool_, (steps, self.n_envs))
 
-        def put_back() -> None:
+        def commit() -> None:
             for own, given in pairs(self.observations, seen):
                 own[:steps] = given
             for name, array in columns.items():
                 getattr(self, name)[:steps] = array
             self._open_at, self._all_opened, self.pos = open_at, False, steps
 
-        return put_back
+        return commit
 
     def compute_returns_and_advantage(self, last_values: th.Tensor, dones: Array) -> None:
         """GAE (Schulman et al. 2016, eq. 16) over the transitions of each row.
@@ -306,21 +304,9 @@ def read_transitions(
     state: StateReader, buffer: TransitionsOnly, steps: int | slice
 ) -> tuple[Observations, dict[str, Array]]:
     """Read observations and columns, which have to have the shapes of these steps of the buffer."""
-    read = state.fields("columns")
-    read.require_names(buffer.of_transition)
-    likes = {name: getattr(buffer, name)[steps] for name in buffer.of_transition}
-    columns = {name: read.array(name, like.dtype, like.shape) for name, like in likes.items()}
-    require_categories(columns["actions"], buffer.action_space, f"{read.where}/actions")
+    columns = state.arrays_like("columns", {name: getattr(buffer, name)[steps] for name in buffer.of_transition})
+    require_categories(columns["actions"], buffer.action_space, f"{state.where}/columns/actions")
     own: Any = buffer.observations
-    space, where = buffer.observation_space, f"{state.where}/observations"
-    if not isinstance(space, spaces.Dict):
-        return _read_part(state, "observations", own[steps], space, where), columns
-    keys = state.fields("observations")
-    keys.require_names(list(space.spaces))
-    return {key: _read_part(keys, key, own[key][steps], part, where) for key, part in space.spaces.items()}, columns
-
-
-def _read_part(state: StateReader, name: str, like: Array, space: spaces.Space[Any], where: str) -> Array:
-    array = state.array(name, like.dtype, like.shape)
-    require_categories(array, space, where)
-    return array
+    seen = state.arrays_like("observations", map_arrays(lambda array: array[steps], own))
+    require_observed(seen, buffer.observation_space, f"{state.where}/observations")
+    return seen, columns

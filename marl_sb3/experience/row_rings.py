@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -13,8 +13,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from marl_sb3.errors import CheckpointError
 from marl_sb3.experience.replay import StoredColumns, Transitions
 from marl_sb3.experience.turns import pairs
-from marl_sb3.storage.parts import TensorFile
-from marl_sb3.storage.state import State, StateReader
+from marl_sb3.storage.parts import Fields, TensorFile, array
 from marl_sb3.storage.tensor_file import pieces
 from marl_sb3.types import Array, BoolArray, Observations
 
@@ -140,33 +139,18 @@ class RowRings(StoredColumns, _Base):
 
     # --- State -------------------------------------------------------------------------------------------------------
 
-    def get_state(self) -> State:
-        """Return the places of the next transitions."""
-        return {"next": self._next.copy(), "wrapped": self._wrapped.copy()}
+    fields: ClassVar[Fields] = {
+        "next": array("_next", 0, lambda self: self.buffer_size - 1),
+        "wrapped": array("_wrapped"),
+    }
 
-    @property
-    def _lines(self) -> int:
-        return self._lines_of(self._next, self._wrapped, self.buffer_size)
+    def _lines_of(self, values: Mapping[str, Any]) -> int:
+        """See `StoredColumns._lines_of`."""
+        return self.buffer_size if values["wrapped"].any() else int(values["next"].max())
 
-    @staticmethod
-    def _lines_of(following: Array, wrapped: BoolArray, buffer_size: int) -> int:
-        """Return the number of lines that are needed of the arrays; the arguments are those of a state."""
-        return buffer_size if wrapped.any() else int(following.max())
-
-    def read_state(self, state: StateReader, file: TensorFile) -> Callable[[], None]:
-        """See `TransitionReplayBuffer.read_state`."""
-        following = state.array("next", np.int64, (self.n_envs,))
-        wrapped = state.array("wrapped", np.bool_, (self.n_envs,))
-        if (following < 0).any() or (following >= self.buffer_size).any():
-            raise CheckpointError(f"{state.where}/next is not within 0 and {self.buffer_size - 1}")
-        put_columns = self._read_columns(file, self._lines_of(following, wrapped, self.buffer_size))
-
-        def put_back() -> None:
-            self._next, self._wrapped = following.copy(), wrapped.copy()
-            self._show_position()
-            put_columns()
-
-        return put_back
+    def state_was_set(self) -> None:
+        """Set SB3's own position."""
+        self._show_position()
 
 
 def _drawn_below(limit: int, number: int) -> Array:
@@ -286,17 +270,15 @@ class CompactBuffer(RowRings, ReplayBuffer):
 
     # --- State -------------------------------------------------------------------------------------------------------
 
-    @staticmethod
-    def _lines_of(following: Array, wrapped: BoolArray, buffer_size: int) -> int:
-        """See `RowRings._lines_of`; with the line of the latest next observations."""
-        return min(RowRings._lines_of(following, wrapped, buffer_size) + 1, buffer_size)
+    def _lines_of(self, values: Mapping[str, Any]) -> int:
+        """See `StoredColumns._lines_of`; with the line of the latest next observations."""
+        return min(super()._lines_of(values) + 1, self.buffer_size)
 
-    def read_state(self, state: StateReader, file: TensorFile) -> Callable[[], None]:
-        """See `TransitionReplayBuffer.read_state`."""
-        put = super().read_state(state, file)
+    def require_columns(self, file: TensorFile, lines: int, rows: int) -> None:
+        """See `StoredColumns.require_columns`; refuses gaps that are not between transitions."""
+        super().require_columns(file, lines, rows)
         before = np.ones(self.n_envs, dtype=np.bool_)
         for _, gaps in pieces(file.arrays, "gaps"):
             if (gaps & np.concatenate([before[None], gaps[:-1]])).any():
                 raise CheckpointError(f"{file.name}: gaps are not between transitions")
             before = gaps[-1]
-        return put

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 from gymnasium import spaces
 
-from marl_sb3.storage.state import State, StateReader
+from marl_sb3.storage.parts import Fields, Stateful, array, arrays
+from marl_sb3.storage.state import StateReader
 from marl_sb3.types import Array, BoolArray, FloatArray, Observations
 from marl_sb3.vec_env.action_log import require_possible
 from marl_sb3.vec_env.observations import map_arrays
@@ -37,7 +38,14 @@ def require_categories(array: Array, space: spaces.Space[Any], where: str) -> No
         require_possible(array.reshape(-1, *(space.shape or ())), space, where)
 
 
-class OpenTransitions:
+def require_observed(seen: Observations, space: spaces.Space[Any], where: str) -> None:
+    """Refuse observations with numbers outside the categories of a space; see `require_categories`."""
+    parts = space.spaces if isinstance(space, spaces.Dict) else {"": space}
+    for key, part in parts.items():
+        require_categories(seen[key] if isinstance(seen, dict) else seen, part, f"{where}/{key}" if key else where)
+
+
+class OpenTransitions(Stateful):
     """The transition of each row that is not over: what its agent saw and did, and what it was paid since.
 
     Args:
@@ -93,53 +101,21 @@ class OpenTransitions:
         """Forget the transitions of these rows, (rows,) bool."""
         self.rows = self.rows & ~rows
 
-    def get_state(self) -> State | None:
-        """Return the open transitions; None if there are none."""
-        if not self.rows.any():
-            return None
-        return {
-            "rows": self.rows.copy(),
-            "rewards": self.rewards.copy(),
-            "actions": self._actions.copy(),
-            "observations": {name: array.copy() for name, array in self._named().items()},
-        }
+    def clear(self) -> None:
+        """Forget all transitions."""
+        self.drop(np.ones_like(self.rows))
 
-    def _named(self) -> dict[str, Array]:
-        own: Any = self._observations
-        return dict(own) if isinstance(own, dict) else {"": own}
+    fields: ClassVar[Fields] = {
+        "rows": array("rows"),
+        "rewards": array("rewards"),
+        "actions": array("_actions"),
+        "observations": arrays("_observations"),
+    }
 
-    def read_state(self, state: StateReader | None) -> Callable[[], None]:
-        """Check what `get_state` returned.
-
-        Returns:
-            A function that sets it.
-
-        Raises:
-            CheckpointError: it is not the state of such rows.
-        """
-        if state is None:
-            return lambda: self.drop(np.ones_like(self.rows))
-        rows = state.array("rows", np.bool_, self.rows.shape)
-        rewards = state.array("rewards", np.float32, self.rewards.shape)
-        actions = state.array("actions", self._actions.dtype, self._actions.shape)
-        seen = state.fields("observations")
-        seen.require_names(list(self._named()))
-        read = {name: seen.array(name, own.dtype, own.shape) for name, own in self._named().items()}
-        self._require_categories(read, actions, state.where)
-
-        def put_back() -> None:
-            self.rows, self.rewards, self._actions = rows, rewards, actions
-            for name, own in self._named().items():
-                own[:] = read[name]
-
-        return put_back
-
-    def _require_categories(self, observations: Mapping[str, Array], actions: Array, where: str) -> None:
-        """Refuse numbers of categories outside their space: they are indices into arrays."""
-        own = self._observation_space
-        of_parts = own.spaces if isinstance(own, spaces.Dict) else {"": own}
-        for array, space in [(actions, self._action_space), *((observations[key], of_parts[key]) for key in of_parts)]:
-            require_categories(array, space, where)
+    def check_state(self, values: Mapping[str, Any], state: StateReader) -> None:
+        """Refuse categories outside their space: they are indices into arrays."""
+        require_categories(values["actions"], self._action_space, f"{state.where}/actions")
+        require_observed(values["observations"], self._observation_space, f"{state.where}/observations")
 
 
 def index_of(rows: BoolArray) -> Any:

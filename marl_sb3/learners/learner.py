@@ -21,10 +21,10 @@ from marl_sb3.sb3.optimizers import (
     parameter_addresses,
     read_optimizers,
 )
-from marl_sb3.sb3.private import num_updates, progress_remaining, set_num_updates, set_progress_remaining
+from marl_sb3.sb3.private import COUNTS
 from marl_sb3.sb3.tensors import Arrays, read_weights, weights
-from marl_sb3.storage.parts import SavedPart, TensorFile, in_order
-from marl_sb3.storage.rng import read_space_state, space_state
+from marl_sb3.storage.parts import Commit, Fields, SavedPart, Stateful, TensorFile, computed, in_order, part
+from marl_sb3.storage.rng import generators
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import Array, BoolArray, GoalRewards, PolicyID
 from marl_sb3.vec_env.step import VecStep
@@ -167,7 +167,7 @@ class LearnerOptions:
     goal_rewards: GoalRewards
 
 
-class Learner(ABC):
+class Learner(Stateful, ABC):
     """Trains one policy; it is a part of a checkpoint, which may be taken between any two env steps.
 
     Args:
@@ -295,55 +295,31 @@ class Learner(ABC):
 
     # --- State -------------------------------------------------------------------------------------------------------
 
-    def get_state(self) -> State:
-        """See `Part.get_state`."""
-        algorithm = self.algorithm
-        return {
-            "rollout": self.collector.get_state(),
-            "processing": self.processing.get_state(),
-            "num_timesteps": algorithm.num_timesteps,
-            "n_updates": num_updates(algorithm),
-            "progress_remaining": progress_remaining(algorithm),
-            "optimizers": optimizer_settings(algorithm),
-            "observation_space": space_state(algorithm.observation_space),
-            "action_space": space_state(algorithm.action_space),
-        }
+    fields: ClassVar[Fields] = {
+        "optimizers": computed(
+            lambda self: optimizer_settings(self.algorithm),
+            lambda self, saved, name: read_optimizers(self.algorithm, saved.files["optimizer"], saved.value(name)),
+        ),
+        "rollout": computed(lambda self: self.collector.get_state(), lambda self, saved, _: self._read_rollout(saved)),
+        "processing": part("processing"),
+        "observation_space": generators("algorithm.observation_space"),
+        "action_space": generators("algorithm.action_space"),
+        **COUNTS,
+    }
 
     def get_tensors(self) -> Mapping[str, Arrays]:
         """See `TensorPart.get_tensors`: the weights and the optimizers' state."""
         return {"policy": weights(self.algorithm), "optimizer": optimizer_arrays(self.algorithm)}
 
-    def read_state(self, saved: SavedPart) -> Callable[[], None]:
+    def read_state(self, saved: SavedPart) -> Commit:  # type: ignore[override]
         """See `Part.read_state`; with another number of envs, new episodes begin."""
-        algorithm, state = self.algorithm, saved
-        return in_order(
-            [
-                self.read_weights(saved.files),
-                read_optimizers(algorithm, saved.files["optimizer"], state.value("optimizers")),
-                self._read_rollout(saved),
-                self.processing.read_state(state.fields("processing")),
-                read_space_state(algorithm.observation_space, state, "observation_space"),
-                read_space_state(algorithm.action_space, state, "action_space"),
-                self._read_counts(state),
-            ]
-        )
+        return in_order([self.read_weights(saved.files), super().read_state(saved)])
 
-    def _read_rollout(self, saved: SavedPart) -> Callable[[], None]:
+    def _read_rollout(self, saved: SavedPart) -> Commit:
         """Check what the collector has saved; without its experience if the number of envs has changed."""
         if saved.num_envs != self.rows.num_envs:
             return self.collector.begin_episodes
         return self.collector.read_state(saved.fields("rollout"))
-
-    def _read_counts(self, state: StateReader) -> Callable[[], None]:
-        num_timesteps, n_updates = state.integer("num_timesteps"), state.integer("n_updates")
-        progress = state.number("progress_remaining")
-
-        def put_back() -> None:
-            self.algorithm.num_timesteps = num_timesteps
-            set_num_updates(self.algorithm, n_updates)
-            set_progress_remaining(self.algorithm, progress)
-
-        return put_back
 
     def read_weights(self, files: Mapping[str, TensorFile]) -> Callable[[], None]:
         """Do what `read_state` does, but only for the weights."""

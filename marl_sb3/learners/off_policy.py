@@ -21,10 +21,9 @@ from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.processing import Processing, process_rows
 from marl_sb3.sb3.files import normalize_minibatches
 from marl_sb3.sb3.optimizers import num_optimized
-from marl_sb3.sb3.private import num_steps, num_updates, set_num_steps, set_progress_remaining
+from marl_sb3.sb3.private import OFF_POLICY_COUNTS, num_updates, set_progress_remaining
 from marl_sb3.sb3.tensors import Arrays
-from marl_sb3.storage.parts import SavedPart, in_order
-from marl_sb3.storage.state import State, StateReader
+from marl_sb3.storage.parts import Commit, Fields, SavedPart, computed, in_order
 
 _log = logging.getLogger(__name__)
 
@@ -109,65 +108,39 @@ class OffPolicyLearner(Learner):
 
     # --- State -------------------------------------------------------------------------------------------------------
 
-    def get_state(self) -> State:
-        """See `Part.get_state`."""
-        return {
-            **super().get_state(),
-            "replay": self.collector.buffer.get_state() if self.trained else None,
-            "steps": num_steps(self.algorithm),
-            "exploration_rate": float(getattr(self.algorithm, "exploration_rate", 0.0)),
-        }
+    fields: ClassVar[Fields] = {
+        **Learner.fields,
+        "replay": computed(
+            lambda self: self.collector.buffer.get_state() if self.trained else None,
+            lambda self, saved, name: self._read_replay(saved) if self.trained else saved.null(name),
+        ),
+        **OFF_POLICY_COUNTS,
+    }
 
     def get_tensors(self) -> Mapping[str, Arrays]:
         """See `TensorPart.get_tensors`; the replay buffer is not copied."""
         of_policy = super().get_tensors()
         return {**of_policy, "replay": self.collector.buffer.tensors()} if self.trained else of_policy
 
-    def _read_rollout(self, saved: SavedPart) -> Callable[[], None]:
-        if saved.num_envs != self.rows.num_envs:
-            return self._read_of_other_envs(saved)
-        put_rollout = super()._read_rollout(saved)
-        if not self.trained:
-            return put_rollout
+    def _read_replay(self, saved: SavedPart) -> Commit:
+        buffer, state = self.collector.buffer, saved.fields("replay")
         if "replay" not in saved.files:
             raise CheckpointError(f"{saved.where}: the file of the replay buffer is missing")
-        put_replay = self.collector.buffer.read_state(saved.fields("replay"), saved.files["replay"])
-        return in_order([put_rollout, put_replay])
+        if saved.num_envs == self.rows.num_envs:
+            return buffer.read_state(state, saved.files["replay"])
+        if isinstance(buffer, TransitionReplayBuffer | TransitionDictReplayBuffer):
+            rows = saved.num_envs * len(self.rows.agents)
+            return in_order([buffer.reset, read_resized(buffer, state, saved.files["replay"], rows)])
+        return in_order([buffer.reset, lambda: self._warn_of_empty_buffer(saved.num_envs)])
 
-    def _read_of_other_envs(self, saved: SavedPart) -> Callable[[], None]:
-        """Keep the transitions of another number of envs, if the buffer holds them in any order; new episodes begin."""
-        buffer, rows = self.collector.buffer, saved.num_envs * len(self.rows.agents)
-        put: Callable[[], None] | None = None
-        if isinstance(buffer, TransitionReplayBuffer | TransitionDictReplayBuffer) and "replay" in saved.files:
-            put = read_resized(buffer, saved.fields("replay"), saved.files["replay"], rows)
-
-        def put_back() -> None:
-            self.collector.begin_episodes()
-            buffer.reset()
-            if put is not None:
-                put()
-            elif self.trained:
-                _log.warning(
-                    "inexact: policy %r: the replay buffer begins anew: it holds the transitions of %d envs one after "
-                    "the other, and the checkpoint has %d",
-                    self.policy_id,
-                    self.rows.num_envs,
-                    saved.num_envs,
-                )
-
-        return put_back
-
-    def _read_counts(self, state: StateReader) -> Callable[[], None]:
-        put_counts, steps = super()._read_counts(state), state.integer("steps")
-        epsilon = state.number("exploration_rate", 0.0, 1.0)
-
-        def put_back() -> None:
-            put_counts()
-            set_num_steps(self.algorithm, steps)
-            if hasattr(self.algorithm, "exploration_rate"):
-                self.algorithm.exploration_rate = epsilon
-
-        return put_back
+    def _warn_of_empty_buffer(self, num_envs: int) -> None:
+        _log.warning(
+            "inexact: policy %r: the replay buffer begins anew: it holds the transitions of %d envs one after the "
+            "other, and the checkpoint has %d",
+            self.policy_id,
+            self.rows.num_envs,
+            num_envs,
+        )
 
 
 class ReplayJob:

@@ -6,8 +6,8 @@ therefore trains bit for bit as in SB3.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 from gymnasium import spaces
@@ -26,13 +26,14 @@ from marl_sb3.learners.numeric_faults import policy_in_errors
 from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.processing import RowProcessing
 from marl_sb3.sb3.private import after_step, set_progress_remaining
-from marl_sb3.storage.state import State, StateReader
+from marl_sb3.storage.parts import Fields, Stateful, computed, integer, part
+from marl_sb3.storage.state import StateReader
 from marl_sb3.types import Array, BoolArray, Observations
 from marl_sb3.vec_env.observations import map_arrays
 from marl_sb3.vec_env.step import VecStep
 
 
-class OffPolicyCollector:
+class OffPolicyCollector(Stateful):
     """See `Collector`; the transitions are added to `algorithm.replay_buffer` when they are over.
 
     A transition of an agent runs from its action to its next turn or its end, with everything that it is paid
@@ -216,47 +217,30 @@ class OffPolicyCollector:
 
     # --- State -------------------------------------------------------------------------------------------------------
 
-    def get_state(self) -> State:
-        """Return the state of the rollout, and the transitions that are not over."""
-        return {
-            "actor": self.actor.get_state(under_way=self._is_within(self.actor.step, self._episodes)),
-            "processing": self.processing.get_state(),
-            "step": self.actor.step,
-            "episodes": self._episodes,
-            "agent_steps": self.agent_steps,
-            "open": self._open.get_state(),
-            "noise": None if self._noise is None else self._noise.get_state(),
-        }
+    fields: ClassVar[Fields] = {
+        "actor": part("actor"),
+        "processing": part("processing"),
+        "step": integer("actor.step"),
+        "episodes": integer("_episodes"),
+        "agent_steps": integer("agent_steps"),
+        "open": computed(
+            lambda self: self._open.get_state() if self._open.rows.any() else None,
+            lambda self, state, name: (
+                self._open.clear if state.value(name) is None else self._open.read_state(state.fields(name))
+            ),
+        ),
+        "noise": part("_noise"),
+    }
 
-    def _is_within(self, steps: int, episodes: int) -> bool:
-        return self.records and steps > 0 and self._left(steps, episodes) > 0
+    def check_state(self, values: Mapping[str, Any], state: StateReader) -> None:
+        """Refuse more steps than a rollout has."""
+        left = self._left(values["step"], values["episodes"])
+        if self.records and left < 0:
+            raise state.error("step", values["step"], f"an integer up to {values['step'] + left}")
 
-    def read_state(self, state: StateReader) -> Callable[[], None]:
-        """Check what `get_state` returned; see `Part.read_state`.
-
-        Raises:
-            CheckpointError: it is not the state of such a rollout.
-        """
-        steps, episodes = state.integer("step"), state.integer("episodes")
-        agent_steps = state.integer("agent_steps")
-        if self.records and self._left(steps, episodes) < 0:
-            raise state.error("step", steps, f"an integer up to {steps + self._left(steps, episodes)}")
-        under_way = self._is_within(steps, episodes)
-        put_actor = self.actor.read_state(state.fields("actor"), steps, under_way=under_way)
-        put_processing = self.processing.read_state(state.fields("processing"))
-        put_open = self._open.read_state(None if state.value("open") is None else state.fields("open"))
-        put_noise = None if self._noise is None else self._noise.read_state(state.fields("noise"))
-
-        def put_back() -> None:
-            self.algorithm.policy.set_training_mode(False)
-            put_actor()
-            put_processing()
-            put_open()
-            self._episodes, self.agent_steps = episodes, agent_steps
-            if put_noise is not None:
-                put_noise()
-
-        return put_back
+    def state_was_set(self) -> None:
+        """Prepare the policy to act."""
+        self.algorithm.policy.set_training_mode(False)
 
 
 def _replaced(array: Array, rows: BoolArray, values: Array) -> Array:

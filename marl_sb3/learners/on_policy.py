@@ -22,7 +22,7 @@ from marl_sb3.metrics import Result
 from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.processing import Processing, process_rows
 from marl_sb3.sb3.private import set_progress_remaining
-from marl_sb3.storage.state import State, StateReader
+from marl_sb3.storage.parts import Fields, integer
 
 
 class OnPolicyLearner(Learner):
@@ -164,20 +164,7 @@ class OnPolicyLearner(Learner):
             + algorithm.vf_coef * recorded["train/value_loss"]
         )
 
-    # --- State -------------------------------------------------------------------------------------------------------
-
-    def get_state(self) -> State:
-        """See `Part.get_state`."""
-        return {**super().get_state(), "grad_updates": self.num_grad_updates}
-
-    def _read_counts(self, state: StateReader) -> Callable[[], None]:
-        put_counts, grad_updates = super()._read_counts(state), state.integer("grad_updates")
-
-        def put_back() -> None:
-            put_counts()
-            self.num_grad_updates = grad_updates
-
-        return put_back
+    fields: ClassVar[Fields] = {**Learner.fields, "grad_updates": integer("num_grad_updates")}
 
 
 class TrainJob:

@@ -6,8 +6,9 @@ policy trains bit for bit as SB3 does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import torch as th
@@ -25,12 +26,13 @@ from marl_sb3.experience.rollout import (
 )
 from marl_sb3.learners.numeric_faults import policy_in_errors
 from marl_sb3.processing import RowProcessing
-from marl_sb3.storage.state import State, StateReader
+from marl_sb3.storage.parts import Commit, Field, Fields, Stateful, computed, in_order, integer, part
+from marl_sb3.storage.state import MAX_COUNT, StateReader
 from marl_sb3.types import Array, BoolArray, Observations
 from marl_sb3.vec_env.step import VecStep
 
 
-class OnPolicyCollector:
+class OnPolicyCollector(Stateful):
     """See `Collector`; the rollout is that of `algorithm.rollout_buffer`.
 
     Args:
@@ -71,7 +73,7 @@ class OnPolicyCollector:
         self.actor.restart_envs(env_indices)
         self.processing.restart_envs(env_indices)
         lost = self.rows.of_envs(env_indices)
-        if self._under_way:
+        if self._is_within(self.actor.step):
             self.buffer.break_off(lost)
         if self._open is not None:
             self._open = replace(self._open, rows=self._open.rows & ~lost)
@@ -176,42 +178,35 @@ class OnPolicyCollector:
 
     # --- State -------------------------------------------------------------------------------------------------------
 
-    def get_state(self) -> State:
-        """Return the state of the rollout; with its arrays and noise only while they are still needed."""
-        return {
-            "actor": self.actor.get_state(under_way=self._under_way),
-            "processing": self.processing.get_state(),
-            "step": self.actor.step,
-            "open": None if self._open is None else carried_state(self._open),
-            "begun": self.buffer.begun_state() if self._under_way else None,
-        }
-
-    @property
-    def _under_way(self) -> bool:
-        return self.records and self._is_within(self.actor.step)
+    fields: ClassVar[Fields] = {
+        "actor": part("actor"),
+        "processing": part("processing"),
+        "step": integer("actor.step", 0, lambda self: self.algorithm.n_steps if self.records else MAX_COUNT),
+        "open": Field(
+            lambda self: None if self._open is None else carried_state(self._open),
+            lambda self, state, name: self._read_open(state, name),
+            lambda self, waiting: setattr(self, "_open", waiting),
+        ),
+        # The arrays of the rollout, only while they are still needed.
+        "begun": computed(
+            lambda self: self.buffer.begun_state() if self._is_within(self.actor.step) else None,
+            lambda self, state, name: self._read_begun(state, name),
+        ),
+    }
 
     def _is_within(self, step: int) -> bool:
-        return 0 < step < self.algorithm.n_steps
+        return self.records and 0 < step < self.algorithm.n_steps
 
-    def read_state(self, state: StateReader) -> Callable[[], None]:
-        """Check what `get_state` returned; see `Part.read_state`.
+    def _read_open(self, state: StateReader, name: str) -> CarriedTransitions | None:
+        return None if state.value(name) is None else read_carried(state.fields(name), self.buffer)
 
-        Raises:
-            CheckpointError: the state does not fit this rollout.
-        """
-        step = state.integer("step", 0, self.algorithm.n_steps) if self.records else 0
-        put_actor = self.actor.read_state(state.fields("actor"), step, under_way=self._is_within(step))
-        put_processing = self.processing.read_state(state.fields("processing"))
-        waiting = None if state.value("open") is None else read_carried(state.fields("open"), self.buffer)
-        set_begun = self.buffer.read_begun(state.fields("begun"), step) if self._is_within(step) else None
+    def _read_begun(self, state: StateReader, name: str) -> Commit:
+        step = state.integer("step")
+        if not self._is_within(step):
+            state.null(name)
+            return self.buffer.reset
+        return in_order([self.buffer.reset, self.buffer.read_begun(state.fields(name), step)])
 
-        def put_back() -> None:
-            self.algorithm.policy.set_training_mode(False)
-            put_actor()
-            put_processing()
-            self._open = waiting
-            self.buffer.reset()
-            if set_begun is not None:
-                set_begun()
-
-        return put_back
+    def state_was_set(self) -> None:
+        """Prepare the policy to act."""
+        self.algorithm.policy.set_training_mode(False)

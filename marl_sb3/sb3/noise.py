@@ -5,9 +5,10 @@ gSDE (Raffin et al. 2021, https://arxiv.org/abs/2005.05719) draws one matrix per
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from copy import copy
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch as th
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.distributions import StateDependentNoiseDistribution
 
+from marl_sb3.storage.parts import Field
 from marl_sb3.storage.state import StateReader
 from marl_sb3.types import Array, BoolArray
 
@@ -88,28 +90,28 @@ def preserve_noise(algorithms: Iterable[Any]) -> Iterator[None]:
 # --- State -----------------------------------------------------------------------------------------------------------
 
 
-def noise_matrices(policy: Any) -> Array:
-    """Return (rows + 1, features, actions): the matrix for a single observation, then one for each row."""
-    drawn = _noisy(policy).action_dist
-    matrices: Array = th.cat([drawn.exploration_mat[None], drawn.exploration_matrices]).detach().cpu().numpy()
-    return matrices
+def noise(path: str) -> Field:
+    """The noise matrices of an algorithm, an attribute: that for a single observation, then one for each row drawn.
 
-
-def read_noise_matrices(policy: Any, rows: int, state: StateReader, name: str) -> Callable[[], None]:
-    """Check saved noise matrices of `rows` rows, see `noise_matrices`.
-
-    Returns:
-        A function that puts them back.
-
-    Raises:
-        CheckpointError: they do not fit the policy.
+    None without gSDE.
     """
-    module = _noisy(policy)
-    own = module.action_dist.exploration_mat
-    matrices = state.array(name, own.detach().cpu().numpy().dtype, (rows + 1, *own.shape))
+    get = attrgetter(path)
 
-    def put_back() -> None:
-        drawn = th.as_tensor(matrices, device=own.device)
-        module.action_dist.exploration_mat, module.action_dist.exploration_matrices = drawn[0], drawn[1:]
+    def matrices(owner: Any) -> Array | None:
+        if not uses_noise(get(owner)):
+            return None
+        drawn = _noisy(get(owner).policy).action_dist
+        joined: Array = th.cat([drawn.exploration_mat[None], drawn.exploration_matrices]).detach().cpu().numpy()
+        return joined
 
-    return put_back
+    def read(owner: Any, state: StateReader, name: str) -> Array | None:
+        own = matrices(owner)
+        return state.null(name) if own is None else state.array(name, own.dtype, (None, *own.shape[1:]))
+
+    def put(owner: Any, saved: Array | None) -> None:
+        if saved is not None:
+            distribution = _noisy(get(owner).policy).action_dist
+            drawn = th.as_tensor(saved, device=distribution.exploration_mat.device)
+            distribution.exploration_mat, distribution.exploration_matrices = drawn[0], drawn[1:]
+
+    return Field(matrices, read, put)

@@ -10,6 +10,7 @@ from stable_baselines3.common.callbacks import BaseCallback, CallbackList, Conve
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.vec_env import VecNormalize
 
+from marl_sb3.storage.parts import Fields, if_present, integer, number
 from marl_sb3.types import Array, Observations
 
 # --- Schedules and counts --------------------------------------------------------------------------------------------
@@ -33,6 +34,19 @@ def num_updates(algorithm: BaseAlgorithm) -> int:
 def set_num_updates(algorithm: BaseAlgorithm, count: int) -> None:
     """Set what `num_updates` returns."""
     algorithm._n_updates = count
+
+
+# The counts in the state of an owner that has the algorithm as `algorithm`.
+COUNTS: Fields = {
+    "num_timesteps": integer("algorithm.num_timesteps"),
+    "n_updates": integer("algorithm._n_updates"),
+    "progress_remaining": number("algorithm._current_progress_remaining"),
+}
+# The same for off-policy algorithms: how often `after_step` was called, and the share of random actions, both of DQN.
+OFF_POLICY_COUNTS: Fields = {
+    "steps": if_present("algorithm._n_calls", integer("algorithm._n_calls")),
+    "exploration_rate": if_present("algorithm.exploration_rate", number("algorithm.exploration_rate", 0.0, 1.0)),
+}
 
 
 # --- Policies with LSTMs ---------------------------------------------------------------------------------------------
@@ -59,17 +73,6 @@ def after_step(algorithm: BaseAlgorithm) -> None:
 def set_vec_normalize(algorithm: BaseAlgorithm, env: VecNormalize) -> None:
     """Set what normalises the minibatches that the algorithm draws from its replay buffer."""
     algorithm._vec_normalize_env = env
-
-
-def num_steps(algorithm: BaseAlgorithm) -> int:
-    """How often `after_step` was called, as DQN counts; 0 for an algorithm that does not count."""
-    return int(getattr(algorithm, "_n_calls", 0))
-
-
-def set_num_steps(algorithm: BaseAlgorithm, count: int) -> None:
-    """Set what `num_steps` returns."""
-    if hasattr(algorithm, "_n_calls"):
-        algorithm._n_calls = count
 
 
 # --- A rollout on an SB3 VecEnv --------------------------------------------------------------------------------------

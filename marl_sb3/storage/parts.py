@@ -125,16 +125,21 @@ class Stateful:
         Raises:
             CheckpointError: it is not the state of such an object; names the path of the value.
         """
+        values = self.read_fields(state)
+        return lambda: self.set_fields(values)
+
+    def read_fields(self, state: StateReader) -> dict[str, Any]:
+        """Check a saved state; returns what `set_fields` takes, by the names of the fields."""
         state.require_names(list(self.fields))
         values = {name: field.read(self, state, name) for name, field in self.fields.items()}
         self.check_state(values, state)
+        return values
 
-        def commit() -> None:
-            for name, field in self.fields.items():
-                field.put(self, values[name])
-            self.state_was_set()
-
-        return commit
+    def set_fields(self, values: Mapping[str, Any]) -> None:
+        """Set all fields."""
+        for name, field in self.fields.items():
+            field.put(self, values[name])
+        self.state_was_set()
 
     def check_state(self, values: Mapping[str, Any], state: StateReader) -> None:
         """Refuse values of fields that contradict each other."""
@@ -159,14 +164,21 @@ def boolean(path: str) -> Field:
 
 
 def array(path: str, lowest: float | None = None, highest: Bound | None = None) -> Field:
-    """An array, finite, of the dtype and shape that the attribute has; its numbers lie within the bounds."""
+    """An array, finite, of the dtype and shape that the attribute has; its numbers lie within the bounds.
+
+    None where the attribute is None.
+    """
     get = attrgetter(path)
 
-    def read(owner: Any, state: StateReader, name: str) -> Array:
-        own, most = np.asarray(get(owner)), None if highest is None else _bound(highest, owner)
-        return state.array(name, own.dtype, own.shape, lowest, most)
+    def copied(owner: Any) -> Array | None:
+        own = get(owner)
+        return None if own is None else np.array(own)
 
-    return Field(lambda owner: np.array(get(owner)), read, _setter(path))
+    def read(owner: Any, state: StateReader, name: str) -> Array | None:
+        own, most = copied(owner), None if highest is None else _bound(highest, owner)
+        return state.null(name) if own is None else state.array(name, own.dtype, own.shape, lowest, most)
+
+    return Field(copied, read, _setter(path))
 
 
 def counts(path: str) -> Field:
@@ -188,7 +200,7 @@ def sums_or_nan(path: str) -> Field:
 
 
 def arrays(path: str) -> Field:
-    """A mapping of arrays, or a sequence of them, of the names, dtypes and shapes that the attribute has."""
+    """An array, or mappings and tuples of arrays, of the names, dtypes and shapes that the attribute has."""
     get = attrgetter(path)
 
     def read(owner: Any, state: StateReader, name: str) -> Any:
@@ -205,14 +217,11 @@ def part(path: str) -> Field:
         own = get(owner)
         return None if own is None else own.get_state()
 
-    def read(owner: Any, state: StateReader, name: str) -> Callable[[], object] | None:
+    def read(owner: Any, state: StateReader, name: str) -> Any:
         own = get(owner)
-        if own is None:
-            state.null(name)
-            return None
-        return own.read_state(state.fields(name))  # type: ignore[no-any-return]
+        return state.null(name) if own is None else own.read_state(state.fields(name))
 
-    return Field(state_of, read, _commit)
+    return computed(state_of, read)
 
 
 def parts(path: str) -> Field:
@@ -243,8 +252,28 @@ def optional(field: Field) -> Field:
     return field._replace(read=read)
 
 
-def computed(get: Callable[[Any], Any], read: Callable[[Any, StateReader, str], Callable[[], object] | None]) -> Field:
-    """A field that is not simply an attribute; `read` returns a function that sets it, or None."""
+def if_present(path: str, field: Field) -> Field:
+    """The same, or None for an owner that has no attribute of this path."""
+
+    def is_there(owner: Any) -> bool:
+        try:
+            attrgetter(path)(owner)
+        except AttributeError:
+            return False
+        return True
+
+    return Field(
+        lambda owner: field.get(owner) if is_there(owner) else None,
+        lambda owner, state, name: field.read(owner, state, name) if is_there(owner) else state.null(name),
+        lambda owner, value: field.put(owner, value) if is_there(owner) else None,
+    )
+
+
+def computed(get: Callable[[Any], Any], read: Callable[[Any, Any, str], Callable[[], object] | None]) -> Field:
+    """A field that is not simply an attribute; `read` returns a function that sets it, or None.
+
+    The state that `read` gets is a `SavedPart` if the owner is a part.
+    """
     return Field(get, read, _commit)
 
 
@@ -269,5 +298,5 @@ def _bound(bound: Bound, owner: Any) -> float:
 
 def _copies(own: Any) -> Any:
     if isinstance(own, Mapping):
-        return {name: each.copy() for name, each in own.items()}
-    return [each.copy() for each in own]
+        return {name: _copies(each) for name, each in own.items()}
+    return own.copy() if isinstance(own, np.ndarray) else [_copies(each) for each in own]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
 from marl_sb3.errors import CheckpointError
+from marl_sb3.storage.parts import Commit, Field, computed, in_order
 from marl_sb3.storage.state import MAX_SEED, State, StateReader
 
 
@@ -60,39 +62,31 @@ def _read_like(wanted: Mapping[str, Any], state: StateReader) -> State:
     return read
 
 
-def space_state(space: spaces.Space[Any]) -> list[State | None]:
-    """Return the generators of a space and of its parts; None for a generator that was never used."""
-    return [None if part._np_random is None else generator_state(part._np_random) for part in _parts(space)]
+def generators(path: str) -> Field:
+    """The generators of a space, an attribute, and of its parts; None for a generator that was never used."""
+    get = attrgetter(path)
+
+    def states(owner: Any) -> list[State | None]:
+        return [None if part._np_random is None else generator_state(part._np_random) for part in _parts(get(owner))]
+
+    def read(owner: Any, state: StateReader, name: str) -> Commit:
+        parts = _parts(get(owner))
+        saved = state.listed(name, len(parts))
+        return in_order([_read_part(part, saved, str(number)) for number, part in enumerate(parts)])
+
+    return computed(states, read)
 
 
-def read_space_state(space: spaces.Space[Any], state: StateReader, name: str) -> Callable[[], None]:
-    """Check a state of the generators of a space and its parts.
+def _read_part(part: spaces.Space[Any], saved: StateReader, name: str) -> Commit:
+    unused = saved.value(name) is None
+    read = None if unused else _read_generator(np.random.default_rng(0), saved.fields(name))
 
-    Returns:
-        A function that restores it.
-    """
-    parts = _parts(space)
-    setters = [
-        _read_part(part, values, f"{state.where}/{name}/{number}")
-        for number, (part, values) in enumerate(zip(parts, state.items(name, len(parts)), strict=True))
-    ]
-
-    def put_back() -> None:
-        for put in setters:
-            put()
-
-    return put_back
-
-
-def _read_part(part: spaces.Space[Any], values: Any, where: str) -> Callable[[], None]:
-    read = None if values is None else _read_generator(np.random.default_rng(0), StateReader(values, where))
-
-    def put_back() -> None:
+    def commit() -> None:
         part._np_random = None  # type: ignore[assignment]
         if read is not None:
             part.np_random.bit_generator.state = read
 
-    return put_back
+    return commit
 
 
 def _parts(space: spaces.Space[Any]) -> list[spaces.Space[Any]]:

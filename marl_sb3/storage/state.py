@@ -105,10 +105,11 @@ class StateReader:
         """A printable string."""
         return _require_text(f"{self.where}/{name}", self.value(name))
 
-    def null(self, name: str) -> None:
+    def null(self, name: str) -> Any:
         """None."""
         if self.value(name) is not None:
             raise self.error(name, self.value(name), "null")
+        return None
 
     def listed(self, name: str, length: int | None = None) -> StateReader:
         """A reader of the items of a list, by their numbers; the list has this length, if one is given."""
@@ -151,14 +152,16 @@ class StateReader:
         numbers = saved.sums("numbers", shape)
         return np.where(saved.array("known", np.bool_, numbers.shape), numbers, np.nan)
 
-    def arrays_like(self, name: str, like: Mapping[str, Array] | Sequence[Array]) -> Any:
-        """A mapping of arrays, or a tuple of them, with the names, dtypes and shapes of `like`."""
+    def arrays_like(self, name: str, like: Any) -> Any:
+        """An array of the dtype and shape of `like`; or a mapping or a tuple of these, as `like` is one."""
+        if isinstance(like, np.ndarray):
+            return self.array(name, like.dtype, like.shape)
         if isinstance(like, Mapping):
             saved = self.fields(name)
             saved.require_names(list(like))
-            return {key: saved.array(key, own.dtype, own.shape) for key, own in like.items()}
+            return {key: saved.arrays_like(key, own) for key, own in like.items()}
         items = self.listed(name, len(like))
-        return tuple(items.array(str(number), own.dtype, own.shape) for number, own in enumerate(like))
+        return tuple(items.arrays_like(str(number), own) for number, own in enumerate(like))
 
 
 def without_nan(sums: Array) -> State:

@@ -18,7 +18,7 @@ from marl_sb3.types import Array, BoolArray, Observations
 from marl_sb3.vec_env.groups import AgentGroup
 from marl_sb3.vec_env.interface import InProcessVecEnv, Options
 from marl_sb3.vec_env.masks import forbidden_place, forbidden_words, read_masks
-from marl_sb3.vec_env.observations import read_observations, same, zero_observations, zeros_where_idle
+from marl_sb3.vec_env.observations import same, zero_observations, zeros_where_idle
 from marl_sb3.vec_env.one_of_batch import OneOfBatch
 from marl_sb3.vec_env.seeding import episode_seed, fresh_seed
 from marl_sb3.vec_env.settings import EnvSettings, put_back, read_settings, require_settings
@@ -273,7 +273,7 @@ class BatchedVecEnv(InProcessVecEnv):
         to_act = state.array("to_act", np.bool_, (self.num_envs, len(self.agents)))
         if not to_act.any(axis=1).all():
             raise state.error("to_act", to_act, "an agent that acts in every env")
-        observations = read_observations(state, zero_observations(self.groups, self.num_envs))
+        observations = state.arrays_like("observations", zero_observations(self.groups, self.num_envs))
         masks = read_masks(state, self.groups, self.num_envs)
         self._run_seed = run_seed
         self._episodes, self._episode_steps = counts["episodes"], counts["episode_steps"]

@@ -9,7 +9,6 @@ import numpy as np
 from gymnasium import spaces
 
 from marl_sb3.errors import ConfigError
-from marl_sb3.storage.state import StateReader
 from marl_sb3.types import Array, BoolArray, Observations
 from marl_sb3.vec_env.groups import AgentGroup
 
@@ -59,21 +58,6 @@ def _zeros_of_part(space: spaces.Space[Any], shape: tuple[int, int]) -> Array:
             f"observation space {space}: accepted: Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple of these"
         )
     return np.zeros((*shape, *(space.shape or ())), dtype=space.dtype)
-
-
-def read_observations(state: StateReader, like: Sequence[Observations]) -> tuple[Observations, ...]:
-    """Read the field `observations` of a state: arrays with the dtypes and shapes of `like`."""
-    listed = state.items("observations", len(like))
-    groups = StateReader({str(number): group for number, group in enumerate(listed)}, f"{state.where}/observations")
-    return tuple(_read_group(groups, str(number), wanted) for number, wanted in enumerate(like))
-
-
-def _read_group(groups: StateReader, name: str, wanted: Observations) -> Observations:
-    if isinstance(wanted, dict):
-        keys = groups.fields(name)
-        keys.require_names(list(wanted))
-        return {key: keys.array(key, array.dtype, array.shape) for key, array in wanted.items()}
-    return groups.array(name, wanted.dtype, wanted.shape)
 
 
 def same(one: Sequence[Observations], other: Sequence[Observations]) -> bool:

@@ -15,7 +15,7 @@ from marl_sb3.types import Array, BoolArray, Observations
 from marl_sb3.vec_env import action_log
 from marl_sb3.vec_env.action_log import require_possible
 from marl_sb3.vec_env.groups import AgentGroup, AgentLayout
-from marl_sb3.vec_env.observations import read_observations, stacked, taken, zero_observations
+from marl_sb3.vec_env.observations import stacked, taken, zero_observations
 from marl_sb3.vec_env.settings import EnvSettings, read_settings
 
 _FLAGS = ("to_act", "in_play", "ended")
@@ -99,7 +99,7 @@ def unpack(state: StateReader, layout: AgentLayout, num_envs: int) -> list[SlotS
         raise state.error("in_play", in_play, "no agent that has ended")
     run_seed = state.integer("run_seed", 0, MAX_SEED)
     episodes, steps = (state.counts(name, (num_envs,)).tolist() for name in ("episodes", "steps"))
-    observations = read_observations(state, zero_observations(layout.groups, num_envs))
+    observations = state.arrays_like("observations", zero_observations(layout.groups, num_envs))
     _require_possible(observations, layout.groups, f"{state.where}/observations")
     own = state.items("own", num_envs)
     if not all(one is None or isinstance(one, dict) for one in own):

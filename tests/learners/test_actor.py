@@ -172,11 +172,11 @@ def test_the_memory_of_an_actor_goes_on_from_its_state(turns: Turns) -> None:
     rows = contrib.rows_of(contrib.FORCES, "recurrent")
     whole, again = (bundle.make_actor(rows, deterministic=True) for _ in range(2))
     play(whole, turns, range(10))
-    state = whole.get_state(under_way=True)
-    again.read_state(StateReader(state), whole.step, under_way=True)()
+    state = whole.get_state()
+    again.read_state(StateReader(state))()
     np.testing.assert_array_equal(play(whole, turns, range(10, T)), play(again, turns, range(10, T)))
     with pytest.raises(CheckpointError, match=r"states/0 is .*; accepted: an array of float32"):
-        again.read_state(StateReader({**state, "states": [np.zeros(3)] * 2}), 0, under_way=True)
+        again.read_state(StateReader({**state, "states": [np.zeros(3)] * 2}))
 
 
 def test_no_illegal_move_reaches_an_env_from_a_policy_that_takes_masks() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 from stable_baselines3.common.base_class import BaseAlgorithm
 
@@ -13,8 +13,8 @@ from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.processing import Processing
 from marl_sb3.processing.statistics import add_recent, recent_state
 from marl_sb3.sb3.tensors import read_weights, weights
-from marl_sb3.storage.parts import TensorFile
-from marl_sb3.storage.state import State, StateReader
+from marl_sb3.storage.parts import Fields, Stateful, TensorFile, integer, part
+from marl_sb3.storage.state import StateReader
 from marl_sb3.types import BoolArray
 from marl_sb3.vec_env.step import VecStep
 
@@ -32,7 +32,7 @@ def order_of(algorithm: Any, processing: Processing) -> PolicyOrder:
     return PolicyOrder(weights(algorithm), processing.get_state(), float(getattr(algorithm, "exploration_rate", 0.0)))
 
 
-class ShardPolicyBase:
+class ShardPolicyBase(Stateful):
     """The parts of a `ShardPolicy` that are the same for all algorithms.
 
     Args:
@@ -66,22 +66,13 @@ class ShardPolicyBase:
         """Return what the receiver takes."""
         raise NotImplementedError
 
-    def get_state(self) -> State:
-        """See `ShardPolicy.get_state`."""
-        return {"rollout": self.collector.get_state(), "num_timesteps": self._learner.algorithm.num_timesteps}
-
-    def read_state(self, state: StateReader) -> Callable[[], None]:
-        """See `ShardPolicy.read_state`."""
-        num_timesteps, put_rollout = state.integer("num_timesteps"), self.collector.read_state(state.fields("rollout"))
-
-        def put_back() -> None:
-            put_rollout()
-            self._learner.algorithm.num_timesteps = num_timesteps
-
-        return put_back
+    fields: ClassVar[Fields] = {
+        "rollout": part("collector"),
+        "num_timesteps": integer("_learner.algorithm.num_timesteps"),
+    }
 
 
-class ReceiverBase:
+class ReceiverBase(Stateful):
     """The parts of a `Receiver` that are the same for all algorithms.
 
     Args:

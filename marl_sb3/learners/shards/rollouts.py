@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from marl_sb3.learners.shards.interface import PolicyRollout
 from marl_sb3.learners.shards.policy import ReceiverBase, ShardPolicyBase
-from marl_sb3.storage.state import State, StateReader
+from marl_sb3.storage.parts import Field, Fields
 from marl_sb3.types import Array, BoolArray, Observations
 
 _COMPUTED = ("acted", "advantages", "returns")
@@ -90,19 +90,16 @@ class RolloutReceiver(ReceiverBase):
 
     # --- State -------------------------------------------------------------------------------------------------------
 
-    def get_state(self) -> State:
-        """Return the steps that the shards have taken of the running rollouts, which are in the shards' states.
+    # The steps of the running rollouts, which are in the shards' states. A rollout without a step is begun again: its
+    # state is that of a complete one.
+    fields: ClassVar[Fields] = {
+        "step": Field(
+            lambda self: self._step or self._algorithm.n_steps,
+            lambda self, state, name: state.integer(name, 0, self._algorithm.n_steps),
+            lambda self, step: self._go_on_at(step),
+        )
+    }
 
-        A rollout without a step is begun again: its state is that of a complete one.
-        """
-        return {"step": self._step or self._algorithm.n_steps}
-
-    def read_state(self, state: StateReader) -> Callable[[], None]:
-        """Check what `get_state` returned; see `Part.read_state`."""
-        step = state.integer("step", 0, self._algorithm.n_steps)
-
-        def put_back() -> None:
-            self.begin_rollout()
-            self._step = step
-
-        return put_back
+    def _go_on_at(self, step: int) -> None:
+        self.begin_rollout()
+        self._step = step

@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
@@ -25,7 +25,7 @@ from marl_sb3.learners.shards.interface import PolicyOrder, PolicyRollout
 from marl_sb3.learners.shards.policy import ReceiverBase, ShardPolicyBase
 from marl_sb3.metrics import Result
 from marl_sb3.sb3.private import after_step, set_progress_remaining
-from marl_sb3.storage.state import State, StateReader
+from marl_sb3.storage.parts import Fields, integer
 from marl_sb3.types import Array, BoolArray, Observations
 from marl_sb3.vec_env.observations import map_arrays
 
@@ -220,20 +220,17 @@ class TransitionReceiver(ReceiverBase):
 
     # --- State -------------------------------------------------------------------------------------------------------
 
-    def get_state(self) -> State:
-        """Return what has been counted since the latest update. Between rounds no step waits."""
-        return {"steps": self._steps, "episodes": self._episodes, "agent_steps": self.agent_steps}
+    # What has been counted since the latest update. Between rounds no step waits.
+    fields: ClassVar[Fields] = {
+        "steps": integer("_steps"),
+        "episodes": integer("_episodes"),
+        "agent_steps": integer("agent_steps"),
+    }
 
-    def read_state(self, state: StateReader) -> Callable[[], None]:
-        """Check what `get_state` returned; see `Part.read_state`."""
-        counts = [state.integer(name) for name in ("steps", "episodes", "agent_steps")]
-
-        def put_back() -> None:
-            self._algorithm.policy.set_training_mode(False)
-            self.waiting.clear()
-            self._steps, self._episodes, self.agent_steps = counts
-
-        return put_back
+    def state_was_set(self) -> None:
+        """Prepare the policy to act."""
+        self._algorithm.policy.set_training_mode(False)
+        self.waiting.clear()
 
 
 def _of_step(recorded: RecordedTransitions, step: int, first_row: int) -> RowTransitions | None:
