@@ -73,13 +73,12 @@ def _started(study: TuneStudy) -> str:
 
 def _report(study: TuneStudy, arguments: argparse.Namespace, console: Console) -> None:
     """Write the files of the study, and print the results."""
-    from marl_sb3.tuning.report.files import write_files
+    from marl_sb3.tuning.report import write_files
     from marl_sb3.tuning.view import print_outcome
 
-    if arguments.quiet:
-        write_files(study)
-    else:
-        print_outcome(console, study)
+    files = write_files(study)
+    if not arguments.quiet:
+        print_outcome(console, study, files)
 
 
 def _report_unfinished(study: TuneStudy, arguments: argparse.Namespace, console: Console) -> None:

@@ -18,7 +18,7 @@ from marl_sb3.tuning.checks import require_trainable_preset
 from marl_sb3.tuning.jobs.confirmations import confirm
 from marl_sb3.tuning.jobs.trials import Watcher, run_trials
 from marl_sb3.tuning.prepare import Grid, SpaceSource, prepare_study
-from marl_sb3.tuning.report.files import write_files
+from marl_sb3.tuning.report import write_files
 from marl_sb3.tuning.search import Pruner, Sampler, require_integer
 from marl_sb3.tuning.study import TuneStudy
 from marl_sb3.tuning.view import ConfirmView, SearchView

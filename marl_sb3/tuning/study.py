@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import optuna
 from filelock import FileLock, Timeout
 from optuna.trial import FrozenTrial, TrialState
@@ -19,10 +20,9 @@ from marl_sb3.metrics import flatten
 from marl_sb3.metrics.table import table
 from marl_sb3.runs.build import resolved
 from marl_sb3.runs.folder import RunFolder, read_results
-from marl_sb3.tuning.samplers import pruner, sampler
 from marl_sb3.tuning.search import Search
 from marl_sb3.tuning.storage import damage_named, open_storage
-from marl_sb3.tuning.trial_attributes import DEATHS, ERROR, INDEX, KILLED, RETRY_OF, SEED, WORKER
+from marl_sb3.tuning.trial import DEATHS, ERROR, INDEX, KILLED, RETRY_OF, SEED, WORKER, header, row, run_folder
 
 _SEARCH = "search"  # the study attribute that holds the search, in the study's storage
 _DIRECTION = {"max": "maximize", "min": "minimize"}
@@ -220,9 +220,9 @@ class TuneStudy:
         Returns:
             A `pandas.DataFrame` if pandas is installed; otherwise a list of dictionaries.
         """
-        from marl_sb3.tuning.report.rows import header, record
-
-        return table([record(self, trial) for trial in self.trials], header(self))
+        columns = header(self.space)
+        values = [row(self.space, trial, lambda value: value) for trial in self.trials]
+        return table([dict(zip(columns, each, strict=True)) for each in values], columns)
 
     def __repr__(self) -> str:
         search, best = self.search, next(iter(self.completed()), None)
@@ -241,7 +241,7 @@ class TuneStudy:
 
     def folder_of(self, trial: FrozenTrial | optuna.trial.Trial) -> Path:
         """The run folder of a trial."""
-        return self.folder / "trials" / f"{trial.number:05d}"
+        return self.folder / run_folder(trial.number)
 
     def checkpoints(self) -> dict[int, Path]:
         """The folders of checkpoints by trial number; trials without checkpoints are left out."""
@@ -307,3 +307,25 @@ def best_first(trials: Iterable[FrozenTrial], mode: str) -> list[FrozenTrial]:
     complete = [trial for trial in trials if trial.state == TrialState.COMPLETE and trial.value is not None]
     sign = -1.0 if mode == "max" else 1.0
     return sorted(complete, key=lambda trial: (sign * (trial.value or 0.0), trial.number))
+
+
+def sampler(search: Search, index: int) -> optuna.samplers.BaseSampler:
+    """The sampler for one trial, seeded by the search's seed and the trial's index."""
+    seed = int(np.random.SeedSequence(search.seed, spawn_key=(index, 1)).generate_state(1)[0])
+    if search.sampler == "tpe":
+        # constant_liar counts running trials as bad ones, so that workers do not try similar settings at once.
+        n_startup_trials = min(10, max(1, search.trials // 3))
+        return optuna.samplers.TPESampler(seed=seed, n_startup_trials=n_startup_trials, constant_liar=True)
+    if search.sampler == "gp":
+        return optuna.samplers.GPSampler(seed=seed)
+    return optuna.samplers.RandomSampler(seed=seed)
+
+
+def pruner(search: Search) -> optuna.pruners.BasePruner:
+    """The pruner; it prunes no trial in its first third, because low learning rates start slowly."""
+    third = max(1, search.evaluations // 3)
+    if search.pruner == "median":
+        return optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=third + 1, n_min_trials=2)
+    if search.pruner == "asha":
+        return optuna.pruners.SuccessiveHalvingPruner(min_resource=third, reduction_factor=3)
+    return optuna.pruners.NopPruner()

@@ -1,12 +1,13 @@
-"""Views of a running search and of its confirmations; an error of a view does not end the search."""
+"""A search on a terminal: its progress while it runs, and tables of its trials and confirmations at its end."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from optuna.trial import FrozenTrial, TrialState
 from rich.console import Console, Group, RenderableType
@@ -16,30 +17,32 @@ from rich.text import Text
 
 from marl_sb3.display.progress import Pace
 from marl_sb3.display.screen import Guard, Room, screen_for
-from marl_sb3.display.text import duration, packed, short_path
-from marl_sb3.tuning.confirmed import confirmed
-from marl_sb3.tuning.report.files import write_files
-from marl_sb3.tuning.report.tables import confirmed_table, trials_table
-from marl_sb3.tuning.study import TuneStudy
-from marl_sb3.tuning.trial_attributes import RETRY_OF
-from marl_sb3.tuning.trial_text import trial_line
+from marl_sb3.display.text import duration, number, packed, short_path
+from marl_sb3.tuning import trial as key
+from marl_sb3.tuning.confirmed import HEADER, Candidate, confirmed, confirmed_rows
+from marl_sb3.tuning.study import TuneStudy, best_first
+from marl_sb3.tuning.trial import error_text, one_line, parameters_text, states, trial_line, value_text, wall_seconds
+
+# --- Progress ---------------------------------------------------------------------------------------------------------
 
 
 class _View:
-    """A live view if the console supports one, lines of text otherwise; a context manager.
+    """A progress bar if the console supports live views, lines of text otherwise; a context manager.
+
+    An error of the view is logged, and ends nothing but the view.
 
     Args:
+        done: how much of it was done before.
         keep: leave the last picture on the screen.
     """
 
-    def __init__(self, console: Console, *, keep: bool = False) -> None:
+    def __init__(self, console: Console, done: int, total: int, *, keep: bool) -> None:
         self._console = console
+        self._done, self._total = done, total
+        self._pace = Pace()
+        self._pace.begin(done)
         self._screen = screen_for(console, self.draw, keep=keep)
         self._show: Guard[None] = Guard(self._close)
-
-    def draw(self, room: Room) -> RenderableType:
-        """Draw the present state."""
-        raise NotImplementedError
 
     def __enter__(self: _T) -> _T:
         if self._screen is not None:
@@ -55,27 +58,41 @@ class _View:
         if self._screen is not None:
             self._screen.close()
 
-    def _refresh(self) -> None:
+    def _advance(self, done: int, lines: Iterable[str]) -> None:
+        """Show that so much is done; without a live view, print the lines."""
+        if done > self._done:
+            self._pace.add(done)
+        self._done = done
         if self._screen is not None:
             self._screen.refresh()
+            return
+        for line in lines:
+            self._console.print(line, soft_wrap=True, markup=False, highlight=False)
 
-    def _print(self, text: str) -> None:
-        self._console.print(text, soft_wrap=True, markup=False, highlight=False)
+    def draw(self, room: Room) -> RenderableType:
+        """Draw the present state."""
+        left_s = self._pace.left_s(self._done, self._total)
+        times = [f"{duration(self._pace.elapsed_s())} elapsed", f"{duration(left_s)} left"]
+        lines = packed([*self._parts(), *times], room.width)
+        bar = Table.grid(expand=True)  # a bare ProgressBar would not end its line
+        bar.add_row(ProgressBar(total=self._total or 1, completed=self._done))
+        return Group(*map(_cut, lines), bar, *self._below(room.height - len(lines) - 1))
+
+    def _parts(self) -> list[str]:
+        """What is done, as text."""
+        raise NotImplementedError
+
+    def _below(self, height: int) -> list[Text]:
+        """Lines below the bar."""
+        return []
 
 
 _T = TypeVar("_T", bound=_View)
 
 
-@dataclass(frozen=True)
-class _Trials:
-    """The state of a search, read from the storage before it is drawn in another thread."""
-
-    trials: Sequence[FrozenTrial] = ()
-    done: int = 0
-    best: Sequence[FrozenTrial] = field(default_factory=list)
-
-    def running(self) -> list[FrozenTrial]:
-        return [trial for trial in self.trials if trial.state == TrialState.RUNNING]
+def _cut(text: str, style: str = "") -> Text:
+    """A line that is cut where the terminal ends."""
+    return Text(text, style=style, no_wrap=True, overflow="ellipsis")
 
 
 class SearchView(_View):
@@ -87,59 +104,36 @@ class SearchView(_View):
     """
 
     def __init__(self, console: Console, study: TuneStudy, *, keep: bool = False) -> None:
-        self._total = study.search.trials
+        # Read from the storage before it is drawn in another thread.
+        self._trials: Sequence[FrozenTrial] = ()
+        self._best: FrozenTrial | None = None
         self._printed = {trial.number for trial in study.trials if trial.state.is_finished()}
-        self._seen = _Trials(done=study.n_done())
-        self._pace = Pace()
-        self._pace.begin(self._seen.done)
-        super().__init__(console, keep=keep)
+        super().__init__(console, study.n_done(), study.search.trials, keep=keep)
 
     def update(self, study: TuneStudy) -> None:
         """Show the present state; see `run_trials`."""
         self._show(self._update, study)
 
     def _update(self, study: TuneStudy) -> None:
-        seen = _Trials(study.trials, study.n_done(), study.completed()[:1])
-        if seen.done > self._seen.done:
-            self._pace.add(seen.done)
-        self._seen = seen
-        if self._screen is None:
-            self._print_new(seen.trials)
-        self._refresh()
+        self._trials, self._best = study.trials, next(iter(study.completed()), None)
+        finished = [trial for trial in self._trials if trial.state.is_finished()]
+        fresh = [trial for trial in finished if trial.number not in self._printed]
+        self._printed.update(trial.number for trial in fresh)
+        self._advance(study.n_done(), map(trial_line, fresh))
 
-    def _print_new(self, trials: Sequence[FrozenTrial]) -> None:
-        for trial in trials:
-            if trial.state.is_finished() and trial.number not in self._printed:
-                self._printed.add(trial.number)
-                self._print(trial_line(trial))
+    def _parts(self) -> list[str]:
+        counts = Counter(trial.state for trial in self._trials)
+        retries = sum(key.RETRY_OF in trial.user_attrs for trial in self._trials)
+        unsuccessful = f"{counts[TrialState.PRUNED]} pruned, {counts[TrialState.FAIL]} failed, {retries} tried again"
+        return [f"{self._done} of {self._total} trials", unsuccessful]
 
-    def draw(self, room: Room) -> RenderableType:
-        """Draw the present state."""
-        seen, counts = self._seen, Counter(trial.state for trial in self._seen.trials)
-        parts = [
-            f"{seen.done} of {self._total} trials",
-            f"{counts[TrialState.PRUNED]} pruned, {counts[TrialState.FAIL]} failed, "
-            f"{sum(RETRY_OF in trial.user_attrs for trial in seen.trials)} tried again",
-            f"{duration(self._pace.elapsed_s())} elapsed",
-            f"{duration(self._pace.left_s(seen.done, self._total))} left",
-        ]
-        lines = packed(parts, room.width)
-        best = [_line(f"best     {trial_line(trial)}", style="bold") for trial in seen.best]
-        running = [_line(f"running  {trial_line(trial)}") for trial in seen.running()]
-        shown = running[: max(1, room.height - len(lines) - len(best) - 2)]
-        if len(shown) < len(running):
-            shown.append(_line(f"         and {len(running) - len(shown)} more"))
-        return Group(*map(_line, lines), _bar(self._total, seen.done), *best, *shown)
-
-
-def _line(text: str, style: str = "") -> Text:
-    return Text(text, style=style, no_wrap=True, overflow="ellipsis")
-
-
-def _bar(total: int | None, done: int) -> Table:
-    bar = Table.grid(expand=True)  # a bare ProgressBar would not end its line
-    bar.add_row(ProgressBar(total=total, completed=done))
-    return bar
+    def _below(self, height: int) -> list[Text]:
+        best = [] if self._best is None else [_cut(f"best     {trial_line(self._best)}", style="bold")]
+        running = [trial for trial in self._trials if trial.state == TrialState.RUNNING]
+        shown = running[: max(1, height - len(best) - 1)]
+        lines = [_cut(f"running  {trial_line(trial)}") for trial in shown]
+        more = len(running) - len(shown)
+        return [*best, *lines, *([_cut(f"         and {more} more")] if more else [])]
 
 
 class ConfirmView(_View):
@@ -151,41 +145,31 @@ class ConfirmView(_View):
     """
 
     def __init__(self, console: Console, *, keep: bool = False) -> None:
-        self._done, self._total = 0, 0
-        self._pace = Pace()
-        super().__init__(console, keep=keep)
+        super().__init__(console, 0, 0, keep=keep)
 
     def update(self, done: int, total: int) -> None:
-        """Show the present state; see `run_trials`."""
+        """Show the present state; see `confirm`."""
         self._show(self._update, done, total)
 
     def _update(self, done: int, total: int) -> None:
         if self._total == 0:  # trainings of an earlier search do not count for the pace
             self._pace.begin(done)
-        elif done > self._done:
-            self._pace.add(done)
-        if self._screen is None and done > self._done:
-            self._print(f"trained again with fresh seeds: {done} of {total}")
-        self._done, self._total = done, total
-        self._refresh()
+        self._total = total
+        line = f"trained again with fresh seeds: {done} of {total}"
+        self._advance(done, [line] if done > self._done else [])
 
-    def draw(self, room: Room) -> RenderableType:
-        """Draw the present state."""
-        parts = [
-            "training the best trials and the preset again",
-            f"{self._done} of {self._total or '-'}",
-            f"{duration(self._pace.elapsed_s())} elapsed",
-            f"{duration(self._pace.left_s(self._done, self._total))} left",
-        ]
-        return Group(*map(_line, packed(parts, room.width)), _bar(self._total or 1, self._done))
+    def _parts(self) -> list[str]:
+        return ["training the best trials and the preset again", f"{self._done} of {self._total or '-'}"]
 
 
-def print_outcome(console: Console, study: TuneStudy) -> None:
-    """Write the files of a study and print its tables; the files are written even if a table cannot be printed."""
-    paths = write_files(study)
+# --- Results ----------------------------------------------------------------------------------------------------------
+
+
+def print_outcome(console: Console, study: TuneStudy, files: Sequence[Path]) -> None:
+    """Print the tables of a study and the paths of its files; the paths even if a table cannot be printed."""
     show: Guard[None] = Guard(lambda: None)
     show(_print_tables, console, study)
-    for path in paths:
+    for path in files:
         console.print(str(short_path(path)), soft_wrap=True, markup=False)
 
 
@@ -198,3 +182,118 @@ def _print_tables(console: Console, study: TuneStudy) -> None:
     if candidates:
         console.print()
         console.print(confirmed_table(candidates, study.search.mode))
+
+
+def confirmed_table(candidates: Sequence[Candidate], mode: str) -> Table:
+    """A table of the candidates."""
+    table = Table(box=None, header_style="dim", pad_edge=False)
+    for name in HEADER:
+        table.add_column(name, justify="left" if name in ("candidate", "verdict") else "right")
+    for row in confirmed_rows(candidates, mode):
+        table.add_row(*row)
+    return table
+
+
+_MAX_ALL = 30  # show all trials up to this number,
+_N_BEST = 10  # and this many of more
+_OTHER_COLUMNS = 70  # width of all columns but the parameters
+_RESULTS = ("iter", "seconds", "wall\nseconds", "env\nsteps", "training\nreturn", "objective")
+
+
+def trials_table(trials: Sequence[FrozenTrial], mode: str = "max", width: int = 80) -> RenderableType:
+    """A table of all trials, or of the best 10 of more than 30; a `*` marks the best, and errors are below.
+
+    Parameters that do not fit have a table of their own, or a line for each trial. The objective of a pruned trial is
+    that of its last evaluation, and it is not ranked.
+
+    Args:
+        trials: all trials of a study, ordered by number.
+    """
+    ranked = best_first(trials, mode)
+    others = [trial for trial in trials if trial.state != TrialState.COMPLETE]
+    shown = list(trials) if len(trials) <= _MAX_ALL else [*ranked, *others][:_N_BEST]
+    best = next(iter(ranked), None)
+    names = list(dict.fromkeys(name for trial in shown for name in trial.params))
+    needed = sum(_width_of(name, shown) + 2 for name in names)
+    if needed + _OTHER_COLUMNS <= width:
+        parts: list[RenderableType] = [_table(shown, best, names, results=True)]
+    elif needed + 7 <= width:
+        parts = [_table(shown, best, [], results=True), "", _table(shown, best, names)]
+    else:
+        parts = [_table(shown, best, [], results=True), ""]
+        parts += [
+            Text(f"{_mark(trial, best)}: {parameters_text(_short(trial.params))}", _style(trial, best))
+            for trial in shown
+        ]
+    below = [line for trial in shown for line in _error_lines(trial)]
+    if len(shown) < len(trials):
+        below.append(_cut(f"{len(shown)} of {len(trials)} trials, the best first: {states(trials)}"))
+    return Group(*parts, *below)
+
+
+def _table(
+    shown: Sequence[FrozenTrial], best: FrozenTrial | None, names: Sequence[str], *, results: bool = False
+) -> Table:
+    """A table of the parameters `names` of each trial, and of its status and results."""
+    table = Table(box=None, header_style="dim", pad_edge=False)
+    table.add_column("trial", justify="right", no_wrap=True)
+    if results:
+        table.add_column("status", no_wrap=True)
+    for name in names:
+        table.add_column(Text(_in_lines(name)), overflow="fold")
+    for name in _RESULTS if results else ():
+        table.add_column(name, justify="right", no_wrap=True)
+    for trial in shown:
+        status, figures = ([trial.state.name], _figures(trial)) if results else ([], [])
+        cells = [_mark(trial, best), *status, *(_cell(trial, name) for name in names), *figures]
+        table.add_row(*map(Text, cells), style=_style(trial, best))
+    return table
+
+
+def _figures(trial: FrozenTrial) -> list[str]:
+    """The values of the columns `_RESULTS`."""
+    stored = trial.user_attrs
+    return [
+        number(stored.get(key.ITERATIONS), 0),
+        number(stored.get(key.SECONDS), 1),
+        number(wall_seconds(trial), 1),
+        number(stored.get(key.ENV_STEPS), 0),
+        number(stored.get(key.RETURN)),
+        number(trial.value),
+    ]
+
+
+def _mark(trial: FrozenTrial, best: FrozenTrial | None) -> str:
+    return f"{'* ' if trial is best else ''}{trial.number}"
+
+
+def _style(trial: FrozenTrial, best: FrozenTrial | None) -> str:
+    return "bold" if trial is best else ""
+
+
+def _in_lines(name: str) -> str:
+    """Break a long name into lines: `learning_`, `rate`."""
+    name = one_line(name).removeprefix("policy_kwargs.")
+    return re.sub(r"(?<=[._])", "\n", name) if len(name) > 9 else name
+
+
+def _width_of(name: str, shown: Sequence[FrozenTrial]) -> int:
+    """The width of a parameter's column."""
+    return max(map(len, [*_in_lines(name).split("\n"), *(_cell(trial, name) for trial in shown)]))
+
+
+def _cell(trial: FrozenTrial, name: str) -> str:
+    """The value of a parameter; a dash if the trial lacks it."""
+    return value_text(_short(trial.params)[name]) if name in trial.params else "-"
+
+
+def _short(params: dict[str, Any]) -> dict[str, Any]:
+    """Round floats to four significant digits."""
+    return {name: float(f"{value:.4g}") if isinstance(value, float) else value for name, value in params.items()}
+
+
+def _error_lines(trial: FrozenTrial) -> list[Text]:
+    """The error of a trial, and the path of its traceback."""
+    error, path = error_text(trial), key.traceback_file(trial)
+    lines = [] if error is None else [_cut(f"trial {trial.number}: {error}")]
+    return lines if path is None else [*lines, Text(f"  {one_line(path)}", overflow="fold")]  # a path must not be cut

@@ -27,7 +27,7 @@ from forked import ForkServer
 from optuna.trial import TrialState
 
 from marl_sb3.tuning.storage import open_storage
-from marl_sb3.tuning.trial_attributes import DEATHS, ERROR, INDEX, KILLED
+from marl_sb3.tuning.trial import DEATHS, ERROR, INDEX, KILLED
 
 WORKERS = 2
 OPTIONS = ["--sampler", "random", "--pruner", "none", "--evaluations", "2", "--evaluation-episodes", "2"]

@@ -18,12 +18,11 @@ from marl_sb3.config import load_config
 from marl_sb3.envs.arena import ArenaEnv
 from marl_sb3.errors import ConfigError
 from marl_sb3.tuning.api import prepare_study
-from marl_sb3.tuning.confirmed import Candidate, confirmed, outcomes, winner
+from marl_sb3.tuning.confirmed import Candidate, confirmed, confirmed_line, confirmed_rows, outcomes, winner
 from marl_sb3.tuning.jobs.confirmations import ConfirmationQueue, confirm
 from marl_sb3.tuning.jobs.queue import work
 from marl_sb3.tuning.jobs.trials import run_trials
-from marl_sb3.tuning.report.files import write_files
-from marl_sb3.tuning.report.tables import confirmed_line, confirmed_rows
+from marl_sb3.tuning.report import write_files
 from marl_sb3.tuning.study import TuneStudy
 
 SMALL: dict[str, Any] = {
@@ -145,7 +144,7 @@ def test_what_another_worker_trains_is_waited_for(in_tmp: Path) -> None:
 def test_a_worker_whose_search_is_gone_begins_nothing_more(study: TuneStudy) -> None:
     wanted = iter([True, False])
     assert work(ConfirmationQueue(study, [0], 2), "w", is_wanted=lambda: next(wanted))
-    assert [name for name, _, _ in outcomes(study)] == ["preset"]
+    assert [trial for trial, _, _ in outcomes(study)] == [None]
 
 
 def test_an_outcome_that_cannot_be_read_is_none(study: TuneStudy) -> None:
@@ -153,7 +152,7 @@ def test_an_outcome_that_cannot_be_read_is_none(study: TuneStudy) -> None:
     put(study, f"trial-{study.best_trial.number}", 2.0)
     assert confirmed(study) != []
     (path,) = study.folder.glob("confirm/preset/seed-00/objective.json")
-    for text in ("", "{", "[]", '{"seed": 1}', '{"objective": 1.0}'):
+    for text in ("", "{", "[]", "3", '{"seed": 1}', '{"objective": 1.0}', '{"seed": 1, "objective": NaN}'):
         path.write_text(text)
         assert confirmed(study) == []
     assert [len(candidate.values) for candidate in confirm(study, seeds=1)] == [1, 1]

@@ -17,7 +17,7 @@ from marl_sb3.runs import start as prepare_module
 from marl_sb3.tuning.api import prepare_study
 from marl_sb3.tuning.jobs.trials import TrialQueue, run_trial
 from marl_sb3.tuning.jobs.workers import Workers
-from marl_sb3.tuning.trial_attributes import DEATHS, ERROR, INTERRUPTED
+from marl_sb3.tuning.trial import DEATHS, ERROR, INTERRUPTED
 
 
 def test_a_trial_that_fails_is_failed_and_says_why(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:

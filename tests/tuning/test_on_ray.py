@@ -12,7 +12,7 @@ from marl_sb3.tuning.api import prepare_study
 from marl_sb3.tuning.jobs.remote import Desk, packed, unpack
 from marl_sb3.tuning.jobs.training import TrainerLostError
 from marl_sb3.tuning.jobs.trials import TrialQueue, run_trial
-from marl_sb3.tuning.trial_attributes import DEATHS, ERROR, KILLED
+from marl_sb3.tuning.trial import DEATHS, ERROR, KILLED
 
 
 def test_a_trial_whose_process_has_ended_is_tried_once_again(in_tmp: Path) -> None:

@@ -23,14 +23,14 @@ from marl_sb3.config import load_config
 from marl_sb3.errors import ConfigError
 from marl_sb3.runs.build import resolved
 from marl_sb3.runs.folder import RunFolder
+from marl_sb3.tuning import figures as figures_module
+from marl_sb3.tuning.figures import draw_all
 from marl_sb3.tuning.jobs.trials import run_trial
-from marl_sb3.tuning.report import figures as figures_module
-from marl_sb3.tuning.report.figures import FIGURES
-from marl_sb3.tuning.report.files import best_yml, html_report, trials_csv
-from marl_sb3.tuning.report.tables import trials_table
+from marl_sb3.tuning.report import best_yml, html_report, trials_csv
 from marl_sb3.tuning.search import Search
 from marl_sb3.tuning.space import parse_space
 from marl_sb3.tuning.study import TuneStudy
+from marl_sb3.tuning.view import trials_table
 
 SPACE: Mapping[str, Any] = {
     "learning_rate": {"log_uniform": [1e-4, 1e-2], "linear": True},
@@ -315,8 +315,7 @@ def test_page_has_no_number_of_many_digits(tmp_path: Path) -> None:
 
 
 def figures_of(study: TuneStudy, winner: int | None) -> dict[str, Any]:
-    bare = figures_module.bare_copy(study.optuna, study.trials)
-    return {figure.title: figure.plot(optuna.visualization, bare, winner) for figure in FIGURES}
+    return {title: figure for title, _, figure in draw_all(study.optuna, study.trials, winner)}
 
 
 def test_slices_fit_the_page_and_the_winner_stands_out(tmp_path: Path) -> None:
@@ -343,7 +342,7 @@ def test_learning_curves_have_names(tmp_path: Path) -> None:
         add(study, value=float(value), curve=[0.0, float(value)])
     add(study, TrialState.PRUNED, curve=[9.0])
     figure = figures_of(study, 11)["Learning curves"]
-    named = {trace.name: trace for trace in figure.data if trace.showlegend}
+    named = {trace.name: trace for trace in figure.data if trace.showlegend is None}
     assert {*named} == {"trial 11 (winner)", *(f"trial {number}" for number in range(2, 11))}
     assert figure.data[-1].name == "trial 11 (winner)"  # on top of the others
     widths = [trace.line.width for trace in figure.data]
@@ -370,7 +369,7 @@ def test_the_figures_of_many_trials_have_few_traces_and_copy_no_trial(
     )
     monkeypatch.setattr(figures_module, "_N_PARALLEL", 20)
     figures = figures_of(study, 39)
-    assert len(copies) == 40 + 10 + 20  # each trial once into the study that is drawn, and into those of two figures
+    assert len(copies) == 40 + 20  # each trial once into the study that is drawn, and into that of one figure
     assert len(figures["Learning curves"].data) == 1 + 10
     lines = [trace.customdata[0][1] for trace in figures["Parallel coordinates"].data if trace.customdata is not None]
     assert sorted(map(float, lines)) == list(range(20, 40))
@@ -428,15 +427,6 @@ def test_plots_that_cannot_be_made_say_why(
     assert ("best.yml" in page.text) == (n_plots > 1)
 
 
-def test_below_thirty_trials_there_are_no_importances(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
-    study = new_study(tmp_path)
-    for value in range(30):
-        assert ("fewer than 30 trials" in str(figures_module._nothing_to_compare(study.trials))) == (value < 30)
-        add(study, value=float(value))
-    assert figures_module._nothing_to_compare(study.trials) is None
-
-
 def test_one_parameter_has_no_importances(tmp_path: Path) -> None:
     study = new_study(tmp_path, space={"batch_size": {"choices": [50, 100]}})
     for value in (1.0, 2.0):
@@ -450,7 +440,7 @@ def test_plot_that_optuna_refuses_is_left_out(tmp_path: Path, monkeypatch: pytes
     def refuse(_: optuna.Study) -> None:
         raise ValueError(HOSTILE)
 
-    monkeypatch.setattr(optuna.visualization, "plot_slice", refuse)
+    monkeypatch.setattr(figures_module.visualization, "plot_slice", refuse)
     study = new_study(tmp_path)
     some_of_each(study)
     page = page_of(study)

@@ -18,7 +18,7 @@ from marl_sb3.tuning.api import prepare_study
 from marl_sb3.tuning.jobs.trials import TrialQueue, run_trials
 from marl_sb3.tuning.jobs.workers import SearchError, Workers
 from marl_sb3.tuning.study import TuneStudy
-from marl_sb3.tuning.trial_attributes import ERROR, RETRY_OF, WORKER
+from marl_sb3.tuning.trial import ERROR, RETRY_OF, WORKER
 
 
 def test_a_killed_worker_loses_its_trial_alone_which_is_tried_once_again(

@@ -13,7 +13,7 @@ from optuna.trial import TrialState
 from rich.console import Console
 
 from marl_sb3.display.screen import Room
-from marl_sb3.tuning import api, view
+from marl_sb3.tuning import api
 from marl_sb3.tuning.view import ConfirmView, SearchView, print_outcome
 
 
@@ -81,17 +81,16 @@ def test_trainings_with_fresh_seeds_are_counted() -> None:
     assert text_of(shown).splitlines() == [f"trained again with fresh seeds: {done} of 2" for done in (1, 2)]
 
 
-def test_files_are_written_whatever_cannot_be_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_named_whatever_cannot_be_shown() -> None:
     shown, path = console(), Path("a long name " * 20, "best.yml")
-    monkeypatch.setattr(view, "write_files", lambda study: [path])
-    print_outcome(shown, None)  # type: ignore[arg-type]
+    print_outcome(shown, None, [path])  # type: ignore[arg-type]
     assert text_of(shown) == f"{path}\n"
 
 
-def test_a_study_without_trials_has_no_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(view, "write_files", lambda study: [Path("trials.csv")])
+def test_a_study_without_trials_has_no_table() -> None:
     shown = console()
-    print_outcome(shown, SimpleNamespace(trials=[], search=SimpleNamespace(mode="max")))  # type: ignore[arg-type]
+    study: Any = SimpleNamespace(trials=[], search=SimpleNamespace(mode="max"))
+    print_outcome(shown, study, [Path("trials.csv")])
     assert text_of(shown) == "trials.csv\n"
 
 

@@ -6,22 +6,22 @@ The best value of many trials is partly luck; values of fresh seeds are not.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from filelock import BaseFileLock, FileLock, Timeout
 
 from marl_sb3.errors import is_disk_full
-from marl_sb3.tuning.confirmed import Candidate, candidate_folder, confirmed, read_outcome, write_outcome
+from marl_sb3.tuning.confirmed import Candidate, Outcome, candidate_folder, confirmed, read_outcome, write_outcome
 from marl_sb3.tuning.jobs.queue import Job
 from marl_sb3.tuning.jobs.run import run_jobs
 from marl_sb3.tuning.jobs.training import Train, TrainerLostError, train_here
 from marl_sb3.tuning.jobs.trials import objective_of, store_failure
 from marl_sb3.tuning.search import require_integer
 from marl_sb3.tuning.study import TuneStudy
-from marl_sb3.tuning.trial_attributes import KILLED
+from marl_sb3.tuning.trial import KILLED
 
 if TYPE_CHECKING:
     from marl_sb3.tuning.jobs.ray_trainer import RayTrainer
@@ -73,7 +73,7 @@ class _Training:
     seed_index: int
     folder: Path
 
-    def outcome(self) -> Mapping[str, Any] | None:
+    def outcome(self) -> Outcome | None:
         """See `read_outcome`."""
         return read_outcome(self.folder)
 
@@ -168,21 +168,21 @@ def _train(study: TuneStudy, training: _Training, train: Train) -> bool:
     """Train a candidate with a seed and store the outcome; returns False if interrupted."""
     search = study.search
     settings = {} if training.trial is None else study.space.settings(study.trials[training.trial].params)
-    config = search.trial_config(settings, search.fresh_seed(training.seed_index))
+    seed = search.fresh_seed(training.seed_index)
+    config = search.trial_config(settings, seed)
     # The evaluation episodes are new, too: the winner was selected on those of the search.
     config = config.changed({"evaluation.seed": search.fresh_evaluation_seed(training.seed_index)})
     shutil.rmtree(training.folder, ignore_errors=True)  # left by an interrupted training
-    outcome: dict[str, Any] = {"seed": config.seed}
     try:
         run = train(config, training.folder, study.factory, [])
         if run.interrupted:
             return False
-        outcome["objective"] = objective_of(search, run)
+        outcome = Outcome(seed, objective_of(search, run))
     except TrainerLostError:
         return True  # without an outcome, it is claimed again
     except (Exception, SystemExit) as error:  # a failure is a result, too
         if is_disk_full(error):
             raise
-        outcome["error"] = store_failure(training.folder, error)
+        outcome = Outcome(seed, error=store_failure(training.folder, error))
     write_outcome(training.folder, outcome)
     return True

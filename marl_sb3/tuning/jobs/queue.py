@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from marl_sb3.tuning.trial_attributes import KILLED
+from marl_sb3.tuning.trial import KILLED
 
 if TYPE_CHECKING:
     from marl_sb3.tuning.jobs.training import Train

@@ -14,7 +14,7 @@ from marl_sb3.errors import is_disk_full
 from marl_sb3.metrics import Result
 from marl_sb3.runs.folder import TRACEBACK_FILE, write_traceback
 from marl_sb3.training.callback import MultiAgentCallback
-from marl_sb3.tuning import trial_attributes as key
+from marl_sb3.tuning import trial as key
 from marl_sb3.tuning.jobs.queue import Job
 from marl_sb3.tuning.jobs.run import run_jobs
 from marl_sb3.tuning.jobs.training import Train, TrainedRun, TrainerLostError, train_here
@@ -22,7 +22,7 @@ from marl_sb3.tuning.jobs.workers import SearchError
 from marl_sb3.tuning.objective import Objective
 from marl_sb3.tuning.search import Search, require_integer
 from marl_sb3.tuning.study import TuneStudy
-from marl_sb3.tuning.trial_text import error_text, see_traceback, states
+from marl_sb3.tuning.trial import error_text, see_traceback, states
 
 if TYPE_CHECKING:
     from marl_sb3.tuning.jobs.ray_trainer import RayTrainer

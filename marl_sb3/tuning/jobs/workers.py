@@ -18,7 +18,7 @@ from marl_sb3.learners.threads import available_cores
 from marl_sb3.tuning.jobs.queue import JobQueue
 from marl_sb3.tuning.search import STORAGE_VARIABLE
 from marl_sb3.tuning.study import TuneStudy
-from marl_sb3.tuning.trial_attributes import INTERRUPTED
+from marl_sb3.tuning.trial import INTERRUPTED
 
 IMPORTS_VARIABLE = "MARL_SB3_IMPORT"  # tells workers the modules after `--import`, separated by commas
 EXIT_DISK_FULL = 28  # exit code of a worker: ENOSPC

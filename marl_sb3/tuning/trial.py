@@ -1,0 +1,137 @@
+"""What a study stores with each trial, and trials as text and as rows of tables."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from optuna.trial import FrozenTrial
+
+from marl_sb3.display.text import number, short, short_path
+from marl_sb3.runs.folder import TRACEBACK_FILE
+from marl_sb3.tuning.space import Space
+
+# The names of Optuna's user attributes that a study stores with a trial.
+WORKER, INDEX, RETRY_OF, DEATHS = "worker", "index", "retry_of", "deaths"
+FOLDER, SEED, ERROR = "folder", "seed", "error"
+ITERATIONS, ENV_STEPS, SECONDS, RETURN, CHECKPOINT = "iterations", "env_steps", "seconds", "return", "checkpoint"
+
+# Errors of trials that did not fail because of their settings.
+KILLED, INTERRUPTED = "its process ended", "interrupted"
+
+
+# --- Text that is safe to print, even if an env's error has control characters ----------------------------------------
+
+
+def one_line(text: object) -> str:
+    r"""Text on one line: white space becomes a space, and other unprintable characters are escaped, ESC as `\x1b`."""
+    words = " ".join(str(text).split())
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in words)
+
+
+def trial_line(trial: FrozenTrial) -> str:
+    """The state, value, parameters and error of a trial on one line."""
+    parameters = ", ".join(f"{name}={short(value)}" for name, value in trial.params.items())
+    values = trial.intermediate_values
+    latest = trial.value if trial.value is not None else (values[max(values)] if values else None)
+    state = trial.state.name if trial.state.is_finished() else f"evaluation {len(values)}"
+    error = error_text(trial)
+    why = "" if error is None else f": {error}{see_traceback(trial)}"
+    return f"trial {trial.number}: {state} {number(latest)} ({parameters}){why}"
+
+
+def error_text(trial: FrozenTrial) -> str | None:
+    """The error of a trial; None if there was none."""
+    return _attribute_text(trial, ERROR)
+
+
+def _attribute_text(trial: FrozenTrial, name: str) -> str | None:
+    return one_line(trial.user_attrs[name]) if name in trial.user_attrs else None
+
+
+def see_traceback(trial: FrozenTrial) -> str:
+    """`; see PATH` with the traceback of a failed trial; empty if there is none."""
+    path = traceback_file(trial)
+    return "" if path is None else f"; see {one_line(path)}"
+
+
+def traceback_file(trial: FrozenTrial) -> Path | None:
+    """The traceback of a failed trial; None if it is not on this machine."""
+    path = Path(trial.user_attrs[FOLDER], TRACEBACK_FILE) if FOLDER in trial.user_attrs else None
+    return short_path(path) if path is not None and ERROR in trial.user_attrs and path.is_file() else None
+
+
+def wall_seconds(trial: FrozenTrial) -> float | None:
+    """Seconds from the start of a trial to its end, with its evaluations; None before the end."""
+    return None if trial.duration is None else round(trial.duration.total_seconds(), 3)
+
+
+def value_text(value: Any) -> str:
+    """The value of a parameter in YAML, as after `--set`."""
+    return one_line(value) if isinstance(value, str) else json.dumps(value)
+
+
+def parameters_text(parameters: Mapping[str, Any]) -> str:
+    """Parameters on one line, as after `--set`: `batch_size=128 learning_rate=0.0012`."""
+    return " ".join(f"{one_line(name)}={value_text(value)}" for name, value in parameters.items())
+
+
+def states(trials: Iterable[FrozenTrial]) -> str:
+    """The number of trials in each state, the most frequent first: `12 COMPLETE, 3 PRUNED`."""
+    return ", ".join(f"{count} {state}" for state, count in Counter(trial.state.name for trial in trials).most_common())
+
+
+# --- Rows of `trials.csv`, `report.html` and data frames --------------------------------------------------------------
+
+_BEFORE = ("number", "state", "value")  # columns before those of the parameters
+_AFTER = ("seed", "iterations", "env_steps", "seconds", "wall_seconds", "return", "evaluations", "retry_of", "worker",
+    "folder", "checkpoint", "error")  # fmt: skip
+
+
+def header(space: Space) -> list[str]:
+    """The names of the columns; a parameter named like another column becomes `params_NAME`."""
+    taken = {*_BEFORE, *_AFTER}
+    parameters = [one_line(parameter.name) for parameter in space.parameters]
+    return [*_BEFORE, *(f"params_{name}" if name in taken else name for name in parameters), *_AFTER]
+
+
+def row(space: Space, trial: FrozenTrial, parameter: Callable[[Any], Any] = value_text) -> list[Any]:
+    """The values of a trial in the order of `header`; None if there is no value.
+
+    Parameters are as drawn: 0.001, not `lin_0.001`; other numbers have seven significant digits. Paths are relative to
+    the study's folder, which may be moved. The value of a pruned trial is that of its last evaluation.
+
+    Args:
+        parameter: converts the values of parameters, which are numbers and strings, and lists as JSON.
+    """
+    stored = trial.user_attrs
+    folder = run_folder(trial.number) if FOLDER in stored else None
+    checkpoint = folder and stored.get(CHECKPOINT) and folder / "checkpoints" / Path(stored[CHECKPOINT]).name
+    names = [searched.name for searched in space.parameters]
+    return [
+        trial.number,
+        trial.state.name,
+        rounded(trial.value),
+        *(parameter(trial.params[name]) if name in trial.params else None for name in names),
+        *map(stored.get, (SEED, ITERATIONS, ENV_STEPS)),
+        *map(rounded, (stored.get(SECONDS), wall_seconds(trial), stored.get(RETURN))),
+        len(trial.intermediate_values),
+        stored.get(RETRY_OF),
+        _attribute_text(trial, WORKER),
+        folder and folder.as_posix(),
+        checkpoint and checkpoint.as_posix(),
+        error_text(trial),
+    ]
+
+
+def run_folder(number: int) -> Path:
+    """The run folder of a trial, relative to the study's folder."""
+    return Path("trials", f"{number:05d}")
+
+
+def rounded(value: Any) -> Any:
+    """Round a float to seven significant digits: rewards are float32, and further digits are noise."""
+    return float(f"{value:.7g}") if isinstance(value, float) else value
