@@ -1,4 +1,4 @@
-"""How a training run progresses: its pace, the values of its metrics over time, and both as text."""
+"""How a training run progresses: its times and speed, the values of its metrics over time, and both as text."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _SAMPLE_S = 0.1  # least time between samples: an iteration may take less than a
 _MAX_POINTS = 64  # of a series; at this number, neighbours are merged in pairs
 
 
-class Pace:
-    """Elapsed time, rate and remaining time of a training run or search.
+class ProgressClock:
+    """Measures elapsed time, rate and remaining time of a training run or search.
 
     The rate is steps per second of wall-clock time, including evaluations and checkpoints.
     """
@@ -44,24 +44,24 @@ class Pace:
                 self._samples.popleft()
 
     def elapsed_s(self) -> float:
-        """Seconds since the first `begin`."""
+        """Return the seconds since the first `begin`."""
         return 0.0 if self._started_s is None else self._clock() - self._started_s
 
     def rate(self) -> float | None:
-        """Steps per second; None before the end of the first iteration."""
+        """Return the steps per second; None before the end of the first iteration."""
         if not self._samples:
             return None
         (first_s, first), (last_s, last) = self._samples[0], self._latest
         return (last - first) / (last_s - first_s) if last_s > first_s and last > first else None
 
     def left_s(self, done: int, total: int) -> float | None:
-        """Seconds from `done` to `total` steps at the present rate; None before the end of the first iteration."""
+        """Return the seconds from `done` to `total` steps at the present rate; None before the first iteration ends."""
         rate = self.rate()
         return None if rate is None else max(0, total - done) / rate
 
 
 class Series:
-    """A metric over a whole training in bounded memory: means over equal spans of iterations, and the best value.
+    """A metric over a whole training run in bounded memory: means over equal spans of iterations, and the best value.
 
     Attributes:
         latest: the newest value; None before the first.
@@ -94,7 +94,7 @@ class Series:
             self._span *= 2
 
     def trend(self, points: int) -> list[float]:
-        """At most `points` means over equal spans, from the start of the training to now."""
+        """Return at most `points` means over equal spans, from the start of the run to now."""
         if points < 1:
             return []
         size = -(-len(self._means) // points) or 1
@@ -107,21 +107,21 @@ def _mean(values: list[float]) -> float:
     return first + sum(value / len(values) - first / len(values) for value in values)
 
 
-def progress_parts(pace: Pace, done: int, total: int) -> list[str]:
-    """Steps done, elapsed time and remaining time, as text."""
+def progress_parts(clock: ProgressClock, done: int, total: int) -> list[str]:
+    """Format steps done, elapsed time and remaining time."""
     more = " (iterations are complete)" if done > total else ""
     return [
         f"{done:,} of {total:,} env steps{more}",
-        f"{duration(pace.elapsed_s())} elapsed",
-        f"{duration(pace.left_s(done, total))} left",
+        f"{duration(clock.elapsed_s())} elapsed",
+        f"{duration(clock.left_s(done, total))} left",
     ]
 
 
-def speed_parts(pace: Pace, result: Result | None) -> list[str]:
-    """Iteration, speed, and the shares of rollout and update in the time, as text."""
+def speed_parts(clock: ProgressClock, result: Result | None) -> list[str]:
+    """Format iteration, speed, and the shares of rollout and update in the time."""
     if result is None:
         return ["iteration 1"]
-    timers, throughput, rate = result["timers"], result["throughput"], pace.rate()
+    timers, throughput, rate = result["timers"], result["throughput"], clock.rate()
     rollout_s, update_s = timers["env_runner_sampling_timer"], timers["learner_update_timer"]
     total_s = (rollout_s + update_s) or 1.0
     env_rate, agent_rate = throughput["env_steps_per_s"], throughput["agent_steps_per_s"]

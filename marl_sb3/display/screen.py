@@ -46,13 +46,13 @@ class Guard(Generic[_T]):
             return None
 
 
-_PER_SECOND = 2  # redraws of a terminal; each holds the training up for 5 ms
+_PER_SECOND = 2  # redraws of a terminal; each holds the run up for 5 ms
 _NOTEBOOK_S = 0.5  # least time between redraws in a notebook
 _NOTEBOOK_WIDTH, _NOTEBOOK_HEIGHT = 88, 40
 
 
 @dataclass(frozen=True)
-class Room:
+class ScreenSize:
     """The size of a screen in characters and lines, and whether it is limited to ASCII."""
 
     width: int
@@ -60,7 +60,7 @@ class Room:
     ascii_only: bool = False
 
 
-Draw = Callable[[Room], RenderableType]
+Draw = Callable[[ScreenSize], RenderableType]
 
 
 class Screen(ABC):
@@ -81,7 +81,7 @@ class Screen(ABC):
 
     @abstractmethod
     def refresh(self) -> None:
-        """The state has changed; redraw when the next redraw is due."""
+        """Note that the state has changed; redraw when the next redraw is due."""
 
     @abstractmethod
     def close(self) -> None:
@@ -102,15 +102,15 @@ class TerminalScreen(Screen):
     def _latest(self) -> RenderableType:
         if self._is_last and not self._keep:
             return ""  # Rich would print the whole picture, even one too high, before removing it
-        picture = self._guard(self._draw, self._room())
+        picture = self._guard(self._draw, self._size())
         if picture is not None:
             self._picture = picture
         return self._picture
 
-    def _room(self) -> Room:
+    def _size(self) -> ScreenSize:
         size = self._console.size
         # The last line is left free for what the terminal writes itself, such as ^C.
-        return Room(size.width, size.height - 1, self._console.options.ascii_only)
+        return ScreenSize(size.width, size.height - 1, self._console.options.ascii_only)
 
     def open(self) -> None:
         """Show the first picture."""
@@ -128,7 +128,7 @@ class TerminalScreen(Screen):
             self._live.start(refresh=True)
 
     def refresh(self) -> None:
-        """Does nothing: the background thread redraws."""
+        """Do nothing: the background thread redraws."""
 
     def close(self) -> None:
         """Draw the last picture; remove it unless it is kept."""
@@ -166,7 +166,7 @@ class NotebookScreen(Screen):
             self._handle = None
 
     def _bundle(self) -> dict[str, str]:
-        picture = self._draw(Room(_NOTEBOOK_WIDTH, _NOTEBOOK_HEIGHT))
+        picture = self._draw(ScreenSize(_NOTEBOOK_WIDTH, _NOTEBOOK_HEIGHT))
         console = Console(
             file=io.StringIO(), record=True, width=_NOTEBOOK_WIDTH, color_system="truecolor", force_jupyter=False
         )
@@ -179,7 +179,7 @@ class NotebookScreen(Screen):
 
 
 def standard_console() -> Console:
-    """A console on standard output. Writing to a closed output is no error."""
+    """Make a console on standard output. Writing to a closed output is no error."""
     stream = LenientStream(sys.stdout)
     # FORCE_COLOR, which many CI services set, would make Rich treat a file as a terminal.
     is_terminal = None if stream.isatty() else False
@@ -188,7 +188,7 @@ def standard_console() -> Console:
 
 
 def screen_for(console: Console, draw: Draw, *, keep: bool) -> Screen | None:
-    """The screen for live views of a console; None if it supports plain lines only."""
+    """Make the screen for live views of a console; None if it supports plain lines only."""
     if console.is_jupyter:
         return NotebookScreen(draw, keep=keep)
     if console.is_terminal and console.is_interactive and not console.is_dumb_terminal:

@@ -28,7 +28,7 @@ CUSTOM = "custom_metrics"
 
 
 def returns_table(result: Result, evaluation: Result, width: int, most_agents: int | None = MOST_AGENTS) -> Table:
-    """The mean returns and custom metrics over the latest episodes.
+    """Make a table of the mean returns and custom metrics over the latest episodes.
 
     Args:
         evaluation: the result of the latest evaluated iteration, shown in a second column; empty if there is none.
@@ -54,15 +54,12 @@ def metrics_table(
     """
     cells = [[row.value(metrics) for metrics in columns.values()] for row in rows]
     widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
-    room = width - sum(widths) - _GAP * len(widths)
-    label_width = max(_SHORTEST_LABEL, min(room, max(len(row.label) for row in rows)))
-    trend_width = min(_LONGEST_TREND, room - label_width - _GAP)
+    left = width - sum(widths) - _GAP * len(widths)
+    label_width = max(_SHORTEST_LABEL, min(left, max(len(row.label) for row in rows)))
+    trend_width = min(_LONGEST_TREND, left - label_width - _GAP)
     if trend is None or trend_width < _SHORTEST_TREND:
         trend, trend_width = None, 0
-    table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, _GAP // 2))
-    table.add_column("", no_wrap=True, overflow="ellipsis", width=label_width)
-    for name, column_width in zip(columns, widths, strict=True):
-        table.add_column(name, justify="right", no_wrap=True, min_width=column_width)
+    table = _table("", label_width, dict(zip(columns, widths, strict=True)))
     if trend is not None:
         table.add_column("trend", no_wrap=True)
     for row, values in zip(rows, cells, strict=True):
@@ -71,8 +68,17 @@ def metrics_table(
     return table
 
 
+def _table(label: str, label_width: int, widths: Mapping[str, int]) -> Table:
+    """Make a table with a column of labels, which may be cut, and columns of numbers of at least these widths."""
+    table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, _GAP // 2))
+    table.add_column(label, no_wrap=True, overflow="ellipsis", width=label_width)
+    for name, width in widths.items():
+        table.add_column(name, justify="right", no_wrap=True, min_width=width)
+    return table
+
+
 def evaluated(result: Result) -> Mapping[str, Any]:
-    """The metrics of an iteration's evaluation; empty if there was none."""
+    """Return the metrics of an iteration's evaluation; empty if there was none."""
     metrics = result.get("evaluation", {}).get("env_runners", {})
     return metrics if isinstance(metrics, Mapping) else {}
 
@@ -92,14 +98,14 @@ class MetricRow:
         self._digits = digits
 
     def number(self, metrics: Mapping[str, Any]) -> float | None:
-        """The value; None if there is none, as with a custom evaluation function."""
+        """Return the value; None if there is none, as with a custom evaluation function."""
         value: Any = metrics if self.path else None
         for name in self.path:
             value = value.get(name) if isinstance(value, Mapping) else None
         return value if isinstance(value, (int, float)) else None
 
     def value(self, metrics: Mapping[str, Any]) -> str:
-        """The value as text; empty for a remark."""
+        """Format the value; empty for a remark."""
         return number(self.number(metrics), self._digits) if self.path else ""
 
 
@@ -107,7 +113,7 @@ SUM_ROW = MetricRow("sum of returns", (SUM,))
 
 
 def metric_rows(metrics: Mapping[str, Any], most_agents: int | None) -> list[MetricRow]:
-    """The rows for these metrics, with at most `most_agents` agents."""
+    """Make the rows for these metrics, with at most `most_agents` agents."""
     custom = [name.removesuffix("_mean") for name in metrics[CUSTOM] if name.endswith("_mean")]
     return [
         SUM_ROW,
@@ -118,7 +124,7 @@ def metric_rows(metrics: Mapping[str, Any], most_agents: int | None) -> list[Met
 
 
 def fitting_rows(metrics: Mapping[str, Any], most_agents: int | None, height: int) -> list[MetricRow]:
-    """At most `height` rows: agents are left out first, then custom metrics."""
+    """Make at most `height` rows: agents are left out first, then custom metrics."""
     for most in (most_agents, 6, 4, 2, 0):
         rows = metric_rows(metrics, most if most_agents is None or most is None else min(most, most_agents))
         if len(rows) <= height:
@@ -184,7 +190,7 @@ _LABEL_WIDTH = 24  # characters of a label that are kept while there are figures
 
 
 def samples_table(samples: Samples, width: int, bold: str, title: str = "per episode") -> Table:
-    """A row for each sample: mean, standard deviation, extremes and confidence interval.
+    """Make a table with a row for each sample: mean, standard deviation, extremes and confidence interval.
 
     Args:
         width: of the whole table, in characters. If it is too small, the last figures are left out, and labels are
@@ -196,11 +202,8 @@ def samples_table(samples: Samples, width: int, bold: str, title: str = "per epi
     longest = max(len(label) for label, _ in rows)
     while len(widths) > 1 and sum(widths) + _GAP * len(widths) + min(longest, _LABEL_WIDTH) > width:
         widths.pop()
-    room = width - sum(widths) - _GAP * len(widths)
-    table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, _GAP // 2))
-    table.add_column(title, no_wrap=True, overflow="ellipsis", width=max(1, min(longest, room)))
-    for name, column_width in zip(_FIGURES, widths, strict=False):
-        table.add_column(name, justify="right", no_wrap=True, min_width=column_width)
+    left = width - sum(widths) - _GAP * len(widths)
+    table = _table(title, max(1, min(longest, left)), dict(zip(_FIGURES, widths, strict=False)))
     for label, figures in rows:
         table.add_row(Text(label), *figures[: len(widths)], style="bold" if label == bold else None)
     return table
@@ -213,7 +216,7 @@ def _figures(values: Sequence[float]) -> list[str]:
 
 
 def progress_bars() -> Progress:
-    """Bars on standard error that disappear when they are left; none if it is not a terminal."""
+    """Make bars on standard error that disappear when they are left; none if it is not a terminal."""
     console = Console(stderr=True, highlight=False)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)

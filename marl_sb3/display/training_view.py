@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.progress_bar import ProgressBar
@@ -14,8 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from marl_sb3.config.values import counted
-from marl_sb3.display.progress import Pace, Series, progress_parts, speed_parts
-from marl_sb3.display.screen import Room, screen_for
+from marl_sb3.display.progress import ProgressClock, Series, progress_parts, speed_parts
+from marl_sb3.display.screen import ScreenSize, screen_for
 from marl_sb3.display.tables import (
     AGENTS,
     MOST_AGENTS,
@@ -31,6 +32,12 @@ from marl_sb3.display.tables import (
 from marl_sb3.display.text import number, packed, short, sparkline
 from marl_sb3.metrics import Result, flatten
 
+_LINE_S = 1.0  # least time between plain lines
+_LINE_SHARE = 1 / 200  # of the elapsed time; a log of a day has some 1,400 lines
+_SILENT_S = 30.0  # without a finished iteration: then a line with the steps is printed
+_MOST_AGENTS_IN_LINE = 4
+_MOST_STOPS = 3  # stop conditions that are shown in the live view
+
 
 @dataclass(frozen=True)
 class Goals:
@@ -39,7 +46,7 @@ class Goals:
     Attributes:
         metric: flat name of the metric that selects the best checkpoint.
         higher_is_better: whether the highest value of that metric is the best.
-        stop: the value of each metric at which the training stops.
+        stop: the value of each metric at which the run stops.
         checkpoint: returns the name of the latest checkpoint; None before the first.
         most_agents: show at most this many agents, fewer if there is no room; None: all.
         longest_episode: returns the env steps of the longest episode that has not ended, as far as it is known.
@@ -53,18 +60,36 @@ class Goals:
     longest_episode: Callable[[], int] = lambda: 0
 
 
-class TrainingView(Protocol):
-    """A view of a training run; all steps are env steps."""
+class TrainingView(ABC):
+    """A view of a training run; all steps are env steps.
+
+    Args:
+        goals: of the run.
+        clock: returns seconds.
+    """
+
+    def __init__(self, goals: Goals, clock: Callable[[], float]) -> None:
+        self._goals = goals
+        self._clock = ProgressClock(clock)
+        self._total = 0
+        self._evaluations = Series()
 
     def begin(self, done: int, total: int) -> None:
-        """The training starts, or continues after a rollback, at `done` of `total` steps."""
+        """Start at `done` of `total` steps, or continue there after a rollback."""
+        self._clock.begin(done)
+        self._total = total
 
+    @abstractmethod
     def advance(self, done: int) -> None:
-        """All envs have taken a step. This is called in the hot loop and must be quick."""
+        """Note that all envs have taken a step. This is called in the hot loop and must be quick."""
 
     def add(self, result: Result) -> None:
         """Show the result of an iteration."""
+        self._clock.add(result["num_env_steps_sampled_lifetime"])
+        if metrics := evaluated(result):
+            self._evaluations.add(SUM_ROW.number(metrics), result["iteration"])
 
+    @abstractmethod
     def close(self) -> None:
         """Close the view; a second call has no effect."""
 
@@ -93,57 +118,50 @@ def no_episode_yet(result: Result, longest: int) -> str | None:
 
 
 def first_values(metrics: Mapping[str, Any]) -> str:
-    """The first metrics of a custom evaluation function, with their names."""
+    """Format the first metrics of a custom evaluation function, with their names."""
     return ", ".join(f"{name} {short(value)}" for name, value in list(flatten(metrics).items())[:4])
 
 
-_LINE_S = 1.0  # least time between lines
-_LINE_SHARE = 1 / 200  # of the elapsed time; a log of a day has some 1,400 lines
-_SILENT_S = 30.0  # without a finished iteration: then a line with the steps is printed
-_MOST_AGENTS = 4  # in a line
+# --- Plain lines ------------------------------------------------------------------------------------------------------
 
 
-class PlainLines:
+class PlainLines(TrainingView):
     """Print the progress at most once a second and at the end, and evaluations on lines of their own.
 
-    The longer the training takes, the fewer lines are printed. If an iteration takes long, its steps are.
+    The longer the run takes, the fewer lines are printed. If an iteration takes long, its steps are.
 
     Args:
-        goals: of the training; of these, the number of agents and the longest episode are used.
+        console: where to.
+        goals: of these, the number of agents and the longest episode are used.
+        clock: returns seconds.
     """
 
     def __init__(self, console: Console, goals: Goals, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._console = console
+        super().__init__(goals, clock)
+        self._console, self._now = console, clock
         most = goals.most_agents
-        self._most_agents = None if most is None else min(most, _MOST_AGENTS)
-        self._longest_episode = goals.longest_episode
-        self._clock = clock
-        self._pace = Pace(clock)
+        self._most_agents = None if most is None else min(most, _MOST_AGENTS_IN_LINE)
         self._next_line_s = 0.0
-        self._total = 0
         self._unprinted: Result | None = None
         self._unprinted_evaluation: Result | None = None
-        self._evaluations = Series()
 
     def begin(self, done: int, total: int) -> None:
-        """See `TrainingView`."""
-        self._pace.begin(done)
-        self._total = total
-        self._next_line_s = max(self._next_line_s, self._clock())
+        """Start at `done` of `total` steps, or continue there after a rollback."""
+        super().begin(done, total)
+        self._next_line_s = max(self._next_line_s, self._now())
 
     def advance(self, done: int) -> None:
-        """See `TrainingView`."""
-        if self._clock() >= self._next_line_s + _SILENT_S:
-            self._show([", ".join(progress_parts(self._pace, done, self._total))])
+        """Print the steps if nothing has been printed for long."""
+        if self._now() >= self._next_line_s + _SILENT_S:
+            self._show([", ".join(progress_parts(self._clock, done, self._total))])
 
     def add(self, result: Result) -> None:
-        """See `TrainingView`."""
-        self._pace.add(result["num_env_steps_sampled_lifetime"])
+        """Print the result of an iteration, if a line is due."""
+        super().add(result)
         self._unprinted = result
-        if metrics := evaluated(result):
+        if evaluated(result):
             self._unprinted_evaluation = result
-            self._evaluations.add(SUM_ROW.number(metrics), result["iteration"])
-        if self._clock() >= self._next_line_s:
+        if self._now() >= self._next_line_s:
             self._print()
 
     def close(self) -> None:
@@ -153,33 +171,33 @@ class PlainLines:
     def _print(self) -> None:
         if self._unprinted is None:
             return
-        no_returns = no_episode_yet(self._unprinted, self._longest_episode())
-        lines = [plain_line(self._unprinted, self._total, self._pace, self._most_agents, no_returns)]
+        no_returns = no_episode_yet(self._unprinted, self._goals.longest_episode())
+        lines = [plain_line(self._unprinted, self._total, self._clock, self._most_agents, no_returns)]
         if self._unprinted_evaluation is not None:
             lines.append(evaluation_line(self._unprinted_evaluation, self._evaluations, self._most_agents))
         self._unprinted = self._unprinted_evaluation = None
         self._show(lines)
 
     def _show(self, lines: list[str]) -> None:
-        self._next_line_s = self._clock() + max(_LINE_S, _LINE_SHARE * self._pace.elapsed_s())
+        self._next_line_s = self._now() + max(_LINE_S, _LINE_SHARE * self._clock.elapsed_s())
         for line in lines:
             self._console.print(line, soft_wrap=True, markup=False, highlight=False)
 
 
 def plain_line(
-    result: Result, total_timesteps: int, pace: Pace, most_agents: int | None, no_returns: str | None = None
+    result: Result, total_timesteps: int, clock: ProgressClock, most_agents: int | None, no_returns: str | None = None
 ) -> str:
-    """Progress, returns or why there are none, speed and remaining time on one line."""
+    """Return progress, returns or why there are none, speed and remaining time on one line."""
     env_runners = result["env_runners"]
-    steps, elapsed, left = progress_parts(pace, result["num_env_steps_sampled_lifetime"], total_timesteps)
+    steps, elapsed, left = progress_parts(clock, result["num_env_steps_sampled_lifetime"], total_timesteps)
     returns = no_returns or _returns(env_runners, most_agents)
     return (
-        f"iteration {result['iteration']}: {steps}, {returns}, {number(pace.rate(), 0)} env steps/s, {elapsed}, {left}"
+        f"iteration {result['iteration']}: {steps}, {returns}, {number(clock.rate(), 0)} env steps/s, {elapsed}, {left}"
     )
 
 
 def evaluation_line(result: Result, evaluations: Series, most_agents: int | None) -> str:
-    """The returns of an evaluation and the best return so far, on one line."""
+    """Return the returns of an evaluation and the best return so far, on one line."""
     metrics = evaluated(result)
     where = f"evaluation of iteration {result['iteration']}"
     if SUM not in metrics:  # a custom evaluation function
@@ -201,14 +219,21 @@ def _named(returns: Mapping[str, float | None]) -> str:
     return ", ".join(f"{agent} {number(value)}" for agent, value in returns.items())
 
 
-_MOST_STOPS = 3  # stop conditions that are shown
+# --- Live view --------------------------------------------------------------------------------------------------------
 
 
-class LiveView:
+class LiveView(TrainingView):
     """A progress bar, times and speed; below it returns with their trends, and the goals.
 
     Args:
-        keep: leave the last picture on the screen when the training ends.
+        console: where to.
+        title: of the run.
+        goals: of the run.
+        keep: leave the last picture on the screen when the run ends.
+        clock: returns seconds.
+
+    Attributes:
+        is_possible: whether the console can show it.
     """
 
     def __init__(
@@ -220,77 +245,69 @@ class LiveView:
         keep: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        super().__init__(goals, clock)
         self._title = title
-        self._goals = goals
         self._lock = threading.Lock()  # the screen may call draw() in another thread
-        self._pace = Pace(clock)
-        self._done, self._total = 0, 0
+        self._done = 0
         self._result: Result | None = None
         self._trends: dict[tuple[str, ...], Series] = {}
         self._best = Series(goals.higher_is_better)
         self._evaluation: tuple[int, Mapping[str, Any]] | None = None  # iteration and metrics
-        self._evaluations = Series()
         self._screen = screen_for(console, self.draw, keep=keep)
         self.is_possible = self._screen is not None
 
     def begin(self, done: int, total: int) -> None:
-        """See `TrainingView`."""
-        self._pace.begin(done)
-        self._done, self._total = done, total
+        """Start at `done` of `total` steps, or continue there after a rollback."""
+        super().begin(done, total)
+        self._done = done
         if self._screen is not None:
             self._screen.open()
 
     def advance(self, done: int) -> None:
-        """See `TrainingView`."""
+        """Show the steps at the next redraw."""
         self._done = done
         if self._screen is not None:
             self._screen.refresh()
 
     def add(self, result: Result) -> None:
-        """See `TrainingView`."""
+        """Show the result of an iteration at the next redraw."""
+        iteration = result["iteration"]
         with self._lock:
-            self._take(result)
+            super().add(result)
+            self._result = result
+            for row in metric_rows(result["env_runners"], None):
+                self._trends.setdefault(row.path, Series()).add(row.number(result["env_runners"]), iteration)
+            self._best.add(metric_value(result, self._goals.metric), iteration)
+            if metrics := evaluated(result):
+                self._evaluation = (iteration, metrics)
         self.advance(result["num_env_steps_sampled_lifetime"])
 
     def close(self) -> None:
-        """See `TrainingView`."""
+        """Draw the last picture and release the screen."""
         if self._screen is not None:
             self._screen.close()
 
-    def _take(self, result: Result) -> None:
-        iteration = result["iteration"]
-        self._pace.add(result["num_env_steps_sampled_lifetime"])
-        self._result = result
-        for row in metric_rows(result["env_runners"], None):
-            self._trends.setdefault(row.path, Series()).add(row.number(result["env_runners"]), iteration)
-        self._best.add(metric_value(result, self._goals.metric), iteration)
-        if metrics := evaluated(result):
-            self._evaluation = (iteration, metrics)
-            self._evaluations.add(SUM_ROW.number(metrics), iteration)
-
-    # --- Drawing ---
-
-    def draw(self, room: Room) -> RenderableType:
-        """Draw the present state; it fits into any room of at least 10 lines."""
+    def draw(self, size: ScreenSize) -> RenderableType:
+        """Draw the present state; it fits into any screen of at least 10 lines."""
         with self._lock:
-            head = self._head(room)
+            head = self._head(size)
             if self._result is None:
                 return Group(*head)
             goals = self._goal_lines(self._result)
-            table = self._table(self._result, room, room.height - len(head) - len(goals))
+            table = self._table(self._result, size, size.height - len(head) - len(goals))
             return Group(*head, table, *(Text(line, no_wrap=True, overflow="ellipsis") for line in goals))
 
-    def _head(self, room: Room) -> list[RenderableType]:
+    def _head(self, size: ScreenSize) -> list[RenderableType]:
         bar = Table.grid(expand=True, padding=(0, 1))
-        bar.add_column(max_width=room.width // 2, no_wrap=True, overflow="ellipsis")
+        bar.add_column(max_width=size.width // 2, no_wrap=True, overflow="ellipsis")
         bar.add_column(ratio=1)
         bar.add_column(no_wrap=True, justify="right")
         share = min(1.0, self._done / self._total) if self._total else 0.0
         drawn = ProgressBar(total=1.0, completed=share)
         bar.add_row(Text(self._title, style="bold"), drawn, f"{share:.0%}")
-        steps = progress_parts(self._pace, self._done, self._total)
-        speed = speed_parts(self._pace, self._result)
-        lines = [*packed(steps, room.width), *packed(speed, room.width)]
+        steps = progress_parts(self._clock, self._done, self._total)
+        speed = speed_parts(self._clock, self._result)
+        lines = [*packed(steps, size.width), *packed(speed, size.width)]
         return [bar, *(Text(line, no_wrap=True, overflow="ellipsis") for line in lines)]
 
     def _goal_lines(self, result: Result) -> list[str]:
@@ -312,16 +329,16 @@ class LiveView:
             return f"evaluated in iteration {iteration}: {first_values(metrics)}"
         return f"evaluated in iteration {iteration}, best {_best(self._evaluations)}"
 
-    def _table(self, result: Result, room: Room, height: int) -> Table:
+    def _table(self, result: Result, size: ScreenSize, height: int) -> Table:
         columns = {"training": result["env_runners"]}
         if self._evaluation is not None:
             columns["evaluation"] = self._evaluation[1]
         rows = fitting_rows(result["env_runners"], self._goals.most_agents, height - 1)
-        return metrics_table(rows, columns, room.width, lambda row, width: self._trend(row, width, room))
+        return metrics_table(rows, columns, size.width, lambda row, width: self._trend(row, width, size))
 
-    def _trend(self, row: MetricRow, width: int, room: Room) -> str:
+    def _trend(self, row: MetricRow, width: int, size: ScreenSize) -> str:
         series = self._trends.get(row.path)
-        return "" if series is None else sparkline(series.trend(width), ascii_only=room.ascii_only)
+        return "" if series is None else sparkline(series.trend(width), ascii_only=size.ascii_only)
 
 
 def _best(series: Series) -> str:
@@ -332,7 +349,7 @@ def training_view(console: Console, title: str, goals: Goals, *, keep: bool = Fa
     """Make a live view if the console supports one, otherwise plain lines.
 
     Args:
-        keep: leave the last picture on the screen when the training ends.
+        keep: leave the last picture on the screen when the run ends.
     """
     live = LiveView(console, title, goals, keep=keep)
     return live if live.is_possible else PlainLines(console, goals)

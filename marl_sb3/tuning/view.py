@@ -15,8 +15,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from marl_sb3.display.progress import Pace
-from marl_sb3.display.screen import Guard, Room, screen_for
+from marl_sb3.display.progress import ProgressClock
+from marl_sb3.display.screen import Guard, ScreenSize, screen_for
 from marl_sb3.display.text import duration, number, packed, short_path
 from marl_sb3.tuning import trial as key
 from marl_sb3.tuning.confirmed import HEADER, Candidate, confirmed, confirmed_rows
@@ -39,8 +39,8 @@ class _View:
     def __init__(self, console: Console, done: int, total: int, *, keep: bool) -> None:
         self._console = console
         self._done, self._total = done, total
-        self._pace = Pace()
-        self._pace.begin(done)
+        self._clock = ProgressClock()
+        self._clock.begin(done)
         self._screen = screen_for(console, self.draw, keep=keep)
         self._show: Guard[None] = Guard(self._close)
 
@@ -61,7 +61,7 @@ class _View:
     def _advance(self, done: int, lines: Iterable[str]) -> None:
         """Show that so much is done; without a live view, print the lines."""
         if done > self._done:
-            self._pace.add(done)
+            self._clock.add(done)
         self._done = done
         if self._screen is not None:
             self._screen.refresh()
@@ -69,14 +69,14 @@ class _View:
         for line in lines:
             self._console.print(line, soft_wrap=True, markup=False, highlight=False)
 
-    def draw(self, room: Room) -> RenderableType:
+    def draw(self, size: ScreenSize) -> RenderableType:
         """Draw the present state."""
-        left_s = self._pace.left_s(self._done, self._total)
-        times = [f"{duration(self._pace.elapsed_s())} elapsed", f"{duration(left_s)} left"]
-        lines = packed([*self._parts(), *times], room.width)
+        left_s = self._clock.left_s(self._done, self._total)
+        times = [f"{duration(self._clock.elapsed_s())} elapsed", f"{duration(left_s)} left"]
+        lines = packed([*self._parts(), *times], size.width)
         bar = Table.grid(expand=True)  # a bare ProgressBar would not end its line
         bar.add_row(ProgressBar(total=self._total or 1, completed=self._done))
-        return Group(*map(_cut, lines), bar, *self._below(room.height - len(lines) - 1))
+        return Group(*map(_cut, lines), bar, *self._below(size.height - len(lines) - 1))
 
     def _parts(self) -> list[str]:
         """What is done, as text."""
@@ -153,7 +153,7 @@ class ConfirmView(_View):
 
     def _update(self, done: int, total: int) -> None:
         if self._total == 0:  # trainings of an earlier search do not count for the pace
-            self._pace.begin(done)
+            self._clock.begin(done)
         self._total = total
         line = f"trained again with fresh seeds: {done} of {total}"
         self._advance(done, [line] if done > self._done else [])

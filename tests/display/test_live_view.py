@@ -13,7 +13,7 @@ from display_results import RESULT, Clock, at, evaluated, with_agents, without_v
 from rich.console import Console
 from waiting import wait_for
 
-from marl_sb3.display.screen import NotebookScreen, Room, standard_console
+from marl_sb3.display.screen import NotebookScreen, ScreenSize, standard_console
 from marl_sb3.display.tables import returns_table
 from marl_sb3.display.training_view import Goals, LiveView, PlainLines, training_view
 
@@ -24,7 +24,7 @@ def no_terminal() -> Console:
 
 def drawn(view: LiveView, width: int = 80, height: int = 23, *, ascii_only: bool = False) -> list[str]:
     console = Console(file=io.StringIO(), width=width, height=height)
-    console.print(view.draw(Room(width, height, ascii_only)))
+    console.print(view.draw(ScreenSize(width, height, ascii_only)))
     return console.file.getvalue().rstrip("\n").split("\n")  # type: ignore[attr-defined]
 
 

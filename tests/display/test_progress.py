@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from display_results import Clock
 
-from marl_sb3.display.progress import Pace, Series
+from marl_sb3.display.progress import ProgressClock, Series
 from marl_sb3.display.tables import shown_agents
 
 
 def test_before_the_first_iteration_nothing_is_known_of_the_pace() -> None:
     clock = Clock()
-    pace = Pace(clock)
+    pace = ProgressClock(clock)
     assert (pace.elapsed_s(), pace.rate(), pace.left_s(0, 10)) == (0.0, None, None)
     pace.begin(500)
     clock.now_s += 2
@@ -20,7 +20,7 @@ def test_before_the_first_iteration_nothing_is_known_of_the_pace() -> None:
 
 def test_the_pace_is_smooth_over_half_a_minute() -> None:
     clock = Clock()
-    pace = Pace(clock)
+    pace = ProgressClock(clock)
     pace.begin(1000)
     done = 1000
     for second in range(100):  # 100 steps/s, then 10 times as many in every tenth second
@@ -39,7 +39,7 @@ def test_the_pace_is_smooth_over_half_a_minute() -> None:
 
 def test_many_short_iterations_are_one_sample_and_few_long_ones_all_count() -> None:
     clock = Clock()
-    pace = Pace(clock)
+    pace = ProgressClock(clock)
     pace.begin(0)
     for done in range(1, 100_001):
         clock.now_s += 0.001

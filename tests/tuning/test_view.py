@@ -12,7 +12,7 @@ import pytest
 from optuna.trial import TrialState
 from rich.console import Console
 
-from marl_sb3.display.screen import Room
+from marl_sb3.display.screen import ScreenSize
 from marl_sb3.tuning import api
 from marl_sb3.tuning.view import ConfirmView, SearchView, print_outcome
 
@@ -53,7 +53,7 @@ def test_a_search_fits_every_terminal(width: int, height: int) -> None:
     shown = SearchView(console(), study)  # type: ignore[arg-type]
     shown.update(study)  # type: ignore[arg-type]
     drawn = Console(file=io.StringIO(), width=width)
-    drawn.print(shown.draw(Room(width, height)))
+    drawn.print(shown.draw(ScreenSize(width, height)))
     lines = text_of(drawn).splitlines()
     assert len(lines) <= height
     assert max(map(len, lines)) <= width
