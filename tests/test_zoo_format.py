@@ -13,8 +13,8 @@ import marl_sb3
 from marl_sb3.config import load_config, to_yaml
 from marl_sb3.config.literal_call import parse_literal
 from marl_sb3.errors import ConfigError
+from marl_sb3.learners import building
 from marl_sb3.learners.spec import PolicySpec
-from marl_sb3.sb3 import build
 
 # The constructs of the zoo's files, in entries of our own.
 ZOO = """
@@ -61,7 +61,7 @@ def zoo(tmp_path: Path) -> Path:
 
 
 def test_an_entry_of_the_zoo_trains_as_written(zoo: Path, in_tmp: Path, caplog: pytest.LogCaptureFixture) -> None:
-    build._warn_once.cache_clear()
+    building._warn_once.cache_clear()
     run = marl_sb3.train("Pendulum-v1", hparams=zoo, seed=1)
     config, policy = run.config, run.algorithm.policies["shared"]
     assert (config.n_timesteps, config.hyperparameters["n_steps"], config.hyperparameters["batch_size"]) == (16, 8, 256)

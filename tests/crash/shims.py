@@ -182,17 +182,15 @@ def _leave_alone(get: Callable[[], Any], put: Callable[[Any], Any]) -> None:
 
 def _other_env_seed() -> None:
     """The envs' episodes to come get seeds of another run."""
-    from dataclasses import replace
-
     from marl_sb3.runners.local import LocalRunner
-    from marl_sb3.storage.state import StateReader
+    from marl_sb3.storage.parts import SavedPart
 
     original = LocalRunner.read_state
 
     def with_other_seed(self: LocalRunner, saved: Any) -> Any:
-        running = saved.state.value("running")
+        running = saved.value("running")
         changed = {"running": {**running, "run_seed": running["run_seed"] + 1}, "left_out": None}
-        return original(self, replace(saved, state=StateReader(changed, saved.state.where)))
+        return original(self, SavedPart(changed, saved.where, saved.num_envs, saved.files))
 
     LocalRunner.read_state = with_other_seed  # type: ignore[method-assign]
 
