@@ -34,7 +34,7 @@ from .runs.run import Run as Run
 from .runs.run import load_run as load_run
 from .runs.train import train as train
 from .training.algorithm import MultiAgentAlgorithm as MultiAgentAlgorithm
-from .training.callback import MultiAgentCallback as MultiAgentCallback
+from .training.algorithm import MultiAgentCallback as MultiAgentCallback
 from .tuning.api import tune as tune
 from .tuning.study import TuneStudy as TuneStudy
 from .vec_env import MultiAgentVecEnv as MultiAgentVecEnv

@@ -6,7 +6,7 @@ from marl_sb3.callbacks.checkpoint import CheckpointCallback
 from marl_sb3.callbacks.evaluation import EvaluationCallback
 from marl_sb3.callbacks.metrics import AgentMetricsCallback, RewardHistogramCallback
 from marl_sb3.callbacks.stop import StopOnMetric, StopOnSignal
-from marl_sb3.training.callback import MultiAgentCallback
+from marl_sb3.training.algorithm import MultiAgentCallback
 
 __all__ = [
     "AgentMetricsCallback",

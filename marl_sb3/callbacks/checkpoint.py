@@ -13,7 +13,7 @@ from marl_sb3.metrics import Result, flatten
 from marl_sb3.metrics.opposition import Opposition
 from marl_sb3.storage.checkpoint_folder import CheckpointFolder
 from marl_sb3.storage.state import State, StateReader
-from marl_sb3.training.callback import MultiAgentCallback
+from marl_sb3.training.algorithm import MultiAgentCallback
 
 _log = logging.getLogger(__name__)
 

@@ -16,8 +16,7 @@ from marl_sb3.evaluation import (
 )
 from marl_sb3.metrics import Result, finite_or_none
 from marl_sb3.policies.determinism import Deterministic
-from marl_sb3.training.algorithm import MultiAgentAlgorithm
-from marl_sb3.training.callback import MultiAgentCallback
+from marl_sb3.training.algorithm import MultiAgentAlgorithm, MultiAgentCallback
 from marl_sb3.vec_env.interface import MultiAgentVecEnv
 from marl_sb3.vec_env.seeding import fresh_seed
 

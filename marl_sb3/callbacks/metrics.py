@@ -10,7 +10,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from marl_sb3.errors import ConfigError
 from marl_sb3.metrics import Episode, EpisodeTracker, InfoMetric, Result, flatten
 from marl_sb3.storage.state import State, StateReader
-from marl_sb3.training.callback import MultiAgentCallback
+from marl_sb3.training.algorithm import MultiAgentCallback
 from marl_sb3.types import Array, PolicyID
 from marl_sb3.vec_env.sb3_vec_env import FlatVecEnv
 

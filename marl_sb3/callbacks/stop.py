@@ -14,7 +14,7 @@ from msgspec import Meta
 from marl_sb3.config.values import FiniteFloat, require
 from marl_sb3.metrics import Result, flatten, require_metric
 from marl_sb3.signals import ENDING, HANGUP, handled
-from marl_sb3.training.callback import MultiAgentCallback
+from marl_sb3.training.algorithm import MultiAgentCallback
 
 _Thresholds = Annotated[Mapping[str, FiniteFloat], Meta(description="a mapping of metric names to numbers")]
 

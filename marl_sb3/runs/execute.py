@@ -22,7 +22,7 @@ from marl_sb3.runs.logs import logs_of
 from marl_sb3.runs.run import Run, SavedRun
 from marl_sb3.runs.start import MAX_ROLLBACKS, evaluations_of, roll_back
 from marl_sb3.storage.atomic import replaced_folder
-from marl_sb3.training.callback import MultiAgentCallback
+from marl_sb3.training.callback import TrainingCallback
 from marl_sb3.training.joint_policies import JointPolicies
 from marl_sb3.types import PolicyID
 
@@ -159,7 +159,7 @@ class _Training:
         return [*self._evaluations, end, self.signals, *self._others, self.checkpoints]
 
 
-class _FolderIsThere(MultiAgentCallback):
+class _FolderIsThere(TrainingCallback):
     """Ends the training if its folder was moved or deleted: the next checkpoint would make a new one."""
 
     def __init__(self, run: Run) -> None:

@@ -21,7 +21,7 @@ from marl_sb3.runs.run import Run
 from marl_sb3.runs.tensorboard import EventsFormat, quiet_writers, write_settings
 from marl_sb3.storage.atomic import replaced_file, with_filename, write_whole
 from marl_sb3.storage.regular import append_text, read_regular
-from marl_sb3.training.result_logger import ResultLogger, ResultWriter
+from marl_sb3.training.results import ResultLogger, ResultWriter
 
 PROGRESS_FILE = "progress.csv"
 

@@ -19,7 +19,7 @@ from marl_sb3.runs.execute import execute
 from marl_sb3.runs.run import Run
 from marl_sb3.runs.start import prepare, resume_run
 from marl_sb3.stacks import unending_named
-from marl_sb3.training.stock_callbacks import accepted_callbacks
+from marl_sb3.training.callback import accepted_callbacks
 from marl_sb3.types import PolicyID
 
 

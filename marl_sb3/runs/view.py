@@ -24,7 +24,7 @@ from marl_sb3.envs.registry import importable_id, imported_modules
 from marl_sb3.runs.build import rollout_lengths
 from marl_sb3.runs.execute import execute
 from marl_sb3.runs.start import remark_on_changes
-from marl_sb3.training.show_progress import ShowProgress
+from marl_sb3.training.results import ShowProgress
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

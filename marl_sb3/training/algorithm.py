@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from msgspec import Meta
 from stable_baselines3.common.base_class import BaseAlgorithm
@@ -30,23 +30,20 @@ from marl_sb3.storage.parts import Arrays
 from marl_sb3.storage.state import State
 from marl_sb3.storage.versions import versions
 from marl_sb3.training import persistence
-from marl_sb3.training.counters import Counters
-from marl_sb3.training.joint_policies import JointPolicies
-from marl_sb3.training.listener import CallbackListener
-from marl_sb3.training.loop import IterationReport, TrainingLoop
-from marl_sb3.training.machine_load import machine_load
-from marl_sb3.training.reporter import Reporter, default_logger
-from marl_sb3.training.result import iteration_result
-from marl_sb3.training.runner import make_runner
-from marl_sb3.training.sb3_hints import missing_attribute
-from marl_sb3.training.setup import constructor_arguments, set_up
-from marl_sb3.training.stock_callbacks import as_one_callback
+from marl_sb3.training.callback import CallbackListener, TrainingCallback, as_one_callback
+from marl_sb3.training.joint_policies import JointPolicies, missing_attribute
+from marl_sb3.training.loop import Counters, IterationReport, TrainingLoop
+from marl_sb3.training.results import (
+    Reporter,
+    default_logger,
+    iteration_result,
+    machine_load,
+    progress_bar_callback,
+)
+from marl_sb3.training.setup import constructor_arguments, make_runner, set_up
 from marl_sb3.types import AgentID, PolicyID, PolicyMappingFn
 from marl_sb3.vec_env import EnvFactory, as_vec_env
 from marl_sb3.vec_env.interface import MultiAgentVecEnv
-
-if TYPE_CHECKING:
-    from marl_sb3.training.show_progress import ShowProgress
 
 _log = logging.getLogger(__name__)
 
@@ -211,7 +208,7 @@ class MultiAgentAlgorithm(JointPolicies):
             ConfigError: a number is not accepted, or a callback cannot work here.
             EnvError: an env broke the `ParallelEnv` contract.
         """
-        progress = _progress_bar() if progress_bar else []
+        progress = [progress_bar_callback()] if progress_bar else []
         joined = as_one_callback(callback, progress)
         total_timesteps = require("total_timesteps", total_timesteps, _Timesteps, "n_timesteps")
         log_interval = require("log_interval", log_interval, PositiveInt | None)
@@ -417,7 +414,16 @@ class MultiAgentAlgorithm(JointPolicies):
         return iteration_result(report, self._counters, self.tracker, learners, self.env.agents, health)
 
 
-def _progress_bar() -> list[ShowProgress]:
-    from marl_sb3.training.show_progress import progress_bar_callback
+class MultiAgentCallback(TrainingCallback):
+    """An SB3 callback that is also called at the end of episodes and iterations.
 
-    return [progress_bar_callback()]
+    `self.model` is the `MultiAgentAlgorithm`, `self.num_timesteps` counts env steps. In `_on_step`,
+    `self.locals["step"]` is the `VecStep` just taken; `dones` ((E,) bool: env episodes that ended), `rewards`
+    ((E, A)) and `infos` are provided for callbacks written for SB3. The arrays are read-only: rewards are changed by a
+    wrapper of the env.
+    """
+
+    @property
+    def algorithm(self) -> MultiAgentAlgorithm:
+        """`self.model` with its type."""
+        return self.model  # type: ignore[return-value]

@@ -1,33 +1,35 @@
-"""Callbacks for several agents: SB3's `BaseCallback` with more methods."""
+"""The callbacks of a training: what they are called with, which are accepted, and their states."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
-from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.callbacks import (
+    BaseCallback,
+    CallbackList,
+    CheckpointCallback,
+    ConvertCallback,
+    EvalCallback,
+    LogEveryNTimesteps,
+    StopTrainingOnNoModelImprovement,
+    StopTrainingOnRewardThreshold,
+)
+from stable_baselines3.common.type_aliases import MaybeCallback
 
+from marl_sb3.errors import ConfigError
 from marl_sb3.metrics import Episode, Result
-from marl_sb3.sb3.private import all_callbacks
-from marl_sb3.storage.state import State, StateReader
+from marl_sb3.sb3.private import all_callbacks, has_step_hook
+from marl_sb3.storage.state import State, StateReader, is_plain
+from marl_sb3.training.loop import Counters
+from marl_sb3.vec_env.step import VecStep
 
-if TYPE_CHECKING:
-    from marl_sb3.training.algorithm import MultiAgentAlgorithm
+_log = logging.getLogger(__name__)
 
 
-class MultiAgentCallback(BaseCallback):
-    """An SB3 callback that is also called at the end of episodes and iterations.
-
-    `self.model` is the `MultiAgentAlgorithm`, `self.num_timesteps` counts env steps. In `_on_step`,
-    `self.locals["step"]` is the `VecStep` just taken; `dones` ((E,) bool: env episodes that ended), `rewards`
-    ((E, A)) and `infos` are provided for callbacks written for SB3. The arrays are read-only: rewards are changed by a
-    wrapper of the env.
-    """
-
-    @property
-    def algorithm(self) -> MultiAgentAlgorithm:
-        """`self.model` with its type."""
-        return self.model  # type: ignore[return-value]
+class TrainingCallback(BaseCallback):
+    """An SB3 callback that is also called at the end of episodes and iterations; see `MultiAgentCallback`."""
 
     def _on_step(self) -> bool:
         return True
@@ -60,6 +62,203 @@ class MultiAgentCallback(BaseCallback):
         """
 
 
-def multi_agent_callbacks(callback: Any) -> Iterator[MultiAgentCallback]:
-    """Yield the `MultiAgentCallback`s within SB3's lists and event callbacks, in order."""
-    return (each for each in all_callbacks(callback) if isinstance(each, MultiAgentCallback))
+def training_callbacks(callback: Any) -> Iterator[TrainingCallback]:
+    """Yield the `TrainingCallback`s within SB3's lists and event callbacks, in order."""
+    return (each for each in all_callbacks(callback) if isinstance(each, TrainingCallback))
+
+
+class CallbackListener:
+    """A `StepListener` that counts steps and episodes, and calls the callbacks."""
+
+    def __init__(self, model: Any, counters: Counters, callback: BaseCallback) -> None:
+        self._model = model
+        self._counters = counters
+        self._callback = callback
+        self.changes_policies = has_step_hook(callback)
+
+    def on_step(self, step: VecStep, episodes: Sequence[Episode]) -> bool:
+        """See `StepListener.on_step`."""
+        self._counters.count_step(step, len(episodes))
+        for episode in episodes:
+            for callback in training_callbacks(self._callback):
+                callback.on_episode_end(episode)
+        self._callback.update_locals(
+            {
+                "self": self._model,
+                "step": step,
+                "rewards": step.rewards,
+                "dones": step.episode_done,
+                "infos": step.infos,
+            }
+        )
+        return self._callback.on_step()
+
+
+# --- SB3's own callbacks ---------------------------------------------------------------------------------------------
+
+# Callbacks that count steps and episodes work unchanged. Callbacks that evaluate or save one policy in the middle of a
+# rollout do not: there are several policies, and exact resume is only possible between iterations.
+# Subclasses are included: sb3_contrib's MaskableEvalCallback is an EvalCallback.
+_INSTEAD: Mapping[type[BaseCallback], str] = {
+    EvalCallback: "marl_sb3.callbacks.EvaluationCallback(env, interval=10, duration=20): it evaluates all policies "
+    "together, in envs from make_vec_env",
+    CheckpointCallback: "marl_sb3.callbacks.CheckpointCallback(folder, every=10): it saves all policies between "
+    "iterations, where a run can be resumed exactly; MultiAgentAlgorithm.load(folder, env) reads its newest",
+    LogEveryNTimesteps: "learn(log_interval=...): metrics are of whole iterations of n_steps steps in each env",
+    StopTrainingOnRewardThreshold: 'marl_sb3.callbacks.StopOnMetric({"env_runners/episode_return_mean": 15}); for the '
+    "metric of an EvaluationCallback, StopOnMetric({name: value}, evaluation.metric_names(algo))",
+    StopTrainingOnNoModelImprovement: "a marl_sb3.MultiAgentCallback with on_iteration_end(result), which returns "
+    "False when result has not improved for too long",
+}
+
+
+def as_one_callback(callback: MaybeCallback, more: Sequence[BaseCallback] = ()) -> BaseCallback:
+    """Join the callbacks that `learn` was given to one callback.
+
+    Args:
+        more: callbacks to add after them.
+    """
+    return CallbackList([*accepted_callbacks(callback), *more])
+
+
+def accepted_callbacks(callback: MaybeCallback) -> list[BaseCallback]:
+    """Return the callbacks of a user as a list.
+
+    Args:
+        callback: SB3 callbacks, one or a list; a function of (locals, globals); or None.
+
+    Raises:
+        ConfigError: one of them is no callback, or is a callback of SB3 that cannot work here; the message names a
+            replacement.
+    """
+    if isinstance(callback, BaseCallback):
+        callbacks: list[Any] = [callback]
+    elif isinstance(callback, (list, tuple)):
+        callbacks = list(callback)
+    elif callable(callback) and not isinstance(callback, type):
+        callbacks = [ConvertCallback(callback)]
+    else:
+        callbacks = [] if callback is None else [callback]
+    for each in _all(callbacks):
+        _require_usable(each)
+    return callbacks
+
+
+def _all(callbacks: list[Any]) -> Iterator[Any]:
+    for callback in callbacks:
+        yield from all_callbacks(callback) if isinstance(callback, BaseCallback) else [callback]
+
+
+def _require_usable(callback: Any) -> None:
+    if not isinstance(callback, BaseCallback):
+        hint = f"; did you mean {callback.__name__}(...)?" if isinstance(callback, type) else ""
+        raise ConfigError(
+            f"callback is or contains {callback!r}; accepted: SB3 callbacks, a list of them, or a function of "
+            f"(locals, globals) that returns False to stop{hint}",
+            key="callback",
+        )
+    for stock, instead in _INSTEAD.items():
+        if isinstance(callback, stock):
+            raise ConfigError(
+                f"SB3's {type(callback).__name__} does not work on a MultiAgentAlgorithm; use {instead}", key="callback"
+            )
+
+
+# --- States ----------------------------------------------------------------------------------------------------------
+
+_PLAIN = "plain data: finite numbers, strings, booleans, None, NumPy arrays, and lists and mappings of these"
+
+
+class CallbackStates:
+    """The part of a checkpoint with the states of the callbacks of `learn`.
+
+    A state that is loaded before a training is kept until the training starts, when its callbacks are known.
+    """
+
+    def __init__(self) -> None:
+        self._callback: BaseCallback | None = None
+        self._waiting: State | None = None
+
+    def begin(self, callback: BaseCallback) -> None:
+        """Start a training with this callback, and give it the state that was loaded before.
+
+        Raises:
+            ConfigError: a checkpoint cannot hold the state of a callback.
+        """
+        _require_plain_states(callback)
+        self._callback = callback
+        if self._waiting is not None:
+            _set_states(callback, StateReader(self._waiting, "state/callbacks"))
+            self._waiting = None
+
+    def keep(self) -> None:
+        """Keep the states of the callbacks for those of the next training."""
+        if self._callback is not None:
+            self._waiting = _states(self._callback)
+
+    def get_state(self) -> State:
+        """See `Part.get_state`: number of calls and state of each callback; None if a checkpoint cannot hold it."""
+        if self._waiting is not None:
+            return self._waiting
+        return {} if self._callback is None else _states(self._callback)
+
+    def read_state(self, saved: StateReader) -> Callable[[], None]:
+        """See `Part.read_state`; callbacks check their own states when the next training starts."""
+        waiting = {name: _entry(saved, name) for name in saved.names()}
+
+        def put_back() -> None:
+            self._waiting = waiting
+
+        return put_back
+
+
+def _require_plain_states(callback: BaseCallback) -> None:
+    """Refuse, at the start of the training, callbacks with a state that a checkpoint cannot hold."""
+    for each in training_callbacks(callback):
+        if not is_plain(each.get_state()):
+            raise ConfigError(f"{type(each).__name__}.get_state() does not return {_PLAIN}", key="callback")
+
+
+def _states(callback: BaseCallback) -> State:
+    return {name: {"n_calls": each.n_calls, "own": _own_state(each)} for name, each in _by_name(callback).items()}
+
+
+def _by_name(callback: BaseCallback) -> dict[str, BaseCallback]:
+    """Name each callback by its class, with a number if there are several: positions differ between runs with views."""
+    named: dict[str, BaseCallback] = {}
+    for each in all_callbacks(callback):
+        alike = sum(type(other) is type(each) for other in named.values())
+        named[f"{type(each).__name__}-{alike}"] = each
+    return named
+
+
+def _own_state(callback: BaseCallback) -> State | None:
+    state = callback.get_state() if isinstance(callback, TrainingCallback) else {}
+    if is_plain(state):
+        return state
+    name = type(callback).__name__
+    _log.warning("inexact: the checkpoint is without the state of %s: get_state() does not return %s", name, _PLAIN)
+    return None
+
+
+def _entry(states: StateReader, name: str) -> State:
+    entry = states.fields(name)
+    if entry.value("own") is not None:
+        entry.fields("own")
+    return {"n_calls": entry.integer("n_calls"), "own": entry.value("own")}
+
+
+def _set_states(callback: BaseCallback, states: StateReader) -> None:
+    named = _by_name(callback)
+    for name in states:
+        n_calls, own = states.fields(name).integer("n_calls"), states.fields(name).value("own")
+        if name in named:
+            _set_state(named[name], n_calls, None if own is None else states.fields(name).fields("own"))
+        elif own:
+            _log.warning("there is no callback %s in this run, as there was in the checkpoint", name)
+
+
+def _set_state(callback: Any, n_calls: int, own: StateReader | None) -> None:
+    callback.n_calls = n_calls
+    if isinstance(callback, TrainingCallback) and own is not None:
+        callback.set_state(own)

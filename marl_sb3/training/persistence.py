@@ -16,8 +16,8 @@ from marl_sb3.storage.checkpoint_format import Checkpoint
 from marl_sb3.storage.parts import Arrays, Part, SavedPart
 from marl_sb3.storage.process_rng import ProcessRandomness
 from marl_sb3.storage.state import State, StateReader
-from marl_sb3.training.callback_states import CallbackStates
-from marl_sb3.training.counters import Counters
+from marl_sb3.training.callback import CallbackStates
+from marl_sb3.training.loop import Counters
 from marl_sb3.training.setup import Setup
 from marl_sb3.types import PolicyID
 

@@ -1,23 +1,34 @@
-"""The setup of a training: its policies, their agents and their learners; and the setup in a checkpoint."""
+"""The setup of a training: its policies, their agents, their learners and its runner; and the setup in a checkpoint."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from marl_sb3.acting.bundle import PolicyBundle, PolicySpaces
+from marl_sb3.config.ray import RaySettings, RunnerSettings
+from marl_sb3.envs.registry import imported_modules
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.learners.building import is_off_policy, processing_of, stored_rows
 from marl_sb3.learners.learner import Learner, LearnerOptions, common_steps, iteration_steps
 from marl_sb3.learners.load import specs_of_checkpoint
 from marl_sb3.learners.spec import PolicySpec, policy_specs
+from marl_sb3.learners.threads import available_cores
+from marl_sb3.metrics import EpisodeTracker
 from marl_sb3.policies.determinism import Deterministic, by_policy, read_deterministic
 from marl_sb3.policies.mapping import policies_that_train, policy_of_agents, resolve_policies
 from marl_sb3.policies.placement import PolicyRows, rows_of_policy
+from marl_sb3.processes.pool import Pool
+from marl_sb3.runners.interface import Runner
+from marl_sb3.runners.local import LocalRunner
+from marl_sb3.runners.rounds import ShardPlan
+from marl_sb3.runners.shard_runners import ShardRunners
+from marl_sb3.runners.sharded import Sampled, ShardedRunner
 from marl_sb3.sb3.files import require_zippable
 from marl_sb3.sb3.optimizers import by_path, optimizer_forms
 from marl_sb3.sb3.tensors import weight_forms
@@ -27,6 +38,7 @@ from marl_sb3.storage.tensor_file import require_storable
 from marl_sb3.types import AgentID, PolicyID, PolicyMappingFn
 from marl_sb3.vec_env.goals import goal_rewards_of
 from marl_sb3.vec_env.interface import MultiAgentVecEnv
+from marl_sb3.vec_env.sharded_vec_env import ShardedVecEnv
 
 
 @dataclass(frozen=True)
@@ -195,3 +207,71 @@ def constructor_arguments(
             state, "evaluation_deterministic", state.fields("policies").names()
         ),
     }
+
+
+# --- The runner ------------------------------------------------------------------------------------------------------
+
+
+def make_runner(
+    env: MultiAgentVecEnv,
+    setup: Setup,
+    tracker: EpisodeTracker,
+    sampled: Callable[[], Sampled],
+    *,
+    update_path: str,
+    n_threads: int,
+) -> Runner:
+    """Make the runner of a training; if the envs are in shards, receivers replace the collectors of the learners.
+
+    Args:
+        sampled: returns how far the training is.
+        update_path: see `marl_sb3.PPO`.
+        n_threads: threads of one operation of PyTorch or BLAS.
+    """
+    if not isinstance(env, ShardedVecEnv):
+        return LocalRunner(env, {name: each.collector for name, each in setup.learners.items()}, tracker)
+
+    from marl_sb3.learners.shards.registry import make_receiver
+
+    def plan() -> ShardPlan:
+        return ShardPlan(
+            env.plan,
+            env.agents,
+            setup.specs,
+            setup.bundle.policy_of,
+            frozenset(policy_id for policy_id, learner in setup.learners.items() if learner.trained),
+            setup.rollout_steps,
+            update_path,
+            n_threads,
+            tracker.custom_metrics,
+            imported_modules(),
+        )
+
+    receivers = {policy_id: make_receiver(learner) for policy_id, learner in setup.learners.items()}
+    runner = ShardedRunner(plan, shard_runners(env.runners, env.plan.n_shards), receivers, tracker, sampled)
+    env.attach(runner)
+    return runner
+
+
+def shard_runners(settings: RunnerSettings | RaySettings | None, n_shards: int) -> ShardRunners:
+    """Return what rolls out the shards of a training. Nothing is started before its `start`.
+
+    Args:
+        settings: which processes do; None: this one.
+        n_shards: number of shards.
+    """
+    from marl_sb3.processes.pool import InProcessPool, LocalPool
+    from marl_sb3.runners.shard import ShardHost
+
+    if settings is None:
+        return ShardRunners(partial(InProcessPool, ShardHost))
+    number = settings.runners or min(n_shards, available_cores())
+
+    def make_pool() -> Pool:
+        if isinstance(settings, RaySettings):
+            from marl_sb3.processes.ray import Connection, RayPool
+
+            return RayPool(Connection(settings, number), ShardHost)
+        return LocalPool(ShardHost, ShardHost.__module__, "runner", settings.round_timeout_s)
+
+    return ShardRunners(make_pool, number, settings.start_timeout_s, settings.round_timeout_s)

@@ -23,7 +23,7 @@ from marl_sb3.metrics import flatten
 from marl_sb3.runs.folder import RESULT_FILE, read_results
 from marl_sb3.runs.logs import CsvFormat, JsonLinesFormat
 from marl_sb3.storage.checkpoint_folder import CheckpointFolder
-from marl_sb3.training.result_logger import ResultLogger
+from marl_sb3.training.results import ResultLogger
 from marl_sb3.vec_env.seeding import episode_seed
 
 RETURN = "evaluation/env_runners/episode_return_mean"

@@ -28,7 +28,7 @@ from marl_sb3 import MultiAgentCallback
 from marl_sb3.config.ray import RaySettings
 from marl_sb3.errors import ConfigError, RunnersLostError
 from marl_sb3.train import main
-from marl_sb3.training.runner import shard_runners
+from marl_sb3.training.setup import shard_runners
 
 ROOT = Path(__file__).parent.parent.parent
 

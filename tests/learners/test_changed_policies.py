@@ -28,7 +28,8 @@ from toy_envs import SampledEnv
 import marl_sb3
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, PolicySpec, make_vec_env
 from marl_sb3.learners import coverage
-from marl_sb3.training import listener, loop
+from marl_sb3.training import callback as callbacks_of_training
+from marl_sb3.training import loop
 
 SEED = 7
 TOLERANCE = 2e-3  # of the distance moved; the fused path is as exact as floating point within these few updates
@@ -598,7 +599,7 @@ def test_a_check_that_looks_away_is_found(fault: str, monkeypatch: pytest.Monkey
 def test_weights_that_are_read_too_early_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     case = "PPO, forces", annealed, "step"
     check(*case, jointly=True)
-    monkeypatch.setattr(listener, "has_step_hook", lambda callback: False)
+    monkeypatch.setattr(callbacks_of_training, "has_step_hook", lambda callback: False)
     with pytest.raises(AssertionError):
         check(*case, jointly=True)
 

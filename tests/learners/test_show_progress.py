@@ -12,7 +12,7 @@ import pytest
 from toy_envs import ScriptedEnv
 
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentCallback, make_vec_env
-from marl_sb3.training.show_progress import ShowProgress
+from marl_sb3.training.results import ShowProgress
 
 
 def algorithm(**settings: Any) -> MultiAgentAlgorithm:

@@ -24,7 +24,7 @@ from marl_sb3.runners import shard_runners
 from marl_sb3.runners.shard import ShardHost
 from marl_sb3.runners.shard_runners import ShardRunners, balanced
 from marl_sb3.storage.checkpoint_format import read_checkpoint
-from marl_sb3.training import runner as training_runner
+from marl_sb3.training import setup as training_setup
 from marl_sb3.vec_env.sharded_vec_env import ShardedVecEnv, make_sharded_vec_env
 
 E, SHARDS, STEPS = 4, 2, 8
@@ -78,7 +78,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Callable[..., MultiAgentAlgorithm]:
 
     def made(kind: str = "ppo", runners: Any = None, env: Any = NoisyEnv, **env_kwargs: Any) -> MultiAgentAlgorithm:
         monkeypatch.setattr(
-            training_runner, "shard_runners", lambda *_: runners or ShardRunners(partial(InProcessPool, ShardHost))
+            training_setup, "shard_runners", lambda *_: runners or ShardRunners(partial(InProcessPool, ShardHost))
         )
         settings = env_kwargs or {"plans": PLANS}
         return MultiAgentAlgorithm(

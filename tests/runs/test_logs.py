@@ -19,7 +19,7 @@ from marl_sb3.metrics import flatten
 from marl_sb3.runs.folder import read_results
 from marl_sb3.runs.logs import CsvFormat, JsonLinesFormat, _step_of_event, truncate_logs
 from marl_sb3.runs.tensorboard import EventsFormat
-from marl_sb3.training.result_logger import ResultLogger
+from marl_sb3.training.results import ResultLogger
 
 
 def write(output: Any, *rows: dict[str, Any]) -> None:

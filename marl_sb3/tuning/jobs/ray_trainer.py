@@ -21,7 +21,7 @@ from marl_sb3.processes.messages import unpacked_error
 from marl_sb3.processes.pool import differing
 from marl_sb3.processes.ray import Connection
 from marl_sb3.runs.folder import RunFolder, read_results
-from marl_sb3.training.callback import MultiAgentCallback
+from marl_sb3.training.callback import TrainingCallback
 from marl_sb3.tuning.jobs.remote import Desk, Outcome, process_versions, train_remotely, unpack
 from marl_sb3.tuning.jobs.training import TrainedRun, TrainerLostError
 
@@ -103,7 +103,7 @@ class RayTrainer:
         job = secrets.token_hex(8)
         remote = self._ray.remote(train_remotely).options(**self._options)
         training = remote.remote(config, factory, self._desk, job, imported_modules())
-        watching = [each for each in callbacks if isinstance(each, MultiAgentCallback)]
+        watching = [each for each in callbacks if isinstance(each, TrainingCallback)]
         is_asked_to_end = False
         while not self._ray.wait([training], timeout=_POLL_S)[0]:
             if self._end_by_s is not None and not is_asked_to_end:
@@ -115,7 +115,7 @@ class RayTrainer:
         outcome = self._outcome(training)
         return FetchedRun(RunFolder(folder), None, None, True) if outcome is None else _fetched(outcome, folder)
 
-    def _answer(self, job: str, watching: Sequence[MultiAgentCallback]) -> None:
+    def _answer(self, job: str, watching: Sequence[TrainingCallback]) -> None:
         result = self._ray.get(self._desk.question.remote(job))
         if result is not None:
             answers = [each.on_iteration_end(result) for each in watching]

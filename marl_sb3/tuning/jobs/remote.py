@@ -16,7 +16,7 @@ from marl_sb3.envs.registry import EnvFactory, import_modules
 from marl_sb3.metrics import Result
 from marl_sb3.processes.messages import known_error, packed_error
 from marl_sb3.processes.pool import versions
-from marl_sb3.training.callback import MultiAgentCallback
+from marl_sb3.training.callback import TrainingCallback
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Desk:
             self._answers.pop(job).set_result(goes_on)
 
 
-class AskTheSearch(MultiAgentCallback):
+class AskTheSearch(TrainingCallback):
     """Lets the search decide after each evaluation whether the training goes on."""
 
     def __init__(self, desk: Any, job: str) -> None:

@@ -13,7 +13,7 @@ from optuna.trial import TrialState
 from marl_sb3.errors import is_disk_full
 from marl_sb3.metrics import Result
 from marl_sb3.runs.folder import TRACEBACK_FILE, write_traceback
-from marl_sb3.training.callback import MultiAgentCallback
+from marl_sb3.training.callback import TrainingCallback
 from marl_sb3.tuning import trial as key
 from marl_sb3.tuning.jobs.queue import Job
 from marl_sb3.tuning.jobs.run import run_jobs
@@ -116,7 +116,7 @@ class _TrialJob:
         return run_trial(self.study, self.trial, self.train)
 
 
-class ReportEvaluations(MultiAgentCallback):
+class ReportEvaluations(TrainingCallback):
     """Report the objective of every evaluation to Optuna, and stop the training if Optuna prunes the trial.
 
     Args:
