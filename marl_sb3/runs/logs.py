@@ -230,21 +230,7 @@ def _events_until(path: Path, data: bytes, env_steps: int) -> bytes:
     return b"".join(kept)
 
 
-_WALL_TIME, _STEP = 0x09, 0x10  # field numbers and types of an `Event`, in the order in which they are written
-
-
 def _step_of_event(path: Path, event: bytes) -> int:
-    """Read the step at the start of an `Event`, behind its time: what is logged may be long."""
-    step = 0
-    if len(event) > 9 and event[0] == _WALL_TIME and event[9] == _STEP:
-        for place, byte in enumerate(event[10:20]):  # 7 bits in each byte, the lowest first
-            step |= (byte & 0x7F) << 7 * place
-            if byte < 0x80:
-                return step - 2**64 if step >= 2**63 else step
-    return _step_of_parsed(path, event)
-
-
-def _step_of_parsed(path: Path, event: bytes) -> int:
     from google.protobuf.message import DecodeError
     from tensorboard.compat.proto.event_pb2 import Event
 

@@ -11,13 +11,11 @@ import numpy as np
 import pytest
 from stable_baselines3.common.logger import Figure
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.compat.proto.event_pb2 import Event
-from tensorboard.compat.proto.summary_pb2 import Summary
 
 from marl_sb3 import ConfigError
 from marl_sb3.metrics import flatten
 from marl_sb3.runs.folder import read_results
-from marl_sb3.runs.logs import CsvFormat, JsonLinesFormat, _step_of_event, truncate_logs
+from marl_sb3.runs.logs import CsvFormat, JsonLinesFormat, truncate_logs
 from marl_sb3.runs.tensorboard import EventsFormat
 from marl_sb3.training.results import ResultLogger
 
@@ -169,14 +167,6 @@ def test_metrics_of_many_agents_and_policies_become_quantiles(tmp_path: Path) ->
 def test_as_many_agents_as_the_setting_allows_keep_their_metrics(tmp_path: Path) -> None:
     result = {"env_runners": {"agent_steps": {"a": 1, "b": 2}}}
     assert set(scalars(tmp_path, result, 2)) == {"env_runners/agent_steps/a", "env_runners/agent_steps/b"}
-
-
-@pytest.mark.parametrize("step", [0, 1, 127, 128, 300_000, 2**62, -1])
-def test_the_step_of_an_event_is_read_without_the_rest_of_it(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    event = Event(wall_time=1.5, step=step, summary=Summary(value=[Summary.Value(tag="x", simple_value=1.0)]))
-    if step:
-        monkeypatch.setattr(Event, "FromString", None)
-    assert _step_of_event(Path(), event.SerializeToString()) == step
 
 
 def test_a_log_without_later_entries_is_not_written_anew(tmp_path: Path) -> None:
