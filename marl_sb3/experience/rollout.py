@@ -92,7 +92,7 @@ class TransitionsOnly(_Base):
         self.full = self.pos == self.buffer_size
 
     def pay(self, rewards: Array) -> None:
-        """Add (n_envs,) rewards to the open transitions; rewards of rows without one are ignored."""
+        """Store the (n_envs,) rewards of the open transitions that are over; 0 for those that are not."""
         if self._all_opened:  # one line of the array
             self.rewards[self.pos - 1] += rewards
             return

@@ -1,4 +1,4 @@
-"""The transitions that are not over: which rows have one, and what they were paid since it began."""
+"""The transitions that are not over: which rows have one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from marl_sb3.storage.parts import Fields, Stateful, array, arrays
 from marl_sb3.storage.state import StateReader
-from marl_sb3.types import Array, BoolArray, FloatArray, Observations
+from marl_sb3.types import Array, BoolArray, Observations
 from marl_sb3.vec_env.action_log import require_possible
 from marl_sb3.vec_env.observations import map_arrays
 
@@ -46,7 +46,7 @@ def require_observed(seen: Observations, space: spaces.Space[Any], where: str) -
 
 
 class OpenTransitions(Stateful):
-    """The transition of each row that is not over: what its agent saw and did, and what it was paid since.
+    """The transition of each row that is not over: what its agent saw and did. `RowProcessing` sums its rewards.
 
     Args:
         observation_space: what a row observes, as SB3 sees it.
@@ -55,7 +55,6 @@ class OpenTransitions(Stateful):
 
     Attributes:
         rows: (rows,) bool; the rows that have one.
-        rewards: (rows,) float32; so far.
     """
 
     def __init__(
@@ -66,7 +65,6 @@ class OpenTransitions(Stateful):
         action_dtype: np.dtype[Any],
     ) -> None:
         self.rows = np.zeros(num_rows, dtype=np.bool_)
-        self.rewards = np.zeros(num_rows, dtype=np.float32)
         self._observation_space = observation_space
         self._action_space = action_space
         self._observations: Any = (
@@ -82,20 +80,14 @@ class OpenTransitions(Stateful):
         for own, given in pairs(self._observations, observations):
             own[chosen] = given.reshape(own.shape)[chosen]
         self._actions[chosen] = actions[chosen]
-        self.rewards[chosen] = 0.0
         self.rows |= rows
 
-    def pay(self, rewards: Array) -> None:
-        """Add (rows,) rewards; rewards of rows without one are ignored."""
-        chosen = index_of(self.rows)
-        self.rewards[chosen] += rewards[chosen]
-
-    def take(self, rows: BoolArray) -> tuple[Observations, Array, FloatArray]:
-        """Close the transitions of these rows, (rows,) bool; returns their observations, actions and rewards."""
+    def take(self, rows: BoolArray) -> tuple[Observations, Array]:
+        """Close the transitions of these rows, (rows,) bool; returns their observations and actions."""
         chosen = index_of(rows)
         taken = map_arrays(lambda array: array[chosen].copy(), self._observations)
         self.rows = self.rows & ~rows
-        return taken, self._actions[chosen].copy(), self.rewards[chosen].copy()
+        return taken, self._actions[chosen].copy()
 
     def drop(self, rows: BoolArray) -> None:
         """Forget the transitions of these rows, (rows,) bool."""
@@ -107,7 +99,6 @@ class OpenTransitions(Stateful):
 
     fields: ClassVar[Fields] = {
         "rows": array("rows"),
-        "rewards": array("rewards"),
         "actions": array("_actions"),
         "observations": arrays("_observations"),
     }

@@ -183,16 +183,15 @@ class OffPolicyCollector(Stateful):
         self.actor.step = self._episodes = every.frequency
 
     def _keep(self, step: VecStep, rewards: Array, ended: BoolArray) -> None:
-        self._open.pay(rewards)
         over = self._open.rows & (ended | self.rows.of_agents(step.to_act))
         if not np.count_nonzero(over):  # for few rows much faster than any()
             return
         timeouts = self.rows.of_agents(step.truncated & ~step.terminated)
         following = self._following(step, ended & over)
-        observations, actions, rewards = self._open.take(over)
+        observations, actions = self._open.take(over)
         chosen = index_of(over)
         following = map_arrays(lambda array: array[chosen], following)
-        added = Transitions(observations, following, actions, rewards, ended[chosen], timeouts[chosen])
+        added = Transitions(observations, following, actions, rewards[chosen], ended[chosen], timeouts[chosen])
         self.buffer.add_transitions(added, over)
 
     def _following(self, step: VecStep, ended: BoolArray) -> Observations:

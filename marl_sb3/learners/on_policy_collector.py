@@ -133,31 +133,21 @@ class OnPolicyCollector(Stateful):
     def observe(self, step: VecStep) -> None:
         """See `Collector.observe`."""
         ended = self.rows.of_agents(step.terminated | step.truncated)
-        rewards = self.processing.observe(step)
+        rewards = self.processing.observe(step, self._discounted_values if self.records else None)
         if self.records:
-            self._keep(step, rewards, ended)
+            self.buffer.pay(rewards)
+            self.buffer.end(ended)
         self.actor.end_episodes(ended)
+
+    def _discounted_values(self, final_observations: Observations, rows: BoolArray) -> Array:
+        values = self.actor.final_values(self._prepared(final_observations), rows)
+        return self.algorithm.gamma * values
 
     def break_off(self, step: VecStep) -> None:
         """See `Collector.break_off`."""
         self.processing.observe(step)
         self.actor.end_episodes(self.rows.of_agents(step.terminated | step.truncated))
         self.actor.step = self.algorithm.n_steps
-
-    def _keep(self, step: VecStep, rewards: Array, ended: BoolArray) -> None:
-        self._add_values_at_time_limits(step, rewards)
-        self.buffer.pay(rewards)
-        self.buffer.end(ended)
-
-    def _add_values_at_time_limits(self, step: VecStep, rewards: Array) -> None:
-        """Truncation is not termination: bootstrap from the value of the final observation (SB3 issue 633)."""
-        if not np.count_nonzero(step.truncated):
-            return
-        wanted = self.rows.mine & step.truncated & ~step.terminated
-        if wanted.any():
-            rows = self.rows.of_agents(wanted)
-            observations = self._prepared(self.processing.final_observations(step, wanted))
-            rewards[rows] += self.algorithm.gamma * self.actor.final_values(observations, rows)
 
     def finish_rollout(self, step: VecStep) -> None:
         """Compute returns and advantages.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,29 +18,63 @@ from marl_sb3.types import Array, BoolArray, Observations
 from marl_sb3.vec_env.observations import map_arrays
 from marl_sb3.vec_env.step import VecStep
 
+# Final observations (n, ...) of rows, (rows,) bool, that were truncated -> (n,) what their returns go on with.
+Bootstrap = Callable[[Observations, BoolArray], Array]
+
 
 class RowProcessing(Stateful):
-    """The processing of the rows of a policy. This one changes nothing; see `ProcessedRows` for policies with settings.
+    """The processing of the rows of a policy, and the only place where their rewards are summed between turns.
 
-    In every step `observe` is called first, then `look`, then `act`.
+    This one changes neither observations nor rewards; see `ProcessedRows` for policies with settings. In every step
+    `observe` is called first, then `look`, then `act`.
     """
 
     def __init__(self, rows: PolicyRows) -> None:
         self._rows = rows
+        self.begin_episodes()
 
     def begin_episodes(self) -> None:
         """Note that all envs have just been reset."""
+        self._paid: Array = np.zeros(self._rows.num_rows, dtype=np.float32)  # for transitions that are not over
 
     def restart_envs(self, env_indices: Sequence[int]) -> None:
         """Note that these envs have begun new episodes. Transitions of their previous episodes are dropped."""
+        self._paid[self._rows.of_envs(env_indices)] = 0
 
-    def observe(self, step: VecStep) -> Array:
+    def observe(self, step: VecStep, bootstrap: Bootstrap | None = None) -> Array:
         """Record the results of the latest actions.
 
+        Args:
+            step: the step that these actions led to.
+            bootstrap: returns what is added to the rewards of agents that were truncated; None: nothing is added.
+
         Returns:
-            (rows,) float32: rewards of the open transitions, which these actions or earlier ones began.
+            (rows,) float32: the reward of each transition that is over with this step, and 0 in the other rows. It is
+            the sum of everything that the row was paid since it acted.
         """
-        return self._rows.of_agents(step.rewards).copy()  # the step's own stay as they are: others read them
+        rewards = self._rows.of_agents(step.rewards).copy()
+        if bootstrap is not None:
+            self._add_values_at_time_limits(step, rewards, bootstrap)
+        if step.in_play is step.to_act:  # nobody waits or has ended: this step is all of every transition
+            return rewards
+        return self._sum(step, rewards)[0]
+
+    def _sum(self, step: VecStep, rewards: Array) -> tuple[Array, BoolArray]:
+        """Add rewards, (rows,); returns the sums of the transitions that are over with this step, and which are."""
+        stops = self._rows.of_agents(step.to_act | step.terminated | step.truncated)
+        over = self._rows.of_agents(step.in_play) & stops
+        paid = self._paid + rewards
+        self._paid = np.where(over, np.float32(0), paid)
+        return np.where(over, paid, np.float32(0)), over
+
+    def _add_values_at_time_limits(self, step: VecStep, rewards: Array, bootstrap: Bootstrap) -> None:
+        """Truncation is not termination: bootstrap from the value of the final observation (SB3 issue 633)."""
+        if not np.count_nonzero(step.truncated):
+            return
+        wanted = self._rows.mine & step.in_play & step.truncated & ~step.terminated
+        if wanted.any():
+            rows = self._rows.of_agents(wanted)
+            rewards[rows] += bootstrap(self.final_observations(step, wanted), rows)
 
     def look(self, step: VecStep) -> Observations:
         """Return the (rows, ...) processed observations of a step; filler in rows that wait."""
@@ -61,6 +95,8 @@ class RowProcessing(Stateful):
     def act(self, actions: Array, acting: BoolArray) -> Array:
         """Record (rows, ...) actions of the policy, and return them as actions of the env."""
         return actions
+
+    fields: ClassVar[Fields] = {"paid": array("_paid")}
 
 
 def process_rows(
@@ -85,8 +121,7 @@ class ProcessedRows(RowProcessing):
     """See `RowProcessing`.
 
     The memory of a row changes when the row acts next; while it waits, its memory stays unchanged and it updates no
-    statistics. Its rewards are summed until its transition is over, at its next turn or its end, and the sum is
-    processed as one reward. A row that acts in every step has one reward per step.
+    statistics. The sum of what it was paid for a transition is processed as one reward.
 
     Args: see `process_rows`.
     """
@@ -94,19 +129,16 @@ class ProcessedRows(RowProcessing):
     def __init__(
         self, processing: Processing, rows: PolicyRows, gamma: float, learns: bool, late: bool = False
     ) -> None:
-        super().__init__(rows)
         self._processing, self._gamma, self._learns = processing, gamma, learns
         self._normalizes = not late
         self._agents = np.tile(np.arange(len(rows.agents)), rows.num_envs)
-        self.begin_episodes()
+        super().__init__(rows)
 
     def begin_episodes(self) -> None:
         """See `RowProcessing.begin_episodes`."""
-        n = self._rows.num_rows
-        self._memory: Memory = self._processing.initial(n)
-        self._open = np.zeros(n, dtype=np.bool_)  # rows whose transition is not over
-        self._paid = np.zeros(n, dtype=np.float32)  # of these transitions
-        self._returns = np.zeros(n, dtype=np.float64)  # discounted, of the running episodes
+        super().begin_episodes()
+        self._memory: Memory = self._processing.initial(self._rows.num_rows)
+        self._returns = np.zeros(self._rows.num_rows, dtype=np.float64)  # discounted, of the running episodes
         self._forget_step(taken_in=False)
 
     def _forget_step(self, *, taken_in: bool) -> None:
@@ -117,10 +149,10 @@ class ProcessedRows(RowProcessing):
 
     def restart_envs(self, env_indices: Sequence[int]) -> None:
         """See `RowProcessing.restart_envs`."""
+        super().restart_envs(env_indices)
         lost = self._rows.of_envs(env_indices)
         self._memory = self._reset(self._memory, lost)
-        self._open &= ~lost
-        self._paid[lost], self._returns[lost] = 0, 0
+        self._returns[lost] = 0
         self._forget_step(taken_in=self._taken_in)
 
     def _reset(self, memory: Memory, rows: BoolArray) -> Memory:
@@ -131,23 +163,21 @@ class ProcessedRows(RowProcessing):
 
     # --- What comes --------------------------------------------------------------------------------------------------
 
-    def observe(self, step: VecStep) -> Array:
+    def observe(self, step: VecStep, bootstrap: Bootstrap | None = None) -> Array:
         """See `RowProcessing.observe`."""
+        paid, over = self._sum(step, self._rows.of_agents(step.rewards))
         ended = self._rows.of_agents(step.terminated | step.truncated)
-        closing = self._open & (ended | self._rows.of_agents(step.to_act))
-        self._paid += np.where(self._open, self._rows.of_agents(step.rewards), 0)
-        paid = np.where(closing, self._paid, 0)
         if REWARD in self._memory:
-            rewards = _with_rows(self._memory[REWARD], closing, paid[closing, None])
+            rewards = _with_rows(self._memory[REWARD], over, paid[over, None])
             self._memory = {**self._memory, REWARD: rewards}
         self._before = self._memory
         self._memory = self._reset(self._memory, ended)
         self.look(step)  # statistics take in observations first, and final observations see that
         process = self._processing.rewards.process
-        processed = process(paid, self._returns, self._gamma, closing, self._learns, self._normalizes)
-        self._paid[closing] = 0
-        self._open &= ~closing
+        processed = process(paid, self._returns, self._gamma, over, self._learns, self._normalizes)
         self._returns[ended] = 0
+        if bootstrap is not None:
+            self._add_values_at_time_limits(step, processed, bootstrap)
         return processed
 
     def look(self, step: VecStep) -> Observations:
@@ -206,7 +236,6 @@ class ProcessedRows(RowProcessing):
         if not acting.all():
             after = {name: _with_rows(self._after[name], acting, array[acting]) for name, array in after.items()}
         self._memory = after
-        self._open |= acting
         self._forget_step(taken_in=False)
         return self._processing.env_actions(actions)
 
@@ -214,9 +243,8 @@ class ProcessedRows(RowProcessing):
 
     # What is needed to process the latest step again.
     fields: ClassVar[Fields] = {
+        **RowProcessing.fields,
         "memory": arrays("_memory"),
-        "open": array("_open"),
-        "paid": array("_paid"),
         "returns": sums("_returns"),
         "taken_in": boolean("_taken_in"),
     }
