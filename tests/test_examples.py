@@ -20,6 +20,7 @@ RUNS = {
     "league.py": (["--env-steps", "2048", "--every", "1"], r"2048 env steps: \d+% of the games won, \d+% of the moves"),
     "own_network.py": (["--env-steps", "1000"], r"loaded ckpt-000001: 800 weights embed 100 cells"),
     "own_policy.py": (["--env-steps", "1000"], r"1000 env steps; the loaded ResidualPolicy chooses .*: True"),
+    "reinforce.py": (["--env-steps", "4000"], r"4000 env steps: mean returns agent1 \(Reinforce\) -?\d"),
     "search.py": (
         ["--trials", "1", "--env-steps", "4000"],
         r"trial 0: the weaker agent's return is -?\d+\.\d with agent1.learning_rate \S+, agent2.learning_rate",

@@ -96,14 +96,20 @@ class PolicyBundle(PolicyByAgent):
         """Save each policy as `folder/<policy id>.zip`, which stock SB3's `load` opens; see `ids.file_names`.
 
         A policy with processing gets `<policy id>.processing.json` beside it; one with normalisation
-        `<policy id>.vecnormalize.pkl`, which SB3's `VecNormalize.load` opens.
+        `<policy id>.vecnormalize.pkl`, which SB3's `VecNormalize.load` opens. An algorithm that is no subclass of SB3's
+        gets no file.
 
         Returns:
             policy id -> file.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        paths = {policy_id: folder / name for policy_id, name in file_names(list(self.policies), ".zip").items()}
+        names = file_names(list(self.policies), ".zip")
+        paths = {
+            policy_id: folder / names[policy_id]
+            for policy_id, algorithm in self.policies.items()
+            if isinstance(algorithm, BaseAlgorithm)
+        }
         for policy_id, path in paths.items():
             algorithm = self.policies[policy_id]
             write_zip(algorithm, path)

@@ -103,7 +103,7 @@ def add_env_option(parser: CommandParser, *, also_positional: bool, makes_env: b
 
 
 def import_users_modules(arguments: argparse.Namespace) -> None:
-    """Import the modules that `--import` names.
+    """Import the modules that `--import` names, and that of `--algo module:NAME`.
 
     Raises:
         ConfigError: one cannot be imported.
@@ -112,6 +112,10 @@ def import_users_modules(arguments: argparse.Namespace) -> None:
         from marl_sb3.envs.registry import import_modules  # takes half a second
 
         import_modules(arguments.imports)
+    if ":" in (getattr(arguments, "algo", None) or ""):
+        from marl_sb3.learners.registry import named_algorithm
+
+        named_algorithm(arguments.algo)
 
 
 def named_env(arguments: argparse.Namespace) -> str | None:

@@ -403,22 +403,23 @@ def algorithm_info(name: str) -> AlgorithmInfo:
         ConfigError: there is none of this name.
     """
     if name not in _known and ":" in name:
-        module, _, attribute = name.partition(":")
-        found = getattr(sys.modules.get(module), attribute, None)
-        if isinstance(found, AlgorithmInfo):
-            add_algorithm(found, name)
-    if name in _known:
-        return _known[name]
-    own = (
-        f"{shown(name)} is in a module that is not imported; if you trust its code, add --import "
-        f"{name.partition(':')[0][:60]}"
-        if ":" in name
-        else f"unknown algorithm {shown(name)}"
-    )
-    raise ConfigError(
-        f"{own}; accepted: {', '.join(_known)}, or package.module:NAME of an AlgorithmInfo, as --algo imports it",
-        key="algo",
-    )
+        add_algorithm(_imported(name), name)
+    if name not in _known:
+        accepted = f"{', '.join(_known)}, or package.module:NAME of an AlgorithmInfo"
+        raise ConfigError(f"unknown algorithm {shown(name)}; accepted: {accepted}", key="algo")
+    return _known[name]
+
+
+def _imported(name: str) -> AlgorithmInfo:
+    module, _, attribute = name.partition(":")
+    if module not in sys.modules:
+        trust = f"--import {module}, or --algo with this name" if module.isprintable() else "a module's name"
+        words = f"algorithm {shown(name)} is in a module that is not imported; accepted, if you trust its code: {trust}"
+        raise ConfigError(words, key="algo")
+    found = getattr(sys.modules[module], attribute, None)
+    if not isinstance(found, AlgorithmInfo):
+        raise ConfigError(f"algorithm {shown(name)} is {shown(found)}; accepted: an AlgorithmInfo", key="algo")
+    return found
 
 
 def known_name(info: AlgorithmInfo) -> str | None:

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
-from stable_baselines3.common.logger import Logger
-
+from marl_sb3.config.algorithms import info_of
 from marl_sb3.learners.building import is_off_policy, policy_rows, processing_of
 from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.learners.update_path import TwoPaths, choose_path
@@ -21,7 +20,7 @@ from marl_sb3.sb3.optimizers import (
     parameter_addresses,
     read_optimizers,
 )
-from marl_sb3.sb3.private import COUNTS
+from marl_sb3.sb3.private import COUNTS, set_up_logging
 from marl_sb3.sb3.tensors import Arrays, read_weights, weights
 from marl_sb3.storage.parts import Commit, Fields, SavedPart, Stateful, TensorFile, computed, in_order, part
 from marl_sb3.storage.rng import generators
@@ -210,14 +209,16 @@ class Learner(Stateful, ABC):
         self.algorithm = algorithm
         self.trained = trained
         self.processing = processing
-        algorithm.set_logger(Logger(None, []))
+        info = info_of(type(algorithm))
+        self._recorded_by_own: Mapping[str, str] = {} if info is None else info.metrics
+        set_up_logging(algorithm)
         self.collector = self._make_collector(progress_remaining)
 
     @classmethod
     def make(
         cls: type[L], rows: PolicyRows, spec: PolicySpec, trained: bool, seed: int | None, options: LearnerOptions
     ) -> L:
-        """Make the learner of a policy; see `algorithms.learner_class` for the class.
+        """Make the learner of a policy; see `AlgorithmInfo.learner_class` for the class.
 
         Args:
             rows: the rows of the policy.
@@ -283,7 +284,8 @@ class Learner(Stateful, ABC):
         """Return all metrics, from what the algorithm's `train()` has recorded in SB3's logger."""
         values = {name: recorded.get(key) for name, key in self.recorded_as.items()}
         values |= {**self._counts(recorded), **self._more_metrics(recorded)}
-        return {name: values[name] for name in self.metric_names}
+        own = {name: recorded.get(key) for name, key in self._recorded_by_own.items()}
+        return {**{name: values[name] for name in self.metric_names}, **own}
 
     @abstractmethod
     def _counts(self, recorded: Mapping[str, Any]) -> Result:

@@ -154,15 +154,11 @@ class OnPolicyLearner(Learner):
 
     def _total_loss(self, recorded: Mapping[str, Any]) -> float | None:
         """Return the mean loss over minibatches; SB3's own `train/loss` is that of the last minibatch."""
-        policy_loss = recorded.get(self.recorded_as["policy_loss"])
-        if policy_loss is None:
+        names = (self.recorded_as["policy_loss"], "train/entropy_loss", "train/value_loss")
+        if not recorded.keys() >= set(names):  # before the first update; or an algorithm of the user's own
             return None
-        algorithm = self.algorithm
-        return float(
-            policy_loss
-            + algorithm.ent_coef * recorded["train/entropy_loss"]
-            + algorithm.vf_coef * recorded["train/value_loss"]
-        )
+        policy_loss, entropy_loss, value_loss = (recorded[name] for name in names)
+        return float(policy_loss + self.algorithm.ent_coef * entropy_loss + self.algorithm.vf_coef * value_loss)
 
     fields: ClassVar[Fields] = {**Learner.fields, "grad_updates": integer("num_grad_updates")}
 

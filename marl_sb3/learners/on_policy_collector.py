@@ -116,7 +116,7 @@ class OnPolicyCollector(Stateful):
         return required_masks(self.rows, step, type(self.algorithm).__name__) if self.takes_masks else None
 
     def _prepared(self, observations: Observations) -> Observations:
-        env = self.algorithm.env
+        env = getattr(self.algorithm, "env", None)
         return env.transpose_observations(observations) if isinstance(env, VecTransposeImage) else observations
 
     def _store(self, seen: Batch, acted: BoolArray, decision: OnPolicyDecision) -> None:

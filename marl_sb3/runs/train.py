@@ -10,11 +10,13 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.type_aliases import MaybeCallback
 
 from marl_sb3.config import Hparams, load_config
+from marl_sb3.config.algorithms import AlgorithmInfo
 from marl_sb3.config.names import as_integer
 from marl_sb3.config.ray import RaySettings
 from marl_sb3.config.sources import require_kinds
 from marl_sb3.envs.registry import EnvFactory, named_factory
 from marl_sb3.errors import ConfigError
+from marl_sb3.learners.registry import named_algorithm
 from marl_sb3.runs.execute import execute
 from marl_sb3.runs.run import Run
 from marl_sb3.runs.start import prepare, resume_run
@@ -28,7 +30,7 @@ def train(
     env: str | EnvFactory | None = None,
     *,
     policies: str | Mapping[PolicyID, Mapping[str, Any]] | None = None,
-    algo: str | None = None,
+    algo: str | AlgorithmInfo | None = None,
     timesteps: int | str | None = None,
     n_envs: int | None = None,
     seed: int | None = None,
@@ -54,7 +56,7 @@ def train(
     Args:
         env: an env id, or a factory of a `ParallelEnv`; None takes the only env in `hparams`.
         policies: `shared`, `per_agent`, or by policy id `{"agents": [...], ...settings}`.
-        algo: name of the algorithm.
+        algo: name of the algorithm; or an `AlgorithmInfo`, or the place of one as `package.module:NAME`.
         timesteps: env steps to train for: an integer, or a text such as `"10k"`.
         n_envs: number of envs that step together.
         seed: seed of the run. None: the run draws one and writes it to `config.yaml`.
@@ -100,7 +102,7 @@ def train(
         return _execute(run, callbacks, progress_bar)
     config = load_config(
         name,
-        algo,
+        None if algo is None else named_algorithm(algo),
         hparams,
         settings,
         policies=policies,

@@ -7,11 +7,32 @@ from typing import Any
 
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, ConvertCallback, EventCallback
+from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.vec_env import VecNormalize
 
 from marl_sb3.storage.parts import Fields, if_present, integer, number
 from marl_sb3.types import Array, Observations
+
+# --- Algorithms that are not SB3's ------------------------------------------------------------------------------------
+
+
+def set_up_logging(algorithm: Any) -> None:
+    """Give an algorithm a logger without outputs, and the counts that learners keep in it if it lacks them."""
+    if not isinstance(algorithm, BaseAlgorithm):
+        for name, value in {"num_timesteps": 0, "_n_updates": 0, "_current_progress_remaining": 1.0}.items():
+            setattr(algorithm, name, getattr(algorithm, name, value))
+        algorithm.logger = Logger(None, [])
+    else:
+        algorithm.set_logger(Logger(None, []))
+
+
+def _torch_names(algorithm: Any) -> tuple[list[str], list[str]]:
+    """Return the names of the modules and optimizers, and of the tensors outside of them, that are saved."""
+    if isinstance(algorithm, BaseAlgorithm):
+        return algorithm._get_torch_save_params()
+    return ["policy", "policy.optimizer"], []
+
 
 # --- Schedules and counts --------------------------------------------------------------------------------------------
 
@@ -148,13 +169,13 @@ def _return_true(self: Any) -> bool:
 
 def torch_members(algorithm: BaseAlgorithm) -> Mapping[str, Any]:
     """Return modules and optimizers by the names under which SB3 saves them, such as `policy.optimizer`."""
-    names, _ = algorithm._get_torch_save_params()
+    names, _ = _torch_names(algorithm)
     return {name: _member(algorithm, name) for name in names}
 
 
 def torch_variables(algorithm: BaseAlgorithm) -> Mapping[str, Any]:
     """Tensors outside all modules by the names that SB3 saves them under, such as SAC's `log_ent_coef`."""
-    _, names = algorithm._get_torch_save_params()
+    _, names = _torch_names(algorithm)
     return {name: _member(algorithm, name) for name in names}
 
 
@@ -167,6 +188,8 @@ def _member(algorithm: BaseAlgorithm, path: str) -> Any:
 
 def pickled_members(algorithm: BaseAlgorithm) -> Mapping[str, Any]:
     """Return the attributes that SB3's `save` pickles: all but tensors, modules and those the algorithm excludes."""
+    if not isinstance(algorithm, BaseAlgorithm):  # a class that is not SB3's has no such file
+        return {}
     names, tensors = algorithm._get_torch_save_params()
     apart = {name.partition(".")[0] for name in (*names, *tensors)} | {*algorithm._excluded_save_params()}
     return {name: value for name, value in vars(algorithm).items() if name not in apart}

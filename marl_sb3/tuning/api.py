@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rich.console import Console
 
 from marl_sb3.config import Hparams
+from marl_sb3.config.algorithms import AlgorithmInfo
 from marl_sb3.config.ray import RaySettings
 from marl_sb3.display.screen import in_notebook, standard_console
 from marl_sb3.envs.registry import EnvFactory
@@ -35,7 +36,7 @@ def tune(
     trials: int | None = None,
     timesteps: int | None = None,
     policies: str | None = None,
-    algo: str | None = None,
+    algo: str | AlgorithmInfo | None = None,
     n_envs: int | None = None,
     seed: int | None = None,
     settings: Mapping[str, Any] | None = None,
@@ -73,7 +74,7 @@ def tune(
         trials: the number of settings to try; None: 50, or the whole grid.
         timesteps: env steps of a trial; None: as in the preset.
         policies: `shared` or `per_agent`; None: as in the preset.
-        algo: name of the algorithm; None: PPO.
+        algo: name of the algorithm; or an `AlgorithmInfo`, or the place of one as `package.module:NAME`. None: PPO.
         n_envs: number of envs of a trial; None: as in the preset.
         seed: determines the seed of every trial and the draws of the sampler; None: 0.
         settings: set in every trial and therefore not searched, by keys as after `--set`.

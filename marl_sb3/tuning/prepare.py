@@ -18,6 +18,7 @@ from marl_sb3.config.sources import require_kinds
 from marl_sb3.config.values import Named, plain_numbers, require
 from marl_sb3.envs.registry import EnvFactory, factory_id
 from marl_sb3.errors import ConfigError, as_path, path_is_usable
+from marl_sb3.learners.registry import named_algorithm
 from marl_sb3.tuning.checks import check_search
 from marl_sb3.tuning.jobs.run import study_lock
 from marl_sb3.tuning.search import Search, read_search
@@ -85,6 +86,8 @@ def prepare_study(
     env_id = env_id or DEFAULT_ENV
     folder = study_folder(env_id, name, root)
     given = {key: as_integer(plain_numbers(value)) for key, value in options.items() if value is not None}
+    if "algo" in given:
+        given["algo"] = named_algorithm(given["algo"])
     if entry is not None:
         given["hparams"] = {env_id: plain_data(entry)}
     settings = {**(settings or {}), **{f"stop.{metric}": value for metric, value in (stop or {}).items()}}
