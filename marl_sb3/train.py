@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from marl_sb3.cli.command import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, run_command, setup_logging
 from marl_sb3.cli.parser import assignments, found_run, import_users_modules, named_env
-from marl_sb3.cli.ray import ray_settings
+from marl_sb3.cli.ray import runner_settings
 from marl_sb3.cli.train import (
     RESUME_SETTINGS,
     SETTINGS,
@@ -26,7 +26,7 @@ from marl_sb3.startup import without_collections
 
 if TYPE_CHECKING:
     from marl_sb3.config import TrainConfig
-    from marl_sb3.config.ray import RaySettings
+    from marl_sb3.config.ray import AnyRunners
     from marl_sb3.runs.run import Run
 
 
@@ -59,11 +59,11 @@ def _train(arguments: argparse.Namespace) -> int:
 
 def _prepare(arguments: argparse.Namespace) -> Run:
     if arguments.resume is not None:
-        return _resume(arguments, stop_conditions(arguments), ray_settings(arguments))
-    config, ray = _config(arguments), ray_settings(arguments)
+        return _resume(arguments, stop_conditions(arguments), runner_settings(arguments))
+    config, runners = _config(arguments), runner_settings(arguments)
     from marl_sb3.runs.start import prepare  # takes seconds: wrong options are refused before
 
-    return prepare(config, arguments.run_dir, trust_pickle=arguments.trust_pickle, ray=ray)
+    return prepare(config, arguments.run_dir, trust_pickle=arguments.trust_pickle, runners=runners)
 
 
 def _train_seeds(arguments: argparse.Namespace) -> int:
@@ -87,11 +87,11 @@ def _print_config(arguments: argparse.Namespace) -> int:
     """Print the configuration that the run would have; returns the exit code."""
     if arguments.resume is not None:
         require_resumable(arguments)
-    config, ray = _config(arguments), ray_settings(arguments)
+    config, runners = _config(arguments), runner_settings(arguments)
     from marl_sb3.config import to_yaml
     from marl_sb3.runs.start import resolve  # takes seconds, as above
 
-    print(to_yaml(resolve(config, trust_pickle=arguments.trust_pickle, ray=ray)), end="", flush=True)
+    print(to_yaml(resolve(config, trust_pickle=arguments.trust_pickle, runners=runners)), end="", flush=True)
     return EXIT_DONE
 
 
@@ -109,7 +109,7 @@ def _config(arguments: argparse.Namespace) -> TrainConfig:
     )
 
 
-def _resume(arguments: argparse.Namespace, stop: dict[str, Any] | None, ray: RaySettings | None) -> Run:
+def _resume(arguments: argparse.Namespace, stop: dict[str, Any] | None, runners: AnyRunners | None) -> Run:
     require_resumable(arguments)
     folder = found_run(arguments.resume)
     from marl_sb3.runs.start import resume_run  # takes seconds: wrong options are refused before
@@ -117,7 +117,7 @@ def _resume(arguments: argparse.Namespace, stop: dict[str, Any] | None, ray: Ray
     changes = {name: getattr(arguments, name) for name in RESUME_SETTINGS}
     settings = assignments("--set", arguments.settings)
     return resume_run(
-        folder, arguments.timesteps, named_env(arguments), ray=ray, settings=settings, stop=stop, **changes
+        folder, arguments.timesteps, named_env(arguments), runners=runners, settings=settings, stop=stop, **changes
     )
 
 

@@ -1,4 +1,4 @@
-"""The options of commands that can use Ray."""
+"""The options for runners, and of commands that can use Ray."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from marl_sb3.cli.parser import CommandParser
 from marl_sb3.errors import ConfigError
 
 if TYPE_CHECKING:
-    from marl_sb3.config.ray import RaySettings
+    from marl_sb3.config.ray import AnyRunners, RaySettings
 
-_OF_RAY = {"runners": "--runners", "ray_runtime_env": "--ray-runtime-env", "runner_cpus": "--runner-cpus"}
+_OF_RAY = {"ray_runtime_env": "--ray-runtime-env", "runner_cpus": "--runner-cpus"}
 
 
 def add_ray_options(parser: CommandParser, what: str, process: str) -> None:
@@ -41,7 +41,7 @@ def ray_settings(arguments: argparse.Namespace) -> RaySettings | None:
     Raises:
         ConfigError: an option of Ray is given without `--ray`, or a value is not accepted.
     """
-    given: dict[str, Any] = {name: getattr(arguments, name, None) for name in _OF_RAY}
+    given: dict[str, Any] = {name: getattr(arguments, name) for name in _OF_RAY}
     if arguments.ray is None:
         useless = [option for name, option in _OF_RAY.items() if given[name] is not None]
         if useless:
@@ -52,7 +52,21 @@ def ray_settings(arguments: argparse.Namespace) -> RaySettings | None:
     file = given["ray_runtime_env"]
     return RaySettings(
         arguments.ray,
-        given["runners"],
+        getattr(arguments, "runners", None),
         num_cpus=1.0 if given["runner_cpus"] is None else given["runner_cpus"],
         runtime_env=None if file is None else read_runtime_env(file),
     )
+
+
+def runner_settings(arguments: argparse.Namespace) -> AnyRunners | None:
+    """Return which processes roll out the shards; None without `--ray` and `--runners`.
+
+    Raises:
+        ConfigError: see `ray_settings`.
+    """
+    on_ray = ray_settings(arguments)
+    if on_ray is not None or arguments.runners is None:
+        return on_ray
+    from marl_sb3.config.ray import RunnerSettings
+
+    return RunnerSettings(arguments.runners)

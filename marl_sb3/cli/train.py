@@ -113,8 +113,8 @@ def _add_how_it_runs(parser: CommandParser) -> None:
     add_ray_options(parser, "roll out the envs on Ray, in n_shards shares (--set n_shards=N)", "runner")
     parser.option(
         "--runners N",
-        "processes on Ray that roll out the envs; their number changes no result; default: one for each CPU of this "
-        "machine",
+        "processes that roll out the envs, in n_shards shares: of this machine, or on Ray; their number changes no "
+        "result; default: none, or with --ray one for each CPU of this machine",
         type=integer,
     )
     parser.option(
@@ -163,7 +163,7 @@ def chosen_seeds(arguments: argparse.Namespace) -> list[int]:
     Raises:
         ConfigError: another option does not go with it.
     """
-    others = ("resume", "print_config", "ray")
+    others = ("resume", "print_config", "ray", "runners")
     for name in (*others, *(["seed"] if isinstance(arguments.seeds, list) else [])):
         if getattr(arguments, name) not in (None, False):
             raise ConfigError(f"--seeds and --{name.replace('_', '-')} are given; accepted: one of them", key="seeds")
@@ -191,7 +191,7 @@ def require_resumable(arguments: argparse.Namespace) -> None:
             raise ConfigError(
                 f"--{name.replace('_', '-')} cannot change a resumed run; accepted with --resume: ENV or --env, "
                 "--import, --timesteps, --set of what its state does not depend on, --stop, --checkpoint-every, "
-                "--on-nan, --workers, --ray and its options, --agents, --quiet, -v",
+                "--on-nan, --workers, --runners, --ray and its options, --agents, --quiet, -v",
                 key=name,
             )
 

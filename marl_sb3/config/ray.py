@@ -71,6 +71,28 @@ def _require_all(settings: RunnerSettings | RaySettings, where: str) -> None:
         require(f"{where}{name}", getattr(settings, name), kind)
 
 
+AnyRunners = RunnerSettings | RaySettings
+
+
+def either(ray: RaySettings | None, runners: int | None) -> AnyRunners | None:
+    """Return how the shards are rolled out, by arguments of which one may be given.
+
+    Args:
+        ray: on Ray.
+        runners: by so many processes of this machine.
+
+    Raises:
+        ConfigError: both are given, or the number is not accepted.
+    """
+    if runners is None:
+        return ray
+    if ray is not None:
+        raise ConfigError(
+            "runners and ray are both given; accepted: one of them, or RaySettings(..., runners=N)", "ray"
+        )
+    return RunnerSettings(runners)
+
+
 def read_runtime_env(path: str | Path) -> Mapping[str, Any]:
     """Read Ray's `runtime_env` from a YAML or JSON file that the user has named.
 

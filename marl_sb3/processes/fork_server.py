@@ -1,7 +1,7 @@
 """The fork server: a process that has imported what workers need, forks them, and does nothing else.
 
-The main process has one `ForkServer` for each module that its workers need, and asks it to start and to end workers.
-`python -m marl_sb3.processes.fork_server DESCRIPTOR PARENT MODULE` answers on the socket DESCRIPTOR. When the
+The main process has one `ForkServer` for each group of modules that workers need, and asks it to start and to end
+workers. `python -m marl_sb3.processes.fork_server DESCRIPTOR PARENT MODULES` answers on the socket DESCRIPTOR. When the
 connection is closed, it kills all workers and ends. With PARENT, the process id of the main process, the system also
 tells it when the main process has ended; with 0, it does not.
 
@@ -47,10 +47,10 @@ class ForkServer:
     """The process that workers are forked from, as the main process sees it.
 
     Args:
-        module: imported before the first worker is forked.
+        modules: imported before the first worker is forked; their names, separated by commas.
     """
 
-    def __init__(self, module: str) -> None:
+    def __init__(self, modules: str) -> None:
         ours, theirs = socket.socketpair()
         ours.settimeout(_START_S)
         self._connection = ours
@@ -64,7 +64,7 @@ class ForkServer:
         path = os.pathsep.join(each or os.getcwd() for each in sys.path)  # "" is the working folder
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", __name__, str(theirs.fileno()), str(parent), module],
+                [sys.executable, "-P", "-m", __name__, str(theirs.fileno()), str(parent), modules],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -152,20 +152,23 @@ class ForkServer:
 _servers: dict[str, ForkServer] = {}
 
 
-def fork_server(module: str) -> ForkServer:
-    """Return the fork server of this process that has imported a module; a new one if there is none that runs.
+def fork_server(modules: str) -> ForkServer:
+    """Return the fork server of this process that has imported these modules; a new one if there is none that runs.
+
+    Args:
+        modules: their names, separated by commas.
 
     Raises:
         ConfigError: this system cannot fork processes, or Python cannot be started.
     """
     if not hasattr(os, "fork") or not hasattr(socket, "send_fds"):
         raise ConfigError("n_workers: this system cannot fork processes; accepted: 0", key="n_workers")
-    server = _servers.get(module)
+    server = _servers.get(modules)
     if server is None or not server.is_alive:
         if server is not None:
             server.close()
         try:
-            server = _servers[module] = ForkServer(module)
+            server = _servers[modules] = ForkServer(modules)
         except (ForkServerEndedError, OSError) as error:
             words = "; see the lines above" if isinstance(error, ForkServerEndedError) else f": {error}"
             raise ConfigError(
@@ -288,7 +291,7 @@ def _lead_a_group(process: int) -> None:
         os.setpgid(process, process)
 
 
-def main(descriptor: int, parent: int, module: str) -> None:
+def main(descriptor: int, parent: int, modules: str) -> None:
     """Serve the main process on this socket."""
     server = _Server(socket.socket(fileno=descriptor))
     for number in (*ENDING, signal.SIGUSR1):
@@ -296,7 +299,8 @@ def main(descriptor: int, parent: int, module: str) -> None:
     signal.signal(_MAIN_ENDED, server.main_ended)
     if parent:
         _end_with(parent, _MAIN_ENDED)
-    importlib.import_module(module)
+    for each in modules.split(","):
+        importlib.import_module(each)
     try:
         server.serve()
     except OSError:  # the main process has ended

@@ -176,15 +176,15 @@ class LocalPool:
 
     Args:
         make: makes what each process serves.
-        module: the fork server imports it before it forks a process.
+        modules: that the fork server imports before it forks a process, separated by commas.
         name: of a process, for messages.
         timeout_s: how long a process may take to send an answer that has begun to arrive.
     """
 
     is_elsewhere = True
 
-    def __init__(self, make: Make, module: str, name: str, timeout_s: float) -> None:
-        self._make, self._module, self._name, self._timeout_s = make, module, name, timeout_s
+    def __init__(self, make: Make, modules: str, name: str, timeout_s: float) -> None:
+        self._make, self._modules, self._name, self._timeout_s = make, modules, name, timeout_s
         self._context = ProcessContext.here(imports=True)
         self._request: bytes | None = None  # it is the same for all processes
         self._members: dict[int, _Member] = {}
@@ -196,7 +196,7 @@ class LocalPool:
         if self._request is None:
             self._request = packed_request("make", (self._context, _packed(self._make, argument)))
         process = next(self._numbers)
-        worker = Worker(f"{self._name} {process}", self._module, self._request, timeout_s=self._timeout_s)
+        worker = Worker(f"{self._name} {process}", self._modules, self._request, timeout_s=self._timeout_s)
         self._members[process] = member = _Member(worker)
         try:
             worker.start()

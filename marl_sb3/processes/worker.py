@@ -74,7 +74,7 @@ class Worker:
 
     Args:
         name: of the worker, for messages.
-        module: that the fork server imports before it forks the worker.
+        modules: that the fork server imports before it forks the worker, separated by commas.
         timeout_s: how long it may work on a request without any progress of its heartbeat.
         limit: name of the setting of that time.
         descriptors: open files that the worker gets; they stay open here.
@@ -88,7 +88,7 @@ class Worker:
     def __init__(
         self,
         name: str,
-        module: str,
+        modules: str,
         make: bytes,
         *,
         timeout_s: float,
@@ -97,7 +97,7 @@ class Worker:
         polling_s: float = 0.0,
     ) -> None:
         self.name, self.make = name, make
-        self._module, self._descriptors = module, descriptors
+        self._modules, self._descriptors = modules, descriptors
         self._timeout_s, self._limit, self._polling_s = timeout_s, limit, polling_s
         self._look_s, self._stacks_s = min(timeout_s / 4, _LOOK_S), min(timeout_s, _STACKS_S)
         self._patience_s = timeout_s  # without progress, before the worker counts as hung
@@ -148,7 +148,7 @@ class Worker:
         ours, theirs = socket.socketpair()
         with theirs:
             self._channel = Channel(ours, self._timeout_s, self._look_s, self._polling_s)
-            self._fork_server = fork_server(self._module)
+            self._fork_server = fork_server(self._modules)
             self.process = self._fork_server.start((theirs.fileno(), self._status, *self._descriptors))
 
     # --- Requests ----------------------------------------------------------------------------------------------------

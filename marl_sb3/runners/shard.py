@@ -17,7 +17,7 @@ from marl_sb3.envs.registry import import_modules
 from marl_sb3.errors import ConfigError, EnvRaisedError
 from marl_sb3.learners.shards.interface import ShardPolicy
 from marl_sb3.learners.shards.registry import make_shard_policy
-from marl_sb3.learners.threads import limited_threads
+from marl_sb3.learners.threads import limited_threads, start_without_dynamo
 from marl_sb3.metrics import Episode, EpisodeTracker
 from marl_sb3.policies.placement import rows_of_policy
 from marl_sb3.processes.messages import known_error
@@ -309,3 +309,9 @@ class ShardHost:
     def close(self) -> None:
         """Close all shards."""
         self.forget(list(self._shards))
+
+
+def host_in_a_process_of_its_own(plan: ShardPlan) -> ShardHost:
+    """Return a host; the process is prepared for nothing else."""
+    start_without_dynamo()
+    return ShardHost(plan)

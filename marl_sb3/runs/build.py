@@ -14,7 +14,7 @@ import torch
 
 from marl_sb3.config.algorithms import algorithm_info
 from marl_sb3.config.provenance import source_of
-from marl_sb3.config.ray import RaySettings
+from marl_sb3.config.ray import AnyRunners
 from marl_sb3.config.schema import ACCEPTED, SECTIONS, TrainConfig, names_in
 from marl_sb3.config.values import counted
 from marl_sb3.envs.gymnasium_wrappers import named_wrappers, wrapping_factory
@@ -101,26 +101,26 @@ def set_up_process(config: TrainConfig) -> None:
     start_without_dynamo()
 
 
-def build(config: TrainConfig, factory: EnvFactory | None, ray: RaySettings | None = None) -> MultiAgentAlgorithm:
+def build(config: TrainConfig, factory: EnvFactory | None, runners: AnyRunners | None = None) -> MultiAgentAlgorithm:
     """Make the envs, and the algorithm that trains in them.
 
     Args:
         config: of the run folder.
         factory: makes the env if the id in the configuration is only its name; None: the id finds it.
-        ray: how the shards are rolled out on Ray; None: in this process.
+        runners: which processes roll out the shards; None: this one.
 
     Raises:
         ConfigError: a setting does not fit.
     """
-    return build_new(config, factory, ray)[1]
+    return build_new(config, factory, runners)[1]
 
 
 def build_new(
-    config: TrainConfig, factory: EnvFactory | None, ray: RaySettings | None = None
+    config: TrainConfig, factory: EnvFactory | None, runners: AnyRunners | None = None
 ) -> tuple[TrainConfig, MultiAgentAlgorithm]:
     """Do the same as `build` with a configuration from `resolved`; returns it `with_rollouts`, too."""
     with source_named(config), _too_large_refused(config):
-        env = _make_envs(config, factory, ray)
+        env = _make_envs(config, factory, runners)
         try:
             config = with_rollouts(config, env.agents)
             algorithm = _build_algorithm(config, env)
@@ -131,13 +131,13 @@ def build_new(
             raise
 
 
-def _make_envs(config: TrainConfig, factory: EnvFactory | None, ray: RaySettings | None) -> MultiAgentVecEnv:
-    if not config.n_shards and ray is None:
+def _make_envs(config: TrainConfig, factory: EnvFactory | None, runners: AnyRunners | None) -> MultiAgentVecEnv:
+    if not config.n_shards and runners is None:
         return make_envs(config, factory, seed=config.seed)
     from marl_sb3.vec_env.sharded_vec_env import make_sharded_vec_env
 
     numbers, settings = (config.n_envs, config.n_shards, config.seed), env_settings(config)
-    return make_sharded_vec_env(env_of(config, factory), *numbers, config.vectorizer, ray, **settings)
+    return make_sharded_vec_env(env_of(config, factory), *numbers, config.vectorizer, runners=runners, **settings)
 
 
 def _require_masks(config: TrainConfig, factory: EnvFactory | None, algorithm: MultiAgentAlgorithm) -> None:
@@ -198,7 +198,7 @@ _MOST_SHARDS = 64  # if the run does not set them: enough for many runners, and 
 
 
 def with_shards(config: TrainConfig) -> TrainConfig:
-    """Return the configuration of a run on Ray: without a given number of shards, one that no runner changes."""
+    """Return the configuration of a run with runners: without a given number of shards, one that no runner changes."""
     if config.n_shards:
         return config
     return replace(config, n_shards=max(n for n in range(1, _MOST_SHARDS + 1) if config.n_envs % n == 0))

@@ -19,7 +19,7 @@ from marl_sb3.callbacks import EvaluationCallback
 from marl_sb3.config import TrainConfig, load_config, parse_value, to_yaml
 from marl_sb3.config.changes import changes_between
 from marl_sb3.config.extensions import continued, is_complete, phases_after
-from marl_sb3.config.ray import RaySettings
+from marl_sb3.config.ray import AnyRunners
 from marl_sb3.config.values import counted
 from marl_sb3.envs.registry import EnvFactory
 from marl_sb3.errors import ConfigError, NumericError
@@ -49,7 +49,7 @@ def prepare(
     factory: EnvFactory | None = None,
     *,
     trust_pickle: bool = False,
-    ray: RaySettings | None = None,
+    runners: AnyRunners | None = None,
 ) -> Run:
     """Build everything, check everything, then make the run folder.
 
@@ -58,36 +58,36 @@ def prepare(
         run_dir: the folder; it must be empty or not exist. None: `runs/<env>/<UTC time>-<4 hex>`.
         factory: makes the env, if the id in the configuration is only its name.
         trust_pickle: allow SB3 zips in `init_from`. It is not a setting, so that no file can allow it.
-        ray: how the shards are rolled out on Ray; None: not on Ray.
+        runners: which processes roll out the shards; None: this one.
 
     Raises:
         ConfigError: a setting does not fit; nothing has been written then.
         CheckpointError: a checkpoint in `init_from` is damaged, or there is none.
     """
-    run = _checked(config, RunFolder.new(config.env, run_dir), factory, trust_pickle, ray)
+    run = _checked(config, RunFolder.new(config.env, run_dir), factory, trust_pickle, runners)
     with undone_on_error(run.close):
         run.files.make(run.config)
     return run
 
 
-def resolve(config: TrainConfig, *, trust_pickle: bool = False, ray: RaySettings | None = None) -> TrainConfig:
+def resolve(config: TrainConfig, *, trust_pickle: bool = False, runners: AnyRunners | None = None) -> TrainConfig:
     """Return the configuration that a run would have, with all defaults; everything is checked as in `prepare`.
 
     Nothing is written. The arguments and errors are those of `prepare`.
     """
-    with closing(_checked(config, RunFolder.new(config.env, None), None, trust_pickle, ray)) as run:
+    with closing(_checked(config, RunFolder.new(config.env, None), None, trust_pickle, runners)) as run:
         return run.config
 
 
 def _checked(
-    config: TrainConfig, files: RunFolder, factory: EnvFactory | None, trust_pickle: bool, ray: RaySettings | None
+    config: TrainConfig, files: RunFolder, factory: EnvFactory | None, trust_pickle: bool, runners: AnyRunners | None
 ) -> Run:
     """Build a run and check everything; its folder is not made."""
-    config = _with_found_sources(resolved(config if ray is None else with_shards(config)))
+    config = _with_found_sources(resolved(config if runners is None else with_shards(config)))
     for note in config.notes:
         _log.warning("%s", note)
     set_up_process(config)
-    config, algorithm = build_new(config, factory, ray)
+    config, algorithm = build_new(config, factory, runners)
     run = Run(files, config, algorithm, factory=factory)
     with undone_on_error(run.close):
         require_metrics(run)
@@ -123,7 +123,7 @@ def resume_run(
     timesteps: int | None = None,
     env: str | None = None,
     factory: EnvFactory | None = None,
-    ray: RaySettings | None = None,
+    runners: AnyRunners | None = None,
     settings: Mapping[str, Any] | None = None,
     **changes: Any,
 ) -> Run:
@@ -137,7 +137,7 @@ def resume_run(
             `config.yaml` keeps the former end, so that a training run from that file repeats the whole run.
         env: the run's env id; required if it is code of the user's own.
         factory: makes the env, if the id is only its name.
-        ray: how the shards are rolled out on Ray, whatever it was before; None: not on Ray.
+        runners: which processes roll out the shards, whichever did before; None: this one.
         settings: new values of settings by key, as after `--set`; the run goes on with them, and is then another one
             than without. They are noted in `resumes.jsonl` and at the beginning of `config.yaml`.
         changes: new values of settings that do not affect what was trained so far.
@@ -158,11 +158,11 @@ def resume_run(
         checkpoint = files.checkpoints.load("latest")
         env_steps = StateReader(checkpoint.state).fields("counters").integer("num_timesteps")
         config = continued(changed, env_steps, timesteps, changes)
-        if ray is not None and not config.n_shards:
-            raise ConfigError("the run was begun without shards (n_shards is 0), which Ray needs", key="n_shards")
+        if runners is not None and not config.n_shards:
+            raise ConfigError("the run was begun without shards (n_shards is 0), which runners need", key="n_shards")
         set_up_process(config)
         goes_on = not is_complete(config, env_steps)  # otherwise nothing will be trained
-        run = Run(files, config, build(config, factory, ray), checkpoint=checkpoint.name, factory=factory)
+        run = Run(files, config, build(config, factory, runners), checkpoint=checkpoint.name, factory=factory)
         run.changes = noted_changes if goes_on else {}
         with undone_on_error(run.close):
             require_metrics(run)

@@ -12,7 +12,7 @@ from stable_baselines3.common.type_aliases import MaybeCallback
 from marl_sb3.config import Hparams, load_config
 from marl_sb3.config.algorithms import AlgorithmInfo
 from marl_sb3.config.names import as_integer
-from marl_sb3.config.ray import RaySettings
+from marl_sb3.config.ray import RaySettings, either
 from marl_sb3.config.sources import require_kinds
 from marl_sb3.envs.registry import EnvFactory, named_factory
 from marl_sb3.errors import ConfigError
@@ -47,6 +47,7 @@ def train(
     callback: MaybeCallback = None,
     progress_bar: bool = True,
     ray: RaySettings | None = None,
+    runners: int | None = None,
     **more_settings: Any,
 ) -> Run:
     """Train agents, as `python -m marl_sb3.train` does.
@@ -70,12 +71,14 @@ def train(
         trust_pickle: allow SB3 zips in `init_from`: reading one may run code.
         run_dir: the run folder; None: a new one below `runs`.
         resume: the folder of a run to continue, for `timesteps` env steps more or to its planned end. Of the other
-            arguments only `env`, `settings`, `stop`, `n_workers`, `ray`, `callback` and `progress_bar` are accepted;
-            `settings` may change what its state does not depend on, such as `learning_rate`.
+            arguments only `env`, `settings`, `stop`, `n_workers`, `ray`, `runners`, `callback` and `progress_bar` are
+            accepted; `settings` may change what its state does not depend on, such as `learning_rate`.
         callback: more callbacks, as `MultiAgentAlgorithm.learn` takes them: one, a list, or a function.
         progress_bar: print what the command prints: the start, the progress (a live view on terminals and in
             notebooks, plain lines elsewhere) and the results. False: nothing is printed.
         ray: how the envs, in `n_shards` shares, are rolled out on Ray; None: not on Ray.
+        runners: number of processes of this machine that roll out the envs, in `n_shards` shares; None: this process
+            does.
         more_settings: settings whose keys are names: `learning_rate=1e-4` is `settings={"learning_rate": 1e-4}`.
 
     Raises:
@@ -85,7 +88,7 @@ def train(
     callbacks = accepted_callbacks(callback)
     name, factory = named_factory(env)
     n_timesteps = as_integer(timesteps)
-    settings = _together(settings, more_settings)
+    settings, chosen = _together(settings, more_settings), either(ray, runners)
     if resume is not None:
         _refuse_with_resume(
             policies=policies,
@@ -98,7 +101,7 @@ def train(
             init_from=init_from,
             run_dir=run_dir,
         )
-        run = resume_run(resume, n_timesteps, name, factory, ray, settings, stop=stop, n_workers=n_workers)
+        run = resume_run(resume, n_timesteps, name, factory, chosen, settings, stop=stop, n_workers=n_workers)
         return _execute(run, callbacks, progress_bar)
     config = load_config(
         name,
@@ -115,7 +118,9 @@ def train(
         device=device,
         init_from=init_from,
     )
-    return _execute(prepare(config, run_dir, factory, trust_pickle=trust_pickle, ray=ray), callbacks, progress_bar)
+    return _execute(
+        prepare(config, run_dir, factory, trust_pickle=trust_pickle, runners=chosen), callbacks, progress_bar
+    )
 
 
 def _together(settings: Mapping[str, Any] | None, more: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -135,7 +140,8 @@ def _refuse_with_resume(**arguments: Any) -> None:
     given = [name for name, value in arguments.items() if value is not None]
     if given:
         accepted = (
-            "with resume only env, timesteps, settings, stop, n_workers, ray, callback and progress_bar are accepted"
+            "with resume only env, timesteps, settings, stop, n_workers, ray, runners, callback and progress_bar are "
+            "accepted"
         )
         raise ConfigError(f"{accepted}; received {', '.join(given)}", key="resume")
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from marl_sb3.acting.bundle import PolicyBundle, PolicySpaces
-from marl_sb3.config.ray import RaySettings, RunnerSettings
+from marl_sb3.config.ray import AnyRunners, RaySettings
 from marl_sb3.envs.registry import imported_modules
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.learners.building import is_off_policy, processing_of, stored_rows
@@ -253,7 +253,7 @@ def make_runner(
     return runner
 
 
-def shard_runners(settings: RunnerSettings | RaySettings | None, n_shards: int) -> ShardRunners:
+def shard_runners(settings: AnyRunners | None, n_shards: int) -> ShardRunners:
     """Return what rolls out the shards of a training. Nothing is started before its `start`.
 
     Args:
@@ -261,7 +261,7 @@ def shard_runners(settings: RunnerSettings | RaySettings | None, n_shards: int) 
         n_shards: number of shards.
     """
     from marl_sb3.processes.pool import InProcessPool, LocalPool
-    from marl_sb3.runners.shard import ShardHost
+    from marl_sb3.runners.shard import ShardHost, host_in_a_process_of_its_own
 
     if settings is None:
         return ShardRunners(partial(InProcessPool, ShardHost))
@@ -271,7 +271,8 @@ def shard_runners(settings: RunnerSettings | RaySettings | None, n_shards: int) 
         if isinstance(settings, RaySettings):
             from marl_sb3.processes.ray import Connection, RayPool
 
-            return RayPool(Connection(settings, number), ShardHost)
-        return LocalPool(ShardHost, ShardHost.__module__, "runner", settings.round_timeout_s)
+            return RayPool(Connection(settings, number), host_in_a_process_of_its_own)
+        modules = f"numba,{ShardHost.__module__}"  # most policies act by kernels
+        return LocalPool(host_in_a_process_of_its_own, modules, "runner", settings.round_timeout_s)
 
     return ShardRunners(make_pool, number, settings.start_timeout_s, settings.round_timeout_s)

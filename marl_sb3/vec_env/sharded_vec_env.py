@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from inspect import signature
 from typing import Any, Protocol
 
-from marl_sb3.config.ray import RaySettings, RunnerSettings
+from marl_sb3.config.ray import AnyRunners, RaySettings, either
 from marl_sb3.config.values import Count, PositiveInt, require
 from marl_sb3.envs.registry import EnvFactory, env_factory
 from marl_sb3.errors import ConfigError, VecEnvOrderError
@@ -112,7 +112,7 @@ class ShardedVecEnv(MultiAgentVecEnv):
         ConfigError: an argument is wrong, or a factory cannot be given to other processes.
     """
 
-    def __init__(self, plan: EnvPlan, runners: RunnerSettings | RaySettings | None = None) -> None:
+    def __init__(self, plan: EnvPlan, runners: AnyRunners | None = None) -> None:
         if plan.n_envs % plan.n_shards:
             fitting = [n for n in range(1, plan.n_envs + 1) if plan.n_envs % n == 0]
             raise ConfigError(
@@ -218,7 +218,7 @@ def make_sharded_vec_env(
     seed: int | None = None,
     vectorizer: str = "auto",
     ray: RaySettings | None = None,
-    runners: RunnerSettings | int | None = None,
+    runners: AnyRunners | int | None = None,
     **env_kwargs: Any,
 ) -> ShardedVecEnv:
     """Make envs for a `MultiAgentAlgorithm` that are stepped in shards.
@@ -233,7 +233,8 @@ def make_sharded_vec_env(
         seed: run seed, from which the seeds of all episodes are derived; None draws one.
         vectorizer: see `make_vec_env`.
         ray: how the shards are rolled out on Ray; None: not on Ray.
-        runners: number of processes of this machine that roll out the shards; None: this process does.
+        runners: number of processes of this machine that roll out the shards, or their settings; None: this process
+            does.
         env_kwargs: see `make_vec_env`.
 
     Raises:
@@ -241,9 +242,5 @@ def make_sharded_vec_env(
     """
     n_envs, n_shards = require("n_envs", n_envs, PositiveInt), require("n_shards", n_shards, PositiveInt)
     seed = fresh_seed() if seed is None else require("seed", seed, Count)
-    if ray is not None and runners is not None:
-        raise ConfigError(
-            "runners and ray are both given; accepted: one of them, or RaySettings(..., runners=N)", "ray"
-        )
-    here = RunnerSettings(runners) if isinstance(runners, int) else runners
-    return ShardedVecEnv(EnvPlan(env, n_envs, n_shards, seed, vectorizer, env_kwargs), ray or here)
+    chosen = runners if isinstance(runners, AnyRunners) else either(ray, runners)
+    return ShardedVecEnv(EnvPlan(env, n_envs, n_shards, seed, vectorizer, env_kwargs), chosen)
