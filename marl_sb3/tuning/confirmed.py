@@ -140,6 +140,7 @@ def winner(study: TuneStudy) -> tuple[FrozenTrial, Candidate | None] | None:
 # --- Is a candidate better than the preset? ---------------------------------------------------------------------------
 
 Interval = tuple[float, float]
+_N_RESAMPLES = 2000  # of the bootstrap
 _UNBOUNDED = (-math.inf, math.inf)  # an interval that cannot be estimated from one seed
 
 
@@ -152,7 +153,10 @@ class Comparison:
     Attributes:
         difference_ci: interval of the difference of the means, by Welch's t, which allows for unequal variances;
             unbounded if one side has one seed.
-        improvement: probability that a training with the candidate's settings returns more than one with the preset's.
+        improvement: probability that a training with the candidate's settings returns more than one with the preset's,
+            P(X > Y) over all pairs of returns, where a tie counts as one half. It is the Mann-Whitney U statistic over
+            n * m, as in Agarwal et al., "Deep Reinforcement Learning at the Edge of the Statistical Precipice",
+            NeurIPS 2021, here for one task.
         improvement_ci: interval of that probability, by the bootstrap; see `_improvement_ci`.
     """
 
@@ -166,16 +170,15 @@ class Comparison:
         return "better" if low > 0 else "worse" if high < 0 else "undecided"
 
 
-def compare(candidate: Sequence[float], preset: Sequence[float], n_resamples: int = 2000) -> Comparison:
+def compare(candidate: Sequence[float], preset: Sequence[float]) -> Comparison:
     """Compare two samples of returns, one return per seed.
 
     The seeds must differ from those of the search: the return for which a trial was selected is biased upwards.
     """
-    return Comparison(
-        _difference_ci(sample_stats(candidate), sample_stats(preset)),
-        probability_of_improvement(candidate, preset),
-        _improvement_ci(candidate, preset, n_resamples),
-    )
+    # (n, m): 1 where the candidate returns more, 0.5 at a tie, 0 where it returns less.
+    wins = 0.5 + 0.5 * np.sign(np.subtract.outer(candidate, preset))
+    difference_ci = _difference_ci(sample_stats(candidate), sample_stats(preset))
+    return Comparison(difference_ci, float(wins.mean()), _improvement_ci(wins))
 
 
 def _difference_ci(ours: SampleStats, theirs: SampleStats) -> Interval:
@@ -198,29 +201,13 @@ def _difference_ci(ours: SampleStats, theirs: SampleStats) -> Interval:
     return difference - margin, difference + margin
 
 
-def probability_of_improvement(candidate: Sequence[float], preset: Sequence[float]) -> float:
-    """P(X > Y) over all pairs of a candidate's and a preset's return; a tie counts as one half.
-
-    It is the Mann-Whitney U statistic over n * m, as in Agarwal et al., "Deep Reinforcement Learning at the Edge of
-    the Statistical Precipice", NeurIPS 2021, here for one task.
-    """
-    return float(_wins(candidate, preset).mean())
-
-
-def _wins(candidate: Sequence[float], preset: Sequence[float]) -> Array:
-    """(n, m) float64: 1 where the candidate returns more, 0.5 at a tie, 0 where it returns less."""
-    x, y = np.asarray(candidate, dtype=np.float64), np.asarray(preset, dtype=np.float64)
-    return 0.5 + 0.5 * np.sign(x[:, None] - y[None, :])
-
-
-def _improvement_ci(candidate: Sequence[float], preset: Sequence[float], n_resamples: int) -> Interval:
+def _improvement_ci(wins: Array) -> Interval:
     """Percentile bootstrap: the seeds of each side are resampled with replacement (Agarwal et al. 2021).
 
     If every return of one side exceeds all of the other, the bootstrap's interval has no width, however few the seeds.
     The interval is then that of min(n, m) independent pairs, all won: from 0.025^(1 / min(n, m)) to 1 (Clopper and
     Pearson, "The use of confidence or fiducial limits illustrated in the case of the binomial", Biometrika 26, 1934).
     """
-    wins = _wins(candidate, preset)
     n, m = wins.shape
     if n < 2 or m < 2:
         return 0.0, 1.0
@@ -231,7 +218,7 @@ def _improvement_ci(candidate: Sequence[float], preset: Sequence[float], n_resam
         return 0.0, 1 - all_won
     rng = np.random.default_rng(0)  # the same returns give the same interval
     # With counts of how often each seed is drawn, the mean over a resample's pairs is a matrix product.
-    ours, theirs = (rng.multinomial(size, np.full(size, 1 / size), n_resamples) for size in (n, m))
+    ours, theirs = (rng.multinomial(size, np.full(size, 1 / size), _N_RESAMPLES) for size in (n, m))
     low, high = np.quantile(((ours @ wins) * theirs).sum(axis=1) / (n * m), (0.025, 0.975))
     return float(low), float(high)
 

@@ -27,61 +27,59 @@ _DRAWN = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)
 _STAR = {"symbol": "star", "size": 14, "color": "#d62728", "line": {"width": 1, "color": "white"}}
 
 
+class _MissingError(Exception):
+    """A study lacks what a figure shows; the text says what."""
+
+
 @dataclass(frozen=True)
-class Drawing:
+class _Drawing:
     """What the figures show.
 
     Attributes:
         study: a copy in memory, see `_bare_copy`.
+        mode: whether the objective is maximized, `max`, or minimized, `min`.
         trials: all trials of the study, ordered by number.
+        complete: the trials that Optuna draws, those with a finite value, best first.
         winner: the number of the winner; None if there is none.
     """
 
     study: optuna.Study
+    mode: str
     trials: Sequence[FrozenTrial]
+    complete: Sequence[FrozenTrial]
     winner: int | None
 
-    @property
-    def ranked(self) -> list[FrozenTrial]:
-        """The complete trials, best first."""
-        is_max = self.study.direction == optuna.study.StudyDirection.MAXIMIZE
-        return best_first(self.trials, "max" if is_max else "min")
-
-    @property
-    def complete(self) -> list[FrozenTrial]:
-        """The trials that Optuna draws."""
-        return [trial for trial in self.ranked if math.isfinite(trial.value or 0.0)]
+    def require_complete(self) -> None:
+        """Refuse to draw a study without a complete trial."""
+        if not self.complete:
+            raise _MissingError("no trial was trained to its end")
 
     def star(self, x: Any) -> dict[str, Any]:
         """A trace that marks the winner's value at `x`."""
-        assert self.winner is not None, "the caller has asked whether there is a winner"
-        value = self.trials[self.winner].value
+        value = None if self.winner is None else self.trials[self.winner].value
         return {"x": [x], "y": [value], "mode": "markers", "marker": _STAR, "name": f"winner: trial {self.winner}"}
 
 
-def draw_all(
-    study: optuna.Study, trials: Sequence[FrozenTrial], winner: int | None
-) -> Iterator[tuple[str, str, Any | None]]:
+def draw_all(trials: Sequence[FrozenTrial], mode: str, winner: int | None) -> Iterator[tuple[str, str, Any | None]]:
     """Draw all figures of a study.
 
     Args:
         trials: all trials of the study, ordered by number.
+        mode: whether the objective is maximized, `max`, or minimized, `min`.
         winner: the number of the winner; None if there is none.
 
     Returns:
         For each figure its title, a note on what it shows or why it cannot be drawn, and Plotly's figure or None.
     """
-    bare = _bare_copy(study, trials)
-    drawing = Drawing(bare, bare.get_trials(deepcopy=False), winner)
-    for title, note, plot, missing in _FIGURES:
-        reason, figure = missing(drawing), None
-        if reason is None:
-            try:
-                # The page has headings.
-                figure = plot(drawing).update_layout(title=None, margin_t=40)
-            except Exception as error:  # the page is useful without this figure
-                reason = f"{type(error).__name__}: {one_line(error)}"
-        yield title, note if reason is None else f"Not drawn: {reason}.", figure
+    complete = [trial for trial in best_first(trials, mode) if math.isfinite(trial.value or 0.0)]
+    drawing = _Drawing(_bare_copy(trials, mode), mode, trials, complete, winner)
+    for title, note, plot in _FIGURES:
+        try:
+            yield title, note, plot(drawing).update_layout(title=None, margin_t=40)  # the page has headings
+        except _MissingError as error:
+            yield title, f"Not drawn: {error}.", None
+        except Exception as error:  # the page is useful without this figure
+            yield title, f"Not drawn: {type(error).__name__}: {one_line(error)}.", None
 
 
 class _Uncopied(optuna.storages.InMemoryStorage):
@@ -93,12 +91,12 @@ class _Uncopied(optuna.storages.InMemoryStorage):
         return super().get_all_trials(study_id, deepcopy=False, states=states)
 
 
-def _bare_copy(study: optuna.Study, trials: Sequence[FrozenTrial]) -> optuna.Study:
+def _bare_copy(trials: Sequence[FrozenTrial], mode: str) -> optuna.Study:
     """A study in memory with these trials, without attributes: Optuna puts these into labels, where plotly makes links.
 
     Its trials are numbered anew.
     """
-    bare = optuna.create_study(direction=study.direction, storage=_Uncopied())
+    bare = optuna.create_study(direction="maximize" if mode == "max" else "minimize", storage=_Uncopied())
     for trial in trials:
         without_attributes = copy.copy(trial)
         without_attributes.user_attrs = {}
@@ -109,18 +107,21 @@ def _bare_copy(study: optuna.Study, trials: Sequence[FrozenTrial]) -> optuna.Stu
 # --- Plots ------------------------------------------------------------------------------------------------------------
 
 
-def _history(drawing: Drawing) -> Any:
+def _history(drawing: _Drawing) -> Any:
+    drawing.require_complete()
     figure = visualization.plot_optimization_history(drawing.study)
     figure.update_layout(yaxis_title="objective", xaxis_title="trial")
     figure.for_each_trace(lambda trace: trace.update(name=_HISTORY_NAMES.get(trace.name, trace.name)))
     return figure if drawing.winner is None else figure.add_scatter(**drawing.star(drawing.winner))
 
 
-def _learning_curves(drawing: Drawing) -> Any:
+def _learning_curves(drawing: _Drawing) -> Any:
     """The best trials with colours and names, the winner thick and on top; all others are grey behind them."""
+    if not any(trial.intermediate_values for trial in drawing.trials if trial.state in _DRAWN):
+        raise _MissingError("no trial that did not fail was evaluated")
     figure = graph_objects.Figure()
     winner = [trial for trial in drawing.trials if trial.number == drawing.winner]
-    named = [trial for trial in (*drawing.ranked[:_N_NAMED], *winner) if trial.intermediate_values]
+    named = [trial for trial in (*drawing.complete[:_N_NAMED], *winner) if trial.intermediate_values]
     ranks = {trial.number: rank for rank, trial in enumerate(named, start=2)}
     others = [trial for trial in drawing.trials if trial.number not in ranks and trial.state in _DRAWN]
     for dash, is_pruned in (("solid", False), ("dot", True)):
@@ -149,7 +150,14 @@ def _add_grey(figure: Any, trials: Sequence[FrozenTrial], dash: str) -> None:
         figure.add_scatter(x=x, y=y, text=text, **style)
 
 
-def _importances(drawing: Drawing) -> Any:
+def _importances(drawing: _Drawing) -> Any:
+    if len(drawing.complete) < _LEAST_TO_COMPARE:
+        missing = f"fewer than {_LEAST_TO_COMPARE} trials were trained to their end"
+        raise _MissingError(f"{missing}, so that it would show chance")
+    if len({name for trial in drawing.complete for name in trial.params}) < 2:
+        raise _MissingError("there is one parameter only")
+    if len({trial.value for trial in drawing.complete}) == 1:
+        raise _MissingError("all trials have the same value")
     with warnings.catch_warnings():
         # Experimental in Optuna 4, whose default, fANOVA, needs scikit-learn.
         warnings.filterwarnings("ignore", category=ExperimentalWarning)
@@ -157,14 +165,16 @@ def _importances(drawing: Drawing) -> Any:
     return visualization.plot_param_importances(drawing.study, evaluator=evaluator)
 
 
-def _parallel_coordinates(drawing: Drawing) -> Any:
-    return visualization.plot_parallel_coordinate(_bare_copy(drawing.study, drawing.ranked[:_N_PARALLEL]))
+def _parallel_coordinates(drawing: _Drawing) -> Any:
+    drawing.require_complete()
+    return visualization.plot_parallel_coordinate(_bare_copy(drawing.complete[:_N_PARALLEL], drawing.mode))
 
 
-def _slices(drawing: Drawing) -> Any:
+def _slices(drawing: _Drawing) -> Any:
     """Optuna's plot with its parts in rows that fit the page, and a star at the winner."""
-    figure = visualization.plot_slice(drawing.study)
+    drawing.require_complete()
     names = sorted({name for trial in drawing.complete for name in trial.params})
+    figure = visualization.plot_slice(drawing.study)
     columns = min(_SLICES_PER_ROW, len(names))
     rows = math.ceil(len(names) / columns)
     width, height = 1 / columns, 1 / rows
@@ -181,69 +191,43 @@ def _slices(drawing: Drawing) -> Any:
     return figure.update_layout(width=None, height=80 + rows * _SLICE_HEIGHT, **layout)
 
 
-# --- What a study lacks for a figure, as text; None: nothing ----------------------------------------------------------
+def _timeline(drawing: _Drawing) -> Any:
+    if not any(trial.datetime_start for trial in drawing.trials):
+        raise _MissingError("no trial was started")
+    return visualization.plot_timeline(drawing.study)
 
 
-def _no_complete_trial(drawing: Drawing) -> str | None:
-    return None if drawing.complete else "no trial was trained to its end"
-
-
-def _nothing_to_compare(drawing: Drawing) -> str | None:
-    complete = drawing.complete
-    if len(complete) < _LEAST_TO_COMPARE:
-        return f"fewer than {_LEAST_TO_COMPARE} trials were trained to their end, so that it would show chance"
-    if len({name for trial in complete for name in trial.params}) < 2:
-        return "there is one parameter only"
-    return "all trials have the same value" if len({trial.value for trial in complete}) == 1 else None
-
-
-def _no_evaluation(drawing: Drawing) -> str | None:
-    found = any(trial.intermediate_values for trial in drawing.trials if trial.state in _DRAWN)
-    return None if found else "no trial that did not fail was evaluated"
-
-
-def _none_started(drawing: Drawing) -> str | None:
-    return None if any(trial.datetime_start for trial in drawing.trials) else "no trial was started"
-
-
-# Title, note, the function that plots it, and the function that says what a study lacks for it.
-_FIGURES: tuple[tuple[str, str, Callable[[Drawing], Any], Callable[[Drawing], str | None]], ...] = (
+_FIGURES: tuple[tuple[str, str, Callable[[_Drawing], Any]], ...] = (  # title, note, and what draws it
     (
         "Optimization history",
         "The value of each trial, and the best so far. The star is the winner.",
         _history,
-        _no_complete_trial,
     ),
     (
         "Learning curves",
         f"The objective at each evaluation: the best {_N_NAMED} in colour, the winner thick; dotted where the trial "
         "was pruned. Pointing at a line names its trial.",
         _learning_curves,
-        _no_evaluation,
     ),
     (
         "Parameter importances",
         "What distinguishes the best tenth of the trials from the others, by PED-ANOVA (Watanabe et al., IJCAI 2023).",
         _importances,
-        _nothing_to_compare,
     ),
     (
         "Parallel coordinates",
         "A line for each trial that was trained to its end, across its parameters; if there are more than "
         f"{_N_PARALLEL}, for the best.",
         _parallel_coordinates,
-        _no_complete_trial,
     ),
     (
         "Slices",
         "The value over each parameter; the darker, the later the trial. The star is the winner.",
         _slices,
-        _no_complete_trial,
     ),
     (
         "Timeline",
         "When each trial ran, and what became of it.",
-        lambda drawing: visualization.plot_timeline(drawing.study),
-        _none_started,
+        _timeline,
     ),
 )

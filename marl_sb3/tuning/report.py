@@ -183,10 +183,9 @@ def _figures(study: TuneStudy, trials: Sequence[FrozenTrial], best: FrozenTrial 
     """A section for each figure; the first one that is drawn includes plotly.js."""
     from marl_sb3.tuning.figures import draw_all
 
+    drawn = draw_all(trials, study.search.mode, None if best is None else best.number)
     has_script = False
-    for index, (title, note, figure) in enumerate(
-        draw_all(study.optuna, trials, None if best is None else best.number)
-    ):
+    for index, (title, note, figure) in enumerate(drawn):
         yield f"<h2>{escape(title)}</h2>\n{_note(note)}"
         if figure is not None:
             html = figure.to_html(

@@ -11,7 +11,6 @@ import numpy as np
 
 from marl_sb3.config import TrainConfig, load_config, read_yaml, require_named, yaml_text
 from marl_sb3.config.algorithms import algorithm_info
-from marl_sb3.config.names import canonical_name
 from marl_sb3.config.values import Count, Named, PositiveInt, at_least, require
 from marl_sb3.errors import ConfigError
 from marl_sb3.storage.atomic import write_whole
@@ -24,7 +23,6 @@ Pruner = Literal["median", "asha", "none"]
 STORAGE_VARIABLE = "MARL_SB3_STORAGE"  # passes the storage's URL to workers: command lines are public
 THE_SEARCH = "the search"  # the source of settings that a configuration has only because it is a trial
 _FILE = "study.yaml"
-_NEWER = frozenset({"hparams", "n_envs", "vectorizer", "device"})  # fields that older versions did not write
 
 
 @dataclass(frozen=True)
@@ -186,12 +184,8 @@ def read_search(folder: Path, env: str | None = None, storage: str | None = None
     if not path.is_file():
         return None
     content = read_yaml(path)
-    known = {item.name for item in fields(Search)}
-    if not isinstance(content, Mapping) or not known - _NEWER <= set(content) <= known:
+    if not isinstance(content, Mapping) or set(content) != {item.name for item in fields(Search)}:
         raise ConfigError(f"{path} is not that of a study", key="study")
-    settings = content["settings"]
-    if isinstance(settings, Mapping):  # an older version may have written other names
-        content = {**content, "settings": {canonical_name(str(name)): value for name, value in settings.items()}}
     search = Search(**{**content, "space": _space(content["space"], path)})
     require_named(search.env, [] if env is None else [env], path)
     return replace(search, storage=_storage(search.storage, storage, path))

@@ -19,7 +19,7 @@ from marl_sb3.storage.atomic import with_filename
 from marl_sb3.storage.regular import require_own, require_readable
 
 _JOURNAL = "journal.log"
-# What a search reads, locks or writes in the folder of its study, which a stranger may have filled.
+# What a search reads, locks or writes in the folder of its study, which may be from an untrusted source.
 _OWN = (
     *("study.yaml", _JOURNAL, f"{_JOURNAL}.lock", ".search.lock", ".trials.lock"),
     *("workers/", "workers/*", "trials/", "trials/*/", "confirm/", "confirm/*/", "confirm/*/*.lock"),
@@ -29,39 +29,20 @@ _OWN = (
 _SQLITE_WAIT_S = 120  # one process at a time may write
 
 
-class _ProcessLock:
-    """A lock that the system releases if its holder is killed. Optuna's locks stay until they time out."""
-
-    def __init__(self, path: Path) -> None:
-        self._lock = FileLock(path)
-
-    def acquire(self) -> bool:
-        """Wait for the lock."""
-        self._lock.acquire()
-        return True
-
-    def release(self) -> None:
-        """Release the lock."""
-        self._lock.release()
-
-
 class SafeJournal(JournalFileBackend):
     """Optuna's journal, repaired if a killed writer has left an incomplete line: Optuna could not read it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._write_lock = _ProcessLock(path.with_name(f"{path.name}.lock"))
+        # The system releases it if its holder is killed; Optuna's locks stay until they time out.
+        self._write_lock = FileLock(path.with_name(f"{path.name}.lock"))
         super().__init__(str(path), lock_obj=self._write_lock)  # type: ignore[arg-type]
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         """Append after the last complete line."""
-        self._write_lock.acquire()  # reentrant: Optuna takes it, too
-        try:
-            with with_filename(self._path):
-                self._truncate_incomplete_line()
-                super().append_logs(logs)
-        finally:
-            self._write_lock.release()
+        with self._write_lock, with_filename(self._path):  # reentrant: Optuna takes the lock, too
+            self._truncate_incomplete_line()
+            super().append_logs(logs)
 
     def _truncate_incomplete_line(self) -> None:
         """Remove the incomplete line of a dead writer: a living one would hold the lock."""
@@ -85,7 +66,7 @@ def require_own_study(folder: Path) -> None:
 
 
 def is_inner_database(url: str, folder: Path) -> bool:
-    """Whether a URL, which a stranger may have written, is of a SQLite database in the folder and nothing else.
+    """Whether a URL from an untrusted file is that of a SQLite database in the folder and nothing else.
 
     Raises:
         ConfigError: there is a link, a pipe or a device in its place.
@@ -158,15 +139,14 @@ def _first_line(error: Exception) -> str:
 
 
 def _require_plain_tables(url: str) -> None:
-    """Refuse a SQLite file with views or triggers, which Optuna does not make: those of a stranger may never end."""
+    """Refuse a SQLite file with views or triggers: Optuna makes none, and those of an untrusted file may never end."""
     from sqlalchemy.engine import make_url
 
     path = make_url(url).database
     if not url.startswith("sqlite:///") or not path or not os.path.isfile(path):
         return
-    with closing(
-        sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=rw", uri=True, timeout=_SQLITE_WAIT_S)
-    ) as file:
+    uri = f"{Path(path).absolute().as_uri()}?mode=rw"
+    with closing(sqlite3.connect(uri, uri=True, timeout=_SQLITE_WAIT_S)) as file:
         odd = "SELECT name FROM sqlite_master WHERE type NOT IN ('table', 'index') OR sql LIKE 'CREATE VIRTUAL%'"
         if found := file.execute(odd).fetchone():
             raise ValueError(f"{str(found[0])[:60]!r} is a view or a trigger; accepted: tables of Optuna")

@@ -97,8 +97,7 @@ class TuneStudy:
             self.optuna.set_user_attr(_SEARCH, plain)
             return
         theirs = held if isinstance(held, dict) else {}
-        # A setting that an older version did not store was not set.
-        if other := ", ".join(name for name in plain if theirs.get(name) != plain[name]):
+        if other := ", ".join(name for name in plain if theirs.get(name, plain) != plain[name]):
             words = f"the storage holds a study {self.search.name!r} with another {other}"
             raise ConfigError(f"{words}; accepted: another --study name", key="study")
 

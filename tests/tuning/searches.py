@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import optuna
+from optuna.trial import FrozenTrial, TrialState
+
 from marl_sb3.config import TrainConfig
 from marl_sb3.metrics import Result
 from marl_sb3.runs.folder import RunFolder
@@ -15,6 +18,7 @@ from marl_sb3.tuning.api import prepare_study
 from marl_sb3.tuning.jobs.queue import work
 from marl_sb3.tuning.jobs.training import Train, train_here
 from marl_sb3.tuning.jobs.trials import TrialQueue
+from marl_sb3.tuning.space import Space
 from marl_sb3.tuning.study import TuneStudy
 
 SETTINGS = {
@@ -76,3 +80,27 @@ def in_this_process(train: Train = train_here, **options: Any) -> TuneStudy:
 def finished(study: TuneStudy) -> list[tuple[str, Any, dict[str, Any]]]:
     """State, value and parameters of each trial."""
     return [(trial.state.name, trial.value, trial.params) for trial in study.trials]
+
+
+def trial_of(
+    space: Space,
+    number: int,
+    state: TrialState = TrialState.COMPLETE,
+    value: float | None = None,
+    curve: Sequence[float] = (),
+    **stored: Any,
+) -> FrozenTrial:
+    """A trial that nobody trained, with parameters drawn from a space."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    drawn = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=number)).ask()
+    space.suggest(drawn)
+    trial = optuna.create_trial(
+        state=state,
+        value=value,
+        params=drawn.params,
+        distributions=drawn.distributions,
+        user_attrs=stored,
+        intermediate_values=dict(enumerate(curve, start=1)),
+    )
+    trial.number = number
+    return trial

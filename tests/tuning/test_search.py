@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 from searches import SETTINGS, SMALL, SPACE, finished, in_this_process, pretend, work_on
 
 import marl_sb3
@@ -78,16 +77,6 @@ def test_a_file_of_settings_is_what_is_searched_and_compared_with(
         prepare_study(study="s", hparams={"arena": {"n_steps": 20}}, n_envs=2)
     with pytest.raises(ConfigError, match="wants to import toy_envs:ScriptedEnv"):
         prepare_study(hparams={"toy_envs:ScriptedEnv": {}})
-
-
-def test_a_study_of_an_older_version_goes_on(in_tmp: Path) -> None:
-    study = prepare_study(**SMALL, study="s")
-    newer = ("hparams", "n_envs", "vectorizer", "device")
-    path = study.folder / "study.yaml"
-    path.write_text(yaml.safe_dump({k: v for k, v in yaml.safe_load(path.read_text()).items() if k not in newer}))
-    held = study.optuna.user_attrs["search"]
-    study.optuna.set_user_attr("search", {name: value for name, value in held.items() if name not in newer})
-    assert prepare_study(study="s").search == study.search
 
 
 def test_a_study_of_another_env_is_another_study(in_tmp: Path) -> None:

@@ -1,27 +1,32 @@
-"""What a search shows, which never ends it."""
+"""What a search shows, which never ends it, and the tables at its end."""
 
 from __future__ import annotations
 
 import io
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import optuna
 import pytest
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 from rich.console import Console
+from searches import trial_of
 
 from marl_sb3.display.screen import ScreenSize
 from marl_sb3.tuning import api
-from marl_sb3.tuning.view import ConfirmView, SearchView, print_outcome
+from marl_sb3.tuning.space import Space, parse_space
+from marl_sb3.tuning.view import ConfirmView, SearchView, print_outcome, trials_table
 
-
-def trial(number: int, state: TrialState, value: float | None = None) -> optuna.trial.FrozenTrial:
-    ranges = {"gamma": optuna.distributions.FloatDistribution(0.0, 1.0)}
-    made = optuna.trial.create_trial(state=state, value=value, params={"gamma": 0.9}, distributions=ranges)
-    made.number = number
-    return made
+SPACE = parse_space(
+    {
+        "learning_rate": {"log_uniform": [1e-4, 1e-2]},
+        "batch_size": {"choices": [50, 100]},
+        "policy_kwargs.net_arch": {"choices": [[64, 64], [32]]},
+    },
+    "space",
+)
 
 
 class Study:
@@ -29,13 +34,13 @@ class Study:
 
     def __init__(self) -> None:
         self.search: Any = SimpleNamespace(trials=30, mode="max")
-        complete = [trial(number, TrialState.COMPLETE, float(number)) for number in range(2)]
-        self.trials = [*complete, *(trial(number, TrialState.RUNNING) for number in range(2, 22))]
+        complete = [trial_of(SPACE, number, value=float(number)) for number in range(2)]
+        self.trials = [*complete, *(trial_of(SPACE, number, TrialState.RUNNING) for number in range(2, 22))]
 
     def n_done(self) -> int:
         return 2
 
-    def completed(self) -> list[optuna.trial.FrozenTrial]:
+    def completed(self) -> list[FrozenTrial]:
         return self.trials[1::-1]
 
 
@@ -109,3 +114,66 @@ def test_a_search_of_the_library_shows_what_is_asked_for(
     assert [line.partition(" (")[0] for line in lines] == (
         ["trial 0: COMPLETE 0.00", "trial 1: COMPLETE 1.00"] if is_shown else []
     )
+
+
+# --- The table of trials ----------------------------------------------------------------------------------------------
+
+
+def shown(trials: Sequence[FrozenTrial], width: int = 200, mode: str = "max") -> list[str]:
+    drawn = Console(width=width, record=True, file=io.StringIO())
+    drawn.print(trials_table(trials, mode, width))
+    return [line.rstrip() for line in drawn.export_text().splitlines()]
+
+
+def some_of_each() -> list[FrozenTrial]:
+    trained = {"iterations": 2, "env_steps": 100, "seconds": 1.5, "return": 30.25}
+    complete = [trial_of(SPACE, number, value=value, **trained) for number, value in enumerate((1.0, 5.0, 3.0))]
+    return [
+        *complete,
+        trial_of(SPACE, 3, TrialState.PRUNED, 9.0, **trained),
+        trial_of(SPACE, 4, TrialState.FAIL, error="ConfigError: batch_size is 7;\naccepted: 5"),
+        trial_of(SPACE, 5, TrialState.RUNNING),
+        trial_of(Space((), {}), 6, TrialState.WAITING),
+    ]
+
+
+def test_table_marks_the_best_and_tells_errors_below() -> None:
+    trials = some_of_each()
+    lines = shown(trials)
+    (best,) = [line for line in lines if line.lstrip().startswith("* 1 ")]
+    assert re.search(r"COMPLETE .* 2 +1\.5 +0\.\d +100 +30\.25 +5\.00$", best)
+    assert f"{trials[1].params['learning_rate']:.4g}" in best
+    assert lines[-1] == "trial 4: ConfigError: batch_size is 7; accepted: 5"
+    assert [line.split()[0] for line in lines[-8:-1]] == ["0", "*", "2", "3", "4", "5", "6"]
+    assert [line for line in shown(trials, mode="min") if line.lstrip().startswith("* 0 ")]
+
+
+def test_of_many_trials_the_best_ten_are_shown() -> None:
+    trials = [trial_of(SPACE, number, value=float(number)) for number in range(29)]
+    trials.append(trial_of(SPACE, 29, TrialState.FAIL, error="broken"))
+    assert len([line for line in shown(trials) if "COMPLETE" in line or "FAIL" in line]) == 30
+    lines = shown([*trials, trial_of(SPACE, 30, value=100.0)])
+    assert lines[-1] == "10 of 31 trials, the best first: 30 COMPLETE, 1 FAIL"
+    assert [line.split()[-1] for line in lines[-11:-1]] == ["100.00", *(f"{value}.00" for value in range(28, 19, -1))]
+
+
+def test_many_parameters_have_a_table_of_their_own() -> None:
+    more = parse_space({**SPACE.to_plain(), "gamma": {"choices": [0.9]}, "n_epochs": {"choices": [5]}}, "space")
+    trials = [trial_of(more, 0, value=1.0)]
+    assert re.search(r"COMPLETE +0\.\d+ +\d+ +\[.*\] +0\.9 +5 +- ", shown(trials)[-1])
+    lines = shown(trials, 80)
+    assert [line.split() for line in lines[-3:-1]] == [
+        ["learning_", "batch_"], ["trial", "rate", "size", "net_arch", "gamma", "n_epochs"]
+    ]  # fmt: skip
+    assert re.search(r"^ *\* 0 +0\.\d+ +\d+ +\[.*\] +0\.9 +5$", lines[-1])
+    assert max(map(len, lines)) <= 80
+    assert re.search(r"^\* 0: learning_rate=0\.\d+ batch_size=\d+ ", " ".join(shown(trials, 40)[-4:]))
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_table_of_nothing_and_of_hostile_words(width: int) -> None:
+    assert "objective" in " ".join(shown([], 80))
+    error = "</script><script>alert(1)</script> [red]\x1b[31m\x00\ud800\n=cmd|, second line"
+    text = "\n".join(shown([trial_of(SPACE, 0, TrialState.FAIL, error=error)], width))
+    assert "\x1b" not in text
+    assert "trial 0: </script><script>alert" in text
