@@ -10,6 +10,7 @@ import pytest
 from marl_sb3 import ConfigError, PolicySpec
 from marl_sb3.config import TrainConfig, load_config
 from marl_sb3.config.names import canonical_name
+from marl_sb3.learners.spec import policy_specs
 
 RLLIB: dict[str, Any] = {
     "lr": 1e-3, "minibatch_size": 64, "num_epochs": 2, "lambda": 0.9, "clip_param": 0.3, "entropy_coeff": 0.01,
@@ -33,8 +34,13 @@ def test_names_of_rllib_are_the_same_settings_everywhere(tmp_path: Path) -> None
     of_one_policy = load_config("e", settings={f"p.{name}": value for name, value in RLLIB.items()})
     assert of_one_policy.own_settings("p") == SB3
     assert of_a_file(tmp_path, f"e: {{policies: {{p: {RLLIB}}}}}").own_settings("p") == SB3
-    assert PolicySpec(**RLLIB).hyperparameters == PolicySpec(**SB3).hyperparameters
-    assert PolicySpec().with_defaults(RLLIB).hyperparameters == PolicySpec(**SB3).hyperparameters
+    (spec,) = policy_specs("shared", ["shared"], RLLIB, n_envs=1).values()
+    assert spec.hyperparameters == PolicySpec(**SB3).hyperparameters
+
+
+def test_a_spec_takes_the_names_of_sb3_alone() -> None:
+    with pytest.raises(ConfigError, match=r"'lr' means learning_rate; .* accepted here: SB3's"):
+        PolicySpec(lr=1e-3)
 
 
 def test_a_later_source_wins_whatever_name_it_uses(tmp_path: Path) -> None:
@@ -67,7 +73,7 @@ def test_two_names_of_one_setting_are_refused(given: dict, names: str, setting: 
         lambda: load_config("e", settings=given),
         lambda: of_a_file(tmp_path, f"e: {given}"),
         lambda: of_a_file(tmp_path, f"e: {{policies: {{p: {given}}}}}"),
-        lambda: PolicySpec(**given),
+        lambda: policy_specs("shared", ["shared"], given, n_envs=1),
     ):
         with pytest.raises(ConfigError) as caught:
             source()

@@ -12,7 +12,7 @@ from marl_sb3.config.names import canonical_hyperparameters, translated_hyperpar
 from marl_sb3.config.networks import CLASSES, STORED_POLICY_KWARGS
 from marl_sb3.config.processing import PROCESSING, ProcessingSettings, processing_settings, split_processing
 from marl_sb3.config.rllib.values import Context
-from marl_sb3.config.values import accepts
+from marl_sb3.config.values import Named, accepts, plain_numbers, require
 from marl_sb3.errors import ConfigError
 from marl_sb3.learners.registry import info_of_class, named_algorithm
 from marl_sb3.policies.hyperparameters import hyperparameter_defaults, resolve_hyperparameters
@@ -29,9 +29,8 @@ class PolicySpec:
             algorithm, or a name as on the command line: `"ppo"` or `"PPO"`.
         policy: SB3's policy name, `MlpPolicy` by default; with RecurrentPPO, it is its `MlpLstmPolicy`. Or a policy
             class, or the name that `register_network` gave to one.
-        hyperparameters: SB3's constructor arguments, by its names or RLlib's (`lr`, `minibatch_size`, `lambda_`, ...).
-            `learning_rate="lin_3e-4"` is a schedule. And the settings of `ProcessingSettings`, such as
-            `normalize_observations=True`: by themselves, or in a mapping `processing`.
+        hyperparameters: SB3's constructor arguments; `learning_rate="lin_3e-4"` is a schedule. And the settings of
+            `ProcessingSettings`, such as `normalize_observations=True`: by themselves, or in a mapping `processing`.
 
     Attributes:
         algorithm: the class.
@@ -55,7 +54,7 @@ class PolicySpec:
         self.info = info_of_class(algorithm)
         self.algorithm: type[BaseAlgorithm] = algorithm
         self.policy = _policy_of(self.info, algorithm, policy)
-        self._processing, self._given = split_processing(_translated(algorithm, self.info, hyperparameters, None))
+        self._processing, self._given = split_processing(_together(plain_numbers(hyperparameters)))
         self.processing: ProcessingSettings = processing_settings(self._processing)
         self.hyperparameters = resolve_hyperparameters(algorithm, self._given)  # `_given` still has `lin_3e-4`
 
@@ -73,19 +72,13 @@ class PolicySpec:
         known = extractor is None or extractor in CLASSES["features_extractor_class"]
         return not known or self.policy not in self.algorithm.policy_aliases
 
-    def with_defaults(self, defaults: Mapping[str, Any], n_envs: int | None = None) -> PolicySpec:
+    def with_defaults(self, defaults: Mapping[str, Any]) -> PolicySpec:
         """Return this spec with `defaults` for the settings that it does not have.
 
-        Args:
-            defaults: settings by SB3's names or RLlib's.
-            n_envs: number of envs, for RLlib's `train_batch_size`; None: not known.
-
         Raises:
-            ConfigError: an unknown setting, or a value out of range.
+            ConfigError: an unknown setting, or a value out of range; also in those that the spec has.
         """
         own = {**self._given, **self._processing}
-        defaults = _translated(self.algorithm, self.info, defaults, n_envs)
-        # The error names the wrong hyperparameter.
         resolve_hyperparameters(self.algorithm, split_processing(defaults)[1])
         return self if defaults.keys() <= own.keys() else PolicySpec(self.algorithm, self.policy, **{**defaults, **own})
 
@@ -126,12 +119,10 @@ class PolicySpec:
         return f"PolicySpec({self.algorithm.__name__}, {self.policy!r}{settings})"
 
 
-def _translated(
-    algorithm: type[BaseAlgorithm], info: AlgorithmInfo, given: Mapping[str, Any], n_envs: int | None
-) -> dict[str, Any]:
-    """The settings of a policy by their names here."""
-    settings = canonical_hyperparameters(given, hyperparameter_defaults(algorithm))
-    return translated_hyperparameters(settings, algorithm.__name__, info.kinds, Context(n_envs))
+def _together(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings with those of a mapping `processing` beside the others."""
+    beside = {name: value for name, value in settings.items() if name != "processing"}
+    return {**beside, **require("processing", settings.get("processing", {}), Named)}
 
 
 def _policy_of(info: AlgorithmInfo, algorithm: type[BaseAlgorithm], policy: str | type[Any]) -> str | type[Any]:
@@ -181,12 +172,27 @@ def policy_specs(
     defaults: Mapping[str, Any],
     n_envs: int,
 ) -> dict[PolicyID, PolicySpec]:
-    """Return the spec of each policy, with the defaults filled in."""
+    """Return the spec of each policy, with the defaults filled in.
+
+    Args:
+        defaults: settings of every policy that does not set its own, by SB3's names or RLlib's.
+    """
     if isinstance(policies, str):
         spec = PolicySpec(**{name: defaults[name] for name in ("algorithm", "policy") if name in defaults})
-        settings = {name: value for name, value in defaults.items() if name not in ("algorithm", "policy")}
-        return {policy_id: spec.with_defaults(settings, n_envs) for policy_id in policy_ids}
+        policies = dict.fromkeys(policy_ids, spec)
+        defaults = {name: value for name, value in defaults.items() if name not in ("algorithm", "policy")}
     for policy_id, spec in policies.items():
         if not isinstance(spec, PolicySpec):
             raise ConfigError(f"policy {policy_id!r} is {spec!r}; accepted: a PolicySpec", key="policies")
-    return {policy_id: spec.with_defaults(defaults, n_envs) for policy_id, spec in policies.items()}
+    if not defaults:
+        return dict(policies)
+    return {
+        policy_id: spec.with_defaults(_translated(spec, defaults, Context(n_envs)))
+        for policy_id, spec in policies.items()
+    }
+
+
+def _translated(spec: PolicySpec, given: Mapping[str, Any], context: Context) -> dict[str, Any]:
+    """Return settings that may have RLlib's names by their names here, which may depend on the algorithm."""
+    settings = canonical_hyperparameters(given, hyperparameter_defaults(spec.algorithm))
+    return translated_hyperparameters(settings, spec.algorithm.__name__, spec.info.kinds, context)

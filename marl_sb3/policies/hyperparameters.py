@@ -12,9 +12,10 @@ from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.utils import LinearSchedule
 
 from marl_sb3.config.algorithms import Line, info_of
+from marl_sb3.config.names import canonical_name
 from marl_sb3.config.processing import PROCESSING
 from marl_sb3.config.rllib.missing import NO_COUNTERPART
-from marl_sb3.config.rllib.translate import explanation, no_counterpart
+from marl_sb3.config.rllib.translate import explanation, is_of_rllib, no_counterpart
 from marl_sb3.config.schema import ACCEPTED
 from marl_sb3.config.values import PositiveFloat, accepts, alternatives_of, refusal, require
 from marl_sb3.errors import ConfigError
@@ -66,6 +67,9 @@ def _unknown_name(algorithm_class: type[BaseAlgorithm], name: str, known: Mappin
         return f"{name!r} is set by marl_sb3 for all policies; it is not a hyperparameter"
     if name in NO_COUNTERPART:
         return no_counterpart(name)
+    if is_of_rllib(name) or canonical_name(name) != name:
+        means = f"means {canonical_name(name)}" if canonical_name(name) != name else "is a name of RLlib"
+        return f"{name!r} {means}; its names are for files, --set and MultiAgentAlgorithm; accepted here: SB3's"
     if name in ACCEPTED:
         return f"{name!r} is a setting of the whole run, which policies share; accepted: {name} without a policy"
     close = difflib.get_close_matches(name, [*known, *PROCESSING, *ACCEPTED], n=3)

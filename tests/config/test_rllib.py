@@ -16,6 +16,7 @@ from marl_sb3.config.rllib.missing import ALWAYS, NO_COUNTERPART
 from marl_sb3.config.rllib.table import DEPENDENT, ENVS_PER_RUNNER, NESTED, RENAMED, RUNNERS
 from marl_sb3.config.rllib.translate import unnested
 from marl_sb3.config.schema import ACCEPTED, value_of
+from marl_sb3.learners.spec import policy_specs
 from marl_sb3.tuning.space import parse_space
 
 # Name -> a value of RLlib, and the same as hyperparameters or fields here.
@@ -80,8 +81,9 @@ def test_a_renamed_hyperparameter_is_the_same_everywhere(name: str, tmp_path: Pa
         assert load().hyperparameters == expected
     assert load_config("e", settings={f"p.{name}": value}).own_settings("p") == expected
     has = [algorithm for algorithm in ALGORITHMS if next(iter(expected)) in TABLES[algorithm.__name__]]
-    algorithm = has[-1] if name == "initial_alpha" else has[0]
-    assert PolicySpec(algorithm, **{name: value}).hyperparameters == PolicySpec(algorithm, **expected).hyperparameters
+    spec = PolicySpec(has[-1] if name == "initial_alpha" else has[0])
+    (found,) = policy_specs({"p": spec}, ["p"], {name: value}, 1).values()
+    assert found.hyperparameters == spec.with_defaults(expected).hyperparameters
     (parameter,) = parse_space({name: {"choices": [value, value]}}, "here").parameters
     assert load_config("e", settings={parameter.name: parameter.extremes()[0]}).hyperparameters == expected
 
@@ -94,7 +96,8 @@ def test_a_renamed_setting_of_the_run_is_the_same_everywhere(name: str, tmp_path
     if field.startswith("processing."):
         own = field.partition(".")[2]
         assert load_config("e", settings={f"p.{name}": value}).own_settings("p") == {own: expected}
-        assert getattr(PolicySpec(**{name: value}).processing, own) == expected
+        (spec,) = policy_specs("shared", ["shared"], {name: value}, 1).values()
+        assert getattr(spec.processing, own) == expected
 
 
 @pytest.mark.parametrize("name", ALWAYS)
@@ -102,8 +105,8 @@ def test_what_is_always_so_needs_no_setting_and_all_else_is_refused(name: str, t
     for value in ALWAYS[name].values:
         for load in sources({name: value}, tmp_path):
             assert load() == load_config("e")
-        assert PolicySpec(**{name: value}).hyperparameters == {}
-    for load in (*sources({name: "other"}, tmp_path), lambda: PolicySpec(**{name: "other"})):
+        assert policy_specs("shared", ["shared"], {name: value}, 1)["shared"].hyperparameters == {}
+    for load in (*sources({name: "other"}, tmp_path), lambda: policy_specs("shared", ["p"], {name: "other"}, 1)):
         with pytest.raises(ConfigError, match=rf"RLlib's {name} is 'other'; accepted: .*; ") as caught:
             load()
         assert ALWAYS[name].why in str(caught.value)
@@ -114,7 +117,7 @@ def test_a_name_without_counterpart_is_refused_with_the_reason(tmp_path: Path) -
         with pytest.raises(ConfigError) as caught:
             list(unnested(name, 1))
         assert str(caught.value) == f"RLlib's {name} has no counterpart here; {reason}"
-    for load in (*sources({"vtrace": True}, tmp_path), lambda: PolicySpec(vtrace=True)):
+    for load in (*sources({"vtrace": True}, tmp_path), lambda: policy_specs("shared", ["p"], {"vtrace": True}, 1)):
         with pytest.raises(ConfigError, match="RLlib's vtrace has no counterpart here; updates are synchron"):
             load()
     with pytest.raises(ConfigError, match=r"p\.kl_target: RLlib's kl_target has no"):
@@ -187,7 +190,8 @@ def test_the_entries_of_models_and_buffers_are_read_as_if_they_stood_alone(tmp_p
     for load in sources(given, tmp_path):
         assert load().hyperparameters == {"buffer_size": 99}
     assert load_config("e", settings={"p.replay_buffer_config": buffer}).own_settings("p") == {"buffer_size": 99}
-    assert PolicySpec(stable_baselines3.DQN, replay_buffer_config=buffer).hyperparameters == {"buffer_size": 99}
+    (spec,) = policy_specs({"p": PolicySpec("dqn")}, ["p"], {"replay_buffer_config": buffer}, 1).values()
+    assert spec.hyperparameters == {"buffer_size": 99}
 
 
 def test_a_later_source_wins_by_whatever_name() -> None:
@@ -245,19 +249,19 @@ def test_what_cannot_be_translated_is_refused_with_its_place(
 
 def test_an_algorithm_without_a_setting_says_what_rllib_calls_it() -> None:
     with pytest.raises(ConfigError, match=r"hyperparameter 'max_grad_norm' \(RLlib's grad_clip\) of SAC"):
-        PolicySpec(stable_baselines3.SAC, grad_clip=0.5)
+        PolicySpec(stable_baselines3.SAC, max_grad_norm=0.5)
 
 
 def test_the_library_knows_the_number_of_envs_where_there_are_envs() -> None:
     env = make_vec_env("arena", n_envs=3)
     algorithm = MultiAgentAlgorithm(env, train_batch_size=10, minibatch_size=4, device="cpu")
     assert algorithm.policies["shared"].n_steps == algorithm.n_steps == 4
-    with pytest.raises(ConfigError, match="train_batch_size needs the number of envs, which is not known"):
-        PolicySpec(train_batch_size=10)
     with pytest.raises(ConfigError, match="num_env_runners belongs to the run, not to a policy; set n_envs"):
-        PolicySpec(num_env_runners=2)
+        MultiAgentAlgorithm(env, num_env_runners=2)
     with pytest.raises(ConfigError, match="epsilon needs the length of the run"):
-        PolicySpec(stable_baselines3.DQN, epsilon=EPSILON)
+        MultiAgentAlgorithm(env, algorithm="dqn", epsilon=EPSILON)
+    with pytest.raises(ConfigError, match=r"'train_batch_size' is a name of RLlib; .* accepted here: SB3's"):
+        PolicySpec(train_batch_size=10)
 
 
 def test_arguments_of_a_users_own_algorithm_and_network_keep_their_names() -> None:

@@ -96,7 +96,7 @@ def test_hyperparameters_are_checked_once_for_each_policy(mixed: TrainConfig, mo
 
 
 def test_defaults_that_a_spec_has_leave_it_as_it_is() -> None:
-    spec = PolicySpec(gamma=0.5, lr=0.1)
+    spec = PolicySpec(gamma=0.5, learning_rate=0.1)
     assert spec.with_defaults({"gamma": 0.9}) is spec
 
 
