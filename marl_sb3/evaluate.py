@@ -17,7 +17,7 @@ from marl_sb3.startup import without_collections
 if TYPE_CHECKING:
     from marl_sb3.display.video import VideoFile
     from marl_sb3.evaluation import EvaluationPlan
-    from marl_sb3.policies.determinism import Deterministic
+    from marl_sb3.policies.mapping import Deterministic
     from marl_sb3.runs.evaluate import EvaluatedRun
 
 

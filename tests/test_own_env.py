@@ -16,7 +16,7 @@ from toy_envs import ScriptedEnv
 
 from marl_sb3 import make_vec_env
 from marl_sb3.envs.arena import ArenaEnv
-from marl_sb3.envs.arena.batched import BatchedArena
+from marl_sb3.envs.arena.env import BatchedArena
 from marl_sb3.errors import ConfigError, EnvRaisedError
 from marl_sb3.evaluate import main as evaluate_main
 from marl_sb3.export import main as export_main
@@ -25,7 +25,7 @@ from marl_sb3.tune import _study
 from marl_sb3.tune import build_parser as tune_parser
 from marl_sb3.tune import main as tune_main
 from marl_sb3.vec_env import MultiAgentVecEnv
-from marl_sb3.vec_env.seeding import episode_seed
+from marl_sb3.vec_env.interface import episode_seed
 
 SMALL = ["--set", "n_steps=6", "--set", "batch_size=6", "--set", "n_envs=2", "--timesteps", "12", "--seed", "1"]
 TRAIN = ["toy_envs:ScriptedEnv", *SMALL, "--quiet"]

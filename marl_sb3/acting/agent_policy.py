@@ -14,14 +14,12 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from marl_sb3.envs.single_agent import MASK
 from marl_sb3.errors import ConfigError
 from marl_sb3.processing import Memory, Processing
-from marl_sb3.processing.features import REWARD
+from marl_sb3.processing.processors import REWARD
 from marl_sb3.sb3.inference import States, initial_states, takes_masks
 from marl_sb3.types import AgentID, Array, BoolArray, Observations, PolicyID
 from marl_sb3.vec_env.masks import forbidden_place, forbidden_words, mask_fault
-from marl_sb3.vec_env.observations import map_arrays
-from marl_sb3.vec_env.zero_based import ZeroBased
-from marl_sb3.wrappers.action_mask import OBSERVATION, choices_of
-from marl_sb3.wrappers.flat_observations import named_parts
+from marl_sb3.vec_env.observations import ZeroBased, map_arrays
+from marl_sb3.wrappers.observations import OBSERVATION, choices_of, named_parts
 
 
 def require_known(agents: Iterable[AgentID], given: Mapping[str, Any]) -> None:

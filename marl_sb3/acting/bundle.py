@@ -17,7 +17,7 @@ from marl_sb3.acting.by_agent import PolicyByAgent
 from marl_sb3.config.ids import file_names
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.metrics import InfoMetric
-from marl_sb3.policies.determinism import Deterministic, by_policy
+from marl_sb3.policies.mapping import Deterministic, by_policy
 from marl_sb3.policies.networks import activation_name
 from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.processing import Processing, process_rows

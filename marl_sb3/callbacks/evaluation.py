@@ -15,10 +15,9 @@ from marl_sb3.evaluation import (
     require_same_agents,
 )
 from marl_sb3.metrics import Result, finite_or_none
-from marl_sb3.policies.determinism import Deterministic
+from marl_sb3.policies.mapping import Deterministic
 from marl_sb3.training.algorithm import MultiAgentAlgorithm, MultiAgentCallback
-from marl_sb3.vec_env.interface import MultiAgentVecEnv
-from marl_sb3.vec_env.seeding import fresh_seed
+from marl_sb3.vec_env.interface import MultiAgentVecEnv, fresh_seed
 
 EvaluationFunction = Callable[[MultiAgentAlgorithm, MultiAgentVecEnv], Mapping[str, Any]]
 

@@ -26,7 +26,7 @@ from marl_sb3.errors import ConfigError, EnvRaisedError, MarlSb3Error
 from marl_sb3.stacks import left_running
 from marl_sb3.storage.state import is_plain
 from marl_sb3.types import AgentID
-from marl_sb3.wrappers.env_interface import require_interface
+from marl_sb3.wrappers.checks import require_interface
 
 UNENDING_STEPS = 10_000  # after which an episode without an end is reported
 _REPEATED_S = 0.6  # how long an episode that is played again may take

@@ -14,7 +14,7 @@ import numpy as np
 from marl_sb3.errors import ConfigError, EnvError, install_words, path_is_usable
 from marl_sb3.storage.atomic import unfinished_path, with_filename
 from marl_sb3.types import Array
-from marl_sb3.wrappers.caption import is_picture
+from marl_sb3.wrappers.filmed_env import is_picture
 
 if TYPE_CHECKING:
     from PIL.Image import Image

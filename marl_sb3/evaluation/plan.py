@@ -8,7 +8,7 @@ import numpy as np
 
 from marl_sb3.config import TrainConfig
 from marl_sb3.errors import ConfigError
-from marl_sb3.policies.determinism import Deterministic
+from marl_sb3.policies.mapping import Deterministic
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from marl_sb3.config.values import Count, PositiveInt, require
 from marl_sb3.errors import ConfigError
 from marl_sb3.evaluation.preserve import preserve_training_state
 from marl_sb3.metrics import Episode, EpisodeTracker, Result, finite_or_none, flatten
-from marl_sb3.policies.determinism import Deterministic, by_policy
+from marl_sb3.policies.mapping import Deterministic, by_policy
 from marl_sb3.policies.placement import rows_of_policy, zero_actions
 from marl_sb3.training.algorithm import MultiAgentAlgorithm
 from marl_sb3.types import AgentID, Array

@@ -11,8 +11,8 @@ from gymnasium import spaces
 from marl_sb3.storage.parts import Fields, Stateful, array, arrays
 from marl_sb3.storage.state import StateReader
 from marl_sb3.types import Array, BoolArray, Observations
-from marl_sb3.vec_env.action_log import require_possible
 from marl_sb3.vec_env.observations import map_arrays
+from marl_sb3.vec_env.slot_states import require_possible
 
 
 def pairs(own: Any, given: Observations) -> Iterator[tuple[Array, Array]]:

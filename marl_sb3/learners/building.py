@@ -28,7 +28,7 @@ from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.processing import Policy, Processing
 from marl_sb3.sb3.spaces import SpacesOnlyVecEnv, check_spaces
 from marl_sb3.types import GoalRewards
-from marl_sb3.wrappers.action_mask import choices_of
+from marl_sb3.wrappers.observations import choices_of
 
 _log = logging.getLogger(__name__)
 

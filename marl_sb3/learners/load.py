@@ -11,8 +11,7 @@ from marl_sb3.acting.bundle import PolicyBundle, PolicySpaces
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.learners.building import build_for_acting, policy_rows, processing_of
 from marl_sb3.learners.spec import PolicySpec
-from marl_sb3.policies.determinism import read_deterministic
-from marl_sb3.policies.mapping import policy_of_agents, resolve_policies
+from marl_sb3.policies.mapping import policy_of_agents, read_deterministic, resolve_policies
 from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.processing import Processing
 from marl_sb3.sb3.tensors import read_weights
@@ -23,8 +22,8 @@ from marl_sb3.storage.process_rng import preserve_rng
 from marl_sb3.storage.space_data import space_from_plain
 from marl_sb3.storage.state import StateReader
 from marl_sb3.types import AgentID, PolicyID
-from marl_sb3.vec_env.groups import AgentGroup
 from marl_sb3.vec_env.interface import MultiAgentVecEnv
+from marl_sb3.vec_env.observations import AgentGroup
 
 
 def load_policies(

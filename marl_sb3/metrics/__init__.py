@@ -5,8 +5,7 @@ A metric has the same name everywhere: its path in the nested result, joined wit
 
 from __future__ import annotations
 
-from marl_sb3.metrics.episodes import Episode, EpisodeTracker
-from marl_sb3.metrics.infos import InfoMetric, info_metrics
+from marl_sb3.metrics.episodes import Episode, EpisodeTracker, InfoMetric, info_metrics
 from marl_sb3.metrics.names import Result, finite_or_none, flatten, require_metric
 
 __all__ = [

@@ -1,11 +1,12 @@
-"""Statistics of a sample of episodes: mean, standard deviation, extremes, confidence interval."""
+"""Statistics of a sample of episodes: mean, standard deviation, extremes, confidence interval; rows as a DataFrame."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Any
 
 from scipy.special import stdtrit
 
@@ -53,3 +54,18 @@ def _wilson(share: float, n: int) -> tuple[float, float]:
     center = share + z**2 / (2 * n)
     margin = z * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
     return (center - margin) / (1 + z**2 / n), (center + margin) / (1 + z**2 / n)
+
+
+def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None) -> Any:
+    """Return the rows as a `pandas.DataFrame`; without pandas, as a list of dictionaries with the same columns.
+
+    Args:
+        columns: the order of the columns; None: the order of first appearance.
+    """
+    names = list(columns or dict.fromkeys(name for row in rows for name in row))
+    complete = [{name: row.get(name) for name in names} for row in rows]
+    try:
+        import pandas
+    except ImportError:
+        return complete
+    return pandas.DataFrame(complete, columns=names)

@@ -11,10 +11,8 @@ import numpy as np
 
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import AgentID, Array, BoolArray, Observations, PolicyID
-from marl_sb3.vec_env.groups import AgentGroup
 from marl_sb3.vec_env.interface import MultiAgentVecEnv
-from marl_sb3.vec_env.observations import map_arrays
-from marl_sb3.vec_env.zero_based import ZeroBased
+from marl_sb3.vec_env.observations import AgentGroup, ZeroBased, map_arrays
 
 
 @dataclass(frozen=True)

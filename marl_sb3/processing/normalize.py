@@ -1,17 +1,74 @@
-"""Normalise observations by their running mean and variance, operation by operation as SB3's `VecNormalize`."""
+"""Running statistics that normalise observations and rewards, operation by operation as SB3's `VecNormalize`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 from gymnasium import spaces
+from stable_baselines3.common.running_mean_std import RunningMeanStd
 
+from marl_sb3.config.processing import ProcessingSettings
 from marl_sb3.errors import ConfigError
-from marl_sb3.processing.by_key import WHOLE, Space, map_parts, named, part, parts_of, with_parts
-from marl_sb3.processing.interface import Look, Memory, ObservationProcessor
-from marl_sb3.processing.statistics import RunningStatistics
-from marl_sb3.types import Array, Observations
+from marl_sb3.processing.interface import (
+    WHOLE,
+    Look,
+    Memory,
+    ObservationProcessor,
+    Space,
+    map_parts,
+    named,
+    part,
+    parts_of,
+    with_parts,
+)
+from marl_sb3.storage.parts import Fields, Stateful, array, number, states_of, sums
+from marl_sb3.storage.state import MAX_NUMBER, State
+from marl_sb3.types import Array, BoolArray, Observations
+
+_MAX_COUNT = 1e18
+
+Statistics = Mapping[str, "RunningStatistics"]
+
+
+class RunningStatistics(Stateful, RunningMeanStd):
+    """SB3's running mean and variance, which can also keep what came in since a certain moment.
+
+    Attributes:
+        recent: the same since `begin_recent`; None before the first call.
+    """
+
+    fields: ClassVar[Fields] = {
+        "mean": sums("mean"),
+        "var": array("var", 0.0, MAX_NUMBER),
+        "count": number("count", 0.0, _MAX_COUNT),
+    }
+
+    recent: RunningStatistics | None = None
+
+    def begin_recent(self) -> None:
+        """Begin to keep what comes in from now on."""
+        self.recent = RunningStatistics(epsilon=0.0, shape=np.shape(self.mean))
+
+    def update_from_moments(self, batch_mean: Array, batch_var: Array, batch_count: float) -> None:
+        """See `RunningMeanStd.update_from_moments`."""
+        super().update_from_moments(batch_mean, batch_var, batch_count)
+        if self.recent is not None:
+            self.recent.update_from_moments(batch_mean, batch_var, batch_count)
+
+
+def recent_state(statistics: Statistics) -> State:
+    """Return what came into the statistics since `begin_recent`, by name."""
+    return states_of({name: own.recent for name, own in statistics.items() if own.recent is not None})
+
+
+def add_recent(statistics: Statistics, recent: Mapping[str, Mapping[str, Any]]) -> None:
+    """Combine statistics with those that `recent_state` returned in another process."""
+    for name, own in statistics.items():
+        moments = recent[name]
+        if moments["count"] > 0:
+            own.update_from_moments(moments["mean"], moments["var"], moments["count"])
 
 
 class NormalizeObservations(ObservationProcessor):
@@ -94,3 +151,47 @@ def _boxes(space: Space, keys: Sequence[str] | None) -> dict[str, spaces.Box]:
             words = f"normalize_observations: {named(key)}the space is {each}; accepted: a Box{hint}"
             raise ConfigError(words, key="normalize_observations")
     return chosen  # type: ignore[return-value]
+
+
+class Rewards:
+    """Clips rewards, then divides them by the running standard deviation of discounted returns, as `VecNormalize` does.
+
+    Args:
+        settings: the settings of the policy.
+
+    Attributes:
+        statistics: running statistics of the returns; empty if rewards are not normalised.
+    """
+
+    def __init__(self, settings: ProcessingSettings) -> None:
+        self._settings = settings
+        self.statistics = {"returns": RunningStatistics(shape=())} if settings.normalize_rewards else {}
+
+    def process(
+        self, rewards: Array, returns: Array, gamma: float, closing: BoolArray, learn: bool, normalize: bool = True
+    ) -> Array:
+        """Process the rewards of transitions.
+
+        Args:
+            rewards: (rows,) float32; rewards of transitions.
+            returns: (rows,) float64; the discounted return of each row's episode so far, updated in place.
+            gamma: discount of the returns.
+            closing: (rows,) bool; the rows whose transition is over. Nothing changes in the other rows.
+            learn: whether the returns update the statistics.
+            normalize: whether rewards are normalised; the statistics take them in anyway.
+
+        Returns:
+            (rows,) float32.
+        """
+        settings = self._settings
+        if settings.clip_rewards is not None:
+            rewards = np.clip(rewards, -settings.clip_rewards, settings.clip_rewards)
+        if settings.normalize_rewards and closing.any():
+            own = self.statistics["returns"]
+            if learn:
+                returns[closing] = returns[closing] * gamma + rewards[closing]
+                own.update(returns[closing])
+            if normalize:
+                limit = settings.clip_normalized_rewards
+                rewards = np.clip(rewards / np.sqrt(own.var + settings.normalize_epsilon), -limit, limit)
+        return rewards.astype(np.float32)

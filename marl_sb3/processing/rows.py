@@ -9,10 +9,10 @@ import numpy as np
 from gymnasium import spaces
 
 from marl_sb3.policies.placement import PolicyRows
-from marl_sb3.processing.features import REWARD
 from marl_sb3.processing.interface import Memory
 from marl_sb3.processing.normalize import NormalizeObservations
 from marl_sb3.processing.processing import Processing
+from marl_sb3.processing.processors import REWARD
 from marl_sb3.storage.parts import Fields, Stateful, array, arrays, boolean, sums
 from marl_sb3.types import Array, BoolArray, Observations
 from marl_sb3.vec_env.observations import map_arrays

@@ -28,7 +28,7 @@ from marl_sb3.storage.parts import SavedPart
 from marl_sb3.storage.process_rng import preserve_rng
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import PolicyID
-from marl_sb3.vec_env.seeding import fresh_seed
+from marl_sb3.vec_env.interface import fresh_seed
 from marl_sb3.vec_env.step import VecStep
 
 

@@ -20,8 +20,7 @@ from marl_sb3.storage.checkpoint_format import fits_into_state
 from marl_sb3.storage.parts import SavedPart
 from marl_sb3.storage.state import State, is_plain
 from marl_sb3.types import BoolArray, PolicyID
-from marl_sb3.vec_env.interface import Health
-from marl_sb3.vec_env.seeding import shard_seed
+from marl_sb3.vec_env.interface import Health, shard_seed
 
 _log = logging.getLogger(__name__)
 

@@ -30,7 +30,7 @@ from marl_sb3.storage.process_rng import preserve_rng
 from marl_sb3.training.algorithm import MultiAgentAlgorithm
 from marl_sb3.types import AgentID, PolicyID
 from marl_sb3.vec_env import MultiAgentVecEnv, make_vec_env
-from marl_sb3.vec_env.seeding import fresh_seed
+from marl_sb3.vec_env.interface import fresh_seed
 
 
 def env_of(config: TrainConfig, factory: EnvFactory | None = None) -> str | EnvFactory:

@@ -18,9 +18,9 @@ from marl_sb3.envs.registry import EnvFactory, named_factory
 from marl_sb3.evaluation import EvaluationPlan, evaluate_policies
 from marl_sb3.learners.load import read_bundle
 from marl_sb3.metrics import Result, flatten
-from marl_sb3.metrics.infos import info_metrics
-from marl_sb3.metrics.table import table
-from marl_sb3.policies.determinism import Deterministic
+from marl_sb3.metrics.episodes import info_metrics
+from marl_sb3.metrics.sample_stats import table
+from marl_sb3.policies.mapping import Deterministic
 from marl_sb3.runs.build import build, make_envs, policy_spec, set_up_process, source_named
 from marl_sb3.runs.folder import RunFolder, read_results, undone_on_error
 from marl_sb3.storage.checkpoint_folder import with_checkpoint

@@ -22,7 +22,7 @@ from marl_sb3.errors import CheckpointError, ConfigError, RunnersLostError
 from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.learners.threads import limited_threads, parallel_updates
 from marl_sb3.metrics import EpisodeTracker, InfoMetric, Result, flatten
-from marl_sb3.policies.determinism import Deterministic
+from marl_sb3.policies.mapping import Deterministic
 from marl_sb3.runners.sharded import Sampled
 from marl_sb3.storage.checkpoint_folder import find_checkpoint, require_replaceable, without_zip
 from marl_sb3.storage.checkpoint_format import Checkpoint, write_checkpoint

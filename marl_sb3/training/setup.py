@@ -20,8 +20,14 @@ from marl_sb3.learners.load import specs_of_checkpoint
 from marl_sb3.learners.spec import PolicySpec, policy_specs
 from marl_sb3.learners.threads import available_cores
 from marl_sb3.metrics import EpisodeTracker
-from marl_sb3.policies.determinism import Deterministic, by_policy, read_deterministic
-from marl_sb3.policies.mapping import policies_that_train, policy_of_agents, resolve_policies
+from marl_sb3.policies.mapping import (
+    Deterministic,
+    by_policy,
+    policies_that_train,
+    policy_of_agents,
+    read_deterministic,
+    resolve_policies,
+)
 from marl_sb3.policies.placement import PolicyRows, rows_of_policy
 from marl_sb3.processes.pool import Pool
 from marl_sb3.runners.interface import Runner
@@ -36,8 +42,7 @@ from marl_sb3.storage.checkpoint_format import Checkpoint, fits_into_state
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.storage.tensor_file import require_storable
 from marl_sb3.types import AgentID, PolicyID, PolicyMappingFn
-from marl_sb3.vec_env.goals import goal_rewards_of
-from marl_sb3.vec_env.interface import MultiAgentVecEnv
+from marl_sb3.vec_env.interface import MultiAgentVecEnv, goal_rewards_of
 from marl_sb3.vec_env.sharded_vec_env import ShardedVecEnv
 
 

@@ -36,8 +36,8 @@ from torch import nn
 
 from marl_sb3.errors import ConfigError, ExportError, install_words
 from marl_sb3.processing import Processing
-from marl_sb3.processing.actions import RescaleActions
 from marl_sb3.processing.normalize import NormalizeObservations
+from marl_sb3.processing.processing import RescaleActions
 from marl_sb3.sb3.inference import initial_states, takes_masks
 from marl_sb3.types import Array, Observations
 

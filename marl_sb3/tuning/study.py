@@ -17,7 +17,7 @@ from marl_sb3.display.text import short_path
 from marl_sb3.envs.registry import EnvFactory
 from marl_sb3.errors import ConfigError
 from marl_sb3.metrics import flatten
-from marl_sb3.metrics.table import table
+from marl_sb3.metrics.sample_stats import table
 from marl_sb3.runs.build import resolved
 from marl_sb3.runs.folder import RunFolder, read_results
 from marl_sb3.tuning.search import Search

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -13,19 +14,21 @@ from marl_sb3.config.values import Count, NumberOfWorkers, PositiveInt, Positive
 from marl_sb3.envs.registry import EnvFactory, batched_factory, env_factory, make_env, takes_argument
 from marl_sb3.errors import ConfigError
 from marl_sb3.vec_env.batched_vec_env import BatchedVecEnv
-from marl_sb3.vec_env.groups import AgentGroup
 from marl_sb3.vec_env.interface import MultiAgentVecEnv
+from marl_sb3.vec_env.observations import AgentGroup
 from marl_sb3.vec_env.separate_envs import EnvFactory as IndexedFactory
+from marl_sb3.vec_env.separate_envs import SyncVecEnv
 from marl_sb3.vec_env.step import VecStep
-from marl_sb3.vec_env.sync_vec_env import SyncVecEnv
 
 if TYPE_CHECKING:
+    from marl_sb3.vec_env.sb3_vec_env import FlatVecEnv
     from marl_sb3.vec_env.supersuit_vec_env import SuperSuitVecEnv
 
 __all__ = [
     "AgentGroup",
     "BatchedVecEnv",
     "EnvFactory",
+    "FlatVecEnv",
     "MultiAgentVecEnv",
     "SuperSuitVecEnv",
     "SyncVecEnv",
@@ -35,13 +38,23 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Import SuperSuit when it is used: it takes time, and few need it."""
-    if name != "SuperSuitVecEnv":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from marl_sb3.vec_env.supersuit_vec_env import SuperSuitVecEnv
+_MODULES = {"FlatVecEnv": "sb3_vec_env", "SuperSuitVecEnv": "supersuit_vec_env"}
 
-    return SuperSuitVecEnv
+
+def __getattr__(name: str) -> Any:
+    """Import SuperSuit and SB3 when they are used: it takes time, and workers need neither."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+
+
+def _sb3_vec_env(env: MultiAgentVecEnv) -> FlatVecEnv:
+    from marl_sb3.vec_env.sb3_vec_env import FlatVecEnv  # imports SB3 and torch, which workers do not need
+
+    return FlatVecEnv(env)
+
+
+MultiAgentVecEnv._make_sb3_vec_env = _sb3_vec_env
 
 
 def as_vec_env(env: MultiAgentVecEnv | str | EnvFactory) -> MultiAgentVecEnv:

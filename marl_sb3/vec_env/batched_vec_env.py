@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,13 +16,10 @@ from marl_sb3.envs.faults import RAISED, ask_for_state, close_in_words, raise_in
 from marl_sb3.errors import ConfigError, EnvError, EnvNumericError
 from marl_sb3.storage.state import MAX_SEED, State, StateReader
 from marl_sb3.types import Array, BoolArray, Observations
-from marl_sb3.vec_env.groups import AgentGroup
-from marl_sb3.vec_env.interface import InProcessVecEnv, Options
+from marl_sb3.vec_env.interface import InProcessVecEnv, Options, episode_seed, fresh_seed
 from marl_sb3.vec_env.masks import forbidden_place, forbidden_words, read_masks
-from marl_sb3.vec_env.observations import same, zero_observations, zeros_where_idle
-from marl_sb3.vec_env.one_of_batch import OneOfBatch
-from marl_sb3.vec_env.seeding import episode_seed, fresh_seed
-from marl_sb3.vec_env.settings import EnvSettings, put_back, read_settings, require_settings
+from marl_sb3.vec_env.observations import AgentGroup, same, zero_observations, zeros_where_idle
+from marl_sb3.vec_env.slot_states import EnvSettings, put_back, read_settings, require_settings
 from marl_sb3.vec_env.step import (
     NO_FINAL_OBSERVATIONS,
     ActionMasks,
@@ -31,9 +29,50 @@ from marl_sb3.vec_env.step import (
     VecStep,
     first_step,
 )
-from marl_sb3.wrappers.action_mask import choices_of
-from marl_sb3.wrappers.env_interface import require_agents
-from marl_sb3.wrappers.faults import unfit_numbers, unfit_words
+from marl_sb3.wrappers.checks import require_agents, unfit_numbers, unfit_words
+from marl_sb3.wrappers.observations import choices_of
+
+
+@dataclass(frozen=True)
+class OneOfBatch:
+    """One env of a batched env: it renders, and has the attributes that all envs share."""
+
+    env: BatchedEnv
+    in_force: Mapping[str, Any]  # the settings that `configure` has set for it
+    render: Callable[[], Any]  # its picture
+
+    def call(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
+        """See `MultiAgentVecEnv.call`."""
+        if name in _OF_ONE_ENV:
+            return getattr(self, name)(*args, **kwargs)
+        shared = self._read(name, _no_attribute)
+        if callable(shared) or args or kwargs:
+            raise AttributeError(f"a batched env has no method {name!r} for single envs; use vectorizer='sync'")
+        return shared
+
+    def get_wrapper_attr(self, name: str) -> Any:
+        """Return a setting that `configure` has set for this env, otherwise an attribute of the batched env."""
+        return self._read(name)
+
+    def _read(self, name: str, *default: Any) -> Any:
+        """Return a setting that `configure` has set for this env, otherwise an attribute of the batched env."""
+        return self.in_force[name] if name in self.in_force else getattr(self.env, name, *default)
+
+    def set_wrapper_attr(self, name: str, value: Any) -> None:
+        """Set an attribute of the batch, for all its envs."""
+        setattr(self.env, name, value)
+
+    def has_wrapper(self, wrapper_class: type) -> bool:
+        """Whether the batch is an instance of `wrapper_class`; it has no wrappers."""
+        return isinstance(self.env, wrapper_class)
+
+
+def _no_attribute() -> None:
+    """Mark an absent attribute: None may be the value of an attribute."""
+
+
+_OF_ONE_ENV = ("render", "get_wrapper_attr", "set_wrapper_attr", "has_wrapper")
+
 
 _NO_MASKS: ActionMasks = (None,)
 

@@ -1,4 +1,4 @@
-"""The interface of vectorised multi-agent envs: E envs, A agents, arrays with both axes in front.
+"""The interface of vectorised multi-agent envs: E envs, A agents, arrays with both axes in front; seeds of episodes.
 
 Every vectorizer (batched, sync, SuperSuit's) implements `MultiAgentVecEnv`; higher layers never handle single envs or
 dictionaries of agents.
@@ -7,19 +7,47 @@ dictionaries of agents.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
 
 from marl_sb3.config.values import Count, require
+from marl_sb3.envs.single_agent import SingleAgentEnv
 from marl_sb3.errors import ConfigError, VecEnvOrderError
 from marl_sb3.storage.state import State, StateReader
-from marl_sb3.types import AgentID, Array
-from marl_sb3.vec_env.groups import AgentGroup
+from marl_sb3.types import AgentID, Array, GoalRewards
+from marl_sb3.vec_env.observations import AgentGroup
 from marl_sb3.vec_env.step import VecStep
 
 if TYPE_CHECKING:
-    from marl_sb3.vec_env.sb3_vec_env import FlatVecEnv
+    from stable_baselines3.common.vec_env import VecEnv
+
+
+_SEED_BITS = 31  # some envs, such as Atari's, pass the seed to a signed 32-bit C integer
+
+
+def episode_seed(run_seed: int, env_index: int, episode_index: int) -> int:
+    """Return the seed of one episode, in [0, 2**31).
+
+    It depends on the arguments alone, and not on the number of envs or earlier episodes. Seeds are hashes of (env,
+    episode) pairs: the probability that two of n seeds are equal is about n**2 / 2**32.
+    """
+    sequence = np.random.SeedSequence(run_seed, spawn_key=(env_index, episode_index))
+    return int(sequence.generate_state(1)[0]) >> (32 - _SEED_BITS)
+
+
+def shard_seed(run_seed: int, shard: int) -> int:
+    """Return the run seed of the envs in one shard, in [0, 2**31)."""
+    sequence = np.random.SeedSequence(run_seed, spawn_key=(shard, 0, 0))  # three numbers: no other key has so many
+    return int(sequence.generate_state(1)[0]) >> (32 - _SEED_BITS)
+
+
+def fresh_seed() -> int:
+    """Return a seed in [0, 2**31) from the operating system's entropy."""
+    return int(np.random.SeedSequence().generate_state(1)[0]) >> (32 - _SEED_BITS)
+
 
 Options = Mapping[str, Any] | None  # options of the reset of one env
 
@@ -59,6 +87,7 @@ class MultiAgentVecEnv(ABC):
     groups: tuple[AgentGroup, ...]
     metadata: Mapping[str, Any]
     render_mode: str | None
+    _make_sb3_vec_env: ClassVar[Callable[[MultiAgentVecEnv], VecEnv]]  # the package sets it: SB3 is imported late
     _latest: VecStep | None = None
     _sent = False
     _shows_env_state = False
@@ -209,7 +238,7 @@ class MultiAgentVecEnv(ABC):
         self._require_idle("set_state()")
         return self._set_state(state)
 
-    def as_sb3_vec_env(self) -> FlatVecEnv:
+    def as_sb3_vec_env(self) -> VecEnv:
         """Return an SB3 `VecEnv` with one row per agent: row `e * A + a` is agent `a` of env `e`.
 
         If every agent acts in every step, stock SB3's PPO on it gets the same weights as `MultiAgentAlgorithm` with
@@ -220,9 +249,7 @@ class MultiAgentVecEnv(ABC):
         Raises:
             ConfigError: the agents' spaces differ.
         """
-        from marl_sb3.vec_env.sb3_vec_env import FlatVecEnv
-
-        return FlatVecEnv(self)
+        return self._make_sb3_vec_env()
 
     def _require_idle(self, call: str) -> None:
         if self._sent:
@@ -280,3 +307,17 @@ class InProcessVecEnv(MultiAgentVecEnv):
     @abstractmethod
     def _step(self, actions: Sequence[Array]) -> VecStep:
         """Take one step in every env."""
+
+
+def goal_rewards_of(env: MultiAgentVecEnv) -> GoalRewards:
+    """Return a function that asks the first env for the rewards of goals.
+
+    It calls the env's `compute_reward(agent, achieved_goals, desired_goals, infos)`; a Gymnasium env's method takes no
+    agent. Goals are (n, ...) arrays, infos a list of n dictionaries; the env returns n rewards.
+    """
+
+    def rewards(agent: AgentID, achieved: Array, desired: Array, infos: Sequence[dict[str, Any]]) -> Any:
+        whose = () if env.call("has_wrapper", [0], SingleAgentEnv)[0] else (agent,)
+        return env.call("compute_reward", [0], *whose, achieved, desired, infos)[0]
+
+    return rewards

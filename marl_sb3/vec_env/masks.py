@@ -16,10 +16,10 @@ from gymnasium import spaces
 from marl_sb3.envs.single_agent import MASK
 from marl_sb3.storage.state import StateReader
 from marl_sb3.types import AgentID, Array, BoolArray
-from marl_sb3.vec_env.groups import AgentGroup
+from marl_sb3.vec_env.observations import AgentGroup
 from marl_sb3.vec_env.slot import EnvSlot
 from marl_sb3.vec_env.step import ActionMasks
-from marl_sb3.wrappers.action_mask import choices_of
+from marl_sb3.wrappers.observations import choices_of
 
 _NO_INFO: Mapping[str, Any] = {}
 

@@ -1,16 +1,97 @@
-"""Batches of observations: one array, or one per key of a `Dict` space, handled alike."""
+"""Agents grouped by their spaces, and the observations of a group as arrays: one, or one for each key of a `Dict`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
 from marl_sb3.errors import ConfigError
-from marl_sb3.types import Array, BoolArray, Observations
-from marl_sb3.vec_env.groups import AgentGroup
+from marl_sb3.types import AgentID, Array, BoolArray, Observations
+from marl_sb3.wrappers.checks import innermost_env
+
+_SPACES = ("observation_space", "action_space")
+
+
+@dataclass(frozen=True)
+class AgentGroup:
+    """Agents with the same spaces: their observations fit one array, (E, len(agents), ...)."""
+
+    agents: tuple[AgentID, ...]
+    columns: tuple[int, ...]  # index of each agent on the axis of all agents
+    observation_space: spaces.Space[Any]
+    action_space: spaces.Space[Any]
+
+
+@dataclass(frozen=True)
+class Place:
+    """The indices of an agent in the arrays of a vec env."""
+
+    column: int  # on the agent axis
+    group: int
+    group_column: int  # on the agent axis of its group
+
+
+class AgentLayout:
+    """The places of an env's agents in the arrays.
+
+    Attributes:
+        agents: all agent ids, in the order of the agent axis.
+        groups: the agents by their spaces.
+        places: agent -> its place.
+    """
+
+    def __init__(self, env: Any) -> None:
+        self.agents: tuple[AgentID, ...] = tuple(env.possible_agents)
+        self.groups = agent_groups(env)
+        self.places = {
+            agent: Place(column, number, place)
+            for number, group in enumerate(self.groups)
+            for place, (agent, column) in enumerate(zip(group.agents, group.columns, strict=True))
+        }
+
+    def flags(self, agents: Collection[AgentID]) -> BoolArray:
+        """Return (A,) bool: True for these agents."""
+        return np.array([agent in agents for agent in self.agents], dtype=np.bool_)
+
+    def flagged(self, flags: BoolArray) -> list[AgentID]:
+        """Return the agents that are marked in `flags`, (A,)."""
+        return [agent for agent, flag in zip(self.agents, flags.tolist(), strict=True) if flag]
+
+
+def agent_groups(env: Any) -> tuple[AgentGroup, ...]:
+    """Group the agents of an env by their spaces."""
+    members: list[tuple[Any, list[AgentID]]] = []
+    for agent in env.possible_agents:
+        own = (env.observation_space(agent), env.action_space(agent))
+        found = next((agents for both, agents in members if both == own), None)
+        if found is None:
+            members.append((own, [agent]))
+        else:
+            found.append(agent)
+    columns = {agent: column for column, agent in enumerate(env.possible_agents)}
+    return tuple(AgentGroup(tuple(agents), tuple(columns[agent] for agent in agents), *own) for own, agents in members)
+
+
+def require_same_agents(env: Any, env_index: int, first: Any) -> None:
+    """Refuse an env that differs from the first one of its vec env."""
+    where = f"all envs of a vec env need the same agents and spaces, but env {env_index} has"
+    if set(env.possible_agents) != set(first.possible_agents):
+        raise ConfigError(f"{where} agents {env.possible_agents}; those before it: {first.possible_agents}")
+    for agent in first.possible_agents:
+        for kind in _SPACES:
+            ours, theirs = getattr(first, kind)(agent), getattr(env, kind)(agent)
+            if ours != theirs:
+                raise ConfigError(f"{where} the {kind} {theirs} for agent {agent!r}; those before it: {ours}")
+
+
+def require_separate(envs: Sequence[Any]) -> None:
+    """Refuse a factory that returned the same env twice."""
+    if len({id(innermost_env(env)) for env in envs}) < len(envs):
+        raise ConfigError("the env factory returned the same env twice; it has to make a new one at each call")
 
 
 def map_arrays(function: Callable[[Array], Array], observations: Observations) -> Observations:
@@ -100,3 +181,70 @@ def zeros_where_idle(observations: Observations, to_act: BoolArray) -> Observati
         return array
 
     return map_arrays(filled, observations)
+
+
+_WHOLE = ""  # the key of a space that is no Dict
+
+
+class _Shift:
+    """The start of one Discrete or MultiDiscrete space."""
+
+    def __init__(self, space: spaces.Discrete | spaces.MultiDiscrete) -> None:
+        self._start = np.asarray(space.start)
+        self._largest = (space.n if isinstance(space, spaces.Discrete) else space.nvec) - 1
+
+    def down(self, values: Any) -> Array:
+        array = np.asarray(values)
+        return (array - self._start).astype(array.dtype)
+
+    def down_with_filler(self, values: Array) -> Array:
+        return np.clip(self.down(values), 0, self._largest).astype(values.dtype)
+
+    def up(self, values: Any) -> Array:
+        array = np.asarray(values)
+        return (array + self._start).astype(array.dtype)
+
+
+class ZeroBased:
+    """Counts from 0 where a space counts from its `start`; everything else passes unchanged.
+
+    Args:
+        space: the env's observation or action space, or a Dict of such spaces.
+
+    Attributes:
+        space: the same space, counted from 0.
+    """
+
+    def __init__(self, space: spaces.Space[Any]) -> None:
+        parts = space.spaces if isinstance(space, spaces.Dict) else {_WHOLE: space}
+        self._shifts = {key: _Shift(part) for key, part in parts.items() if np.any(getattr(part, "start", 0))}  # type: ignore[arg-type]
+        self.space = _counted_from_zero(space) if self._shifts else space
+
+    def from_env(self, observation: Any) -> Any:
+        """Observations of the env, one or a batch, counted from 0."""
+        return self._shifted(observation, _Shift.down)
+
+    def from_rows(self, observations: Observations) -> Observations:
+        """Like `from_env`, for rows of which some do not act: the zeros in their places become points of the space."""
+        return self._shifted(observations, _Shift.down_with_filler)  # type: ignore[no-any-return]
+
+    def to_env(self, actions: Any) -> Any:
+        """Actions counted from 0, one or a batch, as the env counts them."""
+        return self._shifted(actions, _Shift.up)
+
+    def _shifted(self, values: Any, shift: Any) -> Any:
+        if not self._shifts:
+            return values
+        if _WHOLE in self._shifts:
+            return shift(self._shifts[_WHOLE], values)
+        return {key: shift(self._shifts[key], value) if key in self._shifts else value for key, value in values.items()}
+
+
+def _counted_from_zero(space: spaces.Space[Any]) -> spaces.Space[Any]:
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict([(key, _counted_from_zero(part)) for key, part in space.spaces.items()])
+    if isinstance(space, spaces.Discrete):
+        return spaces.Discrete(int(space.n), dtype=space.dtype.type) if np.any(space.start) else space
+    if isinstance(space, spaces.MultiDiscrete) and np.any(space.start):
+        return spaces.MultiDiscrete(space.nvec.copy(), dtype=space.dtype.type)
+    return space

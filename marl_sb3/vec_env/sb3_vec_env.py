@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from stable_baselines3.common.vec_env import VecEnv
@@ -12,14 +12,9 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvO
 
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import Array, BoolArray
-from marl_sb3.vec_env.observations import map_arrays, to_rows
-from marl_sb3.vec_env.seeding import fresh_seed
-from marl_sb3.vec_env.zero_based import ZeroBased
-
-if TYPE_CHECKING:
-    from marl_sb3.vec_env.interface import MultiAgentVecEnv
-    from marl_sb3.vec_env.step import VecStep
-
+from marl_sb3.vec_env.interface import MultiAgentVecEnv, fresh_seed
+from marl_sb3.vec_env.observations import ZeroBased, map_arrays, to_rows
+from marl_sb3.vec_env.step import VecStep
 
 _MASKS = "action_masks"
 

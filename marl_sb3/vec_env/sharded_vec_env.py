@@ -15,8 +15,7 @@ from marl_sb3.storage.process_rng import preserve_rng
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import Array
 from marl_sb3.vec_env import make_vec_env
-from marl_sb3.vec_env.interface import MultiAgentVecEnv, Options
-from marl_sb3.vec_env.seeding import fresh_seed, shard_seed
+from marl_sb3.vec_env.interface import MultiAgentVecEnv, Options, fresh_seed, shard_seed
 from marl_sb3.vec_env.step import VecStep
 
 

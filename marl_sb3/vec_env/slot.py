@@ -13,13 +13,17 @@ from pettingzoo import ParallelEnv
 
 from marl_sb3.errors import CheckpointError, EnvRaisedError, described
 from marl_sb3.types import AgentID, Array, Observations
-from marl_sb3.vec_env.action_log import ActionLog
-from marl_sb3.vec_env.groups import AgentLayout
-from marl_sb3.vec_env.observations import map_arrays, put, same, taken, zero_observations
-from marl_sb3.vec_env.own_state import own_state, set_own_state
-from marl_sb3.vec_env.seeding import episode_seed
-from marl_sb3.vec_env.settings import EnvSettings, put_back, require_settings
-from marl_sb3.vec_env.slot_states import SlotState
+from marl_sb3.vec_env.interface import episode_seed
+from marl_sb3.vec_env.observations import AgentLayout, map_arrays, put, same, taken, zero_observations
+from marl_sb3.vec_env.slot_states import (
+    ActionLog,
+    EnvSettings,
+    SlotState,
+    own_state,
+    put_back,
+    require_settings,
+    set_own_state,
+)
 from marl_sb3.wrappers.ended_agents import EndedAgents
 
 _NOBODY: Mapping[AgentID, Any] = MappingProxyType({})

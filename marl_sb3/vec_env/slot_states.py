@@ -1,22 +1,233 @@
-"""The state of one env; the states of E envs as arrays for a checkpoint, and back with checks."""
+"""The state of one env in a slot: settings, log of actions, its own state; and the states of E envs as arrays."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
-from marl_sb3.errors import CheckpointError
-from marl_sb3.storage.state import MAX_SEED, State, StateReader
+from marl_sb3.envs.faults import ask_for_state
+from marl_sb3.errors import CheckpointError, ConfigError
+from marl_sb3.storage.state import MAX_SEED, State, StateReader, is_plain
 from marl_sb3.types import Array, BoolArray, Observations
-from marl_sb3.vec_env import action_log
-from marl_sb3.vec_env.action_log import require_possible
-from marl_sb3.vec_env.groups import AgentGroup, AgentLayout
-from marl_sb3.vec_env.observations import stacked, taken, zero_observations
-from marl_sb3.vec_env.settings import EnvSettings, read_settings
+from marl_sb3.vec_env.observations import AgentGroup, AgentLayout, stacked, taken, zero_observations
+from marl_sb3.wrappers import CheckedEnv
+from marl_sb3.wrappers.layers import layers
+
+
+class EnvSettings:
+    """The settings that `configure` has set for one env.
+
+    Attributes:
+        in_force: settings of its running episode.
+        coming: settings that its next episode begins with.
+    """
+
+    def __init__(self, in_force: Mapping[str, Any] | None = None, coming: Mapping[str, Any] | None = None) -> None:
+        self.in_force = dict(in_force or {})
+        self.coming = dict(coming or {})
+
+    def tell(self, settings: Mapping[str, Any]) -> None:
+        """Keep settings for the next episode."""
+        self.coming.update(deepcopy(dict(settings)))
+
+    def begin_episode(self) -> Mapping[str, Any]:
+        """Put the coming settings in force, and return them for the env's `configure`."""
+        new, self.coming = self.coming, {}
+        self.in_force.update(new)
+        return new
+
+    def get_state(self) -> State:
+        """Plain data."""
+        return {"in_force": dict(self.in_force), "coming": dict(self.coming)}
+
+
+def read_settings(state: StateReader, num_envs: int) -> list[EnvSettings]:
+    """Read the field `settings` of a state.
+
+    Raises:
+        CheckpointError: it is not a list of states from `EnvSettings.get_state`.
+    """
+    listed = state.items("settings", num_envs)
+    readers = [StateReader(one, f"{state.where}/settings/{index}") for index, one in enumerate(listed)]
+    return [EnvSettings(_mapping(reader, "in_force"), _mapping(reader, "coming")) for reader in readers]
+
+
+def _mapping(reader: StateReader, name: str) -> dict[str, Any]:
+    fields = reader.fields(name)
+    return {key: fields.value(key) for key in fields.names()}
+
+
+def require_settings(env: Any, configure: Callable[..., Any] | None, settings: Mapping[str, Any], *first: Any) -> None:
+    """Refuse settings that an env cannot take, or that a checkpoint cannot hold.
+
+    Args:
+        configure: the env's own method; None if it has none.
+        first: arguments of the method before the settings.
+
+    Raises:
+        ConfigError: the env has no `configure`, the method does not take such settings, or a value is not plain data.
+    """
+    kind = type(env).__name__
+    if configure is None:
+        raise ConfigError(f"configure: {kind} has no method configure(**settings), so its settings cannot change")
+    for name, value in settings.items():
+        if not is_plain(value) or isinstance(value, tuple):
+            raise ConfigError(
+                f"configure: {name} is {value!r}; accepted: numbers, strings, booleans, None, arrays, and lists and "
+                "mappings of these",
+                key=name,
+            )
+    try:
+        inspect.signature(configure).bind(*first, **settings)
+    except TypeError as error:
+        taken = list(inspect.signature(configure).parameters)[len(first) :]
+        raise ConfigError(f"configure of {kind}: {error}; it takes: {', '.join(taken)}") from error
+
+
+def put_back(
+    own: EnvSettings, saved: EnvSettings, env: Any, configure: Callable[..., Any] | None, index: int, *first: Any
+) -> str | None:
+    """Give an env the settings that were in force when it was saved; those that were to come are left out.
+
+    Args:
+        own: the present settings of the env, which are changed.
+        saved: its settings then.
+        env: for messages.
+        configure: the env's own method; None if it has none.
+        index: of the env, for messages.
+        first: arguments of the method before the settings.
+
+    Returns:
+        None, or a reason: settings were changed since then that had not been changed before. The env keeps these.
+
+    Raises:
+        CheckpointError: the env does not take them.
+    """
+    try:
+        for part in (saved.in_force, saved.coming):
+            if part:
+                require_settings(env, configure, part, *first)
+        if saved.in_force and configure is not None:
+            configure(*first, **saved.in_force)
+    except Exception as error:
+        raise CheckpointError(f"settings of env {index}: {error}") from error
+    kept = {name: value for name, value in own.in_force.items() if name not in saved.in_force}
+    own.in_force, own.coming = {**saved.in_force, **kept}, {}
+    return f"configure() has changed {', '.join(kept)} since then, and the earlier value is not known" if kept else None
+
+
+MAX_BYTES = 2**26  # of all logs in a checkpoint; logs that do not fit are left out, and their envs begin new episodes
+_FIRST_STEPS = 64  # initial capacity, doubled when it is exceeded
+
+
+class ActionLog:
+    """The actions of all agents of one env since the start of its episode."""
+
+    def __init__(self, groups: Sequence[AgentGroup]) -> None:
+        self._forms = [
+            ((len(group.agents), *(group.action_space.shape or ())), group.action_space.dtype) for group in groups
+        ]
+        self._rows = self._room(_FIRST_STEPS)
+        self._length = 0
+        self._complete = True
+
+    def begin(self) -> None:
+        """Begin an episode with an empty log."""
+        self._length, self._complete = 0, True
+
+    def drop(self) -> None:
+        """Mark the actions of the running episode as unknown."""
+        self._length, self._complete = 0, False
+
+    def record(self, actions: Sequence[Array]) -> None:
+        """Append the actions of one step: per group, (A_group, ...)."""
+        number = self._length
+        if number == len(self._rows[0]):
+            self._grow()
+        if self._complete:
+            for rows, row in zip(self._rows, actions, strict=True):
+                rows[number] = row
+            self._length = number + 1
+
+    def _grow(self) -> None:
+        """Double the capacity, up to the limit of a checkpoint."""
+        if sum(rows.nbytes for rows in self._rows) > MAX_BYTES:
+            self._rows = self._room(_FIRST_STEPS)
+            self.drop()
+            return
+        larger = self._room(2 * self._length)
+        for rows, old in zip(larger, self._rows, strict=True):
+            rows[: self._length] = old
+        self._rows = larger
+
+    def _room(self, steps: int) -> list[Array]:
+        return [np.empty((steps, *shape), dtype) for shape, dtype in self._forms]
+
+    def actions(self) -> tuple[Array, ...] | None:
+        """Return copies of the actions per group, (steps, A_group, ...); None if they are unknown."""
+        return tuple(rows[: self._length].copy() for rows in self._rows) if self._complete else None
+
+
+def require_possible(array: Array, space: spaces.Space[Any], where: str) -> None:
+    """Refuse numbers that are not in a space, (..., *space.shape): envs and one-hot inputs do not check them.
+
+    Zeros, which fill the places of inactive agents, are accepted. Bounds of a Box are checked up to rounding.
+    """
+    low: Any
+    high: Any
+    if isinstance(space, spaces.Box):
+        low, high = np.minimum(space.low, 0), np.maximum(space.high, 0)
+    elif isinstance(space, spaces.Discrete):
+        low, high = min(int(space.start), 0), max(int(space.start) + int(space.n) - 1, 0)
+    elif isinstance(space, spaces.MultiDiscrete):
+        low, high = np.minimum(space.start, 0), np.maximum(space.start + space.nvec - 1, 0)
+    else:
+        low, high = 0, 1
+    slack = 1e-6 * np.maximum(np.abs(low), np.abs(high)) if isinstance(space, spaces.Box) else 0
+    if (array < low - slack).any() or (array > high + slack).any():
+        raise CheckpointError(f"{where} holds numbers that are not in {space}")
+
+
+def own_state(env: Any) -> State | None:
+    """Return the state from the env's own `get_state`; None if it has none, or if a checkpoint cannot hold the state.
+
+    Args:
+        env: in the wrappers that `wrap` applied.
+    """
+    inner = _made_by_factory(env)
+    if not all(callable(getattr(type(inner), name, None)) for name in ("get_state", "set_state")):
+        return None  # looked up in the class: wrappers forward attributes to inner envs, which lack their state
+    return ask_for_state(inner.get_state, env.where_and_seed())
+
+
+def set_own_state(env: Any, state: Mapping[str, Any]) -> str | None:
+    """Call the env's own `set_state`, and check the result; returns the fault, or None."""
+    inner = _made_by_factory(env)
+    inner.set_state(state)
+    if not _same_tree(inner.get_state(), state):
+        return "after set_state(), its get_state() returns another state"
+    return None
+
+
+def _made_by_factory(env: Any) -> Any:
+    return next(layer for layer in layers(env) if isinstance(layer, CheckedEnv)).env
+
+
+def _same_tree(one: Any, other: Any) -> bool:
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return set(one) == set(other) and all(_same_tree(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(map(_same_tree, one, other))
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        return np.array_equal(one, other)
+    return bool(one == other)
+
 
 _FLAGS = ("to_act", "in_play", "ended")
 _LEFT_OUT = -1  # stands for the length of a log that is left out of the checkpoint
@@ -72,7 +283,7 @@ def _pack_logs(logs: Sequence[tuple[Array, ...] | None], groups: Sequence[AgentG
     kept, total = set(), 0
     for size, index in sorted((size, index) for index, size in enumerate(sizes) if size is not None):
         total += size
-        if total <= action_log.MAX_BYTES:
+        if total <= MAX_BYTES:
             kept.add(index)
     joined = [log for index, log in enumerate(logs) if log is not None and index in kept]
     lengths = [len(log[0]) if log is not None and index in kept else _LEFT_OUT for index, log in enumerate(logs)]
@@ -154,6 +365,6 @@ def _read_actions(state: StateReader, groups: Sequence[AgentGroup]) -> list[Arra
         array = by_group.array(str(number), group.action_space.dtype, (None, *_shape(group)))  # type: ignore[arg-type]
         require_possible(array, group.action_space, by_group.where)
         actions.append(array)
-    if sum(array.nbytes for array in actions) > action_log.MAX_BYTES:
-        raise CheckpointError(f"{by_group.where} has more than {action_log.MAX_BYTES} bytes")
+    if sum(array.nbytes for array in actions) > MAX_BYTES:
+        raise CheckpointError(f"{by_group.where} has more than {MAX_BYTES} bytes")
     return actions

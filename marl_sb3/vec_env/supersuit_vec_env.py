@@ -2,20 +2,93 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import supersuit
+from gymnasium import spaces
+from gymnasium.vector.utils import create_empty_array, iterate
+from pettingzoo import ParallelEnv
 
 from marl_sb3.errors import ConfigError
-from marl_sb3.types import Array, Observations
-from marl_sb3.vec_env.groups import AgentGroup
+from marl_sb3.types import AgentID, Array, Observations
 from marl_sb3.vec_env.interface import Options
-from marl_sb3.vec_env.observations import map_arrays
+from marl_sb3.vec_env.observations import AgentGroup, map_arrays
 from marl_sb3.vec_env.separate_envs import EnvFactory, SeparateEnvs, final_env_states
-from marl_sb3.vec_env.slot import SlotStep
+from marl_sb3.vec_env.slot import EnvSlot, SlotStep
 from marl_sb3.vec_env.step import DictInfos, FinalObservations, VecStep
-from marl_sb3.vec_env.supersuit_adapter import SuperSuitAdapter
+
+
+class SuperSuitAdapter(ParallelEnv):  # type: ignore[misc]
+    """The env of a slot, in which all agents are always present.
+
+    A pickled instance has no slot: SuperSuit copies the adapter by cloudpickle, and a copied env would repeat the
+    random numbers of the original. `SuperSuitVecEnv` gives each copy its own slot.
+
+    Attributes:
+        slot: the env.
+        options: options of the next reset.
+        last_step: the latest step, with data that SuperSuit's arrays do not have; None before the first.
+    """
+
+    def __init__(self, slot: EnvSlot) -> None:
+        env: Any = slot.env
+        self.slot = slot
+        self.possible_agents: list[AgentID] = list(env.possible_agents)
+        self.agents = self.possible_agents
+        self.metadata = dict(env.metadata)
+        self.render_mode = getattr(env.unwrapped, "render_mode", None)
+        # All agents have the same spaces: SuperSuit takes no others.
+        self._observation_space: spaces.Space[Any] = env.observation_space(self.possible_agents[0])
+        self._action_space: spaces.Space[Any] = env.action_space(self.possible_agents[0])
+        self.options: Mapping[str, Any] | None = None
+        self.last_step: SlotStep | None = None
+        self._first_of_episode: Mapping[AgentID, Any] | None = None  # of an episode that `step` has begun
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "slot": None}
+
+    def observation_space(self, agent: AgentID) -> spaces.Space[Any]:
+        """The agents' observation space."""
+        return self._observation_space
+
+    def action_space(self, agent: AgentID) -> spaces.Space[Any]:
+        """The agents' action space."""
+        return self._action_space
+
+    def reset(
+        self, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[AgentID, Any], dict[AgentID, dict[str, Any]]]:
+        """Begin the next episode, or return that which `step` has begun; SuperSuit never sets the arguments."""
+        observations, self._first_of_episode = self._first_of_episode, None
+        if observations is None:
+            observations, self.options = self.slot.reset(self.options), None
+        # No infos: SuperSuit would overwrite those of the episode's last step.
+        return self._fill(observations), {}
+
+    def step(self, actions: Mapping[AgentID, Any]) -> tuple[dict[AgentID, Any], ...]:
+        """Step the env. All agents are reported as ended at the end of the episode, when SuperSuit has to reset."""
+        step = self.last_step = self.slot.step([np.stack([actions[agent] for agent in self.possible_agents])])
+        over = step.reset_infos is not None
+        if over:
+            self._first_of_episode = step.observations
+        # SuperSuit joins the two flags by position: every dictionary is in the order of possible_agents.
+        return (
+            self._fill(step.observations),
+            {agent: step.rewards.get(agent, 0.0) for agent in self.possible_agents},
+            {agent: over or agent in self.slot.ended for agent in self.possible_agents},
+            dict.fromkeys(self.possible_agents, False),
+            {agent: {} for agent in self.possible_agents},
+        )
+
+    def _fill(self, observations: Mapping[AgentID, Any]) -> dict[AgentID, Any]:
+        to_act = self.slot.to_act
+        return {agent: observations[agent] if agent in to_act else self._zeros() for agent in self.possible_agents}
+
+    def _zeros(self) -> Any:
+        space = self._observation_space
+        return next(iter(iterate(space, create_empty_array(space, n=1))))
 
 
 class SuperSuitVecEnv(SeparateEnvs):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pettingzoo import ParallelEnv
 
-from marl_sb3.wrappers.action_mask import ActionMaskEnv, masked_agents
 from marl_sb3.wrappers.checked_env import CheckedEnv
-from marl_sb3.wrappers.env_interface import require_interface
-from marl_sb3.wrappers.flat_observations import FlatObservationsEnv, nested_agents
+from marl_sb3.wrappers.checks import require_interface
+from marl_sb3.wrappers.observations import ActionMaskEnv, FlatObservationsEnv, masked_agents, nested_agents
 
 __all__ = ["CheckedEnv", "wrap"]
 

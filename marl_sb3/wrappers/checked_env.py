@@ -13,8 +13,8 @@ from pettingzoo.utils import BaseParallelWrapper
 from marl_sb3.envs.faults import RAISED, close_in_words, raise_in_words
 from marl_sb3.errors import ConfigError, EnvError, EnvNumericError
 from marl_sb3.types import AgentID, Array
+from marl_sb3.wrappers.checks import observation_fault, reward_fault
 from marl_sb3.wrappers.ended_agents import EndedAgents
-from marl_sb3.wrappers.faults import observation_fault, reward_fault
 from marl_sb3.wrappers.layers import attribute, layers, owner
 
 _log = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from marl_sb3.runs.folder import RESULT_FILE, read_results
 from marl_sb3.runs.logs import CsvFormat, JsonLinesFormat
 from marl_sb3.storage.checkpoint_folder import CheckpointFolder
 from marl_sb3.training.results import ResultLogger
-from marl_sb3.vec_env.seeding import episode_seed
+from marl_sb3.vec_env.interface import episode_seed
 
 RETURN = "evaluation/env_runners/episode_return_mean"
 SMALL: dict[str, Any] = {"n_steps": 6, "batch_size": 4, "n_epochs": 1, "policy_kwargs": {"net_arch": [2]}}

@@ -19,7 +19,7 @@ from marl_sb3 import make_vec_env
 from marl_sb3.envs.registry import make_env
 from marl_sb3.envs.rllib import RLlibEnv
 from marl_sb3.errors import ConfigError, EnvError, EnvRaisedError
-from marl_sb3.vec_env.seeding import episode_seed
+from marl_sb3.vec_env.interface import episode_seed
 
 
 class MultiAgentEnv(gymnasium.Env):

@@ -17,7 +17,7 @@ from turn_env import Move, TurnEnv, TurnPlan, turn_env_plans
 from marl_sb3 import make_vec_env
 from marl_sb3.envs.turn_based import TurnBasedEnv
 from marl_sb3.errors import EnvError, EnvRaisedError
-from marl_sb3.vec_env.seeding import episode_seed
+from marl_sb3.vec_env.interface import episode_seed
 
 # (observation, action, reward, terminated, truncated, final observation where it ended)
 Transition = tuple[Any, ...]

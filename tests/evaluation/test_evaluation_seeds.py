@@ -15,7 +15,7 @@ from marl_sb3.evaluation import (
     evaluate_policies,
     evaluation_seed,
 )
-from marl_sb3.vec_env.seeding import episode_seed
+from marl_sb3.vec_env.interface import episode_seed
 
 
 def noisy(seed: int | None, deterministic: bool = False, **options: Any) -> dict[str, Any]:

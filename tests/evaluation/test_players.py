@@ -26,7 +26,7 @@ from marl_sb3.evaluation import (
 from marl_sb3.learners.building import processing_of
 from marl_sb3.policies.placement import rows_of_policy
 from marl_sb3.sb3.spaces import SpacesOnlyVecEnv
-from marl_sb3.vec_env.seeding import episode_seed
+from marl_sb3.vec_env.interface import episode_seed
 
 # Who acts, and on what
 

@@ -19,7 +19,7 @@ from marl_sb3 import PPO, MaskablePPO, MultiAgentAlgorithm, MultiAgentCallback, 
 from marl_sb3.errors import CheckpointError, ConfigError, EnvError, RunnersLostError, VecEnvOrderError
 from marl_sb3.metrics import Episode
 from marl_sb3.processes.pool import InProcessPool
-from marl_sb3.processing.statistics import RunningStatistics, add_recent, recent_state
+from marl_sb3.processing.normalize import RunningStatistics, add_recent, recent_state
 from marl_sb3.runners import shard_runners
 from marl_sb3.runners.shard import ShardHost
 from marl_sb3.runners.shard_runners import ShardRunners, balanced

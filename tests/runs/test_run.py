@@ -15,7 +15,7 @@ import marl_sb3
 from marl_sb3 import MultiAgentCallback
 from marl_sb3.errors import ConfigError
 from marl_sb3.metrics import flatten
-from marl_sb3.metrics.table import table
+from marl_sb3.metrics.sample_stats import table
 from marl_sb3.runs.folder import read_results
 
 RETURN = "env_runners/episode_return_mean"

@@ -17,7 +17,7 @@ from marl_sb3.errors import CheckpointError, EnvError
 from marl_sb3.storage.checkpoint_format import read_checkpoint, write_checkpoint
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.vec_env import VECTORIZERS, MultiAgentVecEnv
-from marl_sb3.vec_env.seeding import episode_seed
+from marl_sb3.vec_env.interface import episode_seed
 
 ALL = [name for name in VECTORIZERS if name != "auto"]
 ACTIONS = 3

@@ -13,8 +13,8 @@ from toy_envs import SampledEnv, ScriptedEnv
 
 from marl_sb3 import make_vec_env
 from marl_sb3.errors import ConfigError
+from marl_sb3.vec_env.interface import episode_seed
 from marl_sb3.vec_env.sb3_vec_env import FlatVecEnv
-from marl_sb3.vec_env.seeding import episode_seed
 from marl_sb3.wrappers import CheckedEnv
 
 STAGGERED = {"a": (1, "terminated"), "b": (3, "truncated"), "c": (2, "both")}

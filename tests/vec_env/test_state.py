@@ -18,7 +18,7 @@ from marl_sb3 import make_vec_env
 from marl_sb3.errors import CheckpointError
 from marl_sb3.storage.checkpoint_format import read_checkpoint, write_checkpoint
 from marl_sb3.storage.state import StateReader
-from marl_sb3.vec_env import MultiAgentVecEnv, action_log
+from marl_sb3.vec_env import MultiAgentVecEnv, slot_states
 
 pytestmark = pytest.mark.usefixtures("each_vectorizer")
 
@@ -161,7 +161,7 @@ def test_an_episode_that_is_too_long_is_left_out_and_said(tmp_path, monkeypatch)
     vec, again = make_vec_env(ScriptedEnv, seed=0), make_vec_env(ScriptedEnv)
     vec.reset()
     trace(vec, np.random.default_rng(0), 2)
-    monkeypatch.setattr(action_log, "MAX_BYTES", 8)
+    monkeypatch.setattr(slot_states, "MAX_BYTES", 8)
     inexact = again.set_state(through_a_file(vec.get_state(), tmp_path))
     assert inexact == {0: "its episode is too long to be kept in a checkpoint"}
 
@@ -172,7 +172,7 @@ LONG = {"a": (150, "truncated"), "b": (150, "truncated")}
 @pytest.mark.parametrize(("max_bytes", "exact"), [(None, True), (1000, False)])
 def test_a_long_episode_is_brought_back_if_its_actions_fit(max_bytes, exact, tmp_path, monkeypatch):
     if max_bytes is not None:
-        monkeypatch.setattr(action_log, "MAX_BYTES", max_bytes)
+        monkeypatch.setattr(slot_states, "MAX_BYTES", max_bytes)
     vec, again = (make_vec_env(ScriptedEnv, seed=0, script=LONG) for _ in range(2))
     vec.reset()
     trace(vec, np.random.default_rng(0), 140)
@@ -188,7 +188,7 @@ def test_the_shortest_logs_are_kept_if_not_all_fit(tmp_path, monkeypatch):
     vec, again = (make_vec_env(make, n_envs=3, seed=0) for _ in range(2))
     vec.reset()
     trace(vec, np.random.default_rng(0), 7)
-    monkeypatch.setattr(action_log, "MAX_BYTES", 2 * 2 * 2 * 8)  # two envs, two steps, two agents, int64
+    monkeypatch.setattr(slot_states, "MAX_BYTES", 2 * 2 * 2 * 8)  # two envs, two steps, two agents, int64
     inexact = again.set_state(through_a_file(vec.get_state(), tmp_path))
     assert inexact == {1: "its episode is too long to be kept in a checkpoint"}
     assert again.call("step_count", range(3)) == [2, 0, 2]

@@ -21,7 +21,7 @@ from marl_sb3.metrics import flatten
 from marl_sb3.storage.checkpoint_format import read_checkpoint, write_checkpoint
 from marl_sb3.storage.state import StateReader
 from marl_sb3.vec_env import VECTORIZERS, MultiAgentVecEnv, VecStep
-from marl_sb3.vec_env.seeding import episode_seed
+from marl_sb3.vec_env.interface import episode_seed
 
 AGENTS = ("agent1", "agent2")
 REFERENCE = "sync"  # a plain loop over the envs

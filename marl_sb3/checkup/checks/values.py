@@ -12,8 +12,8 @@ from marl_sb3.checkup.evidence import Evidence, PlayedEpisode, Seen, Step, mappi
 from marl_sb3.checkup.finding import Check, Severity
 from marl_sb3.checkup.player import mask_of
 from marl_sb3.types import AgentID, Array
-from marl_sb3.wrappers.action_mask import choices_of
-from marl_sb3.wrappers.faults import observation_fault, reward_fault
+from marl_sb3.wrappers.checks import observation_fault, reward_fault
+from marl_sb3.wrappers.observations import choices_of
 
 _TOLERANCE = 1e-5  # of bounds, relative to them: float32 rounds
 _HUGE_INFO = 64 * 1024  # bytes of one agent's infos

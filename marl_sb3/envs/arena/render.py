@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from marl_sb3.envs.window import Image
+from marl_sb3.envs.drawn import Image
 from marl_sb3.types import Array, BoolArray
 
 # Blue and orange stay apart for colour-blind eyes; agent1's trail is a tint of agent1's colour.

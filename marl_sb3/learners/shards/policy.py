@@ -11,7 +11,7 @@ from marl_sb3.learners.learner import Collector, Learner
 from marl_sb3.learners.shards.interface import PolicyOrder, PolicyRollout
 from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.processing import Processing
-from marl_sb3.processing.statistics import add_recent, recent_state
+from marl_sb3.processing.normalize import add_recent, recent_state
 from marl_sb3.sb3.tensors import read_weights, weights
 from marl_sb3.storage.parts import Fields, Stateful, TensorFile, integer, part
 from marl_sb3.storage.state import StateReader

@@ -18,9 +18,9 @@ from marl_sb3.vec_env.batched_vec_env import BatchedVecEnv
 from marl_sb3.vec_env.interface import MultiAgentVecEnv
 from marl_sb3.vec_env.masks import MaskReader
 from marl_sb3.vec_env.observations import same, taken
+from marl_sb3.vec_env.separate_envs import SyncVecEnv
 from marl_sb3.vec_env.slot import EnvSlot, SlotStep
 from marl_sb3.vec_env.step import ActionMasks, VecStep
-from marl_sb3.vec_env.sync_vec_env import SyncVecEnv
 from marl_sb3.vec_env.workers.spec import SeparateState, Shown, WorkerSpec, WorkerState
 
 

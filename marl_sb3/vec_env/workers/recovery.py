@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from marl_sb3.types import Array, BoolArray, Observations
-from marl_sb3.vec_env.groups import AgentGroup
-from marl_sb3.vec_env.observations import map_arrays, taken
+from marl_sb3.vec_env.observations import AgentGroup, map_arrays, taken
 from marl_sb3.vec_env.step import FinalObservations, VecStep
 from marl_sb3.vec_env.workers.spec import Event, SeparateState, Shown, WorkerSpec, WorkerState
 

@@ -19,11 +19,10 @@ import numpy.typing as npt
 from marl_sb3.processes.channel import PAGE
 from marl_sb3.processes.messages import pass_on
 from marl_sb3.types import AgentID, Array, BoolArray, Observations
-from marl_sb3.vec_env.groups import AgentGroup
-from marl_sb3.vec_env.observations import map_arrays, zero_observations
+from marl_sb3.vec_env.observations import AgentGroup, map_arrays, zero_observations
 from marl_sb3.vec_env.step import FinalObservations, StepInfos, VecStep
 from marl_sb3.vec_env.workers.spec import WorkerSpec
-from marl_sb3.wrappers.action_mask import choices_of
+from marl_sb3.wrappers.observations import choices_of
 
 _LINE = 64  # bytes of a cache line: no array shares one with another
 _FLAGS = ("terminated", "truncated", "to_act", "in_play")

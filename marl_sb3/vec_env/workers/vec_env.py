@@ -13,10 +13,9 @@ from marl_sb3 import stacks
 from marl_sb3.envs.registry import EnvFactory
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import Array
-from marl_sb3.vec_env.groups import AgentLayout, require_same_agents
-from marl_sb3.vec_env.interface import Health, MultiAgentVecEnv, Options
+from marl_sb3.vec_env.interface import Health, MultiAgentVecEnv, Options, fresh_seed
 from marl_sb3.vec_env.masks import read_masks
-from marl_sb3.vec_env.seeding import fresh_seed
+from marl_sb3.vec_env.observations import AgentLayout, require_same_agents
 from marl_sb3.vec_env.slot_states import pack, unpack
 from marl_sb3.vec_env.step import NO_FINAL_OBSERVATIONS, ActionMasks, VecStep, first_step
 from marl_sb3.vec_env.workers.envs import joined_state, split_state
