@@ -111,7 +111,7 @@ class CheckpointCallback(MultiAgentCallback):
         return {} if self._opposition is None else {"opposition": self._opposition.get_state()}
 
     def set_state(self, state: StateReader) -> None:
-        """See `MultiAgentCallback.set_state`."""
+        """Set what `get_state` has returned."""
         if self._opposition is not None and "opposition" in state:
             self._opposition.read_state(state.fields("opposition"))()
 

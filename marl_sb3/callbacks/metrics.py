@@ -96,7 +96,7 @@ class RewardHistogramCallback(MultiAgentCallback):
         }
 
     def set_state(self, state: StateReader) -> None:
-        """See `MultiAgentCallback.set_state`."""
+        """Check and set what `get_state` has returned."""
         if state.value("rewards") is not None:
             shape = (None, len(self.algorithm.env.agents))
             rewards = state.array("rewards", np.float32, shape)

@@ -136,7 +136,7 @@ def _names(agents: list[str]) -> str:
 
 
 def _train_command(report: Report, env_settings: Mapping[str, Any]) -> str:
-    """The command that trains in the env as it was examined."""
+    """Write the command that trains in the env as it was examined."""
     facts, words = report.facts, ["python -m marl_sb3.train", shlex.quote(report.env)]
     words += [] if facts["algorithm"] == "ppo" else [f"--algo {facts['algorithm']}"]
     words += ["--policies per_agent"] if facts["policies"] == "per_agent" else []
@@ -144,9 +144,8 @@ def _train_command(report: Report, env_settings: Mapping[str, Any]) -> str:
     if classes != {"MlpPolicy"} and len(classes) == 1:
         words.append(f"--set policy={classes.pop()}")
     elif classes != {"MlpPolicy"}:
-        own = {agent: group["policy"] for group in facts["groups"] for agent in group["agents"]}
-        words += [
-            f"--set {shlex.quote(f'{agent}.policy={name}')}" for agent, name in own.items() if name != "MlpPolicy"
-        ]
+        policies = {agent: group["policy"] for group in facts["groups"] for agent in group["agents"]}
+        others = [(agent, name) for agent, name in policies.items() if name != "MlpPolicy"]
+        words += [f"--set {shlex.quote(f'{agent}.policy={name}')}" for agent, name in others]
     words += [f"--set {shlex.quote(f'env.{name}={value}')}" for name, value in env_settings.items()]
     return " ".join(words)

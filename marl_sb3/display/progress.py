@@ -102,7 +102,7 @@ class Series:
 
 
 def _mean(values: list[float]) -> float:
-    """The mean, computed so that equal values give exactly that value: a constant shows no trend."""
+    """Return the mean, computed so that equal values give exactly that value: a constant shows no trend."""
     first = values[0]
     return first + sum(value / len(values) - first / len(values) for value in values)
 
@@ -137,7 +137,7 @@ def speed_parts(clock: ProgressClock, result: Result | None) -> list[str]:
 
 
 def _health_parts(result: Result) -> list[str]:
-    """The processes that step the envs, if there are any."""
+    """Count the processes that step the envs, if there are any."""
     health = result.get("fault_tolerance")
     if health is None:
         return []

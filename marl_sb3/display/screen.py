@@ -197,5 +197,5 @@ def screen_for(console: Console, draw: Draw, *, keep: bool) -> Screen | None:
 
 
 def in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook."""
+    """Return whether this process is the kernel of a notebook."""
     return Console().is_jupyter

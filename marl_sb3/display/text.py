@@ -52,6 +52,6 @@ def packed(parts: Iterable[str], width: int) -> list[str]:
 
 
 def short_path(path: Path) -> Path:
-    """The path, relative if it is in the working folder."""
+    """Return the path, relative if it is in the working folder."""
     here = Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path

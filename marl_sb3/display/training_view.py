@@ -311,7 +311,7 @@ class LiveView(TrainingView):
         return [bar, *(Text(line, no_wrap=True, overflow="ellipsis") for line in lines)]
 
     def _goal_lines(self, result: Result) -> list[str]:
-        """The state of each goal. Numbers come before names: the end of a line may be cut."""
+        """Describe the state of each goal. Numbers come before names: the end of a line may be cut."""
         words = no_episode_yet(result, self._goals.longest_episode())
         lines = [] if words is None else [words]
         if self._best.best is not None:

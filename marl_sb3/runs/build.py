@@ -88,7 +88,7 @@ def make_envs(
 
 
 def _fitting(n_workers: int | str, of_run: int, n_envs: int | None) -> int | str:
-    """The number of workers for envs that may be fewer than those of the run."""
+    """Return the number of workers for envs that may be fewer than those of the run."""
     if isinstance(n_workers, str) or n_envs is None or n_envs >= of_run:
         return n_workers
     return min(n_workers, n_envs)
@@ -229,21 +229,21 @@ def with_rollouts(config: TrainConfig, agents: Sequence[AgentID]) -> TrainConfig
     if not picked:
         return replace(config, picks_rollouts=False)
     of_run = next((steps for policy_id, steps in picked.items() if _has_algo_of_run(config, policy_id)), None)
-    own = {
+    of_policies = {
         policy_id: {**config.policy_settings.get(policy_id, {}), "n_steps": steps}
         for policy_id, steps in picked.items()
         if steps != of_run or not _has_algo_of_run(config, policy_id)
     }
     hyperparameters = {**config.hyperparameters, **({} if of_run is None else {"n_steps": of_run})}
-    return replace(config, hyperparameters=hyperparameters, policy_settings={**config.policy_settings, **own})
+    return replace(config, hyperparameters=hyperparameters, policy_settings={**config.policy_settings, **of_policies})
 
 
 def rollout_lengths(config: TrainConfig) -> list[int]:
     """Return the different lengths of the rollouts in a resolved configuration, in steps of an env."""
-    of_run = {config.algo: config.hyperparameters}
-    own = (config.of_policy(policy_id) for policy_id in _own_settings(config))
-    found = [*of_run.items(), *((settings.algo, settings.hyperparameters) for settings in own)]
-    return sorted({given["n_steps"] for algo, given in found if not _has_replay(algo)})
+    of_policies = [config.of_policy(policy_id) for policy_id in _own_settings(config)]
+    algorithms = [(config.algo, config.hyperparameters)]
+    algorithms += [(settings.algo, settings.hyperparameters) for settings in of_policies]
+    return sorted({hyperparameters["n_steps"] for algo, hyperparameters in algorithms if not _has_replay(algo)})
 
 
 def _has_replay(algo: str) -> bool:
@@ -260,8 +260,8 @@ def _picked_steps(config: TrainConfig, policy_id: PolicyID, n_agents: int) -> in
     It is the power of two that is nearest to 2,048 agent steps over all envs, or a few more for whole minibatches.
     """
     settings, rows = config.of_policy(policy_id), config.n_envs * n_agents
-    given = source_of(config.sources, f"{policy_id}.n_steps") is not None
-    if given or _has_replay(settings.algo) or settings.hyperparameters["n_steps"] * rows <= _ROLLOUT:
+    is_set = source_of(config.sources, f"{policy_id}.n_steps") is not None
+    if is_set or _has_replay(settings.algo) or settings.hyperparameters["n_steps"] * rows <= _ROLLOUT:
         return None
     steps: int = max(_SHORTEST_ROLLOUT, 2 ** round(math.log2(max(1.0, _ROLLOUT / rows))))
     batch_size: int = settings.hyperparameters.get("batch_size", 1)
@@ -354,17 +354,17 @@ _PREFIXES = {
 
 
 def _meanings(key: str, policy_ids: Sequence[PolicyID]) -> list[str]:
-    found = [meaning for prefix, meaning in _PREFIXES.items() if key.startswith(prefix)]
-    found += [f"a setting of {key.partition('.')[0]}"] if key in ACCEPTED and "." in key else []
+    meanings = [meaning for prefix, meaning in _PREFIXES.items() if key.startswith(prefix)]
+    meanings += [f"a setting of {key.partition('.')[0]}"] if key in ACCEPTED and "." in key else []
     for policy_id in policy_ids:
         name = key.removeprefix(f"{policy_id}.")
         if name != key and ("." not in name or name.startswith("policy_kwargs.")):
-            found.append(f"{name} of policy {policy_id!r}")
-    return found
+            meanings.append(f"{name} of policy {policy_id!r}")
+    return meanings
 
 
 def policy_spec(config: TrainConfig, policy_id: PolicyID) -> PolicySpec:
-    """The specification of one policy of a run."""
+    """Make the specification of one policy of a run."""
     settings = config.of_policy(policy_id)
     try:
         given = {**settings.hyperparameters, **settings.processing}
@@ -376,7 +376,7 @@ def policy_spec(config: TrainConfig, policy_id: PolicyID) -> PolicySpec:
 
 
 def _mapping(config: TrainConfig) -> dict[AgentID, PolicyID] | None:
-    """The policy of each agent, from the `agents` of the policies; None if no policy lists agents."""
+    """Return the policy of each agent, from the `agents` of the policies; None if no policy lists agents."""
     if isinstance(config.policies, str):
         return None
     mapping: dict[AgentID, PolicyID] = {}

@@ -95,7 +95,7 @@ _RUNS = Path("runs")  # parent of all run folders without --run-dir
 
 
 def find_run(path: str | Path) -> Path:
-    """The run folder at a path: the path itself, or the newest run in it, as in `runs/arena`.
+    """Find the run folder at a path: the path itself, or the newest run in it, as in `runs/arena`.
 
     The newest run is the one that was started or resumed last.
     """
@@ -116,7 +116,7 @@ def _find_run(folder: Path) -> Path:
 
 
 def _why_no_run(path: Path) -> str:
-    """Why a path is not a run folder, and which folder the user may have meant."""
+    """Say why a path is not a run folder, and which folder the user may have meant."""
     around = next((parent for parent in [*path.absolute().parents][:3] if (parent / RUN_CONFIG).is_file()), None)
     if path.exists() and around is not None:
         number = f" with --checkpoint {int(path.name[5:])}" if re.fullmatch(r"ckpt-[0-9]{6,12}", path.name) else ""
@@ -169,7 +169,7 @@ class RunFolder:
 
     @classmethod
     def new(cls, env: str, run_dir: str | Path | None) -> RunFolder:
-        """The folder of a new run: it does not exist yet, or it is empty.
+        """Name the folder of a new run: it does not exist yet, or it is empty.
 
         A folder with nothing but the files of a start that failed before `config.yaml` was written counts as empty.
 
@@ -194,7 +194,7 @@ class RunFolder:
 
     @classmethod
     def existing(cls, path: str | Path) -> RunFolder:
-        """The folder of a run that has been started; see `find_run`."""
+        """Find the folder of a run that has been started, as `find_run` does."""
         return cls(find_run(path))
 
     def make(self, config: TrainConfig) -> None:
@@ -212,7 +212,7 @@ class RunFolder:
                 self.write_config(config)
 
     def as_shown(self, path: Path) -> Path:
-        """A path in the folder, as the user would write it."""
+        """Return a path in the folder, as the user would write it."""
         return self.shown / path.relative_to(self.path)
 
     def writing(self) -> AbstractContextManager[None]:
@@ -271,7 +271,7 @@ class RunFolder:
             require_own(self.path, _WRITTEN)
 
     def read_config(self, env: str | None = None, *, makes_env: bool = True) -> TrainConfig:
-        """The run's configuration.
+        """Read the run's configuration.
 
         Args:
             env: the env id that the user gives; it replaces that of the file, with a warning if they differ. It is

@@ -45,7 +45,7 @@ class _RowFormat(KVWriter):
         self._waiting.update(filter_excluded_keys(key_values, key_excluded, self.name))
 
     def write_result(self, result: Result, recorded: Mapping[str, Any], step: int) -> None:
-        """Write and flush a row. See `ResultWriter.write_result`."""
+        """Write and flush a row, with what callbacks have recorded."""
         more = {**self._waiting, **recorded}
         known = flatten(result)
         more = {name: value for name, value in more.items() if _fits_a_row(value) and name not in known}
@@ -62,7 +62,7 @@ class _RowFormat(KVWriter):
 
 
 def _fits_a_row(value: Any) -> bool:
-    """Whether a row can hold a value. Images and the like are for TensorBoard only, even without `exclude`."""
+    """Return whether a row can hold a value. Images and the like are for TensorBoard only, even without `exclude`."""
     return isinstance(value, _ROW_VALUES) or hasattr(value, "tolist")
 
 

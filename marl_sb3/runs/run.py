@@ -245,7 +245,7 @@ class SavedRun:
         return cls(files, config)
 
     def policies(self, checkpoint: str | None = None, env: MultiAgentVecEnv | None = None) -> PolicyBundle:
-        """The policies as they were at a checkpoint.
+        """Load the policies as they were at a checkpoint.
 
         Args:
             checkpoint: see `CheckpointFolder.load`.

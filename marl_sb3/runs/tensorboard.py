@@ -36,7 +36,7 @@ class EventsFormat(TensorBoardOutputFormat):
             super().__init__(str(folder))
 
     def write_result(self, result: Result, recorded: Mapping[str, Any], step: int) -> None:
-        """See `ResultWriter.write_result`; names are flat."""
+        """Write a result, with what callbacks have recorded; names are flat."""
         shown = flatten(_with_quantiles(result, self._most_agents))
         if self._always:
             known = flatten(result)
@@ -73,17 +73,18 @@ _OF_EACH = {  # metrics with a number of each agent or policy
 
 def _with_quantiles(result: Mapping[str, Any], most: int) -> Result:
     """Replace the metrics of each agent and policy by `quantile_{0,10,50,90,100}`, where there are more than `most`."""
-    found: Result = {}
+    shown: Result = {}
     for name, value in result.items():
         large = isinstance(value, Mapping) and len(value) > most
         if large and name in _OF_EACH:
-            found[name] = _quantiles(value.values())
+            shown[name] = _quantiles(value.values())
         elif large and name == "learners":
-            metrics = dict.fromkeys(metric for own in value.values() for metric in own)
-            found[name] = {metric: _quantiles(own.get(metric) for own in value.values()) for metric in metrics}
+            policies = list(value.values())
+            names = dict.fromkeys(metric for metrics in policies for metric in metrics)
+            shown[name] = {each: _quantiles(metrics.get(each) for metrics in policies) for each in names}
         else:
-            found[name] = _with_quantiles(value, most) if isinstance(value, Mapping) else value
-    return found
+            shown[name] = _with_quantiles(value, most) if isinstance(value, Mapping) else value
+    return shown
 
 
 def _quantiles(values: Iterable[float | None]) -> Result:
@@ -121,13 +122,13 @@ def write_settings(folder: Path, config: TrainConfig, policy_ids: Sequence[str])
 
 def hyperparameters(config: TrainConfig, policy_ids: Sequence[str]) -> dict[str, Value]:
     """Return the settings for comparing runs, flat, named as on the command line."""
-    own: dict[str, Any] = {}
-    for policy_id in policy_ids:
-        own.update({f"{policy_id}.{key}": value for key, value in config.own_settings(policy_id).items()})
+    of_policies = {
+        f"{policy_id}.{key}": value for policy_id in policy_ids for key, value in config.own_settings(policy_id).items()
+    }
     env = {f"env.{key}": value for key, value in config.env_kwargs.items()}
     policies = config.policies if isinstance(config.policies, str) else ", ".join(config.policies)
     of_run = {"env": config.env, "algo": config.algo, "policies": policies, "seed": config.seed}
-    settings = {**of_run, "n_envs": config.n_envs, **env, **config.hyperparameters, **own}
+    settings = {**of_run, "n_envs": config.n_envs, **env, **config.hyperparameters, **of_policies}
     return {name: _value(value) for name, value in settings.items()}
 
 

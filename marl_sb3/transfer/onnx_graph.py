@@ -145,7 +145,7 @@ def _best_action(policy: Any, observations: Any) -> Values:
 
 
 def _action_of_actor(policy: Any, observations: Any) -> Values:
-    """The mode of SAC's, TQC's and CrossQ's distribution; TD3's and DDPG's actors give the action itself."""
+    """Return the mode of SAC's, TQC's and CrossQ's distribution; TD3's and DDPG's actors give the action itself."""
     if hasattr(policy.actor, "get_action_dist_params"):
         mean, *_ = policy.actor.get_action_dist_params(observations)
         return (th.tanh(mean),)

@@ -175,7 +175,7 @@ def _is_seen(evidence: Evidence, agent: AgentID, episodes: Sequence[tuple[Played
 
 
 def _adds_what_is_seen(evidence: Evidence, agent: AgentID) -> bool:
-    """Whether changes of rewards follow from observations and actions (R^2 above 0.9), and rewards do not (below 0.5).
+    """Judge whether changes of rewards follow from observations and actions (R^2 above 0.9), and rewards do not (0.5).
 
     Both are fitted, by squares and least squares, to every other episode, and judged by the others.
     """
@@ -285,7 +285,7 @@ def _ends_on_start(whole: Sequence[PlayedEpisode], agent: AgentID) -> bool:
 
 
 def _unmoved_ends(evidence: Evidence, whole: Sequence[PlayedEpisode], agent: AgentID) -> int:
-    """In how many episodes other actions have changed the observation before the last one, but never the last one."""
+    """Count the episodes in which other actions change the observation before the last one; 0 if they change both."""
     pairs = [pair for pair in evidence.other_actions if pair.same_length() and pair.recorded in whole]
     moved = [[_seen(one.steps[at], agent) for one in pair.both() for at in (-2, -1)] for pair in pairs]
     moved = [each for each in moved if each[0] != each[2]]
@@ -296,7 +296,7 @@ def _unmoved_ends(evidence: Evidence, whole: Sequence[PlayedEpisode], agent: Age
 
 
 def _jumps_to_start(space: spaces.Space[Any], whole: Sequence[PlayedEpisode], agent: AgentID) -> bool:
-    """Whether the last step of each episode is its largest, and leads to where episodes begin, as others rarely do."""
+    """Judge whether each last step is the largest of its episode, and leads to where episodes begin, as few others."""
     firsts, between, lasts = _numbers(space, whole, agent)
     if not len(lasts) or not _within(lasts, firsts, slack=0.2).all():
         return False
@@ -314,7 +314,7 @@ def _jumps_to_start(space: spaces.Space[Any], whole: Sequence[PlayedEpisode], ag
 
 
 def _within(numbers: Array, firsts: Array, slack: float) -> BoolArray:
-    """Which rows lie between the smallest and the largest first numbers, or beyond them by a part of their distance."""
+    """Return which rows lie between the smallest and largest first numbers, or beyond by a part of their distance."""
     low, high = firsts.min(axis=0), firsts.max(axis=0)
     more = slack * (high - low)
     inside: BoolArray = ((numbers >= low - more) & (numbers <= high + more)).all(axis=1)
