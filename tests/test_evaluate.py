@@ -22,7 +22,7 @@ import marl_sb3
 from marl_sb3.evaluate import main
 from marl_sb3.evaluation import evaluate_policies, evaluation_seed
 from marl_sb3.metrics import flatten
-from marl_sb3.runs import run as restore_module
+from marl_sb3.runs import run as run_module
 from marl_sb3.runs.run import SavedRun, load_run
 from marl_sb3.vec_env import SyncVecEnv
 
@@ -349,7 +349,7 @@ def test_a_checkpoint_that_a_training_removes_meanwhile_is_looked_for_again(
     run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = Path(shutil.copytree(run_folder, tmp_path / "run"))
-    original, read = restore_module.read_bundle, list[str]()
+    original, read = run_module.read_bundle, list[str]()
 
     def removed_first(found: Any, *arguments: Any) -> Any:
         read.append(found.name)
@@ -357,5 +357,5 @@ def test_a_checkpoint_that_a_training_removes_meanwhile_is_looked_for_again(
             shutil.rmtree(folder / "checkpoints" / found.name)
         return original(found, *arguments)
 
-    monkeypatch.setattr(restore_module, "read_bundle", removed_first)
+    monkeypatch.setattr(run_module, "read_bundle", removed_first)
     assert SavedRun.open(folder).policies("latest").checkpoint == read[1] < read[0]

@@ -13,7 +13,7 @@ from display_results import RESULT, Clock, at, evaluated, with_agents, without_v
 from rich.console import Console
 from waiting import wait_for
 
-from marl_sb3.display.screen import NotebookScreen, ScreenSize, standard_console
+from marl_sb3.display.screen import ScreenSize, standard_console
 from marl_sb3.display.tables import returns_table
 from marl_sb3.display.training_view import Goals, LiveView, PlainLines, training_view
 
@@ -187,8 +187,7 @@ def test_a_notebook_gets_one_output_that_is_replaced(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace())
     monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
-    view = LiveView(no_terminal(), "<toy>", Goals(), keep=True)
-    view._screen = NotebookScreen(view.draw, keep=True)
+    view = training_view(Console(force_jupyter=True), "<toy>", Goals(), keep=True)
     view.begin(0, 2000)
     view.add(RESULT)
     view.add(RESULT)  # a moment later

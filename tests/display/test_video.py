@@ -85,10 +85,10 @@ def test_frames_that_do_not_change_last_as_long_as_others(tmp_path: Path) -> Non
 
 
 def test_a_film_on_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_space(*_: object) -> None:
+    def no_space(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("marl_sb3.display.video._GifEncoder.finish", no_space)
+    monkeypatch.setattr("PIL.Image.Image.save", no_space)
     with pytest.raises(OSError, match=r"No space left on device: .*film\.gif"):
         write(tmp_path / "film.gif", [picture(0)])
     monkeypatch.undo()

@@ -10,7 +10,6 @@ from doctor.faulty_behaviour import PLANTED_BEHAVIOUR
 from doctor.healthy import HEALTHY, Healthy, Nested
 from pettingzoo import ParallelEnv
 
-from marl_sb3 import stacks
 from marl_sb3.checkup.api import examine
 from marl_sb3.checkup.finding import Report
 from marl_sb3.errors import ConfigError
@@ -24,9 +23,8 @@ def examined(factory: Callable[..., ParallelEnv], measure_s: float = 0.0) -> Rep
 
 
 @pytest.fixture(autouse=True)
-def the_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Do not wait long for threads that envs have left, and let them end."""
-    monkeypatch.setattr(stacks, "_END_S", 0.01)
+def the_end() -> Iterator[None]:
+    """Let threads end that envs have left."""
     THE_END.clear()
     yield
     THE_END.set()

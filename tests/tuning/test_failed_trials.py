@@ -13,7 +13,7 @@ import pytest
 from searches import SMALL, in_this_process, work_on
 
 from marl_sb3.envs.arena import ArenaEnv
-from marl_sb3.runs import start as prepare_module
+from marl_sb3.runs import start as start_module
 from marl_sb3.tuning.api import prepare_study
 from marl_sb3.tuning.jobs.trials import TrialQueue, run_trial
 from marl_sb3.tuning.jobs.workers import Workers
@@ -21,7 +21,7 @@ from marl_sb3.tuning.trial import DEATHS, ERROR, INTERRUPTED
 
 
 def test_a_trial_that_fails_is_failed_and_says_why(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original, calls = prepare_module.prepare, []
+    original, calls = start_module.prepare, []
 
     def fails_once(*arguments: Any) -> Any:
         calls.append(arguments)
@@ -29,7 +29,7 @@ def test_a_trial_that_fails_is_failed_and_says_why(in_tmp: Path, monkeypatch: py
             raise RuntimeError("the disk is on fire")
         return original(*arguments)
 
-    monkeypatch.setattr(prepare_module, "prepare", fails_once)
+    monkeypatch.setattr(start_module, "prepare", fails_once)
     study = in_this_process()
     assert [trial.state.name for trial in study.trials] == ["COMPLETE", "FAIL", "COMPLETE"]
     failed = study.trials[1]
@@ -42,7 +42,7 @@ def test_any_error_is_that_of_its_trial(error: BaseException, in_tmp: Path, monk
     def fails(*_: Any) -> None:
         raise error
 
-    monkeypatch.setattr(prepare_module, "prepare", fails)
+    monkeypatch.setattr(start_module, "prepare", fails)
     study = in_this_process(trials=1)
     assert [trial.state.name for trial in study.trials] == ["FAIL"]
     assert study.trials[0].user_attrs[ERROR].startswith(type(error).__name__)
@@ -60,7 +60,7 @@ def test_what_the_user_can_change_is_no_trials_fault(
 
     study = prepare_study(**{**SMALL, "trials": 1, "pruner": "none"}, study="s")
     with monkeypatch.context() as patch:
-        patch.setattr(prepare_module, "prepare", fails)
+        patch.setattr(start_module, "prepare", fails)
         for _ in range(2):
             with pytest.raises(type(why)):
                 work_on(study)
