@@ -45,10 +45,6 @@ class Parameter:
         value = _unlisted(value)
         return f"lin_{value!r}" if self.linear else value
 
-    def extremes(self) -> tuple[Any, ...]:
-        """All choices, or the ends of the range, as settings."""
-        return tuple(self.setting(value) for value in self.bounds)
-
 
 def _choice(value: Any) -> Any:
     """A choice as Optuna stores it."""
@@ -65,7 +61,7 @@ def _unlisted(value: Any) -> Any:
     return value
 
 
-# Which ends of ranges give the largest minibatch in the smallest rollout, and the fewest rollouts in a trial.
+# The ends of ranges that give the largest minibatch in the smallest rollout, and the fewest rollouts in a trial.
 _LARGEST_MINIBATCH: Mapping[str, Callable[[Any], Any]] = {"batch_size": max, "n_steps": min, "n_envs": min}
 _FEWEST_ROLLOUTS: Mapping[str, Callable[[Any], Any]] = {"n_timesteps": min, "n_steps": max, "n_envs": max}
 
@@ -129,23 +125,20 @@ class Space:
 
     def corners(self) -> Iterator[dict[str, Any]]:
         """Settings at the ends of all ranges, with the largest minibatch, and with the fewest rollouts in a trial."""
-        extremes = [parameter.extremes() for parameter in self.parameters]
-        for number in range(max(map(len, extremes), default=0)):
-            chosen = {p.name: e[min(number, len(e) - 1)] for p, e in zip(self.parameters, extremes, strict=True)}
-            yield {**self.constants, **chosen}
-        for picks in (_LARGEST_MINIBATCH, _FEWEST_ROLLOUTS):
-            yield self._corner(picks)
+        for number in range(max((len(parameter.bounds) for parameter in self.parameters), default=0)):
+            yield self._corner({}, number)
+        for end_of in (_LARGEST_MINIBATCH, _FEWEST_ROLLOUTS):
+            yield self._corner(end_of, 0)
 
-    def _corner(self, picks: Mapping[str, Callable[[Any], Any]]) -> dict[str, Any]:
-        """Settings with the end of the range that `picks` selects for a parameter, or its first value."""
+    def _corner(self, end_of: Mapping[str, Callable[[Any], Any]], number: int) -> dict[str, Any]:
+        """Settings with one bound of each parameter: the end of its range that `end_of` names, or that of a number."""
         chosen = {}
         for parameter in self.parameters:
-            pick = picks.get(parameter.name.rpartition(".")[2])
-            integers = all(isinstance(bound, int) for bound in parameter.bounds)
-            chosen[parameter.name] = parameter.setting(
-                pick(parameter.bounds) if pick and integers else parameter.bounds[0]
-            )
-        return {**self.constants, **chosen}
+            bounds = parameter.bounds
+            end = end_of.get(parameter.name.rpartition(".")[2])
+            are_integers = all(isinstance(bound, int) for bound in bounds)
+            chosen[parameter.name] = end(bounds) if end and are_integers else bounds[min(number, len(bounds) - 1)]
+        return self.settings(chosen)
 
     def to_plain(self) -> dict[str, Any]:
         """The space as plain data, in the form of a space file."""

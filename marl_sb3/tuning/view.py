@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Self
 
 from optuna.trial import FrozenTrial, TrialState
 from rich.console import Console, Group, RenderableType
@@ -44,14 +43,12 @@ class _View:
         self._screen = screen_for(console, self.draw, keep=keep)
         self._show: Guard[None] = Guard(self._close)
 
-    def __enter__(self: _T) -> _T:
+    def __enter__(self) -> Self:
         if self._screen is not None:
             self._show(self._screen.open)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._show(self._close)
 
     def _close(self) -> None:
@@ -85,9 +82,6 @@ class _View:
     def _below(self, height: int) -> list[Text]:
         """Lines below the bar."""
         return []
-
-
-_T = TypeVar("_T", bound=_View)
 
 
 def _cut(text: str, style: str = "") -> Text:
@@ -197,7 +191,15 @@ def confirmed_table(candidates: Sequence[Candidate], mode: str) -> Table:
 _MAX_ALL = 30  # show all trials up to this number,
 _N_BEST = 10  # and this many of more
 _OTHER_COLUMNS = 70  # width of all columns but the parameters
-_RESULTS = ("iter", "seconds", "wall\nseconds", "env\nsteps", "training\nreturn", "objective")
+# Columns of results with the digits after the point.
+_RESULTS: Mapping[str, tuple[Callable[[FrozenTrial], Any], int]] = {
+    "iter": (lambda trial: trial.user_attrs.get(key.ITERATIONS), 0),
+    "seconds": (lambda trial: trial.user_attrs.get(key.SECONDS), 1),
+    "wall\nseconds": (wall_seconds, 1),
+    "env\nsteps": (lambda trial: trial.user_attrs.get(key.ENV_STEPS), 0),
+    "training\nreturn": (lambda trial: trial.user_attrs.get(key.RETURN), 2),
+    "objective": (lambda trial: trial.value, 2),
+}
 
 
 def trials_table(trials: Sequence[FrozenTrial], mode: str = "max", width: int = 80) -> RenderableType:
@@ -244,23 +246,10 @@ def _table(
     for name in _RESULTS if results else ():
         table.add_column(name, justify="right", no_wrap=True)
     for trial in shown:
-        status, figures = ([trial.state.name], _figures(trial)) if results else ([], [])
-        cells = [_mark(trial, best), *status, *(_cell(trial, name) for name in names), *figures]
-        table.add_row(*map(Text, cells), style=_style(trial, best))
+        figures = [number(value_of(trial), digits) for value_of, digits in _RESULTS.values()] if results else []
+        cells = [_mark(trial, best), *([trial.state.name] if results else []), *(_cell(trial, name) for name in names)]
+        table.add_row(*map(Text, [*cells, *figures]), style=_style(trial, best))
     return table
-
-
-def _figures(trial: FrozenTrial) -> list[str]:
-    """The values of the columns `_RESULTS`."""
-    stored = trial.user_attrs
-    return [
-        number(stored.get(key.ITERATIONS), 0),
-        number(stored.get(key.SECONDS), 1),
-        number(wall_seconds(trial), 1),
-        number(stored.get(key.ENV_STEPS), 0),
-        number(stored.get(key.RETURN)),
-        number(trial.value),
-    ]
 
 
 def _mark(trial: FrozenTrial, best: FrozenTrial | None) -> str:

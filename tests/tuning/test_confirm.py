@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from filelock import FileLock
 from forked import ForkServer
+from searches import pretend, work_on
 
 import marl_sb3
 from marl_sb3.config import load_config
@@ -21,7 +22,6 @@ from marl_sb3.tuning.api import prepare_study
 from marl_sb3.tuning.confirmed import Candidate, confirmed, confirmed_line, confirmed_rows, outcomes, winner
 from marl_sb3.tuning.jobs.confirmations import ConfirmationQueue, confirm
 from marl_sb3.tuning.jobs.queue import work
-from marl_sb3.tuning.jobs.trials import run_trials
 from marl_sb3.tuning.report import write_files
 from marl_sb3.tuning.study import TuneStudy
 
@@ -44,12 +44,12 @@ LOCAL_ENV = local_env()  # no other process can import it: all trials run in thi
 
 @pytest.fixture(scope="module")
 def finished_study(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a study of three complete trials; only to copy."""
+    """A folder with a study of three complete trials that were not trained; only to copy."""
     folder = tmp_path_factory.mktemp("finished")
     settings = {**SMALL["settings"], "env.max_timesteps": 15}
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        run_trials(prepare_study(LOCAL_ENV, **{**SMALL, "settings": settings, "trials": 3}, study="s"))
+        work_on(prepare_study(LOCAL_ENV, **{**SMALL, "settings": settings, "trials": 3}, study="s"), pretend)
     return folder
 
 
@@ -116,7 +116,7 @@ def test_a_killed_worker_is_replaced_and_its_training_begun_again(in_tmp: Path, 
             killed.extend(pid for pid, worker in workers if {str(study.folder), "confirm"} <= {*worker.arguments})
             forked_workers.send_signal(killed[0], signal.SIGKILL)
 
-    run_trials(study)
+    work_on(study, pretend)
     candidates = confirm(study, best=1, seeds=2, watch=kill_one)
     assert killed
     assert [(len(candidate.values), candidate.failed) for candidate in candidates] == [(2, 0), (2, 0)]
@@ -125,7 +125,7 @@ def test_a_killed_worker_is_replaced_and_its_training_begun_again(in_tmp: Path, 
 @pytest.mark.usefixtures("forked_workers")
 def test_what_another_worker_trains_is_waited_for(in_tmp: Path) -> None:
     study = prepare_study("arena", **{**SMALL, "trials": 1})
-    run_trials(study)
+    work_on(study, pretend)
     held = FileLock(study.folder / "confirm" / "preset" / "seed-00.lock")
     (study.folder / "confirm" / "preset").mkdir(parents=True)
     held.acquire()
@@ -167,7 +167,7 @@ def test_a_training_that_fails_is_counted_and_keeps_its_traceback(in_tmp: Path) 
         return ArenaEnv(**kwargs)
 
     study = prepare_study(sometimes, **SMALL)
-    run_trials(study)
+    work_on(study, pretend)
     confirm(study, seeds=1)
 
     def breaks(done: int, total: int) -> None:

@@ -44,7 +44,8 @@ def test_the_lock_of_a_dead_worker_gives_its_trial_back(in_tmp: Path) -> None:
 
 @pytest.mark.parametrize("sampler", ["tpe", "random", "gp", "grid"])
 def test_a_search_that_was_killed_finds_what_it_would_have_found(sampler: str, in_tmp: Path) -> None:
-    options = {"trials": 6, "sampler": sampler, "pruner": "median", "space": GRID if sampler == "grid" else SPACE}
+    space, trials = (GRID, 6) if sampler == "grid" else (SPACE, 4)
+    options = {"trials": trials, "sampler": sampler, "pruner": "median", "space": space}
     whole = in_this_process(pretend, study="whole", **options)
     study = prepare_study(**{**SMALL, **options}, study="killed")
     for n_drawn in (2, 0, 1):  # killed after all parameters, none or only the first were drawn
