@@ -253,9 +253,10 @@ class TrainConfig:
     def where(self, key: str | None) -> str:
         """Return where the setting of an error was given, as a prefix of its message, or ""; see `source_of`."""
         source = source_of(self.sources, key)
-        return f"{source}: " if source else ""
+        return f"{str(source)[:_LONGEST_SOURCE]}: " if source else ""
 
 
+_LONGEST_SOURCE = 1000  # characters: a key in a file may have any length
 _NOT_SETTINGS = ("env", "sources", "notes", "picks_rollouts")
 
 

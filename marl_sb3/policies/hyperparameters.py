@@ -17,7 +17,7 @@ from marl_sb3.config.processing import PROCESSING
 from marl_sb3.config.rllib.missing import NO_COUNTERPART
 from marl_sb3.config.rllib.translate import explanation, is_of_rllib, no_counterpart
 from marl_sb3.config.schema import ACCEPTED
-from marl_sb3.config.values import PositiveFloat, accepts, alternatives_of, refusal, require
+from marl_sb3.config.values import PositiveFloat, accepts, alternatives_of, refusal, require, shown
 from marl_sb3.errors import ConfigError
 from marl_sb3.policies.networks import resolve_policy_kwargs
 
@@ -74,7 +74,7 @@ def _unknown_name(algorithm_class: type[BaseAlgorithm], name: str, known: Mappin
         return f"{name!r} is a setting of the whole run, which policies share; accepted: {name} without a policy"
     close = difflib.get_close_matches(name, [*known, *PROCESSING, *ACCEPTED], n=3)
     hint = f"did you mean {', '.join(close)}?" if close else f"accepted: {', '.join(known)}"
-    return f"unknown hyperparameter {name!r}{explanation(name)} of {algorithm_class.__name__}; {hint}"
+    return f"unknown hyperparameter {shown(name)}{explanation(name)} of {algorithm_class.__name__}; {hint}"
 
 
 def _resolve(name: str, value: Any, kind: Any) -> Any:

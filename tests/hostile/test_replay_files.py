@@ -9,9 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from bases import BASES
-from checkpoint_source import Source
-from mutant_files import Mutant, read_files
-from tensor_files import pack, tensors_of, unpack
+from checkpoint_source import Source, pack, read_files, tensors_of, unpack, write_files
 
 from marl_sb3.errors import CheckpointError
 from marl_sb3.storage.checkpoint_format import read_checkpoint
@@ -33,7 +31,7 @@ def numbers(file: str, name: str, change: Callable[[Any], object]) -> Callable[[
     """Other numbers in a tensor of the same form."""
 
     def changed(source: Source) -> Any:
-        dtype, shape, data = tensors_of(source.files[file])[name]  # type: ignore[arg-type]
+        dtype, shape, data = tensors_of(source.data(file))[name]
         kind = {"F32": np.float32, "I64": np.int64, "BOOL": np.bool_}[dtype]
         values = np.frombuffer(data, kind).copy().reshape(shape)
         change(values)
@@ -50,16 +48,16 @@ def state_of(number: int, change: Callable[[Any], object]) -> Callable[[Source],
     """Another place of the next transition."""
 
     def changed(source: Source) -> Any:
-        state = source.state
+        state = source.tree()
         change([*state["policies"].values()][number]["replay"])
-        return source.with_state(state)
+        return source.with_tree(state)
 
     return changed
 
 
 def header(change: Callable[[Any], object], length: int | None = None) -> Callable[[Source], Any]:
     def changed(source: Source) -> Any:
-        described, payload = unpack(source.files[FIRST])  # type: ignore[arg-type]
+        described, payload = unpack(source.data(FIRST))
         change(described)
         return source.with_file(FIRST, pack(described, payload, length))
 
@@ -67,11 +65,11 @@ def header(change: Callable[[Any], object], length: int | None = None) -> Callab
 
 
 def missing(source: Source) -> Any:
-    return Source({name: data for name, data in source.files.items() if name != FIRST}).with_state(source.state)
+    return Source({name: data for name, data in source.files.items() if name != FIRST}).with_tree(source.tree())
 
 
 FAULTS: Mapping[str, tuple[str, Callable[[Source], Any], str]] = {
-    "cut": (PLAIN, lambda source: source.with_file(FIRST, source.files[FIRST][:-9]), "not a valid safetensors file"),
+    "cut": (PLAIN, lambda source: source.with_file(FIRST, source.data(FIRST)[:-9]), "not a valid safetensors file"),
     "missing": (PLAIN, missing, "the file of the replay buffer is missing"),
     "a huge header": (PLAIN, header(lambda described: None, 2**40), "not a valid safetensors file"),
     "another shape": (PLAIN, header(lambda of: of["rewards"].update(shape=of["rewards"]["shape"][::-1])), "accepted"),
@@ -93,7 +91,7 @@ FAULTS: Mapping[str, tuple[str, Callable[[Source], Any], str]] = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_refused_in_words(fault: str, saved: Mapping[str, Source], tmp_path: Path) -> None:
     name, change, words = FAULTS[fault]
-    Mutant("replay", fault, change(saved[name])).write(tmp_path / "mutant")
+    write_files(change(saved[name]), tmp_path / "mutant")
     algorithm = BY_NAME[name].build()
     with pytest.raises(CheckpointError, match=words):
         algorithm.set_state(read_checkpoint(tmp_path / "mutant"))
