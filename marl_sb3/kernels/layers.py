@@ -1,4 +1,9 @@
-"""The layers of plain MLPs as float32 kernels compiled by numba.
+"""The layers of plain MLPs as float32 kernels compiled by numba, and tensors of PyTorch as the arrays that they take.
+
+Kernels read and write PyTorch's own memory: a tensor is given by the address of its first number. Nothing is copied
+between PyTorch and the kernels, and what either of them changes, the other one sees. Whoever gives addresses to a
+kernel holds references to the tensors meanwhile, and has checked that they are contiguous float32 tensors of the given
+size on the CPU.
 
 tanh is within 3 units in the last place (ulp), and exactly 1 where the float32 nearest to it is: its slope, 1 - tanh^2,
 then vanishes where PyTorch's does. See docs/fused_accuracy.md.
@@ -8,8 +13,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numba
 import numpy as np
 import scipy.linalg.cython_blas  # noqa: F401 - numba calls its BLAS; see `load_blas`
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import types
+from numba.extending import intrinsic
 
 from marl_sb3.kernels.cache import inner_kernel, kernel, precise_kernel
 from marl_sb3.types import Array, FloatArray
@@ -26,6 +35,39 @@ _R3, _R4, _R5 = _f(0.02068271115422249), _f(0.0027249676641076803), _f(0.0002007
 _R6, _R7, _R8 = _f(3.967293014284223e-05), _f(-1.5761467011543573e-06), _f(3.643144452780689e-07)
 
 _Scalar = Any  # a float32, once compiled
+
+# --- Memory ----------------------------------------------------------------------------------------------------------
+
+
+@intrinsic
+def _pointer(typing_context: Any, address: Any) -> Any:
+    """Turn an integer into a pointer, for `carray`."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
+
+    return types.voidptr(address), code
+
+
+# Type checkers know numba's functions only as Python would call them.
+pointer: Any = _pointer
+carray: Any = numba.carray  # type: ignore[attr-defined]
+_Floats = Any  # an array of float32, once compiled
+
+
+@inner_kernel
+def vector_at(address: int, size: int) -> _Floats:
+    """Return the (size,) float32 numbers from an address on; a view."""
+    return carray(pointer(address), (size,), np.float32)
+
+
+@inner_kernel
+def matrix_at(address: int, rows: int, columns: int) -> _Floats:
+    """Return the (rows, columns) float32 numbers from an address on; a view."""
+    return carray(pointer(address), (rows, columns), np.float32)
+
+
+# --- Layers ----------------------------------------------------------------------------------------------------------
 
 
 @precise_kernel

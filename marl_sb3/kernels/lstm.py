@@ -1,4 +1,4 @@
-"""One step of an LSTM layer, as a float32 kernel compiled by numba.
+"""One step of an LSTM in PyTorch's memory, as a float32 kernel compiled by numba.
 
 Formulas: Hochreiter and Schmidhuber 1997, with the gates of PyTorch's LSTM in its order: input, forget, cell, output.
 """
@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from marl_sb3.kernels.cache import inner_kernel, kernel
-from marl_sb3.kernels.layers import tanh
-from marl_sb3.kernels.nets import first_layer
+from marl_sb3.kernels.layers import matrix_at, tanh, vector_at
+from marl_sb3.kernels.mlp import Inputs, multiply, plain
 from marl_sb3.types import Array, BoolArray, FloatArray
 
 _f = np.float32
@@ -26,55 +26,39 @@ def _sigmoid(x: _Scalar) -> _Scalar:
 
 @kernel
 def lstm_step(
-    indices: Array,
-    floats: FloatArray,
-    one_hot: bool,
-    starts: BoolArray,
-    hidden: FloatArray,
-    cell: FloatArray,
-    by_input: FloatArray,
-    by_hidden: FloatArray,
-    bias: FloatArray,
+    table: Array, inputs: Inputs, starts: BoolArray, hidden: FloatArray, cell: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
     """Take one step in every row.
 
     Args:
-        indices: (rows, ones) int64; one-hot inputs, by the positions of their ones.
-        floats: (rows, inputs) float32; other inputs.
-        one_hot: which of the two is used.
+        table: (layers, 5) int64; inputs, and addresses of PyTorch's `weight_ih`, `weight_hh`, `bias_ih` and `bias_hh`.
+        inputs: see `Inputs`.
         starts: (rows,) bool; where an episode starts: the state counts as zero there.
-        hidden: (rows, size) hidden state before the step.
-        cell: (rows, size) cell state before the step.
-        by_input: (inputs, 4 * size) weights.
-        by_hidden: (size, 4 * size) weights.
-        bias: (4 * size,).
+        hidden: (layers, rows, size) hidden state before the step.
+        cell: (layers, rows, size) cell state before the step.
 
     Returns:
-        Hidden and cell state after the step, (rows, size) each. The hidden state is the output.
+        Hidden and cell state after the step. The hidden state of the last layer is the output.
     """
-    rows, size = hidden.shape
-    kept = np.empty_like(hidden)
-    for i in range(rows):
-        for j in range(size):
-            kept[i, j] = _ZERO if starts[i] else hidden[i, j]
-    gates = np.empty((rows, 4 * size), np.float32)
-    first_layer(indices, floats, one_hot, by_input, gates)
-    remembered = np.dot(kept, by_hidden)
-    new_cell = np.empty_like(hidden)
-    for i in range(rows):
-        row, more = gates[i], remembered[i]
-        for j in range(4 * size):
-            row[j] += more[j] + bias[j]
-        for j in range(size):
-            before = _ZERO if starts[i] else cell[i, j]
-            after = _sigmoid(row[size + j]) * before + _sigmoid(row[j]) * tanh(row[2 * size + j])
-            new_cell[i, j] = after
-            kept[i, j] = _sigmoid(row[3 * size + j]) * tanh(after)
-    return kept, new_cell
-
-
-def warm_up() -> None:
-    """Call the kernel once, so that it is compiled: all policies use the same types of arguments."""
-    index, floats, state = np.zeros((1, 0), np.int64), np.zeros((1, 1), np.float32), np.zeros((1, 1), np.float32)
-    weights, bias = np.zeros((1, 4), np.float32), np.zeros(4, np.float32)
-    lstm_step(index, floats, False, np.zeros(1, np.bool_), state, state.copy(), weights, weights.copy(), bias)
+    layers, rows, size = hidden.shape
+    new_hidden, new_cell = np.empty_like(hidden), np.empty_like(cell)
+    gates, remembered = np.empty((rows, 4 * size), np.float32), np.empty((rows, 4 * size), np.float32)
+    for layer in range(layers):
+        columns, by_input, by_hidden, bias, more_bias = table[layer]
+        multiply(inputs if layer == 0 else plain(new_hidden[layer - 1]), by_input, columns, gates)
+        kept = new_hidden[layer]
+        for i in range(rows):
+            for j in range(size):
+                kept[i, j] = _ZERO if starts[i] else hidden[layer, i, j]
+        np.dot(kept, matrix_at(by_hidden, 4 * size, size).T, remembered)
+        one, other = vector_at(bias, 4 * size), vector_at(more_bias, 4 * size)
+        for i in range(rows):
+            row, more = gates[i], remembered[i]
+            for j in range(4 * size):
+                row[j] += more[j] + (one[j] + other[j])
+            for j in range(size):
+                before = _ZERO if starts[i] else cell[layer, i, j]
+                after = _sigmoid(row[size + j]) * before + _sigmoid(row[j]) * tanh(row[2 * size + j])
+                new_cell[layer, i, j] = after
+                kept[i, j] = _sigmoid(row[3 * size + j]) * tanh(after)
+    return new_hidden, new_cell

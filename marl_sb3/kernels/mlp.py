@@ -12,9 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from marl_sb3.kernels.cache import inner_kernel, kernel
-from marl_sb3.kernels.layers import activate, matrix, through_activation
-from marl_sb3.kernels.memory import matrix_at, vector_at
-from marl_sb3.kernels.optimizers import adam
+from marl_sb3.kernels.layers import activate, clear, matrix, matrix_at, through_activation, vector_at
 from marl_sb3.types import Array, FloatArray
 
 
@@ -32,19 +30,23 @@ class Net(NamedTuple):
     last: int
 
 
-class Adam(NamedTuple):
-    """The parameters of an optimizer, in the order of their gradients, with Adam's state and settings.
+class Inputs(NamedTuple):
+    """Inputs of a net: one of the two arrays is used, the other one has no columns.
 
     Attributes:
-        table: (parameters, 5) int64; number of values, and addresses of the values, of both moments and of the number
-            of steps taken.
+        indices: (rows, ones) int64; the positions of the ones of one-hot inputs. The first weight of a net with such
+            inputs, and its gradient, lie as (inputs, outputs): each of the ones selects a row.
+        floats: (rows, inputs) float32.
     """
 
-    table: Array
-    learning_rate: float
-    beta1: float
-    beta2: float
-    eps: float
+    indices: Array
+    floats: FloatArray
+
+
+@inner_kernel
+def plain(floats: FloatArray) -> Inputs:
+    """Return (rows, inputs) float32 numbers as inputs."""
+    return Inputs(np.empty((floats.shape[0], 0), np.int64), floats)
 
 
 @inner_kernel
@@ -72,12 +74,61 @@ def last_layer(net: Net, work: FloatArray, rows: int) -> FloatArray:
     return matrix(work, rows * (outputs_size(net) - outputs), rows, outputs)
 
 
+@inner_kernel
+def _sum_rows(weight: FloatArray, indices: Array, sums: FloatArray) -> None:
+    """Multiply one-hot inputs with a weight.
+
+    Args:
+        weight: (inputs, outputs).
+        indices: (rows, ones); the positions of the ones.
+        sums: (rows, outputs); filled.
+    """
+    rows, outputs = sums.shape
+    for i in range(rows):
+        row = sums[i]
+        first = weight[indices[i, 0]]
+        for j in range(outputs):
+            row[j] = first[j]
+        for k in range(1, indices.shape[1]):
+            more = weight[indices[i, k]]
+            for j in range(outputs):
+                row[j] += more[j]
+
+
+@inner_kernel
+def _add_to_rows(delta: FloatArray, indices: Array, grad: FloatArray) -> None:
+    """grad: (inputs, outputs); filled with the gradient of `weight` in `_sum_rows` from that of `sums`."""
+    for i in range(grad.shape[0]):
+        clear(grad[i])
+    rows, outputs = delta.shape
+    for i in range(rows):
+        row = delta[i]
+        for k in range(indices.shape[1]):
+            target = grad[indices[i, k]]
+            for j in range(outputs):
+                target[j] += row[j]
+
+
+@inner_kernel
+def multiply(inputs: Inputs, weight: int, columns: int, products: FloatArray) -> None:
+    """products: (rows, outputs); filled with the products of (rows, columns) inputs and the weight at an address."""
+    outputs = products.shape[1]
+    if inputs.indices.shape[1] > 0:
+        _sum_rows(matrix_at(weight, columns, outputs), inputs.indices, products)
+    else:
+        np.dot(inputs.floats, matrix_at(weight, outputs, columns).T, products)
+
+
 @kernel
-def forward(net: Net, inputs: FloatArray, work: FloatArray) -> FloatArray:
-    """Run a net on (rows, inputs); returns its last layer, (rows, outputs), a view of `work`."""
-    rows, layers = inputs.shape[0], net.table.shape[0]
-    below, offset = inputs, 0
-    for layer in range(layers):
+def forward(net: Net, inputs: Inputs, work: FloatArray) -> FloatArray:
+    """Run a net; returns its last layer, (rows, outputs), a view of `work`."""
+    rows, layers = inputs.floats.shape[0], net.table.shape[0]
+    n_in, n_out, weight, bias = net.table[0]
+    here = matrix(work, 0, rows, n_out)
+    multiply(inputs, weight, n_in, here)
+    activate(here, vector_at(bias, n_out), net.hidden if layers > 1 else net.last)
+    below, offset = here, rows * n_out
+    for layer in range(1, layers):
         n_in, n_out, weight, bias = net.table[layer]
         here = matrix(work, offset, rows, n_out)
         np.dot(below, matrix_at(weight, n_out, n_in).T, here)
@@ -89,18 +140,18 @@ def forward(net: Net, inputs: FloatArray, work: FloatArray) -> FloatArray:
 
 @kernel
 def backward(
-    net: Net, inputs: FloatArray, work: FloatArray, deltas: FloatArray, grad: FloatArray, below: FloatArray
+    net: Net, inputs: Inputs, work: FloatArray, deltas: FloatArray, grad: FloatArray, below: FloatArray
 ) -> None:
     """Compute the gradients of a net's parameters and inputs from those of its outputs, after `forward`.
 
     Args:
-        inputs: (rows, inputs).
+        inputs: those of `forward`.
         work: filled by `forward`.
         deltas: of the same layout; its last layer holds the gradients of the outputs. Changed.
         grad: (parameters,); filled. With no entries, the gradients of the parameters are left out.
         below: (rows, inputs); filled. With no rows, the gradients of the inputs are left out.
     """
-    rows, layers = inputs.shape[0], net.table.shape[0]
+    rows, layers = inputs.floats.shape[0], net.table.shape[0]
     offset, place, wanted = rows * outputs_size(net), parameters_size(net), grad.shape[0] > 0
     for layer in range(layers - 1, -1, -1):
         n_in, n_out, weight, _ = net.table[layer]
@@ -109,48 +160,15 @@ def backward(
         delta, values = matrix(deltas, offset, rows, n_out), matrix(work, offset, rows, n_out)
         bias_grad = grad[place + n_in * n_out : place + (n_in + 1) * n_out] if wanted else np.empty(n_out, np.float32)
         through_activation(delta, values, net.hidden if layer < layers - 1 else net.last, bias_grad)
-        given = inputs if layer == 0 else matrix(work, offset - rows * n_in, rows, n_in)
-        if wanted:
-            np.dot(delta.T, given, matrix(grad, place, n_out, n_in))
         if layer > 0:
+            if wanted:
+                given = matrix(work, offset - rows * n_in, rows, n_in)
+                np.dot(delta.T, given, matrix(grad, place, n_out, n_in))
             np.dot(delta, matrix_at(weight, n_out, n_in), matrix(deltas, offset - rows * n_in, rows, n_in))
-        elif below.shape[0] > 0:
+            continue
+        if wanted and inputs.indices.shape[1] > 0:
+            _add_to_rows(delta, inputs.indices, matrix(grad, place, n_in, n_out))
+        elif wanted:
+            np.dot(delta.T, inputs.floats, matrix(grad, place, n_out, n_in))
+        if below.shape[0] > 0:
             np.dot(delta, matrix_at(weight, n_out, n_in), below)
-
-
-@inner_kernel
-def step_adam(optimizer: Adam, grad: FloatArray, scale: float) -> None:
-    """Take one step of Adam with the gradients of all parameters, times `scale`."""
-    place = 0
-    for i in range(optimizer.table.shape[0]):
-        size, values, first, second, count = optimizer.table[i]
-        steps = vector_at(count, 1)
-        steps[0] += np.float32(1.0)
-        adam(
-            vector_at(values, size),
-            grad[place : place + size],
-            vector_at(first, size),
-            vector_at(second, size),
-            np.float32(scale),
-            int(steps[0]),
-            optimizer.learning_rate,
-            optimizer.beta1,
-            optimizer.beta2,
-            optimizer.eps,
-        )
-        place += size
-
-
-@inner_kernel
-def move_towards(table: Array, tau: float) -> None:
-    """Move target parameters towards others: target = (1 - tau) * target + tau * source.
-
-    Args:
-        table: (parameters, 3) int64; number of values, address of the source, address of the target.
-    """
-    new, keep = np.float32(tau), np.float32(1.0 - tau)
-    for i in range(table.shape[0]):
-        size, source, target = table[i]
-        to, given = vector_at(target, size), vector_at(source, size)
-        for j in range(size):
-            to[j] = keep * to[j] + new * given[j]

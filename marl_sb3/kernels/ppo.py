@@ -1,8 +1,7 @@
 """A whole update of PPO, MaskablePPO or A2C for plain MLPs, as a float32 kernel compiled by numba.
 
 With minibatches of a hundred rows PyTorch spends its time on dispatch: dozens of small operations each. Here a whole
-update is one call. Matrix products are BLAS's; everything else is loops that LLVM vectorises. See `nets` for the layout
-of the parameters.
+update is one call. Matrix products are BLAS's; everything else is loops that LLVM vectorises.
 
 Formulas: Schulman et al. 2017 (https://arxiv.org/abs/1707.06347), eq. 7 and 9, as in SB3's `ppo.py`; of A2C, the policy
 gradient, as in SB3's `a2c.py`.
@@ -10,7 +9,8 @@ gradient, as in SB3's `a2c.py`.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import math
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,11 +24,9 @@ from marl_sb3.kernels.distributions import (
     sample,
     softmax,
 )
-from marl_sb3.kernels.layers import TANH, clear, matrix
-from marl_sb3.kernels.minibatch import Samples, gather, normalise
-from marl_sb3.kernels.nets import Nets, backward, forward, forward_both, workspace
-from marl_sb3.kernels.optimizers import adam, norm
-from marl_sb3.kernels.rmsprop import ADAM, RMSPROP_TF, rmsprop
+from marl_sb3.kernels.layers import LINEAR, TANH, clear, vector_at
+from marl_sb3.kernels.mlp import Inputs, Net, backward, forward, last_layer, outputs_size, parameters_size
+from marl_sb3.kernels.optimizers import ADAM, Optimizer, clipping, norm, take_step
 from marl_sb3.types import Array, FloatArray
 
 # The columns of the statistics of a minibatch.
@@ -36,19 +34,30 @@ POLICY_LOSS, VALUE_LOSS, ENTROPY_LOSS, APPROX_KL, CLIP_FRACTION, GRAD_NORM, LOSS
 
 _f = np.float32
 _ZERO, _ONE, _TWO = _f(0.0), _f(1.0), _f(2.0)
-_CLIP_EPS = _f(1e-6)  # torch.nn.utils.clip_grad_norm_
-_Scalar = Any  # a float32, once compiled
-_Space = tuple[Array, FloatArray, FloatArray]  # offsets of the layers, activations, gradients of the activations
+_ADV_EPS = _f(1e-8)
+
+
+class Nets(NamedTuple):
+    """Actor and critic.
+
+    Attributes:
+        log_std: address of a Gaussian's log standard deviations.
+        gaussian: whether actions are real numbers.
+        sizes: (sub-distributions,) int64; number of categories of each; empty for a Gaussian.
+    """
+
+    pi: Net
+    vf: Net
+    log_std: int
+    gaussian: bool
+    sizes: Array
 
 
 class Settings(NamedTuple):
-    """Hyperparameters of an update, as in SB3 and in PyTorch's optimizers.
+    """Hyperparameters of an update, as in SB3.
 
     Attributes:
         clipped: whether the loss is PPO's clipped surrogate; if not, it is A2C's policy gradient.
-        optimizer: ADAM, RMSPROP or RMSPROP_TF.
-        beta1: of Adam.
-        beta2: of Adam; the alpha of RMSprop.
     """
 
     normalize_advantage: bool
@@ -57,11 +66,75 @@ class Settings(NamedTuple):
     ent_coef: float
     vf_coef: float
     max_grad_norm: float
-    optimizer: int
-    learning_rate: float
-    beta1: float
-    beta2: float
-    eps: float
+
+
+class Samples(NamedTuple):
+    """A rollout of N samples. Arrays that are not used have no columns.
+
+    Attributes:
+        inputs: see `Inputs`.
+        int_actions: (N, sub-distributions) int64.
+        float_actions: (N, action size) float32.
+        allowed: (N, sum of sizes) float32; action masks, 1 where an action was allowed, 0 where it was not.
+        log_probs: (N,) float32, of the actions when they were taken.
+        advantages: (N,) float32.
+        returns: (N,) float32.
+    """
+
+    inputs: Inputs
+    int_actions: Array
+    float_actions: FloatArray
+    allowed: FloatArray
+    log_probs: FloatArray
+    advantages: FloatArray
+    returns: FloatArray
+
+
+@inner_kernel
+def _gather(samples: Samples, order: Array, batch: Samples) -> None:
+    """Copy the samples of a minibatch to the front of the arrays of `batch`."""
+    _gather_rows(samples.inputs.indices, order, batch.inputs.indices)
+    _gather_rows(samples.inputs.floats, order, batch.inputs.floats)
+    _gather_rows(samples.int_actions, order, batch.int_actions)
+    _gather_rows(samples.float_actions, order, batch.float_actions)
+    _gather_rows(samples.allowed, order, batch.allowed)
+    _gather_numbers(samples.log_probs, order, batch.log_probs)
+    _gather_numbers(samples.advantages, order, batch.advantages)
+    _gather_numbers(samples.returns, order, batch.returns)
+
+
+@inner_kernel
+def _gather_rows(source: Array, order: Array, target: Array) -> None:
+    columns = source.shape[1]
+    if columns == 0:
+        return
+    for i in range(order.shape[0]):
+        row = order[i]
+        for j in range(columns):
+            target[i, j] = source[row, j]
+
+
+@inner_kernel
+def _gather_numbers(source: FloatArray, order: Array, target: FloatArray) -> None:
+    for i in range(order.shape[0]):
+        target[i] = source[order[i]]
+
+
+@inner_kernel
+def _normalise(advantages: FloatArray) -> None:
+    """(advantages - mean) / (std + 1e-8), in place, with the unbiased std, as torch's."""
+    n = advantages.shape[0]
+    mean = np.float64(0.0)
+    for i in range(n):
+        mean += advantages[i]
+    mean /= n
+    variance = np.float64(0.0)
+    for i in range(n):
+        difference = advantages[i] - mean
+        variance += difference * difference
+    scale = _ONE / (_f(math.sqrt(variance / (n - 1))) + _ADV_EPS)
+    for i in range(n):
+        advantages[i] = (advantages[i] - _f(mean)) * scale
 
 
 @inner_kernel
@@ -124,55 +197,52 @@ def _losses(
 
 
 @kernel
-def _minibatch(
-    theta: FloatArray,
-    grad: FloatArray,
+def gradients(
     nets: Nets,
     batch: Samples,
     rows: int,
     settings: Settings,
-    pi_space: _Space,
-    vf_space: _Space,
+    pi_space: tuple[FloatArray, FloatArray],
+    vf_space: tuple[FloatArray, FloatArray],
+    grad: FloatArray,
     stats: Array,
 ) -> None:
-    """Compute the gradient of the loss of a minibatch, into `grad`."""
-    indices, floats = batch.indices[:rows], batch.floats[:rows]
-    pi_offsets, pi_work, pi_delta = pi_space
-    vf_offsets, vf_work, vf_delta = vf_space
-    activation, one_hot = nets.activation, nets.one_hot
-    pi_out = forward(theta, nets.pi, pi_offsets, pi_work, indices, floats, one_hot, rows, activation)
-    vf_out = forward(theta, nets.vf, vf_offsets, vf_work, indices, floats, one_hot, rows, activation)
-    outputs = nets.pi[-1, 1]
-    pi_by_out = matrix(pi_delta, pi_offsets[-1], rows, outputs)
+    """Compute the gradients of the loss of a minibatch: the first `rows` rows of `batch`.
+
+    Args:
+        pi_space: two arrays for the actor's activations and their gradients, see `mlp`.
+        vf_space: the same for the critic.
+        grad: (parameters,); filled with the gradients for the actor, for the critic and for `log_std`.
+        stats: (NUM_STATS,) float64; filled.
+    """
+    inputs = Inputs(batch.inputs.indices[:rows], batch.inputs.floats[:rows])
+    pi_work, pi_deltas = pi_space
+    vf_work, vf_deltas = vf_space
+    pi_out, vf_out = forward(nets.pi, inputs, pi_work), forward(nets.vf, inputs, vf_work)
+    pi_delta, vf_delta = last_layer(nets.pi, pi_deltas, rows), last_layer(nets.vf, vf_deltas, rows)
     if not nets.gaussian:
         forbid(pi_out, batch.allowed)
-        softmax(pi_out, pi_by_out, nets.sizes)
-    vf_by_out = matrix(vf_delta, vf_offsets[-1], rows, 1)
-    log_std, log_std_grad = theta[nets.log_std :], grad[nets.log_std :]
-    _losses(nets, batch, rows, pi_out, vf_out, log_std, settings, pi_by_out, vf_by_out, log_std_grad, stats)
-    backward(theta, grad, nets.pi, pi_offsets, pi_work, pi_delta, indices, floats, one_hot, rows, activation)
-    backward(theta, grad, nets.vf, vf_offsets, vf_work, vf_delta, indices, floats, one_hot, rows, activation)
+        softmax(pi_out, pi_delta, nets.sizes)
+    begin_vf = parameters_size(nets.pi)
+    begin_log_std = begin_vf + parameters_size(nets.vf)
+    of_log_std = grad[begin_log_std:]
+    log_std = vector_at(nets.log_std, of_log_std.shape[0])
+    _losses(nets, batch, rows, pi_out, vf_out, log_std, settings, pi_delta, vf_delta, of_log_std, stats)
+    none = np.empty((0, 0), np.float32)
+    backward(nets.pi, inputs, pi_work, pi_deltas, grad[:begin_vf], none)
+    backward(nets.vf, inputs, vf_work, vf_deltas, grad[begin_vf:begin_log_std], none)
 
 
 @inner_kernel
-def _optimize(
-    theta: FloatArray, grad: FloatArray, m: FloatArray, v: FloatArray, scale: _Scalar, settings: Settings, step: int
-) -> None:
-    """Take one step of the optimizer with the gradient times `scale`."""
-    s = settings
-    if s.optimizer == ADAM:
-        adam(theta, grad, m, v, scale, step, s.learning_rate, s.beta1, s.beta2, s.eps)
-    else:
-        rmsprop(theta, grad, v, scale, s.learning_rate, s.beta2, s.eps, s.optimizer == RMSPROP_TF)
+def _space(net: Net, rows: int) -> tuple[FloatArray, FloatArray]:
+    size = rows * outputs_size(net)
+    return np.empty(size, np.float32), np.empty(size, np.float32)
 
 
 @kernel
 def train(
-    theta: FloatArray,
-    m: FloatArray,
-    v: FloatArray,
-    steps: int,
     nets: Nets,
+    optimizer: Optimizer,
     samples: Samples,
     batch: Samples,
     orders: Array,
@@ -183,59 +253,75 @@ def train(
     """One update, in place.
 
     Args:
-        theta: (parameters,) float32; changed.
-        m: (parameters,) float32, Adam's first moments; changed.
-        v: (parameters,) float32, the optimizer's second moments; changed.
-        steps: optimizer steps taken before.
-        nets: `Nets`.
-        samples: `Samples`, the rollout.
-        batch: `Samples`, as workspace for the largest minibatch.
+        optimizer: its parameters are the actor's, the critic's and `log_std`.
+        samples: the rollout.
+        batch: workspace for the largest minibatch.
         orders: (epochs, N) int64; the order of samples in each epoch.
         bounds: (minibatches + 1,) int64; where in the order of an epoch each minibatch begins, and N.
-        settings: `Settings`.
         stats: (epochs * minibatches, NUM_STATS) float64; filled.
 
     Returns:
-        The number of minibatches done. The update stops after the first one with a loss or gradient that is not finite.
+        The number of minibatches done. The update stops before the step of the optimizer in the first one with a loss
+        or gradient that is not finite.
     """
     size = batch.returns.shape[0]
-    pi_offsets, pi_size = workspace(nets.pi, size)
-    vf_offsets, vf_size = workspace(nets.vf, size)
-    pi_space = (pi_offsets, np.empty(pi_size, np.float32), np.empty(pi_size, np.float32))
-    vf_space = (vf_offsets, np.empty(vf_size, np.float32), np.empty(vf_size, np.float32))
-    grad = np.zeros_like(theta)
+    pi_space, vf_space = _space(nets.pi, size), _space(nets.vf, size)
+    grad = np.zeros(optimizer.table[:, 0].sum(), np.float32)
     done = 0
     for epoch in range(orders.shape[0]):
         for k in range(bounds.shape[0] - 1):
             order = orders[epoch, bounds[k] : bounds[k + 1]]
             rows = order.shape[0]
-            gather(samples, order, batch)
+            _gather(samples, order, batch)
             if settings.normalize_advantage and rows > 1:
-                normalise(batch.advantages[:rows])
-            _minibatch(theta, grad, nets, batch, rows, settings, pi_space, vf_space, stats[done])
+                _normalise(batch.advantages[:rows])
+            gradients(nets, batch, rows, settings, pi_space, vf_space, grad, stats[done])
             size_of_grad = norm(grad)
             stats[done, GRAD_NORM] = size_of_grad
             done += 1
             if not (np.isfinite(size_of_grad) and np.isfinite(stats[done - 1, LOSS])):
                 return done
-            scale = min(_ONE, _f(settings.max_grad_norm) / (_f(size_of_grad) + _CLIP_EPS))
-            _optimize(theta, grad, m, v, scale, settings, steps + done)
+            take_step(optimizer, grad, clipping(size_of_grad, settings.max_grad_norm))
     return done
+
+
+# For few rows a call from Python costs as much as a net, and arrays in tuples cost more than arrays.
+
+
+@kernel
+def outputs_of(table: Array, hidden: int, indices: Array, floats: FloatArray, work: FloatArray) -> FloatArray:
+    """Run an actor or critic; arguments as in `Net`, `Inputs` and `forward`."""
+    return forward(Net(table, hidden, LINEAR), Inputs(indices, floats), work)
+
+
+@kernel
+def outputs_of_both(
+    pi: Array,
+    vf: Array,
+    hidden: int,
+    indices: Array,
+    floats: FloatArray,
+    pi_work: FloatArray,
+    vf_work: FloatArray,
+) -> tuple[FloatArray, FloatArray]:
+    """Run `outputs_of` for actor and critic in one call."""
+    inputs = Inputs(indices, floats)
+    return forward(Net(pi, hidden, LINEAR), inputs, pi_work), forward(Net(vf, hidden, LINEAR), inputs, vf_work)
 
 
 def warm_up() -> None:
     """Call every kernel once, so that it is compiled: all policies use the same types of arguments."""
-    layers = np.array([[1, 1, 0, 1]], dtype=np.int64)
-    nets = Nets(layers, layers, 2, np.ones(1, dtype=np.int64), False, TANH, True)
+    numbers = np.zeros((5, 4), np.float32)
+    layer = np.array([[1, 1, numbers[0].ctypes.data, numbers[1].ctypes.data]])
+    net = Net(layer, TANH, LINEAR)
+    nets = Nets(net, net, 0, False, np.ones(1, np.int64))
+    addresses = [row.ctypes.data for row in numbers[1:]]
     index, none, one = np.zeros((1, 1), np.int64), np.empty((1, 0), np.float32), np.zeros(1, np.float32)
-    samples = Samples(index, none, index, none, none, one, one, one)
-    batch = Samples(*(array.copy() for array in samples))
-    theta, bounds = np.zeros(2, np.float32), np.arange(2)
-    settings = Settings(True, True, 0.2, 0.0, 0.5, 0.5, ADAM, 1e-3, 0.9, 0.999, 1e-5)
-    moments = theta.copy(), theta.copy()
-    train(theta, *moments, 0, nets, samples, batch, index, bounds, settings, np.zeros((1, NUM_STATS)))
-    offsets, size = workspace(layers, 1)
-    work = np.empty(size, np.float32)
-    logits = forward(theta, layers, offsets, work, index, none, True, 1, TANH)
-    forward_both(theta, layers, offsets, work, layers, offsets, work, index, none, True, 1, TANH)
+    samples = Samples(Inputs(index, none), index, none, none, one, one, one)
+    batch = Samples(Inputs(index.copy(), none), *(array.copy() for array in samples[1:]))
+    optimizer = Optimizer(np.array([[4, *addresses]]), ADAM, 1e-3, 0.9, 0.999, 1e-5)
+    settings = Settings(True, True, 0.2, 0.0, 0.5, 0.5)
+    train(nets, optimizer, samples, batch, index, np.arange(2), settings, np.zeros((1, NUM_STATS)))
+    logits = outputs_of(layer, TANH, index, none, np.empty(1, np.float32))
+    outputs_of_both(layer, layer, TANH, index, none, np.empty(1, np.float32), np.empty(1, np.float32))
     sample(logits, none, nets.sizes, np.ones((1, 1), np.float32))

@@ -6,27 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from marl_sb3.kernels.batch import Batch, quantile_loss
 from marl_sb3.kernels.cache import inner_kernel, kernel
 from marl_sb3.kernels.layers import clear
-from marl_sb3.kernels.mlp import (
-    Adam,
-    Net,
-    backward,
-    forward,
-    last_layer,
-    outputs_size,
-    parameters_size,
-    step_adam,
-)
-from marl_sb3.kernels.optimizers import norm
+from marl_sb3.kernels.mlp import Net, backward, forward, last_layer, outputs_size, parameters_size, plain
+from marl_sb3.kernels.optimizers import Optimizer, clipping, norm, take_step
+from marl_sb3.kernels.replay import Batch, quantile_loss
 from marl_sb3.types import Array, FloatArray
 
 _Scalar = Any  # a float, once compiled
 
 _f = np.float32
 _ZERO, _HALF, _ONE = _f(0.0), _f(0.5), _f(1.0)
-_CLIP_EPS = _f(1e-6)  # torch.nn.utils.clip_grad_norm_
 
 
 @inner_kernel
@@ -47,7 +37,7 @@ def _best_action(outputs: FloatArray, row: int, quantiles: int) -> int:
 def greedy_actions(net: Net, observations: FloatArray, quantiles: int) -> Array:
     """(rows,) int64: the best actions for (rows, inputs) float32 observations."""
     rows = observations.shape[0]
-    outputs = forward(net, observations, np.empty(rows * outputs_size(net), np.float32))
+    outputs = forward(net, plain(observations), np.empty(rows * outputs_size(net), np.float32))
     actions = np.empty(rows, np.int64)
     for i in range(rows):
         actions[i] = _best_action(outputs, i, quantiles)
@@ -93,7 +83,7 @@ def _quantile_loss(
 
 @kernel
 def update(
-    online: Net, target: Net, optimizer: Adam, batch: Batch, quantiles: int, max_grad_norm: float
+    online: Net, target: Net, optimizer: Optimizer, batch: Batch, quantiles: int, max_grad_norm: float
 ) -> tuple[float, float]:
     """Take one gradient step.
 
@@ -108,8 +98,9 @@ def update(
     work = np.empty(rows * outputs_size(online), np.float32)
     deltas = np.empty_like(work)
     # The target network runs first: `work` has then the activations that `backward` needs.
-    following = forward(target, batch.next_observations, deltas).copy()
-    outputs = forward(online, batch.observations, work)
+    following = forward(target, plain(batch.next_observations), deltas).copy()
+    inputs = plain(batch.observations)
+    outputs = forward(online, inputs, work)
     clear(deltas)
     delta = last_layer(online, deltas, rows)
     if quantiles > 0:
@@ -117,7 +108,7 @@ def update(
     else:
         loss = _td_loss(batch, outputs, following, delta)
     grad = np.empty(parameters_size(online), np.float32)
-    backward(online, batch.observations, work, deltas, grad, np.empty((0, 0), np.float32))
+    backward(online, inputs, work, deltas, grad, np.empty((0, 0), np.float32))
     size = norm(grad)
-    step_adam(optimizer, grad, float(min(_ONE, _f(max_grad_norm) / (_f(size) + _CLIP_EPS))))
+    take_step(optimizer, grad, clipping(size, max_grad_norm))
     return loss, size

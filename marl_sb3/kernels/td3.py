@@ -6,9 +6,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from marl_sb3.kernels.batch import Batch
 from marl_sb3.kernels.cache import inner_kernel, kernel
-from marl_sb3.kernels.critics import (
+from marl_sb3.kernels.mlp import Net, backward, forward, last_layer, outputs_size, parameters_size, plain
+from marl_sb3.kernels.optimizers import Optimizer, move_towards, take_step
+from marl_sb3.kernels.replay import (
+    Batch,
     Critics,
     action_gradients,
     gradients,
@@ -17,17 +19,6 @@ from marl_sb3.kernels.critics import (
     squared_errors,
     values,
     works,
-)
-from marl_sb3.kernels.mlp import (
-    Adam,
-    Net,
-    backward,
-    forward,
-    last_layer,
-    move_towards,
-    outputs_size,
-    parameters_size,
-    step_adam,
 )
 from marl_sb3.types import Array, FloatArray
 
@@ -55,7 +46,7 @@ class Smoothing(NamedTuple):
 @kernel
 def chosen_actions(actor: Net, observations: FloatArray) -> FloatArray:
     """(rows, n) actions from -1 to 1, for (rows, inputs) float32 observations."""
-    return forward(actor, observations, np.empty(observations.shape[0] * outputs_size(actor), np.float32)).copy()
+    return forward(actor, plain(observations), np.empty(observations.shape[0] * outputs_size(actor), np.float32)).copy()
 
 
 @inner_kernel
@@ -68,11 +59,11 @@ def _smoothed(actions: FloatArray, smoothing: Smoothing) -> None:
 
 
 @inner_kernel
-def _update_actor(actor: Net, optimizer: Adam, critics: Critics, observations: FloatArray, size: int) -> _Scalar:
+def _update_actor(actor: Net, optimizer: Optimizer, critics: Critics, observations: FloatArray, size: int) -> _Scalar:
     """Take a gradient step of the actor; returns its loss."""
     rows = observations.shape[0]
     work = np.empty(rows * outputs_size(actor), np.float32)
-    inputs = joined(observations, forward(actor, observations, work))
+    inputs = joined(observations, forward(actor, plain(observations), work))
     first = Critics(critics.tables[:1], critics.hidden)
     critic_work = works(first, rows)
     found = values(first, inputs, critic_work)
@@ -84,8 +75,8 @@ def _update_actor(actor: Net, optimizer: Adam, critics: Critics, observations: F
         for j in range(size):
             delta[i, j] = by_action[i, j]
     grad = np.empty(parameters_size(actor), np.float32)
-    backward(actor, observations, work, deltas, grad, np.empty((0, 0), np.float32))
-    step_adam(optimizer, grad, 1.0)
+    backward(actor, plain(observations), work, deltas, grad, np.empty((0, 0), np.float32))
+    take_step(optimizer, grad, 1.0)
     return -float(found.mean())
 
 
@@ -93,10 +84,10 @@ def _update_actor(actor: Net, optimizer: Adam, critics: Critics, observations: F
 def update(
     actor: Net,
     actor_target: Net,
-    actor_optimizer: Adam,
+    actor_optimizer: Optimizer,
     critics: Critics,
     critic_targets: Critics,
-    critic_optimizer: Adam,
+    critic_optimizer: Optimizer,
     batch: Batch,
     smoothing: Smoothing,
     with_actor: bool,
@@ -123,7 +114,7 @@ def update(
     found = values(critics, inputs, work)
     slopes = np.empty_like(found)
     stats[CRITIC_LOSS] = squared_errors(found, targets, 1.0, slopes)
-    step_adam(critic_optimizer, gradients(critics, inputs, work, slopes), 1.0)
+    take_step(critic_optimizer, gradients(critics, inputs, work, slopes), 1.0)
     if with_actor:
         stats[ACTOR_LOSS] = _update_actor(actor, actor_optimizer, critics, batch.observations, size)
         move_towards(moved, tau)

@@ -1,7 +1,7 @@
 """What the fused kernels rely on: plain MLPs on vectors, optimizers that they have, and no code besides.
 
-`Reliance` checks, for all algorithms, what somebody may change in a policy later. Which classes, spaces and settings
-the kernels know at all is in the `coverage` modules of PPO and of the replay algorithms. PyTorch trains all else.
+`Reliance` checks, for all algorithms, what somebody may change in a policy later. The functions below say which
+classes, spaces and settings the kernels know at all. PyTorch trains all else.
 """
 
 from __future__ import annotations
@@ -15,13 +15,17 @@ from typing import Any
 
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.policies import ActorCriticPolicy, BasePolicy
 from stable_baselines3.common.preprocessing import is_image_space
+from stable_baselines3.common.torch_layers import FlattenExtractor, MlpExtractor
 from torch import nn
 from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
 
-ACTIVATIONS = (nn.Tanh, nn.ReLU)  # in the order of the constants in `layers`
+from marl_sb3.config.algorithms import place_of
+from marl_sb3.learners.kernel_tables import OPTIMIZERS, linears, parameters_of
+
+ACTIVATIONS = (nn.Tanh, nn.ReLU)  # in the order of the constants in `kernels.layers`
 
 
 class Reliance:
@@ -224,11 +228,21 @@ def _methods(owner: Any) -> frozenset[str]:
 # --- Layers and parameters -------------------------------------------------------------------------------------------
 
 
-def is_plain_mlp(net: nn.Module, activation: type[nn.Module]) -> bool:
-    """Whether a net is a sequence of linear layers, an activation after each."""
-    layers = list(net.children())
-    kinds = [nn.Linear, activation] * (len(layers) // 2)
-    return type(net) is nn.Sequential and [type(layer) for layer in layers] == kinds
+def why_not_nets(
+    nets: Iterable[nn.Module], activation: type[nn.Module], last: Sequence[type[nn.Module]] = (nn.Linear,)
+) -> str | None:
+    """Return the reason why the kernels do not cover these nets; None if they are plain MLPs.
+
+    Args:
+        activation: after each hidden layer.
+        last: the types of the modules that follow the hidden layers.
+    """
+    for net in nets:
+        kinds = [type(layer) for layer in (net if type(net) is nn.Sequential else [net])]
+        hidden = len(kinds) - len(last)
+        if kinds != [nn.Linear, activation] * (hidden // 2) + list(last):
+            return "layers other than linear ones and activations"
+    return None
 
 
 def why_not_layers(layers: Iterable[nn.Linear]) -> str | None:
@@ -292,14 +306,197 @@ def why_not_optimizer(
     )
 
 
-# --- Spaces ----------------------------------------------------------------------------------------------------------
+# --- Policies --------------------------------------------------------------------------------------------------------
 
 
-def covers_observations(policy: BasePolicy) -> bool:
+def _why_not_common(algorithm: Any, extractors: Sequence[nn.Module]) -> str | None:
+    """Return the reason why the kernels do not cover what policies of all algorithms have; None if they do."""
+    policy = algorithm.policy
+    extractor = next((type(each) for each in extractors if type(each) is not FlattenExtractor), None)
+    reason = first_reason(
+        {
+            f"device {algorithm.device}": algorithm.device.type != "cpu",
+            "gSDE": getattr(algorithm, "use_sde", False),
+            f"features extractor {name_of(extractor)}": extractor is not None,
+            f"activation {name_of(policy.activation_fn)}": policy.activation_fn not in ACTIVATIONS,
+        }
+    )
+    if reason is not None or _covers_observations(policy):
+        return reason
+    return f"observation space {policy.observation_space}"  # its text takes longer than all these checks
+
+
+def _covers_observations(policy: BasePolicy) -> bool:
     """Whether the policy turns its observations into one vector of floats, or of zeros and ones."""
     space = policy.observation_space
     if isinstance(space, spaces.Box):
         return not (policy.normalize_images and is_image_space(space))
+    return isinstance(space, spaces.MultiBinary) or _is_counted_from_zero(space)
+
+
+def _is_counted_from_zero(space: spaces.Space[Any]) -> bool:
     if isinstance(space, spaces.MultiDiscrete):
         return len(space.nvec.shape) == 1 and not space.start.any()
-    return isinstance(space, spaces.MultiBinary) or (isinstance(space, spaces.Discrete) and space.start == 0)
+    return isinstance(space, spaces.Discrete) and space.start == 0
+
+
+# --- Actors and critics of PPO, A2C, TRPO and variants ---------------------------------------------------------------
+
+# By their places, see `place_of`: sb3-contrib is imported only by those who use it. Policies with their distributions.
+_SB3, _MASKABLE = "stable_baselines3.common.distributions", "sb3_contrib.common.maskable.distributions"
+_OF_SB3 = tuple(f"{_SB3}:{kind}Distribution" for kind in ("DiagGaussian", "Categorical", "MultiCategorical"))
+_OF_MASKABLE = tuple(f"{_MASKABLE}:Maskable{kind}Distribution" for kind in ("Categorical", "MultiCategorical"))
+_POLICIES = {
+    "stable_baselines3.common.policies:ActorCriticPolicy": _OF_SB3,
+    "sb3_contrib.common.maskable.policies:MaskableActorCriticPolicy": _OF_MASKABLE,
+}
+_RECURRENT_POLICIES = {"sb3_contrib.common.recurrent.policies:RecurrentActorCriticPolicy": _OF_SB3}
+_BUFFERS = (
+    "stable_baselines3.common.buffers:RolloutBuffer",
+    "marl_sb3.experience.rollout:MaskedRolloutBuffer",
+    "sb3_contrib.common.maskable.buffers:MaskableRolloutBuffer",
+    "marl_sb3.experience.sequences:ActionMaskRolloutBuffer",
+)
+_OF_ACTOR_CRITIC = (
+    "optimizer",
+    "activation_fn",
+    "action_dist",
+    "observation_space",
+    "action_space",
+    "normalize_images",
+)
+
+
+def update_coverage(algorithm: Any) -> Reliance | str:
+    """Return what the kernels rely on to train this PPO, A2C or MaskablePPO, or the reason why they cannot."""
+    buffer = type(algorithm.rollout_buffer)
+    reason = _why_not_actor_critic(algorithm) or first_reason(
+        {
+            "target_kl": getattr(algorithm, "target_kl", None) is not None,
+            "clip_range_vf": getattr(algorithm, "clip_range_vf", None) is not None,
+            f"rollout buffer {buffer.__name__}": place_of(buffer) not in _BUFFERS,
+        }
+    )
+    if reason is not None:
+        return reason
+    policy = algorithm.policy
+    settings = [name for name in ("rollout_buffer", "target_kl", "clip_range_vf") if hasattr(algorithm, name)]
+    trained = [(policy.optimizer, policy.parameters())]
+    return _actor_critic_reliance(algorithm, settings, trained=trained, optimizers=[*OPTIMIZERS])
+
+
+def acting_coverage(algorithm: Any) -> Reliance | str:
+    """Return what the kernels rely on to act for an algorithm that PyTorch trains, or the reason why they cannot."""
+    return _why_not_actor_critic(algorithm) or _actor_critic_reliance(algorithm)
+
+
+def memory_coverage(algorithm: Any) -> Reliance | str:
+    """Return what the kernels rely on to act for this RecurrentPPO in rollouts, or the reason why they cannot."""
+    policy = algorithm.policy
+    reason = _why_not_actor_critic(algorithm, _RECURRENT_POLICIES)
+    if reason is not None:
+        return reason
+    lstms = [policy.lstm_actor] if policy.shared_lstm else [policy.lstm_actor, policy.lstm_critic]
+    reason = first_reason(
+        {
+            "a critic without LSTM": None in lstms,
+            "lstm_kwargs": set(policy.lstm_kwargs) - {"dropout"},
+            "LSTMs of another kind": not all(map(_is_plain_lstm, lstms)),
+        }
+    )
+    weights = [weight for lstm in lstms if lstm is not None for weight in lstm.parameters()]
+    return reason or _actor_critic_reliance(algorithm, others=weights)
+
+
+def _is_plain_lstm(lstm: Any) -> bool:
+    return type(lstm) is nn.LSTM and lstm.bias and not lstm.proj_size and not lstm.bidirectional
+
+
+def _actor_critic_reliance(
+    algorithm: Any, settings: Sequence[str] = (), others: Sequence[Any] = (), **training: Any
+) -> Reliance:
+    policy = algorithm.policy
+    extractor = policy.mlp_extractor
+    modules = [*extractor.policy_net, policy.action_net, *extractor.value_net, policy.value_net]
+    layers = [module for module in modules if isinstance(module, nn.Linear)]
+    log_std = [policy.log_std] if isinstance(policy.action_space, spaces.Box) else []
+    decisive = [(algorithm, ["device", "use_sde", "action_space", *settings]), (policy, _OF_ACTOR_CRITIC)]
+    return Reliance(algorithm, layers, others=[*log_std, *others], settings=decisive, **training)
+
+
+def _why_not_actor_critic(algorithm: Any, policies: Mapping[str, Sequence[str]] = _POLICIES) -> str | None:
+    policy = algorithm.policy
+    if place_of(type(policy)) not in policies:
+        return f"policy class {type(policy).__name__}"
+    extractors = (policy.features_extractor, policy.pi_features_extractor, policy.vf_features_extractor)
+    reason = _why_not_common(algorithm, extractors) or _why_not_network(policy)
+    if reason is not None:
+        return reason
+    if not (isinstance(policy.action_space, spaces.Box) or _is_counted_from_zero(policy.action_space)):
+        return f"action space {policy.action_space}"
+    distribution = type(policy.action_dist)
+    known = place_of(distribution) in policies[place_of(type(policy))]
+    return None if known else f"distribution {distribution.__name__}"
+
+
+def _why_not_network(policy: ActorCriticPolicy) -> str | None:
+    network = policy.mlp_extractor
+    if type(network) is not MlpExtractor:
+        return "layers other than linear ones and activations"
+    hidden, last = [network.policy_net, network.value_net], [policy.action_net, policy.value_net]
+    return why_not_nets(hidden, policy.activation_fn, last=()) or why_not_nets(last, policy.activation_fn)
+
+
+# --- Networks of algorithms with a replay buffer ---------------------------------------------------------------------
+
+_OF_REPLAY_POLICY = ("activation_fn", "observation_space", "action_space", "normalize_images")
+
+
+def why_not_policy(algorithm: Any, policy_class: type[BasePolicy], networks: Sequence[str]) -> str | None:
+    """Return the reason why the kernels do not cover a policy and its networks, as a string; None if they do.
+
+    Args:
+        policy_class: the class that is covered; its subclasses may compute something else.
+        networks: the names of all networks that the kernels run, in the algorithm and in the policy.
+    """
+    policy = algorithm.policy
+    if type(policy) is not policy_class:
+        return f"policy class {type(policy).__name__}"
+    used = [getattr(algorithm, name) for name in networks]
+    libraries = "stable_baselines3", "sb3_contrib"
+    foreign = next((type(each) for each in used if type(each).__module__.partition(".")[0] not in libraries), None)
+    if foreign is not None:
+        return f"network class {foreign.__name__}"
+    if any(getattr(policy, name) is not network for name, network in zip(networks, used, strict=True)):
+        return "a policy that acts by another network"
+    return _why_not_common(algorithm, [network.features_extractor for network in used])
+
+
+def replay_reliance(
+    algorithm: Any,
+    trained: Sequence[tuple[th.optim.Optimizer, Sequence[nn.Module]]],
+    targets: Sequence[nn.Module],
+    settings: Sequence[tuple[Any, Sequence[str]]],
+    others: Sequence[tuple[th.optim.Optimizer, th.Tensor]] = (),
+) -> Reliance:
+    """Return what the kernels rely on, for an algorithm whose nets are plain MLPs.
+
+    Args:
+        trained: each optimizer with the nets that it trains, in order.
+        targets: the nets that no optimizer trains.
+        settings: see `Reliance`; besides those that all algorithms have.
+        others: more optimizers, each with the one tensor that it trains.
+    """
+    held = [(optimizer, parameters_of(_layers(nets))) for optimizer, nets in trained]
+    held += [(optimizer, [tensor]) for optimizer, tensor in others]
+    return Reliance(
+        algorithm,
+        _layers([net for _, nets in trained for net in nets] + [*targets]),
+        others=[tensor for _, tensor in others],
+        trained=held,
+        settings=[(algorithm, ["device", "use_sde"]), (algorithm.policy, _OF_REPLAY_POLICY), *settings],
+    )
+
+
+def _layers(nets: Iterable[nn.Module]) -> list[nn.Linear]:
+    return [layer for net in nets for layer in linears(net)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, NamedTuple
 
 from marl_sb3.errors import ConfigError
 from marl_sb3.learners.coverage import Reliance
@@ -15,6 +15,20 @@ _EARLIER_NAMES = {"lean": "torch"}  # earlier names, still accepted
 _MADE_ANEW = ("_made", "_acts", "_of_rollout", "_acting", "_is_read", "_reads_again")
 
 _log = logging.getLogger(__name__)
+
+
+class UpdatePlan(NamedTuple):
+    """The minibatches and the loss of an update from a rollout.
+
+    Attributes:
+        n_epochs: passes over the rollout.
+        batch_size: transitions in a minibatch; None: all.
+        clip_range: of PPO's clipped surrogate loss; None: the policy gradient, as in A2C.
+    """
+
+    n_epochs: int
+    batch_size: int | None
+    clip_range: float | None
 
 
 class TwoPaths:

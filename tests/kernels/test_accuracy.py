@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 import torch as th
 
-from marl_sb3.kernels import layers
-from marl_sb3.kernels import ppo as kernel
+from marl_sb3.kernels import layers, mlp
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 MOST = 3.0  # times the distance that one ulp makes
@@ -44,12 +43,11 @@ def test_weights_after_several_updates_are_as_close_as_one_ulp(name: str, accura
 
 def kernel_tanh(x: np.ndarray) -> np.ndarray:
     """The hidden layer of a net whose weights are 1 and whose biases are 0."""
-    table = np.array([[1, 1, 0, 1], [1, 1, 2, 3]])
-    theta = np.array([1, 0, 1, 0], np.float32)
-    offsets, size = kernel.workspace(table, len(x))
-    inputs = x.astype(np.float32).reshape(-1, 1)
-    work, none = np.empty(size, np.float32), np.empty((len(x), 0), np.int64)
-    return kernel.forward(theta, table, offsets, work, none, inputs, False, len(x), layers.TANH).reshape(-1).copy()
+    one, zero = np.ones(1, np.float32), np.zeros(1, np.float32)
+    layer = (1, 1, one.ctypes.data, zero.ctypes.data)
+    inputs = mlp.Inputs(np.empty((len(x), 0), np.int64), x.astype(np.float32).reshape(-1, 1))
+    net = mlp.Net(np.array([layer, layer]), layers.TANH, layers.LINEAR)
+    return mlp.forward(net, inputs, np.empty(2 * len(x), np.float32)).reshape(-1).copy()
 
 
 def test_tanh_is_within_three_ulp_of_the_true_value() -> None:

@@ -64,6 +64,7 @@ class Kind:
 KINDS = {
     "PPO": Kind(stable_baselines3.PPO, {**ROLLOUTS, **EPOCHS}),
     "PPO, forces": Kind(stable_baselines3.PPO, {**ROLLOUTS, **EPOCHS}, "Pendulum-v1"),
+    "PPO, places": Kind(stable_baselines3.PPO, {**ROLLOUTS, **EPOCHS}, "FrozenLake-v1"),
     "A2C": Kind(stable_baselines3.A2C, ROLLOUTS, "Pendulum-v1"),
     "TRPO": Kind(sb3_contrib.TRPO, {**ROLLOUTS, "batch_size": 8}),
     "MaskablePPO": Kind(sb3_contrib.MaskablePPO, {**ROLLOUTS, **EPOCHS}, "masked"),
@@ -597,7 +598,7 @@ def test_a_check_that_looks_away_is_found(fault: str, monkeypatch: pytest.Monkey
 
 
 def test_weights_that_are_read_too_early_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = "PPO, forces", annealed, "step"
+    case = "PPO, places", loaded, "step"  # the weights that one-hot observations are multiplied with are copied
     check(*case, jointly=True)
     monkeypatch.setattr(callbacks_of_training, "has_step_hook", lambda callback: False)
     with pytest.raises(AssertionError):

@@ -14,6 +14,7 @@ from stock_training import BOX, Case, assert_close, leaves, same, sampled, stock
 
 import marl_sb3
 from marl_sb3.errors import ConfigError, NumericError
+from marl_sb3.learners import fused_policy
 
 NETWORK = {"net_arch": [8]}
 SMALL = {"small": {"policy_kwargs": NETWORK, "learning_rate": 1e-2}, "n_steps": 5, "iterations": 4}
@@ -59,12 +60,16 @@ def test_the_torch_path_equals_stock_sb3_in_its_place() -> None:
 @pytest.mark.parametrize("fault", ["alpha", "eps", "vf_coef", "ent_coef", "max_grad_norm", "learning_rate"])
 def test_a_fault_in_any_setting_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison above notices a kernel that gets one of the settings wrong by a tenth."""
-    from marl_sb3.learners.ppo.fused import update
-
     field = {"alpha": "beta2"}.get(fault, fault)
-    settings = update._settings
-    wrong: Any = lambda *args: (made := settings(*args))._replace(**{field: getattr(made, field) * 0.9})  # noqa: E731
-    monkeypatch.setattr(update, "_settings", wrong)
+    train: Any = fused_policy.kernel.train
+
+    def train_wrongly(*arguments: Any) -> int:
+        wrong = [
+            part._replace(**{field: getattr(part, field) * 0.9}) if hasattr(part, field) else part for part in arguments
+        ]
+        return int(train(*wrong))
+
+    monkeypatch.setattr(fused_policy.kernel, "train", train_wrongly)
     case = CASES["other settings"]
     stock = train_stock(stock_model(case, stable_baselines3.A2C), case)
     with pytest.raises(AssertionError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import sb3_contrib
 from gymnasium import spaces
@@ -30,35 +30,41 @@ from marl_sb3.experience.sequences import (
     WholeSequences,
 )
 from marl_sb3.learners.algorithms.ppo import ContribPPOLearner, ppo_plan, record_ppo
-from marl_sb3.learners.algorithms.replay import FusedReplayUpdates, soft_actor_critic_coverage
-from marl_sb3.learners.coverage import Reliance, first_reason
+from marl_sb3.learners.algorithms.replay import QUpdate, SACUpdate, soft_actor_critic_coverage
+from marl_sb3.learners.coverage import (
+    Reliance,
+    acting_coverage,
+    first_reason,
+    memory_coverage,
+    replay_reliance,
+    why_not_nets,
+    why_not_policy,
+)
+from marl_sb3.learners.fused_off_policy import FusedOffPolicy
+from marl_sb3.learners.fused_on_policy import FusedOnPolicy, FusedRollouts
 from marl_sb3.learners.learner import Learner
 from marl_sb3.learners.on_policy import OnPolicyLearner
-from marl_sb3.learners.ppo.fused.algorithm import FusedRollouts, FusedUpdates
-from marl_sb3.learners.ppo.fused.coverage import acting_coverage, memory_coverage
-from marl_sb3.learners.ppo.fused.recurrent_policy import FusedRecurrentPolicy
-from marl_sb3.learners.ppo.fused.update import FusedUpdate, UpdatePlan
-from marl_sb3.learners.replay.fused.coverage import replay_reliance, why_not_nets, why_not_policy
-from marl_sb3.learners.replay.fused.q_update import QUpdate
-from marl_sb3.learners.replay.fused.sac_update import SACUpdate
-from marl_sb3.learners.update_path import TwoPaths
+from marl_sb3.learners.update_path import TwoPaths, UpdatePlan
 from marl_sb3.metrics import Result
 from marl_sb3.sb3.inference import States
 from marl_sb3.sb3.private import calls_lstm_as_sb3
 
+if TYPE_CHECKING:
+    from marl_sb3.learners.fused_policy import FusedRecurrentPolicy, FusedRolloutUpdate
 
-class MaskablePPO(FusedUpdates, sb3_contrib.MaskablePPO):
+
+class MaskablePPO(FusedOnPolicy, sb3_contrib.MaskablePPO):
     """A drop-in for `sb3_contrib.MaskablePPO`: same arguments, same logger keys, same files.
 
     The *fused* path runs the update of a plain MLP in PPO's compiled kernels, see `TwoPaths`.
     """
 
     def update_plan(self) -> UpdatePlan:
-        """See `FusedUpdates.update_plan`."""
+        """See `FusedOnPolicy.update_plan`."""
         return ppo_plan(self)
 
-    def record_update(self, update: FusedUpdate) -> None:
-        """See `FusedUpdates.record_update`."""
+    def record_update(self, update: FusedRolloutUpdate) -> None:
+        """See `FusedOnPolicy.record_update`."""
         record_ppo(self, update.means(), update.clip_range)
 
 
@@ -117,6 +123,8 @@ class RecurrentPPO(TwoPaths, sb3_contrib.RecurrentPPO):
         if not self.takes_fused_path():
             return None
         if self._acts is None or not self._acts[1].holds():
+            from marl_sb3.learners.fused_policy import FusedRecurrentPolicy
+
             found = memory_coverage(self)
             covered = isinstance(found, Reliance) and found.why_not() is None
             self._acts = (FusedRecurrentPolicy(self.policy), found) if covered else None  # type: ignore[assignment]
@@ -206,7 +214,7 @@ class TRPOLearner(OnPolicyLearner):
         return {"policy_loss": None if objective is None else -objective}
 
 
-class QRDQN(FusedReplayUpdates, sb3_contrib.QRDQN):
+class QRDQN(FusedOffPolicy, sb3_contrib.QRDQN):
     """A drop-in for `sb3_contrib.QRDQN`: same arguments, same logger keys, same files. See `TwoPaths`."""
 
     def coverage(self) -> Reliance | str:
@@ -225,7 +233,7 @@ class QRDQN(FusedReplayUpdates, sb3_contrib.QRDQN):
         return QUpdate(self, self.quantile_net, self.quantile_net.quantile_net, target, self.n_quantiles)
 
 
-class TQC(FusedReplayUpdates, sb3_contrib.TQC):
+class TQC(FusedOffPolicy, sb3_contrib.TQC):
     """A drop-in for `sb3_contrib.TQC`: same arguments, same logger keys, same files. See `TwoPaths`."""
 
     def coverage(self) -> Reliance | str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import stable_baselines3
@@ -17,13 +17,15 @@ from torch.nn import functional as F
 
 from marl_sb3.experience.rollout import MaskedDictRolloutBuffer, MaskedRolloutBuffer, flat_samples
 from marl_sb3.learners.coverage import has_replaced_methods
-from marl_sb3.learners.fused_learner import FusedLearner
+from marl_sb3.learners.fused_on_policy import FusedLearner, FusedOnPolicy, FusedRollouts, record_std
 from marl_sb3.learners.learner import Learner
-from marl_sb3.learners.ppo.fused.algorithm import FusedRollouts, FusedUpdates
-from marl_sb3.learners.ppo.fused.update import FusedUpdate, UpdatePlan, record_std
+from marl_sb3.learners.update_path import UpdatePlan
 from marl_sb3.metrics import Result
 from marl_sb3.sb3.private import num_updates, progress_remaining
 from marl_sb3.types import Array
+
+if TYPE_CHECKING:
+    from marl_sb3.learners.fused_policy import FusedRolloutUpdate
 
 _KNOWN_BUFFERS = (RolloutBuffer, DictRolloutBuffer, MaskedRolloutBuffer, MaskedDictRolloutBuffer)
 
@@ -80,7 +82,7 @@ class DeviceRollout:
         return RolloutBufferSamples(observations[chosen], *taken)
 
 
-class PPO(FusedUpdates, FusedRollouts, stable_baselines3.PPO):
+class PPO(FusedOnPolicy, FusedRollouts, stable_baselines3.PPO):
     """A drop-in for `stable_baselines3.PPO`: same arguments, same logger keys, same files.
 
     The *fused* path runs whole updates of plain MLPs in compiled kernels, see `TwoPaths`.
@@ -93,11 +95,11 @@ class PPO(FusedUpdates, FusedRollouts, stable_baselines3.PPO):
     update_stats: dict[str, float]
 
     def update_plan(self) -> UpdatePlan:
-        """See `FusedUpdates.update_plan`."""
+        """See `FusedOnPolicy.update_plan`."""
         return ppo_plan(self)
 
-    def record_update(self, update: FusedUpdate) -> None:
-        """See `FusedUpdates.record_update`."""
+    def record_update(self, update: FusedRolloutUpdate) -> None:
+        """See `FusedOnPolicy.record_update`."""
         self._record_update(update.means(), update.clip_range, None)
 
     def _train_torch(self) -> None:
@@ -277,18 +279,18 @@ class ContribPPOLearner(FusedLearner):
         return self.least_transitions
 
 
-class A2C(FusedUpdates, FusedRollouts, stable_baselines3.A2C):
+class A2C(FusedOnPolicy, FusedRollouts, stable_baselines3.A2C):
     """A drop-in for `stable_baselines3.A2C` (Mnih et al. 2016): same arguments, same logger keys, same files.
 
     The *fused* path runs the update of a plain MLP in PPO's compiled kernels, see `TwoPaths`.
     """
 
     def update_plan(self) -> UpdatePlan:
-        """See `FusedUpdates.update_plan`: one gradient step on the whole rollout."""
+        """See `FusedOnPolicy.update_plan`: one gradient step on the whole rollout."""
         return UpdatePlan(n_epochs=1, batch_size=None, clip_range=None)
 
-    def record_update(self, update: FusedUpdate) -> None:
-        """See `FusedUpdates.record_update`."""
+    def record_update(self, update: FusedRolloutUpdate) -> None:
+        """See `FusedOnPolicy.record_update`."""
         means = update.means()
         self.logger.record("train/n_updates", num_updates(self), exclude="tensorboard")
         self.logger.record("train/explained_variance", means["explained_variance"])

@@ -2,160 +2,39 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
+import numpy as np
 import stable_baselines3
 import torch as th
-from stable_baselines3.common.buffers import ReplayBuffer
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.distributions import SquashedDiagGaussianDistribution
-from stable_baselines3.common.noise import ActionNoise
-from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
-from stable_baselines3.common.policies import BasePolicy
-from stable_baselines3.common.type_aliases import RolloutReturn, TrainFreq
-from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.policies import BaseModel, BasePolicy
 from stable_baselines3.dqn.policies import DQNPolicy
 from stable_baselines3.sac.policies import SACPolicy
 from stable_baselines3.td3.policies import TD3Policy
 from torch import nn
 
-from marl_sb3.learners.coverage import Reliance
+from marl_sb3.learners.coverage import Reliance, replay_reliance, why_not_nets, why_not_policy
+from marl_sb3.learners.fused_off_policy import (
+    FusedOffPolicy,
+    FusedReplayUpdate,
+    batch_of,
+    env_actions,
+    features,
+    standard_normal,
+)
+from marl_sb3.learners.kernel_tables import layer_table, linears, target_table
 from marl_sb3.learners.off_policy import OffPolicyLearner
-from marl_sb3.learners.replay.fused.coverage import replay_reliance, why_not_nets, why_not_policy
-from marl_sb3.learners.replay.fused.q_update import QUpdate
-from marl_sb3.learners.replay.fused.sac_update import SACUpdate
-from marl_sb3.learners.replay.fused.td3_update import TD3Update
-from marl_sb3.learners.threads import blas_threads, load_blas
-from marl_sb3.learners.update_path import TwoPaths
 from marl_sb3.metrics import Result
-from marl_sb3.sb3.private import has_step_hook
+from marl_sb3.sb3.private import num_updates
 from marl_sb3.types import Array
 
-if TYPE_CHECKING:  # base class of the mixin for type checkers: the algorithms have its attributes
-
-    class _Base(TwoPaths, OffPolicyAlgorithm): ...
-
-else:
-    _Base = TwoPaths
+# --- DQN, and what it shares with QR-DQN -----------------------------------------------------------------------------
 
 
-class FusedReplayUpdate(Protocol):
-    """Acts and updates in kernels, in the memory of the algorithm's networks and optimizers."""
-
-    @property
-    def optimizers(self) -> Sequence[th.optim.Optimizer]:
-        """The optimizers, whose learning rates follow the schedule."""
-
-    def begin(self) -> None:
-        """Begin an update, with the optimizers' present settings."""
-
-    def step(self, samples: Any, gradient_step: int) -> None:
-        """Take one gradient step.
-
-        Args:
-            samples: a minibatch of the replay buffer.
-            gradient_step: number of the step in this update, from 0.
-        """
-
-    def recorded(self) -> dict[str, float]:
-        """Return what SB3 records of the update, under its names: means over the gradient steps."""
-
-    def explore(self, observations: Any) -> Array:
-        """Choose actions as `predict` does that is not deterministic; with the same random numbers."""
-
-
-class FusedReplayUpdates(_Base):
-    """Mixin of an SB3 algorithm: updates and the actions of rollouts are computed in kernels where these cover it.
-
-    See `TwoPaths`.
-    """
-
-    _of_rollout: FusedReplayUpdate | None = None  # what acts in the present rollout, if the kernels do
-    _is_read: bool = False  # whether it was looked up since the policy may have changed
-    _reads_again: bool = False  # whether callbacks may change the policy within a rollout
-    _acting: FusedReplayUpdate | None = None  # what acts, while an action is chosen
-
-    def fused_update(self) -> FusedReplayUpdate | None:
-        """Return the policy in the kernels' form, if updates take the fused path.
-
-        Raises:
-            ConfigError: see `takes_fused_path`.
-        """
-        update: FusedReplayUpdate | None = self._kernels()
-        return update
-
-    def exploring_kernels(self) -> FusedReplayUpdate | None:
-        """Return what explores in kernels; None if a subclass explores in its own way."""
-        return self.fused_update() if type(self).predict is FusedReplayUpdates.predict else None
-
-    def train(self, gradient_steps: int, batch_size: int = 64) -> None:
-        """See `OffPolicyAlgorithm.train`."""
-        update = self.fused_update()
-        if update is None:
-            super().train(gradient_steps=gradient_steps, batch_size=batch_size)
-            return
-        assert self.replay_buffer is not None
-        self._update_learning_rate(list(update.optimizers))
-        update.begin()
-        for gradient_step in range(gradient_steps):
-            samples = self.replay_buffer.sample(batch_size, env=self._vec_normalize_env)
-            update.step(samples, gradient_step)
-        self._n_updates += gradient_steps
-        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
-        for name, value in update.recorded().items():
-            self.logger.record(name, value)
-
-    def learn(self, *args: Any, **kwargs: Any) -> Any:
-        """See `OffPolicyAlgorithm.learn`; small matrix products are fastest with one thread."""
-        if self.takes_fused_path():
-            load_blas()
-        with blas_threads(1):
-            return super().learn(*args, **kwargs)
-
-    def collect_rollouts(
-        self,
-        env: VecEnv,
-        callback: BaseCallback,
-        train_freq: TrainFreq,
-        replay_buffer: ReplayBuffer,
-        action_noise: ActionNoise | None = None,
-        learning_starts: int = 0,
-        log_interval: int | None = None,
-    ) -> RolloutReturn:
-        """See `OffPolicyAlgorithm.collect_rollouts`; on the fused path the kernels choose the actions."""
-        self._is_read = False
-        self._reads_again = has_step_hook(callback)
-        return super().collect_rollouts(
-            env, callback, train_freq, replay_buffer, action_noise, learning_starts, log_interval
-        )
-
-    def _sample_action(
-        self, learning_starts: int, action_noise: ActionNoise | None = None, n_envs: int = 1
-    ) -> tuple[Array, Array]:
-        if not self._is_read or self._reads_again:  # not earlier: callbacks may change the policy
-            self._of_rollout = self.fused_update()
-            self._is_read = True
-        self._acting = self._of_rollout
-        try:
-            return super()._sample_action(learning_starts, action_noise, n_envs)
-        finally:
-            self._acting = None
-
-    def predict(
-        self,
-        observation: Any,
-        state: tuple[Array, ...] | None = None,
-        episode_start: Array | None = None,
-        deterministic: bool = False,
-    ) -> tuple[Array, tuple[Array, ...] | None]:
-        """See `BaseAlgorithm.predict`; in the kernels for the actions of a rollout, by PyTorch for all others."""
-        if self._acting is None:
-            return super().predict(observation, state, episode_start, deterministic)
-        return self._acting.explore(observation), state
-
-
-class DQN(FusedReplayUpdates, stable_baselines3.DQN):
+class DQN(FusedOffPolicy, stable_baselines3.DQN):
     """A drop-in for `stable_baselines3.DQN`: same arguments, same logger keys, same files. See `TwoPaths`."""
 
     def coverage(self) -> Reliance | str:
@@ -173,10 +52,54 @@ class DQN(FusedReplayUpdates, stable_baselines3.DQN):
         return QUpdate(self, self.q_net, self.q_net.q_net, self.q_net_target.q_net, 0)
 
 
+class QUpdate(FusedReplayUpdate):
+    """Gradient steps of a net of Q values or of their quantiles.
+
+    Args:
+        algorithm: a DQN or QRDQN that the kernels cover.
+        network: its network; `net` is the MLP in it, `target` that of the target network.
+        quantiles: of QR-DQN; 0 for DQN.
+    """
+
+    def __init__(self, algorithm: Any, network: BaseModel, net: nn.Module, target: nn.Module, quantiles: int) -> None:
+        from marl_sb3.kernels import q
+        from marl_sb3.kernels.layers import LINEAR
+        from marl_sb3.kernels.mlp import Net
+
+        super().__init__(algorithm, q, [algorithm.policy.optimizer])
+        self._kernel = q
+        self._network = network
+        self._quantiles = quantiles
+        self._online, self._target = (Net(layer_table(linears(each)), self._hidden, LINEAR) for each in (net, target))
+
+    def step(self, samples: Any, gradient_step: int) -> None:
+        """See `FusedReplayUpdate.step`."""
+        limit = self._algorithm.max_grad_norm
+        batch = batch_of(samples, self._network, self._algorithm.gamma)
+        max_grad_norm = math.inf if limit is None else float(limit)
+        (optimizer,) = self._present
+        loss, _ = self._kernel.update(self._online, self._target, optimizer, batch, self._quantiles, max_grad_norm)
+        self._stats.append(loss)
+
+    def recorded(self) -> dict[str, float]:
+        """See `FusedReplayUpdate.recorded`."""
+        return {"train/loss": float(np.mean(self._stats))}
+
+    def explore(self, observations: Any) -> Array:
+        """See `FusedReplayUpdate.explore`: epsilon-greedy."""
+        algorithm = self._algorithm
+        if np.random.rand() < algorithm.exploration_rate:  # noqa: NPY002 - SB3's stream of random numbers
+            return np.array([algorithm.action_space.sample() for _ in range(len(observations))])
+        inputs = features(self._network, observations)
+        return self._kernel.greedy_actions(self._online, inputs, max(self._quantiles, 1))
+
+
+# --- SAC, and what it shares with TQC --------------------------------------------------------------------------------
+
 _EPSILON = 1e-6  # of SB3's distribution, and of the kernels
 
 
-class SAC(FusedReplayUpdates, stable_baselines3.SAC):
+class SAC(FusedOffPolicy, stable_baselines3.SAC):
     """A drop-in for `stable_baselines3.SAC`: same arguments, same logger keys, same files. See `TwoPaths`."""
 
     def coverage(self) -> Reliance | str:
@@ -220,7 +143,97 @@ def soft_actor_critic_coverage(algorithm: Any, policy_class: type[BasePolicy]) -
     )
 
 
-class TD3(FusedReplayUpdates, stable_baselines3.TD3):
+class SACUpdate(FusedReplayUpdate):
+    """Gradient steps of actor, critics and entropy coefficient.
+
+    Args:
+        algorithm: a SAC or TQC that the kernels cover.
+    """
+
+    def __init__(self, algorithm: Any) -> None:
+        from marl_sb3.kernels import sac
+        from marl_sb3.kernels.layers import LINEAR
+        from marl_sb3.kernels.mlp import Net
+        from marl_sb3.kernels.replay import Critics
+
+        learned = [] if algorithm.ent_coef_optimizer is None else [algorithm.ent_coef_optimizer]
+        super().__init__(algorithm, sac, [algorithm.actor.optimizer, algorithm.critic.optimizer, *learned])
+        self._kernel = sac
+        actor, hidden = algorithm.actor, self._hidden
+        self._actor = sac.Actor(
+            Net(layer_table(linears(actor.latent_pi)), hidden, hidden),
+            Net(layer_table([actor.mu]), LINEAR, LINEAR),
+            Net(layer_table([actor.log_std]), LINEAR, LINEAR),
+        )
+        critics = algorithm.critic, algorithm.critic_target
+        self._critics, self._targets = (Critics(_critic_tables(each), hidden) for each in critics)
+        self._moved = target_table(*([layer for net in each.q_networks for layer in linears(net)] for each in critics))
+
+    def begin(self) -> None:
+        """See `FusedReplayUpdate.begin`."""
+        super().begin()
+        algorithm, learned = self._algorithm, self._present[2:]
+        if learned:
+            self._entropy = self._kernel.Entropy(learned[0], 0.0, float(algorithm.target_entropy))
+        else:
+            none = self._present[0]._replace(table=np.empty((0, 5), np.int64))
+            self._entropy = self._kernel.Entropy(none, algorithm.ent_coef_tensor.item(), 0.0)
+        of_net = getattr(algorithm, "top_quantiles_to_drop_per_net", None)  # of TQC
+        self._dropped = -1 if of_net is None else int(of_net * algorithm.critic.n_critics)
+
+    def step(self, samples: Any, gradient_step: int) -> None:
+        """See `FusedReplayUpdate.step`."""
+        algorithm = self._algorithm
+        batch = batch_of(samples, algorithm.actor, algorithm.gamma)
+        shape = batch.actions.shape
+        noise, next_noise = standard_normal(*shape), standard_normal(*shape)
+        moves = gradient_step % algorithm.target_update_interval == 0
+        self._stats.append(
+            self._kernel.update(
+                self._actor,
+                self._present[0],
+                self._critics,
+                self._targets,
+                self._present[1],
+                self._entropy,
+                batch,
+                noise,
+                next_noise,
+                self._dropped,
+                self._moved if moves else self._moved[:0],
+                float(algorithm.tau),
+            )
+        )
+
+    def recorded(self) -> dict[str, float]:
+        """See `FusedReplayUpdate.recorded`."""
+        kernel, means = self._kernel, np.mean(self._stats, axis=0)
+        found = {
+            "train/ent_coef": means[kernel.ENT_COEF],
+            "train/actor_loss": means[kernel.ACTOR_LOSS],
+            "train/critic_loss": means[kernel.CRITIC_LOSS],
+        }
+        if len(self.optimizers) == 3:
+            found["train/ent_coef_loss"] = means[kernel.ENT_COEF_LOSS]
+        return {name: float(value) for name, value in found.items()}
+
+    def explore(self, observations: Any) -> Array:
+        """See `FusedReplayUpdate.explore`: actions drawn from the actor's distributions."""
+        algorithm = self._algorithm
+        inputs = features(algorithm.actor, observations)
+        noise = standard_normal(len(inputs), int(np.prod(algorithm.action_space.shape)))
+        return env_actions(algorithm, self._kernel.sampled_actions(self._actor, inputs, noise))
+
+
+def _critic_tables(critic: Any) -> Array:
+    """(critics, layers, 4) int64, see `Critics`."""
+    return np.stack([layer_table(linears(net)) for net in critic.q_networks])
+
+
+# --- TD3 and DDPG ----------------------------------------------------------------------------------------------------
+
+
+class TD3(FusedOffPolicy, stable_baselines3.TD3):
     """A drop-in for `stable_baselines3.TD3`: same arguments, same logger keys, same files. See `TwoPaths`."""
 
     def coverage(self) -> Reliance | str:
@@ -251,6 +264,76 @@ class TD3(FusedReplayUpdates, stable_baselines3.TD3):
 
 class DDPG(TD3, stable_baselines3.DDPG):
     """A drop-in for `stable_baselines3.DDPG`: same arguments, same logger keys, same files. See `TwoPaths`."""
+
+
+class TD3Update(FusedReplayUpdate):
+    """Gradient steps of critics and actor.
+
+    Args:
+        algorithm: a TD3 or DDPG that the kernels cover.
+    """
+
+    def __init__(self, algorithm: Any) -> None:
+        from marl_sb3.kernels import td3
+        from marl_sb3.kernels.layers import TANH
+        from marl_sb3.kernels.mlp import Net
+        from marl_sb3.kernels.replay import Critics
+
+        super().__init__(algorithm, td3, [algorithm.actor.optimizer, algorithm.critic.optimizer])
+        self._kernel = td3
+        critics = algorithm.critic, algorithm.critic_target
+        actors = algorithm.actor, algorithm.actor_target
+        self._actor, self._actor_target = (Net(layer_table(linears(each.mu)), self._hidden, TANH) for each in actors)
+        self._critics, self._targets = (Critics(_critic_tables(each), self._hidden) for each in critics)
+        self._moved = target_table(
+            *(
+                [layer for net in [*critic.q_networks, actor.mu] for layer in linears(net)]
+                for critic, actor in zip(critics, actors, strict=True)
+            )
+        )
+
+    def begin(self) -> None:
+        """See `FusedReplayUpdate.begin`."""
+        super().begin()
+        self._updates_before = num_updates(self._algorithm)
+        self._with_actor: list[bool] = []
+
+    def step(self, samples: Any, gradient_step: int) -> None:
+        """See `FusedReplayUpdate.step`."""
+        algorithm = self._algorithm
+        batch = batch_of(samples, algorithm.actor, algorithm.gamma)
+        noise = th.empty(batch.actions.shape).normal_(0, algorithm.target_policy_noise).numpy()
+        self._with_actor.append((self._updates_before + gradient_step + 1) % algorithm.policy_delay == 0)
+        self._stats.append(
+            self._kernel.update(
+                self._actor,
+                self._actor_target,
+                self._present[0],
+                self._critics,
+                self._targets,
+                self._present[1],
+                batch,
+                self._kernel.Smoothing(noise, float(algorithm.target_noise_clip)),
+                self._with_actor[-1],
+                self._moved,
+                float(algorithm.tau),
+            )
+        )
+
+    def recorded(self) -> dict[str, float]:
+        """See `FusedReplayUpdate.recorded`; the actor's loss is missing if it was not updated."""
+        kernel, stats = self._kernel, np.array(self._stats)
+        actor_losses = stats[self._with_actor, kernel.ACTOR_LOSS]
+        found = {"train/critic_loss": float(stats[:, kernel.CRITIC_LOSS].mean())}
+        return {"train/actor_loss": float(actor_losses.mean()), **found} if len(actor_losses) else found
+
+    def explore(self, observations: Any) -> Array:
+        """See `FusedReplayUpdate.explore`: the actor's actions, to which the rollout adds noise."""
+        algorithm = self._algorithm
+        return env_actions(algorithm, self._kernel.chosen_actions(self._actor, features(algorithm.actor, observations)))
+
+
+# --- Learners --------------------------------------------------------------------------------------------------------
 
 
 class QLearner(OffPolicyLearner):

@@ -21,7 +21,7 @@ from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
 from marl_sb3.errors import EnvError, NumericError
 from marl_sb3.kernels import layers
 from marl_sb3.kernels import ppo as kernel
-from marl_sb3.learners.ppo.fused.policy import FusedPolicy
+from marl_sb3.learners.fused_policy import FusedPolicy
 from marl_sb3.learners.threads import blas_threads
 from marl_sb3.vec_env import SyncVecEnv
 
@@ -133,6 +133,17 @@ def torch_gradients(policy: Any, batch: kernel.Samples, observations: np.ndarray
     return {name: p.grad.float() for name, p in policy.named_parameters()}
 
 
+def gradient_parts(fused: FusedPolicy, grad: np.ndarray) -> list[np.ndarray]:
+    """The gradient of each parameter; those that the kernels hold transposed are turned round."""
+    parts, place, moved = [], 0, fused.copies.addresses()
+    for parameter in fused.parameters:
+        part = grad[place : place + parameter.numel()]
+        turned = parameter.data_ptr() in moved
+        parts.append(part.reshape(parameter.shape[::-1]).T if turned else part.reshape(parameter.shape))
+        place += parameter.numel()
+    return parts
+
+
 @settings(max_examples=40, deadline=None, derandomize=True, database=None)
 @given(
     observation=st.sampled_from(list(OBSERVATIONS)), action=st.sampled_from(list(ACTIONS)),
@@ -168,8 +179,7 @@ def test_gradients_are_those_of_autograd(
         log_probs = policy.evaluate_actions(th.as_tensor(observations).float(), taken)[1].numpy()
     inputs, none = fused.inputs(observations), np.empty((rows, 0))
     batch = kernel.Samples(
-        indices=inputs.indices,
-        floats=inputs.floats,
+        inputs=inputs,
         int_actions=(none if action == "box" else actions).astype(np.int64),
         float_actions=(actions if action == "box" else none).astype(np.float32),
         allowed=none.astype(np.float32),
@@ -177,21 +187,21 @@ def test_gradients_are_those_of_autograd(
         advantages=rng.normal(0, 1, rows).astype(np.float32),
         returns=rng.normal(0, 1, rows).astype(np.float32),
     )
-    chosen = kernel.Settings(False, True, clip_range, ent_coef, 0.5, 0.5, 0, 1e-3, 0.9, 0.999, 1e-5)
-    grad = np.full_like(fused.theta, np.nan)
+    chosen = kernel.Settings(False, True, clip_range, ent_coef, 0.5, 0.5)
+    grad = np.full(sum(parameter.numel() for parameter in fused.parameters), np.nan, np.float32)
     spaces_ = []
-    for table in (fused.nets.pi, fused.nets.vf):
-        offsets, size = kernel.workspace(table, rows)
-        spaces_.append((offsets, np.empty(size, np.float32), np.empty(size, np.float32)))
+    for net in (fused.nets.pi, fused.nets.vf):
+        size = rows * int(net.table[:, 1].sum())
+        spaces_.append((np.empty(size, np.float32), np.empty(size, np.float32)))
     with blas_threads(1):
-        kernel._minibatch(fused.theta, grad, fused.nets, batch, rows, chosen, *spaces_, np.zeros(kernel.NUM_STATS))
+        kernel.gradients(fused.nets, batch, rows, chosen, *spaces_, grad, np.zeros(kernel.NUM_STATS))
+    names = {parameter: name for name, parameter in policy.named_parameters()}
+    found = dict(zip((names[each] for each in fused.parameters), gradient_parts(fused, grad), strict=True))
     expected = torch_gradients(policy, batch, observations, taken.numpy(), chosen)
-    fused.theta[:] = grad
-    policy.float()
-    fused.write_parameters()
     scale = max(float(value.norm()) for value in expected.values())
-    for name, found in policy.named_parameters():
-        assert float((found.detach() - expected[name]).norm()) < 1e-4 * scale, name
+    assert found.keys() == expected.keys()
+    for name, gradient in found.items():
+        assert float((th.as_tensor(gradient) - expected[name]).norm()) < 1e-4 * scale, name
 
 
 def test_a_planted_error_in_the_gradient_is_found() -> None:
@@ -330,7 +340,7 @@ def test_loaded_parameters_are_those_that_act_and_train(tmp_path: Any) -> None:
         fused.read_parameters()
         expected = first.policy.predict_values(th.as_tensor(observations)).detach().numpy().reshape(-1)
         np.testing.assert_allclose(fused.values(observations), expected, atol=1e-6)
-        assert fused.read_moments()[2] == 6  # 3 epochs of 2 minibatches
+        assert {int(state["step"]) for state in copy.policy.optimizer.state.values()} == {6}
 
 
 def test_a_layer_replaced_between_updates_is_the_one_that_acts_and_trains() -> None:

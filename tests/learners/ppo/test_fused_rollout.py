@@ -15,7 +15,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 import marl_sb3
 from marl_sb3.experience.rollout import flat_samples
-from marl_sb3.learners.ppo.fused import rollout
+from marl_sb3.learners import fused_on_policy
 
 SETTINGS = {"n_steps": 40, "batch_size": 40, "n_epochs": 2, "seed": 0, "device": "cpu"}
 
@@ -65,7 +65,7 @@ def test_rollouts_with_time_limits_are_those_of_stock_sb3(env_id: str) -> None:
 
 
 def test_a_forgotten_value_at_the_time_limit_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollout, "_add_values_at_time_limits", lambda *_: None)
+    monkeypatch.setattr(fused_on_policy, "_add_values_at_time_limits", lambda *_: None)
     with pytest.raises(AssertionError):
         test_rollouts_with_time_limits_are_those_of_stock_sb3("CartPole-v1")
 

@@ -16,7 +16,7 @@ import marl_sb3
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
 from marl_sb3.acting.actor import Batch
 from marl_sb3.learners.algorithms.contrib import RecurrentDecider
-from marl_sb3.learners.ppo.fused.coverage import memory_coverage
+from marl_sb3.learners.coverage import memory_coverage
 
 NETWORK = {"net_arch": [], "lstm_hidden_size": 3, "n_lstm_layers": 2}
 SMALL: dict[str, Any] = {"n_steps": 5, "batch_size": 7, "n_epochs": 1, "policy_kwargs": NETWORK}
@@ -112,7 +112,7 @@ def test_minibatches_are_sequences_of_one_row_and_one_episode(algorithm_class: A
 def test_the_name_of_a_policy_may_be_that_of_one_without_memory() -> None:
     assert PolicySpec(sb3_contrib.RecurrentPPO).policy == "MlpLstmPolicy"
     assert PolicySpec(sb3_contrib.RecurrentPPO, "CnnLstmPolicy").policy == "CnnLstmPolicy"
-    with pytest.raises(ConfigError, match="unknown policy 'MlppLstmPolicy' of RecurrentPPO; accepted: MlpLstmPolicy"):
+    with pytest.raises(ConfigError, match="unknown policy 'MlppPolicy' of RecurrentPPO; accepted: MlpLstmPolicy"):
         PolicySpec(sb3_contrib.RecurrentPPO, "MlppPolicy")
 
 

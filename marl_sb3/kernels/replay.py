@@ -1,4 +1,4 @@
-"""The critics of SAC, TQC and TD3, which value observations and actions together, as kernels."""
+"""What the updates of algorithms with a replay buffer share, as kernels: minibatches, quantile losses and critics."""
 
 from __future__ import annotations
 
@@ -6,17 +6,68 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from marl_sb3.kernels.batch import join
 from marl_sb3.kernels.cache import inner_kernel
 from marl_sb3.kernels.layers import LINEAR
-from marl_sb3.kernels.mlp import Net, backward, forward, last_layer, outputs_size, parameters_size
+from marl_sb3.kernels.mlp import Net, backward, forward, last_layer, outputs_size, parameters_size, plain
 from marl_sb3.types import Array, FloatArray
 
 _Scalar = Any  # a float, once compiled
 
+_f = np.float32
+_ZERO, _HALF, _ONE = _f(0.0), _f(0.5), _f(1.0)
+
+
+class Batch(NamedTuple):
+    """A minibatch.
+
+    Attributes:
+        observations: (rows, inputs) float32.
+        actions: (rows, n); float32, for DQN and QR-DQN int64.
+        next_observations: (rows, inputs) float32.
+        rewards: (rows,) float32.
+        discounts: (rows,) float32; what the value of the next observation counts: 0 where the episode was terminated.
+    """
+
+    observations: FloatArray
+    actions: Array
+    next_observations: FloatArray
+    rewards: FloatArray
+    discounts: FloatArray
+
+
+@inner_kernel
+def quantile_loss(current: FloatArray, targets: FloatArray, scale: float, delta: FloatArray) -> _Scalar:
+    """Compute the quantile Huber loss of one row (Dabney et al. 2018, eq. 10), summed over all pairs.
+
+    Args:
+        current: (quantiles,); the estimates.
+        targets: (target quantiles,).
+        scale: multiplies the gradient.
+        delta: (quantiles,); filled with the gradient.
+
+    Returns:
+        The sum, not scaled.
+    """
+    quantiles, total, factor = current.shape[0], np.float64(0.0), _f(scale)
+    for i in range(quantiles):
+        level, slope, loss = _f((i + 0.5) / quantiles), _ZERO, _ZERO
+        for j in range(targets.shape[0]):
+            error = targets[j] - current[i]
+            size = abs(error)
+            weight = abs(level - (_ONE if error < _ZERO else _ZERO))
+            small = size <= _ONE
+            loss += weight * (_HALF * error * error if small else size - _HALF)
+            slope -= weight * (error if small else (_ONE if error > _ZERO else -_ONE))
+        delta[i] = slope * factor
+        total += loss
+    return total
+
+
+# --- Critics ---------------------------------------------------------------------------------------------------------
+
 
 class Critics(NamedTuple):
-    """Critics of the same shape.
+    """The critics of SAC, TQC or TD3, which value observations and actions together; all of the same shape.
 
     Attributes:
         tables: (critics, layers, 4) int64; see `Net`.
@@ -36,8 +87,13 @@ def critic(critics: Critics, k: int) -> Net:
 @inner_kernel
 def joined(observations: FloatArray, actions: FloatArray) -> FloatArray:
     """Return the critics' inputs, (rows, inputs + n)."""
-    made = np.empty((observations.shape[0], observations.shape[1] + actions.shape[1]), np.float32)
-    join(observations, actions, made)
+    rows, columns, more = observations.shape[0], observations.shape[1], actions.shape[1]
+    made = np.empty((rows, columns + more), np.float32)
+    for i in range(rows):
+        for j in range(columns):
+            made[i, j] = observations[i, j]
+        for j in range(more):
+            made[i, columns + j] = actions[i, j]
     return made
 
 
@@ -62,7 +118,7 @@ def values(critics: Critics, inputs: FloatArray, work: FloatArray) -> FloatArray
     outputs = critics.tables[0, critics.tables.shape[1] - 1, 1]
     found = np.empty((count, rows, outputs), np.float32)
     for k in range(count):
-        of_one = forward(critic(critics, k), inputs, work[k])
+        of_one = forward(critic(critics, k), plain(inputs), work[k])
         for i in range(rows):
             for j in range(outputs):
                 found[k, i, j] = of_one[i, j]
@@ -84,7 +140,7 @@ def gradients(critics: Critics, inputs: FloatArray, work: FloatArray, slopes: Fl
     for k in range(count):
         net = critic(critics, k)
         _put(slopes[k], last_layer(net, deltas, rows))
-        backward(net, inputs, work[k], deltas, grad[k * size : (k + 1) * size], none)
+        backward(net, plain(inputs), work[k], deltas, grad[k * size : (k + 1) * size], none)
     return grad
 
 
@@ -104,7 +160,7 @@ def action_gradients(
     for k in range(slopes.shape[0]):
         net = critic(critics, k)
         _put(slopes[k], last_layer(net, deltas, rows))
-        backward(net, inputs, work[k], deltas, none, below)
+        backward(net, plain(inputs), work[k], deltas, none, below)
         for i in range(rows):
             for j in range(actions):
                 found[i, j] += below[i, columns - actions + j]

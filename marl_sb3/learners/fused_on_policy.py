@@ -1,0 +1,277 @@
+"""What PPO, A2C, MaskablePPO and TRPO of marl_sb3 have in common: rollouts and updates by the kernels."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.vec_env import VecEnv
+
+from marl_sb3.acting.policy import ForwardPass, forward_pass
+from marl_sb3.errors import NumericError
+from marl_sb3.learners.coverage import Reliance, update_coverage
+from marl_sb3.learners.learner import UpdateJob
+from marl_sb3.learners.on_policy import OnPolicyLearner, TrainJob
+from marl_sb3.learners.threads import blas_threads
+from marl_sb3.learners.update_path import TwoPaths, UpdatePlan
+from marl_sb3.metrics import Result
+from marl_sb3.sb3.private import (
+    has_step_hook,
+    last_step,
+    num_updates,
+    record_episodes,
+    set_last_step,
+    set_num_updates,
+)
+from marl_sb3.types import Array
+
+if TYPE_CHECKING:
+    from marl_sb3.learners.fused_policy import FusedPolicy, FusedRolloutUpdate
+
+
+class FusedActing(TwoPaths, OnPolicyAlgorithm):
+    """A base class, in front of SB3's class of the algorithm: the kernels act where they cover the policy."""
+
+    def coverage(self) -> Reliance | str:
+        """See `TwoPaths.coverage`."""
+        return update_coverage(self)
+
+    def _in_kernels_form(self) -> FusedPolicy:
+        from marl_sb3.learners.fused_policy import FusedPolicy
+
+        return FusedPolicy(self.policy)
+
+    def fused_policy(self) -> FusedPolicy | None:
+        """The policy in the kernels' form, on the fused path.
+
+        Raises:
+            ConfigError: see `TwoPaths.takes_fused_path`.
+        """
+        fused: FusedPolicy | None = self._kernels()
+        return fused
+
+
+class FusedOnPolicy(FusedActing):
+    """A base class, in front of SB3's class of the algorithm: its updates run in the kernels where they cover them.
+
+    Attributes:
+        num_grad_updates: optimizer steps taken since the object was made.
+    """
+
+    num_grad_updates: int = 0
+
+    def update_plan(self) -> UpdatePlan:
+        """Return the minibatches and the loss of the next update."""
+        raise NotImplementedError
+
+    def record_update(self, update: FusedRolloutUpdate) -> None:
+        """Record what the algorithm's `train` records in SB3's logger, under the same names."""
+        raise NotImplementedError
+
+    def train(self) -> None:
+        """Update the policy from the rollout buffer.
+
+        Raises:
+            NumericError: a loss or gradient is not finite (fused path only); the weights stay as before that minibatch.
+        """
+        update = self.prepare_update()
+        with blas_threads(1):
+            (self._train_torch if update is None else update.run)()
+        if update is not None:
+            self.finish_update(update)
+            if not update.is_finite:
+                raise NumericError("a loss or a gradient is not finite; the update stopped at that minibatch")
+
+    def prepare_update(self) -> FusedRolloutUpdate | None:
+        """Do the part of an update that draws random numbers, in SB3's order, or that cannot run in parallel.
+
+        Fused updates of several policies may then `run` at the same time; `finish_update` is called for one at a time.
+
+        Returns:
+            None if PyTorch updates the policy; then nothing was drawn.
+        """
+        fused = self.fused_policy()
+        if fused is None:
+            return None
+        from marl_sb3.learners.fused_policy import FusedRolloutUpdate
+
+        self.policy.set_training_mode(True)
+        self._update_learning_rate(self.policy.optimizer)
+        return FusedRolloutUpdate(self, fused, self.update_plan())
+
+    def finish_update(self, update: FusedRolloutUpdate) -> None:
+        """Write the results of a fused update into SB3's objects."""
+        update.write_back()
+        set_num_updates(self, num_updates(self) + update.n_epochs)
+        self.num_grad_updates += update.num_grad_updates
+        self.record_update(update)
+
+    def _train_torch(self) -> None:
+        """Update by SB3's own `train`."""
+        optimizer = self.policy.optimizer
+        if not isinstance(optimizer, th.optim.Optimizer):  # a wrapper without hooks
+            super().train()
+            return
+        counted = optimizer.register_step_post_hook(self._count_grad_update)
+        try:
+            super().train()
+        finally:
+            counted.remove()
+
+    def _count_grad_update(self, *_: Any) -> None:
+        self.num_grad_updates += 1
+
+
+def record_std(algorithm: OnPolicyAlgorithm) -> None:
+    """Record the standard deviation of a Gaussian policy, as SB3 does."""
+    if hasattr(algorithm.policy, "log_std"):
+        algorithm.logger.record("train/std", th.exp(algorithm.policy.log_std).mean().item())
+
+
+# --- Rollouts of `learn` ---------------------------------------------------------------------------------------------
+
+
+class FusedRollouts(FusedActing):
+    """`FusedActing` in the rollouts of `learn` too, where the algorithm has an SB3 `VecEnv`.
+
+    They repeat those of SB3 with three differences: the kernels evaluate the policy where they cover it, the values of
+    all agents that were truncated in a step are one batch, and callbacks get the locals that SB3 documents.
+    """
+
+    def collect_rollouts(
+        self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
+    ) -> bool:
+        """See `OnPolicyAlgorithm.collect_rollouts`."""
+        if not self.takes_fused_path():
+            return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps)
+        self.policy.set_training_mode(False)
+        rollout_buffer.reset()
+        callback.on_rollout_start()
+        known: dict[str, Any] = {
+            "self": self,
+            "env": env,
+            "callback": callback,
+            "rollout_buffer": rollout_buffer,
+            "n_rollout_steps": n_rollout_steps,
+        }
+        forward = forward_pass(self)  # not earlier: the callback may have changed the policy
+        reads_again = has_step_hook(callback)
+        for step in range(n_rollout_steps):
+            if not _step(self, forward, known, step):
+                return False
+            if reads_again:
+                forward = forward_pass(self)
+            _store_step(self, forward, known)
+        last_values = th.from_numpy(forward.values(known["new_obs"]))
+        rollout_buffer.compute_returns_and_advantage(last_values=last_values, dones=known["dones"])
+        callback.update_locals({**known, "n_steps": n_rollout_steps, "values": last_values})
+        callback.on_rollout_end()
+        return True
+
+
+def _step(algorithm: OnPolicyAlgorithm, forward: ForwardPass, known: dict[str, Any], step: int) -> bool:
+    """Take one step of all envs; `known` is filled with the `locals` of SB3's callbacks."""
+    observations, _ = last_step(algorithm)
+    assert isinstance(observations, np.ndarray), "the kernels take no Dict observations"
+    actions, values, log_probs = forward.act(observations)
+    in_bounds = actions
+    if isinstance(algorithm.action_space, spaces.Box):
+        in_bounds = np.clip(actions, algorithm.action_space.low, algorithm.action_space.high)
+    new_obs, rewards, dones, infos = known["env"].step(in_bounds)
+    algorithm.num_timesteps += known["env"].num_envs
+    known |= {
+        "n_steps": step,
+        "obs_tensor": th.as_tensor(observations),
+        "actions": actions,
+        "clipped_actions": in_bounds,
+        "values": th.from_numpy(values).reshape(-1, 1),
+        "log_probs": th.from_numpy(log_probs),
+        "new_obs": new_obs,
+        "rewards": rewards,
+        "dones": dones,
+        "infos": infos,
+    }
+    known["callback"].update_locals(known)
+    return bool(known["callback"].on_step())
+
+
+def _store_step(algorithm: OnPolicyAlgorithm, forward: ForwardPass, known: dict[str, Any]) -> None:
+    observations, starts = last_step(algorithm)
+    actions, rewards, dones, infos = (known[name] for name in ("actions", "rewards", "dones", "infos"))
+    record_episodes(algorithm, infos, dones)
+    _add_values_at_time_limits(forward, rewards, dones, infos, algorithm.gamma)
+    if isinstance(algorithm.action_space, spaces.Discrete):
+        actions = actions.reshape(-1, 1)
+    known["rollout_buffer"].add(observations, actions, rewards, starts, known["values"], known["log_probs"])
+    set_last_step(algorithm, known["new_obs"], dones)
+
+
+def _add_values_at_time_limits(
+    forward: ForwardPass, rewards: Array, dones: Array, infos: list[dict[str, Any]], gamma: float
+) -> None:
+    """Truncation is not termination: bootstrap from the value of the final observation (SB3 issue 633)."""
+    truncated = [
+        row
+        for row in np.flatnonzero(dones)
+        if infos[row].get("TimeLimit.truncated", False) and infos[row].get("terminal_observation") is not None
+    ]
+    if truncated:
+        final = np.stack([infos[row]["terminal_observation"] for row in truncated])
+        rewards[truncated] += gamma * forward.final_values(final)
+
+
+# --- Learners --------------------------------------------------------------------------------------------------------
+
+
+class FusedLearner(OnPolicyLearner):
+    """An `OnPolicyLearner` for marl_sb3's class of an algorithm, and for SB3's."""
+
+    updates_copies: ClassVar[bool] = True
+
+    def begin_update(self, progress_remaining: float) -> UpdateJob:
+        """See `Learner.begin_update`."""
+        job = super().begin_update(progress_remaining)
+        algorithm = self.algorithm
+        own = getattr(algorithm.train, "__func__", None)  # a user's subclass or instance may train in its own way
+        if not isinstance(algorithm, FusedOnPolicy) or own is not FusedOnPolicy.train:
+            return job
+        if self.collector.buffer.num_transitions < self.least_transitions:
+            return job
+        update = algorithm.prepare_update()
+        return job if update is None else FusedJob(self, update)
+
+    def _count_grad_updates(self) -> None:
+        if not isinstance(self.algorithm, FusedOnPolicy):
+            super()._count_grad_updates()
+
+    @property
+    def num_grad_updates(self) -> int:
+        """Optimizer steps taken."""
+        return self.algorithm.num_grad_updates if isinstance(self.algorithm, FusedOnPolicy) else self._grad_updates
+
+    @num_grad_updates.setter
+    def num_grad_updates(self, count: int) -> None:
+        if isinstance(self.algorithm, FusedOnPolicy):
+            self.algorithm.num_grad_updates = count
+        self._grad_updates = count
+
+
+class FusedJob(TrainJob):
+    """An update by the kernels, which release the GIL."""
+
+    parallel = True
+
+    def __init__(self, learner: FusedLearner, update: FusedRolloutUpdate) -> None:
+        super().__init__(learner, update.run)
+        self._update = update
+
+    def finish(self) -> Result:
+        """See `UpdateJob.finish`."""
+        self._learner.algorithm.finish_update(self._update)  # type: ignore[attr-defined]
+        self._learner.collector.buffer.samples_drawn += self._update.samples_drawn
+        return super().finish()

@@ -1,1 +1,0 @@
-"""PPO: the class `marl_sb3.PPO`, and its learner."""
