@@ -17,8 +17,7 @@ from typing import Any
 from marl_sb3.checkup.checks import CHECKS
 from marl_sb3.checkup.finding import Severity
 from marl_sb3.config.algorithms import ALGORITHMS
-from marl_sb3.config.rllib.missing import ALWAYS, REASONS
-from marl_sb3.config.rllib.table import DEPENDENT, ENVS_PER_RUNNER, RENAMED, RUNNERS
+from marl_sb3.config.compat.rllib_names import ALWAYS, DEPENDENT, ENVS_PER_RUNNER, REASONS, RENAMED, RUNNERS
 from marl_sb3.config.schema import SECTIONS, TrainConfig
 
 HERE = Path(__file__).parent

@@ -15,7 +15,7 @@ from typing import Any
 import marl_sb3
 from marl_sb3 import PolicySpec, make_vec_env
 from marl_sb3.config import TrainConfig, load_config, read_yaml
-from marl_sb3.config.zoo_format import ATARI, DEFAULT, unsupported
+from marl_sb3.config.compat.zoo import ATARI, DEFAULT, unsupported
 from marl_sb3.errors import MarlSb3Error
 
 HEADER = ("entry", "loads as written", "trains")

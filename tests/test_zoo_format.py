@@ -11,7 +11,7 @@ from stable_baselines3 import TD3
 
 import marl_sb3
 from marl_sb3.config import load_config, to_yaml
-from marl_sb3.config.literal_call import parse_literal
+from marl_sb3.config.compat.zoo import parse_literal
 from marl_sb3.errors import ConfigError
 from marl_sb3.learners import building
 from marl_sb3.learners.spec import PolicySpec

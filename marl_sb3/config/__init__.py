@@ -1,9 +1,18 @@
 """The configuration of a run: the schema of all settings, and reading them from files and options."""
 
-from marl_sb3.config.files import Hparams, entry_of, preset_path, require_named
+from marl_sb3.config.files import (
+    Hparams,
+    entry_of,
+    parse_value,
+    plain_data,
+    preset_path,
+    read_yaml,
+    require_named,
+    to_yaml,
+    yaml_text,
+)
 from marl_sb3.config.schema import TrainConfig
 from marl_sb3.config.sources import load_config
-from marl_sb3.config.yaml import parse_value, plain_data, read_yaml, to_yaml, yaml_text
 
 __all__ = [
     "Hparams",

@@ -7,6 +7,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from marl_sb3.config.algorithms import kinds_of
+from marl_sb3.config.compat.rllib import LATER, OF_RUN, number_of_envs, translated
+from marl_sb3.config.compat.rllib_names import Context
+from marl_sb3.config.compat.zoo import KEYS, translated_key
 from marl_sb3.config.names import (
     HYPERPARAMETERS,
     as_integer,
@@ -15,11 +18,8 @@ from marl_sb3.config.names import (
     canonical_settings,
 )
 from marl_sb3.config.provenance import Source, source_of
-from marl_sb3.config.rllib.translate import LATER, OF_RUN, number_of_envs, translated
-from marl_sb3.config.rllib.values import Context
 from marl_sb3.config.schema import ACCEPTED, BY_POLICY, SECTIONS, TrainConfig, names_in
 from marl_sb3.config.values import Named, require, shown, takes_integers_only
-from marl_sb3.config.zoo_format import KEYS, translated_key
 from marl_sb3.errors import ConfigError
 
 

@@ -10,15 +10,13 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from marl_sb3.config.algorithms import canonical_algorithm, takes_integers
-from marl_sb3.config.literal_call import parse_literal
+from marl_sb3.config.compat.rllib import LATER, translated, unnested
+from marl_sb3.config.compat.rllib_names import RENAMED, Context
+from marl_sb3.config.compat.zoo import parse_literal, with_action_noise
 from marl_sb3.config.networks import IN_PYTHON
 from marl_sb3.config.processing import PROCESSING
-from marl_sb3.config.rllib.table import RENAMED
-from marl_sb3.config.rllib.translate import LATER, translated, unnested
-from marl_sb3.config.rllib.values import Context
 from marl_sb3.config.schema import SECTIONS, names_in
 from marl_sb3.config.values import integer_in, plain_numbers, takes_integers_only
-from marl_sb3.config.zoo_noise import with_action_noise
 from marl_sb3.errors import ConfigError
 
 # Other names of settings, RLlib's above all.

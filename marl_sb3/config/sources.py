@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from marl_sb3.config.algorithms import canonical_algorithm
+from marl_sb3.config.compat.zoo import refuse_unsupported
 from marl_sb3.config.files import Hparams, entry_of, entry_of_preset, name_of, preset_path, require_named
 from marl_sb3.config.ids import with_text_ids
 from marl_sb3.config.merged import MergedSettings
 from marl_sb3.config.provenance import source_of
 from marl_sb3.config.schema import TrainConfig, nested
 from marl_sb3.config.values import shown
-from marl_sb3.config.zoo_format import refuse_unsupported
 from marl_sb3.errors import ConfigError
 
 

@@ -14,7 +14,7 @@ from marl_sb3.acting.bundle import PolicyBundle
 from marl_sb3.callbacks import EvaluationCallback, RewardHistogramCallback, StopOnMetric, StopOnSignal
 from marl_sb3.callbacks.checkpoint import CheckpointCallback
 from marl_sb3.callbacks.stop import StopAfterSteps
-from marl_sb3.config.extensions import Phase, phases_after
+from marl_sb3.config.resume import Phase, phases_after
 from marl_sb3.errors import EnvRaisedError, MarlSb3Error, NumericError, WorkerError, note_remedy, note_traceback_file
 from marl_sb3.metrics import Result
 from marl_sb3.runs.folder import write_traceback

@@ -12,8 +12,8 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 
 from marl_sb3.acting.bundle import PolicyBundle
 from marl_sb3.config import TrainConfig
-from marl_sb3.config.changes import Change
 from marl_sb3.config.ids import file_names
+from marl_sb3.config.resume import Change
 from marl_sb3.envs.registry import EnvFactory, named_factory
 from marl_sb3.evaluation import EvaluationPlan, evaluate_policies
 from marl_sb3.learners.load import read_bundle

@@ -17,9 +17,8 @@ from stable_baselines3.common.utils import set_random_seed
 
 from marl_sb3.callbacks import EvaluationCallback
 from marl_sb3.config import TrainConfig, load_config, parse_value, to_yaml
-from marl_sb3.config.changes import changes_between
-from marl_sb3.config.extensions import continued, is_complete, phases_after
 from marl_sb3.config.ray import AnyRunners
+from marl_sb3.config.resume import changes_between, continued, is_complete, phases_after
 from marl_sb3.config.values import counted
 from marl_sb3.envs.registry import EnvFactory
 from marl_sb3.errors import ConfigError, NumericError

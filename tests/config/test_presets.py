@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from marl_sb3.config.algorithms import ALGORITHMS, algorithm_info
-from marl_sb3.config.files import preset_path
+from marl_sb3.config.files import preset_path, read_yaml
 from marl_sb3.config.names import canonical_hyperparameters
 from marl_sb3.config.sources import load_config
-from marl_sb3.config.yaml import read_yaml
 from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.tuning.space import read_space
 

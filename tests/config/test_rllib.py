@@ -11,10 +11,17 @@ import stable_baselines3
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
 from marl_sb3.config import load_config
 from marl_sb3.config.algorithms import ALGORITHMS as INFOS
+from marl_sb3.config.compat.rllib import unnested
+from marl_sb3.config.compat.rllib_names import (
+    ALWAYS,
+    DEPENDENT,
+    ENVS_PER_RUNNER,
+    NESTED,
+    NO_COUNTERPART,
+    RENAMED,
+    RUNNERS,
+)
 from marl_sb3.config.names import FLAT_NAMES
-from marl_sb3.config.rllib.missing import ALWAYS, NO_COUNTERPART
-from marl_sb3.config.rllib.table import DEPENDENT, ENVS_PER_RUNNER, NESTED, RENAMED, RUNNERS
-from marl_sb3.config.rllib.translate import unnested
 from marl_sb3.config.schema import ACCEPTED, value_of
 from marl_sb3.learners.spec import policy_specs
 from marl_sb3.tuning.space import parse_space

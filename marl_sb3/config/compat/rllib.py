@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from marl_sb3.config.rllib.missing import ALWAYS, NO_COUNTERPART
-from marl_sb3.config.rllib.table import DEPENDENT, ENVS_PER_RUNNER, NESTED, RENAMED, RUNNERS
-from marl_sb3.config.rllib.values import Context
+from marl_sb3.config.compat.rllib_names import (
+    ALWAYS,
+    DEPENDENT,
+    ENVS_PER_RUNNER,
+    NESTED,
+    NO_COUNTERPART,
+    RENAMED,
+    RUNNERS,
+    Context,
+)
 from marl_sb3.config.values import Count, Named, PositiveInt, require, shown
 from marl_sb3.errors import ConfigError
 
