@@ -12,22 +12,213 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from marl_sb3.cli.command import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, run_command, setup_logging
-from marl_sb3.cli.parser import assignments, found_run, import_users_modules, named_env
-from marl_sb3.cli.ray import runner_settings
-from marl_sb3.cli.train import (
-    RESUME_SETTINGS,
-    SETTINGS,
-    build_parser,
-    chosen_seeds,
-    require_resumable,
+from marl_sb3.cli.parser import (
+    CommandParser,
+    add_device_options,
+    add_env_option,
+    add_ray_options,
+    add_setup_options,
+    add_verbosity,
+    assignments,
+    found_run,
+    import_users_modules,
+    integer,
+    named_env,
+    number_of_workers,
+    runner_settings,
     stop_conditions,
 )
+from marl_sb3.errors import ConfigError
 from marl_sb3.startup import without_collections
 
 if TYPE_CHECKING:
     from marl_sb3.config import TrainConfig
     from marl_sb3.config.ray import AnyRunners
     from marl_sb3.runs.run import Run
+
+
+# --- The command line ------------------------------------------------------------------------------------------------
+
+
+_EPILOG = """\
+ENV is one of
+  arena                     the built-in two-agent grid
+  waterworld                built in: pursuers that eat food and avoid poison
+  sisl/pursuit-v5           an id of PettingZoo's registry
+  CartPole-v1               an id of Gymnasium's: one agent, called agent
+  mpe2/simple_spread-v3     an id of an installed package
+  package.module:factory    a function that makes any such env
+  package:Env-v0            an id that a package registers
+
+KEY of --set is a setting of the preset file or one of SB3's arguments:
+  --set learning_rate=lin_3e-4        for every policy; lin_X: from X down to 0
+  --set agent1.learning_rate=4e-4     for one policy
+  --set env.height=6                  an argument of the env
+  --set policy_kwargs.net_arch=[32,32]
+
+examples
+  python -m marl_sb3.train arena
+  python -m marl_sb3.train arena --policies per_agent --seed 1
+  python -m marl_sb3.train arena --seeds 5
+  python -m marl_sb3.train arena --stop env_runners/episode_return_mean=15
+  python -m marl_sb3.train --hparams runs/arena/20260101-120000-abcd/config.yaml
+  python -m marl_sb3.train --resume runs/arena/20260101-120000-abcd
+
+exit codes: 0 done, 1 failed, 2 wrong command line or settings, 130 interrupted
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Make the parser of `train`."""
+    parser = CommandParser(
+        "python -m marl_sb3.train", "[ENV] [options]", description="Train the agents of an env.", epilog=_EPILOG
+    )
+    parser.add_argument("env", metavar="ENV", nargs="?", help="the env to train in; default: the one in --hparams")
+    _add_what_is_trained(parser)
+    _add_how_it_runs(parser)
+    _add_run_folder(parser)
+    parser.section("output")
+    parser.option(
+        "--print-config",
+        "print all settings as YAML, which --hparams takes, and do not train; default: train",
+    )
+    parser.option(
+        "--agents N",
+        "number of agents to show, the best and the worst ones, or all; default: 8",
+        type=_most_agents,
+        default=8,
+    )
+    parser.option("--quiet", "print the run folder alone; default: off")
+    add_verbosity(parser)
+    return parser
+
+
+def _add_what_is_trained(parser: CommandParser) -> None:
+    parser.section("what is trained")
+    add_env_option(parser, also_positional=True)
+    add_setup_options(parser)
+    parser.option("--timesteps N", "env steps to train for; default: as in the preset, else 1000000", type=integer)
+    parser.option("--seed S", "seed of the run; default: random, written to config.yaml", type=integer)
+    parser.option(
+        "--seeds N|A,B,C",
+        "train with N seeds from --seed (or 0) on, or with these seeds: as many trainings at a time as there are "
+        "cores, a run folder each, and a table of the means; default: one seed",
+        type=_seeds,
+    )
+    parser.repeated("--set KEY=VALUE", "change a setting, see below; may be repeated; default: none", dest="settings")
+    parser.option(
+        "--hparams FILE", "settings by env id, or a run's config.yaml; default: the preset shipped for the algorithm"
+    )
+    parser.repeated(
+        "--stop METRIC=VALUE",
+        "end the run when a metric is at least VALUE; may be repeated; default: train for all env steps",
+    )
+    parser.option(
+        "--init-from SOURCE",
+        "start from the weights of [POLICY=]PATH[:SOURCE_POLICY], where PATH is a run folder (the checkpoint that "
+        "evaluate takes), a checkpoint or an SB3 zip; may be repeated; --set init_layers=[...] takes only some layers; "
+        "default: random weights",
+        action="append",
+    )
+    parser.option("--trust-pickle", "read SB3 zips, which may run code: only for files you trust; default: off")
+
+
+def _add_how_it_runs(parser: CommandParser) -> None:
+    parser.section("how it runs")
+    add_device_options(parser)
+    parser.option(
+        "--workers N",
+        "processes that step the envs, with the same results; 0: none; auto: one for each core; default: 0",
+        dest="n_workers",
+        type=number_of_workers,
+    )
+    add_ray_options(parser, "roll out the envs on Ray, in n_shards shares (--set n_shards=N)", "runner")
+    parser.option(
+        "--runners N",
+        "processes that roll out the envs, in n_shards shares: of this machine, or on Ray; their number changes no "
+        "result; default: none, or with --ray one for each CPU of this machine",
+        type=integer,
+    )
+    parser.option(
+        "--on-nan WHAT", "on a NaN: stop, or rollback to the latest checkpoint, at most 3 times; default: stop"
+    )
+
+
+def _add_run_folder(parser: CommandParser) -> None:
+    parser.section("run folder")
+    parser.option("--run-dir DIR", "folder of the run, new or empty; default: runs/ENV/TIME-XXXX")
+    parser.option(
+        "--resume RUN",
+        "continue a run from its newest checkpoint, in its folder; --timesteps N then trains N env steps more, and "
+        "schedules such as lin_X lead to the new end; --set KEY=VALUE changes settings such as learning_rate; default: "
+        "none",
+    )
+    parser.option(
+        "--checkpoint-every K",
+        "iterations from one checkpoint to the next; 0: only at the end; default: 10",
+        type=integer,
+    )
+
+
+def _most_agents(text: str) -> int | None:
+    """Parse `--agents`: an integer of at least 1, or None for `all`."""
+    if text == "all":
+        return None
+    if text.isdecimal() and int(text) > 0:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"received {text[:60]!r}; accepted: all, or an integer of at least 1")
+
+
+def _seeds(text: str) -> list[int] | int:
+    """Parse `--seeds`: a number of seeds, or the seeds themselves, which are different."""
+    accepted = "a number of seeds of at least 1, such as 5, or different seeds such as 1,5,7"
+    given = [part.strip() for part in text.split(",") if part.strip()]
+    seeds = [int(part) for part in given if part.isdecimal() and len(part) <= 10]
+    if not seeds or len(seeds) < len(given) or len(set(seeds)) < len(seeds) or ("," not in text and seeds[0] < 1):
+        raise argparse.ArgumentTypeError(f"received {text[:60]!r}; accepted: {accepted}")
+    return seeds if "," in text else seeds[0]
+
+
+def chosen_seeds(arguments: argparse.Namespace) -> list[int]:
+    """Return the seeds that `--seeds` asks for.
+
+    Raises:
+        ConfigError: another option does not go with it.
+    """
+    others = ("resume", "print_config", "ray", "runners")
+    for name in (*others, *(["seed"] if isinstance(arguments.seeds, list) else [])):
+        if getattr(arguments, name) not in (None, False):
+            raise ConfigError(f"--seeds and --{name.replace('_', '-')} are given; accepted: one of them", key="seeds")
+    if isinstance(arguments.seeds, list):
+        return list(arguments.seeds)
+    first = arguments.seed or 0
+    return list(range(first, first + arguments.seeds))
+
+
+# Options that are settings of the same name; a resume can change some of them.
+RESUME_SETTINGS = ("checkpoint_every", "on_nan", "n_workers")
+SETTINGS = ("policies", "n_envs", "seed", "vectorizer", "device", "init_from", *RESUME_SETTINGS)
+
+_NOT_WITH_RESUME = (
+    *("algo", "hparams", "run_dir", "trust_pickle", "print_config"),
+    *(name for name in SETTINGS if name not in RESUME_SETTINGS),
+)
+
+
+def require_resumable(arguments: argparse.Namespace) -> None:
+    """Refuse options that would change a resumed run."""
+    for name in _NOT_WITH_RESUME:
+        given = getattr(arguments, name)
+        if given is not None and given is not False and given != []:
+            raise ConfigError(
+                f"--{name.replace('_', '-')} cannot change a resumed run; accepted with --resume: ENV or --env, "
+                "--import, --timesteps, --set of what its state does not depend on, --stop, --checkpoint-every, "
+                "--on-nan, --workers, --runners, --ray and its options, --agents, --quiet, -v",
+                key=name,
+            )
+
+
+# --- The command -----------------------------------------------------------------------------------------------------
 
 
 def main(argv: Sequence[str] | None = None) -> int:

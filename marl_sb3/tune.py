@@ -6,20 +6,176 @@ The function `marl_sb3.tune(...)` is in `marl_sb3.tuning.api`; the command is `m
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from marl_sb3.cli.command import EXIT_DONE, run_command, setup_logging
-from marl_sb3.cli.parser import import_users_modules, named_env
-from marl_sb3.cli.ray import ray_settings
-from marl_sb3.cli.tune import build_parser, command_to_continue, study_options
+from marl_sb3.cli.parser import (
+    CommandParser,
+    add_device_options,
+    add_env_option,
+    add_ray_options,
+    add_setup_options,
+    add_verbosity,
+    assignments,
+    import_users_modules,
+    integer,
+    named_env,
+    ray_settings,
+    stop_conditions,
+)
 from marl_sb3.startup import without_collections
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from marl_sb3.tuning.study import TuneStudy
+
+
+# --- The command line ------------------------------------------------------------------------------------------------
+
+
+_EPILOG = """\
+A space file has a range for each parameter:
+  batch_size: {choices: [64, 128, 256]}
+  learning_rate: {log_uniform: [1e-4, 3e-3], linear: true}   # lin_X
+  gamma: {uniform: [0.9, 0.999]}
+  n_epochs: {int: [3, 15]}
+  pol1.learning_rate: {choices: [1e-4, 3e-4]}                 # of one policy
+  ent_coef: 0.01                                              # a constant
+RLlib's names (minibatch_size, lr, num_epochs, lambda, ...) are accepted.
+
+examples
+  python -m marl_sb3.tune --trials 50
+  python -m marl_sb3.tune arena --trials 100 --workers 2 --confirm-seeds 10
+  python -m marl_sb3.tune CartPole-v1 --grid minibatch_size=128,200,256
+  python -m marl_sb3.tune --study NAME      continue a study
+
+exit codes: 0 done, 1 failed, 2 wrong command line or settings, 130 interrupted
+"""
+
+OF_EACH_CALL = (
+    "workers",
+    "confirm_seeds",
+    "confirm_best",
+    "ray",
+    "runner_cpus",
+    "ray_runtime_env",
+)  # options that a study does not keep
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Make the parser of `tune`."""
+    parser = CommandParser(
+        "python -m marl_sb3.tune",
+        "[ENV] [options]",
+        description="Search for better hyperparameters and settings.",
+        epilog=_EPILOG,
+    )
+    parser.add_argument("env", metavar="ENV", nargs="?", help="the env to train in; default: arena, or the study's")
+    _add_what_is_searched(parser)
+    _add_how_it_is_searched(parser)
+    _add_study(parser)
+    parser.section("how it runs")
+    parser.option("--workers N", "processes that run trials; default: 1", type=integer, default=1)
+    add_ray_options(parser, "train the trials on Ray, --workers N at a time", "trial")
+    add_device_options(parser)
+    parser.section("output")
+    parser.option("--quiet", "print the study's folder alone; default: off")
+    add_verbosity(parser)
+    return parser
+
+
+def _add_what_is_searched(parser: CommandParser) -> None:
+    parser.section("what is searched")
+    add_env_option(parser, also_positional=True)
+    add_setup_options(parser)
+    parser.option("--timesteps N", "env steps of a trial; default: as in the preset", type=integer)
+    parser.repeated("--set KEY=VALUE", "fix a setting in every trial; may be repeated; default: none", dest="settings")
+    parser.repeated(
+        "--stop METRIC=VALUE",
+        "end a trial when a metric is at least VALUE; may be repeated; default: train it for all env steps",
+    )
+    parser.option(
+        "--hparams FILE",
+        "settings by env id, which the search starts from and is compared with; default: the shipped preset",
+    )
+    parser.option("--space FILE", "the ranges to search, see below; default: those shipped for the algorithm")
+    parser.repeated(
+        "--grid KEY=A,B,C",
+        "try exactly these values, of several --grid all combinations; may be repeated; default: none",
+    )
+
+
+def _add_how_it_is_searched(parser: CommandParser) -> None:
+    parser.section("how it is searched")
+    parser.option("--trials N", "number of settings to try; default: 50, or the whole grid", type=integer)
+    parser.option("--seed S", "seed of the search; default: 0", type=integer)
+    parser.option("--sampler NAME", "tpe, random, grid or gp; default: tpe, or grid with --grid")
+    parser.option("--pruner NAME", "median, asha or none; default: median, or none with --grid")
+    parser.option(
+        "--objective WHAT", "sum or min of all agents' returns, an agent, a custom metric or any metric; default: sum"
+    )
+    parser.option("--mode M", "max or min; default: max")
+    parser.option("--over WHICH", "which evaluations of a trial count: last, best or mean_of_last_K; default: last")
+    parser.option(
+        "--evaluations N",
+        "evaluations of a trial, equally spaced; default: 10, or fewer in a short trial",
+        type=integer,
+    )
+    parser.option("--evaluation-episodes N", "episodes of an evaluation; default: 10", type=integer)
+    parser.option(
+        "--confirm-seeds K",
+        "train the best trials and the preset again with K fresh seeds each; default: 0, none",
+        type=integer,
+        default=0,
+    )
+    parser.option(
+        "--confirm-best B", "number of trials that --confirm-seeds trains again; default: 1", type=integer, default=1
+    )
+
+
+def _add_study(parser: CommandParser) -> None:
+    parser.section("study")
+    parser.option("--study NAME", "name of the study; an existing one is continued; default: time and 4 hex digits")
+    parser.option(
+        "--new-study",
+        "begin a new study even if its name is similar to that of another one; default: refuse it, as a probable typo",
+    )
+    parser.option("--storage URL", "a database such as sqlite:///study.db; default: a journal in the study's folder")
+
+
+def study_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments of `prepare_study`, except for the env.
+
+    Raises:
+        ConfigError: a `--set` is not `KEY=VALUE`, or a `--stop` not `METRIC=NUMBER`.
+    """
+    other = ("env", "env_option", "imports", "verbosity", "quiet", "settings", "stop", *OF_EACH_CALL)
+    options = {name: value for name, value in vars(arguments).items() if name not in other}
+    return {**options, "settings": assignments("--set", arguments.settings), "stop": stop_conditions(arguments)}
+
+
+def command_to_continue(env: str, name: str, storage: str | None, arguments: argparse.Namespace) -> str:
+    """Return the command that continues a search.
+
+    Args:
+        storage: the URL of the study's database, without a password; None: the journal.
+        arguments: arguments of the present call; those that a study does not keep are repeated.
+    """
+    default = build_parser().parse_args([])
+    given = [option for option in OF_EACH_CALL if getattr(arguments, option) != getattr(default, option)]
+    options = [("study", shlex.quote(name))]
+    options += [("storage", shlex.quote(storage))] if storage else []
+    options += [("import", module) for module in arguments.imports]
+    options += [(option.replace("_", "-"), getattr(arguments, option)) for option in given]
+    words = "".join(f" --{option} {value}" for option, value in options)
+    return f"python -m marl_sb3.tune {shlex.quote(env)}{words}"
+
+
+# --- The command -----------------------------------------------------------------------------------------------------
 
 
 def main(argv: Sequence[str] | None = None) -> int:
