@@ -62,13 +62,13 @@ def read_outcome(folder: Path) -> Outcome | None:
 
 def outcomes(study: TuneStudy) -> list[tuple[int | None, Path, Outcome]]:
     """For each finished training: its trial or (None) the preset, its run folder in the study's, and its outcome."""
-    found = []
+    finished = []
     for folder in sorted(path.parent for path in (study.folder / _FOLDER).glob(f"*/*/{_FILE}")):
         trial = _TRIAL_FOLDER.fullmatch(folder.parent.name)
         outcome = read_outcome(folder) if trial or folder.parent.name == _PRESET else None
         if outcome is not None:
-            found.append((int(trial[1]) if trial else None, folder.relative_to(study.folder), outcome))
-    return found
+            finished.append((int(trial[1]) if trial else None, folder.relative_to(study.folder), outcome))
+    return finished
 
 
 # --- Candidates, ranked -----------------------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ def confirmed(study: TuneStudy) -> list[Candidate]:
     by_trial: dict[int | None, list[Outcome]] = {None: []}
     for trial, _, outcome in outcomes(study):
         by_trial.setdefault(trial, []).append(outcome)
-    preset, *trials = (_candidate(trial, found) for trial, found in by_trial.items())
+    preset, *trials = (_candidate(trial, of_trial) for trial, of_trial in by_trial.items())
     sign = -1.0 if study.search.mode == "max" else 1.0
 
     def rank(candidate: Candidate) -> tuple[float, ...]:
@@ -118,9 +118,9 @@ def confirmed(study: TuneStudy) -> list[Candidate]:
     return [preset, *ranked] if preset.values and ranked else []
 
 
-def _candidate(trial: int | None, found: Sequence[Outcome]) -> Candidate:
-    values = tuple(outcome.objective for outcome in found if outcome.objective is not None)
-    return Candidate(trial, values, len(found) - len(values))
+def _candidate(trial: int | None, of_trial: Sequence[Outcome]) -> Candidate:
+    values = tuple(outcome.objective for outcome in of_trial if outcome.objective is not None)
+    return Candidate(trial, values, len(of_trial) - len(values))
 
 
 def winner(study: TuneStudy) -> tuple[FrozenTrial, Candidate | None] | None:

@@ -69,9 +69,8 @@ class Objective:
         """The objective of an iteration; None if it was not evaluated."""
         flat = flatten(result)
         if self.of == "min":
-            found = [value for name, value in flat.items() if name.startswith(_AGENTS)]
-            values = [value for value in found if value is not None]
-            return min(values) if values and len(values) == len(found) else None
+            returns = [value for name, value in flat.items() if name.startswith(_AGENTS)]
+            return min(returns) if returns and None not in returns else None
         if not any(name.startswith(_EVALUATED) for name in flat):
             return None
         value = flat.get(self.metric(list(flat)))

@@ -91,10 +91,10 @@ def best_yml(study: TuneStudy) -> Path | None:
     Returns:
         The path; None if no trial is complete, and nothing is written.
     """
-    found = winner(study)
-    if found is None:
+    won = winner(study)
+    if won is None:
         return None
-    (best, candidate), search = found, study.search
+    (best, candidate), search = won, study.search
     chosen = study.space.settings(best.params)
     trial, usual = search.trial_config(chosen, search.seed), search.usual_config(chosen)
     of_the_search = [name for name, source in trial.sources.items() if source.label == THE_SEARCH]
@@ -136,8 +136,8 @@ def html_report(study: TuneStudy) -> Path:
 
     if not visualization.is_available():
         raise ConfigError(f"report.html needs the package plotly, which cannot be imported; {install_words('report')}")
-    trials, found = study.trials, winner(study)
-    best = None if found is None else found[0]
+    trials, won = study.trials, winner(study)
+    best = None if won is None else won[0]
     template = Template((files(__package__) / "page.html").read_text(encoding="utf-8"))
     page = template.substitute(
         title=escape(f"study {one_line(study.search.name)}"),

@@ -107,27 +107,27 @@ class Search:
             ConfigError: a setting is wrong, or the budget is too small for the evaluations.
         """
         config = self._config(settings, where, n_timesteps=self.timesteps, seed=seed)
-        between, rollout = config.n_timesteps // self.evaluations, _rollout_steps(config)
-        if between < rollout:
+        interval, rollout = config.n_timesteps // self.evaluations, _rollout_steps(config)
+        if interval < rollout:
             evaluations = "its evaluation" if self.evaluations == 1 else f"its {self.evaluations} evaluations"
             raise ConfigError(
                 f"a trial of {config.n_timesteps} env steps is too short for {evaluations}: a rollout has {rollout} "
                 "env steps; accepted: more --timesteps or fewer --evaluations",
                 key="timesteps",
             )
-        own = {
+        set_by_search = {
             "seed": seed,
             "n_timesteps": config.n_timesteps,
             "extensions": None,
             "n_parallel_updates": config.n_parallel_updates,  # workers divide the cores among them
             "checkpoints.every": 0,
-            "evaluation.interval": between,
+            "evaluation.interval": interval,
             "evaluation.interval_unit": "timesteps",
             "evaluation.duration": self.evaluation_episodes,
             "evaluation.duration_unit": "episodes",
             "evaluation.seed": self.evaluation_seed(),
         }
-        return replace(config.changed(own, THE_SEARCH), notes=())  # shown once, when the search starts
+        return replace(config.changed(set_by_search, THE_SEARCH), notes=())  # shown once, when the search starts
 
     def usual_config(self, settings: Mapping[str, Any]) -> TrainConfig:
         """The configuration of a full training, outside the search, with these settings."""
@@ -156,8 +156,8 @@ class Search:
 
     def differences(self, other: Search) -> list[str]:
         """The names of fields that differ and make trials incomparable."""
-        own, theirs = self.to_plain(), other.to_plain()
-        return [name for name in own if name != "trials" and own[name] != theirs[name]]
+        others = other.to_plain()
+        return [name for name, value in self.to_plain().items() if name != "trials" and others[name] != value]
 
     def to_plain(self) -> dict[str, Any]:
         """The search as plain data for `study.yaml`, without the password of its database."""

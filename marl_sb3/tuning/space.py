@@ -101,10 +101,10 @@ class Space:
         Raises:
             ConfigError: no parameter is left.
         """
-        left = tuple(parameter for parameter in self.parameters if parameter.name not in names)
-        if not left:
+        searched = tuple(parameter for parameter in self.parameters if parameter.name not in names)
+        if not searched:
             raise ConfigError(f"nothing to choose: {', '.join(sorted(names))} is set for all trials", key="space")
-        return Space(left, {name: value for name, value in self.constants.items() if name not in names})
+        return Space(searched, {name: value for name, value in self.constants.items() if name not in names})
 
     def combinations(self) -> int:
         """The number of points in the grid.
@@ -174,14 +174,14 @@ def parse_space(section: Mapping[str, Any], where: str) -> Space:
     section = plain_numbers(section)
     parameters: list[Parameter] = []
     constants: dict[str, Any] = {}
-    for given, spec in section.items():
-        name = canonical_name(str(given))
+    for key, spec in section.items():
+        name = canonical_name(str(key))
         if name in constants or any(parameter.name == name for parameter in parameters):
-            raise ConfigError(f"{where}: {name} is there twice (as {given})", key="space")
+            raise ConfigError(f"{where}: {name} is set twice, here as {key}", key="space")
         if isinstance(spec, Mapping):
-            parameters.append(_parameter(str(given), spec, f"{where}, {given}"))
+            parameters.append(_parameter(str(key), spec, f"{where}, {key}"))
         else:
-            constants[name] = canonical_value(str(given), spec)
+            constants[name] = canonical_value(str(key), spec)
     if not parameters:
         lists = [name for name, value in constants.items() if isinstance(value, list)]
         hint = f"; to choose from a list: {lists[0]}: {{choices: {constants[lists[0]]!r}}}" if lists else ""
@@ -196,16 +196,15 @@ def parse_grid(texts: Sequence[str]) -> Space:
         key, equals, values = text.partition("=")
         if not key or not equals or not values:
             raise ConfigError(f"--grid is {text!r}; accepted: KEY=A,B,C", key="grid")
-        parsed = parse_value(f"[{values}]")
-        section[key.strip()] = {"choices": parsed}
+        section[key.strip()] = {"choices": parse_value(f"[{values}]")}
     return parse_space(section, "--grid")
 
 
 _ACCEPTED = "{choices: [...]}, {uniform: [a, b]}, {log_uniform: [a, b]}, {int: [a, b]} or a constant"
 
 
-def _parameter(given: str, spec: Mapping[str, Any], where: str) -> Parameter:
-    name = canonical_name(given)
+def _parameter(key: str, spec: Mapping[str, Any], where: str) -> Parameter:
+    name = canonical_name(key)
     kinds = [kind for kind in _SUGGEST if kind in spec]
     linear = spec.get("linear", False)
     if len(kinds) != 1 or set(spec) - {kinds[0], "linear"} or not isinstance(linear, bool):
@@ -214,7 +213,7 @@ def _parameter(given: str, spec: Mapping[str, Any], where: str) -> Parameter:
     bounds = spec[kind]
     if not isinstance(bounds, list) or not bounds:
         raise ConfigError(f"{where}: {kind} is {bounds!r}; accepted: a list that is not empty", key="space")
-    bounds = [as_integer(bound) if kind == "int" else canonical_value(given, bound) for bound in bounds]
+    bounds = [as_integer(bound) if kind == "int" else canonical_value(key, bound) for bound in bounds]
     if kind == "choices":
         return Parameter(name, kind, tuple(dict.fromkeys(map(_choice, bounds))), linear)
     _check_range(kind, bounds, where)
@@ -225,13 +224,8 @@ _LARGEST = 2**53  # floats represent all integers up to here exactly; the compar
 
 
 def _check_range(kind: str, bounds: list[Any], where: str) -> None:
-    integers = kind == "int"
-    numbers = all(
-        isinstance(b, int if integers else (int, float)) and not isinstance(b, bool) and abs(b) <= _LARGEST
-        for b in bounds
-    )
-    ordered = numbers and len(bounds) == 2 and bounds[0] < bounds[1] and (kind != "log_uniform" or bounds[0] > 0)
-    if not ordered:
-        low = "0 < lowest < highest" if kind == "log_uniform" else "lowest < highest"
-        words = f"two {'integers' if integers else 'numbers'}, {low}"
-        raise ConfigError(f"{where}: {kind} is {bounds!r}; accepted: {words}", key="space")
+    types, noun = ((int,), "integers") if kind == "int" else ((int, float), "numbers")
+    numbers = all(isinstance(b, types) and not isinstance(b, bool) and abs(b) <= _LARGEST for b in bounds)
+    least, order = (0, "0 < lowest < highest") if kind == "log_uniform" else (-math.inf, "lowest < highest")
+    if not (numbers and len(bounds) == 2 and least < bounds[0] < bounds[1]):
+        raise ConfigError(f"{where}: {kind} is {bounds!r}; accepted: two {noun}, {order}", key="space")

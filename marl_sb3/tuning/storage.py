@@ -26,6 +26,7 @@ _OWN = (
     "confirm/*/seed-*[0-9]/",
 )
 
+_JOURNAL_DAMAGES: tuple[type[Exception], ...] = (ValueError, LookupError, TypeError, AssertionError)
 _SQLITE_WAIT_S = 120  # one process at a time may write
 
 
@@ -98,20 +99,16 @@ def damage_named(study_folder: Path, url: str | None) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not isinstance(error, _damages(url)):
+        if url is None:
+            what, key, damages = str(study_folder / _JOURNAL), "study", _JOURNAL_DAMAGES
+        else:
+            from sqlalchemy.exc import SQLAlchemyError
+
+            what, key = f"--storage {without_password(url)}", "storage"
+            damages = (SQLAlchemyError, StorageInternalError)
+        if not isinstance(error, damages):
             raise
-        what = str(study_folder / _JOURNAL) if url is None else f"--storage {without_password(url)}"
-        key = "study" if url is None else "storage"
         raise ConfigError(f"{what} is damaged: {type(error).__name__}: {_first_line(error)}", key=key) from error
-
-
-def _damages(url: str | None) -> tuple[type[Exception], ...]:
-    """The types of errors that a damaged journal or database causes."""
-    if url is None:
-        return ValueError, LookupError, TypeError, AssertionError
-    from sqlalchemy.exc import SQLAlchemyError
-
-    return SQLAlchemyError, StorageInternalError
 
 
 def open_storage(study_folder: Path, url: str | None) -> BaseStorage:

@@ -88,17 +88,18 @@ class TuneStudy:
         self.requeue_dead()
 
     def _require_same_search(self) -> None:
-        plain = {name: value for name, value in self.search.to_plain().items() if name not in ("trials", "storage")}
-        held = self.optuna.user_attrs.get(_SEARCH)
-        if held is None and not self.trials:
+        fields = {name: value for name, value in self.search.to_plain().items() if name not in ("trials", "storage")}
+        stored = self.optuna.user_attrs.get(_SEARCH)
+        if stored is None and not self.trials:
             if (self.folder / "trials").exists():
                 words = f"{self.folder} has trials that its storage does not know; accepted: another --study name"
                 raise ConfigError(words, key="storage")
-            self.optuna.set_user_attr(_SEARCH, plain)
+            self.optuna.set_user_attr(_SEARCH, fields)
             return
-        theirs = held if isinstance(held, dict) else {}
-        if other := ", ".join(name for name in plain if theirs.get(name, plain) != plain[name]):
-            words = f"the storage holds a study {self.search.name!r} with another {other}"
+        if not isinstance(stored, dict):
+            stored = {}
+        if differing := ", ".join(name for name in fields if stored.get(name, fields) != fields[name]):
+            words = f"the storage holds a study {self.search.name!r} with another {differing}"
             raise ConfigError(f"{words}; accepted: another --study name", key="study")
 
     def next_trial(self, worker: str) -> optuna.trial.Trial | None:
@@ -154,9 +155,9 @@ class TuneStudy:
 
     def _running(self) -> list[FrozenTrial]:
         """The running trials of workers of this folder; a database may hold those of other machines, too."""
-        ours = {path.stem for path in (self.folder / "workers").glob("*")}  # names of locks and logs
+        workers = {path.stem for path in (self.folder / "workers").glob("*")}  # names of locks and logs
         running = [trial for trial in self.trials if trial.state == TrialState.RUNNING]
-        return [trial for trial in running if trial.user_attrs.get(WORKER) in ours]
+        return [trial for trial in running if trial.user_attrs.get(WORKER) in workers]
 
     def requeue(self, number: int, why: str) -> None:
         """Mark an unfinished trial as failed and enqueue it again, unless its process has died twice."""

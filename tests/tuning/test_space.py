@@ -102,7 +102,7 @@ def test_the_corners_have_every_extreme_of_every_parameter() -> None:
         ({"batch_size": {"oneof": [64]}}, "accepted: {choices"),
         ({"batch_size": {"choices": [1], "int": [1, 2]}}, "accepted: {choices"),
         ({"batch_size": {"choices": [1], "linear": "yes"}}, "accepted: {choices"),
-        ({"lr": {"int": [1, 2]}, "learning_rate": 3}, "learning_rate is there twice"),
+        ({"lr": {"int": [1, 2]}, "learning_rate": 3}, "learning_rate is set twice, here as learning_rate"),
         ({"gamma": 0.9}, "nothing to choose"),
         ({"lr": [1, 2]}, r"nothing to choose: .*; to choose from a list: learning_rate: {choices: \[1, 2\]}"),
         ({}, "nothing to choose"),
