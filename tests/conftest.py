@@ -40,16 +40,20 @@ def one_onnx_registry() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def server(_signals_are_not_ignored: None) -> Iterator[ForkServer]:
     """Starts commands as processes without waiting for their imports."""
+    from marl_sb3.processes.fork_server import close_all
+
     with ForkServer() as started:
         yield started
+        close_all()
 
 
 @pytest.fixture
 def forked_workers(server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> ForkServer:
-    """The workers of searches are forked from the server, too."""
+    """Fork servers are forked from the server, too: workers of searches start in milliseconds."""
+    from marl_sb3.processes import fork_server
     from marl_sb3.tuning.jobs import workers
 
-    monkeypatch.setattr(workers, "subprocess", forked_subprocess(server))
+    monkeypatch.setattr(fork_server, "subprocess", forked_subprocess(server))
     monkeypatch.setattr(workers, "POLL_S", 0.05)
     return server
 

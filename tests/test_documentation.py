@@ -36,7 +36,7 @@ class WorkHere:
         self.study, self.queue = study, queue
 
     def run(self, look: Callable[[], None]) -> None:
-        from marl_sb3.tuning.jobs.run import work_here
+        from marl_sb3.tuning.jobs.workers import work_here
 
         work_here(self.study, self.queue, look)
 
@@ -70,7 +70,7 @@ def short_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
     from marl_sb3.checkup import api as checkup
     from marl_sb3.runs import seeds
     from marl_sb3.tuning import api
-    from marl_sb3.tuning.jobs import confirmations, run
+    from marl_sb3.tuning.jobs import confirmations, workers
 
     def capped(learn: Callable[..., Any]) -> Callable[..., Any]:
         def learn_briefly(self: Any, total_timesteps: int, *args: Any, **kwargs: Any) -> Any:
@@ -97,7 +97,7 @@ def short_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         confirmations, "_trainings", lambda study, trials, seeds: trainings(study, trials, min(seeds, 2))
     )
-    monkeypatch.setattr(run, "Workers", WorkHere)
+    monkeypatch.setattr(workers, "Workers", WorkHere)
     monkeypatch.setattr(seeds, "subprocess", SimpleNamespace(Popen=TrainHere, DEVNULL=None))
     monkeypatch.setattr(seeds, "POLL_S", 0.0)
     monkeypatch.setattr(checkup, "examine", partial(checkup.examine, isolated=False, measure_s=0.0))

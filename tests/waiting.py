@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 
 import psutil
 
@@ -22,3 +24,14 @@ def is_running(process: int) -> bool:
         return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def writing_to(folder: Path) -> dict[str, int]:
+    """The processes whose standard output is a file of a folder: name of the file -> process."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):
+            output = (entry / "fd" / "1").readlink() if entry.name.isdecimal() else None
+            if output is not None and output.parent == folder.resolve():
+                found[output.name] = int(entry.name)
+    return found

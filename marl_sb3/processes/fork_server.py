@@ -178,9 +178,10 @@ def fork_server(modules: str) -> ForkServer:
 
 
 @atexit.register
-def _close() -> None:
-    for server in _servers.values():
-        server.close()
+def close_all() -> None:
+    """End all fork servers of this process, and their workers."""
+    while _servers:
+        _servers.popitem()[1].close()
 
 
 # --- In the fork server ----------------------------------------------------------------------------------------------
@@ -291,8 +292,13 @@ def _lead_a_group(process: int) -> None:
         os.setpgid(process, process)
 
 
-def main(descriptor: int, parent: int, modules: str) -> None:
-    """Serve the main process on this socket."""
+def main(arguments: Sequence[str]) -> int:
+    """Serve the main process; returns the exit code.
+
+    Args:
+        arguments: see the module.
+    """
+    descriptor, parent, modules = int(arguments[0]), int(arguments[1]), arguments[2]
     server = _Server(socket.socket(fileno=descriptor))
     for number in (*ENDING, signal.SIGUSR1):
         signal.signal(number, lambda *_: None)
@@ -307,7 +313,8 @@ def main(descriptor: int, parent: int, modules: str) -> None:
         pass
     finally:
         server.end_all()
+    return 0
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    sys.exit(main(sys.argv[1:]))

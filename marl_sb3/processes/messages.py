@@ -137,7 +137,12 @@ class MessageLog(logging.Handler):
         """Collect everything from now on; the main process decides what is shown."""
         logging.getLogger().handlers = [self]
         warnings.simplefilter("default")
-        warnings.showwarning = self._show_warning
+        self._shown_before, warnings.showwarning = warnings.showwarning, self._show_warning
+
+    def remove(self) -> None:
+        """Collect nothing more: what is logged and warned of is written to standard error."""
+        logging.getLogger().handlers = []
+        warnings.showwarning = self._shown_before
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep a log record, with its traceback."""

@@ -40,6 +40,14 @@ class Link:
         self.descriptors = descriptors
         self.number = 0  # of the request that is being answered
 
+    def write_to(self, output: int) -> None:
+        """Write all output of this process, that of its libraries too, its log and its warnings to this file."""
+        self.log.remove()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number in (1, 2):
+            os.dup2(output, number)
+
     def tell(self, value: Any) -> None:
         """Send a value before the answer; see `Worker.news`."""
         self.channel.send(Kind.NEWS, self.number, packed_result(value, "news"))
@@ -58,7 +66,8 @@ Make = Callable[..., Any]  # (link, *arguments) -> what is served
 def serve(connection: int, status: int, *descriptors: int) -> None:
     """Answer requests until the main process closes the connection, asks for `close`, or has ended.
 
-    The first request is `make`. The arguments are descriptors: see `Link`.
+    The first request is `make`, whose result is served, or `run`, whose result is the answer and the end. The arguments
+    are descriptors: see `Link`.
     """
     _set_up_signals(status)
     link = Link(connection, status, descriptors)
@@ -92,8 +101,9 @@ class _Host:
             if message.kind == Kind.STEP:
                 return Kind.STEPPED, number, self._served.step()
             name, arguments = pickle.loads(message.payload)
-            if name == "make":
-                self._served, result = self._made(*arguments), None
+            if name in ("make", "run"):
+                made, self.closed = self._made(*arguments), name == "run"
+                self._served, result = (None, made) if self.closed else (made, None)
             else:
                 result = getattr(self._served, name)(*arguments)
                 self.closed = name == "close"

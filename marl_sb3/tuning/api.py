@@ -25,7 +25,7 @@ from marl_sb3.tuning.study import TuneStudy
 from marl_sb3.tuning.view import ConfirmView, SearchView
 
 if TYPE_CHECKING:
-    from marl_sb3.tuning.jobs.ray_trainer import RayTrainer
+    from marl_sb3.tuning.jobs.ray import RayTrainer
 
 __all__ = ["prepare_study", "run_study", "trainer_on", "tune"]
 
@@ -163,7 +163,7 @@ def trainer_on(ray: RaySettings | None, workers: int) -> Iterator[RayTrainer | N
     if ray is None:
         yield None
         return
-    from marl_sb3.tuning.jobs.ray_trainer import RayTrainer
+    from marl_sb3.tuning.jobs.ray import RayTrainer
 
     with closing(RayTrainer(replace(ray, runners=workers))) as trainer:
         yield trainer

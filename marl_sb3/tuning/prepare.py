@@ -20,7 +20,7 @@ from marl_sb3.envs.registry import EnvFactory, factory_id
 from marl_sb3.errors import ConfigError, as_path, path_is_usable
 from marl_sb3.learners.registry import named_algorithm
 from marl_sb3.tuning.checks import check_search
-from marl_sb3.tuning.jobs.run import study_lock
+from marl_sb3.tuning.jobs.workers import study_lock
 from marl_sb3.tuning.search import Search, read_search
 from marl_sb3.tuning.space import Space, parse_grid, parse_space, read_space
 from marl_sb3.tuning.study import TuneStudy

@@ -3,9 +3,8 @@
 `python fork_server.py DESCRIPTOR ADDRESS` talks over the connection DESCRIPTOR, and over those that are made to the
 socket ADDRESS. `("fork", command)` is answered by `("pid", number)`, and by `("exit", number, code)` when the child has
 ended, with a code as `subprocess` has it. `("signal", number, signal)` goes to a child of the connection that still
-runs. `("running",)` is answered by `("running", {number: command})` of all connections. Children end with their
-connection, and everything with the first. The workers of a search that is a child, and trainings
-that a child starts with `--seeds`, are forked here, too.
+runs. Children end with their connection, and everything with the first. The fork servers of a child, and trainings that
+it starts with `--seeds`, are forked here, too.
 """
 
 from __future__ import annotations
@@ -23,8 +22,9 @@ import tempfile
 import traceback
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import recv_handle
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,7 @@ class Command:
         parent: what it takes for its parent, by number.
         shims: what is done to it, see `shims.py`.
         new_session: a terminal's Ctrl-C is not for it.
+        descriptors: open files that it gets, which follow the command; an argument may name one.
     """
 
     arguments: Sequence[str]
@@ -56,6 +57,7 @@ class Command:
     parent: int
     shims: Mapping[str, Any] = field(default_factory=dict)
     new_session: bool = False
+    descriptors: Sequence[int] = ()
 
 
 def warm_up() -> None:
@@ -63,9 +65,13 @@ def warm_up() -> None:
     import torch
 
     import marl_sb3.evaluate
-    import marl_sb3.tuning.jobs.worker  # noqa: F401
+    import marl_sb3.tune  # noqa: F401
+    from marl_sb3.envs.arena import ArenaEnv
     from marl_sb3.train import main
-    from marl_sb3.tune import main as tune
+    from marl_sb3.tuning.api import tune
+
+    class Own(ArenaEnv):
+        """No worker can import it: the search is in this process."""
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
@@ -73,8 +79,8 @@ def warm_up() -> None:
         for number, options in enumerate((["--policies", "per_agent"], ["--vectorizer", "sync"])):
             assert main(["arena", "--n-envs", "2", *SMALL, *options, "--run-dir", str(number)]) == 0
             assert main(["--resume", str(number), "--timesteps", "8", "--quiet"]) == 0
-        once = ["--trials", "1", "--evaluations", "1", "--evaluation-episodes", "1", "--set", "n_envs=2"]
-        assert tune(["arena", *SMALL, *once, "--study", "one"]) == 0
+        settings = {"n_envs": 2, "n_steps": 4, "batch_size": 4}
+        tune(Own, trials=1, timesteps=8, seed=0, evaluations=1, evaluation_episodes=1, settings=settings, study="one")
         os.chdir("/")
 
 
@@ -118,13 +124,16 @@ class Server:
 
     def _fork(self, connection: Connection, command: Command) -> None:
         is_ready, ready = os.pipe()
+        numbers = {str(number): recv_handle(connection) for number in command.descriptors}
         child = os.fork()
         if child == 0:
             for each in (*self._connections, self._listener):
                 each.close()
             os.close(is_ready)
-            _run_to_the_end(command, ready)
-        os.close(ready)
+            arguments = [str(numbers.get(argument, argument)) for argument in command.arguments]
+            _run_to_the_end(replace(command, arguments=arguments), ready)
+        for number in (ready, *numbers.values()):
+            os.close(number)
         os.read(is_ready, 1)  # nothing, when the child has closed it: it has opened its files
         os.close(is_ready)
         self._children[child] = (connection, command)
@@ -133,9 +142,6 @@ class Server:
     def _signal(self, connection: Connection, child: int, number: int) -> None:
         if child in self._children:
             os.kill(child, number)
-
-    def _running(self, connection: Connection) -> None:
-        connection.send(("running", {child: command for child, (_, command) in self._children.items()}))
 
     def _collect(self) -> None:
         """Tell of the children that have ended."""
@@ -177,7 +183,8 @@ def _become(command: Command) -> None:
     os.chdir(command.folder)
     os.environ.clear()
     os.environ.update(command.environment)
-    os.getppid = lambda: command.parent
+    own, getppid = os.getpid(), os.getppid
+    os.getppid = lambda: command.parent if os.getpid() == own else getppid()
     sys.path[:] = ["", *command.path]
     importlib.invalidate_caches()
     if "OMP_NUM_THREADS" in os.environ:
@@ -192,10 +199,10 @@ def _become(command: Command) -> None:
 def _fork_workers() -> None:
     from forked import Client, forked_subprocess
 
+    from marl_sb3.processes import fork_server
     from marl_sb3.runs import seeds
-    from marl_sb3.tuning.jobs import workers
 
-    workers.subprocess = seeds.subprocess = forked_subprocess(Client.of(ADDRESS))
+    fork_server.subprocess = seeds.subprocess = forked_subprocess(Client.of(ADDRESS))
 
 
 def _redirect(command: Command) -> None:
@@ -220,6 +227,8 @@ def _opened(path: str) -> int:
 
 
 def _run(arguments: list[str]) -> int:
+    if arguments[0] == "-P":
+        arguments.pop(0)
     while arguments[0] == "-W":
         _, option = arguments.pop(0), arguments.pop(0)
         action, _, category = option.partition("::")

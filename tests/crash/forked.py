@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import send_handle
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any
@@ -33,6 +34,7 @@ class ForkedProcess:
     """
 
     stdout: IO[Any] | None = None
+    stderr: IO[Any] | None = None
 
     def __init__(self, server: Client, pid: int, output: Path) -> None:
         self._server, self.pid, self.output = server, pid, output
@@ -106,6 +108,7 @@ class Client:
         environment: Mapping[str, str] | None = None,
         shims: Mapping[str, Any] | None = None,
         new_session: bool = False,
+        descriptors: Sequence[int] = (),
     ) -> ForkedProcess:
         """Start Python with such arguments: `-m MODULE ARGUMENT...` or `FILE ARGUMENT...`.
 
@@ -117,6 +120,7 @@ class Client:
             environment: its variables; None: those of this process.
             shims: what is done to it, see `shims.py`.
             new_session: a terminal's Ctrl-C is not for it.
+            descriptors: open files that it gets; an argument may name one.
         """
         command = Command(
             arguments=list(arguments),
@@ -128,6 +132,7 @@ class Client:
             parent=os.getpid(),
             shims=shims or {},
             new_session=new_session,
+            descriptors=list(descriptors),
         )
         with self._lock:
             pid = self._ask("pid", "fork", command)
@@ -138,12 +143,6 @@ class Client:
         """Start `python -m marl_sb3.train` with these arguments; what the output had before is lost."""
         output.write_bytes(b"")
         return self.run(["-m", "marl_sb3.train", *arguments], output, shims=shims)
-
-    def running(self) -> dict[int, Command]:
-        """All that runs on the server, by process number."""
-        with self._lock:
-            found: dict[int, Command] = self._ask("running", "running")
-            return found
 
     def exit_code(self, pid: int) -> int | None:
         """Of a child; None: it runs."""
@@ -160,6 +159,8 @@ class Client:
     def _ask(self, answer: str, *request: Any) -> Any:
         """Send a request; what ends before it is answered is noted."""
         self._connection.send(request)
+        for descriptor in getattr(request[-1], "descriptors", ()):
+            send_handle(self._connection, descriptor, os.getpid())
         while (message := self._connection.recv())[0] != answer:
             self._note(*message)
         return message[1]
@@ -198,13 +199,16 @@ def forked_subprocess(client: Client) -> Any:
     def popen(command: Sequence[str], **options: Any) -> Any:
         if command[0] != sys.executable:
             return subprocess.Popen(command, **options)
-        is_text, stdout = options.pop("text", False), options.pop("stdout")
-        if stdout != subprocess.PIPE:
-            return _start(client, command, stdout.fileno(), **options)
-        ours, theirs = os.pipe()
-        process = _start(client, command, theirs, **options)
-        os.close(theirs)
-        process.stdout = os.fdopen(ours, "r" if is_text else "rb")
+        mode = "r" if options.pop("text", False) else "rb"
+        ends: dict[str, int] = {}
+        for name in ("stdout", "stderr"):
+            if options[name] == subprocess.PIPE:
+                ends[name], theirs = os.pipe()
+                options[name] = os.fdopen(theirs, "wb")
+        process = _start(client, command, **options)
+        for name, ours in ends.items():
+            options[name].close()
+            setattr(process, name, os.fdopen(ours, mode))
         return process
 
     return SimpleNamespace(**{**vars(subprocess), "Popen": popen})
@@ -213,14 +217,17 @@ def forked_subprocess(client: Client) -> Any:
 def _start(
     client: Client,
     command: Sequence[str],
-    stdout: int,
     *,
+    stdout: IO[Any],
     stderr: IO[Any],
     env: Mapping[str, str],
     cwd: str | None = None,
     stdin: int = subprocess.DEVNULL,
     start_new_session: bool = False,
+    process_group: int | None = None,
+    pass_fds: Sequence[int] = (),
 ) -> ForkedProcess:
     assert stdin == subprocess.DEVNULL, "a forked process reads nothing"
-    output, errors = (f"/proc/{os.getpid()}/fd/{number}" for number in (stdout, stderr.fileno()))
-    return client.run(command[1:], output, errors, cwd, env, new_session=start_new_session)
+    output, errors = (f"/proc/{os.getpid()}/fd/{number}" for number in (stdout.fileno(), stderr.fileno()))
+    apart = start_new_session or process_group is not None
+    return client.run(command[1:], output, errors, cwd, env, new_session=apart, descriptors=pass_fds)

@@ -16,7 +16,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from typing import Any, Protocol
 import optuna
 from forked import ForkServer
 from optuna.trial import TrialState
+from waiting import writing_to
 
 from marl_sb3.tuning.storage import open_storage
 from marl_sb3.tuning.trial import DEATHS, ERROR, INDEX, KILLED
@@ -54,13 +54,10 @@ class Outcome:
 
 
 class Processes(Protocol):
-    """How searches are started, and their workers found."""
+    """How searches are started."""
 
     def start(self, arguments: list[str], folder: Path, log: Path) -> Any:
         """Start Python in a folder; returns what has the methods of `subprocess.Popen`."""
-
-    def commands(self) -> dict[int, list[str]]:
-        """Command lines, by process number."""
 
 
 class RealProcesses:
@@ -70,14 +67,6 @@ class RealProcesses:
         environment = {**os.environ, "OMP_NUM_THREADS": str(WORKERS)}
         with log.open("ab") as file:
             return subprocess.Popen([sys.executable, *arguments], cwd=folder, stdout=file, stderr=file, env=environment)
-
-    def commands(self) -> dict[int, list[str]]:
-        found = {}
-        for entry in Path("/proc").iterdir():
-            with suppress(OSError):
-                if entry.name.isdecimal():
-                    found[int(entry.name)] = (entry / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
-        return found
 
 
 class ForkedProcesses:
@@ -90,9 +79,6 @@ class ForkedProcesses:
         return self._server.run(
             arguments, log, folder=folder, environment={**os.environ, "OMP_NUM_THREADS": str(WORKERS)}
         )
-
-    def commands(self) -> dict[int, list[str]]:
-        return {pid: list(command.arguments) for pid, command in self._server.running().items()}
 
 
 def search_under_fire(
@@ -125,7 +111,7 @@ def search_under_fire(
         if process.poll() is not None:
             process, starts = _search(processes, folder, "fire", trials, env_steps), starts + 1
         elif killed < kills:
-            killed += _kill_one(process, processes.commands(), rng)
+            killed += _kill_one(process.pid, _folder(folder, "fire") / "workers", rng)
     found = _ended(process.wait, folder, "fire")
     all_trials = _trials(folder, "fire")
     broken_off = [trial for trial in all_trials if trial.user_attrs.get(ERROR) == KILLED]
@@ -147,24 +133,23 @@ def _search(processes: Processes, folder: Path, name: str, trials: int, env_step
     return processes.start(command, folder, folder / f"{name}.log")
 
 
-def _kill_one(search: Any, commands: Mapping[int, list[str]], rng: random.Random) -> int:
+def _kill_one(search: int, logs: Path, rng: random.Random) -> int:
     """Kill the search or one of its workers, or all of them at once."""
-    workers = [pid for pid, command in commands.items() if _works_for(search, command)]
-    victims = rng.choice([[search.pid], [search.pid, *workers], *([worker] for worker in workers)])
+    workers = list(writing_to(logs).values())
+    victims = rng.choice([[search], [search, *workers], *([worker] for worker in workers)])
     for victim in victims:
         with suppress(ProcessLookupError):
             os.kill(victim, signal.SIGKILL)
     return 1
 
 
-def _works_for(search: Any, command: list[str]) -> bool:
-    """Whether this is the command line of a worker of a search, which has the search's number after the module."""
-    name = "marl_sb3.tuning.jobs.worker"
-    return name in command and command[command.index(name) + 1] == str(search.pid)
+def _folder(folder: Path, name: str) -> Path:
+    """The folder of a study."""
+    return folder / "runs" / "tune" / "arena" / name
 
 
 def _trials(folder: Path, name: str) -> list[Any]:
-    storage = open_storage(folder / "runs" / "tune" / "arena" / name, None)
+    storage = open_storage(_folder(folder, name), None)
     return optuna.load_study(study_name=name, storage=storage).trials
 
 

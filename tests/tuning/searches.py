@@ -15,8 +15,7 @@ from marl_sb3.config import TrainConfig
 from marl_sb3.metrics import Result
 from marl_sb3.runs.folder import RunFolder
 from marl_sb3.tuning.api import prepare_study
-from marl_sb3.tuning.jobs.queue import work
-from marl_sb3.tuning.jobs.training import Train, train_here
+from marl_sb3.tuning.jobs.queue import Train, train_here, work
 from marl_sb3.tuning.jobs.trials import TrialQueue
 from marl_sb3.tuning.space import Space
 from marl_sb3.tuning.study import TuneStudy

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
 import signal
 from pathlib import Path
@@ -11,8 +12,8 @@ from typing import Any
 
 import pytest
 from filelock import FileLock
-from forked import ForkServer
 from searches import pretend, work_on
+from waiting import writing_to
 
 import marl_sb3
 from marl_sb3.config import load_config
@@ -104,7 +105,8 @@ def test_what_was_trained_before_is_not_trained_again(study: TuneStudy) -> None:
     assert {path: path.stat().st_mtime_ns for path in written} == written
 
 
-def test_a_killed_worker_is_replaced_and_its_training_begun_again(in_tmp: Path, forked_workers: ForkServer) -> None:
+@pytest.mark.usefixtures("forked_workers")
+def test_a_killed_worker_is_replaced_and_its_training_begun_again(in_tmp: Path) -> None:
     study = prepare_study("arena", **{**SMALL, "timesteps": 2_000})
     killed: list[int] = []
 
@@ -112,9 +114,8 @@ def test_a_killed_worker_is_replaced_and_its_training_begun_again(in_tmp: Path, 
         logs = study.folder.glob("confirm/*/*/result.jsonl")
         running = [path for path in logs if not path.with_name("objective.json").exists()]
         if running and not killed:
-            workers = forked_workers.running().items()
-            killed.extend(pid for pid, worker in workers if {str(study.folder), "confirm"} <= {*worker.arguments})
-            forked_workers.send_signal(killed[0], signal.SIGKILL)
+            killed.extend(writing_to(study.folder / "workers").values())
+            os.kill(killed[0], signal.SIGKILL)
 
     work_on(study, pretend)
     candidates = confirm(study, best=1, seeds=2, watch=kill_one)

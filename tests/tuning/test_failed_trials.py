@@ -78,11 +78,10 @@ def test_workers_that_the_search_ended_lose_no_trial(in_tmp: Path) -> None:
         """A worker that has begun a trial, and then takes no notice of SIGTERM."""
 
         def send_signal(self, number: int) -> None: ...
-        def wait(self, timeout: float | None = None) -> None:
-            if timeout is not None:
-                raise KeyboardInterrupt  # once more, while the search waits for it
+        def receive(self, until_s: float | None) -> None:
+            raise KeyboardInterrupt  # once more, while the search waits for it
 
-        def kill(self) -> None:
+        def free(self) -> None:
             holding.__exit__(None, None, None)
 
     holding = study.working("w")

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from marl_sb3.tuning.api import prepare_study
-from marl_sb3.tuning.jobs.remote import Desk, packed, unpack
-from marl_sb3.tuning.jobs.training import TrainerLostError
+from marl_sb3.tuning.jobs.queue import TrainerLostError
+from marl_sb3.tuning.jobs.ray import PruningServer, packed, unpack
 from marl_sb3.tuning.jobs.trials import TrialQueue, run_trial
 from marl_sb3.tuning.trial import DEATHS, ERROR, KILLED
 
@@ -35,19 +35,19 @@ def test_threads_draw_their_own_parameters(in_tmp: Path) -> None:
     settings: Any = {"timesteps": 2000, "settings": {"n_steps": 50}, "trials": 2, "sampler": "random"}
     one, other = prepare_study("arena", study="s", **settings), prepare_study("arena", study="t", **settings)
     expected = [one.space.suggest(one.next_trial("worker")) for _ in range(2)]
-    queues = [TrialQueue(other).of_thread() for _ in range(2)]
+    queues = [TrialQueue(other).again(other.reopened()) for _ in range(2)]
     jobs: list[Any] = [queue.claim("worker") for queue in queues]
     assert [job.study.space.suggest(job.trial) for job in jobs] == expected
 
 
-def test_a_desk_that_was_started_again_forgets_questions() -> None:
+def test_a_pruning_server_that_was_started_again_forgets_questions() -> None:
     async def asked() -> list[Any]:
-        desk = Desk()
-        await desk.answer("lost", goes_on=False)
-        asking = asyncio.ensure_future(desk.ask("job", {"iteration": 1}))
+        server = PruningServer()
+        await server.answer("lost", goes_on=False)
+        asking = asyncio.ensure_future(server.ask("job", {"iteration": 1}))
         await asyncio.sleep(0)
-        questions = [await desk.question("job"), await desk.question("job")]
-        await desk.answer("job", goes_on=True)
+        questions = [await server.question("job"), await server.question("job")]
+        await server.answer("job", goes_on=True)
         return [*questions, await asking]
 
     assert asyncio.run(asked()) == [{"iteration": 1}, None, True]

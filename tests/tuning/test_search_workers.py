@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
-from forked import ForkServer
 from optuna.trial import TrialState
 from searches import SMALL
+from waiting import writing_to
 
 import marl_sb3
 from marl_sb3.envs.arena import ArenaEnv
@@ -21,9 +22,8 @@ from marl_sb3.tuning.study import TuneStudy
 from marl_sb3.tuning.trial import ERROR, RETRY_OF, WORKER
 
 
-def test_a_killed_worker_loses_its_trial_alone_which_is_tried_once_again(
-    in_tmp: Path, forked_workers: ForkServer
-) -> None:
+@pytest.mark.usefixtures("forked_workers")
+def test_a_killed_worker_loses_its_trial_alone_which_is_tried_once_again(in_tmp: Path) -> None:
     study = prepare_study(**{**SMALL, "timesteps": 8_000, "pruner": "none"})
     killed: list[int] = []
 
@@ -31,8 +31,8 @@ def test_a_killed_worker_loses_its_trial_alone_which_is_tried_once_again(
         running = [trial for trial in watched.trials if trial.state == TrialState.RUNNING]
         if running and not killed:
             name = running[0].user_attrs[WORKER]
-            killed.extend(pid for pid, worker in forked_workers.running().items() if name in worker.arguments)
-            forked_workers.send_signal(killed[0], signal.SIGKILL)
+            killed.append(writing_to(study.folder / "workers")[f"{name}.log"])
+            os.kill(killed[0], signal.SIGKILL)
 
     run_trials(study, workers=2, watch=kill_one)
     states = [trial.state.name for trial in study.trials]
@@ -116,7 +116,9 @@ def test_workers_do_not_take_a_storage_from_the_surroundings(in_tmp: Path, monke
 def test_workers_that_die_at_once_end_the_search(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     study = prepare_study(**SMALL)
     (study.folder / "study.yaml").unlink()
-    with pytest.raises(SearchError, match=r"end with 2 again and again, the last one saying .* holds no study'; see"):
+    with pytest.raises(
+        SearchError, match=r"end with exit code 2 again and again, the last one saying .* holds no study'; see"
+    ):
         run_trials(study)
 
 
@@ -129,9 +131,9 @@ def test_three_workers_may_die_in_a_row_and_a_finished_trial_begins_the_count_an
     (study.folder / "workers").mkdir()
     (study.folder / "workers" / "w.log").write_text("out of luck\n")
     for _ in range(5):
-        workers._require_progress("w", -9)
-    with pytest.raises(SearchError, match="end with -9 again and again, the last one saying 'out of luck'"):
-        workers._require_progress("w", -9)
+        workers._require_progress("w", "signal SIGKILL")
+    with pytest.raises(SearchError, match="end with signal SIGKILL again and again, the last one saying 'out of luck'"):
+        workers._require_progress("w", "signal SIGKILL")
 
 
 def test_a_study_is_run_by_one_search_at_a_time(in_tmp: Path) -> None:

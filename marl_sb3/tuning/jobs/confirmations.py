@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,16 +16,15 @@ from filelock import BaseFileLock, FileLock, Timeout
 
 from marl_sb3.errors import is_disk_full
 from marl_sb3.tuning.confirmed import Candidate, Outcome, candidate_folder, confirmed, read_outcome, write_outcome
-from marl_sb3.tuning.jobs.queue import Job
-from marl_sb3.tuning.jobs.run import run_jobs
-from marl_sb3.tuning.jobs.training import Train, TrainerLostError, train_here
+from marl_sb3.tuning.jobs.queue import Job, QueueMaker, Train, TrainerLostError, train_here
 from marl_sb3.tuning.jobs.trials import objective_of, store_failure
+from marl_sb3.tuning.jobs.workers import run_jobs
 from marl_sb3.tuning.search import require_integer
 from marl_sb3.tuning.study import TuneStudy
 from marl_sb3.tuning.trial import KILLED
 
 if TYPE_CHECKING:
-    from marl_sb3.tuning.jobs.ray_trainer import RayTrainer
+    from marl_sb3.tuning.jobs.ray import RayTrainer
 
 
 def confirm(
@@ -95,17 +95,10 @@ class ConfirmationQueue:
     """Trainings of the preset and of trials with fresh seeds, as a `JobQueue`."""
 
     def __init__(self, study: TuneStudy, trials: Sequence[int], seeds: int) -> None:
-        self.arguments = ("confirm", *map(str, [seeds, *trials]))
+        self.again: QueueMaker = partial(ConfirmationQueue, trials=trials, seeds=seeds)
         self.trainings = _trainings(study, trials, seeds)
         self.train: Train = train_here
         self._study = study
-        self._trials, self._seeds = trials, seeds
-
-    def of_thread(self) -> ConfirmationQueue:
-        """See `JobQueue.of_thread`."""
-        queue = ConfirmationQueue(self._study.reopened(), self._trials, self._seeds)
-        queue.train = self.train
-        return queue
 
     def claim(self, worker: str) -> Job | None:
         """See `JobQueue.claim`: a worker claims a training by taking its lock."""

@@ -1,14 +1,72 @@
-"""What workers need to know of their jobs, whether these are trials or confirmations."""
+"""What workers need to know of their jobs, whether these are trials or confirmations, and of how a job is trained."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
 
+from stable_baselines3.common.callbacks import BaseCallback
+
+from marl_sb3.config import TrainConfig
+from marl_sb3.envs.registry import EnvFactory
+from marl_sb3.metrics import Result
+from marl_sb3.runs.folder import RunFolder
+from marl_sb3.tuning.study import TuneStudy
 from marl_sb3.tuning.trial import KILLED
 
-if TYPE_CHECKING:
-    from marl_sb3.tuning.jobs.training import Train
+GRACE_S = 30.0  # time that a training may take to finish its iteration when the search ends
+
+
+class TrainedRun(Protocol):
+    """What a job stores of a run that was trained: see `Run`, which is one."""
+
+    @property
+    def files(self) -> RunFolder:
+        """The run folder, on this machine."""
+
+    @property
+    def result(self) -> Mapping[str, Any] | None:
+        """The metrics of the last iteration."""
+
+    @property
+    def results(self) -> list[Result]:
+        """The metrics of all iterations."""
+
+    @property
+    def checkpoint(self) -> str | None:
+        """The name of the latest checkpoint."""
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a signal, or the end of the search, ended it."""
+
+
+class Train(Protocol):
+    """Trains a run in a folder of this machine."""
+
+    def __call__(
+        self, config: TrainConfig, folder: Path, factory: EnvFactory | None, callbacks: Sequence[BaseCallback]
+    ) -> TrainedRun:
+        """Train.
+
+        Raises:
+            TrainerLostError: the process that trained it has ended.
+        """
+
+
+class TrainerLostError(RuntimeError):
+    """The process that trained a run has ended; the run has to be trained again."""
+
+
+def train_here(
+    config: TrainConfig, folder: Path, factory: EnvFactory | None, callbacks: Sequence[BaseCallback]
+) -> TrainedRun:
+    """See `Train`: in this process."""
+    from marl_sb3.runs.execute import execute
+    from marl_sb3.runs.start import prepare
+
+    return execute(prepare(config, folder, factory), callbacks)
 
 
 class Job(Protocol):
@@ -23,16 +81,11 @@ class JobQueue(Protocol):
 
     Attributes:
         train: trains the runs of the jobs that this process claims.
+        again: makes the same queue of another object of the study, for another process or thread.
     """
 
     train: Train
-
-    @property
-    def arguments(self) -> Sequence[str]:
-        """The arguments from which `marl_sb3.tuning.jobs.worker` makes the same queue."""
-
-    def of_thread(self) -> JobQueue:
-        """Return the same queue on a study of its own, for another thread: a study keeps the sampler of one trial."""
+    again: QueueMaker
 
     def claim(self, worker: str) -> Job | None:
         """Claim a job that no worker has started; None if there is none."""
@@ -48,6 +101,9 @@ class JobQueue(Protocol):
 
     def is_waiting(self) -> bool:
         """Whether a requeued job has not been claimed yet."""
+
+
+QueueMaker = Callable[[TuneStudy], JobQueue]
 
 
 def work(

@@ -15,17 +15,15 @@ from marl_sb3.metrics import Result
 from marl_sb3.runs.folder import TRACEBACK_FILE, write_traceback
 from marl_sb3.training.callback import TrainingCallback
 from marl_sb3.tuning import trial as key
-from marl_sb3.tuning.jobs.queue import Job
-from marl_sb3.tuning.jobs.run import run_jobs
-from marl_sb3.tuning.jobs.training import Train, TrainedRun, TrainerLostError, train_here
-from marl_sb3.tuning.jobs.workers import SearchError
+from marl_sb3.tuning.jobs.queue import Job, QueueMaker, Train, TrainedRun, TrainerLostError, train_here
+from marl_sb3.tuning.jobs.workers import SearchError, run_jobs
 from marl_sb3.tuning.objective import Objective
 from marl_sb3.tuning.search import Search, require_integer
 from marl_sb3.tuning.study import TuneStudy
 from marl_sb3.tuning.trial import error_text, see_traceback, states
 
 if TYPE_CHECKING:
-    from marl_sb3.tuning.jobs.ray_trainer import RayTrainer
+    from marl_sb3.tuning.jobs.ray import RayTrainer
 
 _MAX_FIRST_FAILURES = 5  # if none of these succeeds, the cause is not the settings
 
@@ -84,21 +82,14 @@ def require_any_complete(study: TuneStudy) -> None:
 class TrialQueue:
     """The trials of a study as a `JobQueue`."""
 
-    arguments = ("trials",)
-
     def __init__(self, study: TuneStudy) -> None:
         self.train: Train = train_here
+        self.again: QueueMaker = TrialQueue
         self._study = study
         self.n_done = study.n_done
         self.in_flight = study.in_flight
         self.requeue_dead = study.requeue_dead
         self.is_waiting = study.is_waiting
-
-    def of_thread(self) -> TrialQueue:
-        """See `JobQueue.of_thread`."""
-        queue = TrialQueue(self._study.reopened())
-        queue.train = self.train
-        return queue
 
     def claim(self, worker: str) -> Job | None:
         """See `JobQueue.claim`."""

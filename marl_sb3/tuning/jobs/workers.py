@@ -1,31 +1,44 @@
-"""Worker processes of a study: start them, replace dead ones, and end them together."""
+"""Run all jobs of a queue: in worker processes, in this process if no other can import the env, or on Ray."""
 
 from __future__ import annotations
 
 import itertools
+import logging
 import os
+import secrets
+import select
 import signal
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from marl_sb3.envs.registry import importable_id, imported_modules
-from marl_sb3.errors import ConfigError, MarlSb3Error
+from filelock import FileLock, Timeout
+
+from marl_sb3.cli.command import EXIT_DONE, EXIT_INTERRUPTED, run_command
+from marl_sb3.envs.registry import env_factory, importable_id, register_env
+from marl_sb3.errors import ConfigError, MarlSb3Error, is_disk_full
 from marl_sb3.learners.threads import available_cores
-from marl_sb3.tuning.jobs.queue import JobQueue
-from marl_sb3.tuning.search import STORAGE_VARIABLE
+from marl_sb3.processes.messages import ProcessContext, by_value, packed_request
+from marl_sb3.processes.serve import Link
+from marl_sb3.processes.worker import RestartBudget, Worker, WorkerLostError, ending
+from marl_sb3.tuning.jobs.queue import GRACE_S, JobQueue, QueueMaker, work
+from marl_sb3.tuning.search import read_search
 from marl_sb3.tuning.study import TuneStudy
 from marl_sb3.tuning.trial import INTERRUPTED
 
-IMPORTS_VARIABLE = "MARL_SB3_IMPORT"  # tells workers the modules after `--import`, separated by commas
-EXIT_DISK_FULL = 28  # exit code of a worker: ENOSPC
+if TYPE_CHECKING:
+    from marl_sb3.tuning.jobs.ray import RayTrainer
+
+_log = logging.getLogger(__name__)
 
 POLL_S = 0.5  # time between checks of the workers
+MODULES = f"numba,marl_sb3.runs.start,marl_sb3.runs.execute,{__name__}"  # what the fork server of workers imports
 _MAX_DEATHS = 3  # of workers in a row while no job is finished
-GRACE_S = 30  # time to finish an iteration before a worker is killed
+_DISK_FULL = 28  # what a worker returns: ENOSPC
 
 _numbers = itertools.count()  # make the names of all workers of this process unique
 
@@ -34,10 +47,90 @@ class SearchError(MarlSb3Error, RuntimeError):
     """A search cannot continue: its workers end at once, every trial fails, or the disk is full."""
 
 
+def run_jobs(
+    study: TuneStudy, queue: JobQueue, workers: int, look: Callable[[], None], trainer: RayTrainer | None = None
+) -> None:
+    """Run jobs until none are left; killed workers are replaced, and their jobs requeued.
+
+    Args:
+        study: of the jobs.
+        queue: of the jobs.
+        workers: the number of processes; the cores are divided among them.
+        look: called twice a second and at the end.
+        trainer: trains `workers` runs at a time on a cluster; None: worker processes of this machine do.
+
+    Raises:
+        ConfigError: another process is running this study, or workers cannot import the env.
+        SearchError: workers end again and again, or the disk is full.
+        KeyboardInterrupt: raised again after all workers have ended.
+    """
+    with study_lock(study.folder):
+        if trainer is not None:
+            _work_on_ray(study, queue, trainer, workers, look)
+        elif workers == 1 and importable_id(study.search.env, study.factory) is None:
+            work_here(study, queue, look)
+        else:
+            _work_in_processes(study, queue, workers, look)
+        look()
+
+
+@contextmanager
+def study_lock(folder: Path) -> Iterator[None]:
+    """Keep other processes from running the study of this folder.
+
+    Raises:
+        ConfigError: another process is running it.
+    """
+    lock = FileLock(folder / ".search.lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise ConfigError(f"{folder} is in use: another process is running this study", key="study") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def work_here(study: TuneStudy, queue: JobQueue, look: Callable[[], None]) -> None:
+    """Run all jobs in this process; see `run_jobs`."""
+    name = f"here-{os.getpid()}-{secrets.token_hex(2)}"
+    with study.working(name):
+        if not work(queue, name, look):
+            raise KeyboardInterrupt
+
+
+def _work_on_ray(
+    study: TuneStudy, queue: JobQueue, trainer: RayTrainer, workers: int, look: Callable[[], None]
+) -> None:
+    from marl_sb3.tuning.jobs.ray import work_on_ray
+
+    while True:
+        work_on_ray(study, queue, trainer, workers, look)
+        if not queue.is_waiting():
+            return
+
+
+def _work_in_processes(study: TuneStudy, queue: JobQueue, count: int, look: Callable[[], None]) -> None:
+    pool = Workers(study, count, queue)
+    while True:
+        pool.run(look)
+        if at_work := queue.in_flight():
+            _log.warning("waiting for other workers of this study: %s", ", ".join(at_work))
+        while queue.in_flight():
+            time.sleep(POLL_S)
+            look()
+        queue.requeue_dead()
+        if not queue.is_waiting():
+            return
+
+
 class Workers:
     """A fixed number of worker processes that divide the cores among them.
 
     Args:
+        study: of the jobs.
+        count: number of processes.
         queue: the jobs; dead workers are replaced while jobs get finished.
     """
 
@@ -47,13 +140,13 @@ class Workers:
             words = f"env {env!r} cannot be imported by {count} worker processes"
             raise ConfigError(f"{words}; accepted: a class or function of a module, or one worker", key="env")
         self._folder = study.folder / "workers"
-        module = [sys.executable, "-m", "marl_sb3.tuning.jobs.worker"]
-        self._command = [*module, str(os.getpid()), str(study.folder), env, path]
+        self._arguments = study.folder, env, path, study.search.storage, queue.again
         self._queue = queue
-        self._environment = _environment(max(1, available_cores() // count), study.search.storage)
+        environment = {**os.environ, "OMP_NUM_THREADS": str(max(1, available_cores() // count))}
+        self._context = replace(ProcessContext.here(imports=True), environment=environment)
         self._count = count
-        self._running: dict[str, subprocess.Popen[bytes]] = {}
-        self._deaths = 0
+        self._running: dict[str, Worker] = {}
+        self._deaths = RestartBudget(_MAX_DEATHS)
         self._done = 0  # finished jobs when the latest worker died
 
     def run(self, watch: Callable[[], None]) -> None:
@@ -70,74 +163,111 @@ class Workers:
             for _ in range(self._count):
                 self._start()
             while self._running:
-                time.sleep(POLL_S)
+                select.select(list(self._running.values()), [], [], POLL_S)
                 watch()
-                self._replace_dead()
+                self._replace_ended()
         finally:
             self._stop()
 
     def _start(self) -> None:
         name = f"{socket.gethostname()}-{os.getpid()}-{next(_numbers)}"
         self._folder.mkdir(exist_ok=True)
+        request = packed_request("run", (self._context, by_value((_work_on_study, (name, *self._arguments)))))
         with self._log(name).open("wb") as log:
-            self._running[name] = subprocess.Popen(
-                [*self._command, name, *self._queue.arguments],
-                stdout=log,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-                env=self._environment,
-                start_new_session=True,  # Ctrl-C reaches only the search, which ends the workers
-            )
+            worker = Worker(name, MODULES, request, timeout_s=GRACE_S, descriptors=[log.fileno()])
+            try:
+                worker.start()
+            except WorkerLostError as error:
+                raise SearchError(str(error)) from error
+        self._running[name] = worker
 
     def _log(self, name: str) -> Path:
         return self._folder / f"{name}.log"
 
-    def _replace_dead(self) -> None:
-        for name, process in list(self._running.items()):
-            if process.poll() is None:
-                continue
-            del self._running[name]
-            if process.returncode == EXIT_DISK_FULL:
+    def _replace_ended(self) -> None:
+        ready, _, _ = select.select(list(self._running.values()), [], [], 0.0)
+        for name in [name for name, worker in self._running.items() if worker in ready]:
+            worker = self._running.pop(name)
+            code, how = _ended(worker)
+            worker.free()
+            if code == _DISK_FULL:
                 raise SearchError(
                     f"no space left on the disk of {self._folder.parent}; free some, then continue the study"
                 )
-            if process.returncode != 0:
+            if code != EXIT_DONE:
                 self._queue.requeue_dead()
-                self._require_progress(name, process.returncode)
+                self._require_progress(name, how)
                 self._start()
 
-    def _require_progress(self, name: str, returncode: int) -> None:
+    def _require_progress(self, name: str, how: str) -> None:
         done = self._queue.n_done()
-        self._deaths = 1 if done > self._done else self._deaths + 1
+        if done > self._done:
+            self._deaths.succeeded()
         self._done = done
-        if self._deaths > _MAX_DEATHS:
+        if self._deaths.lost():
             last = self._log(name).read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
-            words = f"worker processes end with {returncode} again and again"
+            words = f"worker processes end with {how} again and again"
             raise SearchError(f"{words}, the last one saying {last!r}; see {self._log(name)}")
 
     def _stop(self) -> None:
         """End the workers that still run: each finishes its iteration, and its job is requeued."""
-        for process in self._running.values():
-            process.send_signal(signal.SIGTERM)
-        deadline_s = time.monotonic() + GRACE_S
+        for worker in self._running.values():
+            worker.send_signal(signal.SIGTERM)
+        until_s = time.monotonic() + GRACE_S
         try:
-            for process in self._running.values():
-                process.wait(max(0.0, deadline_s - time.monotonic()))
-        except (subprocess.TimeoutExpired, KeyboardInterrupt):  # a second Ctrl-C ends the wait
-            for process in self._running.values():
-                process.kill()
-                process.wait()
+            for worker in self._running.values():
+                _ended(worker, until_s)
+        except KeyboardInterrupt:  # a second Ctrl-C ends the wait
+            _log.debug("workers are killed")
+        finally:
+            for worker in self._running.values():
+                worker.free()
         if self._running:
             self._running.clear()
             self._queue.requeue_dead(INTERRUPTED)
 
 
-def _environment(cores: int, storage: str | None) -> dict[str, str]:
-    """The environment of a worker: its threads, the import path, the modules to import and the URL of the storage."""
-    paths = [path for path in sys.path if path]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(cores), "PYTHONPATH": os.pathsep.join(paths)}
-    environment[IMPORTS_VARIABLE] = ",".join(imported_modules())
-    environment.pop(STORAGE_VARIABLE, None)
-    if storage is not None:
-        environment[STORAGE_VARIABLE] = storage
-    return environment
+def _ended(worker: Worker, until_s: float | None = None) -> tuple[int | None, str]:
+    """Return the exit code of a worker that has ended, and the same in words."""
+    try:
+        code: int = Worker.result(worker.receive(until_s))
+    except WorkerLostError as error:
+        return error.code, ending(error.code)
+    return code, f"exit code {code}"
+
+
+# --- In a worker -----------------------------------------------------------------------------------------------------
+
+
+def _work_on_study(
+    link: Link, name: str, folder: Path, env: str, path: str, storage: str | None, again: QueueMaker
+) -> int:
+    """Run jobs of a study until none are left; returns an exit code as the commands do.
+
+    Args:
+        link: its descriptor is that of the log.
+        name: of the worker.
+        folder: of the study.
+        env: id of the env.
+        path: the import path of its factory, if it was registered in the search's process; otherwise the id.
+        storage: see `Search`.
+        again: makes the queue of the study.
+    """
+    link.write_to(link.descriptors[0])
+
+    def run() -> int:
+        if path != env:
+            register_env(env, env_factory(path))
+        search = read_search(folder, env, storage)
+        if search is None:
+            raise ConfigError(f"{folder} holds no study", key="study")
+        study = TuneStudy(search, folder)
+        with study.working(name):
+            try:
+                return EXIT_DONE if work(again(study), name) else EXIT_INTERRUPTED
+            except OSError as error:
+                if not is_disk_full(error):
+                    raise
+                return _DISK_FULL
+
+    return run_command(run, 1)

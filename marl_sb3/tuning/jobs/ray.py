@@ -1,0 +1,329 @@
+"""Run the jobs of a search on a Ray cluster; the study stays on this machine.
+
+Each worker is a thread of this process: it claims a job, has a process of the cluster train it, and stores the outcome.
+In the end every run folder is on this machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import secrets
+import shutil
+import tempfile
+import threading
+import time
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stable_baselines3.common.callbacks import BaseCallback
+
+from marl_sb3.config import TrainConfig
+from marl_sb3.config.ray import RaySettings
+from marl_sb3.envs.registry import EnvFactory, import_modules, imported_modules
+from marl_sb3.errors import ConfigError
+from marl_sb3.metrics import Result
+from marl_sb3.processes.messages import known_error, packed_error, unpacked_error
+from marl_sb3.processes.pool import differing, versions
+from marl_sb3.processes.ray import Connection
+from marl_sb3.runs.folder import RunFolder, read_results
+from marl_sb3.training.callback import TrainingCallback
+from marl_sb3.tuning.jobs.queue import GRACE_S, JobQueue, TrainedRun, TrainerLostError, work
+from marl_sb3.tuning.study import TuneStudy
+
+_POLL_S = 0.2
+
+
+def work_on_ray(study: TuneStudy, queue: JobQueue, trainer: RayTrainer, workers: int, look: Callable[[], None]) -> None:
+    """Run all jobs of a queue on a cluster.
+
+    Args:
+        workers: number of trainings at the same time.
+        look: called several times a second.
+
+    Raises:
+        KeyboardInterrupt: raised again after all trainings have been interrupted; a second one kills them.
+    """
+    threads = [_Worker(study, queue, trainer) for _ in range(workers)]
+    try:
+        queue.requeue_dead()
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            time.sleep(_POLL_S)
+            look()
+    except BaseException:
+        _interrupt(trainer, [thread for thread in threads if thread.ident is not None])
+        raise
+    for thread in threads:
+        if thread.error is not None:
+            raise thread.error
+
+
+def _interrupt(trainer: RayTrainer, threads: Sequence[threading.Thread]) -> None:
+    """Interrupt the trainings, and wait until the threads have stored what came of them."""
+    for grace_s in (GRACE_S, 0.0):
+        trainer.stop(grace_s)
+        with suppress(KeyboardInterrupt):  # a second Ctrl-C kills the trainings
+            for thread in threads:
+                thread.join()
+
+
+class _Worker(threading.Thread):
+    """Claims jobs one after the other until there are none left.
+
+    Attributes:
+        error: what ended it; None if nothing did.
+    """
+
+    def __init__(self, study: TuneStudy, queue: JobQueue, trainer: RayTrainer) -> None:
+        super().__init__(daemon=True)
+        self._study, self._queue, self._trainer = study, queue, trainer
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        """Work."""
+        name = f"ray-{os.getpid()}-{secrets.token_hex(2)}"
+        try:
+            # A study keeps the sampler of one trial: each thread has an object of its own.
+            queue = self._queue.again(self._study.reopened())
+            queue.train = self._trainer.train
+            with self._study.working(name):
+                work(queue, name, is_wanted=lambda: not self._trainer.is_stopped)
+        except BaseException as error:  # raised again in the main thread
+            self.error = error
+            self._trainer.stop(GRACE_S)
+
+
+# --- The trainings, as this process sees them ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FetchedRun:
+    """A run that was trained on the cluster; see `TrainedRun`."""
+
+    files: RunFolder
+    result: Mapping[str, Any] | None
+    checkpoint: str | None
+    interrupted: bool
+
+    @property
+    def results(self) -> list[Result]:
+        """The metrics of all iterations."""
+        return read_results(self.files.path)
+
+
+class RayTrainer:
+    """Trains runs on a Ray cluster.
+
+    Args:
+        settings: `runners` is the number of trainings at the same time.
+
+    Raises:
+        ConfigError: there is no such cluster, it has other versions, or it gives no process the CPUs.
+    """
+
+    def __init__(self, settings: RaySettings) -> None:
+        self._end_by_s: float | None = None  # None: trainings go on
+        self._connection = Connection(settings, settings.runners or 1)
+        self._ray = self._connection.ray
+        self._options = {**self._connection.options, "max_retries": 0}
+        try:
+            self._require_processes(settings)
+            self._pruning = self._ray.remote(PruningServer).options(**self._options_of_pruning()).remote()
+        except BaseException:
+            self.close()
+            raise
+
+    def _require_processes(self, settings: RaySettings) -> None:
+        asked = self._ray.remote(versions).options(**self._options).remote()
+        try:
+            fault = differing(self._ray.get(asked, timeout=settings.start_timeout_s))
+        except self._ray.exceptions.GetTimeoutError as error:
+            raise ConfigError(
+                f"no process has started within {settings.start_timeout_s:g} s; accepted: at most the CPUs of a node "
+                f"for each trial, not {settings.num_cpus:g}",
+                key="ray",
+            ) from error
+        except self._ray.exceptions.RayError as error:
+            raise ConfigError(f"a process of the cluster cannot start: {error}", key="ray") from error
+        if fault is not None:
+            raise ConfigError(f"a process of the cluster has {fault}", key="ray")
+
+    def _options_of_pruning(self) -> dict[str, Any]:
+        """Ray's options of the `PruningServer`: it is on this machine, whose end would end the search in any case."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        here = NodeAffinitySchedulingStrategy(self._ray.get_runtime_context().get_node_id(), soft=False)
+        return {"num_cpus": 0, "scheduling_strategy": here, "max_restarts": -1, "max_task_retries": -1}
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether trainings are to end."""
+        return self._end_by_s is not None
+
+    def stop(self, grace_s: float) -> None:
+        """Interrupt all trainings after their running iteration; kill them if they need longer than `grace_s`."""
+        self._end_by_s = time.monotonic() + grace_s
+
+    def train(
+        self, config: TrainConfig, folder: Path, factory: EnvFactory | None, callbacks: Sequence[BaseCallback]
+    ) -> TrainedRun:
+        """See `Train`; callbacks are called here, with the results of evaluations."""
+        job = secrets.token_hex(8)
+        remote = self._ray.remote(train_remotely).options(**self._options)
+        training = remote.remote(config, factory, self._pruning, job, imported_modules())
+        watching = [each for each in callbacks if isinstance(each, TrainingCallback)]
+        is_asked_to_end = False
+        while not self._ray.wait([training], timeout=_POLL_S)[0]:
+            if self._end_by_s is not None and not is_asked_to_end:
+                self._ray.cancel(training, recursive=False)  # as Ctrl-C in its process
+                is_asked_to_end = True
+            if self._end_by_s is not None and time.monotonic() > self._end_by_s:
+                self._ray.cancel(training, force=True)
+            self._answer(job, watching)
+        outcome = self._outcome(training)
+        return FetchedRun(RunFolder(folder), None, None, True) if outcome is None else _fetched(outcome, folder)
+
+    def _answer(self, job: str, watching: Sequence[TrainingCallback]) -> None:
+        result = self._ray.get(self._pruning.question.remote(job))
+        if result is not None:
+            answers = [each.on_iteration_end(result) for each in watching]
+            self._ray.get(self._pruning.answer.remote(job, all(answers)))
+
+    def _outcome(self, training: Any) -> Outcome | None:
+        """Return what a training has sent; None if it was killed because the search ends."""
+        try:
+            outcome: Outcome = self._ray.get(training)
+        except self._ray.exceptions.RayTaskError:
+            raise
+        except self._ray.exceptions.RayError as error:
+            if self.is_stopped:
+                return None
+            raise TrainerLostError(f"the process of the cluster has ended: {type(error).__name__}") from error
+        return outcome
+
+    def close(self) -> None:
+        """End the connection."""
+        self._connection.close()
+
+
+def _fetched(outcome: Outcome, folder: Path) -> FetchedRun:
+    shutil.rmtree(folder, ignore_errors=True)  # left by a process that has died
+    unpack(outcome.folder, folder)
+    if outcome.error is not None:
+        raise unpacked_error(outcome.error)
+    return FetchedRun(RunFolder(folder), outcome.result, outcome.checkpoint, outcome.interrupted)
+
+
+# --- In a process of the cluster
+# ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a training on the cluster sends back.
+
+    Attributes:
+        folder: the run folder, as a zip file.
+        result: the metrics of the last iteration.
+        checkpoint: name of the latest checkpoint.
+        interrupted: whether a signal ended it.
+        error: the exception that ended it, from `packed_error`; None if none did.
+    """
+
+    folder: bytes
+    result: Result | None = None
+    checkpoint: str | None = None
+    interrupted: bool = False
+    error: bytes | None = None
+
+
+class PruningServer:
+    """A Ray actor through which trainings ask the search about their results."""
+
+    def __init__(self) -> None:
+        self._asked: dict[str, Result] = {}
+        self._answers: dict[str, asyncio.Future[bool]] = {}
+
+    async def ask(self, job: str, result: Result) -> bool:
+        """Called by a training after an iteration with an evaluation; returns whether it goes on."""
+        self._asked[job] = result
+        self._answers[job] = asyncio.get_running_loop().create_future()
+        return await self._answers[job]
+
+    async def question(self, job: str) -> Result | None:
+        """Called by the search: the result that a training asks about; None if it asks nothing."""
+        return self._asked.pop(job, None)
+
+    async def answer(self, job: str, goes_on: bool) -> None:
+        """Called by the search: answer the question of a training."""
+        if job in self._answers:  # otherwise this actor has been started again, and the training will ask again
+            self._answers.pop(job).set_result(goes_on)
+
+
+class AskTheSearch(TrainingCallback):
+    """Lets the search decide after each evaluation whether the training goes on."""
+
+    def __init__(self, pruning: Any, job: str) -> None:
+        super().__init__()
+        self._pruning, self._job = pruning, job
+
+    def on_iteration_end(self, result: Result) -> bool:
+        """Ask if the result has an evaluation."""
+        if "evaluation" not in result:
+            return True
+        import ray
+
+        return bool(ray.get(self._pruning.ask.remote(self._job, result)))
+
+
+def train_remotely(
+    config: TrainConfig, factory: EnvFactory | None, pruning: Any, job: str, imports: Sequence[str]
+) -> Outcome:
+    """Train a run in a temporary folder; exceptions are a part of what it returns.
+
+    Args:
+        imports: modules to import first, as after `--import`.
+    """
+    from marl_sb3.runs.execute import execute
+    from marl_sb3.runs.start import prepare
+
+    with tempfile.TemporaryDirectory(prefix="marl_sb3-") as parent:
+        folder = Path(parent) / "run"
+        try:
+            import_modules(imports)
+            run = execute(prepare(config, folder, factory), [AskTheSearch(pruning, job)])
+        except SystemExit as error:
+            return Outcome(packed(folder), error=packed_error(error))
+        except Exception as error:
+            known = known_error(error)
+            known.__cause__ = error
+            return Outcome(packed(folder), error=packed_error(known))
+        return Outcome(packed(folder), run.result, run.checkpoint, run.interrupted)
+
+
+def packed(folder: Path) -> bytes:
+    """Return a folder as a zip file; an empty one if there is no such folder."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", strict_timestamps=False) as archive:
+        for path in sorted(folder.rglob("*")):
+            archive.write(path, path.relative_to(folder))
+    return buffer.getvalue()
+
+
+def unpack(archive: bytes, folder: Path) -> None:
+    """Write the content of a zip file from `packed` into a new folder, which appears when it is complete.
+
+    Names that lead out of the folder lose the parts that do so, see `zipfile.ZipFile.extract`.
+    """
+    unfinished = folder.with_name(f".{folder.name}.unfinished")
+    unfinished.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(io.BytesIO(archive)) as opened:
+        opened.extractall(unfinished)
+    unfinished.rename(folder)
