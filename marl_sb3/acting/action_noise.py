@@ -49,9 +49,10 @@ class RowNoise(Stateful):
     def __init__(self, base: ActionNoise, num_rows: int) -> None:
         self._of_rows = [deepcopy(base) for _ in range(num_rows)]
 
-    def draw(self, acting: BoolArray) -> Array:
-        """Draw for the rows that act, (rows,) bool; returns (acting rows, *action shape)."""
-        return np.stack([self._of_rows[row]() for row in np.flatnonzero(acting)])
+    def draw(self, acting: BoolArray | None) -> Array:
+        """Draw for the rows that act, (rows,) bool, or all of them; returns (acting rows, *action shape)."""
+        rows = range(len(self._of_rows)) if acting is None else np.flatnonzero(acting)
+        return np.stack([self._of_rows[row]() for row in rows])
 
     def reset(self, rows: BoolArray) -> None:
         """Start the processes of these rows, (rows,) bool, anew."""

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import ClassVar, Generic, NamedTuple, Protocol, TypeVar
+from contextlib import contextmanager
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.vec_env import VecTransposeImage
 
-from marl_sb3.errors import ConfigError
+from marl_sb3.acting.policy import Decision, Policy, PolicyInputs
+from marl_sb3.errors import ConfigError, NumericError
 from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.processing import RowProcessing
-from marl_sb3.sb3.inference import States, initial_states, predict, takes_masks
+from marl_sb3.processing.processing import RescaleActions
+from marl_sb3.sb3.inference import States
 from marl_sb3.sb3.noise import (
     draw_noise,
     is_noise_due,
@@ -19,261 +22,275 @@ from marl_sb3.sb3.noise import (
     noise_of_rows,
     uses_noise,
 )
-from marl_sb3.storage.parts import Fields, Stateful, array, arrays
-from marl_sb3.types import Array, BoolArray, Observations
-from marl_sb3.vec_env.observations import map_arrays
+from marl_sb3.storage.parts import Fields, Stateful, array, arrays, integer, part
+from marl_sb3.types import Array, BoolArray, Observations, PolicyID
+from marl_sb3.vec_env.observations import ZeroBased
 from marl_sb3.vec_env.step import VecStep
 
-_ACCEPTED = (
-    "masks in infos[agent]['action_mask'], in observations {observation, action_mask}, or from action_masks() of a "
-    "Gymnasium env"
-)
 
-
-def required_masks(rows: PolicyRows, step: VecStep, algorithm: str) -> BoolArray | None:
-    """Return the (rows, n) masks of a step; None if the env gives none and no agent of the policy acts next.
-
-    Args:
-        algorithm: the name of the algorithm that needs them.
-
-    Raises:
-        ConfigError: an agent acts next, and the env gives no masks.
-    """
-    masks = rows.masks(step.action_masks)
-    if masks is None and rows.of_agents(step.to_act).any():
-        agents = ", ".join(rows.agents)
-        words = f"action masks missing for {algorithm}: the env gives none for {agents}; accepted: {_ACCEPTED}"
-        raise ConfigError(f"policy {rows.policy_id!r}: {words}", key="algo")
-    return masks
-
-
-class Batch(NamedTuple):
-    """The inputs of a policy for some rows.
+class Acted(NamedTuple):
+    """What the rows of a policy did in a step.
 
     Attributes:
-        observations: (rows, ...).
-        starts: (rows,) bool; True where an episode starts: the recurrent state is not used there.
-        masks: (rows, n) bool, True where an action is allowed; None: all are allowed, or the policy takes no masks.
-        states: recurrent state, (layers, rows, size) each; () for a policy without memory.
+        acting: (rows,) bool; the rows that acted. The other attributes hold filler for all others.
+        seen: (rows, ...) observations as the learner keeps them: not normalised if that is done later.
+        inputs: what the policy was shown.
+        decision: what it chose.
+        actions: (rows, *action shape), as the env takes them.
     """
 
-    observations: Observations
-    starts: BoolArray
-    masks: BoolArray | None
-    states: States
-
-    def of_rows(self, wanted: BoolArray) -> Batch:
-        """Return the batch of the rows where `wanted`, (rows,) bool, is True."""
-        return Batch(
-            map_arrays(lambda array: array[wanted], self.observations),
-            self.starts[wanted],
-            None if self.masks is None else self.masks[wanted],
-            tuple(array[:, wanted] for array in self.states),
-        )
-
-
-class Decision(Protocol):
-    """A tuple of arrays, (rows, ...) each: the actions as the env takes them, and what the learner needs of them."""
-
-    @property
-    def actions(self) -> Array:
-        """(rows, *action shape), as the env takes them."""
-
-    def __iter__(self) -> Iterator[Array]: ...
-
-
-D_co = TypeVar("D_co", bound=Decision, covariant=True)
-
-
-class Decider(Protocol[D_co]):
-    """Chooses the actions of a batch of rows that act."""
-
-    @property
-    def takes_masks(self) -> bool:
-        """Whether the policy uses action masks."""
-
-    def initial_states(self, rows: int) -> States:
-        """Return the recurrent state of `rows` rows at the start of an episode; () without memory."""
-
-    def decide(self, batch: Batch) -> tuple[D_co, States]:
-        """Choose actions.
-
-        Returns:
-            The decision, and the new recurrent states.
-        """
-
-    def no_decision(self, rows: int) -> D_co:
-        """Return a decision of zeros for `rows` rows that do not act."""
-
-
-class Actions(NamedTuple):
-    """A decision of actions alone: no learner records anything else of it."""
-
+    acting: BoolArray
+    seen: Observations
+    inputs: PolicyInputs
+    decision: Decision
     actions: Array
 
 
-class PredictDecider:
-    """Chooses actions by SB3's `predict`: for everything but training.
+class Observed(NamedTuple):
+    """What came of a step for the rows of a policy, whether or not they acted.
 
-    Args:
-        deterministic: the most likely actions instead of sampled ones.
+    Attributes:
+        step: the step.
+        rewards: (rows,) float32, processed.
+        ended: (rows,) bool; the rows whose agents were terminated or truncated.
     """
 
-    def __init__(self, algorithm: BaseAlgorithm, deterministic: bool) -> None:
-        self.takes_masks = takes_masks(algorithm)
-        self._algorithm = algorithm
-        self._deterministic = deterministic
-
-    def initial_states(self, rows: int) -> States:
-        """See `Decider.initial_states`."""
-        return initial_states(self._algorithm, rows)
-
-    def decide(self, batch: Batch) -> tuple[Actions, States]:
-        """See `Decider.decide`."""
-        observations, starts, masks, states = batch
-        actions, after = predict(self._algorithm, observations, states, starts, masks, self._deterministic)
-        return Actions(actions), after
-
-    def no_decision(self, rows: int) -> Actions:
-        """See `Decider.no_decision`."""
-        return Actions(zero_actions_of(self._algorithm, rows))
+    step: VecStep
+    rewards: Array
+    ended: BoolArray
 
 
-def zero_actions_of(algorithm: BaseAlgorithm, rows: int) -> Array:
-    """(rows, *action shape) zeros."""
-    space = algorithm.action_space
-    return np.zeros((rows, *(space.shape or ())), dtype=space.dtype)
-
-
-D = TypeVar("D", bound=Decision)
-
-
-class RowActor(Stateful, Generic[D]):
+class Actor(Stateful):
     """Acts for the rows of one policy, in training and in evaluations; owns their recurrent state.
 
     The recurrent state of a row is reset where an episode of its agent starts, and does not change while the agent
-    waits.
+    waits. In every step of the envs `act` is called before it, and `observe` after it.
+
+    Args:
+        rows: the rows of the policy.
+        policy: chooses the actions.
+        processing: of the rows' observations, rewards and actions.
+        bootstraps: whether the rewards of agents that are truncated go on with the values of their final observations.
 
     Attributes:
-        rows: the rows of the policy.
         step: steps since the rollout began.
         starts: (rows,) bool; True where an episode starts with the next action. Never changed in place.
         states: recurrent state before the next action, (layers, rows, size) each; () for a policy without memory. Never
             changed in place.
     """
 
+    fields: ClassVar[Fields] = {
+        "step": integer("step"),
+        "starts": array("starts"),
+        "states": arrays("states"),
+        "noise": noise("policy.algorithm"),
+        "row_noise": part("policy.row_noise"),
+        "processing": part("processing"),
+    }
+
     starts: BoolArray
     states: States
 
-    def __init__(self, rows: PolicyRows, algorithm: BaseAlgorithm, decider: Decider[D]) -> None:
+    def __init__(self, rows: PolicyRows, policy: Policy, processing: RowProcessing, bootstraps: bool = False) -> None:
         self.rows = rows
+        self.policy = policy
+        self.processing = processing
+        self._bootstraps = bootstraps
         self.step = 0
-        self._algorithm = algorithm
-        self._decider = decider
         self.begin_episodes()
-
-    @property
-    def takes_masks(self) -> bool:
-        """Whether the policy uses action masks; if not, it ignores them."""
-        return self._decider.takes_masks
-
-    @property
-    def algorithm_name(self) -> str:
-        """The name of the algorithm's class."""
-        return type(self._algorithm).__name__
 
     # --- Episodes and rollouts ---------------------------------------------------------------------------------------
 
     def begin_episodes(self) -> None:
         """Note that all envs have just been reset."""
         self.starts = np.ones(self.rows.num_rows, dtype=bool)
-        self.states = self._decider.initial_states(self.rows.num_rows)
+        self.states = self.policy.initial_states(self.rows.num_rows)
+        self.processing.begin_episodes()
+        self._reset_row_noise(self.starts)
 
     def restart_envs(self, env_indices: Sequence[int]) -> None:
         """Note that these envs have begun new episodes."""
-        self.end_episodes(self.rows.of_envs(env_indices))
-
-    def end_episodes(self, ended: BoolArray) -> None:
-        """Note that episodes of agents have ended: (rows,) bool. Their next actions start new episodes."""
-        self.starts = self.starts | ended
+        lost = self.rows.of_envs(env_indices)
+        self.starts = self.starts | lost
+        self.processing.restart_envs(env_indices)
+        self._reset_row_noise(lost)
 
     def begin_rollout(self) -> None:
-        """Draw new exploration noise if the policy uses noise."""
+        """Draw new exploration noise if the policy uses gSDE."""
         self.step = 0
-        if uses_noise(self._algorithm):
-            draw_noise(self._algorithm, self.rows.num_rows)
+        algorithm = self.policy.algorithm
+        algorithm.policy.set_training_mode(False)
+        if uses_noise(algorithm):
+            with not_finite_refused(self.rows.policy_id, "rollout"):
+                draw_noise(algorithm, self.rows.num_rows)
+
+    def _reset_row_noise(self, rows: BoolArray) -> None:
+        if self.policy.row_noise is not None:
+            self.policy.row_noise.reset(rows)
 
     # --- Acting ------------------------------------------------------------------------------------------------------
 
-    def act(self, observations: Observations, acting: BoolArray, masks: BoolArray | None = None) -> D:
-        """Choose actions.
+    def act(self, step: VecStep) -> Acted:
+        """Choose the actions that follow a step.
 
-        Args:
-            observations: (rows, ...); filler in rows that wait, which the policy does not see.
-            acting: (rows,) bool; the rows that act. The decision is zeros in the others.
-            masks: (rows, n) bool, True where an action is allowed; None: all actions are allowed.
+        Raises:
+            ConfigError: the policy needs action masks, an agent acts next, and the env gives none.
+            NumericError: the policy's network gives NaN or infinity.
         """
-        if uses_noise(self._algorithm) and is_noise_due(self._algorithm, self.step):
-            draw_noise(self._algorithm, self.rows.num_rows)
-        batch = Batch(observations, self.starts, masks if self.takes_masks else None, self.states)
+        acting, seen = self.rows.of_agents(step.to_act), self.observations(step)
+        shown = self.processing.normalized(seen) if self.processing.normalizes_late else seen
+        inputs = PolicyInputs(shown, self.starts, self.masks(step) if self.policy.takes_masks else None, self.states)
+        try:
+            decision = self.decide(inputs, acting)
+        except ValueError as error:
+            _refuse_not_finite(error, self.rows.policy_id, f"rollout, step {self.step}")
+            raise
+        self.processing.acted(decision.actions, acting)
+        actions = env_actions(decision.actions, self.processing.rescale, self.rows.zero_based_actions)
+        return Acted(acting, seen, inputs, decision, actions)
+
+    def observations(self, step: VecStep) -> Observations:
+        """(rows, ...) observations of a step as the learner keeps them; filler in rows that wait."""
+        seen = self.processing.look(step)
+        return self._transposed(seen) if self.policy.transposes_images else seen
+
+    def _transposed(self, observations: Observations) -> Observations:
+        env = self.policy.algorithm.env
+        return env.transpose_observations(observations) if isinstance(env, VecTransposeImage) else observations
+
+    def masks(self, step: VecStep) -> BoolArray | None:
+        """Return the (rows, n) masks of a step; None if the env gives none and no agent of the policy acts next.
+
+        Raises:
+            ConfigError: an agent acts next, and the env gives no masks.
+        """
+        masks = self.rows.masks(step.action_masks)
+        if masks is None and self.rows.of_agents(step.to_act).any():
+            agents, algorithm = ", ".join(self.rows.agents), type(self.policy.algorithm).__name__
+            accepted = (
+                "masks in infos[agent]['action_mask'], in observations {observation, action_mask}, or from "
+                "action_masks() of a Gymnasium env"
+            )
+            words = f"action masks missing for {algorithm}: the env gives none for {agents}; accepted: {accepted}"
+            raise ConfigError(f"policy {self.rows.policy_id!r}: {words}", key="algo")
+        return masks
+
+    def decide(self, inputs: PolicyInputs, acting: BoolArray) -> Decision:
+        """Choose the actions of the rows that act, (rows,) bool; filler in the others: the policy does not see them."""
+        algorithm = self.policy.algorithm
+        if uses_noise(algorithm) and is_noise_due(algorithm, self.step):
+            draw_noise(algorithm, self.rows.num_rows)
         if np.count_nonzero(acting) == len(acting):  # a quarter of the time of `all`
-            decision, self.states = self._decider.decide(batch)
+            decision = self.policy.act(inputs)
+            self.states = decision.states
         else:
-            decision = self._decide_for_some(batch, acting)
+            decision = self._decide_for_some(inputs, acting)
         self.starts = self.starts & ~acting
         self.step += 1
         return decision
 
-    def _decide_for_some(self, batch: Batch, acting: BoolArray) -> D:
+    def _decide_for_some(self, inputs: PolicyInputs, acting: BoolArray) -> Decision:
         """Show the policy only the rows that act: filler observations of waiting rows need not lie in the space."""
-        decision = self._decider.no_decision(len(acting))
-        if acting.any():
-            with noise_of_rows(self._algorithm.policy, acting):
-                decided, states = self._decider.decide(batch.of_rows(acting))
-            for everywhere, chosen in zip(decision, decided, strict=True):
-                everywhere[acting] = chosen
-            self._put_states(states, acting)
-        return decision
-
-    def _put_states(self, states: States, acting: BoolArray) -> None:
+        if not acting.any():
+            space, nothing = self.policy.algorithm.action_space, np.zeros(len(acting), dtype=np.float32)
+            actions = np.zeros((len(acting), *(space.shape or ())), dtype=space.dtype)
+            return Decision(actions, self.states, actions, nothing, nothing)
+        with noise_of_rows(self.policy.algorithm.policy, acting):
+            decision = self.policy.act(inputs.of_rows(acting))
         self.states = tuple(array.copy() for array in self.states)
-        for everywhere, of_acting in zip(self.states, states, strict=True):
+        for everywhere, of_acting in zip(self.states, decision.states, strict=True):
             everywhere[:, acting] = of_acting
+        actions, _, *more = decision
+        spread = [None if array is None else _spread(array, acting) for array in (actions, *more)]
+        return Decision(spread[0], self.states, *spread[1:])  # type: ignore[arg-type]
+
+    # --- Rewards and ends --------------------------------------------------------------------------------------------
+
+    def observe(self, step: VecStep) -> Observed:
+        """Note the rewards and ends of a step, also those of rows that wait."""
+        ended = self.rows.of_agents(step.terminated | step.truncated)
+        self.end_episodes(ended)
+        rewards = self.processing.observe(step, self._discounted_values if self._bootstraps else None)
+        return Observed(step, rewards, ended)
+
+    def _discounted_values(self, final_observations: Observations, rows: BoolArray) -> Array:
+        """Return the (n,) discounted values of observations that rows, (rows,) bool, were truncated on."""
+        policy: Any = self.policy
+        states, starts = tuple(array[:, rows] for array in self.states), np.zeros(np.count_nonzero(rows), dtype=bool)
+        inputs = PolicyInputs(self._transposed(final_observations), starts, None, states)
+        return policy.algorithm.gamma * policy.final_values(inputs)  # type: ignore[no-any-return]
+
+    def end_episodes(self, ended: BoolArray) -> None:
+        """Note that episodes of agents have ended: (rows,) bool. Their next actions start new episodes."""
+        self.starts = self.starts | ended
+        self._reset_row_noise(ended)
+
+    def break_off(self, step: VecStep) -> None:
+        """Take from a step only what the next actions depend on: where episodes ended, and running statistics."""
+        self.end_episodes(self.rows.of_agents(step.terminated | step.truncated))
+        self.processing.observe(step)
+        self._reset_row_noise(np.ones(self.rows.num_rows, dtype=np.bool_))
+
+    def next_values(self, step: VecStep, acting: BoolArray) -> Array:
+        """Return the (rows,) values of the observations that the rows act on next; 0 in rows that wait."""
+        policy: Any = self.policy
+        inputs = PolicyInputs(self.observations(step), self.starts, None, self.states)
+        if acting.all():
+            return policy.values(inputs)  # type: ignore[no-any-return]
+        values = np.zeros(len(acting), dtype=np.float32)
+        if acting.any():
+            values[acting] = policy.values(inputs.of_rows(acting))
+        return values
+
+    def final_observations(self, step: VecStep, wanted: BoolArray) -> Observations:
+        """Return the (n, ...) observations that agents, (E, A) bool, ended on, as the learner keeps them."""
+        return self._transposed(self.processing.final_observations(step, wanted))
 
     # --- State -------------------------------------------------------------------------------------------------------
 
-    fields: ClassVar[Fields] = {"starts": array("starts"), "states": arrays("states"), "noise": noise("_algorithm")}
+    def state_was_set(self) -> None:
+        """See `Stateful.state_was_set`."""
+        self.policy.algorithm.policy.set_training_mode(False)
 
 
-class Player:
-    """Chooses actions of the env from observations of the env.
+def env_actions(actions: Array, rescale: RescaleActions | None, counted: ZeroBased) -> Array:
+    """Turn (rows, ...) actions of a policy into actions of its env: the only place that does.
 
     Args:
-        actor: acts for the rows, in episodes that have just begun.
-        processing: of their observations and actions; its running statistics stand still.
-
-    Attributes:
-        rows: the rows.
+        actions: in the policy's action space.
+        rescale: maps them to the range of the env's Box; None: it is the policy's.
+        counted: the env's action space, which may count from another number than 0.
     """
+    in_range = actions if rescale is None else rescale(actions)
+    return counted.to_env(in_range) if counted.shifts else in_range
 
-    def __init__(self, actor: RowActor[Actions], processing: RowProcessing) -> None:
-        self.rows: PolicyRows = actor.rows
-        self._actor = actor
-        self._processing = processing
-        actor.begin_rollout()
 
-    def act(self, step: VecStep) -> Array:
-        """`(rows, *action shape)` for the latest step; rows that do not act hold filler that no env reads.
+def _spread(array: Array, rows: BoolArray) -> Array:
+    """(all rows, ...): an array of some rows in their places, and zeros in all others."""
+    everywhere = np.zeros((len(rows), *array.shape[1:]), dtype=array.dtype)
+    everywhere[rows] = array
+    return everywhere
 
-        Raises:
-            ConfigError: the policy needs action masks, and the env gives none.
-        """
-        acting = self.rows.of_agents(step.to_act)
-        masks = required_masks(self.rows, step, self._actor.algorithm_name) if self._actor.takes_masks else None
-        decision = self._actor.act(self._processing.look(step), acting, masks)
-        return self._processing.act(decision.actions, acting)
 
-    def observe(self, step: VecStep) -> None:
-        """Note the rewards and ends of a step."""
-        self._processing.observe(step)
-        self._actor.end_episodes(self.rows.of_agents(step.terminated | step.truncated))
+@contextmanager
+def not_finite_refused(policy_id: PolicyID, where: str) -> Iterator[None]:
+    """Name the policy in the error that PyTorch raises for a distribution with NaN or infinite parameters.
+
+    Args:
+        where: what is computed, for the message.
+
+    Raises:
+        NumericError: instead of that error.
+    """
+    try:
+        yield
+    except ValueError as error:
+        _refuse_not_finite(error, policy_id, where)
+        raise
+
+
+def _refuse_not_finite(error: ValueError, policy_id: PolicyID, where: str) -> None:
+    if "to satisfy the constraint" in str(error):
+        what = str(error).partition(", but found invalid values")[0]
+        words = f"policy {policy_id!r}: its network gives NaN or infinity in the {where}: {what}"
+        raise NumericError(words) from error

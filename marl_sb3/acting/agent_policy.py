@@ -11,6 +11,7 @@ import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
 
+from marl_sb3.acting.actor import env_actions
 from marl_sb3.envs.single_agent import MASK
 from marl_sb3.errors import ConfigError
 from marl_sb3.processing import Memory, Processing
@@ -98,7 +99,7 @@ class AgentPolicy:
             The action or actions as the env takes them, and the state for `predict_with_state`.
         """
         memory = self.processing.acted(its.memory, actions)
-        of_env = ZeroBased(self.action_space).to_env(self.processing.env_actions(actions))
+        of_env = env_actions(actions, self.processing.rescale, ZeroBased(self.action_space))
         return of_env.reshape((*its.shape, *actions.shape[1:])), (*after, *memory.values())
 
     def prepared(

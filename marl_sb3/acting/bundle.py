@@ -11,9 +11,10 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
 
-from marl_sb3.acting.actor import Actions, Player, PredictDecider, RowActor
+from marl_sb3.acting.actor import Actor
 from marl_sb3.acting.agent_policy import AgentPolicy
 from marl_sb3.acting.by_agent import PolicyByAgent
+from marl_sb3.acting.policy import PredictingPolicy
 from marl_sb3.config.ids import file_names
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.metrics import InfoMetric
@@ -63,25 +64,18 @@ class PolicyBundle(PolicyByAgent):
         """Return the agents that a policy acts for, in the env's order."""
         return [agent for agent, its_policy in self.policy_of.items() if its_policy == policy_id]
 
-    def make_actor(self, rows: PolicyRows, deterministic: bool) -> RowActor[Actions]:
-        """Make an actor of a policy for some envs, with its own recurrent state and noise.
+    def make_actor(self, rows: PolicyRows, deterministic: bool) -> Actor:
+        """Make an actor of a policy, with its own recurrent state and noise, for envs whose episodes have just begun.
 
         Args:
             rows: the rows of the policy in these envs.
             deterministic: the most likely actions instead of sampled ones.
         """
-        algorithm = self.policies[rows.policy_id]
-        return RowActor(rows, algorithm, PredictDecider(algorithm, deterministic))
-
-    def make_player(self, rows: PolicyRows, deterministic: bool) -> Player:
-        """Make an actor of a policy, with its processing, for envs whose episodes have just begun.
-
-        Args:
-            rows: the rows of the policy in these envs.
-            deterministic: the most likely actions instead of sampled ones.
-        """
-        processing, gamma = self.processing[rows.policy_id], self.policies[rows.policy_id].gamma  # type: ignore[attr-defined]
-        return Player(self.make_actor(rows, deterministic), process_rows(processing, rows, gamma, learns=False))
+        algorithm: Any = self.policies[rows.policy_id]
+        processed = process_rows(self.processing[rows.policy_id], rows, algorithm.gamma, learns=False)
+        actor = Actor(rows, PredictingPolicy(algorithm, deterministic), processed)
+        actor.begin_rollout()
+        return actor
 
     def agent_policies(self, agents: Iterable[AgentID]) -> dict[AgentID, AgentPolicy]:
         """See `PolicyByAgent.agent_policies`."""

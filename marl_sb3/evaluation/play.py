@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 
-from marl_sb3.acting.actor import Player
 from marl_sb3.acting.bundle import PolicyBundle, PolicySpaces
 from marl_sb3.config.values import Count, PositiveInt, require
 from marl_sb3.errors import ConfigError
@@ -19,9 +18,8 @@ from marl_sb3.metrics import Episode, EpisodeTracker, Result, finite_or_none, fl
 from marl_sb3.policies.mapping import Deterministic, by_policy
 from marl_sb3.policies.placement import rows_of_policy, zero_actions
 from marl_sb3.training.algorithm import MultiAgentAlgorithm
-from marl_sb3.types import AgentID, Array
+from marl_sb3.types import AgentID
 from marl_sb3.vec_env.interface import MultiAgentVecEnv
-from marl_sb3.vec_env.step import VecStep
 
 
 @dataclass(frozen=True)
@@ -197,22 +195,18 @@ def _finished_by_step(
     """Yield the episodes finished by each step of all envs, endlessly."""
     step = env.reset()
     tracker.begin()
-    players = [
-        bundle.make_player(rows_of_policy(env, policy_id, bundle.policy_of), likeliest)
+    actors = [
+        bundle.make_actor(rows_of_policy(env, policy_id, bundle.policy_of), likeliest)
         for policy_id, likeliest in by_policy(deterministic, bundle.policies).items()
     ]
     while True:
-        step = env.step(_actions(players, env, step))
-        for player in players:
-            player.observe(step)
+        actions = zero_actions(env)
+        for actor in actors:
+            actor.rows.put_actions(actor.act(step).actions, actions)
+        step = env.step(actions)
+        for actor in actors:
+            actor.observe(step)
         yield tracker.record(step)
-
-
-def _actions(players: Sequence[Player], env: MultiAgentVecEnv, step: VecStep) -> list[Array]:
-    actions = zero_actions(env)
-    for player in players:
-        player.rows.put_actions(player.act(step), actions)
-    return actions
 
 
 # --- Numbers ---------------------------------------------------------------------------------------------------------

@@ -9,13 +9,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.buffers import DictReplayBuffer, ReplayBuffer
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.type_aliases import TrainFrequencyUnit
 
+from marl_sb3.acting.actor import Acted, Actor, Observed
 from marl_sb3.errors import CheckpointError
-from marl_sb3.experience.turns import pairs, require_categories
-from marl_sb3.storage.parts import Commit, Fields, Stateful, TensorFile, boolean, integer
-from marl_sb3.storage.state import StateReader
+from marl_sb3.experience.turns import OpenTransitions, index_of, pairs, require_categories
+from marl_sb3.sb3.private import after_step, set_progress_remaining
+from marl_sb3.storage.parts import Commit, Fields, Stateful, TensorFile, boolean, integer, part
+from marl_sb3.storage.state import MAX_COUNT, StateReader
 from marl_sb3.storage.tensor_file import form_of, pieces
 from marl_sb3.types import Array, BoolArray, Observations
+from marl_sb3.vec_env.observations import map_arrays
+from marl_sb3.vec_env.step import VecStep
 
 _COLUMNS = ("actions", "rewards", "dones", "timeouts")
 
@@ -107,7 +113,7 @@ class StoredColumns(Stateful, _Base):
             _require_categories_of(name, file, self)
 
 
-class _TransitionsOnly(StoredColumns):
+class TurnAwareReplay(StoredColumns):
     """Mixin for an SB3 replay buffer: a ring of single transitions, whatever rows they are of.
 
     SB3 adds a line of `n_envs` transitions at once. Here the places of a line are filled one after the other: line by
@@ -176,7 +182,7 @@ class _TransitionsOnly(StoredColumns):
     def break_off(self, rows: BoolArray) -> None:
         """Note that the next transitions of these rows, (rows,) bool, do not follow from their latest ones."""
 
-    def hold(self, number: int) -> None:
+    def set_filled(self, number: int) -> None:
         """Note that the first so many places hold transitions, the oldest one first."""
         self.pos = self._filled = 0
         self.full = False
@@ -200,11 +206,11 @@ def _require_categories_of(name: str, file: TensorFile, buffer: ReplayBuffer) ->
         require_categories(piece, space, f"{file.name}: {name}")
 
 
-class TransitionReplayBuffer(_TransitionsOnly, ReplayBuffer):
+class TransitionReplayBuffer(TurnAwareReplay, ReplayBuffer):
     """`ReplayBuffer` of single transitions."""
 
 
-class TransitionDictReplayBuffer(_TransitionsOnly, DictReplayBuffer):
+class TransitionDictReplayBuffer(TurnAwareReplay, DictReplayBuffer):
     """The same for `Dict` observations."""
 
 
@@ -263,6 +269,136 @@ def read_resized(
                 numbers = (begin * rows + np.arange(len(piece) * rows) - oldest) % (lines * rows) - dropped
                 kept = (numbers >= 0) & (numbers < held - dropped)
                 flat[numbers[kept]] = piece.reshape(len(numbers), *array.shape[2:])[kept]
-        buffer.hold(held - dropped)
+        buffer.set_filled(held - dropped)
 
     return put_back
+
+
+# --- Experience ------------------------------------------------------------------------------------------------------
+
+
+class ReplayExperience(Stateful):
+    """See `Experience`; transitions that are over are added to `algorithm.replay_buffer`.
+
+    The order of random draws and of floating point operations is that of SB3's `off_policy_algorithm.py`, so that one
+    shared policy trains bit for bit as in SB3. A rollout is what SB3 collects between two updates.
+
+    Args:
+        stored: the space of the observations that the buffer keeps.
+        progress_remaining: from 1 at the start of training to 0 at its end, for schedules of exploration.
+
+    Attributes:
+        steps: since the rollout began; the same for `episodes` of agents that ended, and `agent_steps`.
+    """
+
+    fields: ClassVar[Fields] = {
+        "steps": integer("steps", 0, lambda own: own.most_steps),
+        "episodes": integer("episodes"),
+        "agent_steps": integer("agent_steps"),
+        "open": part("_open"),
+    }
+
+    def __init__(
+        self,
+        actor: Actor,
+        algorithm: OffPolicyAlgorithm,
+        stored: spaces.Space[Any],
+        progress_remaining: Callable[[], float],
+    ) -> None:
+        self.actor = actor
+        self.algorithm = algorithm
+        self.steps = self.episodes = self.agent_steps = 0
+        self._progress_remaining = progress_remaining
+        self._open = OpenTransitions(actor.rows.num_rows, stored, algorithm.action_space, self.buffer.actions.dtype)
+
+    @property
+    def buffer(self) -> Any:
+        """The replay buffer."""
+        return self.algorithm.replay_buffer
+
+    @property
+    def most_steps(self) -> int:
+        """The most steps that a rollout has."""
+        every: Any = self.algorithm.train_freq
+        return min(every.frequency, MAX_COUNT) if every.unit is TrainFrequencyUnit.STEP else MAX_COUNT
+
+    def due_in(self) -> int:
+        """See `Experience.due_in`; when an episode ends is not known beforehand."""
+        every: Any = self.algorithm.train_freq
+        if every.unit is TrainFrequencyUnit.STEP:
+            return int(every.frequency) - self.steps
+        return 0 if self.episodes >= every.frequency else 1
+
+    def begin_episodes(self) -> None:
+        """See `Experience.begin_episodes`."""
+        self.give_up(np.ones(self.actor.rows.num_rows, dtype=np.bool_))
+
+    def give_up(self, rows: BoolArray) -> None:
+        """See `Experience.give_up`; returns over several steps are given up too."""
+        self._open.drop(rows)
+        self.buffer.break_off(rows)
+
+    def begin_rollout(self) -> None:
+        """See `Experience.begin_rollout`; open transitions go on."""
+        self.steps = self.episodes = self.agent_steps = 0
+
+    def begin(self, acted: Acted) -> None:
+        """See `Experience.begin`."""
+        assert acted.decision.learned is not None
+        self._open.begin(acted.acting, acted.seen, acted.decision.learned)
+        number = int(np.count_nonzero(acted.acting))
+        self.algorithm.num_timesteps += number
+        self.agent_steps += number
+        self.steps += 1
+
+    def add(self, observed: Observed) -> None:
+        """See `Experience.add`."""
+        step, _, ended = observed
+        over = self._open.rows & (ended | self.actor.rows.of_agents(step.to_act))
+        if np.count_nonzero(over):  # for few rows much faster than any()
+            self._add_transitions(observed, over)
+        set_progress_remaining(self.algorithm, self._progress_remaining())
+        after_step(self.algorithm)
+        self.episodes += int(np.count_nonzero(ended))
+
+    def _add_transitions(self, observed: Observed, over: BoolArray) -> None:
+        step, rewards, ended = observed
+        timeouts = self.actor.rows.of_agents(step.truncated & ~step.terminated)
+        following = self._following(step, ended & over)
+        observations, actions = self._open.pop(over)
+        chosen = index_of(over)
+        following = map_arrays(lambda array: array[chosen], following)
+        added = Transitions(observations, following, actions, rewards[chosen], ended[chosen], timeouts[chosen])
+        self.buffer.add_transitions(added, over)
+
+    def _following(self, step: VecStep, ended: BoolArray) -> Observations:
+        """Return the observations after a step, (rows, ...); of agents that ended, their final ones."""
+        following = self.actor.observations(step)
+        if not np.count_nonzero(ended):
+            return following
+        places = np.argwhere(self.actor.rows.mine & (step.terminated | step.truncated))
+        known = np.zeros(step.terminated.shape, dtype=np.bool_)
+        for place in map(tuple, places.tolist()):
+            known[place] = place in step.final_observations
+        if not known.any():
+            return following
+        final: Any = self.actor.final_observations(step, known)
+        rows = self.actor.rows.of_agents(known)
+        if isinstance(following, dict):
+            return {key: _replaced(array, rows, final[key]) for key, array in following.items()}
+        return _replaced(following, rows, final)
+
+    def break_off(self) -> None:
+        """See `Experience.break_off`: as in SB3, the step leaves no transition; transitions from before stay."""
+        self.begin_episodes()
+        every: Any = self.algorithm.train_freq
+        self.steps = self.episodes = every.frequency
+
+    def complete(self, step: VecStep) -> None:
+        """See `Experience.complete`: open transitions go on."""
+
+
+def _replaced(array: Array, rows: BoolArray, values: Array) -> Array:
+    array = array.copy()  # the step's own stay as they are: others read them
+    array[rows] = values
+    return array

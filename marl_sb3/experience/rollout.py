@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch as th
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
+from marl_sb3.acting.actor import Acted, Actor, Observed
+from marl_sb3.acting.policy import Decision, PolicyInputs
 from marl_sb3.experience.turns import pairs, require_categories, require_observed
-from marl_sb3.storage.parts import Commit
+from marl_sb3.storage.parts import Commit, Field, Fields, Stateful, computed, integer
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import Array, BoolArray, Observations
 from marl_sb3.vec_env.observations import map_arrays
+from marl_sb3.vec_env.step import VecStep
 
 if TYPE_CHECKING:  # the base class, to mypy, of a mixin for both buffers
     _Base = RolloutBuffer
@@ -22,7 +26,7 @@ else:
     _Base = object
 
 
-class TransitionsOnly(_Base):
+class TurnAwareRollout(_Base):
     """A mixin for SB3's rollout buffers: holds the transitions of rows that do not act in every step.
 
     A row is one agent of one env. Its transition runs from its action to its next turn or its end. Rewards in between
@@ -58,31 +62,22 @@ class TransitionsOnly(_Base):
         super().reset()
         self.acted = np.ones((self.buffer_size, self.n_envs), dtype=np.bool_)
 
-    def begin_step(
-        self,
-        observations: Observations,
-        actions: Array,
-        episode_starts: BoolArray,
-        values: Array,
-        log_probs: Array,
-        acted: BoolArray,
-        masks: BoolArray | None = None,
-        states: Sequence[Array] = (),
-    ) -> None:
-        """Open a transition for each row that acts; arrays of (n_envs, ...), filler in all other rows.
+    def begin_step(self, inputs: PolicyInputs, decision: Decision, acted: BoolArray) -> None:
+        """Open a transition for each row that acts, (n_envs,) bool; there is filler in all other rows.
 
         Args:
-            masks: (n_envs, n) action masks; only buffers of policies that take masks keep them.
-            states: recurrent state before the action, (layers, n_envs, size) each; only buffers of recurrent policies
-                keep it.
+            inputs: what the policy was shown; masks and states are kept only by buffers of policies that have them.
+            decision: what it chose.
+            acted: the rows that act.
         """
         here = self.pos
-        for own, given in pairs(self.observations, observations):
+        _, _, actions, values, log_probs = decision
+        for own, given in pairs(self.observations, inputs.observations):
             line = own[here]
             line[...] = given.reshape(line.shape)
-        self.actions[here] = actions.reshape(self.n_envs, self.action_dim)
+        self.actions[here] = actions.reshape(self.n_envs, self.action_dim)  # type: ignore[union-attr]
         self.rewards[here] = 0.0
-        self.episode_starts[here] = episode_starts
+        self.episode_starts[here] = inputs.starts
         self.values[here] = values
         self.log_probs[here] = log_probs
         self.acted[here] = acted
@@ -91,7 +86,7 @@ class TransitionsOnly(_Base):
         self.pos += 1
         self.full = self.pos == self.buffer_size
 
-    def pay(self, rewards: Array) -> None:
+    def add_rewards(self, rewards: Array) -> None:
         """Store the (n_envs,) rewards of the open transitions that are over; 0 for those that are not."""
         if self._all_opened:  # one line of the array
             self.rewards[self.pos - 1] += rewards
@@ -163,7 +158,7 @@ class TransitionsOnly(_Base):
         Raises:
             CheckpointError: the state does not fit this buffer.
         """
-        seen, columns = read_transitions(state, self, slice(steps))
+        seen, columns = _read_transitions(state, self, slice(steps))
         open_at = state.array("open_at", np.int64, (self.n_envs,), -1, steps - 1)
         columns["acted"] = state.array("acted", np.bool_, (steps, self.n_envs))
 
@@ -244,11 +239,11 @@ def minibatch_starts(samples: int, batch_size: int | None, least: int) -> Array:
     return starts[:-1] if len(starts) > 1 and samples - starts[-1] < least else starts
 
 
-class MaskedRolloutBuffer(TransitionsOnly, RolloutBuffer):
+class MaskedRolloutBuffer(TurnAwareRollout, RolloutBuffer):
     """A `RolloutBuffer` that leaves steps in which a row does not act out of loss and normalisation."""
 
 
-class MaskedDictRolloutBuffer(TransitionsOnly, DictRolloutBuffer):
+class MaskedDictRolloutBuffer(TurnAwareRollout, DictRolloutBuffer):
     """A `MaskedRolloutBuffer` for `Dict` observations."""
 
 
@@ -285,23 +280,18 @@ class CarriedTransitions:
     columns: Mapping[str, Array]
 
 
-def carried_state(waited: CarriedTransitions) -> State:
-    """Return open transitions as plain data and arrays."""
-    return {"rows": waited.rows, "observations": waited.observations, "columns": dict(waited.columns)}
-
-
-def read_carried(state: StateReader, buffer: TransitionsOnly) -> CarriedTransitions:
-    """Read what `carried_state` returned.
+def read_carried(state: StateReader, buffer: TurnAwareRollout) -> CarriedTransitions:
+    """Read carried transitions, a mapping of their attributes.
 
     Raises:
         CheckpointError: the state does not fit the buffer.
     """
-    seen, columns = read_transitions(state, buffer, 0)
+    seen, columns = _read_transitions(state, buffer, 0)
     return CarriedTransitions(state.array("rows", np.bool_, (buffer.n_envs,)), seen, columns)
 
 
-def read_transitions(
-    state: StateReader, buffer: TransitionsOnly, steps: int | slice
+def _read_transitions(
+    state: StateReader, buffer: TurnAwareRollout, steps: int | slice
 ) -> tuple[Observations, dict[str, Array]]:
     """Read observations and columns, which have to have the shapes of these steps of the buffer."""
     columns = state.arrays_like("columns", {name: getattr(buffer, name)[steps] for name in buffer.of_transition})
@@ -310,3 +300,115 @@ def read_transitions(
     seen = state.arrays_like("observations", map_arrays(lambda array: array[steps], own))
     require_observed(seen, buffer.observation_space, f"{state.where}/observations")
     return seen, columns
+
+
+# --- Experience ------------------------------------------------------------------------------------------------------
+
+
+class RolloutExperience(Stateful):
+    """See `Experience`; the rollout is that of `algorithm.rollout_buffer`, which has the rows of the actor.
+
+    The order of random draws and of floating point operations is that of SB3's `on_policy_algorithm.py`, so that one
+    shared policy trains bit for bit as SB3 does.
+
+    Attributes:
+        steps: since the rollout began.
+        carried: transitions that go on from the latest rollout to the next.
+    """
+
+    fields: ClassVar[Fields] = {
+        "steps": integer("steps", 0, lambda own: own.algorithm.n_steps),
+        "carried": Field(
+            lambda own: None if own.carried is None else vars(own.carried).copy(),
+            lambda own, state, name: (
+                None if state.value(name) is None else read_carried(state.fields(name), own.buffer)
+            ),
+            lambda own, carried: setattr(own, "carried", carried),
+        ),
+        "begun": computed(
+            lambda own: own.buffer.begun_state() if own.is_under_way(own.steps) else None,
+            lambda own, state, name: own.read_begun(state, name),
+        ),
+    }
+
+    def __init__(self, actor: Actor, algorithm: OnPolicyAlgorithm) -> None:
+        self.actor = actor
+        self.algorithm = algorithm
+        self.steps = 0
+        self.carried: CarriedTransitions | None = None
+
+    @property
+    def buffer(self) -> Any:
+        """The rollout buffer, a `TurnAwareRollout`."""
+        return self.algorithm.rollout_buffer
+
+    def due_in(self) -> int:
+        """See `Experience.due_in`."""
+        return self.algorithm.n_steps - self.steps
+
+    def is_under_way(self, steps: int) -> bool:
+        """Whether a rollout is under way after so many steps: it has begun and is not complete."""
+        return 0 < steps < self.algorithm.n_steps
+
+    def begin_episodes(self) -> None:
+        """See `Experience.begin_episodes`."""
+        self.carried = None
+
+    def give_up(self, rows: BoolArray) -> None:
+        """See `Experience.give_up`."""
+        if self.is_under_way(self.steps):
+            self.buffer.break_off(rows)
+        if self.carried is not None:
+            self.carried = replace(self.carried, rows=self.carried.rows & ~rows)
+
+    def begin_rollout(self) -> None:
+        """See `Experience.begin_rollout`."""
+        self.buffer.reset()
+        self.steps = 0
+
+    def begin(self, acted: Acted) -> None:
+        """See `Experience.begin`."""
+        buffer = self.algorithm.rollout_buffer
+        buffer.begin_step(acted.inputs, acted.decision, acted.acting)  # type: ignore[attr-defined]
+        if self.carried is not None:
+            buffer.put_open(self.carried)  # type: ignore[attr-defined]
+            self.carried = None
+        self.algorithm.num_timesteps += int(np.count_nonzero(acted.acting))
+        self.steps += 1
+
+    def add(self, observed: Observed) -> None:
+        """See `Experience.add`."""
+        buffer: Any = self.algorithm.rollout_buffer
+        buffer.add_rewards(observed.rewards)
+        if np.count_nonzero(observed.ended):
+            buffer.end(observed.ended)
+
+    def break_off(self) -> None:
+        """See `Experience.break_off`."""
+        self.steps = self.algorithm.n_steps
+
+    def complete(self, step: VecStep) -> None:
+        """Compute returns and advantages.
+
+        The open transition of a row that waits is moved to the start of the next rollout. The return of the row's
+        transition before it is bootstrapped from the value that the policy estimated when the open one began.
+        """
+        acting = self.actor.rows.of_agents(step.to_act)
+        values, starts = self.actor.next_values(step, acting), self.actor.starts
+        self.carried = self.buffer.take_open(~acting)
+        if self.carried is not None:
+            values = np.where(self.carried.rows, self.carried.columns["values"], values)
+            starts = np.where(self.carried.rows, self.carried.columns["episode_starts"] > 0, starts)
+        self.buffer.compute_returns_and_advantage(last_values=th.as_tensor(values), dones=starts)
+
+    def read_begun(self, state: StateReader, name: str) -> Commit:
+        """Check the steps taken so far; returns a function that puts them into the empty buffer."""
+        steps = state.integer("steps")
+        begun = self.buffer.read_begun(state.fields(name), steps) if self.is_under_way(steps) else None
+
+        def commit() -> None:
+            self.buffer.reset()
+            if begun is not None:
+                begun()
+
+        return commit

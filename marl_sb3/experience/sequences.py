@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,13 +16,14 @@ from sb3_contrib.common.recurrent.type_aliases import (
 )
 from stable_baselines3.common.utils import obs_as_tensor
 
-from marl_sb3.experience.rollout import TransitionsOnly
+from marl_sb3.acting.policy import Decision, PolicyInputs
+from marl_sb3.experience.rollout import TurnAwareRollout
 from marl_sb3.types import Array, BoolArray
 from marl_sb3.vec_env.observations import map_arrays
 
 if TYPE_CHECKING:  # base classes of mixins, for type checkers alone
     _Recurrent = RecurrentRolloutBuffer
-    _Transitions = TransitionsOnly
+    _Transitions = TurnAwareRollout
 else:
     _Recurrent = _Transitions = object
 
@@ -111,15 +112,15 @@ class _WithStates(_Transitions):
     sequences that minibatches are made of follow the transitions of a row, however many steps lie between them.
     """
 
-    of_transition = (*TransitionsOnly.of_transition, *STATES)
-    of_sample = (*TransitionsOnly.of_sample, *STATES, "episode_starts")
+    of_transition = (*TurnAwareRollout.of_transition, *STATES)
+    of_sample = (*TurnAwareRollout.of_sample, *STATES, "episode_starts")
     _row_starts: Array  # (transitions, 1), 1 where the transitions of a row begin; set when `get` flattens
 
-    def begin_step(self, *arguments: Any, masks: BoolArray | None = None, states: Sequence[Array] = ()) -> None:
-        """See `TransitionsOnly.begin_step`."""
-        for name, array in zip(STATES, states, strict=True):
+    def begin_step(self, inputs: PolicyInputs, decision: Decision, acted: BoolArray) -> None:
+        """See `TurnAwareRollout.begin_step`."""
+        for name, array in zip(STATES, inputs.states, strict=True):
             getattr(self, name)[self.pos] = array.swapaxes(0, 1)
-        super().begin_step(*arguments)
+        super().begin_step(inputs, decision, acted)
 
     def get(self, batch_size: int | None = None) -> Generator[Any, None, None]:
         """Minibatches of whole sequences, see sb3-contrib's `RecurrentRolloutBuffer.get`."""
@@ -143,30 +144,30 @@ class _WithStates(_Transitions):
             yield batch
 
 
-class MemoryRolloutBuffer(_WithStates, WholeSequences, TransitionsOnly, RecurrentRolloutBuffer):
+class MemoryRolloutBuffer(_WithStates, WholeSequences, TurnAwareRollout, RecurrentRolloutBuffer):
     """A `RecurrentRolloutBuffer` that leaves steps in which a row does not act out of sequences and loss."""
 
 
-class MemoryDictRolloutBuffer(_WithStates, WholeSequences, TransitionsOnly, RecurrentDictRolloutBuffer):  # type: ignore[misc]
+class MemoryDictRolloutBuffer(_WithStates, WholeSequences, TurnAwareRollout, RecurrentDictRolloutBuffer):  # type: ignore[misc]
     """A `MemoryRolloutBuffer` for `Dict` observations."""
 
 
 class _WithMasks(_Transitions):
     """A mixin for buffers of transitions: each transition holds the mask that its action was chosen with."""
 
-    of_transition = (*TransitionsOnly.of_transition, "action_masks")
-    of_sample = (*TransitionsOnly.of_sample, "action_masks")
+    of_transition = (*TurnAwareRollout.of_transition, "action_masks")
+    of_sample = (*TurnAwareRollout.of_sample, "action_masks")
     action_masks: Array  # (buffer_size, n_envs, n) float32, 1 where an action was allowed
 
-    def begin_step(self, *arguments: Any, masks: BoolArray | None = None, states: Sequence[Array] = ()) -> None:
-        """See `TransitionsOnly.begin_step`."""
-        self.action_masks[self.pos] = 1.0 if masks is None else masks
-        super().begin_step(*arguments)
+    def begin_step(self, inputs: PolicyInputs, decision: Decision, acted: BoolArray) -> None:
+        """See `TurnAwareRollout.begin_step`."""
+        self.action_masks[self.pos] = 1.0 if inputs.masks is None else inputs.masks
+        super().begin_step(inputs, decision, acted)
 
 
-class ActionMaskRolloutBuffer(_WithMasks, TransitionsOnly, MaskableRolloutBuffer):
+class ActionMaskRolloutBuffer(_WithMasks, TurnAwareRollout, MaskableRolloutBuffer):
     """A `MaskableRolloutBuffer` that leaves steps in which a row does not act out of loss and normalisation."""
 
 
-class ActionMaskDictRolloutBuffer(_WithMasks, TransitionsOnly, MaskableDictRolloutBuffer):
+class ActionMaskDictRolloutBuffer(_WithMasks, TurnAwareRollout, MaskableDictRolloutBuffer):
     """An `ActionMaskRolloutBuffer` for `Dict` observations."""

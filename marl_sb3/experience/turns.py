@@ -1,18 +1,20 @@
-"""The transitions that are not over: which rows have one."""
+"""What all experience has in common, and the transitions that are not over."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from gymnasium import spaces
 
+from marl_sb3.acting.actor import Acted, Observed
 from marl_sb3.storage.parts import Fields, Stateful, array, arrays
-from marl_sb3.storage.state import StateReader
+from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import Array, BoolArray, Observations
 from marl_sb3.vec_env.observations import map_arrays
 from marl_sb3.vec_env.slot_states import require_possible
+from marl_sb3.vec_env.step import VecStep
 
 
 def pairs(own: Any, given: Observations) -> Iterator[tuple[Array, Array]]:
@@ -45,6 +47,43 @@ def require_observed(seen: Observations, space: spaces.Space[Any], where: str) -
         require_categories(seen[key] if isinstance(seen, dict) else seen, part, f"{where}/{key}" if key else where)
 
 
+class Experience(Protocol):
+    """What a policy learns from, recorded in this process: a rollout, or transitions in a replay buffer.
+
+    A transition of an agent runs from its action to its next turn or its end, with all that it is paid meanwhile.
+    """
+
+    def due_in(self) -> int:
+        """Return the env steps of each env until the next update, at the end of a rollout; 0: now."""
+
+    def begin_episodes(self) -> None:
+        """Note that all envs have just been reset."""
+
+    def begin_rollout(self) -> None:
+        """Begin a new rollout."""
+
+    def give_up(self, rows: BoolArray) -> None:
+        """Give up the open transitions of these rows, (rows,) bool, because other episodes have begun there."""
+
+    def begin(self, acted: Acted) -> None:
+        """Open a transition for each row that acts."""
+
+    def add(self, observed: Observed) -> None:
+        """Take in rewards and ends of a step, also those of rows that wait."""
+
+    def break_off(self) -> None:
+        """Give up the rollout instead of taking in its latest step, so that a new rollout is due."""
+
+    def complete(self, step: VecStep) -> None:
+        """Complete the rollout after its last step."""
+
+    def get_state(self) -> State:
+        """Return the state of the rollout, with its experience as far as it is still needed."""
+
+    def read_state(self, state: StateReader) -> Callable[[], None]:
+        """Check what `get_state` returned; see `Part.read_state`."""
+
+
 class OpenTransitions(Stateful):
     """The transition of each row that is not over: what its agent saw and did. `RowProcessing` sums its rewards.
 
@@ -56,6 +95,12 @@ class OpenTransitions(Stateful):
     Attributes:
         rows: (rows,) bool; the rows that have one.
     """
+
+    fields: ClassVar[Fields] = {
+        "rows": array("rows"),
+        "actions": array("_actions"),
+        "observations": arrays("_observations"),
+    }
 
     def __init__(
         self,
@@ -82,7 +127,7 @@ class OpenTransitions(Stateful):
         self._actions[chosen] = actions[chosen]
         self.rows |= rows
 
-    def take(self, rows: BoolArray) -> tuple[Observations, Array]:
+    def pop(self, rows: BoolArray) -> tuple[Observations, Array]:
         """Close the transitions of these rows, (rows,) bool; returns their observations and actions."""
         chosen = index_of(rows)
         taken = map_arrays(lambda array: array[chosen].copy(), self._observations)
@@ -92,16 +137,6 @@ class OpenTransitions(Stateful):
     def drop(self, rows: BoolArray) -> None:
         """Forget the transitions of these rows, (rows,) bool."""
         self.rows = self.rows & ~rows
-
-    def clear(self) -> None:
-        """Forget all transitions."""
-        self.drop(np.ones_like(self.rows))
-
-    fields: ClassVar[Fields] = {
-        "rows": array("rows"),
-        "actions": array("_actions"),
-        "observations": arrays("_observations"),
-    }
 
     def check_state(self, values: Mapping[str, Any], state: StateReader) -> None:
         """Refuse categories outside their space: they are indices into arrays."""

@@ -12,11 +12,11 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 
-from marl_sb3.acting.policy import ForwardPass, forward_pass
+from marl_sb3.acting.policy import PolicyInputs, RolloutPolicy
 from marl_sb3.errors import NumericError
 from marl_sb3.learners.coverage import Reliance, update_coverage
-from marl_sb3.learners.learner import UpdateJob
-from marl_sb3.learners.on_policy import OnPolicyLearner, TrainJob
+from marl_sb3.learners.learner import Update
+from marl_sb3.learners.on_policy import OnPolicyLearner, TrainUpdate
 from marl_sb3.learners.threads import blas_threads
 from marl_sb3.learners.update_path import TwoPaths, UpdatePlan
 from marl_sb3.metrics import Result
@@ -159,26 +159,26 @@ class FusedRollouts(FusedActing):
             "rollout_buffer": rollout_buffer,
             "n_rollout_steps": n_rollout_steps,
         }
-        forward = forward_pass(self)  # not earlier: the callback may have changed the policy
+        policy = RolloutPolicy(self)  # not earlier: the callback may have changed the policy
         reads_again = has_step_hook(callback)
         for step in range(n_rollout_steps):
-            if not _step(self, forward, known, step):
+            if not _step(self, policy, known, step):
                 return False
             if reads_again:
-                forward = forward_pass(self)
-            _store_step(self, forward, known)
-        last_values = th.from_numpy(forward.values(known["new_obs"]))
+                policy.refresh()
+            _store_step(self, policy, known)
+        last_values = th.from_numpy(policy.values(_inputs(known["new_obs"])))
         rollout_buffer.compute_returns_and_advantage(last_values=last_values, dones=known["dones"])
         callback.update_locals({**known, "n_steps": n_rollout_steps, "values": last_values})
         callback.on_rollout_end()
         return True
 
 
-def _step(algorithm: OnPolicyAlgorithm, forward: ForwardPass, known: dict[str, Any], step: int) -> bool:
+def _step(algorithm: OnPolicyAlgorithm, policy: RolloutPolicy, known: dict[str, Any], step: int) -> bool:
     """Take one step of all envs; `known` is filled with the `locals` of SB3's callbacks."""
     observations, _ = last_step(algorithm)
     assert isinstance(observations, np.ndarray), "the kernels take no Dict observations"
-    actions, values, log_probs = forward.act(observations)
+    actions, values, log_probs = policy.sample(observations)
     in_bounds = actions
     if isinstance(algorithm.action_space, spaces.Box):
         in_bounds = np.clip(actions, algorithm.action_space.low, algorithm.action_space.high)
@@ -200,11 +200,11 @@ def _step(algorithm: OnPolicyAlgorithm, forward: ForwardPass, known: dict[str, A
     return bool(known["callback"].on_step())
 
 
-def _store_step(algorithm: OnPolicyAlgorithm, forward: ForwardPass, known: dict[str, Any]) -> None:
+def _store_step(algorithm: OnPolicyAlgorithm, policy: RolloutPolicy, known: dict[str, Any]) -> None:
     observations, starts = last_step(algorithm)
     actions, rewards, dones, infos = (known[name] for name in ("actions", "rewards", "dones", "infos"))
     record_episodes(algorithm, infos, dones)
-    _add_values_at_time_limits(forward, rewards, dones, infos, algorithm.gamma)
+    _add_values_at_time_limits(policy, rewards, dones, infos, algorithm.gamma)
     if isinstance(algorithm.action_space, spaces.Discrete):
         actions = actions.reshape(-1, 1)
     known["rollout_buffer"].add(observations, actions, rewards, starts, known["values"], known["log_probs"])
@@ -212,7 +212,7 @@ def _store_step(algorithm: OnPolicyAlgorithm, forward: ForwardPass, known: dict[
 
 
 def _add_values_at_time_limits(
-    forward: ForwardPass, rewards: Array, dones: Array, infos: list[dict[str, Any]], gamma: float
+    policy: RolloutPolicy, rewards: Array, dones: Array, infos: list[dict[str, Any]], gamma: float
 ) -> None:
     """Truncation is not termination: bootstrap from the value of the final observation (SB3 issue 633)."""
     truncated = [
@@ -222,7 +222,11 @@ def _add_values_at_time_limits(
     ]
     if truncated:
         final = np.stack([infos[row]["terminal_observation"] for row in truncated])
-        rewards[truncated] += gamma * forward.final_values(final)
+        rewards[truncated] += gamma * policy.final_values(_inputs(final))
+
+
+def _inputs(observations: Array) -> PolicyInputs:
+    return PolicyInputs(observations, np.zeros(len(observations), dtype=bool))
 
 
 # --- Learners --------------------------------------------------------------------------------------------------------
@@ -233,17 +237,17 @@ class FusedLearner(OnPolicyLearner):
 
     updates_copies: ClassVar[bool] = True
 
-    def begin_update(self, progress_remaining: float) -> UpdateJob:
+    def begin_update(self, progress_remaining: float) -> Update:
         """See `Learner.begin_update`."""
-        job = super().begin_update(progress_remaining)
+        update_by_torch = super().begin_update(progress_remaining)
         algorithm = self.algorithm
         own = getattr(algorithm.train, "__func__", None)  # a user's subclass or instance may train in its own way
         if not isinstance(algorithm, FusedOnPolicy) or own is not FusedOnPolicy.train:
-            return job
-        if self.collector.buffer.num_transitions < self.least_transitions:
-            return job
+            return update_by_torch
+        if self.buffer.num_transitions < self.least_transitions:
+            return update_by_torch
         update = algorithm.prepare_update()
-        return job if update is None else FusedJob(self, update)
+        return update_by_torch if update is None else FusedTrainUpdate(self, update)
 
     def _count_grad_updates(self) -> None:
         if not isinstance(self.algorithm, FusedOnPolicy):
@@ -261,7 +265,7 @@ class FusedLearner(OnPolicyLearner):
         self._grad_updates = count
 
 
-class FusedJob(TrainJob):
+class FusedTrainUpdate(TrainUpdate):
     """An update by the kernels, which release the GIL."""
 
     parallel = True
@@ -271,7 +275,7 @@ class FusedJob(TrainJob):
         self._update = update
 
     def finish(self) -> Result:
-        """See `UpdateJob.finish`."""
+        """See `Update.finish`."""
         self._learner.algorithm.finish_update(self._update)  # type: ignore[attr-defined]
-        self._learner.collector.buffer.samples_drawn += self._update.samples_drawn
+        self._learner.buffer.samples_drawn += self._update.samples_drawn
         return super().finish()

@@ -7,7 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
+from marl_sb3.acting.actor import Actor
 from marl_sb3.config.algorithms import info_of
+from marl_sb3.experience.shards import ShardedExperience, ShardPolicy
+from marl_sb3.experience.turns import Experience
 from marl_sb3.learners.building import is_off_policy, policy_rows, processing_of
 from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.learners.update_path import TwoPaths, choose_path
@@ -24,78 +27,13 @@ from marl_sb3.sb3.private import COUNTS, set_up_logging
 from marl_sb3.sb3.tensors import Arrays, read_weights, weights
 from marl_sb3.storage.parts import Commit, Fields, SavedPart, Stateful, TensorFile, computed, in_order, part
 from marl_sb3.storage.rng import generators
-from marl_sb3.storage.state import State, StateReader
-from marl_sb3.types import Array, BoolArray, GoalRewards, PolicyID
-from marl_sb3.vec_env.step import VecStep
+from marl_sb3.types import GoalRewards, PolicyID
 
 
-class RolloutOwner(Protocol):
-    """Has the rollout of one policy, whoever acts for its rows."""
-
-    rows: PolicyRows
-    records: bool  # whether the policy is trained; if not, it only acts and there is no rollout to complete
-
-    @property
-    def steps_left(self) -> int:
-        """Env steps of each env until the rollout is complete; 0 if nothing is recorded."""
-
-    def begin_episodes(self) -> None:
-        """Note that all envs have just been reset."""
-
-    def begin_rollout(self) -> None:
-        """Discard the latest rollout and begin a new one."""
-
-    @property
-    def takes_masks(self) -> bool:
-        """Whether the policy needs action masks."""
-
-    def masks(self, step: VecStep) -> BoolArray | None:
-        """Return the (rows, n) action masks of a step; None for a policy without masks.
-
-        Raises:
-            ConfigError: the policy needs masks, an agent acts next, and the env gives none.
-        """
-
-    def get_state(self) -> State:
-        """Return the state of the rollout, with its experience as far as it is still needed."""
-
-    def read_state(self, state: StateReader) -> Callable[[], None]:
-        """Check what `get_state` returned; see `Part.read_state`."""
-
-
-class Collector(RolloutOwner, Protocol):
-    """Acts for the rows of one policy through an actor, and records the experience for the policy's learner."""
-
-    def restart_envs(self, env_indices: Sequence[int]) -> None:
-        """Note that these envs have begun new episodes: the open transitions of the old ones are given up."""
-
-    def read_weights(self) -> None:
-        """Note that the weights may have changed since the latest step, by a learner or a callback."""
-
-    def act(self, step: VecStep) -> Array:
-        """Choose actions.
-
-        Returns:
-            (rows, *action shape), as the env takes them; filler that no env reads in rows that do not act.
-        """
-
-    def observe(self, step: VecStep) -> None:
-        """Record the rewards and ends of a step, also those of rows that wait."""
-
-    def break_off(self, step: VecStep) -> None:
-        """Give up the rollout instead of observing its latest step, so that a new rollout is due.
-
-        Only what the next actions depend on is taken from the step: where episodes ended, and running statistics.
-        """
-
-    def finish_rollout(self, step: VecStep) -> None:
-        """Complete the rollout; `step` is its last step."""
-
-
-class UpdateJob(Protocol):
+class Update(Protocol):
     """One update of one policy, in two parts. All random numbers that it needs were drawn when it was made."""
 
-    parallel: bool  # whether `run` may run in a thread, at the same time as the jobs of other policies
+    parallel: bool  # whether `run` may run in a thread, at the same time as the updates of other policies
 
     def run(self) -> None:
         """Compute the update."""
@@ -156,14 +94,16 @@ class LearnerOptions:
         n_steps: env steps per env in a rollout, if the spec does not set it; A2C has a default of its own.
         update_path: see `TwoPaths`; SB3's own classes have no such choice.
         progress_remaining: from 1 at the start of training to 0 at its end, for schedules of exploration.
-        goal_rewards: the env's `compute_reward`, for hindsight experience replay.
+        sharded: whether the policies act in shards, which send their experience.
+        goal_rewards: the env's `compute_reward`, for hindsight experience replay; None: of no use in shards.
     """
 
     device: str
     n_steps: int | None
     update_path: str
     progress_remaining: Callable[[], float]
-    goal_rewards: GoalRewards
+    sharded: bool = False
+    goal_rewards: GoalRewards | None = None
 
 
 class Learner(Stateful, ABC):
@@ -175,6 +115,7 @@ class Learner(Stateful, ABC):
         trained: whether the policy is trained; if not, it only acts.
         processing: of its observations, rewards and actions.
         progress_remaining: see `LearnerOptions`.
+        sharded: see `LearnerOptions`.
 
     Attributes:
         policy_id: the id of the policy.
@@ -182,7 +123,8 @@ class Learner(Stateful, ABC):
         metric_names: the names of its metrics, in order.
         takes_common_steps: whether the `n_steps` of the run is the length of its rollouts, if its spec does not set it.
         updates_copies: whether updates may work on copies of the parameters, and write them back in the end.
-        collector: acts for the policy and records its experience; see `Collector`.
+        actor: acts for the rows of the policy, unless it acts in shards.
+        experience: what the policy learns from; None if it is not trained and acts in this process.
     """
 
     recorded_as: ClassVar[Mapping[str, str]] = {"curr_lr": "train/learning_rate"}
@@ -194,7 +136,7 @@ class Learner(Stateful, ABC):
     )
     takes_common_steps: ClassVar[bool] = False
     updates_copies: ClassVar[bool] = False
-    collector: Collector
+    experience: Experience | ShardedExperience | None
 
     def __init__(
         self,
@@ -203,6 +145,7 @@ class Learner(Stateful, ABC):
         trained: bool,
         processing: Processing,
         progress_remaining: Callable[[], float],
+        sharded: bool = False,
     ) -> None:
         self.policy_id = rows.policy_id
         self.rows = rows
@@ -212,7 +155,12 @@ class Learner(Stateful, ABC):
         info = info_of(type(algorithm))
         self._recorded_by_own: Mapping[str, str] = {} if info is None else info.metrics
         set_up_logging(algorithm)
-        self.collector = self._make_collector(progress_remaining)
+        self._is_sharded = sharded
+        self.actor = self._make_actor()
+        if sharded:
+            self.experience = (self._sharded if trained else ShardedExperience)(self.actor, processing)
+        else:
+            self.experience = self._make_experience(progress_remaining) if trained else None
 
     @classmethod
     def make(
@@ -235,7 +183,7 @@ class Learner(Stateful, ABC):
         algorithm = cls._build(policy_rows(rows, processing), spec, seed, options, processing)
         if isinstance(algorithm, TwoPaths):
             choose_path(rows.policy_id, algorithm, options.update_path)
-        return cls(rows, algorithm, trained, processing, options.progress_remaining)
+        return cls(rows, algorithm, trained, processing, options.progress_remaining, options.sharded)
 
     @classmethod
     def completed(cls, spec: PolicySpec, n_steps: int | None) -> PolicySpec:
@@ -249,9 +197,41 @@ class Learner(Stateful, ABC):
     ) -> Any:
         """Make the SB3 algorithm; `rows` are in the spaces in which the policy observes and acts."""
 
+    @classmethod
+    def make_shard_policy(
+        cls, rows: PolicyRows, spec: PolicySpec, trained: bool, options: LearnerOptions, num_shards: int
+    ) -> ShardPolicy:
+        """Make the copy of a policy that acts in one shard, on the CPU; its weights come with the order of each round.
+
+        Args:
+            rows: in the shard.
+            spec: as the learner's.
+            trained: whether the policy is trained; if not, it only acts.
+            options: as the learner's; `update_path` also decides how actions are computed.
+            num_shards: the number of shards.
+        """
+        spec = cls.completed(spec, options.n_steps)
+        processing = processing_of(rows, spec)
+        algorithm = cls._build_for_shard(policy_rows(rows, processing), spec, num_shards)
+        if isinstance(algorithm, TwoPaths) and not is_off_policy(spec.algorithm):
+            choose_path(rows.policy_id, algorithm, options.update_path)
+        learner = cls(rows, algorithm, trained, processing, options.progress_remaining)
+        return ShardPolicy(learner.actor, learner.experience, processing)  # type: ignore[arg-type]
+
+    @classmethod
     @abstractmethod
-    def _make_collector(self, progress_remaining: Callable[[], float]) -> Collector:
-        """Make the collector."""
+    def _build_for_shard(cls, rows: PolicyRows, spec: PolicySpec, num_shards: int) -> Any:
+        """Make the SB3 algorithm of the copy of a policy in a shard."""
+
+    _sharded: ClassVar[type[ShardedExperience]]
+
+    @abstractmethod
+    def _make_actor(self) -> Actor:
+        """Make what acts for the rows."""
+
+    @abstractmethod
+    def _make_experience(self, progress_remaining: Callable[[], float]) -> Experience:
+        """Make what records the experience in this process."""
 
     @property
     @abstractmethod
@@ -259,7 +239,7 @@ class Learner(Stateful, ABC):
         """How long an iteration is for this policy."""
 
     @abstractmethod
-    def begin_update(self, progress_remaining: float) -> UpdateJob:
+    def begin_update(self, progress_remaining: float) -> Update:
         """Prepare an update. It draws random numbers, so that policies do this one after the other.
 
         Args:
@@ -268,7 +248,7 @@ class Learner(Stateful, ABC):
 
     def due_in(self) -> int:
         """Return the env steps of each env until the next update, at the end of a rollout; 0: now."""
-        return self.collector.steps_left
+        return 0 if self.experience is None else self.experience.due_in()
 
     def parameter_addresses(self) -> list[int]:
         """Return where the parameters are in memory that updates change."""
@@ -302,7 +282,14 @@ class Learner(Stateful, ABC):
             lambda self: optimizer_settings(self.algorithm),
             lambda self, saved, name: read_optimizers(self.algorithm, saved.files["optimizer"], saved.value(name)),
         ),
-        "rollout": computed(lambda self: self.collector.get_state(), lambda self, saved, _: self._read_rollout(saved)),
+        "actor": computed(
+            lambda self: None if self._is_sharded else self.actor.get_state(),
+            lambda self, saved, name: self._read_acting(saved, name, None if self._is_sharded else self.actor),
+        ),
+        "experience": computed(
+            lambda self: None if self.experience is None else self.experience.get_state(),
+            lambda self, saved, name: self._read_acting(saved, name, self.experience),
+        ),
         "processing": part("processing"),
         "observation_space": generators("algorithm.observation_space"),
         "action_space": generators("algorithm.action_space"),
@@ -317,11 +304,14 @@ class Learner(Stateful, ABC):
         """See `Part.read_state`; with another number of envs, new episodes begin."""
         return in_order([self.read_weights(saved.files), super().read_state(saved)])
 
-    def _read_rollout(self, saved: SavedPart) -> Commit:
-        """Check what the collector has saved; without its experience if the number of envs has changed."""
-        if saved.num_envs != self.rows.num_envs:
-            return self.collector.begin_episodes
-        return self.collector.read_state(saved.fields("rollout"))
+    def _read_acting(
+        self, saved: SavedPart, name: str, own: Actor | Experience | ShardedExperience | None
+    ) -> Callable[[], object] | None:
+        """Check what actor or experience has saved; new episodes begin if the number of envs has changed."""
+        if own is None:
+            saved.null(name)
+            return None
+        return own.begin_episodes if saved.num_envs != self.rows.num_envs else own.read_state(saved.fields(name))
 
     def read_weights(self, files: Mapping[str, TensorFile]) -> Callable[[], None]:
         """Do what `read_state` does, but only for the weights."""

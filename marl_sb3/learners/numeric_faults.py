@@ -71,31 +71,6 @@ def check_replay_update(policy_id: PolicyID, recorded: Mapping[str, Any], buffer
     raise NumericError(f"policy {policy_id!r}: the {faults[0]} is not finite; {origin}")
 
 
-class policy_in_errors:  # noqa: N801 - a context manager; as a class, because it is entered in every step
-    """Name the policy in the error that PyTorch raises for a distribution with NaN or infinite parameters.
-
-    Args:
-        policy_id: the policy.
-        where: what is computed, for the message; `{step}` stands for `step`.
-        step: step of the rollout.
-    """
-
-    def __init__(self, policy_id: PolicyID, where: str, step: int = 0) -> None:
-        self._policy_id, self._where, self._step = policy_id, where, step
-
-    def __enter__(self) -> None:
-        """Nothing is to be done."""
-
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        """Raise a `NumericError` instead of such an error."""
-        if not isinstance(error, ValueError) or "to satisfy the constraint" not in str(error):
-            return
-        where, what = self._where.format(step=self._step), str(error).partition(", but found invalid values")[0]
-        raise NumericError(
-            f"policy {self._policy_id!r}: its network gives NaN or infinity in the {where}: {what}"
-        ) from error
-
-
 def check_weights(policy_id: PolicyID, policy: th.nn.Module) -> None:
     """Refuse weights that are not finite.
 

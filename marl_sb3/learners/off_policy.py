@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import logging
+import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.type_aliases import TrainFreq, TrainFrequencyUnit
 
+from marl_sb3.acting.action_noise import RowNoise
+from marl_sb3.acting.actor import Actor, not_finite_refused
+from marl_sb3.acting.policy import ExploringPolicy
 from marl_sb3.errors import CheckpointError
-from marl_sb3.experience.replay import TransitionDictReplayBuffer, TransitionReplayBuffer, read_resized
-from marl_sb3.learners.building import build_with_replay, stored_space
-from marl_sb3.learners.learner import Learner, LearnerOptions, Pace, UpdateJob
-from marl_sb3.learners.numeric_faults import check_replay_update, policy_in_errors
-from marl_sb3.learners.off_policy_collector import OffPolicyCollector
+from marl_sb3.experience.replay import (
+    ReplayExperience,
+    TransitionDictReplayBuffer,
+    TransitionReplayBuffer,
+    read_resized,
+)
+from marl_sb3.experience.shards import RecordingExperience, ShardedExperience, ShardedReplay, TransitionRecorder
+from marl_sb3.experience.turns import Experience
+from marl_sb3.learners.building import build_for_collecting, build_with_replay, stored_space
+from marl_sb3.learners.learner import Learner, LearnerOptions, Pace, Update, joined_metrics
+from marl_sb3.learners.numeric_faults import check_replay_update
 from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.metrics import Result
 from marl_sb3.policies.placement import PolicyRows
@@ -31,36 +44,55 @@ _ENV_STEPS_PER_REPORT = 1000
 
 
 class OffPolicyLearner(Learner):
-    """An `Learner` that updates by its algorithm's own `train()` from a replay buffer.
+    """A `Learner` that updates by its algorithm's own `train()` from a replay buffer.
 
     An update is due after each rollout of `train_freq` steps or episodes. Until `learning_starts` agent steps have been
     taken, and until the replay buffer has a line to draw from, updates do nothing.
-
-    Attributes:
-        make_job: makes the job of an update.
     """
 
     metric_names: ClassVar[Sequence[str]] = ("replay_buffer_size", *Learner.metric_names)
     algorithm: OffPolicyAlgorithm
-    collector: OffPolicyCollector
+    _sharded: ClassVar[type[ShardedExperience]] = ShardedReplay
+    experience: ReplayExperience | ShardedReplay | None
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._num_parameters = num_optimized(self.algorithm)
-        self.make_job: Callable[[OffPolicyLearner], UpdateJob] = ReplayJob
+
+    @property
+    def buffer(self) -> Any:
+        """The replay buffer."""
+        return self.algorithm.replay_buffer
 
     @classmethod
     def _build(
         cls, rows: PolicyRows, spec: PolicySpec, seed: int | None, options: LearnerOptions, processing: Processing
     ) -> BaseAlgorithm:
+        assert options.goal_rewards is not None
         return build_with_replay(rows, spec, seed, options.device, processing, options.goal_rewards)
 
-    def _make_collector(self, progress_remaining: Callable[[], float]) -> OffPolicyCollector:
-        algorithm, processing = self.algorithm, self.processing
-        processed = process_rows(processing, self.rows, algorithm.gamma, self.trained, late=True)
-        normalize_minibatches(algorithm, processing)
-        stored = stored_space(processing, algorithm)
-        return OffPolicyCollector(self.rows, algorithm, processed, self.trained, progress_remaining, stored)
+    @classmethod
+    def _build_for_shard(cls, rows: PolicyRows, spec: PolicySpec, num_shards: int) -> BaseAlgorithm:
+        algorithm: Any = build_for_collecting(rows, spec, None)
+        algorithm.replay_buffer = TransitionRecorder(rows.num_rows, algorithm.action_space)
+        algorithm.train_freq = TrainFreq(sys.maxsize, TrainFrequencyUnit.STEP)  # a round is a rollout
+        # The random actions before `learning_starts` are shared out to the shards.
+        algorithm.learning_starts = math.ceil(algorithm.learning_starts / num_shards)
+        return algorithm  # type: ignore[no-any-return]
+
+    def _make_actor(self) -> Actor:
+        algorithm, noise = self.algorithm, self.algorithm.action_noise
+        processed = process_rows(self.processing, self.rows, algorithm.gamma, self.trained, late=True)
+        normalize_minibatches(algorithm, self.processing)
+        explores = self.trained and isinstance(noise, ActionNoise)
+        row_noise = RowNoise(noise, self.rows.num_rows) if explores else None  # type: ignore[arg-type]
+        return Actor(self.rows, ExploringPolicy(algorithm, row_noise, warms_up=self.trained), processed)
+
+    def _make_experience(self, progress_remaining: Callable[[], float]) -> Experience:
+        recorded = isinstance(self.algorithm.replay_buffer, TransitionRecorder)
+        stored = stored_space(self.processing, self.algorithm)
+        made = RecordingExperience if recorded else ReplayExperience
+        return made(self.actor, self.algorithm, stored, progress_remaining)
 
     @property
     def pace(self) -> Pace:
@@ -70,24 +102,33 @@ class OffPolicyLearner(Learner):
 
     # --- Update ------------------------------------------------------------------------------------------------------
 
-    def begin_update(self, progress_remaining: float) -> UpdateJob:
+    def begin_update(self, progress_remaining: float) -> Update:
         """See `Learner.begin_update`."""
         set_progress_remaining(self.algorithm, progress_remaining)
-        return self.make_job(self)
+        return ReplayUpdate(self)
+
+    def train(self) -> Result:
+        """Update by the algorithm's `train()`, or do nothing if the policy is not to learn yet.
+
+        Returns:
+            The metrics.
+
+        Raises:
+            NumericError: a loss or a number in the replay buffer is not finite.
+        """
+        algorithm, gradient_steps = self.algorithm, self._gradient_steps
+        if gradient_steps > 0:
+            with not_finite_refused(self.policy_id, "update"):
+                algorithm.train(gradient_steps=gradient_steps, batch_size=algorithm.batch_size)
+        return self.finish_update(gradient_steps)
 
     @property
-    def gradient_steps(self) -> int:
+    def _gradient_steps(self) -> int:
         """The gradient steps of an update that is begun now; -1 means as many as agent steps in the rollout."""
-        algorithm = self.algorithm
-        if algorithm.num_timesteps <= algorithm.learning_starts or not self.collector.buffer.can_sample:
+        algorithm, experience = self.algorithm, self.experience
+        if algorithm.num_timesteps <= algorithm.learning_starts or not self.buffer.can_sample or experience is None:
             return 0
-        return algorithm.gradient_steps if algorithm.gradient_steps >= 0 else self.collector.agent_steps
-
-    def train(self, gradient_steps: int) -> None:
-        """Take gradient steps by the algorithm's `train()`; none as long as the policy is not to learn yet."""
-        if gradient_steps > 0:
-            with policy_in_errors(self.policy_id, "update"):
-                self.algorithm.train(gradient_steps=gradient_steps, batch_size=self.algorithm.batch_size)
+        return algorithm.gradient_steps if algorithm.gradient_steps >= 0 else experience.agent_steps
 
     def finish_update(self, gradient_steps: int) -> Result:
         """Read what `train()` has recorded, and look for numbers that are not finite."""
@@ -95,12 +136,12 @@ class OffPolicyLearner(Learner):
         recorded = dict(logger.name_to_value)
         logger.dump()
         if gradient_steps:
-            check_replay_update(self.policy_id, recorded, self.collector.buffer)
+            check_replay_update(self.policy_id, recorded, self.buffer)
         return {**self._metrics(recorded), "num_module_steps_trained": gradient_steps * self.algorithm.batch_size}
 
     def _counts(self, recorded: Mapping[str, Any]) -> Result:
         return {
-            "replay_buffer_size": self.collector.buffer.num_transitions,
+            "replay_buffer_size": self.buffer.num_transitions,
             "num_grad_updates_lifetime": num_updates(self.algorithm),
             "num_trainable_parameters": self._num_parameters,
             "num_module_steps_trained": 0,
@@ -111,7 +152,7 @@ class OffPolicyLearner(Learner):
     fields: ClassVar[Fields] = {
         **Learner.fields,
         "replay": computed(
-            lambda self: self.collector.buffer.get_state() if self.trained else None,
+            lambda self: self.buffer.get_state() if self.trained else None,
             lambda self, saved, name: self._read_replay(saved) if self.trained else saved.null(name),
         ),
         **OFF_POLICY_COUNTS,
@@ -120,14 +161,15 @@ class OffPolicyLearner(Learner):
     def get_tensors(self) -> Mapping[str, Arrays]:
         """See `TensorPart.get_tensors`; the replay buffer is not copied."""
         of_policy = super().get_tensors()
-        return {**of_policy, "replay": self.collector.buffer.tensors()} if self.trained else of_policy
+        return {**of_policy, "replay": self.buffer.tensors()} if self.trained else of_policy
 
     def _read_replay(self, saved: SavedPart) -> Commit:
-        buffer, state = self.collector.buffer, saved.fields("replay")
+        buffer, state = self.buffer, saved.fields("replay")
         if "replay" not in saved.files:
             raise CheckpointError(f"{saved.where}: the file of the replay buffer is missing")
         if saved.num_envs == self.rows.num_envs:
-            return buffer.read_state(state, saved.files["replay"])
+            commit: Commit = buffer.read_state(state, saved.files["replay"])
+            return commit
         if isinstance(buffer, TransitionReplayBuffer | TransitionDictReplayBuffer):
             rows = saved.num_envs * len(self.rows.agents)
             return in_order([buffer.reset, read_resized(buffer, state, saved.files["replay"], rows)])
@@ -143,19 +185,21 @@ class OffPolicyLearner(Learner):
         )
 
 
-class ReplayJob:
-    """An update by one call of the algorithm's `train()`; its gradient steps are counted when it is made."""
+class ReplayUpdate:
+    """The update that is due; of a policy that acts in shards, all that were due within the round."""
 
     parallel = False
 
     def __init__(self, learner: OffPolicyLearner) -> None:
         self._learner = learner
-        self._gradient_steps = learner.gradient_steps
+        self._metrics: list[Result] = []
 
     def run(self) -> None:
-        """See `UpdateJob.run`."""
-        self._learner.train(self._gradient_steps)
+        """See `Update.run`."""
+        experience = self._learner.experience
+        for _ in experience.due_updates() if isinstance(experience, ShardedReplay) else [None]:
+            self._metrics.append(self._learner.train())
 
     def finish(self) -> Result:
-        """See `UpdateJob.finish`."""
-        return self._learner.finish_update(self._gradient_steps)
+        """See `Update.finish`."""
+        return joined_metrics(self._metrics or [self._learner.finish_update(0)])

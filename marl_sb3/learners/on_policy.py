@@ -11,12 +11,14 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
-from marl_sb3.acting.policy import ForwardPassDecider, OnPolicyActor, OnPolicyDecider
-from marl_sb3.experience.rollout import MaskedDictRolloutBuffer, MaskedRolloutBuffer
-from marl_sb3.learners.building import build_algorithm
-from marl_sb3.learners.learner import Learner, LearnerOptions, Pace, UpdateJob
-from marl_sb3.learners.numeric_faults import check_update, check_weights, policy_in_errors
-from marl_sb3.learners.on_policy_collector import OnPolicyCollector
+from marl_sb3.acting.actor import Actor, not_finite_refused
+from marl_sb3.acting.policy import RolloutPolicy
+from marl_sb3.experience.rollout import MaskedDictRolloutBuffer, MaskedRolloutBuffer, RolloutExperience
+from marl_sb3.experience.shards import ShardedExperience, ShardedRollout
+from marl_sb3.experience.turns import Experience
+from marl_sb3.learners.building import build_algorithm, build_for_collecting
+from marl_sb3.learners.learner import Learner, LearnerOptions, Pace, Update
+from marl_sb3.learners.numeric_faults import check_update, check_weights
 from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.metrics import Result
 from marl_sb3.policies.placement import PolicyRows
@@ -26,7 +28,7 @@ from marl_sb3.storage.parts import Fields, integer
 
 
 class OnPolicyLearner(Learner):
-    """An `Learner` that updates by its algorithm's own `train()` at the end of each rollout.
+    """A `Learner` that updates by its algorithm's own `train()` at the end of each rollout.
 
     Attributes:
         rollouts_per_report: number of rollouts in an iteration, if the run does not set `n_steps`.
@@ -49,12 +51,18 @@ class OnPolicyLearner(Learner):
     rollouts_per_report: ClassVar[int] = 1
     takes_common_steps: ClassVar[bool] = True
     algorithm: OnPolicyAlgorithm
-    collector: OnPolicyCollector
+    _sharded: ClassVar[type[ShardedExperience]] = ShardedRollout
     _grad_updates: int = 0
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
+        self.buffer.least_minibatch = self.least_minibatch
         self._count_grad_updates()
+
+    @property
+    def buffer(self) -> Any:
+        """The rollout buffer, a `TurnAwareRollout`."""
+        return self.algorithm.rollout_buffer
 
     @classmethod
     def _build(
@@ -63,13 +71,18 @@ class OnPolicyLearner(Learner):
         is_dict = isinstance(rows.group.observation_space, spaces.Dict)
         return build_algorithm(rows, spec, seed, options.device, cls.buffer_class(is_dict=is_dict))
 
-    def _make_collector(self, progress_remaining: Callable[[], float]) -> OnPolicyCollector:
+    @classmethod
+    def _build_for_shard(cls, rows: PolicyRows, spec: PolicySpec, num_shards: int) -> BaseAlgorithm:
+        is_dict = isinstance(rows.group.observation_space, spaces.Dict)
+        return build_for_collecting(rows, spec, cls.buffer_class(is_dict=is_dict))
+
+    def _make_actor(self) -> Actor:
         self._require_fit()
-        actor = OnPolicyActor(self.rows, self.algorithm, self._make_decider())
         processed = process_rows(self.processing, self.rows, self.algorithm.gamma, self.trained)
-        collector = OnPolicyCollector(actor, self.algorithm, processed, self.trained)
-        collector.buffer.least_minibatch = self.least_minibatch
-        return collector
+        return Actor(self.rows, self._make_policy(), processed, bootstraps=self.trained)
+
+    def _make_experience(self, progress_remaining: Callable[[], float]) -> Experience:
+        return RolloutExperience(self.actor, self.algorithm)
 
     @staticmethod
     def buffer_class(*, is_dict: bool) -> type[RolloutBuffer]:
@@ -87,9 +100,9 @@ class OnPolicyLearner(Learner):
             ConfigError: names the policy and the setting.
         """
 
-    def _make_decider(self) -> OnPolicyDecider:
-        """Return the decider that calls the algorithm in a rollout."""
-        return ForwardPassDecider(self.algorithm)
+    def _make_policy(self) -> RolloutPolicy:
+        """Return what chooses actions in a rollout."""
+        return RolloutPolicy(self.algorithm)
 
     def _count_grad_updates(self) -> None:
         """Count optimizer steps, which SB3's algorithms do not; not those of a wrapper without hooks."""
@@ -108,17 +121,17 @@ class OnPolicyLearner(Learner):
 
     # --- Update ------------------------------------------------------------------------------------------------------
 
-    def begin_update(self, progress_remaining: float) -> UpdateJob:
+    def begin_update(self, progress_remaining: float) -> Update:
         """See `Learner.begin_update`."""
         set_progress_remaining(self.algorithm, progress_remaining)
-        return TrainJob(self, self.algorithm.train)
+        return TrainUpdate(self, self.algorithm.train)
 
     def finish_update(self) -> Result:
         """Return the metrics that `train()` has recorded; raises if a number is not finite."""
         recorded = dict(self.algorithm.logger.name_to_value)
         self.algorithm.logger.dump()
         metrics = self._metrics(recorded)
-        check_update(self.rows, recorded, metrics.get("gradients_global_norm"), self.collector.buffer)
+        check_update(self.rows, recorded, metrics.get("gradients_global_norm"), self.buffer)
         check_weights(self.policy_id, self.algorithm.policy)
         return metrics
 
@@ -130,12 +143,12 @@ class OnPolicyLearner(Learner):
             "entropy": None if entropy_loss is None else -entropy_loss,
             "num_grad_updates_lifetime": self.num_grad_updates,
             "num_trainable_parameters": sum(parameters),
-            "num_module_steps_trained": self.collector.buffer.samples_drawn if recorded else 0,
+            "num_module_steps_trained": self.buffer.samples_drawn if recorded else 0,
         }
 
     @property
     def least_minibatch(self) -> int:
-        """The number of transitions that a minibatch needs; see `TransitionsOnly.least_minibatch`."""
+        """The number of transitions that a minibatch needs; see `TurnAwareRollout.least_minibatch`."""
         return 1
 
     @property
@@ -163,7 +176,7 @@ class OnPolicyLearner(Learner):
     fields: ClassVar[Fields] = {**Learner.fields, "grad_updates": integer("num_grad_updates")}
 
 
-class TrainJob:
+class TrainUpdate:
     """An update by one call of a function that trains the policy; no call if there are too few transitions."""
 
     parallel = False
@@ -173,11 +186,11 @@ class TrainJob:
         self._train = train
 
     def run(self) -> None:
-        """See `UpdateJob.run`."""
-        if self._learner.collector.buffer.num_transitions >= self._learner.least_transitions:
-            with policy_in_errors(self._learner.policy_id, "update"):
+        """See `Update.run`."""
+        if self._learner.buffer.num_transitions >= self._learner.least_transitions:
+            with not_finite_refused(self._learner.policy_id, "update"):
                 self._train()
 
     def finish(self) -> Result:
-        """See `UpdateJob.finish`."""
+        """See `Update.finish`."""
         return self._learner.finish_update()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -13,14 +13,17 @@ from gymnasium import spaces
 from marl_sb3.acting.action_noise import make_action_noise
 from marl_sb3.config.values import Count, counted, require
 from marl_sb3.errors import ConfigError
-from marl_sb3.experience.hindsight import GoalEnv, goal_spaces
-from marl_sb3.experience.making import HER, RowReplayBuffer, make_replay_buffer
-from marl_sb3.experience.replay import replay_bytes
+from marl_sb3.experience.hindsight import GoalEnv, HindsightBuffer, goal_spaces
+from marl_sb3.experience.replay import TransitionDictReplayBuffer, TransitionReplayBuffer, replay_bytes
+from marl_sb3.experience.row_rings import CompactBuffer, NStepBuffer, NStepDictBuffer, RowRings
 from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.policies.hyperparameters import hyperparameter_defaults
 from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.processing import Processing
 from marl_sb3.types import Array, GoalRewards
+
+RowReplayBuffer = TransitionReplayBuffer | TransitionDictReplayBuffer | RowRings
+HER = "HerReplayBuffer"
 
 _FOR_DISCRETE = ("DQN", "QRDQN")
 _TIMEOUTS, _OF_GOALS = "handle_timeout_termination", ("n_sampled_goal", "goal_selection_strategy")
@@ -131,7 +134,27 @@ def replay_buffer(
     with warnings.catch_warnings():
         # `require_memory` refuses such a buffer.
         warnings.filterwarnings("ignore", message="This system does not have apparently enough memory")
-        return make_replay_buffer(algorithm, stored, values, goals)
+        return _buffer_of(algorithm, stored, values, goals)
+
+
+def _buffer_of(
+    algorithm: Any, stored: spaces.Space[Any], values: Mapping[str, Any], goals: GoalEnv | None
+) -> RowReplayBuffer:
+    is_dict = isinstance(stored, spaces.Dict)
+    more: dict[str, Any] = {}
+    buffer_class: Callable[..., RowReplayBuffer] = TransitionDictReplayBuffer if is_dict else TransitionReplayBuffer
+    if goals is not None:
+        buffer_class, more = HindsightBuffer, {"goals": goals}
+    elif values["n_steps"] > 1:
+        buffer_class = NStepDictBuffer if is_dict else NStepBuffer
+        more = {"n_steps": values["n_steps"], "gamma": algorithm.gamma}
+    elif values["optimize_memory_usage"]:
+        buffer_class, more = CompactBuffer, {"optimize_memory_usage": True}
+    given = values["replay_buffer_kwargs"] or {}
+    rows, device = algorithm.n_envs, algorithm.device
+    return buffer_class(
+        values["buffer_size"], stored, algorithm.action_space, device=device, n_envs=rows, **more, **given
+    )
 
 
 def _goal_env(rows: PolicyRows, stored: spaces.Space[Any], goal_rewards: GoalRewards) -> GoalEnv:

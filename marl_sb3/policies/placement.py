@@ -66,8 +66,7 @@ class PolicyRows:
         return per_agent[:, self._among_all].reshape(-1)
 
     def put_actions(self, actions: Array, groups: Sequence[Array]) -> None:
-        """Write the rows' actions, (rows, ...), counted from 0, into the arrays of all groups."""
-        actions = self.zero_based_actions.to_env(actions)
+        """Write the rows' actions, (rows, ...), as the env takes them, into the arrays of all groups."""
         by_env = actions.reshape(self.num_envs, len(self.agents), *actions.shape[1:])
         groups[self.group_index][:, self._in_group] = by_env
 

@@ -177,12 +177,8 @@ class Processing:
             memory = {**memory, **each.acted(memory, actions)}
         return memory
 
-    def env_actions(self, actions: Array) -> Array:
-        """Convert (rows, ...) actions of the policy to actions of the env."""
-        return actions if self.rescale is None else self.rescale(actions)
-
     def policy_actions(self, actions: Array) -> Array:
-        """The reverse of `env_actions`."""
+        """Convert (rows, ...) actions of the env to actions of the policy."""
         return actions if self.rescale is None else self.rescale.reverse(actions)
 
     # --- State -------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.processing.interface import Memory
 from marl_sb3.processing.normalize import NormalizeObservations
-from marl_sb3.processing.processing import Processing
+from marl_sb3.processing.processing import Processing, RescaleActions
 from marl_sb3.processing.processors import REWARD
 from marl_sb3.storage.parts import Fields, Stateful, array, arrays, boolean, sums
 from marl_sb3.types import Array, BoolArray, Observations
@@ -26,8 +26,16 @@ class RowProcessing(Stateful):
     """The processing of the rows of a policy, and the only place where their rewards are summed between turns.
 
     This one changes neither observations nor rewards; see `ProcessedRows` for policies with settings. In every step
-    `observe` is called first, then `look`, then `act`.
+    `observe` is called first, then `look`, then `acted`.
+
+    Attributes:
+        normalizes_late: whether what `look` returns is normalised later: by `normalized`, and when it is drawn from a
+            replay buffer.
+        rescale: maps the policy's actions to those of the env; None: they are the same.
     """
+
+    normalizes_late: bool = False
+    rescale: RescaleActions | None = None
 
     def __init__(self, rows: PolicyRows) -> None:
         self._rows = rows
@@ -80,7 +88,7 @@ class RowProcessing(Stateful):
         """Return the (rows, ...) processed observations of a step; filler in rows that wait."""
         return self._rows.observations(step.observations)
 
-    def look_again(self) -> None:
+    def invalidate(self) -> None:
         """Note that statistics have been replaced: the next `look` processes the latest step again."""
 
     def final_observations(self, step: VecStep, wanted: BoolArray) -> Observations:
@@ -92,9 +100,8 @@ class RowProcessing(Stateful):
         """What the policy acts on, of what `look` returned: it differs if observations are normalised later."""
         return seen
 
-    def act(self, actions: Array, acting: BoolArray) -> Array:
-        """Record (rows, ...) actions of the policy, and return them as actions of the env."""
-        return actions
+    def acted(self, actions: Array, acting: BoolArray) -> None:
+        """Note the (rows, ...) actions of the policy in the rows that act."""
 
     fields: ClassVar[Fields] = {"paid": array("_paid")}
 
@@ -131,6 +138,8 @@ class ProcessedRows(RowProcessing):
     ) -> None:
         self._processing, self._gamma, self._learns = processing, gamma, learns
         self._normalizes = not late
+        self.normalizes_late = late and processing.normalizer is not None
+        self.rescale = processing.rescale
         self._agents = np.tile(np.arange(len(rows.agents)), rows.num_envs)
         super().__init__(rows)
 
@@ -188,8 +197,8 @@ class ProcessedRows(RowProcessing):
             self._taken_in = True
         return self._seen
 
-    def look_again(self) -> None:
-        """See `RowProcessing.look_again`; the step does not update the statistics a second time."""
+    def invalidate(self) -> None:
+        """See `RowProcessing.invalidate`; the step does not update the statistics a second time."""
         self._forget_step(taken_in=self._taken_in)
 
     def _look(self, raw: Observations, to_act: BoolArray) -> tuple[Observations, Memory]:
@@ -230,14 +239,13 @@ class ProcessedRows(RowProcessing):
 
     # --- What goes ---------------------------------------------------------------------------------------------------
 
-    def act(self, actions: Array, acting: BoolArray) -> Array:
-        """See `RowProcessing.act`."""
+    def acted(self, actions: Array, acting: BoolArray) -> None:
+        """See `RowProcessing.acted`."""
         after = self._processing.acted(self._after, actions)
         if not acting.all():
             after = {name: _with_rows(self._after[name], acting, array[acting]) for name, array in after.items()}
         self._memory = after
         self._forget_step(taken_in=False)
-        return self._processing.env_actions(actions)
 
     # --- State -------------------------------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ class StepListener(Protocol):
 
 
 class Runner(Part, Protocol):
-    """Steps the envs with the policies' actions; the policies' collectors record the experience.
+    """Steps the envs with the policies' actions, and records the experience.
 
     Attributes:
         episodes_left_out: whether running episodes were left out of a checkpoint; a warning was logged then.

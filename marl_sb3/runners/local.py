@@ -4,19 +4,33 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
-from marl_sb3.learners.learner import Collector
+from marl_sb3.acting.actor import Actor
+from marl_sb3.experience.turns import Experience
 from marl_sb3.metrics import EpisodeTracker
 from marl_sb3.policies.placement import zero_actions
 from marl_sb3.runners.interface import StepListener
 from marl_sb3.storage.checkpoint_format import fits_into_state
 from marl_sb3.storage.parts import SavedPart
 from marl_sb3.storage.state import State, StateReader, is_plain
-from marl_sb3.types import Array, PolicyID
+from marl_sb3.types import PolicyID
 from marl_sb3.vec_env.interface import Health, MultiAgentVecEnv
 from marl_sb3.vec_env.step import VecStep
 
 _log = logging.getLogger(__name__)
+
+
+class ActingPolicy(Protocol):
+    """One policy that acts in the envs: a learner, or its copy in a shard.
+
+    Attributes:
+        actor: acts for its rows.
+        experience: what it records; None: nothing.
+    """
+
+    actor: Actor
+    experience: Any
 
 
 class LocalRunner:
@@ -24,7 +38,7 @@ class LocalRunner:
 
     Args:
         env: the envs.
-        collectors: policy id -> what acts for it and records its experience.
+        policies: policy id -> the policy that acts.
         tracker: the finished episodes.
         warns: whether a policy that does not use the action masks of the env is reported, once.
 
@@ -35,7 +49,7 @@ class LocalRunner:
     def __init__(
         self,
         env: MultiAgentVecEnv,
-        collectors: Mapping[PolicyID, Collector],
+        policies: Mapping[PolicyID, ActingPolicy],
         tracker: EpisodeTracker,
         *,
         warns: bool = True,
@@ -43,7 +57,9 @@ class LocalRunner:
         self.env = env
         self.tracker = tracker
         self.episodes_left_out = False
-        self._collectors = list(collectors.values())
+        self._pairs: list[tuple[Actor, Experience | None]] = [
+            (each.actor, each.experience) for each in policies.values()
+        ]
         self._latest: VecStep | None = None  # None: the next rollout begins new episodes
         self._warns = warns
         self._failed = False  # whether the latest step of the envs failed
@@ -56,34 +72,46 @@ class LocalRunner:
     def start(self) -> None:
         """See `Runner.start`: the vec env has started its workers, if it has any."""
 
-    def begin_rollouts(self) -> bool:
-        """See `Runner.begin_rollouts`; if new episodes begin, so do all rollouts."""
-        anew = self._latest is None
-        if anew:
+    def begin_rollouts(self, anew: bool = False) -> bool:
+        """See `Runner.begin_rollouts`; if new episodes begin, so do all rollouts.
+
+        Args:
+            anew: begin all rollouts, whether or not the last ones are complete.
+        """
+        if self._latest is None:
+            anew = True
             self._begin_episodes()
-        due = [collector for collector in self._collectors if anew or collector.steps_left == 0]
-        for collector in due:
-            collector.begin_rollout()
-        return any(collector.records for collector in due)
+        due = [(actor, own) for actor, own in self._pairs if anew or own is None or own.due_in() == 0]
+        for actor, experience in due:
+            if experience is not None:
+                experience.begin_rollout()
+            actor.begin_rollout()
+        return any(experience is not None for _, experience in due)
 
     def collect(self, env_steps: int, listener: StepListener) -> bool:
         """See `Runner.collect`."""
         assert self._latest is not None, "begin_rollouts() comes first"
         step = self._latest
-        self._read_weights()  # here and not earlier: callbacks may set weights when a rollout starts
+        self._refresh()  # here and not earlier: callbacks may set weights when a rollout starts
         for _ in range(env_steps):
             step = self._step(step)
             if not self._goes_on(step, listener):
                 return False
-        for collector in self._collectors:
-            if collector.records and collector.steps_left == 0:
-                collector.finish_rollout(step)
+        for _, experience in self._pairs:
+            if experience is not None and experience.due_in() == 0:
+                experience.complete(step)
         return True
 
     def _step(self, step: VecStep) -> VecStep:
         """Take the step after `step` in every env. If that fails, nobody knows where the envs are."""
         self._latest, self._failed = None, True
-        self._latest = step = self.env.step(self._act(step))
+        actions = zero_actions(self.env)
+        for actor, experience in self._pairs:
+            acted = actor.act(step)
+            if experience is not None:
+                experience.begin(acted)
+            actor.rows.put_actions(acted.actions, actions)
+        self._latest = step = self.env.step(actions)
         self._failed = False
         return step
 
@@ -93,18 +121,22 @@ class LocalRunner:
         try:
             goes_on = listener.on_step(step, episodes)
             if listener.changes_policies:
-                self._read_weights()
+                self._refresh()
         finally:
-            for collector in self._collectors:
+            for actor, experience in self._pairs:
                 if goes_on:
-                    collector.observe(step)
+                    observed = actor.observe(step)
+                    if experience is not None:
+                        experience.add(observed)
                 else:
-                    collector.break_off(step)
+                    actor.break_off(step)
+                    if experience is not None:
+                        experience.break_off()
         return goes_on
 
-    def _read_weights(self) -> None:
-        for collector in self._collectors:
-            collector.read_weights()
+    def _refresh(self) -> None:
+        for actor, _ in self._pairs:
+            actor.policy.refresh()
 
     @property
     def has_begun(self) -> bool:
@@ -121,24 +153,20 @@ class LocalRunner:
         if self._warns:
             self._warns = False
             self._warn_of_unused_masks(step)
-        for collector in self._collectors:
-            collector.begin_episodes()
+        for actor, experience in self._pairs:
+            actor.begin_episodes()
+            if experience is not None:
+                experience.begin_episodes()
 
     def _warn_of_unused_masks(self, step: VecStep) -> None:
-        for collector in self._collectors:
-            rows = collector.rows
-            if collector.records and not collector.takes_masks and rows.masks(step.action_masks) is not None:
+        for actor, experience in self._pairs:
+            rows = actor.rows
+            if experience is not None and not actor.policy.takes_masks and rows.masks(step.action_masks) is not None:
                 _log.warning(
                     "policy %s does not use the action masks of the env, and may choose forbidden actions; "
                     "maskable_ppo (MaskablePPO in Python) never does",
                     rows.policy_id,
                 )
-
-    def _act(self, step: VecStep) -> list[Array]:
-        groups = zero_actions(self.env)
-        for collector in self._collectors:
-            collector.rows.put_actions(collector.act(step), groups)
-        return groups
 
     # --- State -------------------------------------------------------------------------------------------------------
 
@@ -169,8 +197,10 @@ class LocalRunner:
         """See `Runner.restart_lost`."""
         if self._latest is not None:
             self.tracker.restart(lost)
-            for collector in self._collectors:
-                collector.restart_envs(list(lost))
+            for actor, experience in self._pairs:
+                actor.restart_envs(list(lost))
+                if experience is not None:
+                    experience.give_up(actor.rows.of_envs(list(lost)))
         elif lost and seed is not None:
             self.env.seed(seed)
 

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from marl_sb3.errors import VecEnvOrderError
-from marl_sb3.learners.shards.interface import PolicyOrder, PolicyRollout
+from marl_sb3.experience.shards import PolicyOrder, PolicyRollout
 from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.metrics import Episode, InfoMetric
 from marl_sb3.storage.state import State

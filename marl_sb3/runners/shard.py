@@ -15,8 +15,8 @@ import torch as th
 
 from marl_sb3.envs.registry import import_modules
 from marl_sb3.errors import ConfigError, EnvRaisedError
-from marl_sb3.learners.shards.interface import ShardPolicy
-from marl_sb3.learners.shards.registry import make_shard_policy
+from marl_sb3.experience.shards import ShardPolicy
+from marl_sb3.learners.learner import LearnerOptions
 from marl_sb3.learners.threads import limited_threads, start_without_dynamo
 from marl_sb3.metrics import Episode, EpisodeTracker
 from marl_sb3.policies.placement import rows_of_policy
@@ -58,21 +58,17 @@ class Shard:
                 agents, wanted = ", ".join(map(str, self._env.agents)), ", ".join(map(str, plan.agents))
                 raise ConfigError(f"the envs of shard {index} have agents {agents}; those of the learners: {wanted}")
             self._policies = {policy_id: self._make_policy(policy_id) for policy_id in plan.specs}
-        collectors = {policy_id: policy.collector for policy_id, policy in self._policies.items()}
         self._tracker = EpisodeTracker(self._env, plan.policy_of, custom_metrics=plan.custom_metrics)
-        self._runner = LocalRunner(self._env, collectors, self._tracker, warns=index == 0)
+        self._runner = LocalRunner(self._env, self._policies, self._tracker, warns=index == 0)
 
     def _make_policy(self, policy_id: PolicyID) -> ShardPolicy:
-        plan = self._plan
-        return make_shard_policy(
-            rows_of_policy(self._env, policy_id, plan.policy_of),
-            plan.specs[policy_id],
-            policy_id in plan.trained,
-            plan.n_steps,
-            plan.update_path,
-            self._progress_remaining,
-            plan.envs.n_shards,
+        plan, spec = self._plan, self._plan.specs[policy_id]
+        rows = rows_of_policy(self._env, policy_id, plan.policy_of)
+        options = LearnerOptions("cpu", plan.n_steps, plan.update_path, self._progress_remaining)
+        made: ShardPolicy = spec.info.learner_class.make_shard_policy(
+            rows, spec, policy_id in plan.trained, options, plan.envs.n_shards
         )
+        return made
 
     def _progress_remaining(self) -> float:
         assert self._order is not None, "policies act in rounds"
@@ -112,15 +108,12 @@ class Shard:
             self._runner.forget_episodes()
         self._runner.begin_rollouts()
         if order.anew:
-            for policy in self._policies.values():
-                policy.collector.begin_rollout()
+            self._runner.begin_rollouts(anew=True)
         self._first_settings.clear()  # the envs' states hold them now
 
-    def count_step(self, number: int) -> None:
-        """Note that a step has been taken; `number` counts them within the round, from 0."""
+    def count_step(self) -> None:
+        """Note that a step has been taken."""
         self._sampled += self._plan.envs.n_envs  # the other shards have taken theirs, or will
-        for policy in self._policies.values():
-            policy.begin_step(number)
 
     # --- Envs --------------------------------------------------------------------------------------------------------
 
@@ -200,7 +193,7 @@ class _Counting:
 
     def on_step(self, step: VecStep, episodes: Sequence[Episode]) -> bool:
         """See `StepListener.on_step`."""
-        self._shard.count_step(len(self._recorder.episodes))
+        self._shard.count_step()
         return self._recorder.on_step(step, episodes)
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from marl_sb3.errors import RunnersLostError
-from marl_sb3.learners.shards.interface import PolicyRollout, Receiver
+from marl_sb3.experience.shards import PolicyRollout, ShardedExperience
 from marl_sb3.metrics import Episode, EpisodeTracker
 from marl_sb3.runners.interface import StepListener
 from marl_sb3.runners.rounds import RecordedSteps, RoundOrder, SavedShard, ShardPlan, ShardRollout, side_by_side
@@ -43,7 +43,7 @@ class ShardedRunner:
     Args:
         plan: returns how the shards are made; called when they are first needed.
         runners: roll out the shards.
-        receivers: policy id -> receiver of its learner.
+        sources: policy id -> the experience of its learner.
         tracker: keeps the finished episodes.
         sampled: returns how far the training is.
 
@@ -55,7 +55,7 @@ class ShardedRunner:
         self,
         plan: Callable[[], ShardPlan],
         runners: ShardRunners,
-        receivers: Mapping[PolicyID, Receiver],
+        sources: Mapping[PolicyID, ShardedExperience],
         tracker: EpisodeTracker,
         sampled: Callable[[], Sampled],
     ) -> None:
@@ -64,7 +64,7 @@ class ShardedRunner:
         self._make_plan = plan
         self._made_plan: ShardPlan | None = None
         self._runners = runners
-        self._receivers = receivers
+        self._sources = sources
         self._sampled = sampled
         self._anew = True
         self._new_episodes = True
@@ -90,13 +90,13 @@ class ShardedRunner:
         """See `Runner.begin_rollouts`; the shards follow in the next round."""
         self.start()
         self._anew = self._anew or self._new_episodes
-        receivers = self._receivers.values()
-        due = [receiver for receiver in receivers if self._anew or receiver.steps_left == 0]
-        for receiver in due:
+        sources = self._sources.values()
+        due = [source for source in sources if self._anew or source.due_in() == 0]
+        for source in due:
             if self._new_episodes:
-                receiver.begin_episodes()
-            receiver.begin_rollout()
-        return any(receiver.records for receiver in due)
+                source.begin_episodes()
+            source.begin_rollout()
+        return any(source.records for source in due)
 
     def collect(self, env_steps: int, listener: StepListener) -> bool:
         """See `Runner.collect`. The listener is called when the round is over, for each of its steps."""
@@ -108,8 +108,8 @@ class ShardedRunner:
         self._anew = False
         after = accumulate([self._plan.envs.n_envs] * env_steps, initial=order.sampled)
         progress = [order.progress(sampled) for sampled in after][1:]
-        for policy_id, receiver in self._receivers.items():
-            receiver.receive(_of_policy(rollouts, policy_id), _acted(receiver, steps), progress)
+        for policy_id, source in self._sources.items():
+            source.receive(_of_policy(rollouts, policy_id), _acted(source, steps), progress)
         return True
 
     def _roll_out(self, env_steps: int) -> tuple[RoundOrder, list[ShardRollout]]:
@@ -132,7 +132,7 @@ class ShardedRunner:
             env_steps,
             self._anew,
             self._new_episodes,
-            {policy_id: receiver.order() for policy_id, receiver in self._receivers.items()},
+            {policy_id: source.order() for policy_id, source in self._sources.items()},
             int(np.random.randint(2**31)),  # noqa: NPY002 - from the training's own stream, which a checkpoint holds
             sampled.env_steps,
             sampled.planned,
@@ -236,8 +236,8 @@ def _of_policy(rollouts: list[ShardRollout], policy_id: PolicyID) -> list[Policy
     return [rollout.policies[policy_id] for rollout in rollouts]
 
 
-def _acted(receiver: Receiver, steps: RecordedSteps) -> BoolArray:
+def _acted(source: ShardedExperience, steps: RecordedSteps) -> BoolArray:
     """Return (steps, rows) bool: the rows of a policy that acted."""
     acted = steps.arrays["acted"]
-    columns = list(receiver.rows.agent_columns)
+    columns = list(source.rows.agent_columns)
     return acted[:, :, columns].reshape(len(acted), -1)

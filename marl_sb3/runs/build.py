@@ -142,8 +142,8 @@ def _make_envs(config: TrainConfig, factory: EnvFactory | None, runners: AnyRunn
 
 def _require_masks(config: TrainConfig, factory: EnvFactory | None, algorithm: MultiAgentAlgorithm) -> None:
     """Refuse an env without action masks for a policy that needs them, before there is a run folder."""
-    collectors = [learner.collector for learner in algorithm.parts.learners.values()]
-    if not any(collector.takes_masks for collector in collectors):
+    masked = [each.actor for each in algorithm.parts.learners.values() if each.actor.policy.takes_masks]
+    if not masked:
         return
     with preserve_rng():
         probe = make_envs(config, factory, seed=config.seed)
@@ -151,8 +151,8 @@ def _require_masks(config: TrainConfig, factory: EnvFactory | None, algorithm: M
             step = probe.reset()
         finally:
             probe.close()
-    for collector in collectors:
-        collector.masks(step)
+    for actor in masked:
+        actor.masks(step)
 
 
 @contextmanager

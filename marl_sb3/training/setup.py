@@ -138,7 +138,8 @@ def set_up(
     rows = {policy_id: rows_of_policy(env, policy_id, policy_of) for policy_id in policy_ids}
     _require_memory(rows, specs, trained)
     learners: dict[PolicyID, Learner] = {}
-    options = LearnerOptions(device, rollout_steps, update_path, progress_remaining, goal_rewards_of(env))
+    sharded = isinstance(env, ShardedVecEnv)
+    options = LearnerOptions(device, rollout_steps, update_path, progress_remaining, sharded, goal_rewards_of(env))
     for index, policy_id in enumerate(policy_ids):
         with _policy_in_errors(policy_id):
             its = rows[policy_id], specs[policy_id], policy_id in trained, _policy_seed(seed, index)
@@ -226,7 +227,7 @@ def make_runner(
     update_path: str,
     n_threads: int,
 ) -> Runner:
-    """Make the runner of a training; if the envs are in shards, receivers replace the collectors of the learners.
+    """Make the runner of a training.
 
     Args:
         sampled: returns how far the training is.
@@ -234,9 +235,7 @@ def make_runner(
         n_threads: threads of one operation of PyTorch or BLAS.
     """
     if not isinstance(env, ShardedVecEnv):
-        return LocalRunner(env, {name: each.collector for name, each in setup.learners.items()}, tracker)
-
-    from marl_sb3.learners.shards.registry import make_receiver
+        return LocalRunner(env, setup.learners, tracker)
 
     def plan() -> ShardPlan:
         return ShardPlan(
@@ -252,8 +251,8 @@ def make_runner(
             imported_modules(),
         )
 
-    receivers = {policy_id: make_receiver(learner) for policy_id, learner in setup.learners.items()}
-    runner = ShardedRunner(plan, shard_runners(env.runners, env.plan.n_shards), receivers, tracker, sampled)
+    sources: Any = {policy_id: learner.experience for policy_id, learner in setup.learners.items()}
+    runner = ShardedRunner(plan, shard_runners(env.runners, env.plan.n_shards), sources, tracker, sampled)
     env.attach(runner)
     return runner
 

@@ -213,12 +213,13 @@ class ZeroBased:
 
     Attributes:
         space: the same space, counted from 0.
+        shifts: the parts that count from another number, by their keys; empty if nothing is to be changed.
     """
 
     def __init__(self, space: spaces.Space[Any]) -> None:
         parts = space.spaces if isinstance(space, spaces.Dict) else {_WHOLE: space}
-        self._shifts = {key: _Shift(part) for key, part in parts.items() if np.any(getattr(part, "start", 0))}  # type: ignore[arg-type]
-        self.space = _counted_from_zero(space) if self._shifts else space
+        self.shifts = {key: _Shift(part) for key, part in parts.items() if np.any(getattr(part, "start", 0))}  # type: ignore[arg-type]
+        self.space = _counted_from_zero(space) if self.shifts else space
 
     def from_env(self, observation: Any) -> Any:
         """Observations of the env, one or a batch, counted from 0."""
@@ -233,11 +234,11 @@ class ZeroBased:
         return self._shifted(actions, _Shift.up)
 
     def _shifted(self, values: Any, shift: Any) -> Any:
-        if not self._shifts:
+        if not self.shifts:
             return values
-        if _WHOLE in self._shifts:
-            return shift(self._shifts[_WHOLE], values)
-        return {key: shift(self._shifts[key], value) if key in self._shifts else value for key, value in values.items()}
+        if _WHOLE in self.shifts:
+            return shift(self.shifts[_WHOLE], values)
+        return {key: shift(self.shifts[key], value) if key in self.shifts else value for key, value in values.items()}
 
 
 def _counted_from_zero(space: spaces.Space[Any]) -> spaces.Space[Any]:

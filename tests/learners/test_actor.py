@@ -13,6 +13,7 @@ from gymnasium import spaces
 from toy_envs import SampledEnv
 
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentVecEnv, PolicySpec, make_vec_env
+from marl_sb3.acting.policy import PolicyInputs
 from marl_sb3.errors import CheckpointError
 from marl_sb3.evaluation import play_episodes
 from marl_sb3.storage.state import StateReader
@@ -128,13 +129,18 @@ def row_by_row(algorithm: Any, turns: Turns, **masked: bool) -> np.ndarray:
     return actions
 
 
+def choose(actor: Any, seen: np.ndarray, acting: np.ndarray, masks: np.ndarray | None = None) -> np.ndarray:
+    masks = masks if actor.policy.takes_masks else None
+    return actor.decide(PolicyInputs(seen, actor.starts, masks, actor.states), acting).actions
+
+
 def play(actor: Any, turns: Turns, steps: range) -> np.ndarray:
     """(steps, rows, 2) actions by one actor; rows that wait see what no space holds."""
     actions = []
     for step in steps:
         acting = turns.acting[step]
         seen = np.where(acting[:, None], turns.seen[step], np.nan)
-        actions.append(actor.act(seen, acting, turns.masks[step]).actions)
+        actions.append(choose(actor, seen, acting, turns.masks[step]))
         actor.end_episodes(turns.ended[step])
     return np.stack(actions)
 
@@ -145,7 +151,7 @@ def test_an_actor_equals_a_loop_over_rows_that_each_keep_their_own_state(
 ) -> None:
     algorithm = contrib.bundle().policies[policy]
     actor = contrib.bundle().make_actor(contrib.rows_of(algorithm.action_space, policy), deterministic=True)
-    assert actor.takes_masks == bool(masked)
+    assert actor.policy.takes_masks == bool(masked)
     found, expected = play(actor, turns, range(T)), row_by_row(algorithm, turns, **masked)
     np.testing.assert_allclose(found, expected, atol=1e-5)
     assert (found[~turns.acting] == 0).all()
@@ -158,13 +164,13 @@ def test_an_envs_restart_starts_its_rows_anew(turns: Turns) -> None:
     restarted, fresh = (bundle.make_actor(rows, deterministic=True) for _ in range(2))
     everyone = np.ones(ROWS, dtype=bool)
     for step in range(3):
-        restarted.act(turns.seen[step], everyone)
+        choose(restarted, turns.seen[step], everyone)
     restarted.restart_envs([1])
-    went_on, anew = (actor.act(turns.seen[9], everyone).actions for actor in (restarted, fresh))
+    went_on, anew = (choose(actor, turns.seen[9], everyone) for actor in (restarted, fresh))
     np.testing.assert_allclose(went_on[2:], anew[2:], atol=1e-6)
     assert (np.abs(went_on[:2] - anew[:2]) > 1e-3).any(axis=1).all()
     restarted.begin_episodes()
-    np.testing.assert_allclose(restarted.act(turns.seen[9], everyone).actions, anew, atol=1e-6)
+    np.testing.assert_allclose(choose(restarted, turns.seen[9], everyone), anew, atol=1e-6)
 
 
 def test_the_memory_of_an_actor_goes_on_from_its_state(turns: Turns) -> None:

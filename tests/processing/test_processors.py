@@ -87,7 +87,7 @@ def everything(algorithm: MultiAgentAlgorithm) -> dict[str, np.ndarray]:
             found[f"{policy_id}/{name}"] = tensor.numpy().copy()
         for name, own in learner.processing.statistics.items():
             found |= {f"{policy_id}/{name}/{part}": np.array(getattr(own, part)) for part in ("mean", "var", "count")}
-        memory = learner.collector.processing.get_state().get("memory", {})
+        memory = learner.actor.processing.get_state().get("memory", {})
         found |= {f"{policy_id}/memory/{name}": array for name, array in memory.items()}
     return found
 
@@ -135,11 +135,11 @@ def test_predict_with_state_acts_as_an_evaluation_does(kind: Kind) -> None:
     algorithm = shared(kind)
     algorithm.learn(12)
     env = kind.env()
-    player = algorithm.bundle().make_player(rows_of_policy(env, "shared", algorithm.policy_of), deterministic=True)
+    actor = algorithm.bundle().make_actor(rows_of_policy(env, "shared", algorithm.policy_of), deterministic=True)
     step, state, starts = env.reset(), {}, {agent: np.ones(2, dtype=bool) for agent in env.agents}
     owed = np.zeros((2, 2), dtype=np.float32)
     for _ in range(9):
-        actions = player.act(step).reshape(2, 2, *env.groups[0].action_space.shape)
+        actions = actor.act(step).actions.reshape(2, 2, *env.groups[0].action_space.shape)
         for column, agent in enumerate(env.agents):
             acting = np.flatnonzero(step.to_act[:, column])
             if not len(acting):
@@ -155,7 +155,7 @@ def test_predict_with_state_acts_as_an_evaluation_does(kind: Kind) -> None:
             starts[agent][acting], owed[acting, column] = False, 0
         groups = [actions]
         step = env.step(groups)
-        player.observe(step)
+        actor.observe(step)
         owed += step.rewards
         for column, agent in enumerate(env.agents):
             starts[agent] |= (step.terminated | step.truncated)[:, column]

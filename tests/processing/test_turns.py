@@ -28,7 +28,7 @@ def play(steps: int, **settings: Any) -> tuple[Processing, list[np.ndarray], lis
     for _ in range(steps):
         acting = rows.of_agents(step.to_act)
         seen.append(np.array(processed.look(step))[acting])
-        processed.act(np.zeros(2, dtype=np.int64), acting)
+        processed.acted(np.zeros(2, dtype=np.int64), acting)
         step = env.step([np.zeros((1, 2), dtype=np.int64)])
         paid.append(processed.observe(step).tolist())
     return processing, seen, paid

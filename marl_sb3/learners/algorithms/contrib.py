@@ -11,14 +11,8 @@ from sb3_contrib.qrdqn.policies import QRDQNPolicy
 from sb3_contrib.tqc.policies import TQCPolicy
 from stable_baselines3.common.buffers import RolloutBuffer
 
-from marl_sb3.acting.actor import Batch
-from marl_sb3.acting.policy import (
-    ForwardPassDecider,
-    OnPolicyDecider,
-    OnPolicyDecision,
-    on_policy_decision,
-)
-from marl_sb3.acting.recurrent import RecurrentDecider
+from marl_sb3.acting.policy import RolloutPolicy
+from marl_sb3.acting.recurrent import RecurrentRolloutPolicy
 from marl_sb3.errors import ConfigError
 from marl_sb3.experience.sequences import (
     ActionMaskDictRolloutBuffer,
@@ -46,7 +40,6 @@ from marl_sb3.learners.learner import Learner
 from marl_sb3.learners.on_policy import OnPolicyLearner
 from marl_sb3.learners.update_path import TwoPaths, UpdatePlan
 from marl_sb3.metrics import Result
-from marl_sb3.sb3.inference import States
 from marl_sb3.sb3.private import calls_lstm_as_sb3
 
 if TYPE_CHECKING:
@@ -76,19 +69,8 @@ class MaskablePPOLearner(ContribPPOLearner):
         """See `OnPolicyLearner.buffer_class`."""
         return ActionMaskDictRolloutBuffer if is_dict else ActionMaskRolloutBuffer
 
-    def _make_decider(self) -> OnPolicyDecider:
-        return MaskedDecider(self.algorithm)
-
-
-class MaskedDecider(ForwardPassDecider):
-    """A `ForwardPassDecider` for policies that take masks."""
-
-    takes_masks = True
-
-    def decide(self, batch: Batch) -> tuple[OnPolicyDecision, States]:
-        """See `Decider.decide`."""
-        sampled = self._forward_pass.act(batch.observations, action_masks=batch.masks)
-        return on_policy_decision(self._algorithm, *sampled), ()
+    def _make_policy(self) -> RolloutPolicy:
+        return RolloutPolicy(self.algorithm, takes_masks=True)
 
 
 class RecurrentPPO(TwoPaths, sb3_contrib.RecurrentPPO):
@@ -161,8 +143,8 @@ class RecurrentPPOLearner(ContribPPOLearner):
         """See `OnPolicyLearner.buffer_class`."""
         return MemoryDictRolloutBuffer if is_dict else MemoryRolloutBuffer
 
-    def _make_decider(self) -> OnPolicyDecider:
-        return RecurrentDecider(self.algorithm)
+    def _make_policy(self) -> RolloutPolicy:
+        return RecurrentRolloutPolicy(self.algorithm)
 
 
 class TRPO(FusedRollouts, sb3_contrib.TRPO):

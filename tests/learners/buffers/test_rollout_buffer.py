@@ -19,6 +19,7 @@ from toy_envs import ScriptedEnv
 
 import marl_sb3
 from marl_sb3 import MultiAgentAlgorithm, make_vec_env
+from marl_sb3.acting.policy import Decision, PolicyInputs
 from marl_sb3.experience.rollout import MaskedDictRolloutBuffer, MaskedRolloutBuffer
 
 BOX = spaces.Box(-1000, 1000, (3,), np.float32)
@@ -196,8 +197,9 @@ def test_an_episode_that_is_lost_is_cut_and_not_terminated() -> None:
     buffer = MaskedRolloutBuffer(3, BOX, spaces.Discrete(3), device="cpu", n_envs=1, gamma=0.5, gae_lambda=0.5)
     one, nothing = np.ones(1, dtype=bool), np.zeros((1, 3), dtype=np.float32)
     for starts, value, reward in ((True, 10.0, 1.0), (False, 12.0, 1.0), (True, 20.0, 2.0)):
-        buffer.begin_step(nothing, np.zeros(1), np.array([starts]), np.array([value]), np.zeros(1), one)
-        buffer.pay(np.array([reward], dtype=np.float32))
+        decision = Decision(np.zeros(1), (), np.zeros(1), np.array([value]), np.zeros(1))
+        buffer.begin_step(PolicyInputs(nothing, np.array([starts])), decision, one)
+        buffer.add_rewards(np.array([reward], dtype=np.float32))
         if value == 12:
             buffer.break_off(one)
     buffer.compute_returns_and_advantage(th.zeros(1), one)

@@ -14,8 +14,8 @@ from toy_envs import NoisyEnv, SampledEnv, ScriptedEnv
 
 import marl_sb3
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
-from marl_sb3.acting.actor import Batch
-from marl_sb3.learners.algorithms.contrib import RecurrentDecider
+from marl_sb3.acting.policy import PolicyInputs
+from marl_sb3.acting.recurrent import RecurrentRolloutPolicy
 from marl_sb3.learners.coverage import memory_coverage
 
 NETWORK = {"net_arch": [], "lstm_hidden_size": 3, "n_lstm_layers": 2}
@@ -137,41 +137,41 @@ CHOSEN = {"category": spaces.Discrete(3), "forces": spaces.Box(-1, 1, (2,))}
 SHARED = {"shared_lstm": True, "enable_critic_lstm": False}
 
 
-def decider(network: Any, seen: str = "numbers", chosen: str = "category", **more: Any) -> RecurrentDecider:
+def policy_of(network: Any, seen: str = "numbers", chosen: str = "category", **more: Any) -> RecurrentRolloutPolicy:
     env = make_vec_env(SampledEnv, n_envs=3, observation_space=SEEN[seen], action_space=CHOSEN[chosen])
     policies = {"p": spec(marl_sb3.RecurrentPPO, policy_kwargs={**NETWORK, **network}, **more)}
-    return RecurrentDecider(MultiAgentAlgorithm(env, policies, seed=3, device="cpu").policies["p"])  # type: ignore[arg-type]
+    return RecurrentRolloutPolicy(MultiAgentAlgorithm(env, policies, seed=3, device="cpu").policies["p"])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("chosen", CHOSEN)
 @pytest.mark.parametrize("seen", SEEN)
 @pytest.mark.parametrize("network", [{"net_arch": [4]}, SHARED])
 def test_kernels_act_as_pytorch_does(network: Any, seen: str, chosen: str) -> None:
-    by_kernels = decider(network, seen, chosen)
-    by_torch = RecurrentDecider(by_kernels._algorithm)
-    by_torch._fused = None
+    by_kernels = policy_of(network, seen, chosen)
+    by_torch = RecurrentRolloutPolicy(by_kernels.algorithm)
+    by_torch._kernels = None
     rng, states = np.random.default_rng(0), by_kernels.initial_states(6)
     for step in range(4):
         observations = np.stack([SEEN[seen].sample() for _ in range(6)])
-        batch = Batch(observations, rng.random(6) < 0.3, None, states)
+        inputs = PolicyInputs(observations, rng.random(6) < 0.3, None, states)
         decisions = []
         for each in (by_kernels, by_torch):
             th.manual_seed(step)
-            decision, after = each.decide(batch)
-            decisions.append((*decision, *after, each.values(batch), each.final_values(batch)))
+            actions, after, *more = each.act(inputs)
+            decisions.append((actions, *after, *more, each.values(inputs), each.final_values(inputs)))
         for found, expected in zip(*decisions, strict=True):
             np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
         states = after
 
 
 def test_kernels_follow_weights_that_a_callback_sets() -> None:
-    by_kernels = decider({})
-    batch = Batch(np.ones((6, 3), np.float32), np.ones(6, bool), None, by_kernels.initial_states(6))
-    before = by_kernels.values(batch)
+    by_kernels = policy_of({})
+    inputs = PolicyInputs(np.ones((6, 3), np.float32), np.ones(6, bool), None, by_kernels.initial_states(6))
+    before = by_kernels.values(inputs)
     with th.no_grad():
-        by_kernels._policy.lstm_critic.weight_ih_l0.mul_(3)
-    by_kernels.read_weights()
-    assert not np.allclose(by_kernels.values(batch), before)
+        by_kernels.algorithm.policy.lstm_critic.weight_ih_l0.mul_(3)
+    by_kernels.refresh()
+    assert not np.allclose(by_kernels.values(inputs), before)
 
 
 @pytest.mark.parametrize(
@@ -184,10 +184,10 @@ def test_kernels_follow_weights_that_a_callback_sets() -> None:
     ],
 )
 def test_what_the_kernels_do_not_cover_is_left_to_pytorch(network: Any, more: Any, reason: str) -> None:
-    made = decider(network, chosen="forces", **more)
-    assert made._fused is None
-    assert memory_coverage(made._algorithm) == reason
-    assert made._algorithm.takes_fused_path()  # type: ignore[attr-defined]  # in updates
+    made = policy_of(network, chosen="forces", **more)
+    assert made._kernels is None
+    assert memory_coverage(made.algorithm) == reason
+    assert made.algorithm.takes_fused_path()  # type: ignore[attr-defined]  # in updates
 
 
 @pytest.mark.parametrize("algorithm", [sb3_contrib.RecurrentPPO, marl_sb3.RecurrentPPO])

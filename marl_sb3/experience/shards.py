@@ -1,0 +1,425 @@
+"""Experience that shards collect: what goes to a shard in each round, what comes back, and how learners take it in.
+
+A shard is a fixed share of the envs. In each round, all shards act with the weights that the learner had at its start.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from gymnasium import spaces
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.type_aliases import TrainFreq, TrainFrequencyUnit
+
+from marl_sb3.acting.actor import Actor, Observed
+from marl_sb3.experience.replay import ReplayExperience, Transitions
+from marl_sb3.experience.rollout import RolloutExperience
+from marl_sb3.processing import Processing
+from marl_sb3.processing.normalize import add_recent, recent_state
+from marl_sb3.sb3.private import after_step, set_progress_remaining
+from marl_sb3.sb3.tensors import read_weights, weights
+from marl_sb3.storage.parts import Fields, Stateful, TensorFile, integer, part
+from marl_sb3.storage.state import State, StateReader
+from marl_sb3.types import Array, BoolArray, Observations
+from marl_sb3.vec_env.observations import map_arrays
+
+
+@dataclass(frozen=True)
+class PolicyOrder:
+    """What a shard needs to know of a policy in a round.
+
+    Attributes:
+        weights: by name, as a checkpoint holds them.
+        statistics: of the processing, as plain data.
+        exploration_rate: DQN's probability of random actions; 0 for other algorithms.
+    """
+
+    weights: Mapping[str, Array]
+    statistics: State
+    exploration_rate: float
+
+
+@dataclass(frozen=True)
+class PolicyRollout:
+    """What a policy experienced in one round of one shard.
+
+    Attributes:
+        experience: what `ShardedExperience.receive` takes; None if there is nothing to learn from yet.
+        statistics: what came into the statistics of its processing in the round, as plain data.
+    """
+
+    experience: Any
+    statistics: State
+
+
+# --- In a shard ------------------------------------------------------------------------------------------------------
+
+
+class ShardPolicy(Stateful):
+    """A copy of a policy that acts for the rows of one shard.
+
+    Args:
+        actor: acts for the rows.
+        experience: what it records; None for a policy that is not trained.
+        processing: of the policy.
+    """
+
+    fields: ClassVar[Fields] = {
+        "actor": part("actor"),
+        "experience": part("experience"),
+        "num_timesteps": integer("algorithm.num_timesteps"),
+    }
+
+    def __init__(
+        self, actor: Actor, experience: RolloutExperience | ReplayExperience | None, processing: Processing
+    ) -> None:
+        self.actor, self.experience = actor, experience
+        self.algorithm: Any = actor.policy.algorithm
+        self._processing = processing
+
+    def begin_round(self, order: PolicyOrder, seed: int) -> None:
+        """Take over weights and statistics, and seed the random actions; called before the rollouts begin."""
+        algorithm = self.algorithm
+        read_weights(algorithm, TensorFile("weights of the round", order.weights))()
+        self._processing.read_state(StateReader(order.statistics, "statistics of the round"))()
+        for own in self._processing.statistics.values():
+            own.begin_recent()
+        self.actor.processing.invalidate()
+        algorithm.action_space.seed(seed)
+        if isinstance(algorithm, OffPolicyAlgorithm):  # a round is a rollout
+            if hasattr(algorithm, "exploration_rate"):
+                algorithm.exploration_rate = order.exploration_rate
+            if self.experience is not None:
+                self.experience.begin_rollout()
+                self.experience.buffer.begin_round()
+            self.actor.begin_rollout()
+
+    def finish_round(self) -> PolicyRollout:
+        """Return what was recorded in the round."""
+        experience = None if self.experience is None else self._recorded(self.experience)
+        return PolicyRollout(experience, recent_state(self._processing.statistics))
+
+    @staticmethod
+    def _recorded(experience: RolloutExperience | ReplayExperience) -> Any:
+        buffer = experience.buffer
+        if isinstance(buffer, TransitionRecorder):
+            return buffer.recorded()
+        if experience.due_in() > 0:
+            return None
+        names = (*buffer.of_transition, "acted", "advantages", "returns")
+        return CompleteRollout(buffer.observations, {name: getattr(buffer, name) for name in names})
+
+
+@dataclass(frozen=True)
+class CompleteRollout:
+    """A complete rollout of the rows of one shard; (steps, rows, ...) each.
+
+    Attributes:
+        observations: as in the rollout buffer.
+        columns: name -> array, of everything else in the buffer, with returns and advantages.
+    """
+
+    observations: Observations
+    columns: dict[str, Array]
+
+
+class RowTransitions(NamedTuple):
+    """`Transitions`, and the indices of the rows that they are of, (n,)."""
+
+    observations: Observations
+    next_observations: Observations
+    actions: Array
+    rewards: Array
+    dones: Array
+    timeouts: Array
+    rows: Array
+
+
+@dataclass(frozen=True)
+class RecordedTransitions:
+    """The transitions of a round in one shard.
+
+    Attributes:
+        steps: (n,) the step of the round in which each transition ended.
+        transitions: in the order in which they ended; None if none did.
+        broken_off: (rows,) bool; the rows whose transitions do not follow from those of the round before.
+    """
+
+    steps: Array
+    transitions: RowTransitions | None
+    broken_off: BoolArray
+
+
+class TransitionRecorder:
+    """Takes the place of the replay buffer in a shard: keeps the transitions of one round.
+
+    Attributes:
+        actions: an empty array of the dtype in which actions are kept.
+        step: the step of the round in which the next transitions end, from 0.
+    """
+
+    def __init__(self, num_rows: int, action_space: spaces.Space[Any]) -> None:
+        wide = action_space.dtype == np.float64  # SB3's buffers keep float32 in its place
+        self.actions = np.zeros(0, np.float32 if wide else action_space.dtype)
+        self._broken_off = np.zeros(num_rows, dtype=np.bool_)
+        self.begin_round()
+
+    def begin_round(self) -> None:
+        """Forget the transitions of the round before."""
+        self.step = 0
+        self._added: list[tuple[int, RowTransitions]] = []
+
+    def add_transitions(self, added: Transitions, rows: BoolArray) -> None:
+        """Keep transitions; see `TransitionReplayBuffer.add_transitions`."""
+        self._added.append((self.step, RowTransitions(*added, np.flatnonzero(rows))))
+
+    def break_off(self, rows: BoolArray) -> None:
+        """Note it for the round; see `TransitionReplayBuffer.break_off`."""
+        self._broken_off = self._broken_off | rows
+
+    def recorded(self) -> RecordedTransitions:
+        """Return what was noted in the round, or before it."""
+        broken_off, self._broken_off = self._broken_off, np.zeros_like(self._broken_off)
+        if not self._added:
+            return RecordedTransitions(np.zeros(0, dtype=np.int64), None, broken_off)
+        steps = [np.full(len(transitions.rewards), step) for step, transitions in self._added]
+        joined = _joined([transitions for _, transitions in self._added])
+        return RecordedTransitions(np.concatenate(steps), joined, broken_off)
+
+
+class RecordingExperience(ReplayExperience):
+    """A `ReplayExperience` whose buffer is a `TransitionRecorder`."""
+
+    def add(self, observed: Observed) -> None:
+        """See `Experience.add`."""
+        super().add(observed)
+        self.buffer.step += 1
+
+
+def _joined(parts: Sequence[RowTransitions]) -> RowTransitions:
+    return RowTransitions(*(_concatenated([part[place] for part in parts]) for place in range(len(parts[0]))))
+
+
+def _concatenated(parts: Sequence[Any]) -> Any:
+    if isinstance(parts[0], dict):
+        return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+    return np.concatenate(parts)
+
+
+# --- Beside the learner ----------------------------------------------------------------------------------------------
+
+
+class ShardedExperience(Stateful):
+    """The experience of a learner whose policy acts in shards. This one is of a policy that is not trained.
+
+    Args:
+        actor: says what depends on the policy alone.
+        processing: of the policy.
+
+    Attributes:
+        rows: the rows of the policy in all shards.
+        records: whether the policy is trained.
+    """
+
+    records: ClassVar[bool] = False
+
+    def __init__(self, actor: Actor, processing: Processing) -> None:
+        self.rows = actor.rows
+        self.algorithm: Any = actor.policy.algorithm
+        self._processing = processing
+
+    @property
+    def buffer(self) -> Any:
+        """The rollout buffer or replay buffer that the shards' experience goes into."""
+        raise NotImplementedError
+
+    def order(self) -> PolicyOrder:
+        """Return what the shards need to know in the next round."""
+        epsilon = float(getattr(self.algorithm, "exploration_rate", 0.0))
+        return PolicyOrder(weights(self.algorithm), self._processing.get_state(), epsilon)
+
+    def receive(self, rollouts: Sequence[PolicyRollout], acted: BoolArray, progress: Sequence[float]) -> None:
+        """Take in one round.
+
+        Args:
+            rollouts: of each shard, in the order of the shards.
+            acted: (steps, rows) bool; the rows that acted.
+            progress: after each step, from 1 at the start of training to 0 at its end, for schedules.
+        """
+        for rollout in rollouts:
+            add_recent(self._processing.statistics, rollout.statistics)
+
+    def due_in(self) -> int:
+        """See `Experience.due_in`."""
+        return 0
+
+    def begin_episodes(self) -> None:
+        """See `Experience.begin_episodes`."""
+
+    def begin_rollout(self) -> None:
+        """See `Experience.begin_rollout`."""
+
+
+class ShardedRollout(ShardedExperience):
+    """Fills the learner's rollout buffer with the rollouts of shards.
+
+    The running rollouts are in the shards' states. A rollout without a step is begun again: its state is that of a
+    complete one.
+    """
+
+    records: ClassVar[bool] = True
+    fields: ClassVar[Fields] = {"step": integer("begun_steps", 0, lambda own: own.algorithm.n_steps)}
+
+    _step = 0  # steps since the rollouts began
+
+    @property
+    def buffer(self) -> Any:
+        """See `ShardedExperience.buffer`."""
+        return self.algorithm.rollout_buffer
+
+    @property
+    def begun_steps(self) -> int:
+        """The steps of the running rollouts, or those of a complete one."""
+        return self._step or int(self.algorithm.n_steps)
+
+    @begun_steps.setter
+    def begun_steps(self, steps: int) -> None:
+        self.begin_rollout()
+        self._step = steps
+
+    def due_in(self) -> int:
+        """See `Experience.due_in`."""
+        return int(self.algorithm.n_steps) - self._step
+
+    def begin_episodes(self) -> None:
+        """See `Experience.begin_episodes`."""
+        self._step = 0
+
+    def begin_rollout(self) -> None:
+        """See `Experience.begin_rollout`."""
+        self.algorithm.policy.set_training_mode(False)
+        self.buffer.reset()
+        self._step = 0
+
+    def receive(self, rollouts: Sequence[PolicyRollout], acted: BoolArray, progress: Sequence[float]) -> None:
+        """See `ShardedExperience.receive`; the rows of all shards are put side by side."""
+        super().receive(rollouts, acted, progress)
+        self._step += len(acted)
+        self.algorithm.num_timesteps += int(acted.sum())
+        complete = [rollout.experience for rollout in rollouts if rollout.experience is not None]
+        if complete:
+            buffer = self.buffer
+            for name in complete[0].columns:
+                np.concatenate([each.columns[name] for each in complete], axis=1, out=getattr(buffer, name))
+            for own, *parts in zip(*(_parts(each) for each in (buffer, *complete)), strict=True):
+                np.concatenate(parts, axis=1, out=own)
+            buffer.pos, buffer.full = buffer.buffer_size, True
+
+
+def _parts(rollout: Any) -> list[Array]:
+    """The arrays of the observations of a rollout, in the order of their keys."""
+    seen = rollout.observations
+    return [seen[key] for key in sorted(seen)] if isinstance(seen, dict) else [seen]
+
+
+class ReceivedStep(NamedTuple):
+    """A step of all envs that the learner has not gone through yet.
+
+    Attributes:
+        agent_steps: actions of the policy's agents.
+        progress: from 1 at the start of training to 0 at its end.
+        transitions: that ended in the step, in the order of the rows.
+    """
+
+    agent_steps: int
+    progress: float
+    transitions: Sequence[RowTransitions]
+
+
+class ShardedReplay(ShardedExperience):
+    """Keeps the steps of a round for the learner's update at its end.
+
+    The learner then goes through the steps of the round in their order, as if it had just taken them: it adds the
+    transitions of a step to the replay buffer, and updates after every `train_freq` steps.
+
+    Attributes:
+        steps: since the latest update; the same for `episodes` of agents that ended, and `agent_steps`.
+    """
+
+    records: ClassVar[bool] = True
+    fields: ClassVar[Fields] = {name: integer(name) for name in ("steps", "episodes", "agent_steps")}
+
+    def __init__(self, actor: Actor, processing: Processing) -> None:
+        super().__init__(actor, processing)
+        self._waiting: deque[ReceivedStep] = deque()
+        self.begin_episodes()
+
+    @property
+    def buffer(self) -> Any:
+        """See `ShardedExperience.buffer`."""
+        return self.algorithm.replay_buffer
+
+    def due_in(self) -> int:
+        """See `Experience.due_in`: an update is due at the end of every round, whatever its length."""
+        return 0 if self._waiting else sys.maxsize
+
+    def begin_episodes(self) -> None:
+        """See `Experience.begin_episodes`."""
+        self._waiting.clear()
+        self.agent_steps = self.steps = self.episodes = 0
+
+    def receive(self, rollouts: Sequence[PolicyRollout], acted: BoolArray, progress: Sequence[float]) -> None:
+        """See `ShardedExperience.receive`."""
+        super().receive(rollouts, acted, progress)
+        recorded = [rollout.experience for rollout in rollouts]
+        rows = self.rows.num_rows // len(recorded)
+        self.buffer.break_off(np.concatenate([each.broken_off for each in recorded]))
+        for step, (of_rows, after) in enumerate(zip(acted, progress, strict=True)):
+            transitions = [_of_step(each, step, shard * rows) for shard, each in enumerate(recorded)]
+            ended = [each for each in transitions if each is not None]
+            self._waiting.append(ReceivedStep(int(of_rows.sum()), after, ended))
+
+    def due_updates(self) -> Iterator[None]:
+        """Go through the steps that wait, and pause wherever an update is due."""
+        while self._waiting:
+            if self._add(self._waiting.popleft()):
+                yield
+                self.agent_steps = self.steps = self.episodes = 0
+
+    def _add(self, step: ReceivedStep) -> bool:
+        """Go through one step; returns whether an update is due after it."""
+        algorithm = self.algorithm
+        algorithm.num_timesteps += step.agent_steps
+        self.agent_steps += step.agent_steps
+        if step.transitions:
+            joined = _joined(step.transitions)
+            rows = np.isin(np.arange(self.rows.num_rows), joined.rows)
+            self.buffer.add_transitions(Transitions._make(joined[:-1]), rows)
+            self.episodes += int(joined.dones.sum())
+        set_progress_remaining(algorithm, step.progress)
+        after_step(algorithm)
+        self.steps += 1
+        every: TrainFreq = algorithm.train_freq
+        taken = self.steps if every.unit is TrainFrequencyUnit.STEP else self.episodes
+        return taken >= every.frequency
+
+    def state_was_set(self) -> None:
+        """See `Stateful.state_was_set`."""
+        self.algorithm.policy.set_training_mode(False)
+        self._waiting.clear()
+
+
+def _of_step(recorded: RecordedTransitions, step: int, first_row: int) -> RowTransitions | None:
+    """Return the transitions that ended in a step; None if none did. `first_row` is the first row of the shard."""
+    if recorded.transitions is None:
+        return None
+    first, last = np.searchsorted(recorded.steps, [step, step + 1])
+    if first == last:
+        return None
+    parts: list[Any] = [map_arrays(lambda array: array[first:last], part) for part in recorded.transitions]
+    return RowTransitions._make([*parts[:-1], first_row + parts[-1]])
