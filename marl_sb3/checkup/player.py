@@ -23,7 +23,7 @@ from marl_sb3.envs.single_agent import MASK
 from marl_sb3.errors import EnvRaisedError, MarlSb3Error, described
 from marl_sb3.stacks import awaited
 from marl_sb3.types import AgentID
-from marl_sb3.wrappers.ended_agents import EndedAgents
+from marl_sb3.vec_env.slot import EndedAgents
 
 _REPEATED_STEPS = 300  # of an episode that is played again, at most
 

@@ -92,7 +92,7 @@ class RLlibEnv(ParallelEnv):  # type: ignore[misc]
         """Begin an episode; the observations are those of the agents that act first."""
         returned: Any = self.env.reset(seed=seed, options=options)
         if not (isinstance(returned, tuple) and len(returned) == 2):
-            return returned  # type: ignore[no-any-return]  # `CheckedEnv` says what is wrong
+            return returned  # type: ignore[no-any-return]  # `EnvSlot` says what is wrong
         self._in_play, self._ended = {}, set()
         self._shown, infos = _by_name("observations", returned[0]), _infos(returned[1])
         self.agents = list(self._shown)

@@ -123,7 +123,7 @@ class MaskReader:
         if place is not None:
             index, column, choice = place
             slot = next(slot for slot in slots if slot.row == index)
-            raise slot.env.error(forbidden_words(choice, choices), self._groups[number].agents[column])
+            raise slot.error(forbidden_words(choice, choices), self._groups[number].agents[column])
         return masks
 
     def _mask(self, slot: EnvSlot, agent: AgentID, infos: Mapping[str, Any], number: int) -> Array:
@@ -132,11 +132,11 @@ class MaskReader:
         if MASK not in info:
             others = "but agents with the same spaces had one when they first acted"
             accepted = "a mask whenever one of these agents acts, of ones if all is allowed; or no masks at all"
-            raise slot.env.error(f"its infos have no {MASK}, {others}; accepted: {accepted}", agent)
+            raise slot.error(f"its infos have no {MASK}, {others}; accepted: {accepted}", agent)
         mask = np.asarray(info[MASK])
         fault = mask_fault(mask, sum(choices), self._groups[number].action_space)
         if fault:
-            raise slot.env.error(fault, agent)
+            raise slot.error(fault, agent)
         return mask
 
 

@@ -24,10 +24,15 @@ from marl_sb3.vec_env.observations import (
 from marl_sb3.vec_env.slot import EnvSlot, SlotStep
 from marl_sb3.vec_env.slot_states import SlotState, pack, unpack
 from marl_sb3.vec_env.step import ActionMasks, DictInfos, FinalObservations, VecStep, first_step
-from marl_sb3.wrappers import wrap
-from marl_sb3.wrappers.layers import call_or_read
+from marl_sb3.wrappers.checks import require_interface
+from marl_sb3.wrappers.observations import EnvView
 
 EnvFactory = Callable[[int], ParallelEnv]  # env index -> a new env
+
+
+def _with_interface(env: ParallelEnv, index: int) -> ParallelEnv:
+    require_interface(env, index)
+    return env
 
 
 class SeparateEnvs(InProcessVecEnv):
@@ -51,15 +56,17 @@ class SeparateEnvs(InProcessVecEnv):
 
     def __init__(self, make_env: EnvFactory, num_envs: int, seed: int | None = None, first_index: int = 0) -> None:
         indices = range(first_index, first_index + num_envs)
-        self.envs: Sequence[Any] = [wrap(make_env(index), index) for index in indices]
-        first = self.envs[0]
+        self.envs: Sequence[Any] = [_with_interface(make_env(index), index) for index in indices]
+        views = [EnvView(env) for env in self.envs]
         require_separate(self.envs)
-        for index, env in zip(indices, self.envs, strict=True):
-            require_same_agents(env, index, first)
-        self._layout = AgentLayout(first)
+        for index, view in zip(indices, views, strict=True):
+            require_same_agents(view, index, views[0])
+        self._layout = AgentLayout(views[0])
+        first = self.envs[0]
         run_seed = fresh_seed() if seed is None else seed
         self._slots = [
-            self._slot_class(env, indices[row], run_seed, self._layout, row) for row, env in enumerate(self.envs)
+            self._slot_class(env, view, indices[row], run_seed, self._layout, row)
+            for row, (env, view) in enumerate(zip(self.envs, views, strict=True))
         ]
         self._closed = False
         self.num_envs = num_envs
@@ -102,11 +109,11 @@ class SeparateEnvs(InProcessVecEnv):
         """Return the states of the envs, (E, ...), if they are asked for."""
         if not self._shows_env_state:
             return None
-        states = [slot.env.global_state() for slot in self._slots]
+        states = [slot.env_state() for slot in self._slots]
         for slot, state in zip(self._slots, states, strict=True):
             if (state.shape, state.dtype) != (states[0].shape, states[0].dtype):
                 kind, first = f"{state.dtype} {state.shape}", f"{states[0].dtype} {states[0].shape}"
-                raise slot.env.error(f"state() is an array of {kind}, that of the first env of {first}")
+                raise slot.error(f"state() is an array of {kind}, that of the first env of {first}")
         return np.stack(states)
 
     def _in_play(self, acted: BoolArray, steps: Sequence[SlotStep]) -> BoolArray:
@@ -142,7 +149,7 @@ class SeparateEnvs(InProcessVecEnv):
         return observations
 
     def _call(self, name: str, env_indices: Sequence[int], /, *args: Any, **kwargs: Any) -> list[Any]:
-        return [call_or_read(self.envs[index], name, *args, **kwargs) for index in env_indices]
+        return [self._slots[index].call(name, *args, **kwargs) for index in env_indices]
 
     def _configure(self, env_indices: Sequence[int], settings: Mapping[str, Any]) -> None:
         for index in env_indices:
@@ -186,8 +193,8 @@ class SeparateEnvs(InProcessVecEnv):
         """See `MultiAgentVecEnv.close`."""
         if not self._closed:
             self._closed = True
-            for env in self.envs:
-                env.close()
+            for slot in self._slots:
+                slot.close()
 
 
 def final_env_states(steps: Sequence[SlotStep]) -> dict[int, Array]:

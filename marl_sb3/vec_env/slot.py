@@ -1,8 +1,9 @@
-"""One env of a vec env: its seeds, its agents' turns and ends, its actions and its state."""
+"""One env of a vec env: its seeds, its agents' turns and ends, checks of what it returns, its actions and its state."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -11,7 +12,8 @@ from typing import Any
 import numpy as np
 from pettingzoo import ParallelEnv
 
-from marl_sb3.errors import CheckpointError, EnvRaisedError, described
+from marl_sb3.envs.faults import RAISED, close_in_words, raise_in_words
+from marl_sb3.errors import CheckpointError, ConfigError, EnvError, EnvNumericError, EnvRaisedError, described
 from marl_sb3.types import AgentID, Array, Observations
 from marl_sb3.vec_env.interface import episode_seed
 from marl_sb3.vec_env.observations import AgentLayout, map_arrays, put, same, taken, zero_observations
@@ -24,9 +26,28 @@ from marl_sb3.vec_env.slot_states import (
     require_settings,
     set_own_state,
 )
-from marl_sb3.wrappers.ended_agents import EndedAgents
+from marl_sb3.wrappers.checks import LARGEST_FLOAT32, observation_fault, reward_fault
+from marl_sb3.wrappers.observations import EnvView
 
+_log = logging.getLogger(__name__)
 _NOBODY: Mapping[AgentID, Any] = MappingProxyType({})
+_STEP_PARTS = ("observation", "reward", "terminated flag", "truncated flag", "info")
+
+
+class EndedAgents(set[AgentID]):
+    """The agents that have ended in the running episode.
+
+    An agent that has ended, has left the env's `agents`, and is among them again later lives again: its next action
+    begins a new trajectory. One that stays in `agents` after its end has not left, and remains ended.
+    """
+
+    _absent: frozenset[AgentID] = frozenset()  # ended, and not in `agents` after the latest step
+
+    def look_at(self, present: Collection[AgentID]) -> None:
+        """Take the env's `agents` after a step, or where an episode is continued."""
+        if self:
+            self.difference_update(self._absent.intersection(present))
+            self._absent = frozenset(self.difference(present))
 
 
 @dataclass(slots=True)
@@ -58,13 +79,16 @@ class SlotStep:
 class EnvSlot:
     """One env with its seeds, its agents' turns and ends, its action log and its state.
 
+    It alone decides who is in play. Everything that the env returns is checked in the step that returns it.
+
     The env's `agents` are those that act in the next step. An agent that has acted and is not among them waits for
     its next turn until a flag says that it has ended; meanwhile it may be paid, and it may end. The next episode begins
     when all agents that were in play have ended and none is to act. An agent that has ended may live again within the
     episode, see `EndedAgents`.
 
     Args:
-        env: the env with the wrappers that every env gets.
+        env: the env, as its factory made it.
+        view: its agents and spaces as policies see them.
         index: of the env, from which the seeds of its episodes are derived.
         layout: the places of the agents in the arrays of the vec env.
         row: index of the env in the arrays; None: the same. The arrays of a worker hold a part of all envs.
@@ -83,9 +107,10 @@ class EnvSlot:
     """
 
     def __init__(
-        self, env: ParallelEnv, index: int, run_seed: int, layout: AgentLayout, row: int | None = None
+        self, env: ParallelEnv, view: EnvView, index: int, run_seed: int, layout: AgentLayout, row: int | None = None
     ) -> None:
         self.env = env
+        self.view = view
         self.index = index
         self.row = index if row is None else row
         self.layout = layout
@@ -101,6 +126,9 @@ class EnvSlot:
         self._last_seen: dict[AgentID, Any] = {}  # only with a horizon: agents that wait are truncated on it
         self._agents = layout.agents
         self._log = ActionLog(layout.groups)
+        self._spaces = {agent: env.observation_space(agent) for agent in env.possible_agents}
+        self._episode_seed: int | None = None
+        self._mentioned_unearned = False
         self.seed(run_seed)
 
     def seed(self, run_seed: int) -> None:
@@ -109,7 +137,7 @@ class EnvSlot:
 
     def require_settings(self, settings: Mapping[str, Any]) -> None:
         """Refuse settings that the env cannot take; see `settings.require_settings`."""
-        require_settings(self.env.unwrapped, self.env.settings_method(), settings)
+        require_settings(self.env.unwrapped, self._settings_method(), settings)
 
     def reset(self, options: Mapping[str, Any] | None = None) -> Mapping[AgentID, Any]:
         """Begin the next episode.
@@ -117,13 +145,26 @@ class EnvSlot:
         Returns:
             The observations of the agents that act first, by agent.
         """
-        self.episode += 1
         if self.settings.coming:
-            self.env.apply_settings(self.settings.begin_episode())
-        chosen = episode_seed(self.run_seed, self.index, self.episode)
-        self.shown, self.reset_infos = self.env.reset(seed=chosen, options=options)
-        self.in_play, self.ended = set(), EndedAgents()
+            self._apply_settings(self.settings.begin_episode())
+        self.episode += 1
+        self._episode_seed = episode_seed(self.run_seed, self.index, self.episode)
         self._steps, self._last_seen = 0, {}
+        self.in_play, self.ended = set(), EndedAgents()
+        try:
+            returned = self.env.reset(seed=self._episode_seed, options=options)
+        except RAISED as error:
+            self._blame(error, "reset()")
+            raise
+        if not (isinstance(returned, tuple) and len(returned) == 2):
+            raise self.error(f"reset() returned {_outline(returned)}, not (observations, infos)")
+        if not getattr(self.env, "agents", None):
+            raise self.error("no agent is live after reset()")
+        observations, infos = returned
+        for agent in self.env.agents:
+            self._check_new(agent, observations)
+        self._check_infos(self.env.agents, infos)
+        self.shown, self.reset_infos = self.view.of(observations, infos) if self.view.differs else returned
         self._log.begin()
         self._find_turns()
         return self.shown
@@ -133,36 +174,46 @@ class EnvSlot:
 
         Args:
             actions: per group, (A_group, *action_space.shape); only those of the agents `to_act` are used.
+
+        Raises:
+            EnvError: the env raised an exception, or returned something wrong; names env, episode, step and agent.
         """
         self._log.record(actions)
         places = self.layout.places
-        given = {agent: actions[places[agent].group][places[agent].group_column] for agent in self.to_act}
-        return self._step(given)
-
-    def _step(self, actions: Mapping[AgentID, Any]) -> SlotStep:
+        acting = {agent: actions[places[agent].group][places[agent].group_column] for agent in self.to_act}
         if self.horizon is not None:
-            self._last_seen.update({agent: deepcopy(self.shown[agent]) for agent in actions})
+            self._last_seen.update({agent: deepcopy(self.shown[agent]) for agent in acting})
         self._steps += 1
-        observations, rewards, terminated, truncated, infos = self.env.step(actions)
-        self.shown = observations
-        self.in_play.update(actions)
-        if len(rewards) > len(actions):
+        try:
+            returned = self.env.step(acting)
+        except RAISED as error:
+            self._blame(error, "step()", acting)
+            raise
+        if not (isinstance(returned, tuple) and len(returned) == 5):
+            raise self.error(f"step() returned {_outline(returned)}, not a tuple of 5 dictionaries")
+        self.in_play.update(acting)
+        ends = self._checked_ends(acting, returned)
+        observations, rewards, _, _, infos = returned
+        if self.view.differs:
+            observations, infos = self.view.of(observations, infos)
+        if len(rewards) > len(acting):
             rewards = {agent: reward for agent, reward in rewards.items() if agent in self.in_play}
+        self.shown = observations
         step = SlotStep(observations, rewards, infos, _NOBODY, _NOBODY)  # the usual case: no agent ends
-        if len(self.in_play) > len(actions):
-            step.waited = self.in_play.difference(actions)
-        for agent in actions:
-            if terminated[agent] or truncated[agent]:
-                self._end(agent, step, bool(terminated[agent]), bool(truncated[agent]))
-        if len(self.in_play) + len(step.ends) > len(actions) or len(terminated) > len(actions):
-            self._end_waiting(actions, step, terminated, truncated)
+        if len(self.in_play) > len(acting):
+            step.waited = self.in_play.difference(acting)
+        for agent, flags in ends.items():
+            self._end(agent, step, *flags)
         self._find_turns()
+        if self.in_play and not self.to_act:
+            agent = min(self.in_play)
+            raise self.error("is neither terminated nor truncated, but no agent is left to act", agent)
         if self.horizon is not None and self._steps >= self.horizon:
             self._truncate_all(step)
         if not self.to_act:
             step.infos = deepcopy(infos)  # a copy: the env is reset before the infos are read
             if self.shows_env_state:
-                step.final_env_state = self.env.global_state()
+                step.final_env_state = self.env_state()
             step.observations = self.reset()
             step.reset_infos = self.reset_infos
         return step
@@ -175,19 +226,6 @@ class EnvSlot:
                 step.final_observations = {**step.final_observations, agent: self._last_seen[agent]}
         self.to_act = []
 
-    def _end_waiting(
-        self,
-        actions: Mapping[AgentID, Any],
-        step: SlotStep,
-        terminated: Mapping[AgentID, Any],
-        truncated: Mapping[AgentID, Any],
-    ) -> None:
-        """End agents that did not act: they may end by another agent's action, or before their first action."""
-        for agent in {**terminated, **truncated}:
-            flags = bool(terminated.get(agent)), bool(truncated.get(agent))
-            if any(flags) and agent not in actions and agent not in self.ended and agent in self._agents:
-                self._end(agent, step, *flags)
-
     def _end(self, agent: AgentID, step: SlotStep, terminated: bool, truncated: bool) -> None:
         step.ends = {**step.ends, agent: (terminated, truncated)}
         if agent in step.observations:
@@ -198,15 +236,200 @@ class EnvSlot:
 
     def _find_turns(self) -> None:
         present, ended = self.env.agents, self.ended
-        ended.look_at(present)
+        if ended:
+            ended.look_at(present)
         if ended or present != self.to_act:
             self.to_act = [agent for agent in self._agents if agent in present and agent not in ended]
+
+    # --- Checks ------------------------------------------------------------------------------------------------------
+
+    def _checked_ends(
+        self, acting: Mapping[AgentID, Any], returned: tuple[Any, ...]
+    ) -> Mapping[AgentID, tuple[bool, bool]]:
+        """Check what a step returned; returns (terminated, truncated) of the agents that end."""
+        observations, rewards, terminated, truncated, infos = returned
+        present, ends = self.env.agents, {}
+        for agent in acting:
+            try:
+                reward, flags = rewards[agent], (terminated[agent], truncated[agent])
+            except (KeyError, IndexError, TypeError):
+                raise self._missing(agent, returned) from None
+            if type(reward) is not float or not -LARGEST_FLOAT32 <= reward <= LARGEST_FLOAT32:
+                self._check_reward(agent, reward)
+            if flags[0] or flags[1]:
+                ends[agent] = bool(flags[0]), bool(flags[1])
+            if agent in ends or agent in observations or agent in present:
+                self._check_observation(agent, observations)  # one that waits now need not be shown anything
+        if len(self.in_play) > len(acting) or len(terminated) > len(acting) or len(rewards) > len(acting):
+            ends |= self._checked_ends_of_waiting(acting, returned)
+        for agent in present:
+            if agent not in acting:
+                self._check_new(agent, observations)
+        self._check_infos(acting, infos)
+        return ends
+
+    def _checked_ends_of_waiting(
+        self, acting: Mapping[AgentID, Any], returned: tuple[Any, ...]
+    ) -> dict[AgentID, tuple[bool, bool]]:
+        """Check rewards and ends of agents that did not act: another agent's action, or none, may have ended them."""
+        observations, rewards, terminated, truncated, _ = returned
+        for agent, reward in rewards.items():
+            if agent in self.in_play and agent not in acting:
+                self._check_reward(agent, reward)
+        ends = {}
+        for agent in {**terminated, **truncated}:
+            flags = bool(terminated.get(agent)), bool(truncated.get(agent))
+            if not any(flags) or agent in acting or agent in self.ended:
+                continue
+            if flags[1] and agent in self.in_play:
+                self._check_observation(agent, observations)  # the return bootstraps from it
+            self._check_known(agent)
+            ends[agent] = flags
+        self._mention_unearned(rewards)
+        return ends
+
+    def _mention_unearned(self, rewards: Mapping[AgentID, Any]) -> None:
+        """Warn once per env about rewards of agents that have not acted or have ended: these belong to no action."""
+        unearned = [agent for agent, reward in rewards.items() if reward and agent not in self.in_play]
+        if unearned and not self._mentioned_unearned:
+            self._mentioned_unearned = True
+            problem = f"reward {rewards[unearned[0]]} is not counted: the agent is not in play"
+            _log.warning("%s", self.error(problem, unearned[0]))
+
+    def _check_reward(self, agent: AgentID, reward: Any) -> None:
+        fault = reward_fault(reward)
+        if fault:
+            raise self.error(f"reward {fault}", agent, reward)
+
+    def _check_new(self, agent: AgentID, observations: Any) -> None:
+        self._check_known(agent)
+        self._check_observation(agent, observations)
+
+    def _check_known(self, agent: AgentID) -> None:
+        if agent not in self._spaces:
+            raise self.error(f"is live but not in possible_agents {self.env.possible_agents}", agent)
+
+    def _check_observation(self, agent: AgentID, observations: Any) -> None:
+        try:
+            observation = observations[agent]
+        except (KeyError, IndexError, TypeError):
+            raise self._missing(agent, (observations,)) from None
+        fault = observation_fault(self._spaces[agent], observation)
+        if fault:
+            raise self.error(f"observation {fault}", agent, observation)
+
+    def _check_infos(self, agents: Collection[AgentID], infos: Any) -> None:
+        if type(infos) is not dict and not isinstance(infos, Mapping):  # `type` is ten times faster
+            raise self.error(f"infos are {type(infos).__name__}, not a dictionary by agent")
+        for agent in agents:
+            info = infos.get(agent, _NOBODY)
+            if type(info) is not dict and not isinstance(info, Mapping):
+                raise self.error(f"info is {info!r}, not a dictionary", agent)
+
+    def _missing(self, agent: AgentID, returned: tuple[Any, ...]) -> EnvError:
+        """Make the error for the first part of what the env returned that has nothing for an agent."""
+        whole = len(returned) > 1  # only then, all agents of the parts from the second on have acted
+        for what, values in list(zip(_STEP_PARTS, returned, strict=False))[whole:]:
+            try:
+                values[agent]
+            except (KeyError, IndexError, TypeError):  # `values` may be of any type
+                known = list(values) if isinstance(values, Mapping) else type(values).__name__
+                return self.error(f"{what} is missing (there is one for {known})", agent)
+        raise AssertionError("a part has nothing for the agent")
+
+    def error(self, problem: str, agent: AgentID | None = None, value: Any = None) -> EnvError:
+        """Make the error for a fault of the env; its message names env, episode, step and agent."""
+        kind = EnvNumericError if _holds_non_finite(value) else EnvError
+        who = "" if agent is None else f", agent {agent!r}"
+        return kind(f"{self._where()}{who}: {problem}")
+
+    def _blame(self, error: BaseException, call: str, agents: Collection[AgentID] = ()) -> None:
+        """Raise an `EnvRaisedError` if the env caused this exception; names the agent if one alone was acting."""
+        alone = f", agent {next(iter(agents))!r}" if len(agents) == 1 < len(self._spaces) else ""
+        raise_in_words(error, call, f"{self.where_and_seed()}{alone}")
+
+    def where_and_seed(self) -> str:
+        """Env, episode, step and seed, for messages."""
+        if self.episode < 0:
+            return f"env {self.index}, before its first episode"
+        return f"{self._where()}, seed {self._episode_seed}"
+
+    def _where(self) -> str:
+        return f"env {self.index}, episode {self.episode}, step {self._steps}"
+
+    # --- Calls -------------------------------------------------------------------------------------------------------
+
+    def call(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
+        """Call the method `name` of the outermost wrapper that has it, or of the env; read it if it is no method.
+
+        Raises:
+            AttributeError: neither has it.
+        """
+        if name in _OF_SLOT:
+            return getattr(self, name)(*args, **kwargs)
+        found = self.get_wrapper_attr(name)
+        return found(*args, **kwargs) if callable(found) or args or kwargs else found
+
+    def render(self) -> Any:
+        """Return what the env renders."""
+        try:
+            return self.env.render()
+        except RAISED as error:
+            self._blame(error, "render()")
+            raise
+
+    def env_state(self) -> Array:
+        """Return a copy of what the env's `state()` returns.
+
+        Raises:
+            ConfigError: the env has no `state()`.
+            EnvError: it is no array of numbers.
+        """
+        try:
+            state = np.array(self.env.state())
+        except NotImplementedError as error:
+            raise ConfigError(f"env_state: {error}; accepted: an env with a method state()", key="env_state") from error
+        except RAISED as error:
+            self._blame(error, "state()")
+            raise
+        if state.dtype.kind not in "biuf":
+            raise self.error(f"state() has dtype {state.dtype}; accepted: an array of numbers")
+        return state
+
+    def get_wrapper_attr(self, name: str) -> Any:
+        """Return the attribute of the outermost wrapper that has it, or of the env; never called if it is a method."""
+        return getattr(_owner(self.env, name), name)
+
+    def set_wrapper_attr(self, name: str, value: Any) -> None:
+        """Set an attribute of the outermost wrapper that defines it; of the env where none does."""
+        setattr(_owner(self.env, name), name, value)
+
+    def has_wrapper(self, wrapper_class: type) -> bool:
+        """Whether the env or one of its wrappers is an instance of `wrapper_class`."""
+        return any(isinstance(layer, wrapper_class) for layer in _layers(self.env))
+
+    def _settings_method(self) -> Callable[..., Any] | None:
+        method = getattr(_owner(self.env, "configure"), "configure", None)
+        return method if callable(method) else None
+
+    def _apply_settings(self, settings: Mapping[str, Any]) -> None:
+        method = self._settings_method()
+        assert method is not None, "settings are refused for envs without configure()"
+        try:
+            method(**settings)
+        except RAISED as error:
+            self._blame(error, "configure()")
+            raise
+
+    def close(self) -> None:
+        """Close the env; its exceptions are logged."""
+        close_in_words(self.env.close, self.where_and_seed())
 
     # --- State -------------------------------------------------------------------------------------------------------
 
     def get_state(self) -> SlotState:
         """Return the state for `set_state`: the env's own state, or its seed and its actions."""
-        own = own_state(self.env)
+        own = own_state(self.env, self.where_and_seed())
         return SlotState(
             self.run_seed,
             self.episode,
@@ -230,7 +453,7 @@ class EnvSlot:
             CheckpointError: the env's own `set_state` refused its state.
             EnvError: the env could not begin its next episode.
         """
-        kept = put_back(self.settings, state.settings, self.env.unwrapped, self.env.settings_method(), self.index)
+        kept = put_back(self.settings, state.settings, self.env.unwrapped, self._settings_method(), self.index)
         why = kept or self._restore(state)
         self.settings.coming = dict(state.settings.coming)
         if why is not None:
@@ -242,7 +465,6 @@ class EnvSlot:
     def continue_at(self, episode: int) -> None:
         """Make the next reset begin this episode of the run seed."""
         self.episode = episode - 1
-        self.env.continue_at(episode)
 
     def _restore(self, state: SlotState) -> str | None:
         if state.own is None and state.actions is None:
@@ -286,7 +508,6 @@ class EnvSlot:
         self._steps = state.steps
         self.to_act, self.in_play, self.ended = to_act, in_play, EndedAgents(ended)
         self.ended.look_at(self.env.agents)
-        self.env.adopt(in_play, ended)
         places = self.layout.places
         self.shown = {
             agent: taken(state.observations[places[agent].group], places[agent].group_column) for agent in to_act
@@ -303,3 +524,29 @@ class EnvSlot:
             place = self.layout.places[agent]
             put(self.shown[agent], arrays[place.group], place.group_column)
         return arrays
+
+
+_OF_SLOT = ("render", "get_wrapper_attr", "set_wrapper_attr", "has_wrapper")
+
+
+def _layers(env: Any) -> Iterator[Any]:
+    """Yield the env's wrappers from the outermost inwards, then the env itself."""
+    while env is not None:
+        yield env
+        env = getattr(env, "__dict__", {}).get("env")
+
+
+def _owner(env: Any, name: str) -> Any:
+    """Return the outermost layer that defines `name`; the innermost layer if none does."""
+    found = list(_layers(env))
+    return next((layer for layer in found if name in layer.__dict__ or hasattr(type(layer), name)), found[-1])
+
+
+def _outline(returned: Any) -> str:
+    return f"a tuple of {len(returned)}" if isinstance(returned, tuple) else type(returned).__name__
+
+
+def _holds_non_finite(value: Any) -> bool:
+    parts = list(value.values()) if isinstance(value, Mapping) else [value]
+    arrays = [np.asarray(part) for part in parts if isinstance(part, (float, np.ndarray, np.floating))]
+    return any(array.dtype.kind == "f" and not np.isfinite(array).all() for array in arrays)

@@ -16,8 +16,6 @@ from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.storage.state import MAX_SEED, State, StateReader, is_plain
 from marl_sb3.types import Array, BoolArray, Observations
 from marl_sb3.vec_env.observations import AgentGroup, AgentLayout, stacked, taken, zero_observations
-from marl_sb3.wrappers import CheckedEnv
-from marl_sb3.wrappers.layers import layers
 
 
 class EnvSettings:
@@ -194,29 +192,24 @@ def require_possible(array: Array, space: spaces.Space[Any], where: str) -> None
         raise CheckpointError(f"{where} holds numbers that are not in {space}")
 
 
-def own_state(env: Any) -> State | None:
+def own_state(env: Any, where: str) -> State | None:
     """Return the state from the env's own `get_state`; None if it has none, or if a checkpoint cannot hold the state.
 
     Args:
-        env: in the wrappers that `wrap` applied.
+        env: as its factory made it.
+        where: env and episode, for messages.
     """
-    inner = _made_by_factory(env)
-    if not all(callable(getattr(type(inner), name, None)) for name in ("get_state", "set_state")):
+    if not all(callable(getattr(type(env), name, None)) for name in ("get_state", "set_state")):
         return None  # looked up in the class: wrappers forward attributes to inner envs, which lack their state
-    return ask_for_state(inner.get_state, env.where_and_seed())
+    return ask_for_state(env.get_state, where)
 
 
 def set_own_state(env: Any, state: Mapping[str, Any]) -> str | None:
     """Call the env's own `set_state`, and check the result; returns the fault, or None."""
-    inner = _made_by_factory(env)
-    inner.set_state(state)
-    if not _same_tree(inner.get_state(), state):
+    env.set_state(state)
+    if not _same_tree(env.get_state(), state):
         return "after set_state(), its get_state() returns another state"
     return None
-
-
-def _made_by_factory(env: Any) -> Any:
-    return next(layer for layer in layers(env) if isinstance(layer, CheckedEnv)).env
 
 
 def _same_tree(one: Any, other: Any) -> bool:

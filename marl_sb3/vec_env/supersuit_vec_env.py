@@ -33,15 +33,15 @@ class SuperSuitAdapter(ParallelEnv):  # type: ignore[misc]
     """
 
     def __init__(self, slot: EnvSlot) -> None:
-        env: Any = slot.env
+        view = slot.view
         self.slot = slot
-        self.possible_agents: list[AgentID] = list(env.possible_agents)
+        self.possible_agents: list[AgentID] = list(view.possible_agents)
         self.agents = self.possible_agents
-        self.metadata = dict(env.metadata)
-        self.render_mode = getattr(env.unwrapped, "render_mode", None)
+        self.metadata = dict(slot.env.metadata)
+        self.render_mode = getattr(slot.env.unwrapped, "render_mode", None)
         # All agents have the same spaces: SuperSuit takes no others.
-        self._observation_space: spaces.Space[Any] = env.observation_space(self.possible_agents[0])
-        self._action_space: spaces.Space[Any] = env.action_space(self.possible_agents[0])
+        self._observation_space: spaces.Space[Any] = view.observation_space(self.possible_agents[0])
+        self._action_space: spaces.Space[Any] = view.action_space(self.possible_agents[0])
         self.options: Mapping[str, Any] | None = None
         self.last_step: SlotStep | None = None
         self._first_of_episode: Mapping[AgentID, Any] | None = None  # of an episode that `step` has begun

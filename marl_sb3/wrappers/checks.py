@@ -78,7 +78,7 @@ def require_seeded_reset(reset: Callable[..., Any]) -> None:
         ) from error
 
 
-_LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
+LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 _NONE_UNFIT: BoolArray = np.zeros(1, dtype=np.bool_)
 
 
@@ -112,7 +112,7 @@ def unfit_numbers(array: Array, dtype: np.dtype[Any]) -> BoolArray:
         if array.dtype == dtype and dtype.itemsize <= 4:
             unfit = ~np.isfinite(array)
         else:
-            largest = min(_LARGEST_FLOAT32, float(np.finfo(dtype).max)) if dtype.kind == "f" else _LARGEST_FLOAT32
+            largest = min(LARGEST_FLOAT32, float(np.finfo(dtype).max)) if dtype.kind == "f" else LARGEST_FLOAT32
             unfit = ~(np.abs(array.astype(np.float64)) <= largest)  # `not <=` is true of NaN, too
     elif array.dtype.kind in "iu" and dtype.kind in "iu" and array.dtype != dtype:
         unfit = (array < np.iinfo(dtype).min) | (array > np.iinfo(dtype).max)
@@ -174,7 +174,7 @@ def observation_fault(space: spaces.Space[Any], value: Any) -> str | None:
 
 def reward_fault(reward: Any) -> str | None:
     """Describe why `reward` is not a finite number, as the end of a sentence; None if it is one."""
-    if type(reward) is float and -_LARGEST_FLOAT32 <= reward <= _LARGEST_FLOAT32:  # fast path: NumPy takes longer
+    if type(reward) is float and -LARGEST_FLOAT32 <= reward <= LARGEST_FLOAT32:  # fast path: NumPy takes longer
         return None
     try:
         number = np.asarray(reward)
@@ -184,5 +184,5 @@ def reward_fault(reward: Any) -> str | None:
     if not finite:
         return f"is {reward!r}, not a finite number"
     return (
-        None if abs(reward) <= _LARGEST_FLOAT32 else f"is {reward!r}, too large for float32, in which rewards are kept"
+        None if abs(reward) <= LARGEST_FLOAT32 else f"is {reward!r}, too large for float32, in which rewards are kept"
     )

@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
-from pettingzoo import ParallelEnv
-from pettingzoo.utils import BaseParallelWrapper
 
 from marl_sb3.envs.single_agent import MASK
 from marl_sb3.errors import ConfigError
@@ -39,51 +37,6 @@ def is_masked(observation_space: spaces.Space[Any], action_space: spaces.Space[A
         return False
     choices = choices_of(action_space)
     return choices is not None and observation_space[MASK].shape == (sum(choices),)
-
-
-class ActionMaskEnv(BaseParallelWrapper):  # type: ignore[misc]
-    """Takes masks out of observations `{"observation": ..., "action_mask": ...}` and puts them into the infos.
-
-    Policies then observe what is under `observation`.
-
-    Args:
-        env: an env in which some agents have such observations; those of the others pass unchanged.
-    """
-
-    def __init__(self, env: ParallelEnv) -> None:
-        super().__init__(env)
-        self._masked = frozenset(masked_agents(env))
-
-    def observation_space(self, agent: AgentID) -> spaces.Space[Any]:
-        """The space of the inner observation."""
-        space: spaces.Space[Any] = self.env.observation_space(agent)
-        return space[OBSERVATION] if agent in self._masked else space  # type: ignore[index]
-
-    def reset(
-        self, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[dict[AgentID, Any], dict[AgentID, dict[str, Any]]]:
-        """Reset the env."""
-        return self._split(*self.env.reset(seed=seed, options=options))
-
-    def step(self, actions: Mapping[AgentID, Any]) -> tuple[Mapping[str, Any], ...]:
-        """Step the env."""
-        observations, rewards, terminated, truncated, infos = self.env.step(actions)
-        observations, infos = self._split(observations, infos)
-        return observations, rewards, terminated, truncated, infos
-
-    def _split(
-        self, observations: Mapping[AgentID, Any], infos: Mapping[AgentID, dict[str, Any]]
-    ) -> tuple[dict[AgentID, Any], dict[AgentID, dict[str, Any]]]:
-        inner, with_masks = dict(observations), dict(infos)
-        for agent in self._masked.intersection(observations):
-            inner[agent] = observations[agent][OBSERVATION]
-            with_masks[agent] = {**infos.get(agent, _NO_INFO), MASK: observations[agent][MASK]}
-        return inner, with_masks
-
-
-def masked_agents(env: ParallelEnv) -> list[AgentID]:
-    """The agents whose observations hold masks."""
-    return [agent for agent in env.possible_agents if is_masked(env.observation_space(agent), env.action_space(agent))]
 
 
 _Composite = (spaces.Dict, spaces.Tuple)
@@ -150,45 +103,48 @@ def named_parts(observation: Any) -> dict[str, Any]:
     return parts
 
 
-class FlatObservationsEnv(BaseParallelWrapper):  # type: ignore[misc]
-    """Makes nested observations flat, without loss.
+class EnvView:
+    """The agents and spaces of an env as policies see them: masks apart from observations, nested observations flat.
 
     Args:
-        env: an env in which some agents have nested observations; those of the others pass unchanged.
+        env: its observations may be pairs of an observation and an action mask, or nested; others stay as they are.
+
+    Attributes:
+        possible_agents: of the env.
+        differs: whether policies see the observations of some agent in another form.
 
     Raises:
         ConfigError: two parts of an observation would have the same name.
     """
 
-    def __init__(self, env: ParallelEnv) -> None:
-        super().__init__(env)
-        self._nested = {agent: env.observation_space(agent) for agent in nested_agents(env)}
-        self._flat = {agent: flat_space(space) for agent, space in self._nested.items()}
+    def __init__(self, env: Any) -> None:
+        agents: list[AgentID] = list(env.possible_agents)
+        self.possible_agents = agents
+        self._action_spaces: dict[AgentID, spaces.Space[Any]] = {agent: env.action_space(agent) for agent in agents}
+        self._spaces: dict[AgentID, Any] = {agent: env.observation_space(agent) for agent in agents}
+        self._masked = {agent for agent in agents if is_masked(self._spaces[agent], self._action_spaces[agent])}
+        self._spaces |= {agent: self._spaces[agent][OBSERVATION] for agent in self._masked}
+        self._nested = {agent: space for agent, space in self._spaces.items() if is_nested(space)}
+        self._spaces |= {agent: flat_space(space) for agent, space in self._nested.items()}
+        self.differs = bool(self._masked or self._nested)
 
     def observation_space(self, agent: AgentID) -> spaces.Space[Any]:
-        """The flat space."""
-        return self._flat.get(agent) or self.env.observation_space(agent)
+        """The space of what the agent's policy observes."""
+        space: spaces.Space[Any] = self._spaces[agent]
+        return space
 
-    def reset(
-        self, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[dict[AgentID, Any], dict[AgentID, dict[str, Any]]]:
-        """Reset the env."""
-        observations, infos = self.env.reset(seed=seed, options=options)
-        return self._flattened(observations), infos
+    def action_space(self, agent: AgentID) -> spaces.Space[Any]:
+        """The agent's action space."""
+        return self._action_spaces[agent]
 
-    def step(self, actions: Mapping[AgentID, Any]) -> tuple[Mapping[str, Any], ...]:
-        """Step the env."""
-        observations, *others = self.env.step(actions)
-        return (self._flattened(observations), *others)
-
-    def _flattened(self, observations: Mapping[AgentID, Any]) -> dict[AgentID, Any]:
-        nested = self._nested
-        return {
-            agent: flat_observation(nested[agent], observation) if agent in nested else observation
-            for agent, observation in observations.items()
-        }
-
-
-def nested_agents(env: ParallelEnv) -> list[AgentID]:
-    """The agents whose observations are nested."""
-    return [agent for agent in env.possible_agents if is_nested(env.observation_space(agent))]
+    def of(
+        self, observations: Mapping[AgentID, Any], infos: Mapping[AgentID, Any]
+    ) -> tuple[dict[AgentID, Any], dict[AgentID, Any]]:
+        """Return the observations of an env as policies see them, and the infos with the masks under `action_mask`."""
+        seen, with_masks = dict(observations), dict(infos)
+        for agent in self._masked.intersection(observations):
+            seen[agent] = observations[agent][OBSERVATION]
+            with_masks[agent] = {**infos.get(agent, _NO_INFO), MASK: observations[agent][MASK]}
+        for agent in self._nested.keys() & observations.keys():
+            seen[agent] = flat_observation(self._nested[agent], seen[agent])
+        return seen, with_masks

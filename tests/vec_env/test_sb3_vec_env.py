@@ -15,7 +15,6 @@ from marl_sb3 import make_vec_env
 from marl_sb3.errors import ConfigError
 from marl_sb3.vec_env.interface import episode_seed
 from marl_sb3.vec_env.sb3_vec_env import FlatVecEnv
-from marl_sb3.wrappers import CheckedEnv
 
 STAGGERED = {"a": (1, "terminated"), "b": (3, "truncated"), "c": (2, "both")}
 
@@ -156,7 +155,7 @@ def test_options_may_differ_between_envs():
 def test_attributes_and_wrappers_are_asked_for_by_row(indices, envs):
     rows = rows_of()
     assert rows.get_attr("env_index", indices) == envs
-    assert rows.env_is_wrapped(CheckedEnv, indices) == [True] * len(envs)
+    assert rows.env_is_wrapped(ScriptedEnv, indices) == [True] * len(envs)
     assert rows.env_is_wrapped(TimeLimit, indices) == [False] * len(envs)
 
 

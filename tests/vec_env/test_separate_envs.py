@@ -11,7 +11,6 @@ from toy_envs import NoisyEnv, SampledEnv, ScriptedEnv
 from marl_sb3 import make_vec_env
 from marl_sb3.errors import ConfigError, EnvError, EnvRaisedError
 from marl_sb3.vec_env import MultiAgentVecEnv
-from marl_sb3.wrappers import CheckedEnv
 
 pytestmark = pytest.mark.usefixtures("each_vectorizer")
 KINDS = ("terminated", "truncated", "both")
@@ -218,7 +217,7 @@ def test_attributes_methods_and_wrappers_are_those_of_the_env_asked_for():
     assert [seen.tolist() for seen in vec.call("observation", [1, 2], agent="b")] == [[2, 1, 9], [2, 1, 0]]
     (method,) = vec.call("get_wrapper_attr", [0], "observation")
     assert method("b").tolist() == [2, 1, 0]
-    assert vec.call("has_wrapper", [0, 1], CheckedEnv) == [True, True]
+    assert vec.call("has_wrapper", [0, 1], ScriptedEnv) == [True, True]
     assert vec.call("has_wrapper", [0], SampledEnv) == [False]
     with pytest.raises(AttributeError, match="no_such_name"):
         vec.call("no_such_name", [0])

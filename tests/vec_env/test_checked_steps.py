@@ -11,7 +11,9 @@ from gymnasium import spaces
 from toy_envs import ScriptedEnv
 
 from marl_sb3.errors import EnvError
-from marl_sb3.wrappers import CheckedEnv, wrap
+from marl_sb3.vec_env.observations import AgentLayout
+from marl_sb3.vec_env.slot import EnvSlot, SlotStep
+from marl_sb3.wrappers.observations import EnvView
 
 INF, NAN = float("inf"), float("nan")
 SCRIPT = {"a": (4, "truncated"), "b": (4, "terminated")}
@@ -52,18 +54,19 @@ class SpoiledResetEnv(SpoiledEnv):
         return returned if spoiled is None else spoiled
 
 
-def act(env: CheckedEnv) -> Any:
-    return env.step(dict.fromkeys(env.agents, 0))
+def slot_of(env: ScriptedEnv, index: int = 0) -> EnvSlot:
+    view = EnvView(env)
+    return EnvSlot(env, view, index, 0, AgentLayout(view))
 
 
-def play_to_the_fault(env: ScriptedEnv) -> Any:
+def play_to_the_fault(env: ScriptedEnv) -> SlotStep:
     """One step of a first episode, two of a second."""
-    checked = CheckedEnv(env, env_index=3)
-    checked.reset()
-    act(checked)
-    checked.reset()
-    act(checked)
-    return act(checked)
+    slot, actions = slot_of(env, 3), [np.zeros(2, dtype=np.int64)]
+    slot.reset()
+    slot.step(actions)
+    slot.reset()
+    slot.step(actions)
+    return slot.step(actions)
 
 
 def message_of(env: ScriptedEnv) -> str:
@@ -248,7 +251,7 @@ def test_observation_outside_its_space_is_refused(space, value, problem):
     env._observation_space = space
     env.observation = lambda agent: value
     with pytest.raises(EnvError) as caught:
-        CheckedEnv(env).reset()
+        slot_of(env).reset()
     assert str(caught.value) == f"env 0, episode 0, step 0, agent 'a': observation {problem}"
 
 
@@ -271,8 +274,8 @@ def test_observation_of_its_space_passes_unchanged(space, value):
     env = ScriptedEnv()
     env._observation_space = space
     env.observation = lambda agent: value
-    observations, _ = CheckedEnv(env).reset()
-    assert observations["a"] is value
+    shown = slot_of(env).reset()
+    assert shown["a"] == {"0": 0, "1": 1} if space is PAIR else shown["a"] is value
 
 
 # What passes
@@ -282,22 +285,17 @@ def test_step_of_a_sound_env_passes_unchanged():
     env = SpoiledEnv()
     returned = []
     env.spoil = returned.append
-    assert all(ours is theirs for ours, theirs in zip(play_to_the_fault(env), returned[0], strict=True))
+    step = play_to_the_fault(env)
+    assert step.observations is returned[0][OBSERVATIONS]
+    assert step.rewards is returned[0][REWARDS]
+    assert step.infos is returned[0][INFOS]
 
 
 @pytest.mark.parametrize("reward", [1, True, np.float32(0.5), np.array(2.0), np.int64(3)])
 def test_reward_may_be_any_finite_number(reward):
-    assert play_to_the_fault(SpoiledEnv(saying(reward, REWARDS)))[REWARDS]["b"] is reward
+    assert play_to_the_fault(SpoiledEnv(saying(reward, REWARDS))).rewards["b"] is reward
 
 
 def test_nothing_is_asked_about_agents_that_ended():
     env = SpoiledEnv(script={"a": (3, "truncated"), "b": (1, "terminated")})
-    assert set(play_to_the_fault(env)[OBSERVATIONS]) == {"a"}
-
-
-def test_wrapped_env_is_checked_and_keeps_its_own_attributes():
-    env = ScriptedEnv(env_index=8)
-    wrapped = wrap(env, 2)
-    assert isinstance(wrapped, CheckedEnv)
-    assert wrapped.unwrapped is env
-    assert (wrapped.env_index, wrapped.episode, wrapped.metadata["name"]) == (8, 0, "scripted_v0")
+    assert set(play_to_the_fault(env).observations) == {"a"}
