@@ -16,8 +16,7 @@ from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.processing import Processing
 from marl_sb3.sb3.tensors import read_weights
 from marl_sb3.storage.checkpoint_folder import find_checkpoint, with_checkpoint
-from marl_sb3.storage.checkpoint_format import Checkpoint
-from marl_sb3.storage.policy_files import find_file, find_files
+from marl_sb3.storage.checkpoint_format import Checkpoint, find_file, find_files
 from marl_sb3.storage.process_rng import preserve_rng
 from marl_sb3.storage.space_data import space_from_plain
 from marl_sb3.storage.state import StateReader

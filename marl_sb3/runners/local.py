@@ -11,7 +11,6 @@ from marl_sb3.experience.turns import Experience
 from marl_sb3.metrics import EpisodeTracker
 from marl_sb3.policies.placement import zero_actions
 from marl_sb3.runners.interface import StepListener
-from marl_sb3.storage.checkpoint_format import fits_into_state
 from marl_sb3.storage.parts import SavedPart
 from marl_sb3.storage.state import State, StateReader, is_plain
 from marl_sb3.types import PolicyID
@@ -175,9 +174,9 @@ class LocalRunner:
         if self._latest is None:
             return {"running": None, "left_out": "a step of the envs failed" if self._failed else None}
         running = self.env.get_state()
-        why = _why_left_out(running)
-        if why is None:
+        if is_plain(running):
             return {"running": running, "left_out": None}
+        why = "the env's get_state() returned something other than plain data"
         if not self.episodes_left_out:
             self.episodes_left_out = True
             _log.warning("inexact: %s: a run that is resumed from one begins new episodes", why)
@@ -215,12 +214,3 @@ class LocalRunner:
         inexact = dict(self.env.set_state(running))
         self._latest = self.env.latest
         return inexact
-
-
-def _why_left_out(running: State) -> str | None:
-    """Return the reason why a checkpoint cannot hold the running episodes; None if it can."""
-    if not is_plain(running):
-        return "the env's get_state() returned something other than plain data"
-    if not fits_into_state(running):
-        return "the running episodes are too large for a checkpoint"
-    return None

@@ -16,7 +16,6 @@ from marl_sb3.metrics import Episode, EpisodeTracker
 from marl_sb3.runners.interface import StepListener
 from marl_sb3.runners.rounds import RecordedSteps, RoundOrder, SavedShard, ShardPlan, ShardRollout, side_by_side
 from marl_sb3.runners.shard_runners import ShardRunners
-from marl_sb3.storage.checkpoint_format import fits_into_state
 from marl_sb3.storage.parts import SavedPart
 from marl_sb3.storage.state import State, is_plain
 from marl_sb3.types import BoolArray, PolicyID
@@ -179,9 +178,9 @@ class ShardedRunner:
         if self._new_episodes:
             return {"n_shards": self._n_shards, "shards": None, "left_out": None}
         states = [saved.state for saved in self._runners.saved()]
-        if is_plain(states) and fits_into_state(states):
+        if is_plain(states):
             return {"n_shards": self._n_shards, "shards": states, "left_out": None}
-        why = "the running episodes of the shards are too large for a checkpoint"
+        why = "an env's get_state() returned something other than plain data"
         if not self.episodes_left_out:
             self.episodes_left_out = True
             _log.warning("inexact: %s: a run that is resumed from one begins new episodes", why)

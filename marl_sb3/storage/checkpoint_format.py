@@ -19,19 +19,24 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import math
 import os
 import re
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+import marl_sb3
 from marl_sb3.errors import CheckpointError
-from marl_sb3.storage import policy_files
 from marl_sb3.storage.atomic import replaced_folder, with_filename
+from marl_sb3.storage.parts import Arrays, TensorFile
+from marl_sb3.storage.regular import read_bytes
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.storage.tensor_file import (
     SUFFIX,
@@ -42,7 +47,6 @@ from marl_sb3.storage.tensor_file import (
     require_storable,
     tensor_chunks,
 )
-from marl_sb3.storage.untrusted import parse_json, read_bytes, unique
 from marl_sb3.types import Array
 
 Tensors = Mapping[str, Mapping[str, Array]]  # file name without suffix -> tensor name -> array
@@ -51,12 +55,19 @@ FORMAT = "marl_sb3 checkpoint 7"
 _ANY_FORMAT = "marl_sb3 checkpoint "
 
 MANIFEST, _STATE, _ARRAYS = "manifest.json", "state.json", "arrays"
-_TENSOR_FILE = re.compile(rf"({_ARRAYS}|{policy_files.PATTERN})\.safetensors")
+
+# Files are numbered from 0, in the order of the mapping `policies` of the state: `policy-000`.
+KINDS = ("policy", "optimizer")  # weights; state of the optimizers
+OPTIONAL_KINDS = ("replay",)  # the replay buffer of a policy that has one
+
+_PATTERN = rf"(?:{'|'.join((*KINDS, *OPTIONAL_KINDS))})-[0-9]{{3,6}}"  # matches their names without suffix
+
+OfPolicy = Mapping[str, TensorFile]  # the files of a policy by kind
+
+_TENSOR_FILE = re.compile(rf"({_ARRAYS}|{_PATTERN})\.safetensors")
 _ARRAY_KEY = "$array"
 
-# Larger files are not read: a stranger's checkpoint must not fill the memory. Files of weights and optimizers have no
-# limit here: their readers compare the shapes with the policies, as they are built, before they read any numbers.
-_MAX_BYTES = {MANIFEST: 2**22, _STATE: 2**23, f"{_ARRAYS}{SUFFIX}": 384 * 2**20}
+_MAX_JSON_BYTES = 2**28  # a tree takes many times as much memory; files of tensors may be as large as the memory
 
 
 @dataclass(frozen=True)
@@ -84,7 +95,7 @@ class Checkpoint:
 
     def with_weights(self) -> Checkpoint:
         """The same with the weights of all policies in memory, for when the folder is removed."""
-        weights = {name: copies(tensors) for name, tensors in self.tensors.items() if policy_files.has_weights(name)}
+        weights = {name: copies(tensors) for name, tensors in self.tensors.items() if _has_weights(name)}
         return replace(self, tensors={**self.tensors, **weights})
 
 
@@ -109,27 +120,21 @@ def write_checkpoint(folder: Path, state: State, tensors: Tensors, about: Mappin
         OSError: the state is too large to be read again, or the disk is full or failing; temporary files are removed.
     """
     plain, arrays = _without_arrays(state)
+    text = _json(plain)
+    if len(text) > _MAX_JSON_BYTES:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(folder / _STATE))
     groups = {_ARRAYS: arrays, **{name: dict(group) for name, group in tensors.items()}}
     for name, group in groups.items():
         require_storable(name, {key: form_of(group, key) for key in group})
         require_finite(name, group)
-    contents = {_STATE: _json(plain), _file_of(_ARRAYS): b"".join(tensor_chunks(arrays))}
-    _require_readable(folder, contents)
+    contents = {_STATE: text, _file_of(_ARRAYS): b"".join(tensor_chunks(arrays))}
     with replaced_folder(folder, sync=True) as fresh:
         files = {name: _write_file(fresh / name, [data]) for name, data in contents.items()}
         for name, weights in tensors.items():
             files[_file_of(name)] = _write_file(fresh / _file_of(name), tensor_chunks(weights))
         manifest = _json({"format": FORMAT, "about": about, "files": files})
-        _require_readable(folder, {MANIFEST: manifest})
         _write_file(fresh / MANIFEST, [manifest])
     return len(manifest) + sum(int(entry["size"]) for entry in files.values())
-
-
-def _require_readable(folder: Path, contents: Mapping[str, bytes]) -> None:
-    """Refuse to write files that would be refused when they are read."""
-    for name, data in contents.items():
-        if len(data) > _MAX_BYTES[name]:
-            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(folder / name))
 
 
 def _file_of(name: str) -> str:
@@ -219,7 +224,7 @@ def read_manifest(folder: Path) -> StateReader:
     Raises:
         CheckpointError: it is not a manifest, or has the format of another version.
     """
-    data = read_bytes(folder / MANIFEST, _MAX_BYTES[MANIFEST])
+    data = read_bytes(folder / MANIFEST, _MAX_JSON_BYTES)
     manifest = StateReader(parse_json(MANIFEST, data), MANIFEST)
     found = manifest.value("format")
     if isinstance(found, str) and found != FORMAT and found.startswith(_ANY_FORMAT):
@@ -234,11 +239,11 @@ def read_manifest(folder: Path) -> StateReader:
 
 def _stored(path: Path, entry: StateReader) -> StoredTensors:
     """The tensors of a file; their numbers are not read yet."""
-    return StoredTensors(path, entry.integer("size"), entry.string("sha256"), _MAX_BYTES.get(path.name))
+    return StoredTensors(path, entry.integer("size"), entry.string("sha256"))
 
 
 def _read_state(folder: Path, entry: StateReader, arrays: Mapping[str, Array]) -> State:
-    data = read_bytes(folder / _STATE, _MAX_BYTES[_STATE], entry.integer("size"))
+    data = read_bytes(folder / _STATE, _MAX_JSON_BYTES, entry.integer("size"))
     if entry.string("sha256") != hashlib.sha256(data).hexdigest():
         raise CheckpointError(f"{_STATE} is damaged: its SHA-256 is not that of the manifest")
     state = parse_json(_STATE, data, lambda mapping: _array_or_mapping(mapping, arrays))
@@ -273,10 +278,126 @@ def _array_or_mapping(mapping: dict[str, Any], arrays: Mapping[str, Array]) -> A
     return arrays[path]
 
 
-def fits_into_state(tree: Any) -> bool:
-    """Whether a part of a state is at most half as large as a state may be, so that the rest has room."""
-    plain, arrays = _without_arrays({"part": tree})
-    return (
-        len(_json(plain)) <= _MAX_BYTES[_STATE] // 2
-        and sum(array.nbytes for array in arrays.values()) <= _MAX_BYTES[_file_of(_ARRAYS)] // 2
-    )
+# --- JSON ------------------------------------------------------------------------------------------------------------
+
+_MAX_DEPTH = 100  # of a tree: functions that walk through it call themselves
+_MAX_DIGITS = 4300  # of an integer; the time to convert it grows with the square
+
+Hook = Callable[[dict[str, Any]], Any]  # returns what replaces a mapping
+
+
+def parse_json(name: str, data: bytes, hook: Hook | None = None) -> Any:
+    """Parse JSON; `hook` may replace each mapping.
+
+    Raises:
+        CheckpointError: it is not valid JSON, has a name twice or a number that is not finite, or is nested too deep.
+    """
+
+    def mapping(pairs: list[tuple[str, Any]]) -> Any:
+        return unique(pairs) if hook is None else hook(unique(pairs))
+
+    try:
+        tree = json.loads(data.decode(), parse_int=_integer, object_pairs_hook=mapping)
+    except ValueError as error:  # invalid JSON or UTF-8, or a number with too many digits
+        raise CheckpointError(f"{name} is not valid JSON: {error}") from error
+    _require_sound(name, tree)
+    return tree
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > _MAX_DIGITS:
+        raise ValueError(f"a number of more than {_MAX_DIGITS} digits")
+    return int(digits)
+
+
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make a mapping of pairs.
+
+    Raises:
+        ValueError: a name is there twice.
+    """
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
+        raise ValueError("a name is there twice")
+    return mapping
+
+
+def _require_sound(name: str, tree: Any) -> None:
+    """Refuse numbers that are not finite, and trees too deep for recursion."""
+    level = [tree]
+    for _ in range(_MAX_DEPTH):
+        if any(isinstance(node, float) and not math.isfinite(node) for node in level):
+            raise CheckpointError(f"{name} holds a number that is not finite")
+        level = [
+            child
+            for node in level
+            if isinstance(node, (dict, list))
+            for child in (node.values() if isinstance(node, dict) else node)
+        ]
+        if not level:
+            return
+    raise CheckpointError(f"{name} is nested too deep")
+
+
+# --- The files of each policy ----------------------------------------------------------------------------------------
+
+
+def file_name(kind: str, number: int) -> str:
+    """Name of a file of a policy, without suffix."""
+    return f"{kind}-{number:03d}"
+
+
+def _has_weights(name: str) -> bool:
+    """Whether a file with this name, without suffix, holds the weights of a policy."""
+    return name.startswith(f"{KINDS[0]}-")
+
+
+def by_file(of_policies: Iterable[Mapping[str, Arrays]]) -> dict[str, Arrays]:
+    """Return the tensors of all policies by file name.
+
+    Args:
+        of_policies: for each policy, in order: its tensors by kind of file.
+    """
+    return {
+        file_name(kind, number): arrays for number, kinds in enumerate(of_policies) for kind, arrays in kinds.items()
+    }
+
+
+def find_file(tensors: Mapping[str, Arrays], where: str, number: int, kind: str) -> TensorFile:
+    """Return one file of a policy.
+
+    Raises:
+        CheckpointError: it is missing.
+    """
+    name = file_name(kind, number)
+    return TensorFile(name, StateReader(tensors, where).value(name))
+
+
+def find_files(tensors: Mapping[str, Arrays], where: str, num_policies: int) -> list[OfPolicy]:
+    """Return the files of each policy, by kind.
+
+    Raises:
+        CheckpointError: a file is missing, or there are files of further policies.
+    """
+    required = [file_name(kind, number) for kind in KINDS for number in range(num_policies)]
+    optional = [file_name(kind, number) for kind in OPTIONAL_KINDS for number in range(num_policies)]
+    StateReader(tensors, where).require_names([*required, *(name for name in optional if name in tensors)])
+    return [
+        {
+            kind: find_file(tensors, where, number, kind)
+            for kind in (*KINDS, *OPTIONAL_KINDS)
+            if kind in KINDS or file_name(kind, number) in tensors
+        }
+        for number in range(num_policies)
+    ]
+
+
+# --- Versions --------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1)
+def versions() -> dict[str, str]:
+    """Return version by package; with other versions, a resumed run may not be exact."""
+    others = ("stable-baselines3", "torch", "numpy", "gymnasium")
+    # Not by its metadata: a checkout that is not installed has none.
+    return {"marl_sb3": marl_sb3.__version__, **{name: version(name) for name in others}}

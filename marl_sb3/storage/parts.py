@@ -68,7 +68,7 @@ class TensorPart(Part, Protocol):
     """A part that keeps tensors in files of their own."""
 
     def get_tensors(self) -> Mapping[str, Arrays]:
-        """Return copies of the tensors, by kind of file; see `policy_files.KINDS`."""
+        """Return copies of the tensors, by kind of file; see `checkpoint_format.KINDS`."""
 
 
 def in_order(setters: Sequence[Callable[[], object]]) -> Commit:

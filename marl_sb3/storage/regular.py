@@ -10,11 +10,15 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from typing import TextIO
 
 import psutil
+
+from marl_sb3.errors import CheckpointError
 
 _NO_LINKS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 _FOUND = {
@@ -54,6 +58,37 @@ def read_regular(path: Path) -> bytes:
         size = os.fstat(file.fileno()).st_size
         _require_fits(path, size)
         return file.read(size)
+
+
+@contextmanager
+def opened(path: Path, limit: int, size: int | None = None) -> Iterator[FileIO]:
+    """Open a regular file for reading, unbuffered; links are not followed.
+
+    Args:
+        path: the file; messages contain its name without the folder.
+        limit: largest accepted size in bytes.
+        size: expected size in bytes; None: any.
+
+    Raises:
+        CheckpointError: it is not a regular file, cannot be read, or has another size.
+    """
+    name = path.name
+    try:
+        with FileIO(path, opener=open_regular) as file:
+            found = os.fstat(file.fileno()).st_size
+            if found > limit:
+                raise CheckpointError(f"{name} has {found} bytes; accepted: at most {limit}")
+            if size not in (None, found):
+                raise CheckpointError(f"{name} has {found} bytes; the manifest says {size}")
+            yield file
+    except OSError as error:
+        raise CheckpointError(f"{name} cannot be read: {error.strerror}") from error
+
+
+def read_bytes(path: Path, limit: int, size: int | None = None) -> bytes:
+    """Read a file; see `opened` for arguments and errors."""
+    with opened(path, limit, size) as file:
+        return file.readall()[: limit + 1]
 
 
 def append_text(path: Path) -> TextIO:

@@ -22,7 +22,7 @@ import psutil
 from safetensors import SafetensorError, safe_open
 
 from marl_sb3.errors import CheckpointError, NumericError
-from marl_sb3.storage.untrusted import opened
+from marl_sb3.storage.regular import opened
 from marl_sb3.types import Array
 
 SUFFIX = ".safetensors"

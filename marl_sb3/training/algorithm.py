@@ -25,10 +25,9 @@ from marl_sb3.metrics import EpisodeTracker, InfoMetric, Result, flatten
 from marl_sb3.policies.mapping import Deterministic
 from marl_sb3.runners.sharded import Sampled
 from marl_sb3.storage.checkpoint_folder import find_checkpoint, require_replaceable, without_zip
-from marl_sb3.storage.checkpoint_format import Checkpoint, write_checkpoint
+from marl_sb3.storage.checkpoint_format import Checkpoint, versions, write_checkpoint
 from marl_sb3.storage.parts import Arrays
 from marl_sb3.storage.state import State
-from marl_sb3.storage.versions import versions
 from marl_sb3.training import persistence
 from marl_sb3.training.callback import CallbackListener, TrainingCallback, as_one_callback
 from marl_sb3.training.joint_policies import JointPolicies, missing_attribute

@@ -11,8 +11,7 @@ import numpy as np
 from marl_sb3.learners.learner import Learner
 from marl_sb3.metrics import EpisodeTracker
 from marl_sb3.runners.interface import Runner
-from marl_sb3.storage import policy_files
-from marl_sb3.storage.checkpoint_format import Checkpoint
+from marl_sb3.storage.checkpoint_format import Checkpoint, OfPolicy, by_file, find_files
 from marl_sb3.storage.parts import Arrays, Part, SavedPart
 from marl_sb3.storage.process_rng import ProcessRandomness
 from marl_sb3.storage.state import State, StateReader
@@ -57,7 +56,7 @@ def state_of(setup: Setup, parts: TrainingParts) -> State:
 
 def tensors_of(parts: TrainingParts) -> dict[str, Arrays]:
     """Return the tensors of learners by file name."""
-    return policy_files.by_file(learner.get_tensors() for learner in parts.learners.values())
+    return by_file(learner.get_tensors() for learner in parts.learners.values())
 
 
 def restore(setup: Setup, parts: TrainingParts, checkpoint: Checkpoint, seed: int | None) -> dict[int, str]:
@@ -104,10 +103,10 @@ def restore_weights(parts: TrainingParts, checkpoint: Checkpoint) -> None:
         put_back()
 
 
-def _files(parts: TrainingParts, checkpoint: Checkpoint) -> dict[PolicyID, policy_files.OfPolicy]:
+def _files(parts: TrainingParts, checkpoint: Checkpoint) -> dict[PolicyID, OfPolicy]:
     policies = StateReader(checkpoint.state).fields("policies")
     policies.require_names(list(parts.learners))
-    found = policy_files.find_files(checkpoint.tensors, checkpoint.name, len(parts.learners))
+    found = find_files(checkpoint.tensors, checkpoint.name, len(parts.learners))
     return dict(zip(parts.learners, found, strict=True))
 
 

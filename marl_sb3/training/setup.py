@@ -38,7 +38,7 @@ from marl_sb3.runners.sharded import Sampled, ShardedRunner
 from marl_sb3.sb3.files import require_zippable
 from marl_sb3.sb3.optimizers import by_path, optimizer_forms
 from marl_sb3.sb3.tensors import weight_forms
-from marl_sb3.storage.checkpoint_format import Checkpoint, fits_into_state
+from marl_sb3.storage.checkpoint_format import Checkpoint
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.storage.tensor_file import require_storable
 from marl_sb3.types import AgentID, PolicyID, PolicyMappingFn
@@ -91,9 +91,6 @@ class Setup:
                 require_zippable(policy)
             except CheckpointError as error:
                 raise ConfigError(f"policy {policy_id!r} could not be saved: {error}", key="policies") from error
-        of_learners = {policy_id: learner.get_state() for policy_id, learner in self.learners.items()}
-        if not fits_into_state([self.to_plain(), of_learners]):
-            raise ConfigError(f"{len(self.learners)} policies are more than a checkpoint can hold", key="policies")
 
     def require_same(self, state: StateReader) -> None:
         """Refuse a checkpoint with other agents, other policies or another `n_steps`.

@@ -21,8 +21,7 @@ from marl_sb3.policies.networks import activation_name
 from marl_sb3.sb3.files import sb3_weights
 from marl_sb3.sb3.optimizers import reset_optimizers
 from marl_sb3.storage.checkpoint_folder import find_checkpoint
-from marl_sb3.storage.checkpoint_format import Checkpoint
-from marl_sb3.storage.policy_files import find_file
+from marl_sb3.storage.checkpoint_format import Checkpoint, find_file
 from marl_sb3.storage.state import StateReader
 from marl_sb3.storage.tensor_file import copies
 from marl_sb3.types import PolicyID

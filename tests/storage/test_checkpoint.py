@@ -196,7 +196,7 @@ def test_a_folder_that_is_a_link_is_not_followed(tmp_path):
 
 def test_a_state_that_is_too_large_is_not_read(tmp_path, monkeypatch):
     folder = written(tmp_path)
-    monkeypatch.setitem(checkpoint_format._MAX_BYTES, "arrays.safetensors", 10)
+    monkeypatch.setattr(checkpoint_format, "_MAX_JSON_BYTES", 10)
     with pytest.raises(CheckpointError, match="accepted: at most 10"):
         read_checkpoint(folder)
 
@@ -204,13 +204,10 @@ def test_a_state_that_is_too_large_is_not_read(tmp_path, monkeypatch):
 # --- Files of any size -----------------------------------------------------------------------------------------------
 
 
-def test_weights_may_be_larger_than_the_state(tmp_path, monkeypatch):
-    monkeypatch.setitem(checkpoint_format._MAX_BYTES, "arrays.safetensors", 200)
-    large = {"policy-1000": {"w": np.arange(99.0), "b": np.ones(2, np.float32)}}
-    read = read_checkpoint(written(tmp_path, {"a": np.arange(8)}, large))
-    assert same(dict(read.tensors["policy-1000"]), large["policy-1000"])
-    with pytest.raises(OSError, match=r"File too large: .*arrays.safetensors"):
-        written(tmp_path, {"a": np.arange(99)})
+def test_a_state_that_could_not_be_read_again_is_not_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint_format, "_MAX_JSON_BYTES", 20)
+    with pytest.raises(OSError, match=r"File too large: .*state.json"):
+        written(tmp_path, {"a": "x" * 20})
 
 
 def test_weights_are_verified_in_pieces_and_read_when_they_are_asked_for(tmp_path, monkeypatch):
