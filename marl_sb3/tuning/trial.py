@@ -38,9 +38,14 @@ def trial_line(trial: FrozenTrial) -> str:
     values = trial.intermediate_values
     latest = trial.value if trial.value is not None else (values[max(values)] if values else None)
     state = trial.state.name if trial.state.is_finished() else f"evaluation {len(values)}"
-    error = error_text(trial)
-    why = "" if error is None else f": {error}{see_traceback(trial)}"
-    return f"trial {trial.number}: {state} {number(latest)} ({parameters}){why}"
+    failure = failure_text(trial)
+    return f"trial {trial.number}: {state} {number(latest)} ({parameters}){f': {failure}' if failure else ''}"
+
+
+def failure_text(trial: FrozenTrial) -> str:
+    """The error of a trial, and where its traceback is; empty if there was none."""
+    error, path = error_text(trial), traceback_file(trial)
+    return (error or "") if path is None else f"{error}; see {one_line(path)}"
 
 
 def error_text(trial: FrozenTrial) -> str | None:
@@ -50,12 +55,6 @@ def error_text(trial: FrozenTrial) -> str | None:
 
 def _attribute_text(trial: FrozenTrial, name: str) -> str | None:
     return one_line(trial.user_attrs[name]) if name in trial.user_attrs else None
-
-
-def see_traceback(trial: FrozenTrial) -> str:
-    """`; see PATH` with the traceback of a failed trial; empty if there is none."""
-    path = traceback_file(trial)
-    return "" if path is None else f"; see {one_line(path)}"
 
 
 def traceback_file(trial: FrozenTrial) -> Path | None:

@@ -20,7 +20,7 @@ from marl_sb3.tuning.jobs.workers import SearchError, run_jobs
 from marl_sb3.tuning.objective import Objective
 from marl_sb3.tuning.search import Search, require_integer
 from marl_sb3.tuning.study import TuneStudy
-from marl_sb3.tuning.trial import error_text, see_traceback, states
+from marl_sb3.tuning.trial import failure_text, states
 
 if TYPE_CHECKING:
     from marl_sb3.tuning.jobs.ray import RayTrainer
@@ -74,9 +74,8 @@ def require_any_complete(study: TuneStudy) -> None:
     if study.completed():
         return
     trials = study.trials
-    last = next((trial for trial in reversed(trials) if error_text(trial)), None)
-    words = "no error" if last is None else f"{error_text(last)}{see_traceback(last)}"
-    raise SearchError(f"no trial was trained to its end: {states(trials)}; the last error: {words}")
+    last = next(filter(None, map(failure_text, reversed(trials))), "no error")
+    raise SearchError(f"no trial was trained to its end: {states(trials)}; the last error: {last}")
 
 
 class TrialQueue:
