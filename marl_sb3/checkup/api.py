@@ -6,16 +6,14 @@ import json
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from marl_sb3.checkup.evidence import Seen, difference
 from marl_sb3.checkup.finding import Report, facts_of
-from marl_sb3.checkup.job import Job
-from marl_sb3.checkup.supervisor import PlayProcess, told_finding
+from marl_sb3.checkup.player import EnvUnderTest, Job, Watch
+from marl_sb3.checkup.process import EnvProcess, told_finding
 from marl_sb3.config.values import Count, Named, NonNegativeFloat, PositiveFloat, PositiveInt, require
-from marl_sb3.envs.registry import EnvFactory, env_factory, importable_id, imported_modules, named_factory
+from marl_sb3.envs.registry import EnvFactory, env_factory, importable_id, named_factory
 
 EPISODES, STEPS = 10, 2_000  # recorded at most, unless the caller says more
 _RECORD_S = 3.0  # how long recording may take, unless the caller says how much
@@ -67,42 +65,39 @@ def examine(
     job = Job(env_id, env_kwargs, seed, *most, seconds, measure_s, timeout_s)
     if not isolated:
         return _examine_here(job, factory)
-    with TemporaryDirectory(prefix="marl_sb3-") as folder:
-        return _examine_apart(job, factory, Path(folder), on_call)
+    return _examine_apart(job, factory, on_call)
 
 
 def _examine_here(job: Job, factory: EnvFactory | None) -> Report:
     from marl_sb3.checkup.examination import examine_here  # takes seconds: other processes do this otherwise
-    from marl_sb3.checkup.player import EnvUnderTest
-    from marl_sb3.checkup.watch import Watch
 
     subject = EnvUnderTest(job, factory or env_factory(job.env), Watch())
     findings = list(examine_here(subject))
     return Report.of(job.env, job.seed, findings, facts_of(subject.evidence))
 
 
-def _examine_apart(job: Job, factory: EnvFactory | None, folder: Path, on_call: Callable[[str], None]) -> Report:
+def _examine_apart(job: Job, factory: EnvFactory | None, on_call: Callable[[str], None]) -> Report:
     path = importable_id(job.env, factory)
     apart = path is not None and _is_plain(job.env_kwargs)
     forked = None if apart else factory or env_factory(job.env)
-    sent = replace(job, env=path or job.env, search_path=tuple(sys.path), imports=tuple(imported_modules()))
-    processes = [PlayProcess(folder / "play", sent, forked)]
+    sent = replace(job, env=path or job.env)
+    processes = [EnvProcess(sent, forked)]
     try:
         if apart:
-            processes.append(PlayProcess(folder / "compare", replace(sent, only_fingerprint=True), None))
+            processes.append(EnvProcess(replace(sent, only_fingerprint=True), None))
         for process in processes:
             process.wait(on_call)
         findings = processes[0].findings()
         differs = _difference(*processes) if apart else None
     finally:
         for process in processes:
-            process.kill()
+            process.close()
     findings += [] if differs is None else [told_finding("differs-between-processes", differs)]
     facts = {**(processes[0].told("facts") or {}), "compared_processes": apart}
     return Report.of(job.env, job.seed, findings, facts)
 
 
-def _difference(play: PlayProcess, compare: PlayProcess) -> Seen | None:
+def _difference(play: EnvProcess, compare: EnvProcess) -> Seen | None:
     one, other = play.told("fingerprint"), compare.told("fingerprint")
     differs = None if one is None or other is None else difference(one, other)
     if differs is None:

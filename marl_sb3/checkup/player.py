@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -15,8 +15,6 @@ from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
 from marl_sb3.checkup.evidence import Evidence, Fingerprint, PlayedEpisode, Seen, Step, checksum, mapping, shown
-from marl_sb3.checkup.job import Job
-from marl_sb3.checkup.watch import Watch
 from marl_sb3.envs.faults import RAISED, raise_in_words
 from marl_sb3.envs.registry import EnvFactory, make_env
 from marl_sb3.envs.single_agent import MASK
@@ -28,6 +26,43 @@ from marl_sb3.vec_env.slot import EndedAgents
 _REPEATED_STEPS = 300  # of an episode that is played again, at most
 
 Records = Literal["everything", "fingerprints", "nothing"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a process plays.
+
+    Attributes:
+        env: an env id that the process can import; another name if the process is forked from one that has the factory.
+        env_kwargs: for the factory.
+        seed: determines all seeds.
+        episodes: how many are recorded at most.
+        steps: how many env steps are recorded at most.
+        seconds: how long recording may take.
+        measure_s: how long speed is measured.
+        timeout_s: how long one call of the env may take.
+        only_fingerprint: play the first episode and nothing else, to compare it with that of another process.
+    """
+
+    env: str
+    env_kwargs: Mapping[str, Any]
+    seed: int
+    episodes: int
+    steps: int
+    seconds: float
+    measure_s: float
+    timeout_s: float
+    only_fingerprint: bool = False
+
+
+class Watch:
+    """Does nothing: the watch of an examination in the caller's process."""
+
+    def at(self, call: str, episode: int | None = None, step: int | None = None) -> None:
+        """Note the call that comes next."""
+
+    def rest(self) -> None:
+        """Note that the next work is not that of the env: it has no time limit."""
 
 
 class StoppedError(Exception):

@@ -1,54 +1,183 @@
-"""The process in which an env is played: `python -m marl_sb3.checkup.process FOLDER`, or a fork of the caller's.
-
-Everything that it finds is a line of JSON in `FOLDER/results.jsonl`, written at once, so that what was found before a
-crash is kept.
-"""
+"""The process in which an env is examined: the env may abort, hang or exit in it, and what was found before is kept."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
-import traceback
-from pathlib import Path
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from marl_sb3.checkup.examination import examine_here
-from marl_sb3.checkup.finding import facts_of
-from marl_sb3.checkup.job import Job
-from marl_sb3.checkup.player import EnvUnderTest, StoppedError
-from marl_sb3.checkup.probes import fingerprint_of, look_at_interface
-from marl_sb3.checkup.watch import ProcessWatch
-from marl_sb3.envs.registry import EnvFactory, env_factory, import_modules
+from marl_sb3.checkup.checks.reported import MORE, PROCESSES
+from marl_sb3.checkup.evidence import Evidence, Seen
+from marl_sb3.checkup.finding import Finding, facts_of, finding_of
+from marl_sb3.checkup.player import EnvUnderTest, Job, StoppedError, Watch
+from marl_sb3.envs.registry import EnvFactory, env_factory
 from marl_sb3.errors import ConfigError, EnvRaisedError
+from marl_sb3.processes.channel import Heartbeat, anonymous_file
+from marl_sb3.processes.fork_server import Forker, ForkServer
+from marl_sb3.processes.messages import ProcessContext, by_value, packed_request
+from marl_sb3.processes.serve import Link
+from marl_sb3.processes.worker import Worker, WorkerLostError, ending
+
+_MODULES = f"{__name__},marl_sb3.checkup.examination"
+_LOOK_S = 0.1
+_LAST_OUTPUT = 2000  # bytes
+
+_factories: dict[str, EnvFactory] = {}  # of envs that a new process cannot import; a fork of this one has them
 
 
-def work(folder: Path, job: Job, factory: EnvFactory | None = None) -> None:
-    """Do a job, with all output in files of the folder."""
-    _redirect_output(folder)
-    with (folder / "results.jsonl").open("w", encoding="utf-8") as results:
+class EnvProcess:
+    """A process that plays the env, and what it has told.
 
-        def tell(**line: Any) -> None:
-            results.write(f"{json.dumps(line, default=str)}\n")
-            results.flush()
+    Args:
+        job: what it plays.
+        factory: for an env that a new process cannot import: the process is forked from this one. None: it is new.
 
+    Raises:
+        ConfigError: no process can be started.
+    """
+
+    def __init__(self, job: Job, factory: EnvFactory | None) -> None:
+        self._job = job
+        self._news: list[Mapping[str, Any]] = []
+        self._lost: WorkerLostError | None = None
+        self._output = anonymous_file("marl_sb3-output")
+        # Two new processes have nothing in common, such as the order of sets.
+        self._starter = ForkServer(_MODULES) if factory is None else Forker()
+        if factory is not None:
+            _factories[job.env] = factory
+        request = packed_request("run", (ProcessContext.here(imports=True), by_value((_examine, (job,)))))
+        self._worker = Worker(
+            "the env's process",
+            lambda: self._starter,
+            request,
+            timeout_s=job.timeout_s,
+            look_s=_LOOK_S,
+            descriptors=[self._output],
+        )
+        self._worker.start()
+        _factories.pop(job.env, None)
+
+    def wait(self, on_call: Callable[[str], None]) -> None:
+        """Wait for the end of the process; it is killed if a call of the env takes too long.
+
+        Args:
+            on_call: called several times a second with what is played.
+
+        Raises:
+            ConfigError: the env's id or its arguments are wrong.
+            EnvRaisedError: the env could not be imported.
+            RuntimeError: the examination itself failed.
+        """
         try:
-            watch = ProcessWatch(folder, job.timeout_s)
-            watch.at("the import of the env")
-            import_modules(job.imports)
-            subject = EnvUnderTest(job, factory or env_factory(job.env), watch)
-            (_compare if job.only_fingerprint else _examine)(subject, tell)
-        except ConfigError as error:
-            tell(refused=str(error), key=error.key)
-        except EnvRaisedError as error:
-            tell(raised=str(error))
-        except Exception:
-            tell(failed=traceback.format_exc())
-        tell(done=True)
-    os._exit(0)  # a thread or a process that the env has left would keep this process from ending
+            answer = self._worker.receive(
+                on_news=self._news.append, on_look=lambda: on_call(_words(*_position(self._worker.heartbeat)))
+            )
+            Worker.result(answer)
+        except WorkerLostError as error:
+            self._lost = error
+        except (ConfigError, EnvRaisedError):
+            raise
+        except Exception as error:
+            raise RuntimeError(f"the examination failed:\n{error.__cause__}") from error
+
+    def told(self, name: str) -> Any:
+        """Return the value that it has told under a name; None if there is none."""
+        return next((news[name] for news in self._news if name in news), None)
+
+    def findings(self) -> list[Finding]:
+        """What it has found, and how it ended if the env ended it."""
+        found = [Finding.from_plain(news["finding"]) for news in self._news if "finding" in news]
+        return found if self._lost is None else [*found, self._end(self._lost)]
+
+    def _end(self, lost: WorkerLostError) -> Finding:
+        call, episode, step = _position(self._worker.heartbeat)
+        place = _place(lost.stacks)
+        size = os.fstat(self._output).st_size
+        output = os.pread(self._output, _LAST_OUTPUT, max(0, size - _LAST_OUTPUT)).decode("utf-8", "replace")
+        if lost.has_hung:
+            check, what = "hangs", f"{call} has not returned after {self._job.timeout_s:g} s{place}"
+        else:
+            check, what = "crashes", f"{call} ended the process: {ending(lost.code)}{place}"
+        if self.told("facts") is not None:
+            check, what = "render-fails", f"while a picture was made, {what}"
+        return told_finding(check, Seen(what, None, episode, step, None, f"{lost.stacks}{output}" or None))
+
+    def close(self) -> None:
+        """End the process."""
+        self._worker.free()
+        self._starter.close()
+        os.close(self._output)
 
 
-def _examine(subject: EnvUnderTest, tell: Any) -> None:
+def told_finding(check_id: str, seen: Seen) -> Finding:
+    """The finding of a check that is made outside the process."""
+    check = next(check for check in (*PROCESSES, *MORE) if check.id == check_id)
+    evidence = Evidence()
+    evidence.report(check_id, seen)
+    finding = finding_of(check, evidence)
+    assert finding is not None
+    return finding
+
+
+def _position(heartbeat: Heartbeat) -> tuple[str, int | None, int | None]:
+    """The latest call, its episode and its step."""
+    call, episode, step = (heartbeat.text or "the start of the process||").split("|")
+    return call, int(episode) if episode else None, int(step) if step else None
+
+
+def _words(call: str, episode: int | None, step: int | None) -> str:
+    where = [] if episode is None else [f"episode {episode}"]
+    where += [] if step is None else [f"step {step}"]
+    return ", ".join([*where, call])
+
+
+def _place(stacks: str) -> str:
+    """The innermost line of Python that was running, as the fault handler wrote it."""
+    frames = re.findall(r'File "(.+)", line (\d+) in (\S+)', stacks)
+    if not frames:
+        return ""
+    file, line, function = frames[0]
+    return f" ({file}, line {line}, in {function})"
+
+
+# --- In the process --------------------------------------------------------------------------------------------------
+
+
+class _HeartbeatWatch(Watch):
+    """Tells the main process of every call."""
+
+    def __init__(self, heartbeat: Heartbeat) -> None:
+        self._heartbeat = heartbeat
+
+    def at(self, call: str, episode: int | None = None, step: int | None = None) -> None:
+        self._heartbeat.enter(f"{call}|{'' if episode is None else episode}|{'' if step is None else step}")
+
+    def rest(self) -> None:
+        self._heartbeat.rest()
+
+
+def _examine(link: Link, job: Job) -> None:
+    """Play, and tell what is found at once, so that it is known if the env ends the process."""
+    link.write_to(link.descriptors[0])
+    watch = _HeartbeatWatch(link.heartbeat)
+    watch.at("the import of the env")
+    subject = EnvUnderTest(job, _factories.get(job.env) or env_factory(job.env), watch)
+
+    def tell(**news: Any) -> None:
+        link.tell(json.loads(json.dumps(news, default=str)))
+
+    if job.only_fingerprint:
+        _tell_fingerprint(subject, tell)
+    else:
+        _tell_findings(subject, tell)
+    watch.rest()
+
+
+def _tell_findings(subject: EnvUnderTest, tell: Callable[..., None]) -> None:
+    from marl_sb3.checkup.examination import examine_here
+
     def tell_facts() -> None:
         evidence = subject.evidence
         found = evidence.comparisons
@@ -59,30 +188,11 @@ def _examine(subject: EnvUnderTest, tell: Any) -> None:
         tell(finding=finding.to_plain())
 
 
-def _compare(subject: EnvUnderTest, tell: Any) -> None:
+def _tell_fingerprint(subject: EnvUnderTest, tell: Callable[..., None]) -> None:
+    from marl_sb3.checkup.probes import fingerprint_of, look_at_interface
+
     try:
         look_at_interface(subject)
         tell(fingerprint=fingerprint_of(subject, 0))
     except StoppedError:
         return  # the other process says so
-
-
-def _redirect_output(folder: Path) -> None:
-    """Send what the env prints, in C too, to a file."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    output = os.open(folder / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    for number in (1, 2):
-        os.dup2(output, number)
-    os.close(output)
-
-
-def main(folder: str) -> None:
-    """Do the job of a folder."""
-    job = Job.read(Path(folder))
-    sys.path[:] = [*job.search_path, *(path for path in sys.path if path not in job.search_path)]
-    work(Path(folder), job)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

@@ -167,7 +167,8 @@ def anonymous_file(name: str) -> int:
 
 
 PAGE = mmap.ALLOCATIONGRANULARITY
-_PROGRESS, _ENV, _RESTS = range(3)  # the numbers of a heartbeat, each of 64 bits
+_PROGRESS, _ENV, _CALL = range(3)  # the numbers of a heartbeat, each of 64 bits
+_IN_CALL, _AT_REST = 1, 2
 _TEXT = slice(64, 320)  # of its text, in bytes
 
 
@@ -193,9 +194,14 @@ class Heartbeat:
         return self._numbers[_ENV] - 1
 
     @property
+    def in_call(self) -> bool:
+        """Whether the worker is in a call that it has noted."""
+        return self._numbers[_CALL] == _IN_CALL
+
+    @property
     def rests(self) -> bool:
         """Whether the present work has no time limit."""
-        return bool(self._numbers[_RESTS])
+        return self._numbers[_CALL] == _AT_REST
 
     @property
     def text(self) -> str:
@@ -211,14 +217,14 @@ class Heartbeat:
         self._numbers[_PROGRESS] += 1
 
     def enter(self, text: str) -> None:
-        """Note what begins now, in words, with a time limit of its own."""
+        """Note the call that begins now, in words; it has a time limit of its own."""
         self._memory[_TEXT] = text.encode(errors="replace")[:256].ljust(256, b"\0")
-        self._numbers[_RESTS] = 0
+        self._numbers[_CALL] = _IN_CALL
         self._numbers[_PROGRESS] += 1
 
     def rest(self) -> None:
         """Note that the work from now on has no time limit."""
-        self._numbers[_RESTS] = 1
+        self._numbers[_CALL] = _AT_REST
 
 
 def status_file() -> int:

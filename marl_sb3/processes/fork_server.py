@@ -192,51 +192,42 @@ _PR_SET_PDEATHSIG = 1
 _MAIN_ENDED = signal.SIGUSR2  # to the fork server; also if it is stopped, as the system lets orphaned groups continue
 
 
-class _Server:
-    """Answers the requests of the main process."""
+class Forker:
+    """Forks workers from this process, and ends them: what a fork server does, or a process that is its own one.
 
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
+    Args:
+        inherited: a socket that workers do not keep.
+    """
+
+    def __init__(self, inherited: socket.socket | None = None) -> None:
+        self._inherited = inherited
         self._running: set[int] = set()
 
-    def serve(self) -> None:
-        """Answer requests until the connection is closed."""
-        self._answer(0, os.getpid())
-        while True:
-            data, descriptors, _, _ = socket.recv_fds(self._connection, _LARGEST_REQUEST, _MOST_DESCRIPTORS)
-            if not data:
-                return
-            requests = io.BytesIO(data)  # more than one, if Ctrl-C has come between a request and its answer
-            while requests.tell() < len(data):
-                number, request = pickle.load(requests)
-                self._answer(number, self._start(descriptors) if request is None else self._end(request))
+    def start(self, descriptors: Sequence[int]) -> int:
+        """Fork a worker; returns its process id.
 
-    def _answer(self, number: int, value: int) -> None:
-        self._connection.sendall(_ANSWER.pack(number, value))
+        Args:
+            descriptors: those of `serve`.
 
-    def _start(self, descriptors: list[int]) -> int:
-        """Fork a worker; returns its process id, or the negative error number if the system refuses."""
+        Raises:
+            OSError: the system refuses to start another process.
+        """
         parent = os.getpid()
-        try:
-            worker = os.fork()
-            if worker == 0:
-                self._become_worker(parent, descriptors)
-        except OSError as error:
-            worker = -(error.errno or errno.EAGAIN)
-        for descriptor in descriptors:
-            os.close(descriptor)
-        if worker > 0:
-            _lead_a_group(worker)
-            self._running.add(worker)
+        worker = os.fork()
+        if worker == 0:
+            self._become_worker(parent, descriptors)
+        _lead_a_group(worker)
+        self._running.add(worker)
         return worker
 
-    def _become_worker(self, parent: int, descriptors: list[int]) -> NoReturn:
+    def _become_worker(self, parent: int, descriptors: Sequence[int]) -> NoReturn:
         code = 1
         try:
             signal.signal(_MAIN_ENDED, signal.SIG_DFL)
             _lead_a_group(0)
             _end_with(parent, signal.SIGKILL)
-            self._connection.close()
+            if self._inherited is not None:
+                self._inherited.close()
             serve(*descriptors)
             code = 0
         except BaseException as error:
@@ -246,7 +237,7 @@ class _Server:
         finally:
             os._exit(code)
 
-    def _end(self, worker: int) -> int:
+    def end(self, worker: int) -> int:
         """Kill what runs of a worker and its group, and wait for it; returns its exit code, negative for a signal."""
         if worker not in self._running:
             return 0
@@ -255,16 +246,35 @@ class _Server:
         self._running.discard(worker)
         return os.waitstatus_to_exitcode(status)
 
-    def end_all(self) -> None:
+    def close(self) -> None:
         """Kill all workers, and wait for them."""
         for worker in list(self._running):
-            self._end(worker)
+            self.end(worker)
 
     def main_ended(self, *_: object) -> NoReturn:
         """Kill all workers and end, whatever was being done."""
         for worker in list(self._running):
             _kill(worker)
         os._exit(0)
+
+
+def _answer_requests(connection: socket.socket, forker: Forker) -> None:
+    """Answer the requests of the main process until the connection is closed."""
+    connection.sendall(_ANSWER.pack(0, os.getpid()))
+    while True:
+        data, descriptors, _, _ = socket.recv_fds(connection, _LARGEST_REQUEST, _MOST_DESCRIPTORS)
+        if not data:
+            return
+        requests = io.BytesIO(data)  # more than one, if Ctrl-C has come between a request and its answer
+        while requests.tell() < len(data):
+            number, request = pickle.load(requests)
+            try:
+                value = forker.start(descriptors) if request is None else forker.end(request)
+            except OSError as error:
+                value = -(error.errno or errno.EAGAIN)
+            connection.sendall(_ANSWER.pack(number, value))
+        for descriptor in descriptors:
+            os.close(descriptor)
 
 
 def _end_with(parent: int, number: int) -> None:
@@ -299,20 +309,21 @@ def main(arguments: Sequence[str]) -> int:
         arguments: see the module.
     """
     descriptor, parent, modules = int(arguments[0]), int(arguments[1]), arguments[2]
-    server = _Server(socket.socket(fileno=descriptor))
+    connection = socket.socket(fileno=descriptor)
+    forker = Forker(connection)
     for number in (*ENDING, signal.SIGUSR1):
         signal.signal(number, lambda *_: None)
-    signal.signal(_MAIN_ENDED, server.main_ended)
+    signal.signal(_MAIN_ENDED, forker.main_ended)
     if parent:
         _end_with(parent, _MAIN_ENDED)
     for each in modules.split(","):
         importlib.import_module(each)
     try:
-        server.serve()
+        _answer_requests(connection, forker)
     except OSError:  # the main process has ended
         pass
     finally:
-        server.end_all()
+        forker.close()
     return 0
 
 

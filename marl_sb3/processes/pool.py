@@ -13,11 +13,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from marl_sb3 import stacks
 from marl_sb3.errors import ConfigError
 from marl_sb3.processes.channel import Kind
+from marl_sb3.processes.fork_server import fork_server
 from marl_sb3.processes.messages import ProcessContext, by_value, packed_request
 from marl_sb3.processes.serve import Link
 from marl_sb3.processes.worker import Worker, WorkerLostError
@@ -196,7 +198,8 @@ class LocalPool:
         if self._request is None:
             self._request = packed_request("make", (self._context, _packed(self._make, argument)))
         process = next(self._numbers)
-        worker = Worker(f"{self._name} {process}", self._modules, self._request, timeout_s=self._timeout_s)
+        starter = partial(fork_server, self._modules)
+        worker = Worker(f"{self._name} {process}", starter, self._request, timeout_s=self._timeout_s)
         self._members[process] = member = _Member(worker)
         try:
             worker.start()

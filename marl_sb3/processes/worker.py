@@ -14,13 +14,12 @@ from contextlib import suppress
 from typing import Any
 
 from marl_sb3.processes.channel import PAGE, Channel, ChannelClosedError, Heartbeat, Kind, Message, status_file
-from marl_sb3.processes.fork_server import ForkServer, ForkServerEndedError, fork_server
+from marl_sb3.processes.fork_server import Forker, ForkServer, ForkServerEndedError
 from marl_sb3.processes.messages import packed_request, pass_on, unpacked_error
 
 _log = logging.getLogger(__name__)
 
 _START_S = 10.0  # shortest time that a worker has until it has made what it serves
-_LOOK_S = 1.0  # longest time between two looks at a worker that has not answered
 _STACKS_S = 2.0  # longest time that writing the stacks of a worker may take
 _POLL_S = 0.02
 
@@ -31,12 +30,15 @@ class WorkerLostError(Exception):
     Attributes:
         how: the message without the name of the worker.
         stacks: what its threads were doing; empty if it has not said.
-        code: its exit code, negative for a signal; None if it is not known, or if the worker has hung.
+        code: its exit code, negative for a signal; None if it is not known.
+        has_hung: whether it did not answer, and was killed.
     """
 
-    def __init__(self, name: str, how: str, stacks: str = "", code: int | None = None) -> None:
+    def __init__(
+        self, name: str, how: str, stacks: str = "", code: int | None = None, *, has_hung: bool = False
+    ) -> None:
         super().__init__(f"{name} {how}")
-        self.how, self.stacks, self.code = how, stacks, code
+        self.how, self.stacks, self.code, self.has_hung = how, stacks, code, has_hung
 
 
 class WorkerRefusedError(WorkerLostError):
@@ -74,38 +76,43 @@ class Worker:
 
     Args:
         name: of the worker, for messages.
-        modules: that the fork server imports before it forks the worker, separated by commas.
+        starter: returns what forks the process.
+        make: the request that is sent first whenever the process starts; see `serve`.
         timeout_s: how long it may work on a request without any progress of its heartbeat.
+        look_s: longest time between two looks at a worker that has not answered.
         limit: name of the setting of that time.
         descriptors: open files that the worker gets; they stay open here.
         polling_s: see `Channel`.
 
     Attributes:
         name: as given.
-        make: the request, from `packed_make`, that is sent first whenever the process starts.
+        make: as given.
+        heartbeat: of the process that was started last.
+        process: its process id; 0 if it has ended, as far as is known.
     """
 
     def __init__(
         self,
         name: str,
-        modules: str,
+        starter: Callable[[], ForkServer | Forker],
         make: bytes,
         *,
         timeout_s: float,
+        look_s: float = 1.0,
         limit: str = "worker_timeout_s",
         descriptors: Sequence[int] = (),
         polling_s: float = 0.0,
     ) -> None:
         self.name, self.make = name, make
-        self._modules, self._descriptors = modules, descriptors
+        self._starter, self._descriptors = starter, descriptors
         self._timeout_s, self._limit, self._polling_s = timeout_s, limit, polling_s
-        self._look_s, self._stacks_s = min(timeout_s / 4, _LOOK_S), min(timeout_s, _STACKS_S)
+        self._look_s, self._stacks_s = min(timeout_s / 4, look_s), min(timeout_s, _STACKS_S)
         self._patience_s = timeout_s  # without progress, before the worker counts as hung
         self._number = self._answered = 0  # of the latest request, and of the latest that was answered
         self._status = -1
         self._stacks_end = PAGE
         self._channel: Channel | None = None
-        self._fork_server: ForkServer | None = None
+        self._fork_server: ForkServer | Forker | None = None
         self.process = 0
 
     @property
@@ -148,7 +155,7 @@ class Worker:
         ours, theirs = socket.socketpair()
         with theirs:
             self._channel = Channel(ours, self._timeout_s, self._look_s, self._polling_s)
-            self._fork_server = fork_server(self._modules)
+            self._fork_server = self._starter()
             self.process = self._fork_server.start((theirs.fileno(), self._status, *self._descriptors))
 
     # --- Requests ----------------------------------------------------------------------------------------------------
@@ -169,12 +176,18 @@ class Worker:
             except (ChannelClosedError, TimeoutError):
                 pass
 
-    def receive(self, until_s: float | None = None, on_news: Callable[[Any], None] | None = None) -> Message:
+    def receive(
+        self,
+        until_s: float | None = None,
+        on_news: Callable[[Any], None] | None = None,
+        on_look: Callable[[], None] | None = None,
+    ) -> Message:
         """Return the answer to the latest request.
 
         Args:
             until_s: the monotonic time until which it may take; None: as long as there is progress.
             on_news: called with the values that the worker tells before it answers.
+            on_look: called whenever it has not answered for a while.
 
         Raises:
             WorkerLostError: the worker has ended, or has made no progress for too long.
@@ -189,6 +202,8 @@ class Worker:
             except ChannelClosedError:
                 raise self._lost() from None
             except TimeoutError:
+                if on_look is not None:
+                    on_look()
                 self._require_progress()
             else:
                 if message.number != self._number:
@@ -207,14 +222,18 @@ class Worker:
         self._waited_s += self._look_s
         if self.heartbeat.progress != self._progress or self.heartbeat.rests:
             self._progress, self._waited_s = self.heartbeat.progress, 0.0
-        if self._waited_s >= self._patience_s:
-            raise self._hung(f"within {self._patience_s:g} s ({self._limit})")
+        patience_s = self._timeout_s if self.heartbeat.in_call else self._patience_s
+        if self._waited_s >= patience_s:
+            raise self._hung(f"within {patience_s:g} s ({self._limit})")
 
     def _hung(self, when: str) -> WorkerLostError:
         self.write_stacks()
         self.stacks()
         env_index = self.heartbeat.env_index
-        return self._lost(f"has hung: {f'env {env_index}' if env_index >= 0 else 'it'} has not answered {when}")
+        which = f"env {env_index}" if env_index >= 0 else "it"
+        self.end()
+        how = f"has hung: {which} has not answered {when}"
+        return WorkerLostError(self.name, how, self._written(), has_hung=True)
 
     @staticmethod
     def result(message: Message) -> Any:

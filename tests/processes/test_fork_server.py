@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import resource
 import signal
-import socket
 import threading
 from pathlib import Path
 
@@ -18,7 +16,7 @@ from waiting import is_running, wait_for
 
 from marl_sb3 import make_vec_env
 from marl_sb3.errors import ConfigError, VecEnvOrderError
-from marl_sb3.processes.fork_server import ForkServer, _Server, fork_server
+from marl_sb3.processes.fork_server import ForkServer, fork_server
 
 MODULE = "marl_sb3.vec_env.workers.server"
 NO_ACTIONS = [np.zeros((2, 2), int)]
@@ -89,16 +87,6 @@ def test_more_workers_than_files_may_be_open_are_refused() -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert sorted(os.listdir("/proc/self/fd")) == used
-
-
-def test_a_fork_that_the_system_refuses_is_an_error_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse() -> None:
-        raise BlockingIOError(errno.EAGAIN, "too many")
-
-    monkeypatch.setattr(os, "fork", refuse)
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        assert _Server(ours)._start([]) == -errno.EAGAIN
 
 
 def test_an_interrupt_leaves_no_answer_to_another_request() -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from marl_sb3.processes.channel import Heartbeat, Kind, Message, status_file
+from marl_sb3.processes.fork_server import Forker
 from marl_sb3.processes.worker import Worker, WorkerLostError
 
 
 def test_the_time_in_which_the_machine_sleeps_does_not_count_and_progress_begins_it_anew() -> None:
-    worker = Worker("worker 0", "json", b"", timeout_s=0.4)
+    worker = Worker("worker 0", Forker, b"", timeout_s=0.4)
     worker._status = status_file()
     worker.heartbeat = Heartbeat(worker._status)
     worker.heartbeat.enter_env(0)

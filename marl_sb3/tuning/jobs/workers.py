@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ from marl_sb3.cli.command import EXIT_DONE, EXIT_INTERRUPTED, run_command
 from marl_sb3.envs.registry import env_factory, importable_id, register_env
 from marl_sb3.errors import ConfigError, MarlSb3Error, is_disk_full
 from marl_sb3.learners.threads import available_cores
+from marl_sb3.processes.fork_server import fork_server
 from marl_sb3.processes.messages import ProcessContext, by_value, packed_request
 from marl_sb3.processes.serve import Link
 from marl_sb3.processes.worker import RestartBudget, Worker, WorkerLostError, ending
@@ -174,7 +176,7 @@ class Workers:
         self._folder.mkdir(exist_ok=True)
         request = packed_request("run", (self._context, by_value((_work_on_study, (name, *self._arguments)))))
         with self._log(name).open("wb") as log:
-            worker = Worker(name, MODULES, request, timeout_s=GRACE_S, descriptors=[log.fileno()])
+            worker = Worker(name, partial(fork_server, MODULES), request, timeout_s=GRACE_S, descriptors=[log.fileno()])
             try:
                 worker.start()
             except WorkerLostError as error:

@@ -6,10 +6,12 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from marl_sb3.errors import ConfigError, VecEnvOrderError, WorkerError
 from marl_sb3.processes.channel import Kind, Message, anonymous_file
+from marl_sb3.processes.fork_server import fork_server
 from marl_sb3.processes.messages import ProcessContext, WorkerTracebackError, by_value, packed_request
 from marl_sb3.processes.worker import RestartBudget, Worker, WorkerLostError, WorkerRefusedError
 from marl_sb3.vec_env.workers.envs import FirstEnvMadeError
@@ -66,7 +68,7 @@ class Supervisor:
         self.workers = [
             Worker(
                 spec.name,
-                EnvServer.__module__,
+                partial(fork_server, EnvServer.__module__),
                 make,
                 timeout_s=timeout_s,
                 descriptors=[self.memory],
