@@ -242,29 +242,6 @@ class Replay:
 
 
 @dataclass
-class Comparisons:
-    """Where episodes that should be equal differ; None where they are equal.
-
-    Attributes:
-        fresh: the same seed in two new envs.
-        fresh_with_globals: the same, with Python's and NumPy's global generators seeded alike before each.
-        again: the same seed at the start and after other episodes of the same env.
-        other_seed: two seeds, with the same actions.
-        alike: the numbers of whole episodes and of their env steps in which two seeds were compared.
-        interleaved: the same seed alone, and in turns with another env.
-        moved: the global generators whose state changed while an episode was played.
-    """
-
-    fresh: Difference | None = None
-    fresh_with_globals: Difference | None = None
-    again: Difference | None = None
-    other_seed: Difference | None = None
-    alike: tuple[int, int] = (0, 0)
-    interleaved: Difference | None = None
-    moved: tuple[str, ...] = ()
-
-
-@dataclass
 class Evidence:
     """All that is known of an env.
 
@@ -276,10 +253,10 @@ class Evidence:
         reports: what the probes themselves have found: the id of the check, and the place.
         episodes: those that were recorded.
         longest: env steps of the longest play without an end; 0: an episode has ended.
-        printed: what the env printed while the episodes were recorded.
-        warned: the warnings that it gave meanwhile.
         fingerprint: of the first episode.
-        comparisons: None if the episodes could not be compared.
+        repeats: whether the first episode can be repeated in new envs by its seed.
+        replays: whether all episodes can be repeated in any order.
+        seeds_differ: whether two seeds gave different first episodes.
         without_effect: agent -> the number of its steps in which another action has changed nothing.
         other_actions: episodes with other actions of all agents.
         detours: episodes with other actions in their first half, and then the recorded ones.
@@ -294,10 +271,10 @@ class Evidence:
     reports: list[tuple[str, Seen]] = field(default_factory=list)
     episodes: list[PlayedEpisode] = field(default_factory=list)
     longest: int = 0
-    printed: str = ""
-    warned: list[str] = field(default_factory=list)
     fingerprint: Fingerprint = field(default_factory=list)
-    comparisons: Comparisons | None = None
+    repeats: bool = False
+    replays: bool = False
+    seeds_differ: bool = False
     without_effect: dict[AgentID, int] = field(default_factory=dict)
     other_actions: list[Replay] = field(default_factory=list)
     detours: list[Replay] = field(default_factory=list)

@@ -69,4 +69,4 @@ def _run_probe(subject: EnvUnderTest, name: str) -> None:
         subject.evidence.report(stopped.check, stopped.seen)
     subject.watch.rest()
     if name == "episodes":
-        subject.evidence.printed = text.getvalue()
+        probes.report_prints(subject.evidence, text.getvalue())

@@ -111,6 +111,8 @@ class EnvUnderTest:
         watch: as given.
         evidence: what has been recorded.
         repeated_steps: of the first episode when it is played again.
+        fingerprint_again: of the first episode, when it is played again after others; None: it cannot be compared.
+        moved_globals: the global random generators whose state changed while it was played.
         awaited: the threads and processes that ran before the env was made.
     """
 
@@ -118,6 +120,8 @@ class EnvUnderTest:
         self.job, self.factory, self.watch = job, factory, watch
         self.evidence = Evidence()
         self.repeated_steps = _REPEATED_STEPS
+        self.fingerprint_again: Fingerprint | None = None
+        self.moved_globals: tuple[str, ...] = ()
         self.awaited = awaited()
 
     def seeds(self, episode: int) -> tuple[int, int]:

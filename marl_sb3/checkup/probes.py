@@ -20,7 +20,7 @@ import psutil
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
-from marl_sb3.checkup.evidence import Comparisons, Evidence, Fingerprint, Seen, checksum, difference, shown
+from marl_sb3.checkup.evidence import Difference, Evidence, Fingerprint, Seen, checksum, difference, shown
 from marl_sb3.checkup.player import EnvUnderTest, ProbePlayer, StoppedError, guarded
 from marl_sb3.errors import ConfigError, EnvRaisedError, MarlSb3Error
 from marl_sb3.stacks import left_running
@@ -35,6 +35,7 @@ _FOR_AUTHORS = (DeprecationWarning, PendingDeprecationWarning, ResourceWarning) 
 _MOST_BYTES = 2**28  # of observations that are kept
 _STEPS_BEFORE, _STEPS_AFTER = 10, 20  # the state of an env is taken, at most
 _N_ENVS = 8  # of the vectorizer
+_LINES = 3  # of warnings and prints that are reported
 _PIECE, _PIECES, _PIECE_S = 30, 4, 0.08  # env steps after which memory is compared, how often, and their time
 _LEAST_KEPT = 4096, 65536  # bytes per env step that are reported: of Python and NumPy; of the process, with C libraries
 
@@ -77,10 +78,10 @@ def record_episodes(subject: EnvUnderTest) -> None:
     start = time.perf_counter()
     until = start + subject.job.seconds
     _seed_globals(subject.job.seed)
-    with subject.player("everything") as player, _warnings_kept(evidence):
+    with subject.player("everything") as player, _warnings_reported(evidence):
         before = _global_states()
         player.play(subject.seeds(0), left, until)
-        moved = tuple(name for name, state in _global_states().items() if state != before[name])
+        subject.moved_globals = tuple(name for name, state in _global_states().items() if state != before[name])
         rate = player.steps_done / (time.perf_counter() - start)
         subject.repeated_steps = max(1, min(subject.repeated_steps, player.steps_done, round(_REPEATED_S * rate)))
         evidence.fingerprint = player.fingerprint[: subject.repeated_steps + 1]
@@ -92,7 +93,7 @@ def record_episodes(subject: EnvUnderTest) -> None:
             _play_on(subject, player)
         if evidence.episodes[0].stopped is None:
             player.play(subject.seeds(0), subject.repeated_steps)
-            evidence.comparisons = Comparisons(moved=moved, again=difference(evidence.fingerprint, player.fingerprint))
+            subject.fingerprint_again = player.fingerprint
 
 
 def _most_steps(evidence: Evidence) -> int:
@@ -132,19 +133,45 @@ def _play_on(subject: EnvUnderTest, player: ProbePlayer) -> None:
         subject.evidence.report(*episode.stopped)
 
 
+# --- Seeds ------------------------------------------------------------------------------------------------------------
+
+
 def repeat_episodes(subject: EnvUnderTest) -> None:
     """Play the first episode again in new envs: with the same seed, with another, and beside another env."""
-    evidence, comparisons = subject.evidence, subject.evidence.comparisons
-    if comparisons is None:
+    evidence, moved = subject.evidence, subject.moved_globals
+    if subject.fingerprint_again is None:
         return
+    generators = " and ".join(moved)
     _seed_globals(subject.job.seed + 1)
-    comparisons.fresh = difference(evidence.fingerprint, fingerprint_of(subject, 0))
-    if comparisons.fresh is not None:
+    fresh = difference(evidence.fingerprint, fingerprint_of(subject, 0))
+    if fresh is not None:
         one, other = (_with_seeded_globals(subject) for _ in range(2))
-        comparisons.fresh_with_globals = difference(one, other)
+        if moved and difference(one, other) is None:
+            _report(evidence, "global-rng", fresh, f"with the same seed, unless {generators} is seeded from outside")
+            return
+        _report(evidence, "unseeded", fresh, "between two new envs with the same seed and actions")
+    if moved:
+        words = f"the state of the global generator of {generators} changes during an episode"
+        evidence.report("global-rng", Seen(words, None, 0))
+    if fresh is not None:
         return
-    comparisons.other_seed = difference(evidence.fingerprint, fingerprint_of(subject, 1))
-    comparisons.interleaved = difference(evidence.fingerprint, _interleaved(subject))
+    evidence.repeats = True
+    evidence.seeds_differ = difference(evidence.fingerprint, fingerprint_of(subject, 1)) is not None
+    again = difference(evidence.fingerprint, subject.fingerprint_again)
+    if again is not None and evidence.seeds_differ:
+        _report(evidence, "state-leaks", again, "when the same seed is played again after other episodes")
+    elif again is not None:
+        how = "when the env is reset with the same seed again; new envs are alike with any seed"
+        _report(evidence, "seed-ignored", again, how)
+    interleaved = difference(evidence.fingerprint, _interleaved(subject))
+    if interleaved is not None and not moved:
+        how = "with the same seed when another env is stepped in between"
+        _report(evidence, "shared-state", interleaved, how)
+    evidence.replays = again is None and not moved
+
+
+def _report(evidence: Evidence, check: str, differs: Difference, how: str) -> None:
+    evidence.report(check, Seen(f"{differs.what} differs {how}", None, 0, differs.step))
 
 
 def fingerprint_of(subject: EnvUnderTest, episode: int) -> Fingerprint:
@@ -192,15 +219,21 @@ def restored_globals() -> Iterator[None]:
 
 
 @contextmanager
-def _warnings_kept(evidence: Evidence) -> Iterator[None]:
-    """Keep what the env warns of in the evidence, each warning once; deprecations are for its author."""
+def _warnings_reported(evidence: Evidence) -> Iterator[None]:
+    """Report what the env warns of, the first warnings once each; deprecations are for its author."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield
-    for warning in caught:
-        words = " ".join(_COLOURS.sub("", str(warning.message)).split())
-        if not issubclass(warning.category, _FOR_AUTHORS) and words not in evidence.warned:
-            evidence.warned.append(words)
+    messages = [str(warning.message) for warning in caught if not issubclass(warning.category, _FOR_AUTHORS)]
+    for words in list(dict.fromkeys(" ".join(_COLOURS.sub("", message).split()) for message in messages))[:_LINES]:
+        evidence.report("warns", Seen(words))
+
+
+def report_prints(evidence: Evidence, printed: str) -> None:
+    """Report what the env printed."""
+    lines = [line for line in printed.splitlines() if line.strip()]
+    for line in lines[:_LINES]:
+        evidence.report("prints", Seen(f"{len(lines):,} lines, among them {line.strip()[:100]!r}"))
 
 
 # --- State ------------------------------------------------------------------------------------------------------------

@@ -180,9 +180,7 @@ def _tell_findings(subject: EnvUnderTest, tell: Callable[..., None]) -> None:
 
     def tell_facts() -> None:
         evidence = subject.evidence
-        found = evidence.comparisons
-        repeats = found is not None and found.fresh is None
-        tell(facts=facts_of(evidence), fingerprint=evidence.fingerprint if repeats else None)
+        tell(facts=facts_of(evidence), fingerprint=evidence.fingerprint if evidence.repeats else None)
 
     for finding in examine_here(subject, tell_facts):
         tell(finding=finding.to_plain())

@@ -11,16 +11,17 @@ from typing import Any
 from pettingzoo import AECEnv
 
 from marl_sb3.checkup.evidence import (
-    Comparisons,
     Difference,
     Evidence,
     PlayedEpisode,
     Replay,
+    Seen,
     Step,
     checksum,
     difference,
 )
 from marl_sb3.checkup.player import EnvUnderTest, ProbePlayer, mask_of
+from marl_sb3.config.values import counted
 from marl_sb3.envs.turn_based import TurnBasedEnv
 from marl_sb3.types import AgentID
 
@@ -34,13 +35,12 @@ _Actions = Callable[[Step], Mapping[AgentID, Any]]  # from a recorded step: the 
 
 def replay_episodes(subject: EnvUnderTest) -> None:
     """Ask all questions, if an episode can be repeated at all."""
-    compared = subject.evidence.comparisons
-    if compared is None or compared.moved or compared.fresh is not None or compared.again is not None:
+    if not subject.evidence.replays:
         return
     with subject.player() as player:
         replays = _Replays(subject, player)
-        if compared.other_seed is None:
-            replays.try_seeds(compared)
+        if not subject.evidence.seeds_differ:
+            replays.try_seeds()
         replays.try_agents()
         player.records = "everything"
         replays.try_actions()
@@ -96,21 +96,22 @@ class _Replays:
         differs = difference([recorded.fingerprint()], [self._player.fingerprint[-1]])
         return None if differs is None else differs._replace(step=recorded.number)
 
-    def try_seeds(self, compared: Comparisons) -> None:
-        """Look for a difference between seeds in more episodes than the first one."""
+    def try_seeds(self) -> None:
+        """Look for a difference between seeds in more episodes than the first one; report it if there is none."""
         self.ask()
-        compared.alike = 1, self._subject.repeated_steps  # were played in two new envs
+        alike = 1, self._subject.repeated_steps  # were played in two new envs
         whole = steps = 0
         for number, episode in enumerate(self._evidence.episodes):
             seeds = self._subject.seeds(number + 1)[0], self._subject.seeds(number)[1]
-            for step in self.steps(episode, seeds, lambda _: {}):
-                compared.other_seed = self.differs(step)
-                if compared.other_seed is not None:
-                    return
-            whole, steps = whole + 1, steps + self._player.steps_done
-            compared.alike = max(compared.alike, (whole, steps))
-            if self._is_late:
+            if any(self.differs(step) is not None for step in self.steps(episode, seeds, lambda _: {})):
                 return
+            whole, steps = whole + 1, steps + self._player.steps_done
+            alike = max(alike, (whole, steps))
+            if self._is_late:
+                break
+        played = f"{counted(alike[0], 'episode')}, {counted(alike[1], 'env step')}"
+        words = f"two seeds give the same for the same random actions ({played})"
+        self._evidence.report("same-for-every-seed", Seen(words))
 
     def try_agents(self) -> None:
         """Look for agents whose actions change nothing."""

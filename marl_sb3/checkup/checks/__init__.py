@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from marl_sb3.checkup.checks.advice import ADVICE
 from marl_sb3.checkup.checks.agents import AGENTS
 from marl_sb3.checkup.checks.dependence import DEPENDENCE
-from marl_sb3.checkup.checks.reported import INTERFACE, MORE, PROCESSES
-from marl_sb3.checkup.checks.seeds import SEEDS
+from marl_sb3.checkup.checks.reported import INTERFACE, MORE, PROCESSES, SEEDS
 from marl_sb3.checkup.checks.values import VALUES
 from marl_sb3.checkup.finding import Check
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from marl_sb3.checkup.checks.reported import reported_check
 from marl_sb3.checkup.checks.values import observed, observed_numbers
 from marl_sb3.checkup.evidence import Evidence, Seen, checksum
 from marl_sb3.checkup.finding import Check, Severity
@@ -16,7 +17,6 @@ from marl_sb3.types import AgentID
 
 _LARGE = 10.0  # of an observation, for a network that is made for numbers around 1
 _LARGE_REWARD, _SMALL_REWARD = 100.0, 1e-3
-_LINES = 3  # of warnings and prints that are shown
 
 
 def large_observations(evidence: Evidence) -> Iterator[Seen]:
@@ -72,19 +72,6 @@ def action_ranges(evidence: Evidence) -> Iterator[Seen]:
             yield Seen(f"actions range from {np.min(space.low):.4g} to {np.max(space.high):.4g}", str(agent))
 
 
-def prints(evidence: Evidence) -> Iterator[Seen]:
-    """Find lines that the env printed."""
-    lines = [line for line in evidence.printed.splitlines() if line.strip()]
-    for line in lines[:_LINES]:
-        yield Seen(f"{len(lines):,} lines, among them {line.strip()[:100]!r}")
-
-
-def warns(evidence: Evidence) -> Iterator[Seen]:
-    """Find warnings that the env gave."""
-    for words in evidence.warned[:_LINES]:
-        yield Seen(words)
-
-
 ADVICE: tuple[Check, ...] = (
     Check(
         "observation-constant", Severity.WARNING, "an agent's observation never changes",
@@ -114,14 +101,14 @@ ADVICE: tuple[Check, ...] = (
         "mostly its bounds.",
         "--set rescale_actions=true, or let the env take actions from -1 to 1 and scale them itself.", action_ranges,
     ),
-    Check(
-        "prints", Severity.ADVICE, "the env prints",
+    reported_check(
+        "prints", "episodes", Severity.ADVICE, "the env prints",
         "With many envs, the output hides everything else and takes time.",
-        "Print on demand, with `logging` for example.", prints,
+        "Print on demand, with `logging` for example.",
     ),
-    Check(
-        "warns", Severity.ADVICE, "the env gives warnings",
+    reported_check(
+        "warns", "episodes", Severity.ADVICE, "the env gives warnings",
         "Warnings point to mistakes in the env or in how it is used.",
-        "Read them, and fix what they name.", warns,
+        "Read them, and fix what they name.",
     ),
 )  # fmt: skip

@@ -53,6 +53,44 @@ INTERFACE: tuple[Check, ...] = (
 )  # fmt: skip
 
 
+_SEEDING = "Make a generator in reset(): self.rng = np.random.default_rng(seed); draw from it alone."
+
+SEEDS: tuple[Check, ...] = (
+    reported_check(
+        "global-rng", "seeds", Severity.FAULT, "the env uses a global random generator",
+        "All envs and SB3 itself draw from that generator: no episode can be repeated, and an env that seeds it "
+        "makes the exploration of all policies repeat itself.",
+        _SEEDING,
+    ),
+    reported_check(
+        "unseeded", "seeds", Severity.FAULT, "the same seed gives different episodes",
+        "No run can be repeated or resumed exactly, and comparisons between settings are noisier.",
+        f"{_SEEDING} Seed spaces too if the env samples from them.",
+    ),
+    reported_check(
+        "seed-ignored", "seeds", Severity.FAULT, "reset(seed=...) does not seed the env",
+        "All envs of a vectorizer play the same episodes, so more envs bring no more experience.",
+        _SEEDING,
+    ),
+    reported_check(
+        "state-leaks", "seeds", Severity.FAULT, "an episode depends on the episodes before it",
+        "No episode can be repeated from its seed, as exact resumes and evaluations do.",
+        "Set everything that an episode changes anew in reset().",
+    ),
+    reported_check(
+        "shared-state", "seeds", Severity.FAULT, "two envs influence each other",
+        "The envs of a vectorizer run in turns in one process, and change each other's episodes.",
+        "Keep everything that changes in the instance: no class attributes, module globals or default arguments that "
+        "are changed.",
+    ),
+    reported_check(
+        "same-for-every-seed", "replays", Severity.ADVICE, "the env's seed has changed nothing",
+        "If the env should be random, its seed is not used, or its randomness is rare.",
+        f"Nothing if the env is meant to be deterministic. {_SEEDING}",
+    ),
+)  # fmt: skip
+
+
 def no_film(evidence: Evidence) -> Iterator[Seen]:
     """Find envs of which no video can be made."""
     if "rgb_array" not in evidence.render_modes():
