@@ -14,13 +14,14 @@ from stable_baselines3.common.type_aliases import TrainFrequencyUnit
 
 from marl_sb3.acting.actor import Acted, Actor, Observed
 from marl_sb3.errors import CheckpointError
-from marl_sb3.experience.turns import OpenTransitions, index_of, pairs, require_categories
+from marl_sb3.experience.turns import OpenTransitions, index_of, pairs
 from marl_sb3.sb3.private import after_step, set_progress_remaining
 from marl_sb3.storage.parts import Commit, Fields, Stateful, TensorFile, boolean, integer, part
 from marl_sb3.storage.state import MAX_COUNT, StateReader
 from marl_sb3.storage.tensor_file import form_of, pieces
 from marl_sb3.types import Array, BoolArray, Observations
 from marl_sb3.vec_env.observations import map_arrays
+from marl_sb3.vec_env.slot_states import require_categories
 from marl_sb3.vec_env.step import VecStep
 
 _COLUMNS = ("actions", "rewards", "dones", "timeouts")

@@ -13,7 +13,7 @@ from marl_sb3.storage.parts import Fields, Stateful, array, arrays
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import Array, BoolArray, Observations
 from marl_sb3.vec_env.observations import map_arrays
-from marl_sb3.vec_env.slot_states import require_possible
+from marl_sb3.vec_env.slot_states import require_categories, require_observed
 from marl_sb3.vec_env.step import VecStep
 
 
@@ -23,28 +23,6 @@ def pairs(own: Any, given: Observations) -> Iterator[tuple[Array, Array]]:
         yield from ((own[key], given[key]) for key in own)
     else:
         yield own, given
-
-
-def require_categories(array: Array, space: spaces.Space[Any], where: str) -> None:
-    """Refuse numbers outside a space of categories: they are indices into arrays. A Box may hold any numbers.
-
-    Args:
-        array: (..., *space.shape), or with all axes of the space in one.
-        space: of the numbers.
-        where: the place of the array in a checkpoint, for the message.
-
-    Raises:
-        CheckpointError: a number is not in the space.
-    """
-    if not isinstance(space, spaces.Box):
-        require_possible(array.reshape(-1, *(space.shape or ())), space, where)
-
-
-def require_observed(seen: Observations, space: spaces.Space[Any], where: str) -> None:
-    """Refuse observations with numbers outside the categories of a space; see `require_categories`."""
-    parts = space.spaces if isinstance(space, spaces.Dict) else {"": space}
-    for key, part in parts.items():
-        require_categories(seen[key] if isinstance(seen, dict) else seen, part, f"{where}/{key}" if key else where)
 
 
 class Experience(Protocol):

@@ -24,7 +24,7 @@ from marl_sb3.processes.messages import known_error
 from marl_sb3.processes.pool import versions
 from marl_sb3.runners.local import LocalRunner
 from marl_sb3.runners.rounds import Inexact, RoundOrder, SavedShard, ShardPlan, ShardRollout, StepRecorder
-from marl_sb3.storage.parts import SavedPart
+from marl_sb3.storage.parts import SavedPart, read_states
 from marl_sb3.storage.process_rng import preserve_rng
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import PolicyID
@@ -164,19 +164,15 @@ class Shard:
             return self._restore(StateReader(saved.state, f"shard {self._index}"), saved.env_seed)
 
     def _restore(self, state: StateReader, env_seed: int | None) -> Inexact:
-        def part(name: str) -> SavedPart:
-            return SavedPart(state.value(name), f"{state.where}/{name}", self._env.num_envs)
-
-        policies = state.fields("policies")
-        policies.require_names(list(self._policies))
-        setters = [policy.read_state(policies.fields(policy_id)) for policy_id, policy in self._policies.items()]
-        setters.append(self._tracker.read_state(part("tracker")))
-        lost = self._runner.read_state(part("env"))()
-        for put_back in setters:
-            put_back()
+        put_policies = read_states(self._policies, state.fields("policies"))
+        put_tracker = self._tracker.read_state(SavedPart.of(state, "tracker", self._env.num_envs))
+        lost = self._runner.read_state(SavedPart.of(state, "env", self._env.num_envs))()
+        put_policies()
+        put_tracker()
         # Where nothing was restored, other episodes begin than at the start.
-        for number, one in enumerate(state.items("first_settings")):
-            given = StateReader(one, f"{state.where}/first_settings/{number}")
+        first_settings = state.listed("first_settings")
+        for number in first_settings:
+            given = first_settings.fields(number)
             settings = given.fields("settings")
             self.configure(given.items("envs"), {name: settings.value(name) for name in settings.names()})
         self._runner.restart_lost(lost, fresh_seed() if env_seed is None else env_seed)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
 
@@ -45,6 +45,11 @@ class SavedPart(StateReader):
         super().__init__(values, where)
         self.num_envs = num_envs
         self.files = files or {}
+
+    @classmethod
+    def of(cls, state: StateReader, name: str, num_envs: int, files: Mapping[str, TensorFile] | None = None) -> Self:
+        """The part of this name in a state."""
+        return cls(state.value(name), f"{state.where}/{name}", num_envs, files)
 
 
 class Part(Protocol):

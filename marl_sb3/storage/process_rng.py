@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch as th
 
 from marl_sb3.errors import CheckpointError
+from marl_sb3.storage.parts import Field, Fields, Stateful
 from marl_sb3.storage.state import State, StateReader
+from marl_sb3.types import Array
 
 _PYTHON_WORDS = 625  # Python's Mersenne twister: 624 words and the position
 _NUMPY_WORDS = 624
@@ -34,66 +36,67 @@ _TORCH = np.dtype(
 )
 
 
-class ProcessRandomness:
-    """The generators as a `Part` of a training."""
+class ProcessRandomness(Stateful):
+    """The generators as a part of a training."""
 
-    def get_state(self) -> State:
-        """See `Part.get_state`."""
-        return random_state()
-
-    def read_state(self, saved: StateReader) -> Callable[[], None]:
-        """See `Part.read_state`."""
-        return read_random_state(saved)
-
-
-def random_state() -> State:
-    """Return the state of the generators."""
-    _, words, python_gauss = random.getstate()
-    numpy_state: dict[str, Any] = np.random.get_state(legacy=False)  # noqa: NPY002
-    return {
-        "python": {"words": np.array(words, dtype=np.uint32), "gauss": python_gauss},
-        "numpy": {
-            "key": numpy_state["state"]["key"],
-            "position": int(numpy_state["state"]["pos"]),
-            "has_gauss": int(numpy_state["has_gauss"]),
-            "gauss": float(numpy_state["gauss"]),
-        },
-        "torch": th.get_rng_state().numpy(),
-        "cuda": [state.numpy() for state in _cuda_states()],
+    fields: ClassVar[Fields] = {
+        "python": Field(
+            lambda _: _python_state(),
+            lambda _, state, name: _read_python(state.fields(name)),
+            lambda _, read: random.setstate(read),
+        ),
+        "numpy": Field(
+            lambda _: _numpy_state(),
+            lambda _, state, name: _read_numpy(state.fields(name)),
+            lambda _, read: np.random.set_state(read),  # noqa: NPY002 - SB3 uses the global generator
+        ),
+        "torch": Field(
+            lambda _: th.get_rng_state().numpy(),
+            lambda _, state, name: _read_torch(state, name),
+            lambda _, read: th.set_rng_state(read),
+        ),
+        # The state of each CUDA device; none before CUDA is used.
+        "cuda": Field(
+            lambda _: [state.numpy() for state in _cuda_states()],
+            lambda _, state, name: _read_cuda(state.listed(name)),
+            lambda _, read: _set_cuda_states(read),
+        ),
     }
 
 
-def _cuda_states() -> list[th.Tensor]:
-    """The state of each CUDA device; none before CUDA is used."""
-    return th.cuda.get_rng_state_all() if th.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+def _python_state() -> State:
+    _, words, gauss = random.getstate()
+    return {"words": np.array(words, dtype=np.uint32), "gauss": gauss}
 
 
-def read_random_state(state: StateReader) -> Callable[[], None]:
-    """Check a state of the generators.
-
-    Returns:
-        A function that restores it.
-    """
-    torch, cuda = _read_torch(state), _read_cuda(state)
-    python, numpy_state = _read_python(state.fields("python")), _read_numpy(state.fields("numpy"))
-    return lambda: _put_back(python, numpy_state, torch, cuda)
+def _read_python(state: StateReader) -> tuple[int, tuple[int, ...], float | None]:
+    words = state.array("words", np.uint32, (_PYTHON_WORDS,)).tolist()
+    gauss = None if state.value("gauss") is None else state.number("gauss")
+    if words[-1] > _NUMPY_WORDS:
+        raise state.error("words", words[-1], f"a last word from 0 to {_NUMPY_WORDS}")
+    return 3, tuple(words), gauss
 
 
-def _read_cuda(state: StateReader) -> list[th.Tensor]:
-    """The states of the devices; none where no device is."""
-    devices = state.listed("cuda")
-    read = [th.from_numpy(devices.array(name, np.uint8, (None,))) for name in devices]
-    if not th.cuda.is_available():
-        return []
-    for number, device in enumerate(read):
-        _require_torch_state(device, f"cuda:{number}", f"{devices.where}/{number}")
-    return read
+def _numpy_state() -> State:
+    state: dict[str, Any] = np.random.get_state(legacy=False)  # noqa: NPY002
+    return {
+        "key": state["state"]["key"],
+        "position": int(state["state"]["pos"]),
+        "has_gauss": int(state["has_gauss"]),
+        "gauss": float(state["gauss"]),
+    }
 
 
-def _read_torch(state: StateReader) -> th.Tensor:
+def _read_numpy(state: StateReader) -> dict[str, Any]:
+    inner = {"key": state.array("key", np.uint32, (_NUMPY_WORDS,)), "pos": state.integer("position", 0, _NUMPY_WORDS)}
+    has_gauss, gauss = state.integer("has_gauss", 0, 1), state.number("gauss")
+    return {"bit_generator": "MT19937", "state": inner, "has_gauss": has_gauss, "gauss": gauss}
+
+
+def _read_torch(state: StateReader, name: str) -> th.Tensor:
     """Check the state of PyTorch's generator. PyTorch does not: a wrong index would make it read foreign memory."""
-    raw = state.array("torch", np.uint8, (th.get_rng_state().numel(),))
-    where = f"{state.where}/torch"
+    raw = state.array(name, np.uint8, (th.get_rng_state().numel(),))
+    where = f"{state.where}/{name}"
     if raw.nbytes == _TORCH.itemsize:
         fields = raw.view(_TORCH)[0]
         left, following = int(fields["left"]), int(fields["next"])
@@ -106,31 +109,34 @@ def _read_torch(state: StateReader) -> th.Tensor:
             or not np.isfinite(normals).all()
         ):
             raise CheckpointError(f"{where} is not a state of PyTorch's generator")
-    read = th.from_numpy(raw)
-    _require_torch_state(read, "cpu", where)
-    return read
+    return _torch_state(raw, "cpu", where)
 
 
-def _require_torch_state(state: th.Tensor, device: str, where: str) -> None:
+def _torch_state(raw: Array, device: str, where: str) -> th.Tensor:
     """Check a state by setting it in an unused generator."""
+    state = th.from_numpy(raw)
     try:
         th.Generator(device).set_state(state)
     except (RuntimeError, IndexError) as error:
         raise CheckpointError(f"{where} is not a state of PyTorch's generator: {error}") from error
+    return state
 
 
-def _read_python(state: StateReader) -> tuple[int, tuple[int, ...], float | None]:
-    words = state.array("words", np.uint32, (_PYTHON_WORDS,)).tolist()
-    gauss = None if state.value("gauss") is None else state.number("gauss")
-    if words[-1] > _NUMPY_WORDS:
-        raise state.error("words", words[-1], f"a last word from 0 to {_NUMPY_WORDS}")
-    return 3, tuple(words), gauss
+def _cuda_states() -> list[th.Tensor]:
+    return th.cuda.get_rng_state_all() if th.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
 
 
-def _read_numpy(state: StateReader) -> dict[str, Any]:
-    inner = {"key": state.array("key", np.uint32, (_NUMPY_WORDS,)), "pos": state.integer("position", 0, _NUMPY_WORDS)}
-    has_gauss, gauss = state.integer("has_gauss", 0, 1), state.number("gauss")
-    return {"bit_generator": "MT19937", "state": inner, "has_gauss": has_gauss, "gauss": gauss}
+def _read_cuda(devices: StateReader) -> list[th.Tensor]:
+    """The states of the devices; none where no device is."""
+    read = {name: devices.array(name, np.uint8, (None,)) for name in devices}
+    if not th.cuda.is_available():
+        return []
+    return [_torch_state(raw, f"cuda:{name}", f"{devices.where}/{name}") for name, raw in read.items()]
+
+
+def _set_cuda_states(states: list[th.Tensor]) -> None:
+    if states:
+        th.cuda.set_rng_state_all(states)
 
 
 @contextmanager
@@ -140,12 +146,7 @@ def preserve_rng() -> Iterator[None]:
     try:
         yield
     finally:
-        _put_back(*before)
-
-
-def _put_back(python: Any, numpy_state: Any, torch: th.Tensor, cuda: list[th.Tensor]) -> None:
-    random.setstate(python)
-    np.random.set_state(numpy_state)  # noqa: NPY002 - SB3 uses the global generator
-    th.set_rng_state(torch)
-    if cuda:
-        th.cuda.set_rng_state_all(cuda)
+        random.setstate(before[0])
+        np.random.set_state(before[1])  # noqa: NPY002
+        th.set_rng_state(before[2])
+        _set_cuda_states(before[3])

@@ -118,10 +118,10 @@ def _saved_parts(parts: TrainingParts, checkpoint: Checkpoint) -> dict[str, Save
     state = StateReader(checkpoint.state)
     num_envs, policies = state.integer("num_envs", 1), state.fields("policies")
     of_policies = {
-        f"policies/{policy_id}": SavedPart(policies.value(policy_id), f"{policies.where}/{policy_id}", num_envs, files)
+        f"policies/{policy_id}": SavedPart.of(policies, policy_id, num_envs, files)
         for policy_id, files in _files(parts, checkpoint).items()
     }
-    others = {name: SavedPart(state.value(name), f"{state.where}/{name}", num_envs) for name in parts.by_name()}
+    others = {name: SavedPart.of(state, name, num_envs) for name in parts.by_name()}
     return {**of_policies, **others}
 
 

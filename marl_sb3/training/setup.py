@@ -200,7 +200,7 @@ def constructor_arguments(
     """
     state = StateReader(checkpoint.state)
     policy_of = state.fields("policy_of")
-    trained = StateReader(dict(enumerate(state.items("trained"))), f"{state.where}/trained")
+    trained = state.listed("trained")
     return {
         "policies": policies or specs_of_checkpoint(checkpoint),
         "policy_mapping_fn": {agent: policy_of.string(agent) for agent in policy_of.names()},

@@ -146,8 +146,7 @@ def read_masks(state: StateReader, groups: Sequence[AgentGroup], num_envs: int) 
     Raises:
         CheckpointError: the field has another form, or forbids every action of an agent.
     """
-    listed = state.items("action_masks", len(groups))
-    by_group = StateReader({str(n): masks for n, masks in enumerate(listed)}, f"{state.where}/action_masks")
+    by_group = state.listed("action_masks", len(groups))
     return tuple(_read_group(by_group, str(number), group, num_envs) for number, group in enumerate(groups))
 
 

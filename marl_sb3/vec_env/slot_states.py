@@ -51,8 +51,8 @@ def read_settings(state: StateReader, num_envs: int) -> list[EnvSettings]:
     Raises:
         CheckpointError: it is not a list of states from `EnvSettings.get_state`.
     """
-    listed = state.items("settings", num_envs)
-    readers = [StateReader(one, f"{state.where}/settings/{index}") for index, one in enumerate(listed)]
+    listed = state.listed("settings", num_envs)
+    readers = [listed.fields(name) for name in listed]
     return [EnvSettings(_mapping(reader, "in_force"), _mapping(reader, "coming")) for reader in readers]
 
 
@@ -192,6 +192,28 @@ def require_possible(array: Array, space: spaces.Space[Any], where: str) -> None
         raise CheckpointError(f"{where} holds numbers that are not in {space}")
 
 
+def require_categories(array: Array, space: spaces.Space[Any], where: str) -> None:
+    """Refuse numbers outside a space of categories: they are indices into arrays. A Box may hold any numbers.
+
+    Args:
+        array: (..., *space.shape), or with all axes of the space in one.
+        space: of the numbers.
+        where: the place of the array in a checkpoint, for the message.
+
+    Raises:
+        CheckpointError: a number is not in the space.
+    """
+    if not isinstance(space, spaces.Box):
+        require_possible(array.reshape(-1, *(space.shape or ())), space, where)
+
+
+def require_observed(seen: Observations, space: spaces.Space[Any], where: str) -> None:
+    """Refuse observations with numbers outside the categories of a space; see `require_categories`."""
+    parts = space.spaces if isinstance(space, spaces.Dict) else {"": space}
+    for key, part in parts.items():
+        require_categories(seen[key] if isinstance(seen, dict) else seen, part, f"{where}/{key}" if key else where)
+
+
 def own_state(env: Any, where: str) -> State | None:
     """Return the state from the env's own `get_state`; None if it has none, or if a checkpoint cannot hold the state.
 
@@ -304,7 +326,8 @@ def unpack(state: StateReader, layout: AgentLayout, num_envs: int) -> list[SlotS
     run_seed = state.integer("run_seed", 0, MAX_SEED)
     episodes, steps = (state.counts(name, (num_envs,)).tolist() for name in ("episodes", "steps"))
     observations = state.arrays_like("observations", zero_observations(layout.groups, num_envs))
-    _require_possible(observations, layout.groups, f"{state.where}/observations")
+    for group, seen in zip(layout.groups, observations, strict=True):
+        require_observed(seen, group.observation_space, f"{state.where}/observations")
     own = state.items("own", num_envs)
     if not all(one is None or isinstance(one, dict) for one in own):
         raise state.error("own", own, "mappings, or null")
@@ -327,16 +350,6 @@ def unpack(state: StateReader, layout: AgentLayout, num_envs: int) -> list[SlotS
     ]
 
 
-def _require_possible(observations: Sequence[Observations], groups: Sequence[AgentGroup], where: str) -> None:
-    """Refuse categories out of range; the bounds of a Box are not checked."""
-    for group, seen in zip(groups, observations, strict=True):
-        space = group.observation_space
-        parts = space.spaces.items() if isinstance(space, spaces.Dict) else [("", space)]
-        for key, part in parts:
-            if not isinstance(part, spaces.Box):
-                require_possible(seen[key] if isinstance(seen, dict) else seen, part, where)
-
-
 def _unpack_logs(state: StateReader, groups: Sequence[AgentGroup], num_envs: int) -> list[tuple[Array, ...] | None]:
     lengths = state.array("lengths", np.int64, (num_envs,))
     actions = _read_actions(state, groups)
@@ -351,8 +364,7 @@ def _unpack_logs(state: StateReader, groups: Sequence[AgentGroup], num_envs: int
 
 
 def _read_actions(state: StateReader, groups: Sequence[AgentGroup]) -> list[Array]:
-    listed = state.items("actions", len(groups))
-    by_group = StateReader({str(number): array for number, array in enumerate(listed)}, f"{state.where}/actions")
+    by_group = state.listed("actions", len(groups))
     actions = []
     for number, group in enumerate(groups):
         array = by_group.array(str(number), group.action_space.dtype, (None, *_shape(group)))  # type: ignore[arg-type]

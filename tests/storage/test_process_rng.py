@@ -13,11 +13,11 @@ from marl_sb3.storage.state import StateReader
 
 def read(**changed: Any) -> None:
     """Check the state of now, with other values in some fields of PyTorch's generator."""
-    state = process_rng.random_state()
+    state = process_rng.ProcessRandomness().get_state()
     torch = state["torch"].copy()
     for name, value in changed.items():
         torch.view(process_rng._TORCH)[0][name] = value
-    process_rng.read_random_state(StateReader({**state, "torch": torch}))
+    process_rng.ProcessRandomness().read_state(StateReader({**state, "torch": torch}))
 
 
 def test_the_last_index_that_stays_within_the_624_words_is_accepted() -> None:

@@ -212,18 +212,16 @@ class BatchedWaterworld(BatchedEnv):
 
     def set_state(self, state: StateReader) -> None:
         """See `BatchedEnv.set_state`."""
+        bounds = {"timesteps": (0, self.parameters.max_cycles - 1)}
         read = {}
         for name in rules.PondState.__slots__:
             own = getattr(self._state, name)
-            read[name] = state.array(name, own.dtype, own.shape)
-            if own.dtype.kind == "f" and (np.abs(read[name]) > _FARTHEST).any():
-                raise state.error(name, read[name], f"numbers from {-_FARTHEST:g} to {_FARTHEST:g}")
-        limit = self.parameters.max_cycles
-        if (read["timesteps"] < 0).any() or (read["timesteps"] >= limit).any():
-            raise state.error("timesteps", read["timesteps"], f"numbers from 0 to {limit - 1}")
+            of_floats = (-_FARTHEST, _FARTHEST) if own.dtype.kind == "f" else (None, None)
+            read[name] = state.array(name, own.dtype, own.shape, *bounds.get(name, of_floats))
         rngs = [np.random.default_rng(0) for _ in self._rngs]
-        for number, (rng, values) in enumerate(zip(rngs, state.items("rngs", len(rngs)), strict=True)):
-            set_generator_state(rng, StateReader(values, f"{state.where}/rngs/{number}"))
+        saved = state.listed("rngs", len(rngs))
+        for number, rng in enumerate(rngs):
+            set_generator_state(rng, saved.fields(str(number)))
         self._state, self._rngs = rules.PondState(**read), rngs
 
     def render(self, env_index: int) -> Any:
