@@ -91,7 +91,7 @@ def _export(arguments: argparse.Namespace) -> int:
 
 
 def _folder_in(run: Path, format_name: str) -> Path:
-    """Where files are exported to without `--out`. A stranger may have put a link there."""
+    """Return where files are exported to without `--out`; a link or a file there is refused."""
     out = run / "export" / format_name
     with path_is_usable("--out: cannot write to", out, "out"):
         require_own(run, ["export/", f"export/{format_name}/"])

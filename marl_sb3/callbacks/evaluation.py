@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from marl_sb3.config.values import Count, PositiveInt, require
 from marl_sb3.errors import ConfigError
@@ -22,7 +22,8 @@ from marl_sb3.vec_env.interface import MultiAgentVecEnv, fresh_seed
 EvaluationFunction = Callable[[MultiAgentAlgorithm, MultiAgentVecEnv], Mapping[str, Any]]
 
 _PREFIX = "evaluation/env_runners/"
-_INTERVAL_UNITS = ("iterations", "timesteps")
+_IntervalUnit = Literal["iterations", "timesteps"]
+_DurationUnit = Literal["episodes", "timesteps"]
 _ARGUMENT_OF_UNIT = {"episodes": "n_episodes", "timesteps": "n_env_steps"}
 
 
@@ -70,8 +71,8 @@ class EvaluationCallback(MultiAgentCallback):
         self.interval = require("evaluation: interval", interval, PositiveInt, "interval")
         duration = require("evaluation: duration", duration, PositiveInt, "duration")
         seed = require("evaluation: seed", seed, Count | None, "seed")
-        _check_units(interval_unit, duration_unit)
-        self.interval_unit = interval_unit
+        duration_unit = require("evaluation: duration_unit", duration_unit, _DurationUnit, "duration_unit")
+        self.interval_unit = require("evaluation: interval_unit", interval_unit, _IntervalUnit, "interval_unit")
         self._make_env = None if isinstance(env, MultiAgentVecEnv) else env
         self._env = env if isinstance(env, MultiAgentVecEnv) else None
         self._options: dict[str, Any] = {_ARGUMENT_OF_UNIT[duration_unit]: duration, "deterministic": deterministic}
@@ -129,10 +130,3 @@ class EvaluationCallback(MultiAgentCallback):
         if self._make_env is not None and self._env is not None:
             self._env.close()
             self._env = None
-
-
-def _check_units(interval_unit: str, duration_unit: str) -> None:
-    units = (("interval_unit", interval_unit, _INTERVAL_UNITS), ("duration_unit", duration_unit, _ARGUMENT_OF_UNIT))
-    for name, unit, accepted in units:
-        if unit not in accepted:
-            raise ConfigError(f"evaluation: {name} is {unit!r}; accepted: {' or '.join(accepted)}", key=name)

@@ -84,7 +84,7 @@ _log = logging.getLogger(__name__)
 
 _LOCK = ".lock"
 TRACEBACK_FILE = "traceback.txt"
-# What a resumed training run reads, appends to or replaces; a stranger may have filled the folder.
+# What a resumed training run reads, appends to or replaces; the folder may be of somebody else.
 _WRITTEN = (
     *(RUN_CONFIG, RESULT_FILE, "progress.csv", "resumes.jsonl", TRACEBACK_FILE, "events.out.tfevents.*"),
     *("checkpoints/", "checkpoints/ckpt-*/", "policies/"),
