@@ -203,15 +203,13 @@ def assignments(option: str, texts: Iterable[str], accepted: str = "KEY=VALUE") 
     """Parse the values of a repeatable option `KEY=VALUE`; each VALUE is YAML."""
     from marl_sb3.config import parse_value
 
-    return {key: parse_value(value) for key, value in (assignment(option, text, accepted) for text in texts)}
-
-
-def assignment(option: str, text: str, accepted: str = "KEY=VALUE") -> tuple[str, str]:
-    """Split `KEY=VALUE`."""
-    key, equals, value = text.partition("=")
-    if not key or not equals:
-        raise ConfigError(f"{option} is {text!r}; accepted: {accepted}", key=option)
-    return key.strip(), value
+    found = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not key or not equals:
+            raise ConfigError(f"{option} is {text!r}; accepted: {accepted}", key=option)
+        found[key.strip()] = parse_value(value)
+    return found
 
 
 def stop_conditions(arguments: argparse.Namespace) -> dict[str, Any] | None:

@@ -86,7 +86,8 @@ _Dumper.add_representer(str, _quoted_breaks)
 def _load(text: str) -> Any:
     """Parse a text."""
     data = yaml.load(text, _Loader)
-    require_few_values(data)
+    if isinstance(data, (dict, list)):
+        require_few_values(data)
     return data
 
 
@@ -120,7 +121,7 @@ def parse_value(text: str) -> Any:
         value = _load(text)
     except _YAML_ERRORS as error:
         raise ConfigError(f"cannot read the value {text!r}: {_one_line(error)}") from error
-    glued = next(_without_space(value), None)
+    glued = next(_without_space(value), None) if isinstance(value, (dict, list)) else None
     if glued is not None:
         name, _, rest = glued.partition(":")
         raise ConfigError(f"the value {text!r} has no space after a colon; accepted: {{{name}: {rest}}}")

@@ -81,18 +81,6 @@ def _digest(text: str) -> str:
     return f"-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
-def with_text_ids(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert integer ids in settings to strings: YAML reads the id `1` as an integer.
-
-    Args:
-        settings: fields of a configuration, from a file or from `--set`.
-
-    Raises:
-        ConfigError: the same id is there as an integer and as a string.
-    """
-    return {key: _TEXT_IDS[key](value) if key in _TEXT_IDS else value for key, value in settings.items()}
-
-
 def _text(value: Any) -> Any:
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
@@ -118,7 +106,9 @@ def _by_text(field: str, read: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return outer_text
 
 
-_TEXT_IDS: Mapping[str, Callable[[Any], Any]] = {
+# Fields with ids -> a converter of integer ids to strings: YAML reads the id `1` as an integer. It raises a
+# `ConfigError` if the same id is there as an integer and as a string.
+TEXT_IDS: Mapping[str, Callable[[Any], Any]] = {
     "policies": _by_text("agents", _texts),
     "policy_settings": _by_text("agents", _texts),
     "policies_to_train": _texts,

@@ -6,16 +6,15 @@ RLlib's names become SB3's; numbers such as `1e5` become integers where an integ
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from marl_sb3.config.algorithms import canonical_algorithm, takes_integers
-from marl_sb3.config.compat.rllib import LATER, translated, unnested
+from marl_sb3.config.compat.rllib import LATER, is_taken_apart, translated, unnested
 from marl_sb3.config.compat.rllib_names import RENAMED, Context
-from marl_sb3.config.compat.zoo import parse_literal, with_action_noise
+from marl_sb3.config.compat.zoo import names_noise, parse_literal, with_action_noise
 from marl_sb3.config.networks import IN_PYTHON
-from marl_sb3.config.processing import PROCESSING
-from marl_sb3.config.schema import SECTIONS, names_in
+from marl_sb3.config.schema import PROCESSING, SECTIONS, names_in
 from marl_sb3.config.values import integer_in, plain_numbers, takes_integers_only
 from marl_sb3.errors import ConfigError
 
@@ -72,10 +71,14 @@ def canonical_settings(given: Mapping[str, Any], of_algorithm: Collection[str] =
         ConfigError: two names of one setting are given, or a name of RLlib has no counterpart.
     """
     found: dict[str, tuple[str, Any]] = {}
-    for written, name, value in _canonical(given, of_algorithm):
-        if name in found:
-            raise _given_twice(name, found[name][0], written)
-        found[name] = (written, value)
+    entries = with_action_noise(given) if names_noise(given.keys()) else zip(given, given, given.values(), strict=True)
+    for source, key, whole in entries:
+        is_whole = key in of_algorithm or key != source or not is_taken_apart(key)
+        for written, name, value in [(source, key, whole)] if is_whole else unnested(key, whole):
+            canonical = canonical_name(name)
+            if canonical in found:
+                raise _given_twice(canonical, found[canonical][0], written)
+            found[canonical] = (written, canonical_value(name, value))
     for name, (written, _) in found.items():
         whole, _, part = name.rpartition(".")
         mapping = found.get(whole, ("", None))[1]
@@ -84,27 +87,35 @@ def canonical_settings(given: Mapping[str, Any], of_algorithm: Collection[str] =
     return found
 
 
-def _canonical(given: Mapping[str, Any], of_algorithm: Collection[str]) -> Iterator[tuple[str, str, Any]]:
-    """Yield the name that the source uses, the canonical name and the value of each setting."""
-    for source, key, whole in with_action_noise(given):
-        parts = [(source, key, whole)] if key in of_algorithm or key != source else unnested(key, whole)
-        for written, name, value in parts:
-            canonical = canonical_name(name)
-            yield written, canonical, canonical_value(name, value)
-
-
 def canonical_value(name: str, value: Any) -> Any:
-    """Convert the value of a setting that a user calls `name` to the form that is checked.
+    """Convert the value of a setting from the form in which users write it to the form that is checked.
+
+    Args:
+        name: what the user calls the setting; it may begin with a policy's id.
+        value: anything; a value without another form is returned unchanged.
 
     Raises:
-        ConfigError: the value of RLlib's name has no counterpart.
+        ConfigError: the value of RLlib's name has no counterpart, or `policy_kwargs` or `replay_buffer_kwargs` is a
+            text that is not a literal.
     """
+    if name.startswith("env."):
+        return plain_numbers(value)
     own = name if name in RENAMED else _of_policy(name)[1]
     try:
-        theirs = RENAMED[own].value(value) if own in RENAMED and not name.startswith("env.") else value
+        value = plain_numbers(RENAMED[own].value(value) if own in RENAMED else value)
     except ConfigError as error:
         raise ConfigError(str(error), key=name) from error
-    return read_value(canonical_name(name), plain_numbers(theirs))
+    canonical = canonical_name(name)
+    own = canonical.rpartition(".")[2]
+    if own == "algo":
+        return canonical_algorithm(value)
+    if own in _INTEGERS or takes_integers(own):
+        return as_integer(value)
+    if own in ("policy_kwargs", "replay_buffer_kwargs") and isinstance(value, str):
+        value = parse_literal(own, value)
+    if own == "policy_kwargs" and isinstance(value, Mapping):
+        return {entry: _class_name(entry, part) for entry, part in value.items()}
+    return _class_name(own, value) if canonical.endswith(f"policy_kwargs.{own}") else value
 
 
 def _given_twice(name: str, one: str, other: str) -> ConfigError:
@@ -159,28 +170,6 @@ def translated_hyperparameters(
                 raise _given_twice(setting, name, setting)
             result[setting] = value
     return result
-
-
-def read_value(name: str, value: Any) -> Any:
-    """Convert a value from the form in which users write it to the form that is checked.
-
-    Args:
-        name: the canonical name of the setting, which may begin with a policy's id.
-        value: anything; a value without another form is returned unchanged.
-
-    Raises:
-        ConfigError: `policy_kwargs` or `replay_buffer_kwargs` is a text that is not a literal.
-    """
-    own = name.rpartition(".")[2]
-    if own == "algo" and not name.startswith("env."):
-        return canonical_algorithm(value)
-    if (own in _INTEGERS or takes_integers(own)) and not name.startswith("env."):
-        return as_integer(value)
-    if own in ("policy_kwargs", "replay_buffer_kwargs") and isinstance(value, str):
-        value = parse_literal(own, value)
-    if own == "policy_kwargs" and isinstance(value, Mapping):
-        return {entry: _class_name(entry, part) for entry, part in value.items()}
-    return _class_name(own, value) if name.endswith(f"policy_kwargs.{own}") else value
 
 
 def as_integer(value: Any) -> Any:

@@ -1,9 +1,9 @@
-"""Every setting of a run, with its default and its checks."""
+"""Every setting of a run, with its default and its checks; and where each was given."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from itertools import pairwise
 from operator import attrgetter
 from typing import Annotated, Any, Literal, cast, get_type_hints
@@ -11,13 +11,12 @@ from typing import Annotated, Any, Literal, cast, get_type_hints
 from msgspec import Meta
 
 from marl_sb3.config.ids import require_ids
-from marl_sb3.config.processing import ProcessingSettings, split_processing
-from marl_sb3.config.provenance import Source, source_of
 from marl_sb3.config.values import (
     Count,
     FiniteFloat,
     Named,
     NumberOfWorkers,
+    PositiveFloat,
     PositiveInt,
     PositiveSeconds,
     Seed,
@@ -29,6 +28,133 @@ from marl_sb3.config.values import (
 )
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import AgentID, PolicyID
+
+# --- Where a setting was given ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a setting was given.
+
+    Attributes:
+        label: the place, for messages: `--set gamma`, `h.yml, arena.gamma`.
+        path: the dotted key with which it was given: `agent1.gamma`. Empty if it was given without one.
+        order: number of the source that gave it; settings of later sources win.
+    """
+
+    label: str
+    path: str = ""
+    order: int = 0
+
+    def __str__(self) -> str:
+        """Return the label; what a terminal cannot print, or would obey, is escaped: a file may hold anything."""
+        return "".join(each if each.isprintable() else repr(each)[1:-1] for each in self.label)
+
+
+def source_of(sources: Mapping[str, Source], key: str | None) -> Source | None:
+    """Return where the setting that an error names was given.
+
+    Args:
+        sources: setting -> source; settings are named `gamma`, `checkpoints.every`, `pol1.gamma`, `policies.pol1`, ...
+        key: key of the error. `pol1.gamma` finds the source of that policy's setting, or else of the setting for all
+            policies; `pol1` finds the source of the first setting of that policy, and `policy_kwargs.net_arch` that
+            of `policy_kwargs`.
+    """
+    if not key:
+        return None
+    within = (name for name in sources if name.startswith(f"{key}."))
+    parts = key.split(".")  # a policy's id may have several parts
+    names = [".".join(parts[first:]) for first in range(len(parts))]  # `key`, and the settings for all policies
+    candidates = (key, next(within, ""), f"policies.{key}", *(each for name in names for each in _with_whole(name)))
+    return next((sources[name] for name in candidates if name in sources), None)
+
+
+def _with_whole(name: str) -> tuple[str, ...]:
+    """The name of an entry of `policy_kwargs`, and that of `policy_kwargs` itself; any other name alone."""
+    whole, _, _ = name.rpartition(".")
+    return (name, whole) if whole.rpartition(".")[2] == "policy_kwargs" else (name,)
+
+
+# --- Processing of observations, rewards and actions -----------------------------------------------------------------
+
+
+_Side = Annotated[int, Meta(ge=1, le=4096)]
+_Size = Annotated[Sequence[_Side], Meta(min_length=2, max_length=2, description="a list of height and width")] | None
+_Frames = Annotated[int, Meta(ge=1, le=256)]
+_Steps = Annotated[int, Meta(ge=1, le=10**9)]
+
+
+@dataclass(frozen=True)
+class ProcessingSettings:
+    """What is done to the observations, rewards and actions of a policy, in the order in which it is done.
+
+    Attributes:
+        resize: `[height, width]` of images, by averaging over areas. None: images keep their size.
+        grayscale: whether RGB images become images of one channel.
+        normalize_observations: whether observations are normalised by their running mean and variance, as SB3's
+            `VecNormalize` does.
+        normalize_keys: keys of a Dict observation that are normalised. None: all.
+        clip_observations: limit of normalised observations.
+        frame_stack: number of latest observations that are stacked into one, as SB3's `VecFrameStack` does.
+        previous_action: whether an agent sees its previous action; zeros at the start of an episode.
+        previous_reward: whether an agent sees the reward of its previous action; 0 at the start of an episode.
+        time_feature: number of actions over which a number falls from 1 to 0 that the agent sees, as sb3-contrib's
+            `TimeFeatureWrapper` does. None: it does not see one.
+        agent_indicator: whether an agent sees which one of the policy's agents it is, one-hot.
+        clip_rewards: limit of rewards, before they are normalised. None: no limit.
+        normalize_rewards: whether rewards are divided by the running standard deviation of discounted returns, as
+            `VecNormalize` does. The discount is the policy's `gamma`.
+        clip_normalized_rewards: limit of normalised rewards.
+        normalize_epsilon: added to variances before they divide.
+        rescale_actions: whether the policy acts in [-1, 1], which becomes the range of the env's Box.
+    """
+
+    resize: _Size = None
+    grayscale: bool = False
+    normalize_observations: bool = False
+    normalize_keys: Strings | None = None
+    clip_observations: PositiveFloat = 10.0
+    frame_stack: _Frames = 1
+    previous_action: bool = False
+    previous_reward: bool = False
+    time_feature: _Steps | None = None
+    agent_indicator: bool = False
+    clip_rewards: PositiveFloat | None = None
+    normalize_rewards: bool = False
+    clip_normalized_rewards: PositiveFloat = 10.0
+    normalize_epsilon: PositiveFloat = 1e-8
+    rescale_actions: bool = False
+
+    def changed(self) -> dict[str, Any]:
+        """The settings that differ from their defaults, by name."""
+        return {
+            each.name: getattr(self, each.name) for each in fields(self) if getattr(self, each.name) != each.default
+        }
+
+
+# The kinds of the settings by their names.
+PROCESSING: Mapping[str, Any] = dict(get_type_hints(ProcessingSettings, include_extras=True))
+
+
+def processing_settings(values: Mapping[str, Any]) -> ProcessingSettings:
+    """The settings with these values, by name.
+
+    Raises:
+        ConfigError: a value is not accepted.
+    """
+    for name, value in values.items():
+        require(name, value, PROCESSING[name])
+    return ProcessingSettings(**values)
+
+
+def split_processing(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Split the settings of a policy: those of its processing, and all others."""
+    own = {name: value for name, value in settings.items() if name in PROCESSING}
+    return own, {name: value for name, value in settings.items() if name not in PROCESSING}
+
+
+# --- A run -----------------------------------------------------------------------------------------------------------
+
 
 # `require_ids` checks the ids in mappings and lists, with better messages.
 _Policies = Annotated[str | Mapping[Any, Any], Meta(description="shared, per_agent or a mapping")]
@@ -209,7 +335,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         for name, kind in ACCEPTED.items():
-            require(name, value_of(self, name), kind)
+            require(name, attrgetter(name)(self), kind)
         _check_extensions(self)
         _check_stop(self)
         _check_ids(self)

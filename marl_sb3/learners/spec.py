@@ -11,7 +11,7 @@ from marl_sb3.config.algorithms import AlgorithmInfo, algorithm_info, saved_clas
 from marl_sb3.config.compat.rllib_names import Context
 from marl_sb3.config.names import canonical_hyperparameters, translated_hyperparameters
 from marl_sb3.config.networks import CLASSES, STORED_POLICY_KWARGS
-from marl_sb3.config.processing import PROCESSING, ProcessingSettings, processing_settings, split_processing
+from marl_sb3.config.schema import PROCESSING, ProcessingSettings, processing_settings, split_processing
 from marl_sb3.config.values import Named, accepts, plain_numbers, require
 from marl_sb3.errors import ConfigError
 from marl_sb3.learners.registry import info_of_class, named_algorithm
@@ -51,10 +51,12 @@ class PolicySpec:
     ) -> None:
         if isinstance(algorithm, (str, AlgorithmInfo)):
             algorithm = algorithm_info(named_algorithm(algorithm)).algorithm_class
+        if "processing" in hyperparameters:
+            hyperparameters |= require("processing", hyperparameters.pop("processing"), Named)
         self.info = info_of_class(algorithm)
         self.algorithm: type[BaseAlgorithm] = algorithm
         self.policy = _policy_of(self.info, algorithm, policy)
-        self._processing, self._given = split_processing(_together(plain_numbers(hyperparameters)))
+        self._processing, self._given = split_processing(plain_numbers(hyperparameters))
         self.processing: ProcessingSettings = processing_settings(self._processing)
         self.hyperparameters = resolve_hyperparameters(algorithm, self._given)  # `_given` still has `lin_3e-4`
 
@@ -117,12 +119,6 @@ class PolicySpec:
         given = {**self.hyperparameters, **self._processing}
         settings = "".join(f", {name}={value!r}" for name, value in given.items())
         return f"PolicySpec({self.algorithm.__name__}, {self.policy!r}{settings})"
-
-
-def _together(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings with those of a mapping `processing` beside the others."""
-    beside = {name: value for name, value in settings.items() if name != "processing"}
-    return {**beside, **require("processing", settings.get("processing", {}), Named)}
 
 
 def _policy_of(info: AlgorithmInfo, algorithm: type[BaseAlgorithm], policy: str | type[Any]) -> str | type[Any]:

@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 
-from marl_sb3.config.processing import ProcessingSettings
+from marl_sb3.config.schema import ProcessingSettings
 from marl_sb3.errors import ConfigError
 from marl_sb3.processing.interface import (
     WHOLE,

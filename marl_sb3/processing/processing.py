@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from marl_sb3.config.processing import ProcessingSettings
+from marl_sb3.config.schema import ProcessingSettings
 from marl_sb3.errors import ConfigError
 from marl_sb3.processing.interface import Look, Memory, ObservationProcessor, Policy, Space
 from marl_sb3.processing.normalize import NormalizeObservations, Rewards, RunningStatistics

@@ -13,9 +13,8 @@ from typing import Any
 import torch
 
 from marl_sb3.config.algorithms import algorithm_info
-from marl_sb3.config.provenance import source_of
 from marl_sb3.config.ray import AnyRunners
-from marl_sb3.config.schema import ACCEPTED, SECTIONS, TrainConfig, names_in
+from marl_sb3.config.schema import ACCEPTED, SECTIONS, TrainConfig, names_in, source_of
 from marl_sb3.config.values import counted
 from marl_sb3.envs.gymnasium_wrappers import named_wrappers, wrapping_factory
 from marl_sb3.envs.registry import EnvFactory, env_factory

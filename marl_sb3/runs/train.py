@@ -85,6 +85,7 @@ def train(
         ConfigError: a setting is wrong; nothing has been written.
         EnvError: the env broke the `ParallelEnv` contract.
     """
+    require_kinds(hparams, settings)
     callbacks = accepted_callbacks(callback)
     name, factory = named_factory(env)
     n_timesteps = as_integer(timesteps)
@@ -130,7 +131,6 @@ def _together(settings: Mapping[str, Any] | None, more: Mapping[str, Any]) -> Ma
     if "seeds" in more:
         words = "train() trains one run; accepted: seed=S, in a loop over the seeds, or the command train --seeds"
         raise ConfigError(words, key="seeds")
-    require_kinds(None, settings)
     if twice := more.keys() & (settings or {}).keys():
         raise ConfigError(f"{min(twice)} is given by itself and in settings; accepted: once", key=min(twice))
     return {**(settings or {}), **more}

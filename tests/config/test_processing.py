@@ -10,7 +10,7 @@ import pytest
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, make_vec_env
 from marl_sb3.config import TrainConfig, load_config
 from marl_sb3.config.files import to_yaml
-from marl_sb3.config.processing import ProcessingSettings
+from marl_sb3.config.schema import ProcessingSettings
 from marl_sb3.runs.build import policy_spec, resolved
 from marl_sb3.storage.state import StateReader
 

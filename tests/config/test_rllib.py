@@ -92,7 +92,9 @@ def test_a_renamed_hyperparameter_is_the_same_everywhere(name: str, tmp_path: Pa
     (found,) = policy_specs({"p": spec}, ["p"], {name: value}, 1).values()
     assert found.hyperparameters == spec.with_defaults(expected).hyperparameters
     (parameter,) = parse_space({name: {"choices": [value, value]}}, "here").parameters
-    assert load_config("e", settings={parameter.name: parameter.extremes()[0]}).hyperparameters == expected
+    assert (
+        load_config("e", settings={parameter.name: parameter.setting(parameter.bounds[0])}).hyperparameters == expected
+    )
 
 
 @pytest.mark.parametrize("name", FIELD_VALUES)

@@ -25,7 +25,7 @@ from toy_envs import SampledEnv
 
 from marl_sb3 import MultiAgentAlgorithm, MultiAgentVecEnv, PolicySpec, make_vec_env
 from marl_sb3.config.algorithms import algorithm_info
-from marl_sb3.config.processing import PROCESSING
+from marl_sb3.config.schema import PROCESSING
 
 SEED = 7
 SMALL = {

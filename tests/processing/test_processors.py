@@ -14,7 +14,7 @@ from toy_envs import NoisyEnv, SampledEnv
 
 import marl_sb3
 from marl_sb3 import ConfigError, MultiAgentAlgorithm, PolicySpec, load_policies, make_vec_env
-from marl_sb3.config.processing import PROCESSING
+from marl_sb3.config.schema import PROCESSING
 from marl_sb3.evaluation import play_episodes
 from marl_sb3.policies.placement import rows_of_policy
 from marl_sb3.processing import ORDER

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from toy_envs import ScriptedEnv
 
-from marl_sb3.config.processing import ProcessingSettings
+from marl_sb3.config.schema import ProcessingSettings
 from marl_sb3.policies.placement import rows_of_policy
 from marl_sb3.processing import Policy, Processing, process_rows
 from marl_sb3.vec_env import make_vec_env

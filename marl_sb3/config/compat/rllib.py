@@ -59,6 +59,12 @@ def _split(name: str) -> tuple[str, str]:
     return f"{policy_id}{dot}", own
 
 
+def is_taken_apart(name: str) -> bool:
+    """Whether `unnested` yields something else than the setting itself, or refuses the name."""
+    own = _split(name)[1]
+    return own in NESTED or own in ALWAYS or own in NO_COUNTERPART
+
+
 def is_of_rllib(own: str) -> bool:
     """Whether a name is in one of the tables."""
     return any(own in table for table in (RENAMED, LATER, ALWAYS, NO_COUNTERPART, NESTED))

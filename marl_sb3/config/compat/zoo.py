@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from marl_sb3.config.networks import IN_PYTHON
-from marl_sb3.config.provenance import Source
+from marl_sb3.config.schema import Source
 from marl_sb3.config.values import shown
 from marl_sb3.errors import ConfigError
 
@@ -177,6 +177,10 @@ _SHOWN = 80  # characters of a value in a message
 _ALWAYS_SO = {"training": True}  # arguments that have one value here
 
 
+# The keys that mean other settings; see `translated_key`.
+TRANSLATED = ("normalize", "normalize_kwargs", "processing.frame_stack", "env_wrapper")
+
+
 def translated_key(key: str, value: Any) -> dict[str, Any]:
     """Return the settings that a key of a file means, by name; most keys mean themselves.
 
@@ -245,6 +249,11 @@ def _text(value: Any) -> str:
 
 _TYPE, _STD = "noise_type", "noise_std"
 _NOISES = {"normal": "normal", "ornstein-uhlenbeck": "ornstein_uhlenbeck", "ornstein_uhlenbeck": "ornstein_uhlenbeck"}
+
+
+def names_noise(given: Iterable[str]) -> bool:
+    """Whether one of the two keys is among the names of settings."""
+    return any(name.endswith((_TYPE, _STD)) for name in given)
 
 
 def with_action_noise(given: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
