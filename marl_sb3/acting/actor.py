@@ -155,7 +155,7 @@ class Actor(Stateful):
         return self._transposed(seen) if self.policy.transposes_images else seen
 
     def _transposed(self, observations: Observations) -> Observations:
-        env = self.policy.algorithm.env
+        env = getattr(self.policy.algorithm, "env", None)  # an algorithm of the user's own may have none
         return env.transpose_observations(observations) if isinstance(env, VecTransposeImage) else observations
 
     def masks(self, step: VecStep) -> BoolArray | None:
