@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from stable_baselines3.common.logger import KVWriter, filter_excluded_keys
 
@@ -31,13 +31,18 @@ _ROW_VALUES = (str, bool, int, float, list, tuple, type(None))
 class _RowFormat(KVWriter):
     """Writes a row for each iteration, including values that callbacks dumped since the last row.
 
+    Args:
+        path: the file.
+
     Attributes:
         name: name of the format for the argument `exclude` of `logger.record`.
     """
 
     name: str
 
-    def __init__(self) -> None:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = append_text(path)
         self._waiting: dict[str, Any] = {}
 
     def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
@@ -59,6 +64,16 @@ class _RowFormat(KVWriter):
         Args:
             recorded: flat names -> values; none of these names is in the result.
         """
+
+    def _append(self, line: str) -> None:
+        with with_filename(self._path):
+            self._file.write(line)
+            self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        with suppress(OSError):  # an error of a line that was reported when it was written
+            self._file.close()
 
 
 def _fits_a_row(value: Any) -> bool:
@@ -85,19 +100,14 @@ class JsonLinesFormat(_RowFormat):
     name = "json"
 
     def __init__(self, path: Path, keep: Callable[[Result], None] = lambda _: None) -> None:
-        super().__init__()
-        self._file = append_text(path)
+        super().__init__(path)
         self._keep = keep
 
     def _write_row(self, result: Result, recorded: dict[str, Any]) -> None:
         _nest(recorded, result)
         self._keep(result)
         # One write per line: a reader never sees an incomplete line.
-        _append(self._file, json.dumps(result, allow_nan=False) + "\n")
-
-    def close(self) -> None:
-        """Close the file."""
-        _close(self._file)
+        self._append(json.dumps(result, allow_nan=False) + "\n")
 
 
 class CsvFormat(_RowFormat):
@@ -106,9 +116,7 @@ class CsvFormat(_RowFormat):
     name = "csv"
 
     def __init__(self, path: Path) -> None:
-        super().__init__()
-        self._path = path
-        self._file = append_text(path)
+        super().__init__(path)
         self._columns = next(iter(self._lines()), [])
 
     def _write_row(self, result: Result, recorded: dict[str, Any]) -> None:
@@ -117,7 +125,7 @@ class CsvFormat(_RowFormat):
         if added:
             self._columns += added
             self._rewrite()
-        _append(self._file, csv_line([row.get(name) for name in self._columns]))
+        self._append(csv_line([row.get(name) for name in self._columns]))
 
     def _lines(self) -> list[list[str]]:
         return list(csv.reader(io.StringIO(read_regular(self._path).decode(), newline="")))
@@ -128,21 +136,6 @@ class CsvFormat(_RowFormat):
             fresh.write_text("".join(map(csv_line, [self._columns, *padded])), encoding="utf-8", newline="")
             self._file.close()
         self._file = append_text(self._path)
-
-    def close(self) -> None:
-        """Close the file."""
-        _close(self._file)
-
-
-def _append(file: TextIO, line: str) -> None:
-    with with_filename(file.name):
-        file.write(line)
-        file.flush()
-
-
-def _close(file: TextIO) -> None:
-    with suppress(OSError):  # an error of a line that was reported when it was written
-        file.close()
 
 
 def csv_line(values: Sequence[Any]) -> str:
