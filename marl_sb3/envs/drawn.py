@@ -146,10 +146,6 @@ class DrawnEnv(ParallelEnv[AgentID, Array, Any]):  # type: ignore[misc]  # Petti
         self._window.show(image)
         return None
 
-    def _draw_if_human(self) -> None:
-        if self.render_mode == "human":
-            self._draw()
-
     def close(self) -> None:
         """Close the window, if one is open; the env can be used further."""
         if self._window is not None:
@@ -160,7 +156,7 @@ class DrawnEnv(ParallelEnv[AgentID, Array, Any]):  # type: ignore[misc]  # Petti
         if self._state is None:
             raise EnvError(f"{self.title}: {caller} before the first reset(); call reset() first")
 
-    def _require_episode(self) -> None:
+    def _no_episode(self) -> EnvError:
+        """Make the error for a step without an episode."""
         self._require_reset("step()")
-        if not self.agents:
-            raise EnvError(f"{self.title}: step() after the end of the episode; call reset() first")
+        return EnvError(f"{self.title}: step() after the end of the episode; call reset() first")

@@ -12,7 +12,7 @@ import numpy as np
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import AgentID, Array, BoolArray, Observations, PolicyID
 from marl_sb3.vec_env.interface import MultiAgentVecEnv
-from marl_sb3.vec_env.observations import AgentGroup, ZeroBased, map_arrays
+from marl_sb3.vec_env.observations import AgentGroup, ZeroBased
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,14 @@ class PolicyRows:
 
     def observations(self, groups: Sequence[Observations]) -> Observations:
         """(rows, ...) from the observations of all groups, counted from 0, in new arrays."""
-        columns = self._in_group
-        of_policy = map_arrays(
-            lambda array: array[:, columns].reshape(-1, *array.shape[2:]).copy(), groups[self.group_index]
-        )
-        return self.zero_based_observations.from_rows(of_policy)
+        columns, of_group = self._in_group, groups[self.group_index]
+        rows: Observations
+        if isinstance(of_group, dict):
+            rows = {key: array[:, columns].reshape(-1, *array.shape[2:]).copy() for key, array in of_group.items()}
+        else:
+            rows = of_group[:, columns].reshape(-1, *of_group.shape[2:]).copy()
+        zero_based = self.zero_based_observations
+        return zero_based.from_rows(rows) if zero_based.shifts else rows
 
     def masks(self, groups: Sequence[BoolArray | None]) -> BoolArray | None:
         """Return the rows' action masks, (rows, n), from those of all groups; None if the env gives none."""
@@ -132,7 +135,8 @@ def rows_of_policy(env: MultiAgentVecEnv, policy_id: PolicyID, policy_of: Mappin
 
 def zero_actions(env: MultiAgentVecEnv) -> list[Array]:
     """Return zeros of shape `(E, A_group, *action shape)` per group, which policies overwrite with actions."""
-    return [
-        np.zeros((env.num_envs, len(group.agents), *(group.action_space.shape or ())), group.action_space.dtype)
-        for group in env.groups
-    ]
+    actions: list[Array] = []
+    for group in env.groups:
+        shape = (env.num_envs, len(group.agents), *(group.action_space.shape or ()))
+        actions.append(np.zeros(shape, group.action_space.dtype))
+    return actions

@@ -298,6 +298,13 @@ class InProcessVecEnv(MultiAgentVecEnv):
 
     _actions: Sequence[Array]
 
+    def step(self, actions: Sequence[Array]) -> VecStep:
+        """See `MultiAgentVecEnv.step`; the same without the way through `send` and `recv`."""
+        if self._sent or self._latest is None:
+            self.send(actions)  # which refuses it
+        self._latest = step = self._step(actions)
+        return step
+
     def _send(self, actions: Sequence[Array]) -> None:
         self._actions = actions
 

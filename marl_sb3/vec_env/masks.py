@@ -60,6 +60,7 @@ class MaskReader:
 
     Attributes:
         none: the masks of envs without masks.
+        idle: whether no group has masks, so that there is nothing to read.
     """
 
     def __init__(self, groups: Sequence[AgentGroup], num_envs: int) -> None:
@@ -76,11 +77,10 @@ class MaskReader:
         self._undecided = {
             number for number, found in enumerate(self._masked) if not found and self._choices[number] is not None
         }
+        self._see_whether_idle()
 
-    @property
-    def idle(self) -> bool:
-        """Whether no group has masks, so that there is nothing to read."""
-        return not self._undecided and True not in self._masked
+    def _see_whether_idle(self) -> None:
+        self.idle = not self._undecided and True not in self._masked
 
     def read(self, slots: Sequence[EnvSlot], infos: Mapping[int, Mapping[str, Any]]) -> ActionMasks:
         """Return the masks of the agents that act next.
@@ -110,6 +110,7 @@ class MaskReader:
         """Decide whether a group has masks."""
         self._undecided.discard(number)
         self._masked[number] = masked
+        self._see_whether_idle()
 
     def _of_group(self, number: int, slots: Sequence[EnvSlot], infos: Mapping[int, Mapping[str, Any]]) -> BoolArray:
         places, choices = self._places[number], self._choices[number]

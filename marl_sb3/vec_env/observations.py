@@ -115,11 +115,6 @@ def zero_observations(groups: Sequence[AgentGroup], num_envs: int) -> tuple[Obse
     return tuple(_zeros_of_group(group, num_envs) for group in groups)
 
 
-def zeros_as(groups: Sequence[Observations]) -> tuple[Observations, ...]:
-    """Return zeros of the shapes and dtypes of these observations, in less time than `zero_observations` takes."""
-    return tuple(map_arrays(lambda array: np.zeros(array.shape, array.dtype), group) for group in groups)
-
-
 def _zeros_of_group(group: AgentGroup, num_envs: int) -> Observations:
     try:
         return _zeros(group.observation_space, (num_envs, len(group.agents)))

@@ -180,7 +180,10 @@ class EnvSlot:
         """
         self._log.record(actions)
         places = self.layout.places
-        acting = {agent: actions[places[agent].group][places[agent].group_column] for agent in self.to_act}
+        acting = {}
+        for agent in self.to_act:
+            place = places[agent]
+            acting[agent] = actions[place.group][place.group_column]
         if self.horizon is not None:
             self._last_seen.update({agent: deepcopy(self.shown[agent]) for agent in acting})
         self._steps += 1

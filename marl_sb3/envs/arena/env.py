@@ -90,8 +90,10 @@ class ArenaEnv(DrawnEnv):
         self._coins = rules.draw_coins(self._rng, self.max_timesteps)
         self._state = rules.initial_state(1, self.height, self.width)
         self.agents = list(rules.AGENTS)
-        self._draw_if_human()
-        return _observations(self._state), {agent: {} for agent in rules.AGENTS}
+        if self.render_mode == "human":
+            self._draw()
+        observations = dict(zip(rules.AGENTS, rules.observations(self._state)[0], strict=True))
+        return observations, {agent: {} for agent in rules.AGENTS}
 
     def configure(self, max_timesteps: int) -> None:
         """Change the length of episodes from the next reset on; the sizes would change the spaces, and stay.
@@ -107,7 +109,8 @@ class ArenaEnv(DrawnEnv):
         Raises:
             EnvError: if no episode is running, or an action is missing or not accepted.
         """
-        self._require_episode()
+        if not self.agents:
+            raise self._no_episode()
         state, timestep = self._state, int(self._state.timesteps[0])
         chosen = np.array([self._checked(actions)])
         outcome = rules.step(state, self._destinations, chosen, self._coins[timestep : timestep + 1])
@@ -115,14 +118,23 @@ class ArenaEnv(DrawnEnv):
         ended = timestep + 1 == len(self._coins)
         if ended:
             self.agents = []
-        self._draw_if_human()
+        if self.render_mode == "human":
+            self._draw()
         reward1, reward2 = outcome.rewards[0].tolist()
+        collision = bool(outcome.collision[0])
         return (
-            _observations(state),
+            dict(zip(rules.AGENTS, rules.observations(state)[0], strict=True)),
             {"agent1": reward1, "agent2": reward2},
             {"agent1": False, "agent2": False},
             {"agent1": ended, "agent2": ended},
-            _step_infos(outcome),
+            {
+                "agent1": {
+                    "collision": collision,
+                    "new_field": bool(outcome.new_field[0]),
+                    "new_field_rewarded": bool(outcome.new_field_rewarded[0]),
+                },
+                "agent2": {"collision": collision},
+            },
         )
 
     def state(self) -> Array:
@@ -169,23 +181,6 @@ def _check_sizes(**sizes: int) -> None:
             f"height * width must be >= 2, a cell per agent; received {sizes['height']} * {sizes['width']}",
             key="env.height",
         )
-
-
-def _observations(state: rules.ArenaState) -> dict[AgentID, Array]:
-    seen = rules.observations(state)
-    return {"agent1": seen[0, 0], "agent2": seen[0, 1]}
-
-
-def _step_infos(outcome: rules.StepOutcome) -> Infos:
-    collision = bool(outcome.collision[0])
-    return {
-        "agent1": {
-            "collision": collision,
-            "new_field": bool(outcome.new_field[0]),
-            "new_field_rewarded": bool(outcome.new_field_rewarded[0]),
-        },
-        "agent2": {"collision": collision},
-    }
 
 
 class BatchedArena(BatchedEnv):

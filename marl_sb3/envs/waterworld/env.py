@@ -84,7 +84,8 @@ class WaterworldEnv(DrawnEnv):
         self._state = rules.empty_state(1, self.parameters)
         rules.begin_episode(self._state, 0, self.pond, self._rng)
         self.agents = list(self.possible_agents)
-        self._draw_if_human()
+        if self.render_mode == "human":
+            self._draw()
         return self._observations(self._state), {agent: {} for agent in self.agents}
 
     def step(self, actions: dict[AgentID, Array]) -> StepResult:
@@ -93,14 +94,16 @@ class WaterworldEnv(DrawnEnv):
         Raises:
             EnvError: if no episode is running, or an action is missing or not accepted.
         """
-        self._require_episode()
+        if not self.agents:
+            raise self._no_episode()
         assert self._rng is not None, "reset() has made it"
         thrusts = self._checked(actions, int(self._state.timesteps[0]))
         rewards, events = rules.step(self._state, self.pond, thrusts, [self._rng])
         ended = int(self._state.timesteps[0]) == self.parameters.max_cycles
         if ended:
             self.agents = []
-        self._draw_if_human()
+        if self.render_mode == "human":
+            self._draw()
         agents, happened = self.possible_agents, events._asdict()
         return (
             self._observations(self._state),
