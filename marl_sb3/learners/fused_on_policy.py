@@ -235,7 +235,7 @@ def _inputs(observations: Array) -> PolicyInputs:
 class FusedLearner(OnPolicyLearner):
     """An `OnPolicyLearner` for marl_sb3's class of an algorithm, and for SB3's."""
 
-    updates_copies: ClassVar[bool] = True
+    updates_in_parallel: ClassVar[bool] = True
 
     def begin_update(self, progress_remaining: float) -> Update:
         """See `Learner.begin_update`."""

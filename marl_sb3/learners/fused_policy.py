@@ -84,7 +84,7 @@ class FusedPolicy:
         return [layers[0].weight for layers in self._layers]
 
     def read_parameters(self) -> None:
-        """Note that the policy's parameters may have changed."""
+        """Copy the weights of one-hot observations again; the kernels read all others in PyTorch's memory."""
         self.copies.read()
 
     def inputs(self, observations: Array) -> Inputs:

@@ -122,7 +122,7 @@ class Learner(Stateful, ABC):
         recorded_as: metric -> the name under which the algorithm's `train()` records it in SB3's logger.
         metric_names: the names of its metrics, in order.
         takes_common_steps: whether the `n_steps` of the run is the length of its rollouts, if its spec does not set it.
-        updates_copies: whether updates may work on copies of the parameters, and write them back in the end.
+        updates_in_parallel: whether updates may run at the same time as those of other policies.
         actor: acts for the rows of the policy, unless it acts in shards.
         experience: what the policy learns from; None if it is not trained and acts in this process.
     """
@@ -135,7 +135,7 @@ class Learner(Stateful, ABC):
         "num_module_steps_trained",
     )
     takes_common_steps: ClassVar[bool] = False
-    updates_copies: ClassVar[bool] = False
+    updates_in_parallel: ClassVar[bool] = False
     experience: Experience | ShardedExperience | None
 
     def __init__(

@@ -173,11 +173,11 @@ class TrainingLoop:
 
 
 def _without_shared_parameters(learners: Sequence[Learner]) -> list[list[Learner]]:
-    """Divide learners into groups that update one after the other, if some work on copies of their parameters.
+    """Divide learners into groups that update one after the other, if some may run in parallel.
 
     Those that share no parameters with another one are all in the first group.
     """
-    if len(learners) < 2 or not any(learner.updates_copies for learner in learners):
+    if len(learners) < 2 or not any(learner.updates_in_parallel for learner in learners):
         return [[*learners]]
     groups: list[tuple[list[Learner], set[int]]] = [([], set())]
     for learner in learners:
