@@ -90,7 +90,7 @@ POLICY_KWARGS: Mapping[str, Any] = {
     "n_lstm_layers": _LstmLayers,
 }
 
-# --- In a checkpoint, which may come from a stranger -----------------------------------------------------------------
+# --- In a checkpoint, which is untrusted -----------------------------------------------------------------------------
 
 
 def _mapping(name: str, **kinds: Any) -> Any:

@@ -102,7 +102,7 @@ class BatchedEnv(ABC):
         """Restore a state that `get_state` returned.
 
         Raises:
-            CheckpointError: it is not the state of such envs. It may come from a stranger: check all of it first.
+            CheckpointError: it is not the state of such envs. It is untrusted: check all of it first.
         """
         raise NotImplementedError(f"{type(self).__name__} cannot be put back")
 

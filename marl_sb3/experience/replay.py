@@ -92,7 +92,7 @@ class StoredColumns(Stateful, _Base):
         return commit
 
     def require_columns(self, file: TensorFile, lines: int, rows: int) -> None:
-        """Refuse tensors that are not those of such a buffer, in little memory.
+        """Refuse tensors that are not those of such a buffer, without reading whole tensors into memory.
 
         Args:
             file: the tensors.
@@ -243,7 +243,7 @@ def _bytes_of(space: spaces.Space[Any]) -> int:
 def read_resized(
     buffer: TransitionReplayBuffer | TransitionDictReplayBuffer, state: StateReader, file: TensorFile, rows: int
 ) -> Callable[[], None]:
-    """Check what `get_state` and `tensors` of a buffer with another number of rows returned, in little memory.
+    """Check what `get_state` and `tensors` of a buffer with another number of rows returned.
 
     Args:
         buffer: into which the transitions go, from the oldest to the newest; if it is smaller, the newest ones.

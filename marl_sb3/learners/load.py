@@ -1,4 +1,4 @@
-"""Load the policies in a checkpoint, which may come from a stranger, to act without an env."""
+"""Load the policies in a checkpoint, which is untrusted, to act without an env."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def read_bundle(
     device: str = "auto",
     env: MultiAgentVecEnv | None = None,
 ) -> PolicyBundle:
-    """Load the policies in a checkpoint, which may come from a stranger. See `load_policies`.
+    """Load the policies in a checkpoint, which is untrusted; see `load_policies`.
 
     Args:
         checkpoint: the checkpoint.

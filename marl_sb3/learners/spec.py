@@ -101,7 +101,7 @@ class PolicySpec:
         """Make a spec from what `to_plain` returned.
 
         Args:
-            plain: the description; it may come from a stranger.
+            plain: the description, which is untrusted.
 
         Raises:
             CheckpointError: the data is not a valid spec.

@@ -153,7 +153,7 @@ class Shard:
             episode.
 
         Raises:
-            CheckpointError: the state does not fit the shard. A stranger may have written it.
+            CheckpointError: the state does not fit the shard.
         """
         if saved.state is None:
             if saved.env_seed is not None:

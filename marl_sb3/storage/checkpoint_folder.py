@@ -37,7 +37,7 @@ class CheckpointFolder:
 
     Args:
         path: the folder of the checkpoints; the first `save` makes it.
-        may_be_link: whether reading follows a link at `path`; not in a run folder, which a stranger may have filled.
+        may_be_link: whether reading follows a link at `path`; not in a run folder, whose content is untrusted.
     """
 
     def __init__(self, path: Path, *, may_be_link: bool = True) -> None:

@@ -262,7 +262,7 @@ def _file_names(folder: Path) -> list[str]:
         raise CheckpointError(f"cannot be read: {error.strerror}") from error
     for name in names:
         if name not in (MANIFEST, _STATE) and not _TENSOR_FILE.fullmatch(name):
-            raise CheckpointError(f"{name!r} does not belong into a checkpoint")
+            raise CheckpointError(f"unexpected file {name!r} in checkpoint")
     for name in (MANIFEST, _STATE, f"{_ARRAYS}.safetensors"):
         if name not in names:
             raise CheckpointError(f"{name} is missing")
@@ -290,7 +290,7 @@ def parse_json(name: str, data: bytes, hook: Hook | None = None) -> Any:
     """Parse JSON; `hook` may replace each mapping.
 
     Raises:
-        CheckpointError: it is not valid JSON, has a name twice or a number that is not finite, or is nested too deep.
+        CheckpointError: it is not valid JSON, or is too deep, or has duplicate names or numbers that are not finite.
     """
 
     def mapping(pairs: list[tuple[str, Any]]) -> Any:
@@ -314,11 +314,11 @@ def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Make a mapping of pairs.
 
     Raises:
-        ValueError: a name is there twice.
+        ValueError: a duplicate name.
     """
     mapping = dict(pairs)
     if len(mapping) < len(pairs):
-        raise ValueError("a name is there twice")
+        raise ValueError("duplicate name")
     return mapping
 
 

@@ -1,4 +1,4 @@
-"""Open what is in the folder of a run or a study, which a stranger may have filled: regular files and real folders.
+"""Open what is in the folder of a run or a study, whose content is untrusted: regular files and real folders.
 
 Links in it are not followed, pipes and devices are never waited for, and no file is read that does not fit into memory.
 The folder itself, which the user names, may be a link. Files that are replaced as a whole (`atomic`) need no check: a

@@ -31,7 +31,7 @@ def space_from_plain(plain: StateReader) -> Space:
     """Make a space from the plain data that `space_to_plain` returned.
 
     Args:
-        plain: the description; it may come from a stranger.
+        plain: the description, which is untrusted.
 
     Raises:
         CheckpointError: it does not describe a space.

@@ -1,7 +1,7 @@
-"""State as plain data: `get_state` methods return it, `set_state` methods read it with checks.
+"""State as plain data, and how it is read with checks.
 
-A state is a tree of dictionaries and lists whose leaves are numbers, strings, None and NumPy arrays. It may come from a
-file that a stranger wrote, so that type, shape and range of each value are checked before it is used.
+A state is a tree of dictionaries and lists whose leaves are numbers, strings, None and NumPy arrays. The file
+that it comes from is untrusted: type, shape and range of each value are checked before it is used.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class StateReader:
             self.value(name)
         for name in self._values:
             if name not in names:
-                raise CheckpointError(f"{self.where} has {_short(name)}, which does not belong there")
+                raise CheckpointError(f"{self.where} has {_short(name)}, which is unexpected")
 
     def names(self) -> list[str]:
         """The names of all fields; each must be a string that `string` accepts."""

@@ -67,7 +67,7 @@ def copies(tensors: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def pieces(tensors: Mapping[str, Array], name: str) -> Iterator[tuple[int, Array]]:
-    """A tensor in slices of its first axis, each with the index where it begins; a stored one takes little memory."""
+    """Slices of a tensor's first axis, each with the index where it begins; a stored tensor is not read as a whole."""
     if isinstance(tensors, StoredTensors):
         yield from tensors.pieces(name)
     else:
@@ -129,7 +129,7 @@ def _is_finite(array: Array) -> bool:
 class StoredTensors(Mapping[str, Array]):
     """The tensors of a file. `forms` are read at once, a tensor when it is accessed.
 
-    The file may come from a stranger and be large: compare `forms` with what is expected before reading numbers.
+    The file is untrusted and may be large: compare `forms` with what is expected before reading numbers.
 
     Args:
         path: the file.
@@ -184,7 +184,7 @@ class StoredTensors(Mapping[str, Array]):
             begin += len(piece)
 
     def verify(self) -> None:
-        """Check the hash and all numbers, in little memory."""
+        """Check the hash and all numbers, without reading a whole tensor into memory."""
         self._verify_hash()
         for name in self.forms:
             for piece in self._pieces(name):

@@ -58,7 +58,7 @@ class TrainingCallback(BaseCallback):
         """Called after `on_training_start` of a resumed run, with what `get_state` returned.
 
         Raises:
-            CheckpointError: the state does not fit the callback. It may come from a stranger: check all of it.
+            CheckpointError: the state does not fit the callback. It is untrusted: check all of it.
         """
 
 

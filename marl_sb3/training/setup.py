@@ -190,7 +190,7 @@ def constructor_arguments(
     """Return the arguments of the constructor for the algorithm in a checkpoint.
 
     Args:
-        checkpoint: the checkpoint; it may come from a stranger.
+        checkpoint: the checkpoint, which is untrusted.
         policies: specs from the caller; None: those in the checkpoint.
         n_steps: the value from the caller; None: that in the checkpoint.
 

@@ -157,7 +157,7 @@ def test_spaces_that_do_not_fit_are_refused(its: Any, message: str, saved: Path)
     ("state", "message"),
     [
         ({"spaces": {}}, "state/spaces/agent1 is missing"),
-        ({"policies": {"agent1": {}}}, "does not belong there|is missing"),
+        ({"policies": {"agent1": {}}}, "is unexpected|is missing"),
         ({"policy_of": {"agent1": "agent1"}}, "policy 'agent2' acts for no agent"),
         ({"policy_of": {"agent1": "agent1", "agent2": "x"}}, "unknown policy 'x'"),
     ],

@@ -130,7 +130,7 @@ BAD = {
     ),
     "a missing file": (lambda f: (f / "arrays.safetensors").unlink(), "arrays.safetensors is missing"),
     "no manifest": (lambda f: (f / "manifest.json").unlink(), "manifest.json is missing"),
-    "a file too many": (lambda f: (f / "evil.pkl").write_bytes(b""), "'evil.pkl' does not belong into a checkpoint"),
+    "a file too many": (lambda f: (f / "evil.pkl").write_bytes(b""), "unexpected file 'evil.pkl' in checkpoint"),
     "an unlisted file": (
         lambda f: (f / "policy-001.safetensors").write_bytes(b""),
         "policy-001.safetensors is missing",

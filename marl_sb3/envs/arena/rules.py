@@ -33,7 +33,7 @@ _MOVES_FIRST = np.array([[False, True], [True, False]])  # [agent1 is first, age
 _OWN_THEN_OTHER = np.array([[0, 1], [1, 0]])  # [agent]: whose cells it observes, in order
 
 
-MOST_TIMESTEPS = 10**7  # that `configure` accepts; a checkpoint may come from a stranger
+MOST_TIMESTEPS = 10**7  # that `configure` accepts, also from a checkpoint, which is untrusted
 
 
 def checked_limit(max_timesteps: Any) -> int:
