@@ -96,6 +96,9 @@ class Actor(Stateful):
         self.policy = policy
         self.processing = processing
         self._bootstraps = bootstraps
+        # An algorithm of the user's own may have no env.
+        env = getattr(policy.algorithm, "env", None) if policy.transposes_images else None
+        self._image_env: Any = env if isinstance(env, VecTransposeImage) else None
         self.step = 0
         self.begin_episodes()
 
@@ -137,7 +140,10 @@ class Actor(Stateful):
             ConfigError: the policy needs action masks, an agent acts next, and the env gives none.
             NumericError: the policy's network gives NaN or infinity.
         """
-        acting, seen = self.rows.of_agents(step.to_act), self.observations(step)
+        acting = self.rows.of_agents(step.to_act)
+        seen = self.processing.processed_observations(step)
+        if self._image_env is not None:
+            seen = self._image_env.transpose_observations(seen)
         shown = self.processing.normalized(seen) if self.processing.normalizes_late else seen
         inputs = PolicyInputs(shown, self.starts, self.masks(step) if self.policy.takes_masks else None, self.states)
         try:
@@ -151,12 +157,10 @@ class Actor(Stateful):
 
     def observations(self, step: VecStep) -> Observations:
         """(rows, ...) observations of a step as the learner keeps them; filler in rows that wait."""
-        seen = self.processing.look(step)
-        return self._transposed(seen) if self.policy.transposes_images else seen
+        return self._transposed(self.processing.processed_observations(step))
 
     def _transposed(self, observations: Observations) -> Observations:
-        env = getattr(self.policy.algorithm, "env", None)  # an algorithm of the user's own may have none
-        return env.transpose_observations(observations) if isinstance(env, VecTransposeImage) else observations
+        return observations if self._image_env is None else self._image_env.transpose_observations(observations)
 
     def masks(self, step: VecStep) -> BoolArray | None:
         """Return the (rows, n) masks of a step; None if the env gives none and no agent of the policy acts next.
@@ -209,7 +213,9 @@ class Actor(Stateful):
     def observe(self, step: VecStep) -> Observed:
         """Note the rewards and ends of a step, also those of rows that wait."""
         ended = self.rows.of_agents(step.terminated | step.truncated)
-        self.end_episodes(ended)
+        self.starts = self.starts | ended
+        if self.policy.row_noise is not None:
+            self.policy.row_noise.reset(ended)
         rewards = self.processing.observe(step, self._discounted_values if self._bootstraps else None)
         return Observed(step, rewards, ended)
 

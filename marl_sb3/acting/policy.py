@@ -144,7 +144,12 @@ class RolloutPolicy:
 
     def act(self, inputs: PolicyInputs) -> Decision:
         """See `Policy.act`."""
-        return self._decision(*self.sample(inputs.observations, inputs.masks))
+        if self._kernels is not None:
+            return self._decision(*self._kernels.act(inputs.observations, inputs.masks))
+        masked = {} if inputs.masks is None else {"action_masks": inputs.masks}
+        with th.no_grad():
+            actions, values, log_probs = self.algorithm.policy(self._tensor(inputs.observations), **masked)
+        return self._decision(actions.cpu().numpy(), values.cpu().numpy().reshape(-1), log_probs.cpu().numpy())
 
     def _decision(self, sampled: Array, values: FloatArray, log_probs: FloatArray, states: States = ()) -> Decision:
         """Bring sampled actions within the bounds of their space, as `OnPolicyAlgorithm.collect_rollouts` does."""
@@ -155,24 +160,6 @@ class RolloutPolicy:
             else:
                 actions = np.clip(sampled, space.low, space.high)
         return Decision(actions, states, sampled, values, log_probs)
-
-    def sample(self, observations: Any, masks: BoolArray | None = None) -> tuple[Array, FloatArray, FloatArray]:
-        """Sample actions as the policy's `forward` does.
-
-        Args:
-            observations: (rows, ...).
-            masks: (rows, n) True where an action is allowed; only for policies that take masks.
-
-        Returns:
-            Actions (rows, *action shape), which may lie beyond the bounds of a Box; their values and log-probabilities,
-            (rows,) each.
-        """
-        if self._kernels is not None:
-            return self._kernels.act(observations, masks)  # type: ignore[no-any-return]
-        masked = {} if masks is None else {"action_masks": masks}
-        with th.no_grad():
-            actions, values, log_probs = self.algorithm.policy(self._tensor(observations), **masked)
-        return actions.cpu().numpy(), values.cpu().numpy().reshape(-1), log_probs.cpu().numpy()
 
     def values(self, inputs: PolicyInputs) -> FloatArray:
         """(rows,) values."""

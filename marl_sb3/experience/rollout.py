@@ -73,9 +73,12 @@ class TurnAwareRollout(_Base):
         """
         here = self.pos
         _, _, actions, values, log_probs = decision
-        for own, given in pairs(self.observations, inputs.observations):
-            line = own[here]
-            line[...] = given.reshape(line.shape)
+        own: Any = self.observations
+        if isinstance(own, dict):
+            for key, seen in inputs.observations.items():  # type: ignore[union-attr]
+                own[key][here] = seen.reshape(own[key].shape[1:])
+        else:
+            own[here] = inputs.observations.reshape(own.shape[1:])  # type: ignore[union-attr]
         self.actions[here] = actions.reshape(self.n_envs, self.action_dim)  # type: ignore[union-attr]
         self.rewards[here] = 0.0
         self.episode_starts[here] = inputs.starts

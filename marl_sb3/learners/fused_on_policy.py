@@ -178,10 +178,10 @@ def _step(algorithm: OnPolicyAlgorithm, policy: RolloutPolicy, known: dict[str, 
     """Take one step of all envs; `known` is filled with the `locals` of SB3's callbacks."""
     observations, _ = last_step(algorithm)
     assert isinstance(observations, np.ndarray), "the kernels take no Dict observations"
-    actions, values, log_probs = policy.sample(observations)
-    in_bounds = actions
-    if isinstance(algorithm.action_space, spaces.Box):
-        in_bounds = np.clip(actions, algorithm.action_space.low, algorithm.action_space.high)
+    in_bounds, _, actions, values, log_probs = policy.act(_inputs(observations))
+    assert actions is not None
+    assert values is not None
+    assert log_probs is not None
     new_obs, rewards, dones, infos = known["env"].step(in_bounds)
     algorithm.num_timesteps += known["env"].num_envs
     known |= {

@@ -51,7 +51,7 @@ def named(key: str) -> str:
 Memory = Mapping[str, Array]  # what rows remember within an episode: (rows, ...) arrays, never changed in place
 
 
-class Look(NamedTuple):
+class ProcessorInput(NamedTuple):
     """The input of a processor.
 
     Attributes:
@@ -81,7 +81,7 @@ class ObservationProcessor(ABC):
         return {}
 
     @abstractmethod
-    def observe(self, look: Look) -> tuple[Observations, Memory]:
+    def observe(self, inputs: ProcessorInput) -> tuple[Observations, Memory]:
         """Process observations.
 
         Returns:

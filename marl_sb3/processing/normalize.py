@@ -13,9 +13,9 @@ from marl_sb3.config.schema import ProcessingSettings
 from marl_sb3.errors import ConfigError
 from marl_sb3.processing.interface import (
     WHOLE,
-    Look,
     Memory,
     ObservationProcessor,
+    ProcessorInput,
     Space,
     map_parts,
     named,
@@ -95,16 +95,16 @@ class NormalizeObservations(ObservationProcessor):
         normal = {key: spaces.Box(-clip, clip, box.shape, np.float32) for key, box in boxes.items()}
         self.space = with_parts(space, normal)
 
-    def observe(self, look: Look) -> tuple[Observations, Memory]:
+    def observe(self, inputs: ProcessorInput) -> tuple[Observations, Memory]:
         """See `ObservationProcessor.observe`."""
-        self.take_in(look)
-        return self.normalized(look.seen), {}
+        self.take_in(inputs)
+        return self.normalized(inputs.seen), {}
 
-    def take_in(self, look: Look) -> None:
+    def take_in(self, inputs: ProcessorInput) -> None:
         """Take observations into the statistics, if these are to learn from them."""
-        if look.learn:
+        if inputs.learn:
             for key, own in self.statistics.items():
-                own.update(part(look.seen, key))
+                own.update(part(inputs.seen, key))
 
     def normalized(self, seen: Observations) -> Observations:
         """Return normalised observations; the statistics do not change."""

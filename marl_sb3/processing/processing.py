@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from marl_sb3.config.schema import ProcessingSettings
 from marl_sb3.errors import ConfigError
-from marl_sb3.processing.interface import Look, Memory, ObservationProcessor, Policy, Space
+from marl_sb3.processing.interface import Memory, ObservationProcessor, Policy, ProcessorInput, Space
 from marl_sb3.processing.normalize import NormalizeObservations, Rewards, RunningStatistics
 from marl_sb3.processing.processors import (
     AgentIndicator,
@@ -163,11 +163,11 @@ class Processing:
             normalize: whether observations are normalised; the statistics take them in anyway.
         """
         for each in self.processors.values():
-            look = Look(seen, memory, agents, learn)
+            inputs = ProcessorInput(seen, memory, agents, learn)
             if each is self.normalizer and not normalize:
-                self.normalizer.take_in(look)
+                self.normalizer.take_in(inputs)
                 continue
-            seen, changed = each.observe(look)
+            seen, changed = each.observe(inputs)
             memory = {**memory, **changed} if changed else memory
         return seen, memory
 

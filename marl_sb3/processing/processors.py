@@ -12,10 +12,10 @@ from stable_baselines3.common.preprocessing import is_image_space, is_image_spac
 from marl_sb3.envs import area
 from marl_sb3.errors import ConfigError
 from marl_sb3.processing.interface import (
-    Look,
     Memory,
     ObservationProcessor,
     Policy,
+    ProcessorInput,
     Space,
     map_parts,
     named,
@@ -52,9 +52,9 @@ class Resize(ObservationProcessor):
     def _resized(self, images: Array) -> Array:
         return area.resize(images, *self._size)
 
-    def observe(self, look: Look) -> tuple[Observations, Memory]:
+    def observe(self, inputs: ProcessorInput) -> tuple[Observations, Memory]:
         """See `ObservationProcessor.observe`."""
-        return map_parts(look.seen, self._functions), {}
+        return map_parts(inputs.seen, self._functions), {}
 
 
 class Grayscale(ObservationProcessor):
@@ -73,9 +73,9 @@ class Grayscale(ObservationProcessor):
         boxes = {key: spaces.Box(0, 255, (*box.shape[:2], 1), np.uint8) for key, box in images.items()}
         self.space = with_parts(space, boxes)
 
-    def observe(self, look: Look) -> tuple[Observations, Memory]:
+    def observe(self, inputs: ProcessorInput) -> tuple[Observations, Memory]:
         """See `ObservationProcessor.observe`."""
-        return map_parts(look.seen, self._functions), {}
+        return map_parts(inputs.seen, self._functions), {}
 
 
 def _gray(images: Array) -> Array:
@@ -123,13 +123,14 @@ class FrameStack(ObservationProcessor):
         """See `ObservationProcessor.initial`."""
         return {_name(key): each.zeros(rows) for key, each in self._parts.items()}
 
-    def observe(self, look: Look) -> tuple[Observations, Memory]:
+    def observe(self, inputs: ProcessorInput) -> tuple[Observations, Memory]:
         """See `ObservationProcessor.observe`."""
         after = {
-            _name(key): each.shifted(look.memory[_name(key)], part(look.seen, key)) for key, each in self._parts.items()
+            _name(key): each.shifted(inputs.memory[_name(key)], part(inputs.seen, key))
+            for key, each in self._parts.items()
         }
-        if isinstance(look.seen, dict):
-            return {key: after[_name(key)] for key in look.seen}, after
+        if isinstance(inputs.seen, dict):
+            return {key: after[_name(key)] for key in inputs.seen}, after
         return next(iter(after.values())), after
 
 
@@ -206,7 +207,7 @@ class Feature(ABC):
         return {}
 
     @abstractmethod
-    def values(self, look: Look) -> Array:
+    def values(self, inputs: ProcessorInput) -> Array:
         """(rows, numbers) float32."""
 
     def acted(self, memory: Memory, actions: Array) -> Memory:
@@ -228,9 +229,9 @@ class PreviousAction(Feature):
         """See `ObservationProcessor.initial`."""
         return {"action": np.zeros((rows, *self.box.shape), dtype=np.float32)}
 
-    def values(self, look: Look) -> Array:
+    def values(self, inputs: ProcessorInput) -> Array:
         """See `Feature.values`."""
-        return look.memory["action"]
+        return inputs.memory["action"]
 
     def acted(self, memory: Memory, actions: Array) -> Memory:
         """See `ObservationProcessor.acted`."""
@@ -249,9 +250,9 @@ class PreviousReward(Feature):
         """See `ObservationProcessor.initial`."""
         return {REWARD: np.zeros((rows, 1), dtype=np.float32)}
 
-    def values(self, look: Look) -> Array:
+    def values(self, inputs: ProcessorInput) -> Array:
         """See `Feature.values`."""
-        return look.memory[REWARD]
+        return inputs.memory[REWARD]
 
 
 class TimeFeature(Feature):
@@ -267,9 +268,9 @@ class TimeFeature(Feature):
         """See `ObservationProcessor.initial`."""
         return {"time": np.zeros(rows, dtype=np.int64)}
 
-    def values(self, look: Look) -> Array:
+    def values(self, inputs: ProcessorInput) -> Array:
         """See `Feature.values`."""
-        left = np.maximum(1 - look.memory["time"] / self._steps, 0)
+        left = np.maximum(1 - inputs.memory["time"] / self._steps, 0)
         return left.astype(np.float32)[:, None]
 
     def acted(self, memory: Memory, actions: Array) -> Memory:
@@ -286,9 +287,9 @@ class AgentIndicator(Feature):
         self._codes = np.eye(len(policy.agents), dtype=np.float32)
         self.box: spaces.Box[Any] = spaces.Box(0, 1, (len(policy.agents),), np.float32)
 
-    def values(self, look: Look) -> Array:
+    def values(self, inputs: ProcessorInput) -> Array:
         """See `Feature.values`."""
-        codes: Array = self._codes[look.agents]
+        codes: Array = self._codes[inputs.agents]
         return codes
 
 
@@ -338,9 +339,9 @@ class Appended(ObservationProcessor):
         """See `ObservationProcessor.acted`."""
         return self._feature.acted(memory, actions)
 
-    def observe(self, look: Look) -> tuple[Observations, Memory]:
+    def observe(self, inputs: ProcessorInput) -> tuple[Observations, Memory]:
         """See `ObservationProcessor.observe`."""
-        return self._append(self._inner, look.seen, self._feature.name, self._feature.values(look)), {}
+        return self._append(self._inner, inputs.seen, self._feature.name, self._feature.values(inputs)), {}
 
 
 def _to_dict(space: Space, seen: Any, name: str, values: Array) -> Observations:

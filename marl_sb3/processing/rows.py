@@ -26,10 +26,10 @@ class RowProcessing(Stateful):
     """The processing of the rows of a policy, and the only place where their rewards are summed between turns.
 
     This one changes neither observations nor rewards; see `ProcessedRows` for policies with settings. In every step
-    `observe` is called first, then `look`, then `acted`.
+    `observe` is called first, then `processed_observations`, then `acted`.
 
     Attributes:
-        normalizes_late: whether what `look` returns is normalised later: by `normalized`, and when it is drawn from a
+        normalizes_late: whether observations are normalised later: by `normalized`, and when they are drawn from a
             replay buffer.
         rescale: maps the policy's actions to those of the env; None: they are the same.
     """
@@ -61,7 +61,7 @@ class RowProcessing(Stateful):
             the sum of everything that the row was paid since it acted.
         """
         rewards = self._rows.of_agents(step.rewards).copy()
-        if bootstrap is not None:
+        if bootstrap is not None and np.count_nonzero(step.truncated):
             self._add_values_at_time_limits(step, rewards, bootstrap)
         if step.in_play is step.to_act:  # nobody waits or has ended: this step is all of every transition
             return rewards
@@ -77,19 +77,17 @@ class RowProcessing(Stateful):
 
     def _add_values_at_time_limits(self, step: VecStep, rewards: Array, bootstrap: Bootstrap) -> None:
         """Truncation is not termination: bootstrap from the value of the final observation (SB3 issue 633)."""
-        if not np.count_nonzero(step.truncated):
-            return
         wanted = self._rows.mine & step.in_play & step.truncated & ~step.terminated
         if wanted.any():
             rows = self._rows.of_agents(wanted)
             rewards[rows] += bootstrap(self.final_observations(step, wanted), rows)
 
-    def look(self, step: VecStep) -> Observations:
+    def processed_observations(self, step: VecStep) -> Observations:
         """Return the (rows, ...) processed observations of a step; filler in rows that wait."""
         return self._rows.observations(step.observations)
 
     def invalidate(self) -> None:
-        """Note that statistics have been replaced: the next `look` processes the latest step again."""
+        """Note that statistics have been replaced: the latest step will be processed again."""
 
     def final_observations(self, step: VecStep, wanted: BoolArray) -> Observations:
         """Return the (n, ...) processed final observations of agents, (E, A) bool, that have ended."""
@@ -97,7 +95,7 @@ class RowProcessing(Stateful):
         return final
 
     def normalized(self, seen: Observations) -> Observations:
-        """What the policy acts on, of what `look` returned: it differs if observations are normalised later."""
+        """Return what the policy acts on; it differs from `processed_observations` if they are normalised later."""
         return seen
 
     def acted(self, actions: Array, acting: BoolArray) -> None:
@@ -151,7 +149,7 @@ class ProcessedRows(RowProcessing):
         self._forget_step(taken_in=False)
 
     def _forget_step(self, *, taken_in: bool) -> None:
-        """Forget the latest step: the next `look` is at another one."""
+        """Forget the latest step: the next `processed_observations` is at another one."""
         self._before = self._memory
         self._seen: Observations | None = None
         self._taken_in = taken_in  # whether statistics know it already
@@ -181,7 +179,7 @@ class ProcessedRows(RowProcessing):
             self._memory = {**self._memory, REWARD: rewards}
         self._before = self._memory
         self._memory = self._reset(self._memory, ended)
-        self.look(step)  # statistics take in observations first, and final observations see that
+        self.processed_observations(step)  # statistics take in observations first, and final observations see that
         process = self._processing.rewards.process
         processed = process(paid, self._returns, self._gamma, over, self._learns, self._normalizes)
         self._returns[ended] = 0
@@ -189,11 +187,11 @@ class ProcessedRows(RowProcessing):
             self._add_values_at_time_limits(step, processed, bootstrap)
         return processed
 
-    def look(self, step: VecStep) -> Observations:
-        """See `RowProcessing.look`."""
+    def processed_observations(self, step: VecStep) -> Observations:
+        """See `RowProcessing.processed_observations`."""
         if self._seen is None:
             to_act = self._rows.of_agents(step.to_act)
-            self._seen, self._after = self._look(self._rows.observations(step.observations), to_act)
+            self._seen, self._after = self._process(self._rows.observations(step.observations), to_act)
             self._taken_in = True
         return self._seen
 
@@ -201,7 +199,7 @@ class ProcessedRows(RowProcessing):
         """See `RowProcessing.invalidate`; the step does not update the statistics a second time."""
         self._forget_step(taken_in=self._taken_in)
 
-    def _look(self, raw: Observations, to_act: BoolArray) -> tuple[Observations, Memory]:
+    def _process(self, raw: Observations, to_act: BoolArray) -> tuple[Observations, Memory]:
         learn = self._learns and not self._taken_in
         if to_act.all():
             return self._processing.observe(raw, self._memory, self._agents, learn, self._normalizes)
@@ -233,7 +231,7 @@ class ProcessedRows(RowProcessing):
 
     @property
     def _space(self) -> spaces.Space[Any]:
-        """Of what `look` returns."""
+        """Of what `processed_observations` returns."""
         late = self._late_normalizer
         return self._processing.observation_space if late is None else late.before
 

@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+import numpy as np
+
 from marl_sb3.acting.actor import Actor
 from marl_sb3.experience.turns import Experience
 from marl_sb3.metrics import EpisodeTracker
@@ -59,6 +61,7 @@ class LocalRunner:
         self._pairs: list[tuple[Actor, Experience | None]] = [
             (each.actor, each.experience) for each in policies.values()
         ]
+        self._no_actions = zero_actions(env)
         self._latest: VecStep | None = None  # None: the next rollout begins new episodes
         self._warns = warns
         self._failed = False  # whether the latest step of the envs failed
@@ -104,7 +107,7 @@ class LocalRunner:
     def _step(self, step: VecStep) -> VecStep:
         """Take the step after `step` in every env. If that fails, nobody knows where the envs are."""
         self._latest, self._failed = None, True
-        actions = zero_actions(self.env)
+        actions = list(map(np.array, self._no_actions))
         for actor, experience in self._pairs:
             acted = actor.act(step)
             if experience is not None:

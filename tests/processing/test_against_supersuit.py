@@ -33,7 +33,7 @@ def seen(factory: Callable[[], Any], steps: int = 9, **settings: Any) -> np.ndar
     processed = process_rows(processing, rows, 0.99, learns=False)
     step, found = env.reset(), []
     for _ in range(steps):
-        found.append(np.array(processed.look(step)))
+        found.append(np.array(processed.processed_observations(step)))
         processed.acted(np.zeros(rows.num_rows, dtype=np.int64), rows.of_agents(step.to_act))
         step = env.step([np.zeros((1, 2), dtype=np.int64)])
         processed.observe(step)

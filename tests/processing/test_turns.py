@@ -27,7 +27,7 @@ def play(steps: int, **settings: Any) -> tuple[Processing, list[np.ndarray], lis
     step, seen, paid = env.reset(), [], []
     for _ in range(steps):
         acting = rows.of_agents(step.to_act)
-        seen.append(np.array(processed.look(step))[acting])
+        seen.append(np.array(processed.processed_observations(step))[acting])
         processed.acted(np.zeros(2, dtype=np.int64), acting)
         step = env.step([np.zeros((1, 2), dtype=np.int64)])
         paid.append(processed.observe(step).tolist())
