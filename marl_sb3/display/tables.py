@@ -83,19 +83,19 @@ def evaluated(result: Result) -> Mapping[str, Any]:
     return metrics if isinstance(metrics, Mapping) else {}
 
 
+@dataclass(frozen=True)
 class MetricRow:
     """A row of a table.
 
-    Args:
+    Attributes:
         label: the text in the first column.
         path: where the value is below `env_runners`; empty if the row is a remark without values.
         digits: after the decimal point.
     """
 
-    def __init__(self, label: str, path: tuple[str, ...], digits: int = 2) -> None:
-        self.label = label
-        self.path = path
-        self._digits = digits
+    label: str
+    path: tuple[str, ...]
+    digits: int = 2
 
     def number(self, metrics: Mapping[str, Any]) -> float | None:
         """Return the value; None if there is none, as with a custom evaluation function."""
@@ -106,7 +106,7 @@ class MetricRow:
 
     def value(self, metrics: Mapping[str, Any]) -> str:
         """Format the value; empty for a remark."""
-        return number(self.number(metrics), self._digits) if self.path else ""
+        return number(self.number(metrics), self.digits) if self.path else ""
 
 
 SUM_ROW = MetricRow("sum of returns", (SUM,))

@@ -94,7 +94,7 @@ class TrainingView(ABC):
         """Close the view; a second call has no effect."""
 
 
-def metric_value(result: Mapping[str, Any], name: str) -> float | None:
+def _metric_value(result: Mapping[str, Any], name: str) -> float | None:
     """Look a number up by its flat name; None if there is none."""
     value: Any = result
     for key in name.split("/"):
@@ -117,7 +117,7 @@ def no_episode_yet(result: Result, longest: int) -> str | None:
     return f"no episode has ended yet{runs_for}"
 
 
-def first_values(metrics: Mapping[str, Any]) -> str:
+def _first_values(metrics: Mapping[str, Any]) -> str:
     """Format the first metrics of a custom evaluation function, with their names."""
     return ", ".join(f"{name} {short(value)}" for name, value in list(flatten(metrics).items())[:4])
 
@@ -171,10 +171,9 @@ class PlainLines(TrainingView):
     def _print(self) -> None:
         if self._unprinted is None:
             return
-        no_returns = no_episode_yet(self._unprinted, self._goals.longest_episode())
-        lines = [plain_line(self._unprinted, self._total, self._clock, self._most_agents, no_returns)]
+        lines = [self._line(self._unprinted)]
         if self._unprinted_evaluation is not None:
-            lines.append(evaluation_line(self._unprinted_evaluation, self._evaluations, self._most_agents))
+            lines.append(self._evaluation_line(self._unprinted_evaluation))
         self._unprinted = self._unprinted_evaluation = None
         self._show(lines)
 
@@ -183,36 +182,27 @@ class PlainLines(TrainingView):
         for line in lines:
             self._console.print(line, soft_wrap=True, markup=False, highlight=False)
 
+    def _line(self, result: Result) -> str:
+        """Return progress, returns or why there are none, speed and remaining time on one line."""
+        steps, elapsed, left = progress_parts(self._clock, result["num_env_steps_sampled_lifetime"], self._total)
+        returns = no_episode_yet(result, self._goals.longest_episode()) or self._returns(result["env_runners"])
+        rate = f"{number(self._clock.rate(), 0)} env steps/s"
+        return f"iteration {result['iteration']}: {steps}, {returns}, {rate}, {elapsed}, {left}"
 
-def plain_line(
-    result: Result, total_timesteps: int, clock: ProgressClock, most_agents: int | None, no_returns: str | None = None
-) -> str:
-    """Return progress, returns or why there are none, speed and remaining time on one line."""
-    env_runners = result["env_runners"]
-    steps, elapsed, left = progress_parts(clock, result["num_env_steps_sampled_lifetime"], total_timesteps)
-    returns = no_returns or _returns(env_runners, most_agents)
-    return (
-        f"iteration {result['iteration']}: {steps}, {returns}, {number(clock.rate(), 0)} env steps/s, {elapsed}, {left}"
-    )
+    def _evaluation_line(self, result: Result) -> str:
+        """Return the returns of an evaluation and the best return so far, on one line."""
+        metrics = evaluated(result)
+        where = f"evaluation of iteration {result['iteration']}"
+        if SUM not in metrics:  # a custom evaluation function
+            return f"{where}: {_first_values(metrics)}"
+        best = "" if self._evaluations.best is None else f", best {_best(self._evaluations)}"
+        return f"{where}: {self._returns(metrics)}{best}"
 
-
-def evaluation_line(result: Result, evaluations: Series, most_agents: int | None) -> str:
-    """Return the returns of an evaluation and the best return so far, on one line."""
-    metrics = evaluated(result)
-    where = f"evaluation of iteration {result['iteration']}"
-    if SUM not in metrics:  # a custom evaluation function
-        return f"{where}: {first_values(metrics)}"
-    best = ""
-    if evaluations.best is not None:
-        best = f", best {number(evaluations.best)} in iteration {evaluations.best_iteration}"
-    return f"{where}: {_returns(metrics, most_agents)}{best}"
-
-
-def _returns(metrics: Mapping[str, Any], most_agents: int | None) -> str:
-    shown = shown_agents(metrics.get(AGENTS, {}), most_agents)
-    first, last = (_named(agents) for agents in (shown.first, shown.last))
-    agents = f"best {first}; worst {last}; {shown.others} others" if shown.others else first
-    return f"return {number(metrics.get(SUM))}" + (f" ({agents})" if agents else "")
+    def _returns(self, metrics: Mapping[str, Any]) -> str:
+        shown = shown_agents(metrics.get(AGENTS, {}), self._most_agents)
+        first, last = (_named(agents) for agents in (shown.first, shown.last))
+        agents = f"best {first}; worst {last}; {shown.others} others" if shown.others else first
+        return f"return {number(metrics.get(SUM))}" + (f" ({agents})" if agents else "")
 
 
 def _named(returns: Mapping[str, float | None]) -> str:
@@ -277,7 +267,7 @@ class LiveView(TrainingView):
             self._result = result
             for row in metric_rows(result["env_runners"], None):
                 self._trends.setdefault(row.path, Series()).add(row.number(result["env_runners"]), iteration)
-            self._best.add(metric_value(result, self._goals.metric), iteration)
+            self._best.add(_metric_value(result, self._goals.metric), iteration)
             if metrics := evaluated(result):
                 self._evaluation = (iteration, metrics)
         self.advance(result["num_env_steps_sampled_lifetime"])
@@ -319,14 +309,14 @@ class LiveView(TrainingView):
         if self._evaluation is not None:
             lines.append(self._evaluation_line(*self._evaluation))
         for name, limit in list(self._goals.stop.items())[:_MOST_STOPS]:
-            lines.append(f"stop at {limit:g}, now {number(metric_value(result, name))}: {name}")
+            lines.append(f"stop at {limit:g}, now {number(_metric_value(result, name))}: {name}")
         if (saved := self._goals.checkpoint()) is not None:
             lines.append(f"saved {saved}")
         return lines
 
     def _evaluation_line(self, iteration: int, metrics: Mapping[str, Any]) -> str:
         if self._evaluations.best is None:  # a custom evaluation function
-            return f"evaluated in iteration {iteration}: {first_values(metrics)}"
+            return f"evaluated in iteration {iteration}: {_first_values(metrics)}"
         return f"evaluated in iteration {iteration}, best {_best(self._evaluations)}"
 
     def _table(self, result: Result, size: ScreenSize, height: int) -> Table:
