@@ -9,8 +9,8 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 from marl_sb3.envs.faults import RAISED, raise_in_words
 from marl_sb3.processes.channel import Channel, ChannelClosedError, Heartbeat, Kind, Message
@@ -53,16 +53,6 @@ class Link:
         self.channel.send(Kind.NEWS, self.number, packed_result(value, "news"))
 
 
-class Served(Protocol):
-    """What a worker serves; its other methods are called by name."""
-
-    def step(self) -> bytes:
-        """Answer a `Kind.STEP`."""
-
-
-Make = Callable[..., Any]  # (link, *arguments) -> what is served
-
-
 def serve(connection: int, status: int, *descriptors: int) -> None:
     """Answer requests until the main process closes the connection, asks for `close`, or has ended.
 
@@ -75,51 +65,51 @@ def serve(connection: int, status: int, *descriptors: int) -> None:
     _set_up_output()
     # The main process notices the end of this one when nobody has the connection: no child of an env may have it.
     os.register_at_fork(after_in_child=link.channel.close)
-    host = _Host(link)
+    served: Any = None
+    ends = False
     try:
-        while not host.closed:
+        while not ends:
             message = link.channel.receive()
-            link.channel.send(*host.answer(message))
+            kind, payload, served, ends = _answer(link, served, message)
+            link.channel.send(kind, message.number, payload)
     except ChannelClosedError:
         return
     finally:
         sys.stdout.flush()
 
 
-class _Host:
-    """Calls the methods of what is served."""
+def _answer(link: Link, served: Any, message: Message) -> tuple[int, bytes, Any, bool]:
+    """Do what a message asks for.
 
-    def __init__(self, link: Link) -> None:
-        self._link = link
-        self._served: Any = None
-        self.closed = False
+    Returns:
+        Kind and payload of the answer, what is served from now on, and whether the process ends.
+    """
+    link.number = message.number
+    ends = False
+    try:
+        if message.kind == Kind.STEP:
+            return Kind.STEPPED, served.step(), served, False
+        name, arguments = pickle.loads(message.payload)
+        if name == "make":
+            served, result = _made(link, *arguments), None
+        elif name == "run":
+            result, ends = _made(link, *arguments), True
+        else:
+            result, ends = getattr(served, name)(*arguments), name == "close"
+        link.heartbeat.advance()
+        return Kind.DONE, packed_result((result, link.log.taken()), name), served, ends
+    except BaseException as error:  # Ctrl-C does not reach a worker: an env has raised KeyboardInterrupt, too
+        return Kind.FAILED, pickle.dumps((packed_error(error), link.log.taken())), served, ends
 
-    def answer(self, message: Message) -> tuple[int, int, bytes]:
-        """Do what a message asks for; returns kind, number and payload of the answer."""
-        self._link.number = number = message.number
-        try:
-            if message.kind == Kind.STEP:
-                return Kind.STEPPED, number, self._served.step()
-            name, arguments = pickle.loads(message.payload)
-            if name in ("make", "run"):
-                made, self.closed = self._made(*arguments), name == "run"
-                self._served, result = (None, made) if self.closed else (made, None)
-            else:
-                result = getattr(self._served, name)(*arguments)
-                self.closed = name == "close"
-            self._link.heartbeat.advance()
-            return Kind.DONE, number, packed_result((result, self._link.log.taken()), name)
-        except BaseException as error:  # Ctrl-C does not reach a worker: an env has raised KeyboardInterrupt, too
-            return Kind.FAILED, number, pickle.dumps((packed_error(error), self._link.log.taken()))
 
-    def _made(self, context: ProcessContext, packed: bytes) -> Any:
-        context.enter()
-        try:
-            make, arguments = pickle.loads(packed)
-        except RAISED as error:
-            raise_in_words(error, "importing the env factory in a worker", "the envs")
-            raise
-        return make(self._link, *arguments)
+def _made(link: Link, context: ProcessContext, packed: bytes) -> Any:
+    context.enter()
+    try:
+        make, arguments = pickle.loads(packed)
+    except RAISED as error:
+        raise_in_words(error, "importing the env factory in a worker", "the envs")
+        raise
+    return make(link, *arguments)
 
 
 def _set_up_signals(status: int) -> None:

@@ -12,7 +12,7 @@ from marl_sb3.acting.actor import Actor
 from marl_sb3.experience.turns import Experience
 from marl_sb3.metrics import EpisodeTracker
 from marl_sb3.policies.placement import zero_actions
-from marl_sb3.runners.interface import StepListener
+from marl_sb3.runners.runner import StepListener
 from marl_sb3.storage.parts import SavedPart
 from marl_sb3.storage.state import State, StateReader, is_plain
 from marl_sb3.types import PolicyID

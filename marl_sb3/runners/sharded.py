@@ -13,8 +13,8 @@ import numpy as np
 from marl_sb3.errors import RunnersLostError
 from marl_sb3.experience.shards import PolicyRollout, ShardedExperience
 from marl_sb3.metrics import Episode, EpisodeTracker
-from marl_sb3.runners.interface import StepListener
 from marl_sb3.runners.rounds import RecordedSteps, RoundOrder, SavedShard, ShardPlan, ShardRollout, side_by_side
+from marl_sb3.runners.runner import StepListener
 from marl_sb3.runners.shard_runners import ShardRunners
 from marl_sb3.storage.parts import SavedPart
 from marl_sb3.storage.state import State, is_plain

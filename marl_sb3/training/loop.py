@@ -13,7 +13,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from marl_sb3.learners.learner import Learner, joined_metrics
 from marl_sb3.learners.threads import run_in_threads
 from marl_sb3.metrics import Result
-from marl_sb3.runners.interface import Runner, StepListener
+from marl_sb3.runners.runner import Runner, StepListener
 from marl_sb3.storage.parts import Fields, Stateful, counts, integer, number, optional
 from marl_sb3.types import Array, PolicyID
 from marl_sb3.vec_env.step import VecStep

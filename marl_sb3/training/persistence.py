@@ -10,7 +10,7 @@ import numpy as np
 
 from marl_sb3.learners.learner import Learner
 from marl_sb3.metrics import EpisodeTracker
-from marl_sb3.runners.interface import Runner
+from marl_sb3.runners.runner import Runner
 from marl_sb3.storage.checkpoint_format import Checkpoint, OfPolicy, by_file, find_files
 from marl_sb3.storage.parts import Arrays, Part, SavedPart
 from marl_sb3.storage.process_rng import ProcessRandomness
