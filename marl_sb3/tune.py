@@ -27,6 +27,7 @@ from marl_sb3.cli.parser import (
     stop_conditions,
 )
 from marl_sb3.startup import without_collections
+from marl_sb3.tuning.options import words_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -92,17 +93,13 @@ def _add_what_is_searched(parser: CommandParser) -> None:
     parser.section("what is searched")
     add_env_option(parser, also_positional=True)
     add_setup_options(parser)
-    parser.option("--timesteps N", "env steps of a trial; default: as in the preset", type=integer)
+    _add(parser, "--timesteps N")
     parser.repeated("--set KEY=VALUE", "fix a setting in every trial; may be repeated; default: none", dest="settings")
     parser.repeated(
         "--stop METRIC=VALUE",
         "end a trial when a metric is at least VALUE; may be repeated; default: train it for all env steps",
     )
-    parser.option(
-        "--hparams FILE",
-        "settings by env id, which the search starts from and is compared with; default: the shipped preset",
-    )
-    parser.option("--space FILE", "the ranges to search, see below; default: those shipped for the algorithm")
+    _add(parser, "--hparams FILE", "--space FILE")
     parser.repeated(
         "--grid KEY=A,B,C",
         "try exactly these values, of several --grid all combinations; may be repeated; default: none",
@@ -111,21 +108,8 @@ def _add_what_is_searched(parser: CommandParser) -> None:
 
 def _add_how_it_is_searched(parser: CommandParser) -> None:
     parser.section("how it is searched")
-    parser.option("--trials N", "number of settings to try; default: 50, or the whole grid", type=integer)
-    parser.option("--seed S", "seed of the search; default: 0", type=integer)
-    parser.option("--sampler NAME", "tpe, random, grid or gp; default: tpe, or grid with --grid")
-    parser.option("--pruner NAME", "median, asha or none; default: median, or none with --grid")
-    parser.option(
-        "--objective WHAT", "sum or min of all agents' returns, an agent, a custom metric or any metric; default: sum"
-    )
-    parser.option("--mode M", "max or min; default: max")
-    parser.option("--over WHICH", "which evaluations of a trial count: last, best or mean_of_last_K; default: last")
-    parser.option(
-        "--evaluations N",
-        "evaluations of a trial, equally spaced; default: 10, or fewer in a short trial",
-        type=integer,
-    )
-    parser.option("--evaluation-episodes N", "episodes of an evaluation; default: 10", type=integer)
+    _add(parser, "--trials N", "--seed S", "--sampler NAME", "--pruner NAME", "--objective WHAT", "--mode M")
+    _add(parser, "--over WHICH", "--evaluations N", "--evaluation-episodes N")
     parser.option(
         "--confirm-seeds K",
         "train the best trials and the preset again with K fresh seeds each; default: 0, none",
@@ -139,12 +123,15 @@ def _add_how_it_is_searched(parser: CommandParser) -> None:
 
 def _add_study(parser: CommandParser) -> None:
     parser.section("study")
-    parser.option("--study NAME", "name of the study; an existing one is continued; default: time and 4 hex digits")
-    parser.option(
-        "--new-study",
-        "begin a new study even if its name is similar to that of another one; default: refuse it, as a probable typo",
-    )
-    parser.option("--storage URL", "a database such as sqlite:///study.db; default: a journal in the study's folder")
+    _add(parser, "--study NAME", "--new-study", "--storage URL")
+
+
+def _add(parser: CommandParser, *options: str) -> None:
+    """Add options of a search, each with the words of its declaration; those called N or S take integers."""
+    for option in options:
+        name, _, metavar = option.partition(" ")
+        numbers = {"type": integer} if metavar in ("N", "S") else {}
+        parser.option(option, words_of(name.removeprefix("--").replace("-", "_")), **numbers)
 
 
 def study_options(arguments: argparse.Namespace) -> dict[str, Any]:

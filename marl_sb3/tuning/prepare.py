@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from glob import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from marl_sb3.config import Hparams, TrainConfig, entry_of, plain_data, require_named
 from marl_sb3.config.names import as_integer, canonical_settings
@@ -21,6 +21,7 @@ from marl_sb3.errors import ConfigError, as_path, path_is_usable
 from marl_sb3.learners.registry import named_algorithm
 from marl_sb3.tuning.checks import check_search
 from marl_sb3.tuning.jobs.workers import study_lock
+from marl_sb3.tuning.options import SearchOptions, require_options, takes_search_options
 from marl_sb3.tuning.search import Search, read_search
 from marl_sb3.tuning.space import Space, parse_grid, parse_space, read_space
 from marl_sb3.tuning.study import TuneStudy
@@ -35,9 +36,25 @@ SpaceSource = str | Path | Mapping[str, Any] | None
 Grid = Sequence[str] | Mapping[str, Sequence[Any]]
 
 
-def prepare_study(
-    env: str | EnvFactory | None = None,
-    *,
+@takes_search_options
+def prepare_study(env: str | EnvFactory | None = None, **options: Unpack[SearchOptions]) -> TuneStudy:
+    """Check all options, and start a study or continue it; no trial is run.
+
+    Args:
+        env: an env id, or a factory of a `ParallelEnv`; None: the arena, or the study's env.
+        options: those of `SearchOptions`.
+
+    Raises:
+        ConfigError: an option is wrong; no trial was run.
+    """
+    require_options("prepare_study", [*options])
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    return _prepared(env, **{**given, "root": as_path("root", given.get("root", "runs"))})
+
+
+def _prepared(
+    env: str | EnvFactory | None,
+    root: Path,
     study: str | None = None,
     new_study: bool = False,
     space: SpaceSource = None,
@@ -45,32 +62,12 @@ def prepare_study(
     hparams: Hparams | None = None,
     settings: Mapping[str, Any] | None = None,
     stop: Mapping[str, float] | None = None,
-    root: str | Path = "runs",
     **options: Any,
 ) -> TuneStudy:
-    """Check all options, and start a study or continue it; no trial is run.
-
-    Args:
-        env: see `tune`.
-        study: the study's name; None: a new name. An existing study is continued with its own options unless others
-            are given. A new name is refused if it is similar to that of another study and may be a typo.
-        new_study: start a new study even if its name is similar to another one; refuse an existing name.
-        space: a space file, or a mapping in the same form; None: the space shipped for the algorithm.
-        grid: the exact values of each parameter, instead of a space: a mapping, or texts `name=a,b,c`.
-        hparams: a file of settings by env id, or a mapping, instead of the shipped preset. The study keeps the section
-            for its env.
-        settings: set in every trial and therefore not searched, by keys as after `--set`.
-        stop: values by metric; a trial ends when one metric reaches its value.
-        root: studies are in `tune/<env>/<name>` below this folder.
-        options: the other fields of `Search`: see `tune`; None means not given.
-
-    Raises:
-        ConfigError: an option is wrong; no trial was run.
-    """
+    """See `prepare_study`; the other options are fields of `Search`."""
     require_kinds(hparams, settings)
     if stop is not None:
         require("stop", stop, Named)
-    root = as_path("root", root)
     name = _new_name() if study is None else study
     if not _is_folder_name(name):
         words = f"a printable name of at most {_MAX_NAME} bytes without / and \\ that does not start with a dot"
@@ -85,7 +82,7 @@ def prepare_study(
         require_named(env_id, [] if named is None else [named], "hparams" if isinstance(hparams, Mapping) else hparams)
     env_id = env_id or DEFAULT_ENV
     folder = study_folder(env_id, name, root)
-    given = {key: as_integer(plain_numbers(value)) for key, value in options.items() if value is not None}
+    given = {key: as_integer(plain_numbers(value)) for key, value in options.items()}
     if "algo" in given:
         given["algo"] = named_algorithm(given["algo"])
     if entry is not None:

@@ -1,0 +1,119 @@
+"""The options of a search, declared once: for `marl_sb3.tune`, `prepare_study` and the command line of `tune`."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from marl_sb3.config import Hparams
+    from marl_sb3.config.algorithms import AlgorithmInfo
+    from marl_sb3.tuning.prepare import Grid, SpaceSource
+    from marl_sb3.tuning.search import Pruner, Sampler
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class SearchOptions(TypedDict, total=False):
+    """The options of a search. None is the same as not given; a study that is continued keeps its own values then.
+
+    Attributes:
+        trials: number of settings to try; None: 50, or the whole grid.
+        timesteps: env steps of a trial; None: as in the preset.
+        policies: `shared` or `per_agent`; None: as in the preset.
+        algo: name of the algorithm; or an `AlgorithmInfo`, or the place of one as `package.module:NAME`; None: PPO.
+        n_envs: number of envs of a trial; None: as in the preset.
+        seed: seed of the search, which determines that of every trial and the draws of the sampler; None: 0.
+        settings: set in every trial and therefore not searched, by keys as after `--set`.
+        stop: values by metric; a trial ends when one metric reaches its value.
+        hparams: settings by env id, which the search starts from and is compared with: a file, or in Python a mapping;
+            None: the shipped preset.
+        space: the ranges to search: a file, or in Python a mapping of the same form; None: those shipped for the
+            algorithm.
+        grid: the exact values of each parameter, instead of a space: a mapping, or strings `name=a,b,c`.
+        sampler: how settings are chosen: `tpe`, `random`, `grid` or `gp`; None: `tpe`, or `grid` with a grid.
+        pruner: which trials end early: `median`, `asha` or `none`; None: `median`, or `none` with a grid.
+        objective: `sum` or `min` of all agents' returns, an agent, a custom metric or the flat name of any metric;
+            None: `sum`.
+        mode: whether the objective is maximized or minimized: `max` or `min`; None: `max`.
+        over: which evaluations of a trial count: `last`, `best` or `mean_of_last_K`; None: `last`.
+        evaluations: evaluations of a trial, equally spaced; None: 10, or fewer in a short trial.
+        evaluation_episodes: episodes of an evaluation; None: 10.
+        study: name of the study; an existing one is continued, and one that may be a typo of another is refused; None:
+            time and 4 hex digits.
+        new_study: begin a new study even if its name is similar to that of another one, and refuse an existing name;
+            None: off.
+        storage: the URL of a database, such as `sqlite:///study.db`; None: a journal in the study's folder.
+        root: studies are in `tune/<env>/<name>` below this folder; None: `runs`.
+        vectorizer: see `make_vec_env`.
+        device: as in SB3.
+    """
+
+    trials: int | None
+    timesteps: int | None
+    policies: str | None
+    algo: str | AlgorithmInfo | None
+    n_envs: int | None
+    seed: int | None
+    settings: Mapping[str, Any] | None
+    stop: Mapping[str, float] | None
+    hparams: Hparams | None
+    space: SpaceSource
+    grid: Grid
+    sampler: Sampler | None
+    pruner: Pruner | None
+    objective: str | None
+    mode: Literal["max", "min"] | None
+    over: str | None
+    evaluations: int | None
+    evaluation_episodes: int | None
+    study: str | None
+    new_study: bool
+    storage: str | None
+    root: str | Path
+    vectorizer: str | None
+    device: str | None
+
+
+def words_of(option: str) -> str:
+    """Say what an option is, for the help of the command line."""
+    text = _ENTRIES.get(option, "").rstrip(".").replace("`", "")
+    return re.sub(r", or in Python [^;]*", "", text.replace("; None: ", "; default: "))
+
+
+def _entries(documentation: str | None) -> dict[str, str]:
+    """Return the text of each entry of a docstring's last section."""
+    listed = str(documentation).partition("Attributes:\n")[2]
+    found = re.findall(r"^ {8}(\w+): (.+(?:\n {12}.+)*)", listed, flags=re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in found}
+
+
+_ENTRIES: Mapping[str, str] = _entries(SearchOptions.__doc__)
+
+
+def takes_search_options(function: Function) -> Function:
+    """Give a function with `**options` the signature and the docstring of one with the options of a search."""
+    declared: Any = function
+    own = inspect.signature(function)
+    *parameters, _ = own.parameters.values()
+    options = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=reference.__forward_arg__)
+        for name, reference in SearchOptions.__annotations__.items()
+    ]
+    declared.__signature__ = own.replace(parameters=[*parameters, *options])
+    entries = (f"{' ' * 8}{name}: {text}" for name, text in _ENTRIES.items())
+    listed = "".join(f"{textwrap.fill(entry, 120, subsequent_indent=' ' * 12)}\n" for entry in entries)
+    declared.__doc__ = re.sub(r"^ +options: .*\n", lambda _: listed, str(function.__doc__), flags=re.MULTILINE)
+    return function
+
+
+def require_options(function: str, given: Sequence[str]) -> None:
+    """Refuse names that are no options of a search, as Python does for a function that lists its arguments."""
+    for name in given:
+        if name not in SearchOptions.__annotations__:
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
