@@ -188,7 +188,7 @@ class CallbackStates:
         _require_plain_states(callback)
         self._callback = callback
         if self._waiting is not None:
-            _set_states(callback, StateReader(self._waiting, "state/callbacks"))
+            _set_states(callback, self._waiting)
             self._waiting = None
 
     def keep(self) -> None:
@@ -206,10 +206,10 @@ class CallbackStates:
         """See `Part.read_state`; callbacks check their own states when the next training starts."""
         waiting = {name: _entry(saved, name) for name in saved.names()}
 
-        def put_back() -> None:
+        def commit() -> None:
             self._waiting = waiting
 
-        return put_back
+        return commit
 
 
 def _require_plain_states(callback: BaseCallback) -> None:
@@ -248,17 +248,15 @@ def _entry(states: StateReader, name: str) -> State:
     return {"n_calls": entry.integer("n_calls"), "own": entry.value("own")}
 
 
-def _set_states(callback: BaseCallback, states: StateReader) -> None:
+def _set_states(callback: BaseCallback, states: State) -> None:
     named = _by_name(callback)
-    for name in states:
-        n_calls, own = states.fields(name).integer("n_calls"), states.fields(name).value("own")
-        if name in named:
-            _set_state(named[name], n_calls, None if own is None else states.fields(name).fields("own"))
-        elif own:
-            _log.warning("there is no callback %s in this run, as there was in the checkpoint", name)
-
-
-def _set_state(callback: Any, n_calls: int, own: StateReader | None) -> None:
-    callback.n_calls = n_calls
-    if isinstance(callback, TrainingCallback) and own is not None:
-        callback.set_state(own)
+    for name, saved in states.items():
+        own = saved["own"]
+        if name not in named:
+            if own:
+                _log.warning("there is no callback %s in this run, as there was in the checkpoint", name)
+            continue
+        each = named[name]
+        each.n_calls = saved["n_calls"]
+        if isinstance(each, TrainingCallback) and own is not None:
+            each.set_state(StateReader(own, f"state/callbacks/{name}/own"))

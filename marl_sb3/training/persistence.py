@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,7 +12,7 @@ from marl_sb3.learners.learner import Learner
 from marl_sb3.metrics import EpisodeTracker
 from marl_sb3.runners.runner import Runner
 from marl_sb3.storage.checkpoint_format import Checkpoint, OfPolicy, by_file, find_files
-from marl_sb3.storage.parts import Arrays, Part, SavedPart
+from marl_sb3.storage.parts import Arrays, Part, SavedPart, in_order
 from marl_sb3.storage.process_rng import ProcessRandomness
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.training.callback import CallbackStates
@@ -73,14 +73,17 @@ def restore(setup: Setup, parts: TrainingParts, checkpoint: Checkpoint, seed: in
     """
     state = StateReader(checkpoint.state)
     setup.require_same(state)
-    saved = _saved_parts(parts, checkpoint)
-    put_envs = parts.runner.read_state(saved.pop("env"))
-    put_random = parts.randomness.read_state(saved.pop("random"))
-    others = {**_learners_by_name(parts), **parts.by_name()}
-    setters = [others[name].read_state(part) for name, part in saved.items()]
+    num_envs, policies = state.integer("num_envs", 1), state.fields("policies")
+    put_envs = parts.runner.read_state(SavedPart.of(state, "env", num_envs))
+    put_random = parts.randomness.read_state(SavedPart.of(state, "random", num_envs))
+    setters: list[Callable[[], object]] = [
+        parts.learners[policy_id].read_state(SavedPart.of(policies, policy_id, num_envs, files))
+        for policy_id, files in _files(parts, checkpoint).items()
+    ]
+    for name in ("tracker", "counters", "callbacks"):
+        setters.append(parts.by_name()[name].read_state(SavedPart.of(state, name, num_envs)))
     lost = dict(put_envs())  # first: a user's env may refuse its saved state
-    for put_back in setters:
-        put_back()
+    in_order(setters)()
     parts.runner.restart_lost(lost, _seed_of_new_episodes(seed, parts.counters.env_steps))
     put_random()  # last: no random numbers may be drawn afterwards
     return lost
@@ -95,12 +98,11 @@ def restore_weights(parts: TrainingParts, checkpoint: Checkpoint) -> None:
         CheckpointError: the policies or their layers differ.
     """
     files, saved = _files(parts, checkpoint), StateReader(checkpoint.state).fields("policies")
-    setters = []
+    setters: list[Callable[[], object]] = []
     for policy_id, learner in parts.learners.items():
         setters.append(learner.read_weights(files[policy_id]))
         setters.append(learner.processing.read_state(saved.fields(policy_id).fields("processing")))
-    for put_back in setters:
-        put_back()
+    in_order(setters)()
 
 
 def _files(parts: TrainingParts, checkpoint: Checkpoint) -> dict[PolicyID, OfPolicy]:
@@ -108,21 +110,6 @@ def _files(parts: TrainingParts, checkpoint: Checkpoint) -> dict[PolicyID, OfPol
     policies.require_names(list(parts.learners))
     found = find_files(checkpoint.tensors, checkpoint.name, len(parts.learners))
     return dict(zip(parts.learners, found, strict=True))
-
-
-def _learners_by_name(parts: TrainingParts) -> dict[str, Part]:
-    return {f"policies/{policy_id}": learner for policy_id, learner in parts.learners.items()}
-
-
-def _saved_parts(parts: TrainingParts, checkpoint: Checkpoint) -> dict[str, SavedPart]:
-    state = StateReader(checkpoint.state)
-    num_envs, policies = state.integer("num_envs", 1), state.fields("policies")
-    of_policies = {
-        f"policies/{policy_id}": SavedPart.of(policies, policy_id, num_envs, files)
-        for policy_id, files in _files(parts, checkpoint).items()
-    }
-    others = {name: SavedPart.of(state, name, num_envs) for name in parts.by_name()}
-    return {**of_policies, **others}
 
 
 def _seed_of_new_episodes(seed: int | None, env_steps: int) -> int | None:
