@@ -45,7 +45,10 @@ def test_the_help_of_a_command_lists_every_algorithm(name: str) -> None:
     parser = importlib.import_module(f"marl_sb3.{name}").build_parser()
     option = next(action for action in parser._actions if action.dest == "algo")
     *others, last = ALGORITHMS
-    assert option.help == f"algorithm: {', '.join(others)} or {last}; default: ppo"
+    assert (
+        option.help
+        == f"algorithm: {', '.join(others)} or {last}; or package.module:NAME of an AlgorithmInfo; default: ppo"
+    )
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import difflib
+import gc
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import marl_sb3
 from marl_sb3.cli.command import EXIT_USAGE
+from marl_sb3.config.algorithms import ALGORITHMS, canonical_algorithm
 from marl_sb3.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -57,6 +60,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse a command line; the error about an unknown option suggests the one that may have been meant."""
+        atexit.register(gc.freeze)  # the last collection of a process would scan hundreds of thousands of objects
         arguments, unknown = self.parse_known_args(args, namespace)
         if unknown:
             meant = self._meant(unknown[0], getattr(arguments, "settings", None))
@@ -177,11 +181,11 @@ def add_setup_options(parser: CommandParser) -> None:
         "one policy for all agents, or one for each; default: as in the preset, else shared",
         choices=["shared", "per_agent"],
     )
+    *names, last = ALGORITHMS
     parser.option(
         "--algo NAME",
-        "algorithm: ppo, a2c, trpo, maskable_ppo, recurrent_ppo, dqn, qrdqn, sac, td3, ddpg, tqc or crossq; default: "
-        "ppo",
-        type=algorithm_name,
+        f"algorithm: {', '.join(names)} or {last}; or package.module:NAME of an AlgorithmInfo; default: ppo",
+        type=canonical_algorithm,
     )
     parser.option("--n-envs E", "envs that step together; default: as in the preset, else 8", type=integer)
 
@@ -190,13 +194,6 @@ def add_device_options(parser: CommandParser) -> None:
     """Add the options that say how envs are stepped, and on which device networks are."""
     parser.option("--vectorizer NAME", "how envs are stepped: auto, batched, sync or supersuit; default: auto")
     parser.option("--device NAME", "device of the networks: auto, cpu or cuda; default: auto")
-
-
-def algorithm_name(text: str) -> str:
-    """Parse the name of an algorithm, for `type=`: `PPO` becomes `ppo`."""
-    from marl_sb3.config.algorithms import canonical_algorithm
-
-    return str(canonical_algorithm(text))
 
 
 def assignments(option: str, texts: Iterable[str], accepted: str = "KEY=VALUE") -> dict[str, Any]:

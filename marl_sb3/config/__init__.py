@@ -1,29 +1,10 @@
-"""The configuration of a run: the schema of all settings, and reading them from files and options."""
+"""The configuration of a run: the schema of all settings, and reading them from files and options.
 
-from marl_sb3.config.files import (
-    Hparams,
-    entry_of,
-    parse_value,
-    plain_data,
-    preset_path,
-    read_yaml,
-    require_named,
-    to_yaml,
-    yaml_text,
-)
-from marl_sb3.config.schema import TrainConfig
-from marl_sb3.config.sources import load_config
+Names are imported when they are first used: a command line needs the algorithms alone.
+"""
 
-__all__ = [
-    "Hparams",
-    "TrainConfig",
-    "entry_of",
-    "load_config",
-    "parse_value",
-    "plain_data",
-    "preset_path",
-    "read_yaml",
-    "require_named",
-    "to_yaml",
-    "yaml_text",
-]
+from __future__ import annotations
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -9,7 +9,8 @@ import pytest
 
 import marl_sb3
 from marl_sb3.cli.command import run_command
-from marl_sb3.cli.parser import algorithm_name, assignments, integer
+from marl_sb3.cli.parser import assignments, integer
+from marl_sb3.config.algorithms import canonical_algorithm
 from marl_sb3.config.values import counted
 from marl_sb3.errors import ConfigError
 from marl_sb3.train import build_parser
@@ -66,7 +67,7 @@ def test_an_option_that_is_not_known_says_which_may_have_been_meant(
 
 def test_names_of_algorithms_are_those_of_the_papers_too() -> None:
     names = {"PPO": "ppo", "TRPO": "trpo", "MaskablePPO": "maskable_ppo", "ppo_lstm": "recurrent_ppo", "poo": "poo"}
-    assert {name: algorithm_name(name) for name in names} == names
+    assert {name: canonical_algorithm(name) for name in names} == names
 
 
 @pytest.mark.parametrize("command", ["train", "tune", "evaluate", "export", "doctor"])

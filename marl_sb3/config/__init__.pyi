@@ -1,0 +1,13 @@
+"""The names of the room, listed once: type checkers read them, and lazy_loader imports each when it is first used."""
+
+from .files import Hparams as Hparams
+from .files import entry_of as entry_of
+from .files import parse_value as parse_value
+from .files import plain_data as plain_data
+from .files import preset_path as preset_path
+from .files import read_yaml as read_yaml
+from .files import require_named as require_named
+from .files import to_yaml as to_yaml
+from .files import yaml_text as yaml_text
+from .schema import TrainConfig as TrainConfig
+from .sources import load_config as load_config
