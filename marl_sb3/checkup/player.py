@@ -254,7 +254,7 @@ class ProbePlayer:
         returned = self._call("step()", lambda: self.env.step(dict(actions)), 5)
         step = Step(self.steps_done, acting, actions, self._live(), *returned)
         self._ended.update(step.ends())
-        self._ended.look_at(step.agents)
+        self._ended.see_present(step.agents)
         self._record(step)
         self.actions = actions
         self.episode.is_over = not self._acting()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +17,7 @@ from marl_sb3.types import Array, BoolArray, Observations
 from marl_sb3.vec_env.interface import InProcessVecEnv, Options, episode_seed, fresh_seed
 from marl_sb3.vec_env.masks import forbidden_place, forbidden_words, read_masks
 from marl_sb3.vec_env.observations import AgentGroup, same, zero_observations, zeros_where_idle
-from marl_sb3.vec_env.slot_states import EnvSettings, put_back, read_settings, require_settings
+from marl_sb3.vec_env.slot_states import EnvSettings, read_settings, require_settings, restore_settings
 from marl_sb3.vec_env.step import (
     NO_FINAL_OBSERVATIONS,
     ActionMasks,
@@ -31,48 +29,6 @@ from marl_sb3.vec_env.step import (
 )
 from marl_sb3.wrappers.checks import require_agents, unfit_numbers, unfit_words
 from marl_sb3.wrappers.observations import choices_of
-
-
-@dataclass(frozen=True)
-class OneOfBatch:
-    """One env of a batched env: it renders, and has the attributes that all envs share."""
-
-    env: BatchedEnv
-    in_force: Mapping[str, Any]  # the settings that `configure` has set for it
-    render: Callable[[], Any]  # its picture
-
-    def call(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
-        """See `MultiAgentVecEnv.call`."""
-        if name in _OF_ONE_ENV:
-            return getattr(self, name)(*args, **kwargs)
-        shared = self._read(name, _no_attribute)
-        if callable(shared) or args or kwargs:
-            raise AttributeError(f"a batched env has no method {name!r} for single envs; use vectorizer='sync'")
-        return shared
-
-    def get_wrapper_attr(self, name: str) -> Any:
-        """Return a setting that `configure` has set for this env, otherwise an attribute of the batched env."""
-        return self._read(name)
-
-    def _read(self, name: str, *default: Any) -> Any:
-        """Return a setting that `configure` has set for this env, otherwise an attribute of the batched env."""
-        return self.in_force[name] if name in self.in_force else getattr(self.env, name, *default)
-
-    def set_wrapper_attr(self, name: str, value: Any) -> None:
-        """Set an attribute of the batch, for all its envs."""
-        setattr(self.env, name, value)
-
-    def has_wrapper(self, wrapper_class: type) -> bool:
-        """Whether the batch is an instance of `wrapper_class`; it has no wrappers."""
-        return isinstance(self.env, wrapper_class)
-
-
-def _no_attribute() -> None:
-    """Mark an absent attribute: None may be the value of an attribute."""
-
-
-_OF_ONE_ENV = ("render", "get_wrapper_attr", "set_wrapper_attr", "has_wrapper")
-
 
 _NO_MASKS: ActionMasks = (None,)
 
@@ -280,18 +236,35 @@ class BatchedVecEnv(InProcessVecEnv):
     def _configure(self, env_indices: Sequence[int], settings: Mapping[str, Any]) -> None:
         require_settings(self._env, self._settings_method(), settings, list(env_indices))
         for index in env_indices:
-            self._settings[index].tell(settings)
+            self._settings[index].set_coming(settings)
 
     def _settings_method(self) -> Callable[..., Any] | None:
         return getattr(self._env, "configure", None)
 
     def _call(self, name: str, env_indices: Sequence[int], /, *args: Any, **kwargs: Any) -> list[Any]:
         """See `MultiAgentVecEnv.call`: `render` is for single envs, attributes belong to all envs."""
-        found = []
-        for index in env_indices:
-            render = partial(self._of_env, "render", [index], index)
-            found.append(OneOfBatch(self._env, self._settings[index].in_force, render).call(name, *args, **kwargs))
+        return [self._call_one(index, name, *args, **kwargs) for index in env_indices]
+
+    def _call_one(self, env_index: int, name: str, /, *args: Any, **kwargs: Any) -> Any:
+        if name == "render":
+            return self._of_env("render", [env_index], env_index)
+        if name == "set_wrapper_attr":
+            return setattr(self._env, *args)
+        if name == "has_wrapper":
+            return isinstance(self._env, *args)  # it has no wrappers
+        if name == "get_wrapper_attr":
+            return self._attribute(env_index, *args)
+        if not hasattr(self._env, name) and name not in self._settings[env_index].in_force:
+            raise _no_method(name)
+        found = self._attribute(env_index, name)
+        if callable(found) or args or kwargs:
+            raise _no_method(name)
         return found
+
+    def _attribute(self, env_index: int, name: str) -> Any:
+        """Return a setting that `configure` has set for this env, otherwise an attribute of the batched env."""
+        in_force = self._settings[env_index].in_force
+        return in_force[name] if name in in_force else getattr(self._env, name)
 
     def _get_state(self) -> State:
         return {
@@ -318,7 +291,7 @@ class BatchedVecEnv(InProcessVecEnv):
         self._episodes, self._episode_steps = counts["episodes"], counts["episode_steps"]
         saved = read_settings(state, self.num_envs)
         kept = [
-            put_back(own, saved[index], self._env, self._settings_method(), self._first_index + index, [index])
+            restore_settings(own, saved[index], self._env, self._settings_method(), self._first_index + index, [index])
             for index, own in enumerate(self._settings)
         ]
         why = next(filter(None, kept), None) or self._set_own(state, to_act, observations)
@@ -345,3 +318,7 @@ class BatchedVecEnv(InProcessVecEnv):
         if not self._closed:
             self._closed = True
             close_in_words(self._env.close, self._where_and_seed(self._all_envs))
+
+
+def _no_method(name: str) -> AttributeError:
+    return AttributeError(f"a batched env has no method {name!r} for single envs; use vectorizer='sync'")

@@ -156,7 +156,7 @@ class SeparateEnvs(InProcessVecEnv):
         for index in env_indices:
             self._slots[index].require_settings(settings)
         for index in env_indices:
-            self._slots[index].settings.tell(settings)
+            self._slots[index].settings.set_coming(settings)
 
     # --- State -------------------------------------------------------------------------------------------------------
 

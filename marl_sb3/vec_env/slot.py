@@ -22,8 +22,8 @@ from marl_sb3.vec_env.slot_states import (
     EnvSettings,
     SlotState,
     own_state,
-    put_back,
     require_settings,
+    restore_settings,
     set_own_state,
 )
 from marl_sb3.wrappers.checks import LARGEST_FLOAT32, observation_fault, reward_fault
@@ -43,7 +43,7 @@ class EndedAgents(set[AgentID]):
 
     _absent: frozenset[AgentID] = frozenset()  # ended, and not in `agents` after the latest step
 
-    def look_at(self, present: Collection[AgentID]) -> None:
+    def see_present(self, present: Collection[AgentID]) -> None:
         """Take the env's `agents` after a step, or where an episode is continued."""
         if self:
             self.difference_update(self._absent.intersection(present))
@@ -240,7 +240,7 @@ class EnvSlot:
     def _find_turns(self) -> None:
         present, ended = self.env.agents, self.ended
         if ended:
-            ended.look_at(present)
+            ended.see_present(present)
         if ended or present != self.to_act:
             self.to_act = [agent for agent in self._agents if agent in present and agent not in ended]
 
@@ -456,7 +456,7 @@ class EnvSlot:
             CheckpointError: the env's own `set_state` refused its state.
             EnvError: the env could not begin its next episode.
         """
-        kept = put_back(self.settings, state.settings, self.env.unwrapped, self._settings_method(), self.index)
+        kept = restore_settings(self.settings, state.settings, self.env.unwrapped, self._settings_method(), self.index)
         why = kept or self._restore(state)
         self.settings.coming = dict(state.settings.coming)
         if why is not None:
@@ -510,7 +510,7 @@ class EnvSlot:
         self.episode += 1
         self._steps = state.steps
         self.to_act, self.in_play, self.ended = to_act, in_play, EndedAgents(ended)
-        self.ended.look_at(self.env.agents)
+        self.ended.see_present(self.env.agents)
         places = self.layout.places
         self.shown = {
             agent: taken(state.observations[places[agent].group], places[agent].group_column) for agent in to_act

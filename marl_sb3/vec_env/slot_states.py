@@ -30,7 +30,7 @@ class EnvSettings:
         self.in_force = dict(in_force or {})
         self.coming = dict(coming or {})
 
-    def tell(self, settings: Mapping[str, Any]) -> None:
+    def set_coming(self, settings: Mapping[str, Any]) -> None:
         """Keep settings for the next episode."""
         self.coming.update(deepcopy(dict(settings)))
 
@@ -88,7 +88,7 @@ def require_settings(env: Any, configure: Callable[..., Any] | None, settings: M
         raise ConfigError(f"configure of {kind}: {error}; it takes: {', '.join(taken)}") from error
 
 
-def put_back(
+def restore_settings(
     own: EnvSettings, saved: EnvSettings, env: Any, configure: Callable[..., Any] | None, index: int, *first: Any
 ) -> str | None:
     """Give an env the settings that were in force when it was saved; those that were to come are left out.
@@ -131,7 +131,7 @@ class ActionLog:
         self._forms = [
             ((len(group.agents), *(group.action_space.shape or ())), group.action_space.dtype) for group in groups
         ]
-        self._rows = self._room(_FIRST_STEPS)
+        self._rows = self._allocated(_FIRST_STEPS)
         self._length = 0
         self._complete = True
 
@@ -156,15 +156,15 @@ class ActionLog:
     def _grow(self) -> None:
         """Double the capacity, up to the limit of a checkpoint."""
         if sum(rows.nbytes for rows in self._rows) > MAX_BYTES:
-            self._rows = self._room(_FIRST_STEPS)
+            self._rows = self._allocated(_FIRST_STEPS)
             self.drop()
             return
-        larger = self._room(2 * self._length)
+        larger = self._allocated(2 * self._length)
         for rows, old in zip(larger, self._rows, strict=True):
             rows[: self._length] = old
         self._rows = larger
 
-    def _room(self, steps: int) -> list[Array]:
+    def _allocated(self, steps: int) -> list[Array]:
         return [np.empty((steps, *shape), dtype) for shape, dtype in self._forms]
 
     def actions(self) -> tuple[Array, ...] | None:
