@@ -114,13 +114,13 @@ def _write_onnx_of(bundle: PolicyBundle, about: About, policy_id: PolicyID, path
     from marl_sb3.transfer.onnx_check import largest_difference
     from marl_sb3.transfer.onnx_graph import graph_of, to_onnx
 
-    algorithm, its = bundle.policies[policy_id], bundle.spaces[policy_id]
-    processing, space, of_processing = graph_of(bundle.processing[policy_id], its.observation)
+    algorithm, env_spaces = bundle.policies[policy_id], bundle.spaces[policy_id]
+    processing, space, of_processing = graph_of(bundle.processing[policy_id], env_spaces.observation)
     metadata = {
         "policy": policy_id,
         "agents": json.dumps(bundle.agents_of(policy_id)),
-        "observation_space": str(its.observation),
-        "action_space": str(its.action),
+        "observation_space": str(env_spaces.observation),
+        "action_space": str(env_spaces.action),
         **of_processing,
         **about,
         "checkpoint": bundle.checkpoint or "",

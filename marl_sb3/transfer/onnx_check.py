@@ -17,9 +17,9 @@ from marl_sb3.transfer.onnx_graph import (
     GraphProcessing,
     arrays_by_input,
     copy_on_cpu,
+    head_of,
     onnx_packages,
     q_values,
-    replay_head,
 )
 from marl_sb3.types import Array, Observations
 
@@ -116,9 +116,9 @@ def _by_sb3(policy: Any, observations: Observations) -> Arrays:
     actions, _ = policy.predict(observations, deterministic=True)
     with th.no_grad():
         tensors, _ = policy.obs_to_tensor(observations)
-        head = replay_head(policy)
-        if head is not None:
-            scores = {"q_values": q_values(policy, tensors).cpu().numpy()} if "q_values" in head[1] else {}
+        _, outputs = head_of(policy)
+        if "values" not in outputs:
+            scores = {"q_values": q_values(policy, tensors).cpu().numpy()} if "q_values" in outputs else {}
             return {"actions": actions, **scores}
         distribution = policy.get_distribution(tensors).distribution
         values = policy.predict_values(tensors)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -68,8 +69,9 @@ class GraphProcessing:
         """Process one input of the graph; `key` is its key in a Dict, or empty."""
         if self.normalize is None or key not in self.normalize.statistics:
             return observation
-        own, clip = self.normalize.statistics[key], self.normalize.clip
-        mean, deviation = (th.as_tensor(a) for a in (np.array(own.mean), np.sqrt(own.var + self.normalize.epsilon)))
+        statistics, clip = self.normalize.statistics[key], self.normalize.clip
+        mean = th.as_tensor(np.array(statistics.mean))
+        deviation = th.as_tensor(np.sqrt(statistics.var + self.normalize.epsilon))
         return ((observation.double() - mean) / deviation).clamp(-clip, clip).float()
 
     def traced_actions(self, actions: th.Tensor) -> th.Tensor:
@@ -109,47 +111,10 @@ def description(processing: Processing) -> dict[str, Any]:
         "env_observation_space": str(processing.env_observation_space),
         "observation_space": str(processing.observation_space),
         "statistics": {
-            name: {"mean": np.array(own.mean).tolist(), "var": np.array(own.var).tolist()}
-            for name, own in processing.statistics.items()
+            name: {"mean": np.array(running.mean).tolist(), "var": np.array(running.var).tolist()}
+            for name, running in processing.statistics.items()
         },
     }
-
-
-Values = tuple[th.Tensor, ...]
-
-
-def replay_head(policy: Any) -> tuple[Callable[[Any, Any], Values], tuple[str, ...]] | None:
-    """Return what computes the outputs of an off-policy policy, and their names; None for any other policy.
-
-    The function takes a policy and its observations. An actor's actions are from -1 to 1.
-    """
-    if hasattr(policy, "q_net") or hasattr(policy, "quantile_net"):
-        return _best_action, ("actions", "q_values")
-    if isinstance(getattr(policy, "actor", None), th.nn.Module):
-        return _action_of_actor, ("actions",)
-    return None
-
-
-def q_values(policy: Any, observations: Any) -> th.Tensor:
-    """Return the (batch, choices) Q values of DQN, or the means of QRDQN's quantiles."""
-    if hasattr(policy, "quantile_net"):
-        means: th.Tensor = policy.quantile_net(observations).mean(dim=1)
-        return means
-    values: th.Tensor = policy.q_net(observations)
-    return values
-
-
-def _best_action(policy: Any, observations: Any) -> Values:
-    values = q_values(policy, observations)
-    return th.argmax(values, dim=1), values
-
-
-def _action_of_actor(policy: Any, observations: Any) -> Values:
-    """Return the mode of SAC's, TQC's and CrossQ's distribution; TD3's and DDPG's actors give the action itself."""
-    if hasattr(policy.actor, "get_action_dist_params"):
-        mean, *_ = policy.actor.get_action_dist_params(observations)
-        return (th.tanh(mean),)
-    return (policy.actor(observations),)
 
 
 INPUT = "observation"
@@ -176,7 +141,59 @@ def onnx_packages() -> tuple[ModuleType, ModuleType]:
     return onnx, runtime
 
 
-# --- What comes out, by action distribution --------------------------------------------------------------------------
+# --- What comes out ---------------------------------------------------------------------------------------------------
+
+Head = Callable[[Any, Any], Outputs]  # from a policy and its observations
+
+
+def head_of(policy: Any) -> tuple[Head, tuple[str, ...]]:
+    """Return what computes the outputs of a policy, and their names. An actor's actions are from -1 to 1.
+
+    Raises:
+        ConfigError: it is not one of SB3's policies, or its action distribution is not supported.
+    """
+    if hasattr(policy, "q_net") or hasattr(policy, "quantile_net"):
+        return _best_action, ("actions", "q_values")
+    if isinstance(getattr(policy, "actor", None), nn.Module):
+        return _action_of_actor, ("actions",)
+    distribution = type(getattr(policy, "action_dist", None))
+    if isinstance(policy, ActorCriticPolicy) and distribution in _DISTRIBUTIONS:
+        of_distribution, parameters = _DISTRIBUTIONS[distribution]
+        return partial(_actor_critic, of_distribution), ("actions", "values", *parameters)
+    raise ConfigError(
+        f"{type(policy).__name__} with {distribution.__name__} has no ONNX form; accepted: SB3's actor-critic "
+        f"policies with {', '.join(cls.__name__ for cls in _DISTRIBUTIONS)}"
+    )
+
+
+def q_values(policy: Any, observations: Any) -> th.Tensor:
+    """Return the (batch, choices) Q values of DQN, or the means of QRDQN's quantiles."""
+    if hasattr(policy, "quantile_net"):
+        means: th.Tensor = policy.quantile_net(observations).mean(dim=1)
+        return means
+    values: th.Tensor = policy.q_net(observations)
+    return values
+
+
+def _best_action(policy: Any, observations: Any) -> Outputs:
+    values = q_values(policy, observations)
+    return th.argmax(values, dim=1), values
+
+
+def _action_of_actor(policy: Any, observations: Any) -> Outputs:
+    """Return the mode of SAC's, TQC's and CrossQ's distribution; TD3's and DDPG's actors give the action itself."""
+    if hasattr(policy.actor, "get_action_dist_params"):
+        mean, *_ = policy.actor.get_action_dist_params(observations)
+        return (th.tanh(mean),)
+    return (policy.actor(observations),)
+
+
+def _actor_critic(of_distribution: Head, policy: Any, observations: Any) -> Outputs:
+    features = policy.extract_features(observations)
+    for_actions, for_values = features if isinstance(features, tuple) else (features, features)
+    actions, *parameters = of_distribution(policy, policy.mlp_extractor.forward_actor(for_actions))
+    values = policy.value_net(policy.mlp_extractor.forward_critic(for_values))
+    return actions, values.flatten(), *parameters
 
 
 def _gaussian(policy: ActorCriticPolicy, latent: th.Tensor) -> Outputs:
@@ -209,8 +226,9 @@ def _bernoulli(policy: ActorCriticPolicy, latent: th.Tensor) -> Outputs:
     return th.round(th.sigmoid(logits)), logits
 
 
-# Each returns the most likely actions and the parameters of the distribution, named as in SB3.
-_HEADS: Mapping[type[Any], tuple[Callable[[ActorCriticPolicy, th.Tensor], Outputs], tuple[str, ...]]] = {
+# Each takes a policy and the latent features of its actor, and returns the most likely actions and the parameters of
+# the distribution, named as in SB3.
+_DISTRIBUTIONS: Mapping[type[Any], tuple[Head, tuple[str, ...]]] = {
     DiagGaussianDistribution: (_gaussian, ("mean", "log_std")),
     StateDependentNoiseDistribution: (_state_dependent, ("mean", "log_std")),
     CategoricalDistribution: (_categorical, ("logits",)),
@@ -227,10 +245,6 @@ def _require_plain_policy(algorithm: BaseAlgorithm) -> None:
         raise ConfigError(f"{name} needs {more}, which the ONNX export does not cover; accepted: --format sb3")
 
 
-def _has_head(policy: Any) -> bool:
-    return isinstance(policy, ActorCriticPolicy) and type(policy.action_dist) in _HEADS
-
-
 class PolicyGraph(nn.Module):
     """The module that is exported: a copy of a policy on the CPU, with its pre- and postprocessing.
 
@@ -241,9 +255,8 @@ class PolicyGraph(nn.Module):
     Attributes:
         input_names: `observation`, or `observation.<key>` for each key of a Dict.
         output_names: `actions` (batch, *action shape). Of an on-policy algorithm also `values` (batch,), then `logits`
-            (batch, choices), which
-            are log-probabilities except for MultiBinary, or `mean` and `log_std` (batch, numbers) before any squashing.
-            Of DQN and QRDQN `q_values` (batch, choices).
+            (batch, choices), which are log-probabilities except for MultiBinary, or `mean` and `log_std` (batch,
+            numbers) before any squashing. Of DQN and QRDQN `q_values` (batch, choices).
 
     Raises:
         ConfigError: it is not one of SB3's actor-critic policies, or its action distribution is not supported.
@@ -254,13 +267,7 @@ class PolicyGraph(nn.Module):
     ) -> None:
         super().__init__()
         _require_plain_policy(algorithm)
-        self._replay = replay_head(algorithm.policy)
-        if self._replay is None and not _has_head(algorithm.policy):
-            kind, distribution = type(algorithm.policy), type(getattr(algorithm.policy, "action_dist", None))
-            raise ConfigError(
-                f"{kind.__name__} with {distribution.__name__} has no ONNX form; accepted: SB3's actor-critic "
-                f"policies with {', '.join(cls.__name__ for cls in _HEADS)}"
-            )
+        self._head, self.output_names = head_of(algorithm.policy)
         self.policy = copy_on_cpu(algorithm)
         self._processing = processing
         by_input = spaces_by_input(observation_space)
@@ -268,12 +275,6 @@ class PolicyGraph(nn.Module):
         self._keys = tuple(observation_space.spaces) if isinstance(observation_space, spaces.Dict) else ()
         self._channels_last = [space.shape != inner[name].shape for name, space in by_input.items()]
         self.input_names = tuple(by_input)
-        self.output_names: tuple[str, ...]
-        if self._replay is not None:
-            self.output_names = self._replay[1]
-        else:
-            self._head, parameters = _HEADS[type(self.policy.action_dist)]
-            self.output_names = ("actions", "values", *parameters)
 
     def forward(self, *observations: th.Tensor) -> Outputs:
         """Return the outputs for a batch of each input."""
@@ -284,17 +285,8 @@ class PolicyGraph(nn.Module):
             for observation, channels_last in zip(processed, self._channels_last, strict=True)
         ]
         seen = dict(zip(self._keys, prepared, strict=True)) if self._keys else prepared[0]
-        actions, *more = self._outputs(seen)
+        actions, *more = self._head(self.policy, seen)
         return self._processing.traced_actions(self._within_space(actions)), *more
-
-    def _outputs(self, seen: Any) -> Outputs:
-        if self._replay is not None:
-            return self._replay[0](self.policy, seen)
-        features = self.policy.extract_features(seen)
-        for_actions, for_values = features if isinstance(features, tuple) else (features, features)
-        actions, *parameters = self._head(self.policy, self.policy.mlp_extractor.forward_actor(for_actions))
-        values = self.policy.value_net(self.policy.mlp_extractor.forward_critic(for_values))
-        return actions, values.flatten(), *parameters
 
     def _within_space(self, actions: th.Tensor) -> th.Tensor:
         """Clip or rescale actions as SB3's `BasePolicy.predict` does."""
@@ -328,7 +320,7 @@ def copy_on_cpu(algorithm: BaseAlgorithm) -> ActorCriticPolicy:
     """Make a copy of the policy as SB3's `_setup_model` does: `deepcopy` fails on a trained one."""
     make: Any = type(algorithm.policy)
     # Off-policy algorithms keep it among the arguments of the policies that take it.
-    use_sde = {} if replay_head(algorithm.policy) else {"use_sde": algorithm.use_sde}
+    use_sde = {"use_sde": algorithm.use_sde} if isinstance(algorithm.policy, ActorCriticPolicy) else {}
     with th.random.fork_rng(devices=[]):
         copy: ActorCriticPolicy = make(
             deepcopy(algorithm.observation_space),  # CNNs draw a sample from it
