@@ -17,6 +17,7 @@ from marl_sb3.storage.state import State
 from marl_sb3.types import AgentID, Array, PolicyID
 from marl_sb3.vec_env.sharded_vec_env import EnvPlan
 from marl_sb3.vec_env.step import NO_FINAL_OBSERVATIONS, ArrayInfos, DictInfos, StepInfos, VecStep
+from marl_sb3.vec_env.workers.steps import JoinedInfos
 
 Inexact = dict[int, str]  # env index -> the reason why an env could not be restored exactly
 
@@ -122,7 +123,6 @@ class ShardRollout:
 
 # --- Steps -----------------------------------------------------------------------------------------------------------
 
-_Columns = Mapping[AgentID, Mapping[str, Array]]
 _ARRAYS = ("rewards", "terminated", "truncated", "acted", "to_act", "in_play", "stepped", "episode_done")
 
 
@@ -132,13 +132,11 @@ class RecordedSteps:
 
     Attributes:
         arrays: name in `VecStep` -> (steps, E, ...).
-        columns: agent -> key -> (steps, E) of the infos of envs that are stepped as arrays; None for other envs.
-        infos: of each step, one dictionary per env; None if all infos of all steps are empty, or in `columns`.
+        infos: of each step; None if all infos of all steps are empty.
     """
 
     arrays: Mapping[str, Array]
-    columns: _Columns | None = None
-    infos: Sequence[Sequence[Mapping[str, Any]]] | None = None
+    infos: Sequence[StepInfos] | None = None
 
     def __len__(self) -> int:
         return len(self.arrays["acted"])
@@ -150,47 +148,24 @@ class RecordedSteps:
             observations=_NotHere(),
             action_masks=(),
             final_observations=NO_FINAL_OBSERVATIONS,
-            infos=self._infos(number),
+            infos=self.infos_of(number),
             reset_infos={},
             **arrays,
         )
 
-    def _infos(self, number: int) -> StepInfos:
-        num_envs = self.arrays["acted"].shape[1]
-        if self.columns is None:
-            return DictInfos([{}] * num_envs if self.infos is None else self.infos[number])
-        of_step = {agent: {key: array[number] for key, array in keys.items()} for agent, keys in self.columns.items()}
-        return ArrayInfos(of_step, num_envs)
+    def infos_of(self, number: int) -> StepInfos:
+        """Return the infos of a step."""
+        return DictInfos([{}] * self.arrays["acted"].shape[1]) if self.infos is None else self.infos[number]
 
 
 def side_by_side(shards: Sequence[RecordedSteps]) -> RecordedSteps:
     """Put the envs of all shards side by side."""
     arrays = {name: np.concatenate([shard.arrays[name] for shard in shards], axis=1) for name in _ARRAYS}
-    if shards[0].columns is not None and _alike([shard.columns for shard in shards]):
-        return RecordedSteps(arrays, _joined([shard.columns or {} for shard in shards]))
-    if all(shard.infos is None and shard.columns is None for shard in shards):
+    if all(shard.infos is None for shard in shards):
         return RecordedSteps(arrays)
-    infos = [[info for shard in shards for info in _infos_of(shard, number)] for number in range(len(shards[0]))]
-    return RecordedSteps(arrays, infos=infos)
-
-
-def _joined(columns: Sequence[_Columns]) -> _Columns:
-    """Put the infos of all envs side by side; all shards have the same agents and keys."""
-    return {
-        agent: {key: np.concatenate([each[agent][key] for each in columns], axis=1) for key in keys}
-        for agent, keys in columns[0].items()
-    }
-
-
-def _infos_of(shard: RecordedSteps, number: int) -> Sequence[Mapping[str, Any]]:
-    infos = shard.step(number).infos
-    return [infos[index] for index in range(shard.arrays["acted"].shape[1])]
-
-
-def _alike(columns: Sequence[_Columns | None]) -> bool:
-    """Whether all have the same agents and keys."""
-    names = [None if each is None else {agent: set(keys) for agent, keys in each.items()} for each in columns]
-    return all(each == names[0] for each in names)
+    starts = np.cumsum([0, *(shard.arrays["acted"].shape[1] for shard in shards)])[:-1].tolist()
+    steps = range(len(shards[0]))
+    return RecordedSteps(arrays, [JoinedInfos([shard.infos_of(step) for shard in shards], starts) for step in steps])
 
 
 class StepRecorder:
@@ -203,40 +178,31 @@ class StepRecorder:
     def __init__(self) -> None:
         self.episodes: list[Sequence[Episode]] = []
         self._arrays: dict[str, list[Array]] = {name: [] for name in _ARRAYS}
-        self._infos: list[list[Mapping[str, Any]]] = []
-        self._columns: list[_Columns] = []
+        self._infos: list[StepInfos] = []
+        self._is_silent = True
 
     def on_step(self, step: VecStep, episodes: Sequence[Episode]) -> bool:
         """Keep a step; see `StepListener.on_step`."""
         for name, kept in self._arrays.items():
             kept.append(getattr(step, name).copy())
+        num_envs = len(step.acted)
         if isinstance(step.infos, ArrayInfos):
-            self._columns.append(
-                {
-                    agent: {key: array.copy() for key, array in keys.items()}
-                    for agent, keys in step.infos.columns.items()
-                }
-            )
+            columns = {
+                agent: {key: each.copy() for key, each in own.items()} for agent, own in step.infos.columns.items()
+            }
+            self._infos.append(ArrayInfos(columns, num_envs))
+            self._is_silent = False
         else:
-            self._infos.append([_copied(step.infos[index]) for index in range(len(step.acted))])
+            infos = [_copied(step.infos[index]) for index in range(num_envs)]
+            self._infos.append(DictInfos(infos))
+            self._is_silent = self._is_silent and not any(infos)
         self.episodes.append(episodes)
         return True
 
     def recorded(self) -> RecordedSteps:
         """Return the steps."""
         arrays = {name: np.stack(kept) for name, kept in self._arrays.items()}
-        if self._columns and _alike(self._columns):
-            return RecordedSteps(arrays, _stacked(self._columns))
-        envs = range(arrays["acted"].shape[1])
-        self._infos += [[ArrayInfos(columns, len(envs))[index] for index in envs] for columns in self._columns]
-        empty = not any(info for of_step in self._infos for info in of_step)
-        return RecordedSteps(arrays, infos=None if empty else self._infos)
-
-
-def _stacked(steps: Sequence[_Columns]) -> _Columns:
-    return {
-        agent: {key: np.stack([step[agent][key] for step in steps]) for key in keys} for agent, keys in steps[0].items()
-    }
+        return RecordedSteps(arrays, None if self._is_silent else self._infos)
 
 
 _PLAIN = (int, float, bool, str, np.generic)

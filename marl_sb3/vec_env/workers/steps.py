@@ -9,6 +9,7 @@ import math
 import mmap
 import os
 import pickle
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -224,12 +225,12 @@ class _PickledInfos:
         return self._unpickled().values(agent, key)
 
 
-class _JoinedInfos:
-    """The infos of all workers, one after the other.
+class JoinedInfos:
+    """The infos of several vec envs, one after the other.
 
     Args:
-        parts: of each worker.
-        starts: index of the first env of each worker.
+        parts: of each vec env.
+        starts: index of the first env of each.
     """
 
     def __init__(self, parts: Sequence[StepInfos], starts: Sequence[int]) -> None:
@@ -237,10 +238,11 @@ class _JoinedInfos:
         self._starts = starts
 
     def __getitem__(self, env_index: int) -> Mapping[str, Any]:
-        number = int(np.searchsorted(self._starts, env_index, side="right")) - 1
+        number = bisect_right(self._starts, env_index) - 1
         return self._parts[number][env_index - self._starts[number]]
 
     def values(self, agent: AgentID, key: str) -> Array:
+        """See `StepInfos.values`."""
         return np.concatenate([part.values(agent, key) for part in self._parts])
 
 
@@ -273,7 +275,7 @@ class JoinedExtras:
             SilentInfos(acted[spec.rows], agents) if part.infos is None else _PickledInfos(part.infos)
             for part, spec in zip(self._parts, self._specs, strict=True)
         ]
-        return parts[0] if len(parts) == 1 else _JoinedInfos(parts, self._starts)
+        return parts[0] if len(parts) == 1 else JoinedInfos(parts, self._starts)
 
     def final_observations(self) -> FinalObservations:
         """Return the observations on which agents ended."""
