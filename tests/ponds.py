@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from marl_sb3.envs.waterworld.parameters import Parameters
-from marl_sb3.envs.waterworld.rules import Events, Pond, PondState, empty_state, step
+from marl_sb3.envs.waterworld.rules import Events, Parameters, Pond, PondState, empty_state, step
 
 QUIET: dict[str, Any] = {"n_evaders": 0, "n_poisons": 0, "n_obstacles": 0, "obstacle_coord": ()}
 

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from marl_sb3.acting.actor import env_actions
-from marl_sb3.envs.single_agent import MASK
+from marl_sb3.envs.gymnasium_envs import MASK
 from marl_sb3.errors import ConfigError
 from marl_sb3.processing import Memory, Processing
 from marl_sb3.processing.processors import REWARD

@@ -16,8 +16,8 @@ from pettingzoo import ParallelEnv
 
 from marl_sb3.checkup.evidence import Evidence, Fingerprint, PlayedEpisode, Seen, Step, checksum, mapping, shown
 from marl_sb3.envs.faults import RAISED, raise_in_words
+from marl_sb3.envs.gymnasium_envs import MASK
 from marl_sb3.envs.registry import EnvFactory, make_env
-from marl_sb3.envs.single_agent import MASK
 from marl_sb3.errors import EnvRaisedError, MarlSb3Error, described
 from marl_sb3.stacks import awaited
 from marl_sb3.types import AgentID

@@ -354,7 +354,7 @@ def _turn_based(env: AECEnv) -> ParallelEnv:
 
 
 def _single_agent(env: gymnasium.Env[Any, Any]) -> ParallelEnv:
-    from marl_sb3.envs.single_agent import SingleAgentEnv
+    from marl_sb3.envs.gymnasium_envs import SingleAgentEnv
 
     return SingleAgentEnv(env)
 

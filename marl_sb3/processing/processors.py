@@ -1,4 +1,7 @@
-"""Processors of observations: images are resized or made gray, frames stacked, and features appended."""
+"""Processors of observations: images are resized or made gray, frames stacked, and features appended.
+
+Images are uint8 Boxes from 0 to 255 with channels last.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.preprocessing import is_image_space, is_image_space_channels_first
 
-from marl_sb3.envs import area
+from marl_sb3.envs.gymnasium_envs import resize
 from marl_sb3.errors import ConfigError
 from marl_sb3.processing.interface import (
     Memory,
@@ -50,7 +53,7 @@ class Resize(ObservationProcessor):
         return spaces.Box(*(self._resized(bound[None])[0] for bound in (box.low, box.high)), dtype=np.uint8)
 
     def _resized(self, images: Array) -> Array:
-        return area.resize(images, *self._size)
+        return resize(images, *self._size)
 
     def observe(self, inputs: ProcessorInput) -> tuple[Observations, Memory]:
         """See `ObservationProcessor.observe`."""

@@ -16,7 +16,7 @@ from marl_sb3.config.algorithms import algorithm_info
 from marl_sb3.config.ray import AnyRunners
 from marl_sb3.config.schema import ACCEPTED, SECTIONS, TrainConfig, names_in, source_of
 from marl_sb3.config.values import counted
-from marl_sb3.envs.gymnasium_wrappers import named_wrappers, wrapping_factory
+from marl_sb3.envs.gymnasium_envs import named_wrappers, wrapping_factory
 from marl_sb3.envs.registry import EnvFactory, env_factory
 from marl_sb3.errors import ConfigError
 from marl_sb3.learners.building import is_off_policy

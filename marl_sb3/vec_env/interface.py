@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from marl_sb3.config.values import Count, require
-from marl_sb3.envs.single_agent import SingleAgentEnv
+from marl_sb3.envs.gymnasium_envs import SingleAgentEnv
 from marl_sb3.errors import ConfigError, VecEnvOrderError
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import AgentID, Array, GoalRewards

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from marl_sb3.envs.single_agent import MASK
+from marl_sb3.envs.gymnasium_envs import MASK
 from marl_sb3.storage.state import StateReader
 from marl_sb3.types import AgentID, Array, BoolArray
 from marl_sb3.vec_env.observations import AgentGroup

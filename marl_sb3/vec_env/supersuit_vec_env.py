@@ -1,4 +1,9 @@
-"""E copies of a `ParallelEnv` in one process, vectorised by SuperSuit."""
+"""E copies of a `ParallelEnv` in one process, vectorised by SuperSuit.
+
+SuperSuit's `MarkovVectorEnv` needs all possible agents in all dictionaries, resets the env by itself and without a
+seed, and drops data that is not in its arrays. `SuperSuitAdapter` is between it and the env: it fills the places of
+agents that do not act, and keeps the complete step in `last_step`.
+"""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ from gymnasium.spaces import Box
 from marl_sb3.envs.batched import BatchedEnv, BatchedStep
 from marl_sb3.envs.drawn import DrawnEnv
 from marl_sb3.envs.waterworld import rules
-from marl_sb3.envs.waterworld.parameters import Parameters
 from marl_sb3.envs.waterworld.render import legend, render_rgb
+from marl_sb3.envs.waterworld.rules import Parameters
 from marl_sb3.envs.waterworld.sensors import BOUND, Sensors
 from marl_sb3.errors import EnvError
 from marl_sb3.storage.rng import generator_state, set_generator_state

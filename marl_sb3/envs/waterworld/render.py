@@ -7,8 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from marl_sb3.envs.drawn import Image
-from marl_sb3.envs.waterworld.parameters import Parameters
-from marl_sb3.envs.waterworld.rules import FOOD_SIZE, POISON_SIZE
+from marl_sb3.envs.waterworld.rules import FOOD_SIZE, POISON_SIZE, Parameters
 from marl_sb3.types import Array
 
 RGB = tuple[int, int, int]

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from marl_sb3.envs.waterworld.parameters import Parameters
-from marl_sb3.envs.waterworld.rules import FloatArray, IntArray, Pond, PondState
+from marl_sb3.envs.waterworld.rules import FloatArray, IntArray, Parameters, Pond, PondState
 from marl_sb3.types import Array, BoolArray
 from marl_sb3.types import FloatArray as Float32Array
 

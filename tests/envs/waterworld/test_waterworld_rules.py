@@ -7,8 +7,7 @@ import pytest
 from ponds import OnePond
 
 from marl_sb3.envs.waterworld import rules
-from marl_sb3.envs.waterworld.parameters import Parameters
-from marl_sb3.envs.waterworld.rules import Pond, begin_episode, empty_state
+from marl_sb3.envs.waterworld.rules import Parameters, Pond, begin_episode, empty_state
 
 FAR = (0.9, 0.9)
 
