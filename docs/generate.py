@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import re
 from collections.abc import Iterator
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
@@ -19,6 +18,7 @@ from marl_sb3.checkup.finding import Severity
 from marl_sb3.config.algorithms import ALGORITHMS
 from marl_sb3.config.compat.rllib_names import ALWAYS, DEPENDENT, ENVS_PER_RUNNER, REASONS, RENAMED, RUNNERS
 from marl_sb3.config.schema import SECTIONS, TrainConfig
+from marl_sb3.config.values import documented
 
 HERE = Path(__file__).parent
 PACKAGE = HERE.parent / "marl_sb3"
@@ -79,13 +79,12 @@ def settings_page() -> str:
 
 def _documented_settings(section: type, prefix: str = "") -> Iterator[tuple[str, Field[Any], str]]:
     """Each setting by its name, with its entry in the docstring of its section."""
-    listed = str(section.__doc__).partition("Attributes:\n")[2]
-    entries = dict(re.findall(r"^ {8}(\w+): (.+(?:\n {12}.+)*)", listed, flags=re.MULTILINE))
+    entries = documented(section)
     for item in fields(section):
         if item.name in SECTIONS:
             yield from _documented_settings(SECTIONS[item.name], f"{item.name}.")
         else:
-            yield f"{prefix}{item.name}", item, " ".join(entries[item.name].split())
+            yield f"{prefix}{item.name}", item, entries[item.name]
 
 
 def _default(item: Field[Any]) -> str:

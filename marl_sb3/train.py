@@ -17,6 +17,7 @@ from marl_sb3.cli.parser import (
     add_device_options,
     add_env_option,
     add_ray_options,
+    add_setting,
     add_setup_options,
     add_verbosity,
     assignments,
@@ -97,8 +98,8 @@ def _add_what_is_trained(parser: CommandParser) -> None:
     parser.section("what is trained")
     add_env_option(parser, also_positional=True)
     add_setup_options(parser)
-    parser.option("--timesteps N", "env steps to train for; default: as in the preset, else 1000000", type=integer)
-    parser.option("--seed S", "seed of the run; default: random, written to config.yaml", type=integer)
+    add_setting(parser, "--timesteps N", "n_timesteps", "as in the preset, else 1000000", type=integer)
+    add_setting(parser, "--seed S", "seed", "random, written to config.yaml", type=integer)
     parser.option(
         "--seeds N|A,B,C",
         "train with N seeds from --seed (or 0) on, or with these seeds: as many trainings at a time as there are "
@@ -126,12 +127,7 @@ def _add_what_is_trained(parser: CommandParser) -> None:
 def _add_how_it_runs(parser: CommandParser) -> None:
     parser.section("how it runs")
     add_device_options(parser)
-    parser.option(
-        "--workers N",
-        "processes that step the envs, with the same results; 0: none; auto: one for each core; default: 0",
-        dest="n_workers",
-        type=number_of_workers,
-    )
+    add_setting(parser, "--workers N", "n_workers", dest="n_workers", type=number_of_workers)
     add_ray_options(parser, "roll out the envs on Ray, in n_shards shares (--set n_shards=N)", "runner")
     parser.option(
         "--runners N",
@@ -139,9 +135,7 @@ def _add_how_it_runs(parser: CommandParser) -> None:
         "result; default: none, or with --ray one for each CPU of this machine",
         type=integer,
     )
-    parser.option(
-        "--on-nan WHAT", "on a NaN: stop, or rollback to the latest checkpoint, at most 3 times; default: stop"
-    )
+    add_setting(parser, "--on-nan WHAT", "on_nan")
 
 
 def _add_run_folder(parser: CommandParser) -> None:
@@ -153,11 +147,7 @@ def _add_run_folder(parser: CommandParser) -> None:
         "schedules such as lin_X lead to the new end; --set KEY=VALUE changes settings such as learning_rate; default: "
         "none",
     )
-    parser.option(
-        "--checkpoint-every K",
-        "iterations from one checkpoint to the next; 0: only at the end; default: 10",
-        type=integer,
-    )
+    add_setting(parser, "--checkpoint-every K", "checkpoints.every", type=integer)
 
 
 def _most_agents(text: str) -> int | None:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import marl_sb3
 from marl_sb3.cli.command import EXIT_USAGE
 from marl_sb3.config.algorithms import ALGORITHMS, canonical_algorithm
+from marl_sb3.config.schema import SECTIONS, TrainConfig
+from marl_sb3.config.values import documented
 from marl_sb3.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -174,6 +176,20 @@ def number_of_workers(text: str) -> int | str:
         raise argparse.ArgumentTypeError(f"{error}, or auto") from None
 
 
+def add_setting(parser: CommandParser, option: str, setting: str, default: str | None = None, **arguments: Any) -> None:
+    """Add an option for a setting, with the words of the setting's declaration.
+
+    Args:
+        setting: its name, such as `n_envs` or `checkpoints.every`.
+        default: the default in words; None: that of the setting.
+    """
+    section, _, name = setting.rpartition(".")
+    declared = SECTIONS[section] if section else TrainConfig
+    words = documented(declared).get(name, "").partition(" None: ")[0].rstrip(".").replace("`", "")
+    value = getattr(declared, name) if default is None else default
+    parser.option(option, f"{words}; default: {value}", **arguments)
+
+
 def add_setup_options(parser: CommandParser) -> None:
     """Add the options that say what is trained: those of all commands that train."""
     parser.option(
@@ -187,13 +203,13 @@ def add_setup_options(parser: CommandParser) -> None:
         f"algorithm: {', '.join(names)} or {last}; or package.module:NAME of an AlgorithmInfo; default: ppo",
         type=canonical_algorithm,
     )
-    parser.option("--n-envs E", "envs that step together; default: as in the preset, else 8", type=integer)
+    add_setting(parser, "--n-envs E", "n_envs", "as in the preset, else 8", type=integer)
 
 
 def add_device_options(parser: CommandParser) -> None:
     """Add the options that say how envs are stepped, and on which device networks are."""
-    parser.option("--vectorizer NAME", "how envs are stepped: auto, batched, sync or supersuit; default: auto")
-    parser.option("--device NAME", "device of the networks: auto, cpu or cuda; default: auto")
+    add_setting(parser, "--vectorizer NAME", "vectorizer")
+    add_setting(parser, "--device NAME", "device")
 
 
 def assignments(option: str, texts: Iterable[str], accepted: str = "KEY=VALUE") -> dict[str, Any]:

@@ -273,8 +273,8 @@ class TrainConfig:
             them. `auto`: one for each core.
         worker_timeout_s: seconds that a call of an env may take before its worker is replaced.
         max_worker_restarts: how often in a row a worker is replaced that does not complete a step; then the run ends.
-        vectorizer: how envs are stepped: `auto`, `batched`, `sync` or `supersuit`; see `make_vec_env`.
-        device: `auto`, `cpu` or `cuda`.
+        vectorizer: how envs are stepped: `auto`, `batched`, `sync` or `supersuit`, as in `make_vec_env`.
+        device: device of the networks: `auto`, `cpu` or `cuda`.
         n_threads: threads of one operation of PyTorch or BLAS. Small networks are slower with more than one.
         n_parallel_updates: number of policies that are updated at the same time. None: as many as there are cores.
         update_path: how marl_sb3's own algorithms update: `auto`, `fused` or `torch`; see `marl_sb3.PPO`.

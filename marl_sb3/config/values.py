@@ -153,6 +153,13 @@ def shown(value: Any, most: int = SHOWN) -> str:
     return text if len(text) <= most else f"{text[:most]}..."
 
 
+def documented(cls: type) -> dict[str, str]:
+    """Return what the docstring of a class says of each attribute, by name: the help of settings and options."""
+    listed = str(cls.__doc__).partition("Attributes:\n")[2]
+    found = re.findall(r"^ {8}(\w+): (.+(?:\n {12}.+)*)", listed, flags=re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in found}
+
+
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun: `1 env`, `1,000 envs`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -8,6 +8,8 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
+from marl_sb3.config.values import documented
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -86,14 +88,7 @@ def words_of(option: str) -> str:
     return re.sub(r", or in Python [^;]*", "", text.replace("; None: ", "; default: "))
 
 
-def _entries(documentation: str | None) -> dict[str, str]:
-    """Return the text of each entry of a docstring's last section."""
-    listed = str(documentation).partition("Attributes:\n")[2]
-    found = re.findall(r"^ {8}(\w+): (.+(?:\n {12}.+)*)", listed, flags=re.MULTILINE)
-    return {name: " ".join(text.split()) for name, text in found}
-
-
-_ENTRIES: Mapping[str, str] = _entries(SearchOptions.__doc__)
+_ENTRIES = documented(SearchOptions)
 
 
 def takes_search_options(function: Function) -> Function:
