@@ -263,7 +263,7 @@ def read_resized(
     capacity = buffer.buffer_size * buffer.n_envs
     dropped = max(held - capacity, 0)
 
-    def put_back() -> None:
+    def commit() -> None:
         for name, array in buffer.arrays().items():
             flat = array.reshape(capacity, *array.shape[2:])
             for begin, piece in pieces(file.arrays, name):
@@ -272,7 +272,7 @@ def read_resized(
                 flat[numbers[kept]] = piece.reshape(len(numbers), *array.shape[2:])[kept]
         buffer.set_filled(held - dropped)
 
-    return put_back
+    return commit
 
 
 # --- Experience ------------------------------------------------------------------------------------------------------

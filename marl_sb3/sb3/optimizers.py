@@ -85,11 +85,11 @@ def read_optimizers(algorithm: BaseAlgorithm, file: TensorFile, settings: Any) -
         for name in optimizers
     }
 
-    def put_back() -> None:
+    def commit() -> None:
         for name, optimizer in optimizers.items():
             optimizer.load_state_dict({"state": states[name], "param_groups": groups[name]})
 
-    return put_back
+    return commit
 
 
 def _require_limits(read: Mapping[str, Array], where: str) -> None:

@@ -42,13 +42,13 @@ def read_weights(algorithm: BaseAlgorithm, file: TensorFile) -> Callable[[], Non
         if found != form:
             raise CheckpointError(f"{file.name}: {name} is {found}; accepted: {form}, as the policy is built")
 
-    def put_back() -> None:
+    def commit() -> None:
         read = copies(file.arrays)
         with th.no_grad():
             for name, tensor in _module_tensors(algorithm).items():
                 tensor.copy_(th.from_numpy(read[name]))
 
-    return put_back
+    return commit
 
 
 def weight_forms(algorithm: BaseAlgorithm) -> dict[str, Form]:

@@ -135,7 +135,6 @@ class StoredTensors(Mapping[str, Array]):
         path: the file.
         size: its bytes, by the manifest.
         sha256: its hash, by the manifest.
-        limit: the largest accepted size in bytes; None: the memory of this machine.
 
     Attributes:
         forms: dtype and shape of each tensor.
@@ -145,9 +144,9 @@ class StoredTensors(Mapping[str, Array]):
             number is not valid.
     """
 
-    def __init__(self, path: Path, size: int, sha256: str, limit: int | None = None) -> None:
+    def __init__(self, path: Path, size: int, sha256: str) -> None:
         self._path, self._size, self._sha256 = path, size, sha256
-        self._limit = psutil.virtual_memory().total if limit is None else limit
+        self._limit = psutil.virtual_memory().total  # a larger file is not read
         with self._opened() as file:
             self.forms = {name: self._form(name, file.get_slice(name)) for name in file.offset_keys()}
         self._begins = self._first_bytes()
