@@ -1,4 +1,4 @@
-"""The policy of one agent: checks its inputs, a single observation or a batch, and processes them."""
+"""The policy of one agent: checks and processes its inputs, a single observation or a batch, and answers."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.distributions import Distribution
 
 from marl_sb3.acting.actor import env_actions
+from marl_sb3.acting.policy import PolicyInputs
 from marl_sb3.envs.gymnasium_envs import MASK
 from marl_sb3.errors import ConfigError
 from marl_sb3.processing import Memory, Processing
 from marl_sb3.processing.processors import REWARD
+from marl_sb3.sb3 import inference
 from marl_sb3.sb3.inference import States, initial_states, takes_masks
-from marl_sb3.types import AgentID, Array, BoolArray, Observations, PolicyID
+from marl_sb3.types import AgentID, Array, BoolArray, FloatArray, Observations, PolicyID
 from marl_sb3.vec_env.masks import forbidden_place, forbidden_words, mask_fault
 from marl_sb3.vec_env.observations import ZeroBased, map_arrays
 from marl_sb3.wrappers.observations import OBSERVATION, choices_of, named_parts
@@ -45,24 +48,39 @@ def require_known(agents: Iterable[AgentID], given: Mapping[str, Any]) -> None:
             raise ConfigError(words, key=argument)
 
 
+@dataclass(frozen=True)
+class AgentInputs:
+    """What the policy of an agent is asked with, unchecked; see `PolicyByAgent`. None: there is no such input.
+
+    The observation may be a single one or a batch, the others accordingly.
+    """
+
+    observation: Any
+    state: Any = None
+    episode_start: Any = None
+    action_mask: Any = None
+    reward: Any = None
+    action: Any = None
+    critic_state: Any = None
+
+
 class Prepared(NamedTuple):
     """The checked inputs of an agent's policy.
 
     Attributes:
-        observation: as the policy sees it, a single one or a batch of n.
-        shape: () for a single observation, (n,) for a batch; the other attributes have n rows, or 1.
-        states: recurrent state; () for a policy without memory.
+        inputs: as the policy takes them; `observations` is a single one or a batch of n, the others have n rows, or 1.
+        shape: () for a single observation, (n,) for a batch.
         memory: of the processing, with this observation.
-        starts: (rows,) bool; True where an episode starts.
-        masks: (rows, k) bool, or None.
     """
 
-    observation: Any
+    inputs: PolicyInputs
     shape: tuple[int, ...]
-    states: States
     memory: Memory
-    starts: BoolArray
-    masks: BoolArray | None
+
+    @property
+    def rows(self) -> int:
+        """The number of observations."""
+        return len(self.inputs.starts)
 
 
 @dataclass(frozen=True)
@@ -87,39 +105,32 @@ class AgentPolicy:
     observation_space: spaces.Space[Any]
     action_space: spaces.Space[Any]
 
-    def acted(self, its: Prepared, actions: Array, after: States) -> tuple[Any, States]:
+    def acted(self, asked: Prepared, actions: Array, after: States) -> tuple[Any, States]:
         """Return what the agent does, and its state afterwards.
 
         Args:
-            its: its inputs.
+            asked: its inputs.
             actions: (rows, ...) of its policy.
             after: recurrent state after these actions.
 
         Returns:
             The action or actions as the env takes them, and the state for `predict_with_state`.
         """
-        memory = self.processing.acted(its.memory, actions)
+        memory = self.processing.acted(asked.memory, actions)
         of_env = env_actions(actions, self.processing.rescale, ZeroBased(self.action_space))
-        return of_env.reshape((*its.shape, *actions.shape[1:])), (*after, *memory.values())
+        return of_env.reshape((*asked.shape, *actions.shape[1:])), (*after, *memory.values())
 
-    def prepared(
-        self,
-        observation: Any,
-        state: Any,
-        episode_start: Any,
-        action_mask: Any = None,
-        reward: Any = None,
-        *,
-        acts: bool = False,
-    ) -> Prepared:
-        """Check the inputs and process the observation; see `PolicyBundle.predict_with_state`.
+    def prepared(self, given: AgentInputs, *, acts: bool = False) -> Prepared:
+        """Check the inputs and process the observation.
 
         Args:
+            given: the inputs.
             acts: whether an action is wanted: a policy that takes masks must have one then.
 
         Raises:
             ConfigError: an argument does not fit the policy; the message names it and the agent.
         """
+        observation, action_mask = given.observation, given.action_mask
         if action_mask is None and takes_masks(self.algorithm):
             action_mask = observation[MASK] if self._has_mask(observation) else None
             if action_mask is None and acts:
@@ -127,14 +138,65 @@ class AgentPolicy:
                 raise self.error(f"action mask missing for {self.its_policy}; accepted: {accepted}")
         observation = self._flat(observation)
         shape = self._batch_shape(observation)
-        states, memory = self._states(state, shape)
-        starts = self._starts(episode_start, shape)
+        states, memory = self._states(given.state, shape)
+        starts = self._starts(given.episode_start, shape)
         masks = None if action_mask is None else self._masks(action_mask, shape)
         observation = ZeroBased(self.observation_space).from_env(observation)
         if self.processing.settings.changed():
-            memory = self._rewarded(memory, starts | (state is None), reward, shape)
+            memory = self._rewarded(memory, starts | (given.state is None), given.reward, shape)
             observation, memory = self._processed(observation, memory, shape)
-        return Prepared(observation, shape, states, memory, starts, masks)
+        return Prepared(PolicyInputs(observation, starts, masks, states), shape, memory)
+
+    # --- Looking inside ----------------------------------------------------------------------------------------------
+
+    def value(self, given: AgentInputs) -> Any:
+        """See `PolicyByAgent.value`."""
+        if given.state is not None and inference.critic_states(self.algorithm, 1):
+            raise self.error(
+                f"{self.its_policy} has a critic with an LSTM of its own, whose state is not in what "
+                "predict_with_state returns; accepted: value_with_state, or no state"
+            )
+        return self.value_with_state(given)[0]
+
+    def value_with_state(self, given: AgentInputs) -> tuple[Any, States]:
+        """See `PolicyByAgent.value_with_state`."""
+        if not inference.has_values(self.algorithm):
+            raise self.error(f"{self.its_policy} has no values of observations; accepted: q_values")
+        asked = self.prepared(given)
+        observations, starts, _, states, _ = asked.inputs
+        fresh = inference.critic_states(self.algorithm, asked.rows)
+        states = self.arrays(given.critic_state, fresh, "critic_state", "value_with_state") or states
+        with self.misfit_refused():
+            values, after = inference.values(self.algorithm, observations, states, starts)
+        return _of_shape(values, asked.shape), after
+
+    def distribution(self, given: AgentInputs) -> Distribution:
+        """See `PolicyByAgent.distribution`."""
+        if not inference.has_distribution(self.algorithm):
+            raise self.error(f"{self.its_policy} chooses actions without a distribution; accepted: q_values")
+        observations, starts, masks, states, _ = self.prepared(given).inputs
+        with self.misfit_refused():
+            return inference.distribution(self.algorithm, observations, states, starts, masks)
+
+    def log_prob(self, given: AgentInputs) -> Any:
+        """See `PolicyByAgent.log_prob`."""
+        of_actions, shape = self.distribution(given), self._batch_shape(self._flat(given.observation))
+        taken = self.actions_of_policy(given.action, shape)
+        return _of_shape(inference.log_prob(self.algorithm, of_actions, taken), shape)
+
+    def q_values(self, given: AgentInputs) -> FloatArray:
+        """See `PolicyByAgent.q_values`."""
+        if not inference.has_q_values(self.algorithm):
+            raise self.error(f"{self.its_policy} has no Q values; accepted: value")
+        if given.action is not None and inference.has_q_value_of_each_action(self.algorithm):
+            raise self.error(f"{self.its_policy} has a Q value of each action; leave the agent out of actions")
+        asked = self.prepared(given)
+        taken = None if given.action is None else self.actions_of_policy(given.action, asked.shape)
+        with self.misfit_refused():
+            found = inference.q_values(self.algorithm, asked.inputs.observations, taken)
+        return found if asked.shape else found[0]
+
+    # --- Checks ------------------------------------------------------------------------------------------------------
 
     def actions_of_policy(self, actions: Any, shape: tuple[int, ...]) -> Array:
         """Actions of the env, one or a batch, as a batch of actions that the policy's `predict` returns.
@@ -224,10 +286,6 @@ class AgentPolicy:
         """The policy and its algorithm, for messages."""
         return f"its policy {self.policy_id!r} ({type(self.algorithm).__name__})"
 
-    def batch_shape(self, observation: Any) -> tuple[int, ...]:
-        """Return (n,) for a batch of n observations, () for a single one."""
-        return self._batch_shape(self._flat(observation))
-
     def _batch_shape(self, observation: Any) -> tuple[int, ...]:
         """Return (n,) for a batch of n observations, () for a single one."""
         space = self.observation_space
@@ -297,3 +355,8 @@ class AgentPolicy:
 def _where(rows: BoolArray, one: Array, other: Array) -> Array:
     """(rows, ...): the first array in some rows, the other one elsewhere."""
     return np.where(rows.reshape(-1, *[1] * (one.ndim - 1)), one, other)
+
+
+def _of_shape(values: FloatArray, shape: tuple[int, ...]) -> Any:
+    """(n,) for a batch; a number for a single observation."""
+    return values if shape else np.float32(values[0])

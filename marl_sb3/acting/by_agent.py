@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
 
+import numpy as np
+from gymnasium import spaces
 from stable_baselines3.common.distributions import Distribution
 
-from marl_sb3.acting import inspection as look
-from marl_sb3.acting.agent_policy import AgentPolicy, require_known
-from marl_sb3.acting.predict import Asked, predict_by_policy
+from marl_sb3.acting.agent_policy import AgentInputs, AgentPolicy, Prepared, require_known
+from marl_sb3.acting.policy import PolicyInputs, PredictingPolicy
 from marl_sb3.sb3.inference import States
-from marl_sb3.types import AgentID, FloatArray, PolicyID
+from marl_sb3.types import AgentID, Array, BoolArray, FloatArray, Observations, PolicyID
 
 ByAgent = Mapping[AgentID, Any]
-T = TypeVar("T")
 
 
 class PolicyByAgent(ABC):
@@ -86,8 +87,13 @@ class PolicyByAgent(ABC):
             ConfigError: an agent that no policy acts for; an observation, a state or a mask that does not fit its
                 policy.
         """
-        inputs = {"state": state, "episode_start": episode_starts, "action_mask": action_masks, "reward": rewards}
-        found = predict_by_policy(self._of_each(Asked.of, observations, inputs), deterministic)
+        asked = self._asked(
+            observations, state=state, episode_start=episode_starts, action_mask=action_masks, reward=rewards
+        )
+        prepared = {
+            agent: (its_policy, its_policy.prepared(given, acts=True)) for agent, (its_policy, given) in asked.items()
+        }
+        found = predict_by_policy(prepared, deterministic)
         memories = {agent: memory for agent, (_, memory) in found.items() if memory}
         return {agent: action for agent, (action, _) in found.items()}, {**(state or {}), **memories}
 
@@ -112,8 +118,8 @@ class PolicyByAgent(ABC):
             ConfigError: a policy has no such values, or has a critic with an LSTM of its own and a state is given; or
                 as in `predict_with_state`.
         """
-        inputs = {"state": state, "episode_start": episode_starts, "reward": rewards}
-        return self._of_each(look.value, observations, inputs)
+        asked = self._asked(observations, state=state, episode_start=episode_starts, reward=rewards)
+        return {agent: policy.value(given) for agent, (policy, given) in asked.items()}
 
     def value_with_state(
         self,
@@ -138,13 +144,10 @@ class PolicyByAgent(ABC):
         Raises:
             ConfigError: a policy has no such values, or as in `predict_with_state`.
         """
-        inputs = {
-            "state": state,
-            "critic_state": critic_state,
-            "episode_start": episode_starts,
-            "reward": rewards,
-        }
-        found = self._of_each(look.value_with_state, observations, inputs)
+        asked = self._asked(
+            observations, state=state, critic_state=critic_state, episode_start=episode_starts, reward=rewards
+        )
+        found = {agent: policy.value_with_state(given) for agent, (policy, given) in asked.items()}
         memories = {agent: memory for agent, (_, memory) in found.items() if memory}
         return {agent: value for agent, (value, _) in found.items()}, {**(critic_state or {}), **memories}
 
@@ -166,8 +169,10 @@ class PolicyByAgent(ABC):
         Raises:
             ConfigError: a policy chooses its actions without a distribution, or as in `predict_with_state`.
         """
-        inputs = {"state": state, "episode_start": episode_starts, "action_mask": action_masks, "reward": rewards}
-        return self._of_each(look.distribution, observations, inputs)
+        asked = self._asked(
+            observations, state=state, episode_start=episode_starts, action_mask=action_masks, reward=rewards
+        )
+        return {agent: policy.distribution(given) for agent, (policy, given) in asked.items()}
 
     def log_prob(
         self,
@@ -192,14 +197,15 @@ class PolicyByAgent(ABC):
             ConfigError: a policy has no distribution, an action does not fit the space, or as in
                 `predict_with_state`.
         """
-        inputs = {
-            "action": actions,
-            "state": state,
-            "episode_start": episode_starts,
-            "action_mask": action_masks,
-            "reward": rewards,
-        }
-        return self._of_each(look.log_prob, observations, inputs)
+        asked = self._asked(
+            observations,
+            action=actions,
+            state=state,
+            episode_start=episode_starts,
+            action_mask=action_masks,
+            reward=rewards,
+        )
+        return {agent: policy.log_prob(given) for agent, (policy, given) in asked.items()}
 
     def q_values(
         self,
@@ -223,19 +229,110 @@ class PolicyByAgent(ABC):
         Raises:
             ConfigError: a policy has no Q values, an action does not fit the space, or as in `predict_with_state`.
         """
-        inputs = {"action": actions, "state": state, "episode_start": episode_starts, "reward": rewards}
-        return self._of_each(look.q_values, observations, inputs)
+        asked = self._asked(observations, action=actions, state=state, episode_start=episode_starts, reward=rewards)
+        return {agent: policy.q_values(given) for agent, (policy, given) in asked.items()}
 
-    def _of_each(
-        self, of_agent: Callable[..., T], observations: ByAgent, inputs: Mapping[str, ByAgent | None]
-    ) -> dict[AgentID, T]:
-        """Call a function for each agent with an observation, with its inputs by name; None where there is none."""
-        plural = {name: name if name.endswith("state") else f"{name}s" for name in inputs}
-        require_known(
-            self.policy_of, {"observations": observations, **{plural[name]: own for name, own in inputs.items()}}
-        )
-        policies, found = self.agent_policies(observations), {}
-        for agent, observation in observations.items():
-            its = {name: own.get(agent) for name, own in inputs.items() if own is not None}
-            found[agent] = of_agent(policies[agent], observation, **{**dict.fromkeys(inputs), **its})
-        return found
+    def _asked(self, observations: ByAgent, **given: ByAgent | None) -> dict[AgentID, tuple[AgentPolicy, AgentInputs]]:
+        """Return the policy and the inputs of each agent with an observation; the names are those of `AgentInputs`."""
+        plural = {name if name.endswith("state") else f"{name}s": own for name, own in given.items()}
+        require_known(self.policy_of, {"observations": observations, **plural})
+        policies = self.agent_policies(observations)
+        return {
+            agent: (
+                policies[agent],
+                AgentInputs(observation, **{name: own.get(agent) for name, own in given.items() if own is not None}),
+            )
+            for agent, observation in observations.items()
+        }
+
+
+# --- One call of `predict` for all agents of a policy ----------------------------------------------------------------
+
+Asked = tuple[AgentPolicy, Prepared]  # an agent whose action is wanted, with its checked inputs
+
+
+def predict_by_policy(asked: Mapping[AgentID, Asked], deterministic: bool) -> dict[AgentID, tuple[Any, States]]:
+    """Choose the actions of agents; see `predict_together`, which is called for each policy."""
+    of_policies: dict[PolicyID, list[AgentID]] = {}
+    for name, each in asked.items():
+        of_policies.setdefault(each[0].policy_id, []).append(name)
+    found: dict[AgentID, tuple[Any, States]] = {}
+    for names in of_policies.values():
+        found.update(zip(names, predict_together([asked[name] for name in names], deterministic), strict=True))
+    return {name: found[name] for name in asked}
+
+
+def predict_together(asked: Sequence[Asked], deterministic: bool) -> list[tuple[Any, States]]:
+    """Choose the actions of agents of one policy: by one call if their observations can be joined to a batch.
+
+    Args:
+        asked: the agents.
+        deterministic: the most likely actions instead of sampled ones.
+
+    Returns:
+        For each agent, its action or actions as the env takes them, and its new state.
+
+    Raises:
+        ConfigError: an observation does not fit the policy; the message names the agent.
+    """
+    batches = [_as_batch(each) for each in asked] if len(asked) > 1 else [None]
+    if not any(batch is None for batch in batches):
+        try:
+            return _predict_joined(asked, batches, deterministic)
+        except (ValueError, RuntimeError, TypeError):
+            pass  # again, one after the other: the error then names its agent
+    return [_predict_one(each, deterministic) for each in asked]
+
+
+def _predict_joined(asked: Sequence[Asked], batches: Sequence[Any], deterministic: bool) -> list[tuple[Any, States]]:
+    inputs = [each.inputs for _, each in asked]
+    joined = PolicyInputs(
+        _joined(batches),
+        np.concatenate([each.starts for each in inputs]),
+        _joined_masks([each.masks for each in inputs if each.masks is not None]),
+        tuple(np.concatenate(parts, axis=1) for parts in zip(*(each.states for each in inputs), strict=True)),
+    )
+    actions, states, *_ = PredictingPolicy(asked[0][0].algorithm, deterministic).act(joined)
+    ends = np.cumsum([0, *(each.rows for _, each in asked)]).tolist()
+    return [
+        agent.acted(each, actions[first:last], tuple(state[:, first:last] for state in states))
+        for (agent, each), (first, last) in zip(asked, pairwise(ends), strict=True)
+    ]
+
+
+def _predict_one(asked: Asked, deterministic: bool) -> tuple[Any, States]:
+    agent, prepared = asked
+    with agent.misfit_refused():
+        actions, after, *_ = PredictingPolicy(agent.algorithm, deterministic).act(prepared.inputs)
+    return agent.acted(prepared, np.asarray(actions) if prepared.shape else np.asarray(actions)[None], after)
+
+
+def _as_batch(asked: Asked) -> Observations | None:
+    """Return the observations of an agent as a batch; None if their shape is not that of their space.
+
+    SB3 takes images with the channels first or last, and refuses all other shapes.
+    """
+    agent, prepared = asked
+    space, seen, rows = agent.processing.observation_space, prepared.inputs.observations, prepared.rows
+    if not isinstance(space, spaces.Dict):
+        return _part_as_batch(space, seen, prepared.shape, rows)
+    if not isinstance(seen, Mapping) or set(seen) != set(space.spaces):
+        return None
+    parts = {key: _part_as_batch(part, seen[key], prepared.shape, rows) for key, part in space.spaces.items()}
+    return None if any(part is None for part in parts.values()) else parts  # type: ignore[return-value]
+
+
+def _part_as_batch(space: spaces.Space[Any], seen: Any, shape: tuple[int, ...], rows: int) -> Array | None:
+    array, own = np.asarray(seen), space.shape or ()
+    return array.reshape(rows, *own) if array.shape == (*shape, *own) else None
+
+
+def _joined(batches: Sequence[Any]) -> Observations:
+    if isinstance(batches[0], dict):
+        return {key: np.concatenate([batch[key] for batch in batches]) for key in batches[0]}
+    return np.concatenate(batches)
+
+
+def _joined_masks(masks: Sequence[BoolArray]) -> BoolArray | None:
+    """Join the masks of agents of one policy: all of them have one, or none has."""
+    return np.concatenate(masks) if masks else None
