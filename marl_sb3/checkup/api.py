@@ -14,6 +14,7 @@ from marl_sb3.checkup.player import EnvUnderTest, Job, Watch
 from marl_sb3.checkup.process import EnvProcess, told_finding
 from marl_sb3.config.values import Count, Named, NonNegativeFloat, PositiveFloat, PositiveInt, require
 from marl_sb3.envs.registry import EnvFactory, env_factory, importable_id, named_factory
+from marl_sb3.processes.fork_server import CAN_FORK
 
 EPISODES, STEPS = 10, 2_000  # recorded at most, unless the caller says more
 _RECORD_S = 3.0  # how long recording may take, unless the caller says how much
@@ -63,7 +64,7 @@ def examine(
     seconds = _RECORD_S if episodes is None and steps is None else _LONG_S
     most = (episodes or (EPISODES if steps is None else steps), steps or (STEPS if episodes is None else sys.maxsize))
     job = Job(env_id, env_kwargs, seed, *most, seconds, measure_s, timeout_s)
-    if not isolated:
+    if not isolated or not CAN_FORK:
         return _examine_here(job, factory)
     return _examine_apart(job, factory, on_call)
 

@@ -149,6 +149,8 @@ class ForkServer:
             self._process.returncode = 0  # it is the child of another process
 
 
+CAN_FORK = hasattr(os, "fork") and hasattr(socket, "send_fds")  # Windows cannot
+
 _servers: dict[str, ForkServer] = {}
 
 
@@ -159,10 +161,10 @@ def fork_server(modules: str) -> ForkServer:
         modules: their names, separated by commas.
 
     Raises:
-        ConfigError: this system cannot fork processes, or Python cannot be started.
+        ConfigError: this system cannot fork processes, see `CAN_FORK`, or Python cannot be started.
     """
-    if not hasattr(os, "fork") or not hasattr(socket, "send_fds"):
-        raise ConfigError("n_workers: this system cannot fork processes; accepted: 0", key="n_workers")
+    if not CAN_FORK:
+        raise ConfigError("n_workers: this system cannot fork processes; accepted: 0, and no runners", key="n_workers")
     server = _servers.get(modules)
     if server is None or not server.is_alive:
         if server is not None:
@@ -189,7 +191,8 @@ def close_all() -> None:
 _LARGEST_REQUEST = 2**16  # bytes
 _MOST_DESCRIPTORS = 8  # that come with a request for a worker
 _PR_SET_PDEATHSIG = 1
-_MAIN_ENDED = signal.SIGUSR2  # to the fork server; also if it is stopped, as the system lets orphaned groups continue
+# To the fork server, also if it is stopped, as the system lets orphaned groups continue. Windows has no such signal.
+_MAIN_ENDED: signal.Signals = getattr(signal, "SIGUSR2", signal.SIGTERM)
 
 
 class Forker:

@@ -23,7 +23,7 @@ from marl_sb3.cli.command import EXIT_DONE, EXIT_INTERRUPTED, run_command
 from marl_sb3.envs.registry import env_factory, importable_id, register_env
 from marl_sb3.errors import ConfigError, MarlSb3Error, is_disk_full
 from marl_sb3.learners.threads import available_cores
-from marl_sb3.processes.fork_server import fork_server
+from marl_sb3.processes.fork_server import CAN_FORK, fork_server
 from marl_sb3.processes.messages import ProcessContext, by_value, packed_request
 from marl_sb3.processes.serve import Link
 from marl_sb3.processes.worker import RestartBudget, Worker, WorkerLostError, ending
@@ -69,7 +69,7 @@ def run_jobs(
     with study_lock(study.folder):
         if trainer is not None:
             _work_on_ray(study, queue, trainer, workers, look)
-        elif workers == 1 and importable_id(study.search.env, study.factory) is None:
+        elif workers == 1 and (not CAN_FORK or importable_id(study.search.env, study.factory) is None):
             work_here(study, queue, look)
         else:
             _work_in_processes(study, queue, workers, look)
