@@ -389,12 +389,14 @@ def _unknown(name: str) -> str:
 
 def _module_hint(name: str) -> str:
     """Suggest an id for an env in a Python file of the working directory, or in another package."""
+    if len(name) > _SHOWN:  # no file has such a name
+        return ""
     module = _module_of(name) or (name.replace("/", ".") if Path(f"{name.replace('.', '/')}.py").is_file() else None)
     if module is not None:
-        return f"; did you mean {module[:_SHOWN]}:NAME, where NAME is the env's class or a function that returns one?"
+        return f"; did you mean {module}:NAME, where NAME is the env's class or a function that returns one?"
     if name.startswith("ALE/"):
-        return f"; did you mean ale_py:{name[:_SHOWN]} of the package ale_py, which has to be installed?"
-    packaged = hint(name[:_SHOWN])
+        return f"; did you mean ale_py:{name} of the package ale_py, which has to be installed?"
+    packaged = hint(name)
     return "" if packaged is None else f"; did you mean {packaged} of the package mpe2?"
 
 

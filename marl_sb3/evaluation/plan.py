@@ -62,7 +62,8 @@ class EvaluationPlan:
         if deterministic is None:
             deterministic = config.evaluation.deterministic
         if seed is None:
-            assert config.seed is not None, "a run draws its seed when it begins"
+            if config.seed is None:
+                raise ConfigError("config.yaml has no seed; accepted: the one that the run drew, or --seed", key="seed")
             seed = evaluation_seed(config.seed)
         return cls(n_episodes, deterministic, seed, n_envs, film_episodes)
 
