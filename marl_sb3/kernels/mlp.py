@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from marl_sb3.kernels.cache import inner_kernel, kernel
+from marl_sb3.kernels.cache import inner_kernel
 from marl_sb3.kernels.layers import activate, clear, matrix, matrix_at, through_activation, vector_at
 from marl_sb3.types import Array, FloatArray
 
@@ -119,7 +119,7 @@ def multiply(inputs: Inputs, weight: int, columns: int, products: FloatArray) ->
         np.dot(inputs.floats, matrix_at(weight, outputs, columns).T, products)
 
 
-@kernel
+@inner_kernel
 def forward(net: Net, inputs: Inputs, work: FloatArray) -> FloatArray:
     """Run a net; returns its last layer, (rows, outputs), a view of `work`."""
     rows, layers = inputs.floats.shape[0], net.table.shape[0]
@@ -138,7 +138,7 @@ def forward(net: Net, inputs: Inputs, work: FloatArray) -> FloatArray:
     return below
 
 
-@kernel
+@inner_kernel
 def backward(
     net: Net, inputs: Inputs, work: FloatArray, deltas: FloatArray, grad: FloatArray, below: FloatArray
 ) -> None:

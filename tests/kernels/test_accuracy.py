@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch as th
 
-from marl_sb3.kernels import layers, mlp
+from marl_sb3.kernels import layers, ppo
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 MOST = 3.0  # times the distance that one ulp makes
@@ -45,9 +45,9 @@ def kernel_tanh(x: np.ndarray) -> np.ndarray:
     """The hidden layer of a net whose weights are 1 and whose biases are 0."""
     one, zero = np.ones(1, np.float32), np.zeros(1, np.float32)
     layer = (1, 1, one.ctypes.data, zero.ctypes.data)
-    inputs = mlp.Inputs(np.empty((len(x), 0), np.int64), x.astype(np.float32).reshape(-1, 1))
-    net = mlp.Net(np.array([layer, layer]), layers.TANH, layers.LINEAR)
-    return mlp.forward(net, inputs, np.empty(2 * len(x), np.float32)).reshape(-1).copy()
+    none, floats = np.empty((len(x), 0), np.int64), x.astype(np.float32).reshape(-1, 1)
+    work = np.empty(2 * len(x), np.float32)
+    return ppo.outputs_of(np.array([layer, layer]), layers.TANH, none, floats, work).reshape(-1).copy()
 
 
 def test_tanh_is_within_three_ulp_of_the_true_value() -> None:
