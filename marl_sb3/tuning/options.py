@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from marl_sb3.config import Hparams
     from marl_sb3.config.algorithms import AlgorithmInfo
-    from marl_sb3.tuning.prepare import Grid, SpaceSource
     from marl_sb3.tuning.search import Pruner, Sampler
+    from marl_sb3.tuning.space import Grid, SpaceSource
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -23,7 +23,7 @@ from marl_sb3.tuning.checks import check_search
 from marl_sb3.tuning.jobs.workers import study_lock
 from marl_sb3.tuning.options import SearchOptions, require_options, takes_search_options
 from marl_sb3.tuning.search import Search, read_search
-from marl_sb3.tuning.space import Space, parse_grid, parse_space, read_space
+from marl_sb3.tuning.space import Grid, Space, SpaceSource, parse_grid, parse_space, read_space
 from marl_sb3.tuning.study import TuneStudy
 
 DEFAULT_ENV = "arena"
@@ -31,9 +31,6 @@ _MAX_NAME = 200  # bytes in the name of a study
 _SIMILAR = 0.7  # difflib's ratio from which on a name may be a typo for another
 
 _log = logging.getLogger(__name__)
-
-SpaceSource = str | Path | Mapping[str, Any] | None
-Grid = Sequence[str] | Mapping[str, Sequence[Any]]
 
 
 @takes_search_options

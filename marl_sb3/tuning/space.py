@@ -18,6 +18,9 @@ from marl_sb3.errors import ConfigError
 if TYPE_CHECKING:
     import optuna
 
+SpaceSource = str | Path | Mapping[str, Any] | None
+Grid = Sequence[str] | Mapping[str, Sequence[Any]]
+
 
 @dataclass(frozen=True)
 class Parameter:
