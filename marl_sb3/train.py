@@ -102,7 +102,7 @@ def _add_what_is_trained(parser: CommandParser) -> None:
     add_setting(parser, "--seed S", "seed", "random, written to config.yaml", type=integer)
     parser.option(
         "--seeds N|A,B,C",
-        "train with N seeds from --seed (or 0) on, or with these seeds: as many trainings at a time as there are "
+        "train with N seeds from --seed (or 0) on, or with these seeds: as many training runs at a time as there are "
         "cores, a run folder each, and a table of the means; default: one seed",
         type=_seeds,
     )

@@ -329,7 +329,7 @@ ALWAYS: Mapping[str, Always] = {
     "replay_buffer_config.alpha": Always((0, 0.0), "SB3 draws all transitions with the same probability"),
 }
 
-_WORKERS = "set n_workers to step the envs in several processes, or use --ray and --runners for runners on Ray"
+_WORKERS = "set n_workers to step the envs in several processes, or use --runners, and --ray for runners on Ray"
 _FAULTS = "set worker_timeout_s and max_worker_restarts; an env that raises an exception ends the run"
 _GPU = "set device=cuda"
 _SYNCHRONOUS = "updates are synchronous: every rollout is played with the current weights"
