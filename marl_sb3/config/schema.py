@@ -267,9 +267,9 @@ class TrainConfig:
             rl-baselines3-zoo; the names are those of a table. None: no wrappers.
         episode_horizon: env steps after which all agents of an env are truncated, if its episode is not over before.
             None: the env alone ends its episodes.
-        n_shards: number of shards, each a fixed share of the envs with random streams of its own, which runners can roll
-            out, in processes of this machine or on Ray. 0: no shards; with `--runners` or `--ray`, the greatest divisor of
-            `n_envs` up to 64.
+        n_shards: number of shards, each a fixed share of the envs with random streams of its own, which runners can
+            roll out, in processes of this machine or on Ray. 0: no shards; with `--runners` or `--ray`, the greatest
+            divisor of `n_envs` up to 64.
         n_workers: number of processes that step the envs; it changes no result. 0: the process of the training steps
             them. `auto`: one for each core.
         worker_timeout_s: seconds that a call of an env may take before its worker is replaced.

@@ -22,7 +22,19 @@ from marl_sb3.runs.build import resolved
 from marl_sb3.runs.folder import RunFolder, read_results
 from marl_sb3.tuning.search import Search
 from marl_sb3.tuning.storage import damage_named, open_storage
-from marl_sb3.tuning.trial import DEATHS, ERROR, INDEX, KILLED, RETRY_OF, SEED, WORKER, header, row, run_folder
+from marl_sb3.tuning.trial import (
+    DEATHS,
+    ERROR,
+    INDEX,
+    INTERRUPTED,
+    KILLED,
+    RETRY_OF,
+    SEED,
+    WORKER,
+    header,
+    row,
+    run_folder,
+)
 
 _SEARCH = "search"  # the study attribute that holds the search, in the study's storage
 _DIRECTION = {"max": "maximize", "min": "minimize"}
@@ -85,7 +97,10 @@ class TuneStudy:
                 for index, params in enumerate(self.space.grid()):
                     if index not in known:
                         self.optuna.enqueue_trial(params, user_attrs={INDEX: index})
-        self.requeue_dead()
+            for trial in self._dead():
+                # Worker processes, which have logs, ended with their search. Any other one was the search itself.
+                was_a_process = (self.folder / "workers" / f"{trial.user_attrs[WORKER]}.log").exists()
+                self.requeue(trial.number, INTERRUPTED if was_a_process else KILLED)
 
     def _require_same_search(self) -> None:
         fields = {name: value for name, value in self.search.to_plain().items() if name not in ("trials", "storage")}
@@ -139,10 +154,13 @@ class TuneStudy:
             The number of these trials.
         """
         with self._lock:
-            dead = [trial for trial in self._running() if not self._is_alive(trial.user_attrs[WORKER])]
+            dead = self._dead()
             for trial in dead:
                 self.requeue(trial.number, why)
         return len(dead)
+
+    def _dead(self) -> list[FrozenTrial]:
+        return [trial for trial in self._running() if not self._is_alive(trial.user_attrs[WORKER])]
 
     def in_flight(self) -> list[str]:
         """The living workers of this folder that run a trial."""

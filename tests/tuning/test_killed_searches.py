@@ -42,6 +42,17 @@ def test_the_lock_of_a_dead_worker_gives_its_trial_back(in_tmp: Path) -> None:
     assert study.n_done() == 3
 
 
+def test_a_trial_whose_worker_ended_with_its_search_is_tried_as_often_as_it_takes(in_tmp: Path) -> None:
+    study = prepare_study(**SMALL, study="s")
+    for number in range(3):
+        with study.working(f"process-{number}"):
+            (study.folder / "workers" / f"process-{number}.log").touch()  # that of a worker process
+            assert study.next_trial(f"process-{number}") is not None
+        study = prepare_study(study="s")
+    assert study.n_done() == 0
+    assert [trial.user_attrs.get(ERROR) for trial in study.trials] == [INTERRUPTED] * 3 + [None]
+
+
 @pytest.mark.parametrize("sampler", ["tpe", "random", "gp", "grid"])
 def test_a_search_that_was_killed_finds_what_it_would_have_found(sampler: str, in_tmp: Path) -> None:
     space, trials = (GRID, 6) if sampler == "grid" else (SPACE, 4)
