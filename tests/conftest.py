@@ -70,7 +70,10 @@ def forked_seeds(server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> ForkSer
 
 @pytest.fixture
 def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The test runs in a folder of its own: `runs/` appears there."""
+    """The test runs in a folder of its own: `runs/` appears there, and modules of it are forgotten afterwards."""
+    from marl_sb3.envs import registry
+
+    monkeypatch.setattr(registry, "_imports", [])
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

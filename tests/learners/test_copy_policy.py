@@ -53,8 +53,8 @@ def test_the_opponent_acts_by_the_copy(update_path: str) -> None:
             algorithm.policies[policy_id].policy.action_net.bias[2] = {"learner": 1e9, "opponent": -1e9}[policy_id]
     algorithm.copy_policy("learner", "opponent")
     taken: list[int] = []
-    send = algorithm.env.send
-    algorithm.env.send = lambda actions: (taken.extend(actions[0][:, 1].tolist()), send(actions))[1]  # type: ignore[method-assign]
+    step = algorithm.env.step
+    algorithm.env.step = lambda actions: (taken.extend(actions[0][:, 1].tolist()), step(actions))[1]  # type: ignore[method-assign]
     algorithm.train_iteration()
     assert taken == [2] * 8
 
