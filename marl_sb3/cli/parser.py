@@ -62,7 +62,6 @@ class CommandParser(argparse.ArgumentParser):
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse a command line; the error about an unknown option suggests the one that may have been meant."""
-        atexit.register(gc.freeze)  # the last collection of a process would scan hundreds of thousands of objects
         arguments, unknown = self.parse_known_args(args, namespace)
         if unknown:
             meant = self._meant(unknown[0], getattr(arguments, "settings", None))
@@ -82,6 +81,11 @@ class CommandParser(argparse.ArgumentParser):
         if settings and "=" not in settings[-1]:  # --set lr 1e-4
             return f"--set {settings[-1]}={unknown}"
         return f"--set {unknown}" if settings is not None and "=" in unknown else None
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        """End the process after a help text, without a last collection, which would scan all that was imported."""
+        atexit.register(gc.freeze)
+        super().exit(status, message)
 
     def error(self, message: str) -> NoReturn:
         """Print an error and end the process with exit code 2."""
