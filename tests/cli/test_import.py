@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
 import pytest
-from forked import ForkServer
+from forked import Commands, ForkServer
 
 MODULE = """\
 import marl_sb3
@@ -23,20 +22,6 @@ marl_sb3.register_env("my_env", lambda: ArenaEnv(max_timesteps=5))
 """
 SETTINGS = "--set n_steps=6 --set batch_size=6 --set n_envs=2 --set policy_kwargs.features_extractor_class=mine"
 TRAIN = f"train my_env {SETTINGS} --timesteps 12 --seed 1 --run-dir run"
-
-
-class Commands:
-    """Runs commands in processes of their own, in which nothing is registered."""
-
-    def __init__(self, server: ForkServer, folder: Path) -> None:
-        self.server, self.folder = server, folder
-
-    def __call__(self, line: str) -> tuple[int, str]:
-        name, *words = shlex.split(line)
-        output = self.folder / "output.txt"
-        output.write_bytes(b"")
-        process = self.server.run(["-m", f"marl_sb3.{name}", *words], output, folder=self.folder)
-        return process.wait(), output.read_text()
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -191,6 +192,21 @@ class ForkServer(Client):
         self._connection.close()  # which ends it, and its children
         self._process.wait()
         self._folder.cleanup()
+
+
+class Commands:
+    """Runs commands in processes of their own, in one folder; nothing is registered in them."""
+
+    def __init__(self, server: ForkServer, folder: Path) -> None:
+        self.server, self.folder = server, folder
+
+    def __call__(self, line: str) -> tuple[int, str]:
+        """Run `NAME ARGUMENT...`; returns the exit code and the output."""
+        name, *words = shlex.split(line)
+        output = self.folder / "output.txt"
+        output.write_bytes(b"")
+        process = self.server.run(["-m", f"marl_sb3.{name}", *words], output, folder=self.folder)
+        return process.wait(), output.read_text()
 
 
 def forked_subprocess(client: Client) -> Any:

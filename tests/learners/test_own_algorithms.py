@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch as th
 import yaml
-from forked import ForkServer
+from forked import Commands, ForkServer
 from stable_baselines3.common.policies import ActorCriticPolicy
 
 import marl_sb3
@@ -22,20 +22,6 @@ from marl_sb3.train import main as train
 EXAMPLE = Path(__file__).parents[2] / "examples" / "reinforce.py"
 SMALL = "--set n_steps=6 --set n_envs=2"
 TRAIN = f"train arena --algo reinforce:REINFORCE {SMALL} --seed 1 --quiet"
-
-
-class Commands:
-    """Runs commands in processes of their own, in a folder with the example; nothing is registered in them."""
-
-    def __init__(self, server: ForkServer, folder: Path) -> None:
-        self.server, self.folder = server, folder
-
-    def __call__(self, line: str) -> tuple[int, str]:
-        name, *words = shlex.split(line)
-        output = self.folder / "output.txt"
-        output.write_bytes(b"")
-        process = self.server.run(["-m", f"marl_sb3.{name}", *words], output, folder=self.folder)
-        return process.wait(), output.read_text()
 
 
 @pytest.fixture(scope="module")
