@@ -6,6 +6,8 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+_frozen = False  # `gc.get_freeze_count` says it, too, but counts for as long as a collection takes
+
 
 @contextmanager
 def without_collections() -> Iterator[None]:
@@ -16,12 +18,14 @@ def without_collections() -> Iterator[None]:
     them out of the collections during the training and at exit. Only the first context freezes, so that objects of
     earlier commands in the same process can be collected.
     """
-    if gc.get_freeze_count() or not gc.isenabled():
+    global _frozen  # noqa: PLW0603 - of the process, as what is frozen
+    if _frozen or not gc.isenabled():
         yield
         return
     gc.disable()
     try:
         yield
         gc.freeze()
+        _frozen = True
     finally:
         gc.enable()

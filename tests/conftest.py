@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,14 @@ import pytest
 import torch
 from forked import ForkServer, forked_subprocess
 from odd_files import content
+
+gc.disable()  # until all tests are imported: what is made meanwhile lives as long as they do
+
+
+def pytest_collection_finish() -> None:
+    """The garbage collector looks no more at modules and tests, which saves a tenth of the time of all tests."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True, scope="session")
