@@ -20,6 +20,8 @@ from marl_sb3.errors import ConfigError, EnvError
 from marl_sb3.processes.messages import WorkerTracebackError
 from marl_sb3.train import main
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 
 def made(runners: Any, kind: str = "ppo", env: Any = NoisyEnv, **env_kwargs: Any) -> MultiAgentAlgorithm:
     if env is NoisyEnv:
@@ -57,13 +59,13 @@ class Disturbs(MultiAgentCallback):
 
 @pytest.mark.parametrize("kind", ["lengths", "normalized_replay", "lstm"])
 def test_any_number_of_runners_gives_the_same_bits(kind: str) -> None:
-    assert {trained(made(runners, kind)) for runners in (None, 1, 2)} == {trained(made(None, kind))}
+    assert len({trained(made(runners, kind)) for runners in (None, 1, 2)}) == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 def test_a_runner_that_ends_or_hangs_is_replaced_and_changes_nothing(number: int) -> None:
-    # A healthy runner on a busy machine must not count as hung.
-    times, timeout_s = (2, 60.0) if number == signal.SIGKILL else (1, 8.0)
+    # On a busy machine a healthy runner may count as hung, too: it is replaced, and that changes nothing either.
+    times, timeout_s = (2, 60.0) if number == signal.SIGKILL else (1, 3.0)
     disturbs = Disturbs(number, times)
     algorithm = made(RunnerSettings(2, round_timeout_s=timeout_s))
     assert trained(algorithm, disturbs) == trained(made(None))
