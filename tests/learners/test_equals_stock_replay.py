@@ -49,6 +49,7 @@ class Case:
     policy: str = "MlpPolicy"
     stock: Mapping[str, Any] = field(default_factory=dict)
     normalize: Mapping[str, Any] | None = None  # arguments of VecNormalize
+    steps: int = 60  # agent steps of each row; all rollouts end with it, and the replay buffer has begun anew
 
     def envs(self) -> MultiAgentVecEnv:
         return make_vec_env(self.env, n_envs=self.n_envs, **self.env_kwargs)
@@ -118,7 +119,8 @@ CASES = {
 
 
 def pendulum(algorithm: str, n_envs: int = 1, **hyperparameters: Any) -> Case:
-    return Case(algorithm, hyperparameters, "Pendulum-v1", {"max_episode_steps": 15}, n_envs)
+    hyperparameters = {"buffer_size": 20, **hyperparameters}
+    return Case(algorithm, hyperparameters, "Pendulum-v1", {"max_episode_steps": 15}, n_envs, steps=30)
 
 
 CASES |= {
@@ -184,23 +186,20 @@ CASES |= {
     "SAC, goals at the end": goals("sac", continuous=True, strategy="final"),
     "TD3, goals of the episode": goals("td3", continuous=True, strategy="episode"),
 }
-STEPS = 60  # agent steps of each row; all rollouts end with it
-
-
 COLUMNS = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts", "ep_start", "ep_length")
 
 
 def train_ours(case: Case, update_path: str) -> Any:
     spec = PolicySpec(algorithm_info(case.algorithm).algorithm_class, case.policy, **{**SMALL, **case.hyperparameters})
     ours = MultiAgentAlgorithm(
-        case.envs(), {"p": spec}, n_steps=STEPS // 2, seed=SEED, device="cpu", update_path=update_path
+        case.envs(), {"p": spec}, n_steps=case.steps // 2, seed=SEED, device="cpu", update_path=update_path
     )
     before = {
         path: th.clone(leaf)
         for path, leaf in leaves(ours.policies["p"].get_parameters()).items()
         if isinstance(leaf, th.Tensor)
     }
-    ours.learn(STEPS * case.n_envs)
+    ours.learn(case.steps * case.n_envs)
     return before, ours.policies["p"]
 
 
@@ -214,7 +213,7 @@ def train_stock(name: str) -> Any:
         env = VecNormalize(env, **case.normalize)
     named = algorithm_info(case.algorithm).algorithm_class
     stock: Any = next(base for base in named.__mro__ if not base.__module__.startswith("marl_sb3"))
-    return stock(case.policy, env, seed=SEED, device="cpu", **settings).learn(STEPS * env.num_envs)
+    return stock(case.policy, env, seed=SEED, device="cpu", **settings).learn(case.steps * env.num_envs)
 
 
 @pytest.mark.parametrize("name", CASES)
