@@ -18,6 +18,7 @@ from documentation import PAGES, ROOT, Block, blocks, run_command, run_page
 from test_layers import LAYERS
 
 import marl_sb3
+from marl_sb3 import MultiAgentAlgorithm
 from marl_sb3.checkup.checks import CHECKS
 from marl_sb3.config import load_config
 from marl_sb3.envs.arena import ArenaEnv
@@ -55,7 +56,11 @@ def budget(algorithm: Any, env_steps: int) -> int:
     trained = getattr(algorithm, "policies", {"": algorithm}).values()
     starts = [each.learning_starts for each in trained if hasattr(each, "learning_starts")]
     if starts:
-        return min(env_steps, max(starts) + UPDATES)
+        env_steps = min(env_steps, max(starts) + UPDATES)
+        if len(starts) == len(trained) and isinstance(algorithm, MultiAgentAlgorithm):
+            most = max(1, env_steps // algorithm.env.num_envs)  # nobody needs whole iterations
+            algorithm._loop.n_steps = min(algorithm._loop.n_steps, most)
+        return env_steps
     return env_steps if env_steps == SHORT_SEARCH["timesteps"] else min(env_steps, MOST_ENV_STEPS)
 
 
@@ -66,7 +71,6 @@ def short_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
     from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
     from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
-    from marl_sb3 import MultiAgentAlgorithm
     from marl_sb3.checkup import api as checkup
     from marl_sb3.runs import seeds
     from marl_sb3.tuning import api
@@ -112,7 +116,7 @@ def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.filterwarnings("ignore:The old environment creation API:DeprecationWarning")  # of pettingzoo.test itself
-@pytest.mark.usefixtures("short_budgets", "one_onnx_registry")
+@pytest.mark.usefixtures("short_budgets", "one_onnx_registry", "forked_workers")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_page_runs_as_written(page: Path, trained_run: Path, in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(trained_run, in_tmp / "runs" / "arena" / trained_run.name)
