@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import gc
 import importlib
 import io
 import os
@@ -76,7 +77,8 @@ def warm_up() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         os.chdir(folder)
-        for number, options in enumerate((["--policies", "per_agent"], ["--vectorizer", "sync"])):
+        torch_path = ["--set", "update_path=torch"]  # whose optimizers import torch._dynamo, which takes a second
+        for number, options in enumerate((["--policies", "per_agent"], ["--vectorizer", "sync"], torch_path)):
             assert main(["arena", "--n-envs", "2", *SMALL, *options, "--run-dir", str(number)]) == 0
             assert main(["--resume", str(number), "--timesteps", "8", "--quiet"]) == 0
         settings = {"n_envs": 2, "n_steps": 4, "batch_size": 4}
@@ -250,7 +252,10 @@ def _exit_code(left: SystemExit) -> int:
 
 
 if __name__ == "__main__":
+    gc.disable()
     warm_up()
+    gc.freeze()
+    gc.enable()
     ADDRESS = sys.argv[2]
     first = Connection(int(sys.argv[1]))
     server = Server(first, ADDRESS)
