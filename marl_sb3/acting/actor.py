@@ -144,7 +144,8 @@ class Actor(Stateful):
         seen = self.processing.processed_observations(step)
         if self._image_env is not None:
             seen = self._image_env.transpose_observations(seen)
-        shown = self.processing.normalized(seen) if self.processing.normalizes_late else seen
+        late = self.processing.late_normalizer
+        shown = seen if late is None else late.normalized(seen)
         inputs = PolicyInputs(shown, self.starts, self.masks(step) if self.policy.takes_masks else None, self.states)
         try:
             decision = self.decide(inputs, acting)

@@ -14,13 +14,13 @@ from stable_baselines3.common.type_aliases import TrainFrequencyUnit
 
 from marl_sb3.acting.actor import Acted, Actor, Observed
 from marl_sb3.errors import CheckpointError
-from marl_sb3.experience.turns import OpenTransitions, index_of, pairs
+from marl_sb3.experience.turns import OpenTransitions, index_of
 from marl_sb3.sb3.private import after_step, set_progress_remaining
 from marl_sb3.storage.parts import Commit, Fields, Stateful, TensorFile, boolean, integer, part
 from marl_sb3.storage.state import MAX_COUNT, StateReader
 from marl_sb3.storage.tensor_file import form_of, pieces
 from marl_sb3.types import Array, BoolArray, Observations
-from marl_sb3.vec_env.observations import map_arrays
+from marl_sb3.vec_env.observations import map_arrays, pairs, with_rows
 from marl_sb3.vec_env.slot_states import require_categories
 from marl_sb3.vec_env.step import VecStep
 
@@ -386,8 +386,8 @@ class ReplayExperience(Stateful):
         final: Any = self.actor.final_observations(step, known)
         rows = self.actor.rows.of_agents(known)
         if isinstance(following, dict):
-            return {key: _replaced(array, rows, final[key]) for key, array in following.items()}
-        return _replaced(following, rows, final)
+            return {key: with_rows(array, rows, final[key]) for key, array in following.items()}
+        return with_rows(following, rows, final)
 
     def break_off(self) -> None:
         """See `Experience.break_off`: as in SB3, the step leaves no transition; transitions from before stay."""
@@ -397,9 +397,3 @@ class ReplayExperience(Stateful):
 
     def complete(self, step: VecStep) -> None:
         """See `Experience.complete`: open transitions go on."""
-
-
-def _replaced(array: Array, rows: BoolArray, values: Array) -> Array:
-    array = array.copy()  # the step's own stay as they are: others read them
-    array[rows] = values
-    return array

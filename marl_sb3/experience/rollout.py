@@ -13,11 +13,10 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
 from marl_sb3.acting.actor import Acted, Actor, Observed
 from marl_sb3.acting.policy import Decision, PolicyInputs
-from marl_sb3.experience.turns import pairs
 from marl_sb3.storage.parts import Commit, Field, Fields, Stateful, computed, integer
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import Array, BoolArray, Observations
-from marl_sb3.vec_env.observations import map_arrays
+from marl_sb3.vec_env.observations import map_arrays, pairs
 from marl_sb3.vec_env.slot_states import require_categories, require_observed
 from marl_sb3.vec_env.step import VecStep
 

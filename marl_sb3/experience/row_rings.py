@@ -12,10 +12,10 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from marl_sb3.errors import CheckpointError
 from marl_sb3.experience.replay import StoredColumns, Transitions
-from marl_sb3.experience.turns import pairs
 from marl_sb3.storage.parts import Fields, TensorFile, array
 from marl_sb3.storage.tensor_file import pieces
 from marl_sb3.types import Array, BoolArray, Observations
+from marl_sb3.vec_env.observations import pairs
 
 if TYPE_CHECKING:  # base class of the mixin for type checkers: both buffers have its attributes
     _Base = ReplayBuffer

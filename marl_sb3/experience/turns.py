@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -12,17 +12,9 @@ from marl_sb3.acting.actor import Acted, Observed
 from marl_sb3.storage.parts import Fields, Stateful, array, arrays
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import Array, BoolArray, Observations
-from marl_sb3.vec_env.observations import map_arrays
+from marl_sb3.vec_env.observations import map_arrays, pairs, zeros
 from marl_sb3.vec_env.slot_states import require_categories, require_observed
 from marl_sb3.vec_env.step import VecStep
-
-
-def pairs(own: Any, given: Observations) -> Iterator[tuple[Array, Array]]:
-    """Pair the arrays of two batches of observations, part by part."""
-    if isinstance(given, dict):
-        yield from ((own[key], given[key]) for key in own)
-    else:
-        yield own, given
 
 
 class Experience(Protocol):
@@ -90,11 +82,7 @@ class OpenTransitions(Stateful):
         self.rows = np.zeros(num_rows, dtype=np.bool_)
         self._observation_space = observation_space
         self._action_space = action_space
-        self._observations: Any = (
-            {key: _zeros(num_rows, part) for key, part in observation_space.spaces.items()}
-            if isinstance(observation_space, spaces.Dict)
-            else _zeros(num_rows, observation_space)
-        )
+        self._observations = zeros(observation_space, (num_rows,))
         self._actions = np.zeros((num_rows, *(action_space.shape or ())), dtype=action_dtype)
 
     def begin(self, rows: BoolArray, observations: Observations, actions: Array) -> None:
@@ -125,7 +113,3 @@ class OpenTransitions(Stateful):
 def index_of(rows: BoolArray) -> Any:
     """Return an index of these rows, (rows,) bool: a slice if it is all of them, which NumPy takes much faster."""
     return slice(None) if np.count_nonzero(rows) == len(rows) else rows
-
-
-def _zeros(num_rows: int, space: spaces.Space[Any]) -> Array:
-    return np.zeros((num_rows, *(space.shape or ())), dtype=space.dtype)

@@ -15,6 +15,7 @@ from marl_sb3.processing.interface import (
     WHOLE,
     Memory,
     ObservationProcessor,
+    Policy,
     ProcessorInput,
     Space,
     map_parts,
@@ -74,13 +75,9 @@ def add_recent(statistics: Statistics, recent: Mapping[str, Mapping[str, Any]]) 
 class NormalizeObservations(ObservationProcessor):
     """See `VecNormalize` with `norm_obs=True`. An observation updates the statistics before it is normalised.
 
-    Args:
-        space: the observation space: a Box, or a Dict whose keys to normalise are Boxes.
-        keys: keys of a Dict to normalise; None: all.
+    Attributes:
         clip: limit of the results.
         epsilon: added to variances before they divide.
-
-    Attributes:
         before: the space before normalisation.
         statistics: running statistics by key; of a space that is no Dict, under one key.
 
@@ -88,11 +85,11 @@ class NormalizeObservations(ObservationProcessor):
         ConfigError: a key is unknown or no Box.
     """
 
-    def __init__(self, space: Space, keys: Sequence[str] | None, clip: float, epsilon: float) -> None:
-        self.clip, self.epsilon, self.before = clip, epsilon, space
-        boxes = _boxes(space, keys)
+    def __init__(self, space: Space, settings: ProcessingSettings, policy: Policy) -> None:
+        self.clip, self.epsilon, self.before = settings.clip_observations, settings.normalize_epsilon, space
+        boxes = _boxes(space, settings.normalize_keys)
         self.statistics = {key: RunningStatistics(shape=box.shape) for key, box in boxes.items()}
-        normal = {key: spaces.Box(-clip, clip, box.shape, np.float32) for key, box in boxes.items()}
+        normal = {key: spaces.Box(-self.clip, self.clip, box.shape, np.float32) for key, box in boxes.items()}
         self.space = with_parts(space, normal)
 
     def observe(self, inputs: ProcessorInput) -> tuple[Observations, Memory]:

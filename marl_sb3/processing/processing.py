@@ -14,7 +14,6 @@ from marl_sb3.processing.interface import Memory, ObservationProcessor, Policy, 
 from marl_sb3.processing.normalize import NormalizeObservations, Rewards, RunningStatistics
 from marl_sb3.processing.processors import (
     AgentIndicator,
-    Appended,
     FrameStack,
     Grayscale,
     PreviousAction,
@@ -62,34 +61,18 @@ class RescaleActions:
         return scaled.astype(self._dtype)
 
 
-Make = Callable[[Space, ProcessingSettings, Policy], ObservationProcessor]
-
-
-def _resize(space: Space, settings: ProcessingSettings, policy: Policy) -> ObservationProcessor:
-    height, width = settings.resize or (0, 0)
-    return Resize(space, (height, width))
-
-
-def _normalize(space: Space, settings: ProcessingSettings, policy: Policy) -> ObservationProcessor:
-    return NormalizeObservations(space, settings.normalize_keys, settings.clip_observations, settings.normalize_epsilon)
-
-
-def _time_feature(space: Space, settings: ProcessingSettings, policy: Policy) -> ObservationProcessor:
-    return Appended(space, TimeFeature(policy, settings.time_feature or 1))
-
-
 # The order in which observations are processed; this is the one place that states it. Rewards are clipped, then
 # normalised. Frames are stacked after they are normalised, as rl-baselines3-zoo does it; numbers that are in order
 # already, such as one-hot codes, are appended last and stay as they are.
-ORDER: Mapping[str, Make] = {
-    "resize": _resize,
-    "grayscale": lambda space, settings, policy: Grayscale(space),
-    "normalize_observations": _normalize,
-    "frame_stack": lambda space, settings, policy: FrameStack(space, settings.frame_stack),
-    "previous_action": lambda space, settings, policy: Appended(space, PreviousAction(policy)),
-    "previous_reward": lambda space, settings, policy: Appended(space, PreviousReward(policy)),
-    "time_feature": _time_feature,
-    "agent_indicator": lambda space, settings, policy: Appended(space, AgentIndicator(policy)),
+ORDER: Mapping[str, Callable[[Space, ProcessingSettings, Policy], ObservationProcessor]] = {
+    "resize": Resize,
+    "grayscale": Grayscale,
+    "normalize_observations": NormalizeObservations,
+    "frame_stack": FrameStack,
+    "previous_action": PreviousAction,
+    "previous_reward": PreviousReward,
+    "time_feature": TimeFeature,
+    "agent_indicator": AgentIndicator,
 }
 
 

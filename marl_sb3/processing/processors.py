@@ -1,20 +1,23 @@
 """Processors of observations: images are resized or made gray, frames stacked, and features appended.
 
-Images are uint8 Boxes from 0 to 255 with channels last.
+Each is made with the observation space, the settings and the policy. Images are uint8 Boxes from 0 to 255 with channels
+last.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from typing import Any
+from abc import abstractmethod
+from typing import Any, ClassVar
 
 import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.preprocessing import is_image_space, is_image_space_channels_first
 
+from marl_sb3.config.schema import ProcessingSettings
 from marl_sb3.envs.gymnasium_envs import resize
 from marl_sb3.errors import ConfigError
 from marl_sb3.processing.interface import (
+    WHOLE,
     Memory,
     ObservationProcessor,
     Policy,
@@ -33,27 +36,22 @@ _AXES = 3
 
 
 class Resize(ObservationProcessor):
-    """Resizes images by averaging over areas.
-
-    Args:
-        space: the observation space; keys of a Dict that are no images stay unchanged.
-        size: height and width of the results.
+    """Resizes images by averaging over areas; keys of a Dict that are no images stay unchanged.
 
     Raises:
         ConfigError: there is no image.
     """
 
-    def __init__(self, space: Space, size: tuple[int, int]) -> None:
-        self._size = size
+    def __init__(self, space: Space, settings: ProcessingSettings, policy: Policy) -> None:
+        height, width = settings.resize or (0, 0)
+
+        def resized(images: Array) -> Array:
+            return resize(images, height, width)
+
         images = _images_of(space, "resize", channels=None)
-        self._functions = dict.fromkeys(images, self._resized)
-        self.space = with_parts(space, {key: self._resized_space(box) for key, box in images.items()})
-
-    def _resized_space(self, box: spaces.Box) -> Space:
-        return spaces.Box(*(self._resized(bound[None])[0] for bound in (box.low, box.high)), dtype=np.uint8)
-
-    def _resized(self, images: Array) -> Array:
-        return resize(images, *self._size)
+        self._functions = dict.fromkeys(images, resized)
+        bounds = {key: [resized(bound[None])[0] for bound in (box.low, box.high)] for key, box in images.items()}
+        self.space = with_parts(space, {key: spaces.Box(*own, dtype=np.uint8) for key, own in bounds.items()})
 
     def observe(self, inputs: ProcessorInput) -> tuple[Observations, Memory]:
         """See `ObservationProcessor.observe`."""
@@ -63,14 +61,13 @@ class Resize(ObservationProcessor):
 class Grayscale(ObservationProcessor):
     """Converts RGB images to grayscale, with the weights and the rounding of Gymnasium's `GrayscaleObservation`.
 
-    Args:
-        space: the observation space; keys of a Dict that are no RGB images stay unchanged.
+    Keys of a Dict that are no RGB images stay unchanged.
 
     Raises:
         ConfigError: there is no RGB image.
     """
 
-    def __init__(self, space: Space) -> None:
+    def __init__(self, space: Space, settings: ProcessingSettings, policy: Policy) -> None:
         images = _images_of(space, "grayscale", channels=len(_LUMINANCE))
         self._functions = dict.fromkeys(images, _gray)
         boxes = {key: spaces.Box(0, 255, (*box.shape[:2], 1), np.uint8) for key, box in images.items()}
@@ -110,31 +107,36 @@ class FrameStack(ObservationProcessor):
 
     Only observations that the row acts on are frames. Frames before the first one of an episode are zeros.
 
-    Args:
-        space: the observation space: a Box of at least one axis, or a Dict of such Boxes.
-        frames: number of frames in a stack.
-
     Raises:
-        ConfigError: a part of the space is no such Box.
+        ConfigError: a part of the space is no Box of at least one axis.
     """
 
-    def __init__(self, space: Space, frames: int) -> None:
-        self._parts = {key: _StackedBox(key, box, frames) for key, box in parts_of(space).items()}
-        self.space = with_parts(space, {key: each.space for key, each in self._parts.items()})
+    def __init__(self, space: Space, settings: ProcessingSettings, policy: Policy) -> None:
+        self._axes, self._boxes = {}, {}
+        for key, box in parts_of(space).items():
+            if not isinstance(box, spaces.Box) or not box.shape:
+                words = f"frame_stack: {named(key)}the space is {box}; accepted: a Box of at least one axis"
+                raise ConfigError(words, key="frame_stack")
+            axis = channel_axis(box) if is_image_space(box) else len(box.shape) - 1
+            low, high = (np.concatenate([bound] * settings.frame_stack, axis=axis) for bound in (box.low, box.high))
+            # The zeros before the first frame belong to the space, too.
+            self._boxes[key] = spaces.Box(np.minimum(low, 0), np.maximum(high, 0), dtype=box.dtype.type)
+            self._axes[key] = axis
+        self.space = with_parts(space, self._boxes)
 
     def initial(self, rows: int) -> Memory:
         """See `ObservationProcessor.initial`."""
-        return {_name(key): each.zeros(rows) for key, each in self._parts.items()}
+        return {_name(key): np.zeros((rows, *box.shape), dtype=box.dtype) for key, box in self._boxes.items()}
 
     def observe(self, inputs: ProcessorInput) -> tuple[Observations, Memory]:
         """See `ObservationProcessor.observe`."""
-        after = {
-            _name(key): each.shifted(inputs.memory[_name(key)], part(inputs.seen, key))
-            for key, each in self._parts.items()
-        }
-        if isinstance(inputs.seen, dict):
-            return {key: after[_name(key)] for key in inputs.seen}, after
-        return next(iter(after.values())), after
+        after = {}
+        for key, axis in self._axes.items():
+            frames, newest = inputs.memory[_name(key)], part(inputs.seen, key)
+            kept = (slice(None),) * (axis + 1) + (slice(newest.shape[axis + 1], None),)
+            after[key] = np.concatenate([frames[kept], newest.astype(frames.dtype, copy=False)], axis=axis + 1)
+        memory = {_name(key): frames for key, frames in after.items()}
+        return ({key: after[key] for key in inputs.seen} if isinstance(inputs.seen, dict) else after[WHOLE]), memory
 
 
 def _name(key: str) -> str:
@@ -142,25 +144,9 @@ def _name(key: str) -> str:
     return f"frames.{key}" if key else "frames"
 
 
-class _StackedBox:
-    def __init__(self, key: str, box: Any, frames: int) -> None:
-        if not isinstance(box, spaces.Box) or not box.shape:
-            words = f"frame_stack: {named(key)}the space is {box}; accepted: a Box of at least one axis"
-            raise ConfigError(words, key="frame_stack")
-        channels_first = is_image_space(box) and is_image_space_channels_first(box)
-        self._axis = 0 if channels_first else len(box.shape) - 1
-        self._length = box.shape[self._axis]
-        low, high = (np.concatenate([bound] * frames, axis=self._axis) for bound in (box.low, box.high))
-        assert box.dtype is not None
-        # The zeros before the first frame belong to the space, too.
-        self.space = spaces.Box(np.minimum(low, 0), np.maximum(high, 0), dtype=box.dtype.type)
-
-    def zeros(self, rows: int) -> Array:
-        return np.zeros((rows, *self.space.shape), dtype=self.space.dtype)
-
-    def shifted(self, frames: Array, newest: Array) -> Array:
-        kept = (slice(None),) * (self._axis + 1) + (slice(self._length, None),)
-        return np.concatenate([frames[kept], newest.astype(frames.dtype, copy=False)], axis=self._axis + 1)
+def channel_axis(image: spaces.Box[Any]) -> int:
+    """Return the axis of an image's channels."""
+    return 0 if is_image_space_channels_first(image) else len(image.shape) - 1
 
 
 def flat_box(space: spaces.Space[Any]) -> spaces.Box:
@@ -194,28 +180,62 @@ def _choices(space: Any) -> list[int]:
 REWARD = "reward"  # in the memory: what rows were paid for their previous action
 
 
-class Feature(ABC):
-    """Numbers that are appended to an observation.
+class Feature(ObservationProcessor):
+    """Appends numbers to observations.
+
+    A Dict gets a key with the feature's name. An image gets a channel for each number, filled with 255 times that
+    number. Any other observation becomes a vector, categories one-hot, with the numbers at its end.
+
+    Args:
+        space: the observation space.
+        box: space of the numbers; it has one axis.
 
     Attributes:
         name: name of the setting, and of the key in a Dict observation.
-        box: space of the numbers; it has one axis.
+
+    Raises:
+        ConfigError: a Dict has the key already, or the numbers do not lie between 0 and 1 and the space is an image.
     """
 
-    name: str
-    box: spaces.Box[Any]
+    name: ClassVar[str]
 
-    def initial(self, rows: int) -> Memory:
-        """See `ObservationProcessor.initial`."""
-        return {}
+    def __init__(self, space: Space, box: spaces.Box[Any]) -> None:
+        self._inner = space
+        self._channel_axis: int | None = None
+        if isinstance(space, spaces.Dict):
+            if self.name in space.spaces:
+                words = f"{self.name}: the observation has a key of this name already: {space}"
+                raise ConfigError(words, key=self.name)
+            self.space = spaces.Dict([*space.spaces.items(), (self.name, box)])
+        elif isinstance(space, spaces.Box) and is_image_space(space):
+            if (box.low < 0).any() or (box.high > 1).any():
+                words = "the observation is an image, whose channels can show numbers from 0 to 1 only"
+                raise ConfigError(f"{self.name}: {words}; accepted: a vector or a Dict observation", key=self.name)
+            self._channel_axis = channel_axis(space)
+            shape = list(space.shape)
+            shape[self._channel_axis] += box.shape[0]
+            self.space = spaces.Box(0, 255, tuple(shape), np.uint8)
+        else:
+            flat = flat_box(space)
+            low, high = (np.concatenate(bounds) for bounds in ((flat.low, box.low), (flat.high, box.high)))
+            self.space = spaces.Box(low, high, dtype=np.float32)
 
     @abstractmethod
     def values(self, inputs: ProcessorInput) -> Array:
-        """(rows, numbers) float32."""
+        """Return the (rows, numbers) float32 that are appended."""
 
-    def acted(self, memory: Memory, actions: Array) -> Memory:
-        """See `ObservationProcessor.acted`."""
-        return {}
+    def observe(self, inputs: ProcessorInput) -> tuple[Observations, Memory]:
+        """See `ObservationProcessor.observe`."""
+        seen, values = inputs.seen, self.values(inputs)
+        if isinstance(seen, dict):
+            return {**seen, self.name: values}, {}
+        if self._channel_axis is None:
+            return np.concatenate([flat_values(self._inner, seen), values], axis=1), {}
+        axis = self._channel_axis + 1
+        shape = list(seen.shape)
+        shape[axis] = values.shape[1]
+        planes = np.expand_dims(np.rint(255 * values).astype(np.uint8), (2, 3) if axis == 1 else (1, 2))
+        return np.concatenate([seen, np.broadcast_to(planes, shape)], axis=axis), {}
 
 
 class PreviousAction(Feature):
@@ -223,14 +243,14 @@ class PreviousAction(Feature):
 
     name = "previous_action"
 
-    def __init__(self, policy: Policy) -> None:
-        self._space = policy.action_space
-        box = flat_box(self._space)
-        self.box: spaces.Box[Any] = spaces.Box(np.minimum(box.low, 0), np.maximum(box.high, 0), dtype=np.float32)
+    def __init__(self, space: Space, settings: ProcessingSettings, policy: Policy) -> None:
+        self._actions, box = policy.action_space, flat_box(policy.action_space)
+        self._numbers = box.shape[0]
+        super().__init__(space, spaces.Box(np.minimum(box.low, 0), np.maximum(box.high, 0), dtype=np.float32))
 
     def initial(self, rows: int) -> Memory:
         """See `ObservationProcessor.initial`."""
-        return {"action": np.zeros((rows, *self.box.shape), dtype=np.float32)}
+        return {"action": np.zeros((rows, self._numbers), dtype=np.float32)}
 
     def values(self, inputs: ProcessorInput) -> Array:
         """See `Feature.values`."""
@@ -238,7 +258,7 @@ class PreviousAction(Feature):
 
     def acted(self, memory: Memory, actions: Array) -> Memory:
         """See `ObservationProcessor.acted`."""
-        return {"action": flat_values(self._space, actions)}
+        return {"action": flat_values(self._actions, actions)}
 
 
 class PreviousReward(Feature):
@@ -246,8 +266,8 @@ class PreviousReward(Feature):
 
     name = "previous_reward"
 
-    def __init__(self, policy: Policy) -> None:
-        self.box: spaces.Box[Any] = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    def __init__(self, space: Space, settings: ProcessingSettings, policy: Policy) -> None:
+        super().__init__(space, spaces.Box(-np.inf, np.inf, (1,), np.float32))
 
     def initial(self, rows: int) -> Memory:
         """See `ObservationProcessor.initial`."""
@@ -263,9 +283,9 @@ class TimeFeature(Feature):
 
     name = "time_feature"
 
-    def __init__(self, policy: Policy, steps: int) -> None:
-        self._steps = steps
-        self.box: spaces.Box[Any] = spaces.Box(0, 1, (1,), np.float32)
+    def __init__(self, space: Space, settings: ProcessingSettings, policy: Policy) -> None:
+        self._steps = settings.time_feature or 1
+        super().__init__(space, spaces.Box(0, 1, (1,), np.float32))
 
     def initial(self, rows: int) -> Memory:
         """See `ObservationProcessor.initial`."""
@@ -286,91 +306,11 @@ class AgentIndicator(Feature):
 
     name = "agent_indicator"
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, space: Space, settings: ProcessingSettings, policy: Policy) -> None:
         self._codes = np.eye(len(policy.agents), dtype=np.float32)
-        self.box: spaces.Box[Any] = spaces.Box(0, 1, (len(policy.agents),), np.float32)
+        super().__init__(space, spaces.Box(0, 1, (len(policy.agents),), np.float32))
 
     def values(self, inputs: ProcessorInput) -> Array:
         """See `Feature.values`."""
         codes: Array = self._codes[inputs.agents]
         return codes
-
-
-class Appended(ObservationProcessor):
-    """Appends a feature to observations.
-
-    A Dict gets a key with the feature's name. An image gets a channel for each number, filled with 255 times that
-    number. Any other observation becomes a vector, categories one-hot, with the feature's numbers at its end.
-
-    Args:
-        space: the observation space.
-        feature: the feature to append.
-
-    Raises:
-        ConfigError: a Dict has the key already, or the numbers do not lie between 0 and 1 and the space is an image.
-    """
-
-    def __init__(self, space: Space, feature: Feature) -> None:
-        self._feature = feature
-        self._inner = space
-        self._append = next(append for fits, append in _WAYS if fits(space))
-        self.space = self._space()
-
-    def _space(self) -> Space:
-        name, box, inner = self._feature.name, self._feature.box, self._inner
-        if isinstance(inner, spaces.Dict):
-            if name in inner.spaces:
-                raise ConfigError(f"{name}: the observation has a key of this name already: {inner}", key=name)
-            return spaces.Dict([*inner.spaces.items(), (name, box)])
-        if not is_image_space(inner):
-            flat = flat_box(inner)
-            low, high = (np.concatenate(bounds) for bounds in ((flat.low, box.low), (flat.high, box.high)))
-            return spaces.Box(low, high, dtype=np.float32)
-        if (box.low < 0).any() or (box.high > 1).any():
-            words = "the observation is an image, whose channels can show numbers from 0 to 1 only"
-            raise ConfigError(f"{name}: {words}; accepted: a vector or a Dict observation", key=name)
-        axis = _channel_axis(inner)
-        shape = list(inner.shape or ())
-        shape[axis] += box.shape[0]
-        return spaces.Box(0, 255, tuple(shape), np.uint8)
-
-    def initial(self, rows: int) -> Memory:
-        """See `ObservationProcessor.initial`."""
-        return self._feature.initial(rows)
-
-    def acted(self, memory: Memory, actions: Array) -> Memory:
-        """See `ObservationProcessor.acted`."""
-        return self._feature.acted(memory, actions)
-
-    def observe(self, inputs: ProcessorInput) -> tuple[Observations, Memory]:
-        """See `ObservationProcessor.observe`."""
-        return self._append(self._inner, inputs.seen, self._feature.name, self._feature.values(inputs)), {}
-
-
-def _to_dict(space: Space, seen: Any, name: str, values: Array) -> Observations:
-    return {**seen, name: values}
-
-
-def _to_image(space: Space, seen: Any, name: str, values: Array) -> Observations:
-    axis = _channel_axis(space) + 1
-    shape = list(seen.shape)
-    shape[axis] = values.shape[1]
-    planes = np.rint(255 * values).astype(np.uint8)
-    places = [len(values), 1, 1, 1]
-    places[axis] = values.shape[1]
-    return np.concatenate([seen, np.broadcast_to(planes.reshape(places), shape)], axis=axis)
-
-
-def _to_vector(space: Space, seen: Any, name: str, values: Array) -> Observations:
-    return np.concatenate([flat_values(space, seen), values], axis=1)
-
-
-def _channel_axis(space: Any) -> int:
-    return 0 if is_image_space_channels_first(space) else len(space.shape) - 1
-
-
-_WAYS = (
-    (lambda space: isinstance(space, spaces.Dict), _to_dict),
-    (is_image_space, _to_image),
-    (lambda space: True, _to_vector),
-)

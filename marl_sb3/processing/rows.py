@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
-from gymnasium import spaces
 
 from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.processing.interface import Memory
@@ -15,7 +14,7 @@ from marl_sb3.processing.processing import Processing, RescaleActions
 from marl_sb3.processing.processors import REWARD
 from marl_sb3.storage.parts import Fields, Stateful, array, arrays, boolean, sums
 from marl_sb3.types import Array, BoolArray, Observations
-from marl_sb3.vec_env.observations import map_arrays
+from marl_sb3.vec_env.observations import map_arrays, pairs, with_rows, zeros
 from marl_sb3.vec_env.step import VecStep
 
 # Final observations (n, ...) of rows, (rows,) bool, that were truncated -> (n,) what their returns go on with.
@@ -29,12 +28,12 @@ class RowProcessing(Stateful):
     `observe` is called first, then `processed_observations`, then `acted`.
 
     Attributes:
-        normalizes_late: whether observations are normalised later: by `normalized`, and when they are drawn from a
-            replay buffer.
+        late_normalizer: normalises observations when the policy acts on them, and when they are drawn from a replay
+            buffer; None: they are not normalised, or are already.
         rescale: maps the policy's actions to those of the env; None: they are the same.
     """
 
-    normalizes_late: bool = False
+    late_normalizer: NormalizeObservations | None = None
     rescale: RescaleActions | None = None
 
     def __init__(self, rows: PolicyRows) -> None:
@@ -94,10 +93,6 @@ class RowProcessing(Stateful):
         final: Observations = self._rows.zero_based_observations.from_env(step.final_observations.stacked(wanted))
         return final
 
-    def normalized(self, seen: Observations) -> Observations:
-        """Return what the policy acts on; it differs from `processed_observations` if they are normalised later."""
-        return seen
-
     def acted(self, actions: Array, acting: BoolArray) -> None:
         """Note the (rows, ...) actions of the policy in the rows that act."""
 
@@ -114,8 +109,8 @@ def process_rows(
         rows: the rows of the policy.
         gamma: discount of the returns by which rewards are normalised.
         learns: whether observations and rewards update running statistics.
-        late: whether observations and rewards are normalised later: by `normalized`, and when they are drawn from a
-            replay buffer. Statistics take them in at once.
+        late: whether observations and rewards are normalised later; see `RowProcessing.late_normalizer`. Statistics
+            take them in at once.
     """
     if not processing.settings.changed():
         return RowProcessing(rows)
@@ -136,7 +131,8 @@ class ProcessedRows(RowProcessing):
     ) -> None:
         self._processing, self._gamma, self._learns = processing, gamma, learns
         self._normalizes = not late
-        self.normalizes_late = late and processing.normalizer is not None
+        self.late_normalizer = processing.normalizer if late else None
+        self._space = self.late_normalizer.before if self.late_normalizer else processing.observation_space
         self.rescale = processing.rescale
         self._agents = np.tile(np.arange(len(rows.agents)), rows.num_envs)
         super().__init__(rows)
@@ -166,7 +162,7 @@ class ProcessedRows(RowProcessing):
         if not memory or not rows.any():
             return memory
         initial = self._processing.initial(int(rows.sum()))
-        return {name: _with_rows(array, rows, initial[name]) for name, array in memory.items()}
+        return {name: with_rows(array, rows, initial[name]) for name, array in memory.items()}
 
     # --- What comes --------------------------------------------------------------------------------------------------
 
@@ -175,7 +171,7 @@ class ProcessedRows(RowProcessing):
         paid, over = self._sum(step, self._rows.of_agents(step.rewards))
         ended = self._rows.of_agents(step.terminated | step.truncated)
         if REWARD in self._memory:
-            rewards = _with_rows(self._memory[REWARD], over, paid[over, None])
+            rewards = with_rows(self._memory[REWARD], over, paid[over, None])
             self._memory = {**self._memory, REWARD: rewards}
         self._before = self._memory
         self._memory = self._reset(self._memory, ended)
@@ -203,15 +199,15 @@ class ProcessedRows(RowProcessing):
         learn = self._learns and not self._taken_in
         if to_act.all():
             return self._processing.observe(raw, self._memory, self._agents, learn, self._normalizes)
-        filler = _zeros(self._space, len(to_act))
+        filler = zeros(self._space, (len(to_act),))
         if not to_act.any():
             return filler, self._memory
         memory = {name: array[to_act] for name, array in self._memory.items()}
         rows = map_arrays(lambda array: array[to_act], raw)
         seen, after = self._processing.observe(rows, memory, self._agents[to_act], learn, self._normalizes)
-        for everywhere, own in _pairs(filler, seen):
+        for everywhere, own in pairs(filler, seen):
             everywhere[to_act] = own
-        return filler, {name: _with_rows(array, to_act, after[name]) for name, array in self._memory.items()}
+        return filler, {name: with_rows(array, to_act, after[name]) for name, array in self._memory.items()}
 
     def final_observations(self, step: VecStep, wanted: BoolArray) -> Observations:
         """See `RowProcessing.final_observations`; memory and statistics stay unchanged."""
@@ -219,21 +215,7 @@ class ProcessedRows(RowProcessing):
         memory = {name: array[rows] for name, array in self._before.items()}
         final = super().final_observations(step, wanted)
         seen, _ = self._processing.observe(final, memory, self._agents[rows], normalize=self._normalizes)
-        return seen if self._late_normalizer is None else self._late_normalizer.restored(seen)
-
-    def normalized(self, seen: Observations) -> Observations:
-        """See `RowProcessing.normalized`."""
-        return seen if self._late_normalizer is None else self._late_normalizer.normalized(seen)
-
-    @property
-    def _late_normalizer(self) -> NormalizeObservations | None:
-        return None if self._normalizes else self._processing.normalizer
-
-    @property
-    def _space(self) -> spaces.Space[Any]:
-        """Of what `processed_observations` returns."""
-        late = self._late_normalizer
-        return self._processing.observation_space if late is None else late.before
+        return seen if self.late_normalizer is None else self.late_normalizer.restored(seen)
 
     # --- What goes ---------------------------------------------------------------------------------------------------
 
@@ -241,7 +223,7 @@ class ProcessedRows(RowProcessing):
         """See `RowProcessing.acted`."""
         after = self._processing.acted(self._after, actions)
         if not acting.all():
-            after = {name: _with_rows(self._after[name], acting, array[acting]) for name, array in after.items()}
+            after = {name: with_rows(self._after[name], acting, array[acting]) for name, array in after.items()}
         self._memory = after
         self._forget_step(taken_in=False)
 
@@ -258,22 +240,3 @@ class ProcessedRows(RowProcessing):
     def state_was_set(self) -> None:
         """Process the latest step again."""
         self._forget_step(taken_in=self._taken_in)
-
-
-def _with_rows(array: Array, rows: BoolArray, values: Array) -> Array:
-    """Return a copy with other values in some rows."""
-    copy = array.copy()
-    copy[rows] = values
-    return copy
-
-
-def _zeros(space: spaces.Space[Any], rows: int) -> Observations:
-    if isinstance(space, spaces.Dict):
-        return {key: np.zeros((rows, *(part.shape or ())), part.dtype) for key, part in space.spaces.items()}
-    return np.zeros((rows, *(space.shape or ())), space.dtype)
-
-
-def _pairs(everywhere: Observations, own: Observations) -> list[tuple[Array, Array]]:
-    if isinstance(everywhere, dict) and isinstance(own, dict):
-        return [(everywhere[key], own[key]) for key in everywhere]
-    return [(everywhere, own)]  # type: ignore[list-item]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,6 +101,29 @@ def map_arrays(function: Callable[[Array], Array], observations: Observations) -
     return function(observations)
 
 
+def pairs(own: Any, given: Observations) -> Iterator[tuple[Array, Array]]:
+    """Pair the arrays of two batches of observations, part by part."""
+    if isinstance(given, dict):
+        yield from ((own[key], given[key]) for key in own)
+    else:
+        yield own, given
+
+
+def with_rows(array: Array, rows: BoolArray, values: Array) -> Array:
+    """Return a copy of an array with other values in some rows, (rows,) bool."""
+    copy = array.copy()
+    copy[rows] = values
+    return copy
+
+
+def joined(batches: Sequence[Observations]) -> Observations:
+    """Join batches of observations, (n, ...) each, to one."""
+    first = batches[0]
+    if isinstance(first, dict):
+        return {key: np.concatenate([batch[key] for batch in batches]) for key in first}  # type: ignore[call-overload]
+    return np.concatenate(batches)  # type: ignore[arg-type]
+
+
 def to_rows(observations: Observations) -> Observations:
     """Reshape (E, A, ...) to (E * A, ...): row `e * A + a` is agent `a` of env `e`."""
     return map_arrays(lambda array: array.reshape(-1, *array.shape[2:]), observations)
@@ -117,18 +140,19 @@ def zero_observations(groups: Sequence[AgentGroup], num_envs: int) -> tuple[Obse
 
 def _zeros_of_group(group: AgentGroup, num_envs: int) -> Observations:
     try:
-        return _zeros(group.observation_space, (num_envs, len(group.agents)))
+        return zeros(group.observation_space, (num_envs, len(group.agents)))
     except ConfigError as error:
         raise ConfigError(f"agents {', '.join(group.agents)}: {error}", key="env") from None
 
 
-def _zeros(space: spaces.Space[Any], shape: tuple[int, int]) -> Observations:
+def zeros(space: spaces.Space[Any], shape: tuple[int, ...]) -> Observations:
+    """Return a batch of zeros, (*shape, ...), for observations of a space.
+
+    Raises:
+        ConfigError: they cannot be held in arrays.
+    """
     if isinstance(space, spaces.Dict):
-        return {key: _zeros_of_part(part, shape) for key, part in space.spaces.items()}
-    return _zeros_of_part(space, shape)
-
-
-def _zeros_of_part(space: spaces.Space[Any], shape: tuple[int, int]) -> Array:
+        return {key: zeros(part, shape) for key, part in space.spaces.items()}  # type: ignore[misc]
     if not isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
         raise ConfigError(
             f"observation space {space}: accepted: Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple of these"
