@@ -120,7 +120,7 @@ def joined(batches: Sequence[Observations]) -> Observations:
     """Join batches of observations, (n, ...) each, to one."""
     first = batches[0]
     if isinstance(first, dict):
-        return {key: np.concatenate([batch[key] for batch in batches]) for key in first}  # type: ignore[call-overload]
+        return {key: np.concatenate([batch[key] for batch in batches]) for key in first}
     return np.concatenate(batches)  # type: ignore[arg-type]
 
 
