@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import wraps
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -298,21 +297,15 @@ class Evidence:
         """Yield all resets and steps of the recorded episodes."""
         return ((episode, step) for episode in self.episodes for step in episode.steps)
 
+    def values(self, part: str) -> Iterator[tuple[PlayedEpisode, Step, AgentID, Any]]:
+        """Yield a part of all steps, such as `rewards`, with episode, step and agent."""
+        return (
+            (episode, step, agent, value)
+            for episode, step in self.steps()
+            for agent, value in getattr(step, part).items()
+        )
+
     def render_modes(self) -> list[Any]:
         """Return the render modes that the env's metadata name."""
         modes = self.metadata.get("render_modes", self.metadata.get("render.modes")) or ()
         return list(modes) if isinstance(modes, (list, tuple)) else []
-
-
-def once_per_agent(find: Callable[[Evidence], Iterable[Seen]]) -> Callable[[Evidence], Iterator[Seen]]:
-    """Let a check report only the first place of each agent: what is wrong with all values is reported once."""
-
-    @wraps(find)
-    def first_places(evidence: Evidence) -> Iterator[Seen]:
-        told: set[str | None] = set()
-        for seen in find(evidence):
-            if seen.agent not in told:
-                told.add(seen.agent)
-                yield seen
-
-    return first_places

@@ -9,7 +9,7 @@ from contextlib import redirect_stderr, redirect_stdout
 
 from marl_sb3.checkup import probes
 from marl_sb3.checkup.checks import CHECKS
-from marl_sb3.checkup.finding import Finding, Severity, finding_of
+from marl_sb3.checkup.finding import FAULT, Finding
 from marl_sb3.checkup.player import EnvUnderTest, StoppedError
 from marl_sb3.checkup.replays import replay_episodes
 
@@ -24,7 +24,6 @@ PROBES: Mapping[str, Callable[[EnvUnderTest], None]] = {
     "render": probes.render_frames,  # late: where there is no screen, it may end the process
     "end": probes.name_left_running,
 }
-_AT_ANY_TIME = ("raises", "bad-return", "no-agents", "close-raises")  # checks that any probe may report
 
 
 def examine_here(subject: EnvUnderTest, on_facts: Callable[[], None] = lambda: None) -> Iterator[Finding]:
@@ -46,13 +45,12 @@ def examine_here(subject: EnvUnderTest, on_facts: Callable[[], None] = lambda: N
             on_facts()
         _run_probe(subject, name)
         for check in CHECKS:
-            if check.id in told or not (check.after == name or check.id in _AT_ANY_TIME):
+            if check.id in told or (check.find is not None and check.after != name):
                 continue
-            finding = finding_of(check, evidence)
-            if finding is not None:
+            if places := check.places(evidence):
                 told.add(check.id)
-                evidence.faulty = evidence.faulty or finding.severity is Severity.FAULT
-                yield finding
+                evidence.faulty = evidence.faulty or check.severity is FAULT
+                yield Finding.of(check, places)
         was_played = any(episode.length > 0 for episode in evidence.episodes)
         if not evidence.agents or (name == "episodes" and not was_played):
             on_facts()

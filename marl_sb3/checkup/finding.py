@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
 from marl_sb3.checkup.evidence import Evidence, Seen
 from marl_sb3.config.values import counted
@@ -27,9 +27,13 @@ class Severity(StrEnum):
     ADVICE = "advice"
 
 
+FAULT, WARNING, ADVICE = Severity
+MOST_SEEN = 5
+
+
 @dataclass(frozen=True)
 class Check:
-    """One thing to look for; `checks.CHECKS` lists all of them.
+    """One thing to look for; `CHECKS` lists all of them.
 
     Attributes:
         id: its name in reports.
@@ -37,8 +41,9 @@ class Check:
         title: what is wrong, as a sentence without a full stop.
         why: why this matters for training.
         remedy: what to do.
-        find: yields the places where it is seen; none if all is well.
-        after: the probe that collects what it looks at, see `examination.PROBES`.
+        find: yields the places where it is seen; none if all is well. None: the probes themselves report them.
+        after: the probe that collects what `find` looks at, see `examination.PROBES`.
+        once_per_agent: report the first place of each agent alone, of what is wrong with all its values.
     """
 
     id: str
@@ -46,8 +51,33 @@ class Check:
     title: str
     why: str
     remedy: str
-    find: Callable[[Evidence], Iterable[Seen]]
+    find: Callable[[Evidence], Iterable[Seen]] | None = None
     after: str = "episodes"
+    once_per_agent: bool = False
+
+    def places(self, evidence: Evidence) -> list[Seen]:
+        """Return all places where it is seen."""
+        places = evidence.reported(self.id) if self.find is None else list(self.find(evidence))
+        if self.once_per_agent:
+            first: dict[str | None, Seen] = {}
+            for seen in places:
+                first.setdefault(seen.agent, seen)
+            return list(first.values())
+        return places
+
+
+CHECKS: list[Check] = []  # filled by the modules of `checks`
+Find = TypeVar("Find", bound=Callable[[Evidence], Iterable[Seen]])
+
+
+def check(id_: str, severity: Severity, title: str, **words: Any) -> Callable[[Find], Find]:
+    """Declare a check with the function that finds its places; see `Check`."""
+
+    def declare(find: Find) -> Find:
+        CHECKS.append(Check(id_, severity, title, find=find, **words))
+        return find
+
+    return declare
 
 
 @dataclass(frozen=True)
@@ -69,30 +99,14 @@ class Finding:
     title: str
     why: str
     remedy: str
-    seen: list[Seen] = field(default_factory=list)
-    count: int = 0
-
-    def to_plain(self) -> dict[str, Any]:
-        """Return the finding as JSON has it."""
-        return asdict(self)
+    seen: list[Seen]
+    count: int
 
     @classmethod
-    def from_plain(cls, plain: dict[str, Any]) -> Finding:
-        """Make the finding that `to_plain` has returned."""
-        seen = [Seen(**place) for place in plain["seen"]]
-        return cls(**{**plain, "severity": Severity(plain["severity"]), "seen": seen})
-
-
-MOST_SEEN = 5
-
-
-def finding_of(check: Check, evidence: Evidence) -> Finding | None:
-    """Make the finding of a check; None if it has seen nothing."""
-    places = list(check.find(evidence))
-    if not places:
-        return None
-    words = (check.id, check.severity, check.title, check.why, check.remedy)
-    return Finding(*words, places[:MOST_SEEN], len(places))
+    def of(cls, check: Check, places: list[Seen]) -> Finding:
+        """Make the finding of a check that has seen these places."""
+        words = (check.id, check.severity, check.title, check.why, check.remedy)
+        return cls(*words, places[:MOST_SEEN], len(places))
 
 
 @dataclass(frozen=True, repr=False)
@@ -140,7 +154,7 @@ class Report:
 
     def to_plain(self) -> dict[str, Any]:
         """Return the report as JSON has it."""
-        findings = [finding.to_plain() for finding in self.findings]
+        findings = [asdict(finding) for finding in self.findings]
         return {"env": self.env, "seed": self.seed, "healthy": self.is_healthy, "findings": findings, **self.facts}
 
 

@@ -289,7 +289,10 @@ def _rest(player: ProbePlayer) -> Fingerprint:
 
 def render_frames(subject: EnvUnderTest) -> None:
     """Render a frame in each of the env's modes but `human`, which would open a window."""
-    for mode in subject.evidence.render_modes():
+    modes = subject.evidence.render_modes()
+    if "rgb_array" not in modes:
+        subject.evidence.report("no-film", Seen(f"render_modes are {modes!r}"))
+    for mode in modes:
         if mode is not None and mode != "human":
             seen = _render_fault(subject, str(mode))
             if seen is not None:
@@ -412,7 +415,8 @@ def measure_speed(subject: EnvUnderTest) -> None:
     try:
         evidence.facts.update(_through_vectorizer(subject))
     except MarlSb3Error as error:
-        evidence.report("vectorizer-refuses", Seen(str(error)))
+        if not evidence.faulty:  # else another check has found the reason
+            evidence.report("vectorizer-refuses", Seen(str(error)))
 
 
 def _through_vectorizer(subject: EnvUnderTest) -> dict[str, Any]:

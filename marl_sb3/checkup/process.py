@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
-from marl_sb3.checkup.checks.reported import MORE, PROCESSES
-from marl_sb3.checkup.evidence import Evidence, Seen
-from marl_sb3.checkup.finding import Finding, facts_of, finding_of
+from marl_sb3.checkup.checks import CHECKS
+from marl_sb3.checkup.evidence import Seen
+from marl_sb3.checkup.finding import Finding, facts_of
 from marl_sb3.checkup.player import EnvUnderTest, Job, StoppedError, Watch
 from marl_sb3.envs.registry import EnvFactory, env_factory
 from marl_sb3.errors import ConfigError, EnvRaisedError
@@ -88,7 +88,7 @@ class EnvProcess:
 
     def findings(self) -> list[Finding]:
         """What it has found, and how it ended if the env ended it."""
-        found = [Finding.from_plain(news["finding"]) for news in self._news if "finding" in news]
+        found = [news["finding"] for news in self._news if "finding" in news]
         return found if self._lost is None else [*found, self._end(self._lost)]
 
     def _end(self, lost: WorkerLostError) -> Finding:
@@ -113,12 +113,7 @@ class EnvProcess:
 
 def told_finding(check_id: str, seen: Seen) -> Finding:
     """The finding of a check that is made outside the process."""
-    check = next(check for check in (*PROCESSES, *MORE) if check.id == check_id)
-    evidence = Evidence()
-    evidence.report(check_id, seen)
-    finding = finding_of(check, evidence)
-    assert finding is not None
-    return finding
+    return Finding.of(next(check for check in CHECKS if check.id == check_id), [seen])
 
 
 def _position(heartbeat: Heartbeat) -> tuple[str, int | None, int | None]:
@@ -164,33 +159,27 @@ def _examine(link: Link, job: Job) -> None:
     watch = _HeartbeatWatch(link.heartbeat)
     watch.at("the import of the env")
     subject = EnvUnderTest(job, _factories.get(job.env) or env_factory(job.env), watch)
-
-    def tell(**news: Any) -> None:
-        link.tell(json.loads(json.dumps(news, default=str)))
-
     if job.only_fingerprint:
-        _tell_fingerprint(subject, tell)
+        _tell_fingerprint(link, subject)
     else:
-        _tell_findings(subject, tell)
+        _tell_findings(link, subject)
     watch.rest()
 
 
-def _tell_findings(subject: EnvUnderTest, tell: Callable[..., None]) -> None:
+def _tell_findings(link: Link, subject: EnvUnderTest) -> None:
     from marl_sb3.checkup.examination import examine_here
 
     def tell_facts() -> None:
         evidence = subject.evidence
-        tell(facts=facts_of(evidence), fingerprint=evidence.fingerprint if evidence.repeats else None)
+        link.tell({"facts": facts_of(evidence), "fingerprint": evidence.fingerprint if evidence.repeats else None})
 
     for finding in examine_here(subject, tell_facts):
-        tell(finding=finding.to_plain())
+        link.tell({"finding": finding})
 
 
-def _tell_fingerprint(subject: EnvUnderTest, tell: Callable[..., None]) -> None:
+def _tell_fingerprint(link: Link, subject: EnvUnderTest) -> None:
     from marl_sb3.checkup.probes import fingerprint_of, look_at_interface
 
-    try:
+    with suppress(StoppedError):  # the other process says so
         look_at_interface(subject)
-        tell(fingerprint=fingerprint_of(subject, 0))
-    except StoppedError:
-        return  # the other process says so
+        link.tell({"fingerprint": fingerprint_of(subject, 0)})

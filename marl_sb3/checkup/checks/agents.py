@@ -5,23 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from marl_sb3.checkup.evidence import Evidence, PlayedEpisode, Seen, once_per_agent, shown
-from marl_sb3.checkup.finding import Check, Severity
+from marl_sb3.checkup.evidence import Evidence, PlayedEpisode, Seen, shown
+from marl_sb3.checkup.finding import ADVICE, FAULT, WARNING, check
 
 _LONG = 2_000  # env steps after which an end is missed; fewer are told among the facts
 _CHANCE = 1e-3  # probability of a coincidence that is believed
 _ALIKE = 3  # episodes of the same length, ended by termination, that look like a time limit
 
 
-def unknown(evidence: Evidence) -> Iterator[Seen]:
-    """Find live agents that `possible_agents` does not list."""
+@check("unknown-agent", FAULT, "an agent is live that possible_agents does not list",
+       why="It has no policy and no place in the arrays, so training stops there.",
+       remedy="List every agent that may ever appear in `possible_agents`.")  # fmt: skip
+def _unknown(evidence: Evidence) -> Iterator[Seen]:
     for episode, step in evidence.steps():
         for agent in step.agents:
             if agent not in evidence.agents:
                 yield episode.seen(step, "is live but not in possible_agents", shown(agent))
 
 
-def live_after_end(evidence: Evidence) -> Iterator[Seen]:
+@check("live-after-end", WARNING, "an agent stays in `agents` after it has ended",
+       why="In marl_sb3 it does not act any more; other libraries let it act on, or never reset the env.",
+       remedy="Remove an agent from `agents` in the step in which it ends.")  # fmt: skip
+def _live_after_end(evidence: Evidence) -> Iterator[Seen]:
     """Find agents that stay in `agents` after they have ended; the first of each episode."""
     for episode in evidence.episodes:
         for step in episode.steps:
@@ -32,8 +37,11 @@ def live_after_end(evidence: Evidence) -> Iterator[Seen]:
                 break
 
 
-def silent_ends(evidence: Evidence) -> Iterator[Seen]:
-    """Find agents that have acted and are neither terminated nor truncated when nobody is left to act."""
+@check("ends-without-flag", FAULT, "an episode is over, but an agent has no flag that says so",
+       why="It is unknown whether the agent's return bootstraps at the end, so training stops there.",
+       remedy="Set `terminated` or `truncated` for each agent in the step in which it leaves `agents` for good.",
+       )  # fmt: skip
+def _silent_ends(evidence: Evidence) -> Iterator[Seen]:
     for episode in evidence.over():
         *_, (step, playing) = episode.in_play()
         for agent in sorted(playing.difference(step.ends()), key=str):
@@ -41,9 +49,11 @@ def silent_ends(evidence: Evidence) -> Iterator[Seen]:
             yield episode.seen(step, what, agent)
 
 
-@once_per_agent
-def unearned(evidence: Evidence) -> Iterator[Seen]:
-    """Find rewards, other than 0, of agents that have not acted yet or have ended."""
+@check("reward-not-counted", WARNING, "an agent gets a reward before it has acted or after it has ended",
+       why="The reward belongs to no action, so nothing is learned from it.",
+       remedy="Give rewards only between an agent's first action and its end; add later ones to its last step.",
+       once_per_agent=True)  # fmt: skip
+def _unearned(evidence: Evidence) -> Iterator[Seen]:
     for episode in evidence.episodes:
         for step, playing in episode.in_play():
             for agent, reward in step.rewards.items():
@@ -59,21 +69,30 @@ def _is_not_zero(reward: Any) -> bool:
         return False
 
 
-def never_acts(evidence: Evidence) -> Iterator[Seen]:
-    """Find agents that acted in no step of any episode that was played to its end."""
+@check("never-acts", WARNING, "an agent never acts",
+       why="Its policy gets no data. If it is the only agent of its policy, that policy is never trained.",
+       remedy="Remove it from `possible_agents`, or look for the reason; --episodes plays more episodes.")  # fmt: skip
+def _never_acts(evidence: Evidence) -> Iterator[Seen]:
     acted = {agent for _, step in evidence.steps() for agent in step.acting}
     if over := evidence.over():
         words = f"the agent acts in none of {len(over)} episodes"
         yield from (Seen(words, str(agent)) for agent in evidence.agents if agent not in acted)
 
 
-def never_ends(evidence: Evidence) -> Iterator[Seen]:
-    """Find an episode that has no end."""
+@check("never-ends", WARNING, "an episode does not end",
+       why="Without an end there are no episode returns to report, compare or stop by.",
+       remedy="Truncate episodes after some number of steps. If episodes are that long, play more with --steps.",
+       )  # fmt: skip
+def _never_ends(evidence: Evidence) -> Iterator[Seen]:
     if evidence.longest >= _LONG:
         yield Seen(f"an episode has not ended after {evidence.longest:,} env steps with random actions", None, 0)
 
 
-def disguised_time_limit(evidence: Evidence) -> Iterator[Seen]:
+@check("time-limit-terminates", WARNING, "episodes always end in the same step, as terminated",
+       why="This looks like a time limit. After `terminated` no more reward is expected, so values near the limit are"
+           " learned too low.",
+       remedy="Report a time limit as `truncated`. If the task itself ends in that step, leave it.")  # fmt: skip
+def _disguised_time_limit(evidence: Evidence) -> Iterator[Seen]:
     """Find episodes that always end in the same step, later than the first, with all agents terminated."""
     over = evidence.over()
     lengths = {episode.length for episode in over}
@@ -86,7 +105,10 @@ def _all_terminated_at_once(episode: PlayedEpisode) -> bool:
     return bool(ends) and all(end == (episode.length, True, False) for end in ends)
 
 
-def both_flags(evidence: Evidence) -> Iterator[Seen]:
+@check("truncated-and-terminated", WARNING, "an agent is never truncated without being terminated",
+       why="After `terminated` no more reward is expected, so values near the time limit are learned too low.",
+       remedy="Report a time limit as `truncated` alone, and an end of the task as `terminated` alone.")  # fmt: skip
+def _both_flags(evidence: Evidence) -> Iterator[Seen]:
     """Find agents of which each truncation is a termination, too, more often than by chance."""
     for agent in evidence.agents:
         ends = [each for episode in evidence.episodes if (each := episode.ends().get(agent)) is not None]
@@ -98,7 +120,10 @@ def both_flags(evidence: Evidence) -> Iterator[Seen]:
             yield Seen(f"all {len(both)} truncations come with `terminated`", str(agent))
 
 
-def ends_early(evidence: Evidence) -> Iterator[Seen]:
+@check("ends-early", ADVICE, "agents end before others",
+       why="marl_sb3 trains no step of an agent after its end; SuperSuit and stock SB3 train on padding.",
+       remedy="Nothing; when you compare the returns of agents, keep their numbers of steps in mind.")  # fmt: skip
+def _ends_early(evidence: Evidence) -> Iterator[Seen]:
     """Find agents that end before others do; the first of each episode."""
     for episode in evidence.over():
         for agent, (number, *_) in episode.ends().items():
@@ -106,53 +131,3 @@ def ends_early(evidence: Evidence) -> Iterator[Seen]:
                 what = f"ends, the episode goes on to step {episode.length}"
                 yield episode.seen(episode.steps[number], what, agent)
                 break
-
-
-AGENTS: tuple[Check, ...] = (
-    Check(
-        "unknown-agent", Severity.FAULT, "an agent is live that possible_agents does not list",
-        "It has no policy and no place in the arrays, so training stops there.",
-        "List every agent that may ever appear in `possible_agents`.", unknown,
-    ),
-    Check(
-        "ends-without-flag", Severity.FAULT, "an episode is over, but an agent has no flag that says so",
-        "It is unknown whether the agent's return bootstraps at the end, so training stops there.",
-        "Set `terminated` or `truncated` for each agent in the step in which it leaves `agents` for good.", silent_ends,
-    ),
-    Check(
-        "live-after-end", Severity.WARNING, "an agent stays in `agents` after it has ended",
-        "In marl_sb3 it does not act any more; other libraries let it act on, or never reset the env.",
-        "Remove an agent from `agents` in the step in which it ends.", live_after_end,
-    ),
-    Check(
-        "reward-not-counted", Severity.WARNING, "an agent gets a reward before it has acted or after it has ended",
-        "The reward belongs to no action, so nothing is learned from it.",
-        "Give rewards only between an agent's first action and its end; add later ones to its last step.", unearned,
-    ),
-    Check(
-        "never-acts", Severity.WARNING, "an agent never acts",
-        "Its policy gets no data. If it is the only agent of its policy, that policy is never trained.",
-        "Remove it from `possible_agents`, or look for the reason; --episodes plays more episodes.", never_acts,
-    ),
-    Check(
-        "never-ends", Severity.WARNING, "an episode does not end",
-        "Without an end there are no episode returns to report, compare or stop by.",
-        "Truncate episodes after some number of steps. If episodes are that long, play more with --steps.", never_ends,
-    ),
-    Check(
-        "time-limit-terminates", Severity.WARNING, "episodes always end in the same step, as terminated",
-        "This looks like a time limit. After `terminated` no more reward is expected, so values near the limit are "
-        "learned too low.",
-        "Report a time limit as `truncated`. If the task itself ends in that step, leave it.", disguised_time_limit,
-    ),
-    Check(
-        "truncated-and-terminated", Severity.WARNING, "an agent is never truncated without being terminated",
-        "After `terminated` no more reward is expected, so values near the time limit are learned too low.",
-        "Report a time limit as `truncated` alone, and an end of the task as `terminated` alone.", both_flags,
-    ),
-    Check(
-        "ends-early", Severity.ADVICE, "agents end before others",
-        "marl_sb3 trains no step of an agent after its end; SuperSuit and stock SB3 train on padding.",
-        "Nothing; when you compare the returns of agents, keep their numbers of steps in mind.", ends_early,
-    ),
-)  # fmt: skip

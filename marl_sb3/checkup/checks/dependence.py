@@ -7,23 +7,20 @@ an env that means it, and is silent where the two cannot be told apart.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from itertools import pairwise, takewhile
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
-from marl_sb3.checkup.checks.reported import reported_check
 from marl_sb3.checkup.checks.values import as_numbers, parts_of
 from marl_sb3.checkup.evidence import Evidence, PlayedEpisode, Replay, Seen, Step, checksum
-from marl_sb3.checkup.finding import Check, Severity
+from marl_sb3.checkup.finding import ADVICE, WARNING, check
 from marl_sb3.types import AgentID, Array, BoolArray
 
 _TRIED = 10  # other actions that have to have no effect
 _CHANCE = 1e-3  # probability of a coincidence that is believed
 _MOST_NUMBERS = 500  # of an observation that is computed with
-_NO_NUMBERS: tuple[Array, list[Array], Array] = (np.empty(0), [], np.empty(0))
 _EPISODES = 3  # of which a coincidence is judged, at least
 
 
@@ -51,8 +48,11 @@ def _vector(space: spaces.Space[Any], value: Any) -> Array | None:
 # --- Actions ----------------------------------------------------------------------------------------------------------
 
 
-def without_effect(evidence: Evidence) -> Iterator[Seen]:
-    """Find agents whose actions change nothing that any agent gets."""
+@check("actions-without-effect", WARNING, "an agent's actions change nothing",
+       why="There is nothing to learn for the agent, whatever it does.",
+       remedy="Check that step() reads the actions of all agents. If an effect is rarer, --episodes plays more.",
+       after="replays")  # fmt: skip
+def _without_effect(evidence: Evidence) -> Iterator[Seen]:
     for agent in _agents(evidence):
         steps = evidence.without_effect.get(agent, 0)
         if steps >= _TRIED:
@@ -60,7 +60,11 @@ def without_effect(evidence: Evidence) -> Iterator[Seen]:
             yield Seen(words, str(agent))
 
 
-def constant_rewards(evidence: Evidence) -> Iterator[Seen]:
+@check("reward-constant", ADVICE, "an agent's rewards are always the same",
+       why="Its return is the same whatever it does.",
+       remedy="Check that rewards depend on what happens. If another one is rare, play longer.",
+       after="replays")  # fmt: skip
+def _constant_rewards(evidence: Evidence) -> Iterator[Seen]:
     """Find agents that are always paid the same, other than 0, in episodes whose length does not depend on actions.
 
     A cost for each step until a truncation may have a goal that random actions do not reach, as in MountainCar.
@@ -83,29 +87,28 @@ def constant_rewards(evidence: Evidence) -> Iterator[Seen]:
 # --- Sums of rewards --------------------------------------------------------------------------------------------------
 
 
-def running_sums(evidence: Evidence) -> Iterator[Seen]:
+@check("reward-running-sum", WARNING, "rewards look like running sums",
+       why="A reward that counts in all later steps of an episode makes early actions count many times.",
+       remedy="Return what was earned in the step alone, and not the score so far.", after="replays")  # fmt: skip
+def _running_sums(evidence: Evidence) -> Iterator[Seen]:
     """Find agents whose rewards look like the sum of all rewards so far."""
     for agent in _agents(evidence):
-        if _keeps_offsets(evidence, agent):
-            words = "after other actions, all later rewards differ by the same number, though observations are equal"
-            yield Seen(words, str(agent))
-        elif _adds_what_is_seen(evidence, agent):
-            yield Seen(
-                "what an agent sees and does explains how rewards change, but not how large they are", str(agent)
-            )
-        elif (jumps := _jumps(evidence, agent)) is not None:
-            words = f"rewards range over {jumps[0]} values, but differ from the one before by one of {jumps[1]}"
+        if words := next(
+            filter(None, (find(evidence, agent) for find in (_offsets, _explained_changes, _jumps))), None
+        ):
             yield Seen(words, str(agent))
 
 
-def _keeps_offsets(evidence: Evidence, agent: AgentID) -> bool:
-    """Return whether a detour changes all later rewards by one number that each of its actions has changed.
+def _offsets(evidence: Evidence, agent: AgentID) -> str | None:
+    """Say that a detour changes all later rewards by one number that each of its actions has changed.
 
     A choice that pays in every later step, and is not seen, would change them by what its first reward differs.
     """
     offsets = [_offset(pair, agent) for pair in evidence.detours]
     known = [offset for offset in offsets if offset is not None]
-    return len([offset for offset in known if offset]) >= 2 and all(np.isfinite(known))
+    if np.count_nonzero(known) < 2 or not all(np.isfinite(known)):
+        return None
+    return "after other actions, all later rewards differ by the same number, though observations are equal"
 
 
 def _offset(pair: Replay, agent: AgentID) -> float | None:
@@ -131,8 +134,8 @@ def _seen(step: Step, agent: AgentID) -> int:
     return checksum(step.observations.get(agent))
 
 
-def _jumps(evidence: Evidence, agent: AgentID) -> tuple[int, int] | None:
-    """Return the numbers of rewards and of differences between rewards, if few differences add up to many rewards.
+def _jumps(evidence: Evidence, agent: AgentID) -> str | None:
+    """Say that few differences between rewards add up to many rewards.
 
     Before its first reward an agent has 0. Rewards that are (almost) linear in what the agent sees are no such sums:
     the reward for being somewhere, say.
@@ -148,44 +151,43 @@ def _jumps(evidence: Evidence, agent: AgentID) -> tuple[int, int] | None:
     reach = max(map(abs, levels)), max(map(abs, inner))
     if len(levels) < max(10, 3 * len(inner)) or begins < 0.9 or reach[0] < 4 * reach[1]:
         return None
-    return None if _is_seen(evidence, agent, episodes) else (len(levels), len(inner))
+    if _is_seen(evidence, agent, [episode for episode, _ in episodes]):
+        return None
+    return f"rewards range over {len(levels)} values, but differ from the one before by one of {len(inner)}"
 
 
-def _is_seen(evidence: Evidence, agent: AgentID, episodes: Sequence[tuple[PlayedEpisode, list[float]]]) -> bool:
+def _is_seen(evidence: Evidence, agent: AgentID, episodes: Sequence[PlayedEpisode]) -> bool:
     """Return whether rewards are linear in observations, or may be: there are too few for so many numbers."""
     space = evidence.observation_spaces[agent]
     if not _is_small(space):
         return True
-    rows, values = [], []
-    for episode, _ in episodes:
-        for step in episode.steps[1:]:
-            seen, reward = step.observations.get(agent), step.rewards.get(agent)
-            if seen is not None and reward is not None:
-                vector = _vector(space, seen)
-                if vector is None:
-                    return True
-                rows.append([*vector, 1.0])
-                values.append(float(reward))
-    table, rewards = np.asarray(rows, np.float64), np.asarray(values)
+    steps = [step for episode in episodes for step in episode.steps[1:]]
+    both = [(step.observations.get(agent), step.rewards.get(agent)) for step in steps]
+    known = [(_vector(space, seen), float(paid)) for seen, paid in both if seen is not None and paid is not None]
+    vectors = [vector for vector, _ in known if vector is not None]
+    if len(vectors) < len(known):
+        return True
+    table, rewards = np.array([[*vector, 1.0] for vector in vectors], float), np.array([paid for _, paid in known])
     if len(table) < 2 * table.shape[1]:
         return True
     weights = np.linalg.lstsq(table, rewards, rcond=None)[0]
-    left: Array = rewards - table @ weights
-    return bool(np.var(left) < 0.05 * np.var(rewards))
+    return bool(np.var(rewards - table @ weights) < 0.05 * np.var(rewards))
 
 
-def _adds_what_is_seen(evidence: Evidence, agent: AgentID) -> bool:
-    """Judge whether changes of rewards follow from observations and actions (R^2 above 0.9), and rewards do not (0.5).
+def _explained_changes(evidence: Evidence, agent: AgentID) -> str | None:
+    """Say that changes of rewards follow from observations and actions (R^2 above 0.9), and rewards do not (0.5).
 
     Both are fitted, by squares and least squares, to every other episode, and judged by the others.
     """
     tables = [table for episode in evidence.episodes if (table := _regression(evidence, episode, agent)) is not None]
     if len(tables) < 4 or len({table.shape[1] for table in tables}) > 1:
-        return False
+        return None
     fitted, judged = (np.concatenate(tables[start::2]) for start in (0, 1))
     if min(len(fitted), len(judged)) < 4 * fitted.shape[1]:
-        return False
-    return _r_squared(fitted, judged, -1) > 0.9 and _r_squared(fitted, judged, -2) < 0.5
+        return None
+    if _r_squared(fitted, judged, -1) <= 0.9 or _r_squared(fitted, judged, -2) >= 0.5:
+        return None
+    return "what an agent sees and does explains how rewards change, but not how large they are"
 
 
 def _regression(evidence: Evidence, episode: PlayedEpisode, agent: AgentID) -> Array | None:
@@ -213,7 +215,11 @@ def _r_squared(fitted: Array, judged: Array, column: int) -> float:
 # --- Observations of another step -------------------------------------------------------------------------------------
 
 
-def before_step(evidence: Evidence) -> Iterator[Seen]:
+@check("observation-before-step", WARNING, "an observation looks like the one before the step",
+       why="A policy that sees the state too late cannot know what its actions do.",
+       remedy="Observe after everything has moved. If the first action cannot be seen in the first step, leave it.",
+       after="replays")  # fmt: skip
+def _before_step(evidence: Evidence) -> Iterator[Seen]:
     """Find agents whose first step always shows what the reset has shown, while later steps show something new."""
     played = [*evidence.episodes, *(pair.replayed for pair in evidence.other_actions)]
     for agent in _agents(evidence):
@@ -222,12 +228,8 @@ def before_step(evidence: Evidence) -> Iterator[Seen]:
             equal = [_seen(one, agent) == _seen(other, agent) for one, other in pairwise(_shown(episode, agent))]
             firsts += equal[:1]
             later += equal[1:]
-        if (
-            len(firsts) >= _EPISODES
-            and all(firsts)
-            and later
-            and _chance(sum(later), len(later)) ** len(firsts) < _CHANCE
-        ):
+        is_late = len(firsts) >= _EPISODES and all(firsts) and later
+        if is_late and _chance(sum(later), len(later)) ** len(firsts) < _CHANCE:
             words = f"the first step of all {len(firsts)} episodes shows what reset() has shown; later steps change it"
             yield Seen(words, str(agent))
 
@@ -244,7 +246,11 @@ def _chance(times: int, of: int) -> float:
     return (times + 1) / (of + 2)
 
 
-def of_next_episode(evidence: Evidence) -> Iterator[Seen]:
+@check("final-observation-of-next", WARNING, "the final observation is one of the next episode",
+       why="The return of a truncated agent bootstraps from the value of its final observation, not of a new start.",
+       remedy="Return the observation of the state in which the episode has ended; do not reset in step().",
+       after="replays")  # fmt: skip
+def _of_next_episode(evidence: Evidence) -> Iterator[Seen]:
     """Find agents whose final observation is the first of an episode, and not what their actions have led to."""
     for agent in _agents(evidence):
         whole = [episode for episode in evidence.episodes if _is_shown_to_end(episode, agent)]
@@ -325,8 +331,9 @@ def _numbers(
     space: spaces.Space[Any], whole: Sequence[PlayedEpisode], agent: AgentID
 ) -> tuple[Array, list[Array], Array]:
     """Return the first, the other and the last observations of episodes as numbers; empty if they are no numbers."""
+    nothing: tuple[Array, list[Array], Array] = (np.empty(0), [], np.empty(0))
     if not _is_small(space):
-        return _NO_NUMBERS
+        return nothing
     parts = [
         [[as_numbers(part) for _, part, _ in parts_of(space, step.observations[agent])] for step in episode.steps]
         for episode in whole
@@ -335,49 +342,5 @@ def _numbers(
         tables = [np.array([np.hstack([*map(np.ravel, step)]) for step in each], np.float64) for each in parts]
         firsts, lasts = (np.array([each[at] for each in tables]) for at in (0, -1))
     except (TypeError, ValueError):  # None, for what is no number; or lengths that change
-        return _NO_NUMBERS
+        return nothing
     return firsts, [each[1:-1] for each in tables], lasts
-
-
-_check = partial(Check, after="replays")
-_PAID = "The agent learns that its action was worth more than it was."
-
-DEPENDENCE: tuple[Check, ...] = (
-    _check(
-        "actions-without-effect", Severity.WARNING, "an agent's actions change nothing",
-        "There is nothing to learn for the agent, whatever it does.",
-        "Check that step() reads the actions of all agents. If an effect is rarer, --episodes plays more.",
-        without_effect,
-    ),
-    reported_check(
-        "cumulative-rewards-kept", "replays", Severity.FAULT, "an agent is paid its old rewards in each turn again",
-        _PAID,
-        "Set self._cumulative_rewards[agent] = 0 at the start of the agent's step().",
-    ),
-    reported_check(
-        "old-rewards-paid", "replays", Severity.WARNING, "a reward is paid again in the steps of other agents",
-        _PAID,
-        "Call self._clear_rewards() in each step(), before rewards are set and accumulated.",
-    ),
-    _check(
-        "reward-running-sum", Severity.WARNING, "rewards look like running sums",
-        "A reward that counts in all later steps of an episode makes early actions count many times.",
-        "Return what was earned in the step alone, and not the score so far.", running_sums,
-    ),
-    _check(
-        "observation-before-step", Severity.WARNING, "an observation looks like the one before the step",
-        "A policy that sees the state too late cannot know what its actions do.",
-        "Observe after everything has moved. If the first action cannot be seen in the first step, leave it.",
-        before_step,
-    ),
-    _check(
-        "final-observation-of-next", Severity.WARNING, "the final observation is one of the next episode",
-        "The return of a truncated agent bootstraps from the value of its final observation, not of a new start.",
-        "Return the observation of the state in which the episode has ended; do not reset in step().", of_next_episode,
-    ),
-    _check(
-        "reward-constant", Severity.ADVICE, "an agent's rewards are always the same",
-        "Its return is the same whatever it does.",
-        "Check that rewards depend on what happens. If another one is rare, play longer.", constant_rewards,
-    ),
-)  # fmt: skip

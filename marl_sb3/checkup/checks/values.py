@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from marl_sb3.checkup.evidence import Evidence, PlayedEpisode, Seen, Step, mapping, once_per_agent, shown
-from marl_sb3.checkup.finding import Check, Severity
+from marl_sb3.checkup.evidence import Evidence, PlayedEpisode, Seen, Step, mapping, shown
+from marl_sb3.checkup.finding import ADVICE, FAULT, WARNING, check
 from marl_sb3.checkup.player import mask_of
 from marl_sb3.types import AgentID, Array
 from marl_sb3.wrappers.checks import observation_fault, reward_fault
@@ -24,10 +24,7 @@ _HUGE_INFO = 64 * 1024  # bytes of one agent's infos
 
 def observed(evidence: Evidence) -> Iterator[tuple[PlayedEpisode, Step, AgentID, Any]]:
     """Yield all observations of known agents, with their episodes and steps."""
-    for episode, step in evidence.steps():
-        for agent, observation in step.observations.items():
-            if agent in evidence.observation_spaces:
-                yield episode, step, agent, observation
+    return (each for each in evidence.values("observations") if each[2] in evidence.observation_spaces)
 
 
 def observed_numbers(
@@ -36,8 +33,7 @@ def observed_numbers(
     """Yield the arrays of all observations of known agents, with their spaces and their places in the observation."""
     for episode, step, agent, observation in observed(evidence):
         for space, value, name in parts_of(evidence.observation_spaces[agent], observation):
-            array = as_numbers(value)
-            if array is not None:
+            if (array := as_numbers(value)) is not None:
                 yield episode, step, agent, space, array, name
 
 
@@ -64,29 +60,31 @@ def as_numbers(value: Any) -> Any:
     return array if array.dtype.kind in "biuf" else None
 
 
-def not_finite(evidence: Evidence) -> Iterator[Seen]:
-    """Find observations that hold NaN or an infinity."""
+@check("observation-not-finite", FAULT, "an observation is NaN or infinite",
+       why="A single NaN turns all weights of a network into NaN, so training stops when it sees one.",
+       remedy="Look for divisions by zero, logarithms of zero and empty means in the env.")  # fmt: skip
+def _not_finite(evidence: Evidence) -> Iterator[Seen]:
     for episode, step, agent, _, array, name in observed_numbers(evidence):
         if not np.isfinite(array).all():
             place = tuple(int(index) for index in np.argwhere(~np.isfinite(array))[0])
             yield episode.seen(step, f"observation{name} is {array[place]} at index {place}", agent)
 
 
-def outside_space(evidence: Evidence) -> Iterator[Seen]:
-    """Find observations of the wrong shape, dtype, keys or, of integers, range."""
+@check("observation-space", FAULT, "an observation does not fit its space",
+       why="Networks are built for the space, so training stops at such an observation.",
+       remedy="Change the observation or the space until space.contains(observation) holds.")  # fmt: skip
+def _outside_space(evidence: Evidence) -> Iterator[Seen]:
     for episode, step, agent, observation in observed(evidence):
         space = evidence.observation_spaces[agent]
         arrays = (as_numbers(part) for _, part, _ in parts_of(space, observation))
-        if all(array is None or np.isfinite(array).all() for array in arrays):
-            fault = _fault(space, observation)
-            if fault:
-                yield episode.seen(step, f"observation {fault}", agent, shown(observation))
+        is_finite = all(array is None or np.isfinite(array).all() for array in arrays)
+        if is_finite and (fault := _fault(space, observation)):
+            yield episode.seen(step, f"observation {fault}", agent, shown(observation))
 
 
 def _fault(space: spaces.Space[Any], observation: Any) -> str | None:
     for part, value, name in parts_of(space, observation):
-        fault = observation_fault(part, value)
-        if fault:
+        if fault := observation_fault(part, value):
             return f"{fault}{name}"
     if isinstance(space, spaces.Dict):
         return observation_fault(space, observation) if set(mapping(observation)) != set(space.spaces) else None
@@ -95,13 +93,13 @@ def _fault(space: spaces.Space[Any], observation: Any) -> str | None:
     return None
 
 
-def beyond_bounds(evidence: Evidence) -> Iterator[Seen]:
-    """Find observations below the `low` or above the `high` of their Box."""
+@check("observation-bounds", WARNING, "an observation lies outside the bounds of its Box",
+       why="Code that scales observations by their bounds computes wrong numbers.",
+       remedy="Give the Box the true bounds, or -inf and inf.")  # fmt: skip
+def _beyond_bounds(evidence: Evidence) -> Iterator[Seen]:
     for episode, step, agent, space, array, name in observed_numbers(evidence):
-        if isinstance(space, spaces.Box) and array.shape == space.shape:
-            words = _beyond(space, array)
-            if words:
-                yield episode.seen(step, f"observation{name} is {words}", agent)
+        if isinstance(space, spaces.Box) and array.shape == space.shape and (words := _beyond(space, array)):
+            yield episode.seen(step, f"observation{name} is {words}", agent)
 
 
 def _beyond(space: spaces.Box, array: Any) -> str | None:
@@ -115,9 +113,10 @@ def _beyond(space: spaces.Box, array: Any) -> str | None:
     return f"{array[place]} at index {place}, its space says {space.low[place]} to {space.high[place]}"
 
 
-@once_per_agent
-def other_dtype(evidence: Evidence) -> Iterator[Seen]:
-    """Find observations whose dtype is another one than their space's, and can be converted to it."""
+@check("observation-dtype", ADVICE, "observations have another dtype than their space",
+       why="Every step converts them; numbers that the space's dtype cannot hold are rounded.",
+       remedy="Return arrays of the space's dtype, such as array.astype(np.float32).", once_per_agent=True)  # fmt: skip
+def _other_dtype(evidence: Evidence) -> Iterator[Seen]:
     for episode, step, agent, space, array, name in observed_numbers(evidence):
         is_array = isinstance(space, (spaces.Box, spaces.MultiBinary, spaces.MultiDiscrete))
         if not is_array or space.dtype is None or array.dtype == space.dtype:
@@ -126,8 +125,10 @@ def other_dtype(evidence: Evidence) -> Iterator[Seen]:
             yield episode.seen(step, f"observation{name} is {array.dtype}, its space says {space.dtype}", agent)
 
 
-def rewritten(evidence: Evidence) -> Iterator[Seen]:
-    """Find observations that the env changed in place after it had returned them."""
+@check("observation-rewritten", WARNING, "the env changes an observation after returning it",
+       why="Code that keeps observations, such as a replay buffer, keeps the later numbers instead.",
+       remedy="Return a new array in each step: array.copy().")  # fmt: skip
+def _rewritten(evidence: Evidence) -> Iterator[Seen]:
     for episode, step in evidence.steps():
         for agent in step.rewritten:
             yield episode.seen(step, "the observation returned here was changed by the next step", agent)
@@ -136,8 +137,10 @@ def rewritten(evidence: Evidence) -> Iterator[Seen]:
 # --- Rewards, flags, and values that are missing ----------------------------------------------------------------------
 
 
-def missing(evidence: Evidence) -> Iterator[Seen]:
-    """Find values that agents need and did not get: to act, or after acting."""
+@check("missing-value", FAULT, "an agent gets no observation, reward or flag",
+       why="Nothing can be learned from such a step, so training stops there.",
+       remedy="Return a value for each agent that acted, and an observation for each agent in `agents`.")  # fmt: skip
+def _missing(evidence: Evidence) -> Iterator[Seen]:
     for episode, step in evidence.steps():
         parts = {"reward": step.rewards, "terminated flag": step.terminated, "truncated flag": step.truncated}
         for agent in step.acting:
@@ -149,8 +152,10 @@ def missing(evidence: Evidence) -> Iterator[Seen]:
                 yield episode.seen(step, "observation is missing for an agent that acts next", agent)
 
 
-def missing_final(evidence: Evidence) -> Iterator[Seen]:
-    """Find agents that ended in a step without an observation."""
+@check("missing-final-observation", FAULT, "an agent ends without a final observation",
+       why="The return of a truncated agent bootstraps from the value of its final observation.",
+       remedy="In the step in which an agent ends, return its observation too.")  # fmt: skip
+def _missing_final(evidence: Evidence) -> Iterator[Seen]:
     for episode, step in evidence.steps():
         ends = step.ends()
         for agent in step.acting:
@@ -158,53 +163,53 @@ def missing_final(evidence: Evidence) -> Iterator[Seen]:
                 yield episode.seen(step, "the agent ends without a final observation", agent)
 
 
-def reward_faults(evidence: Evidence) -> Iterator[Seen]:
-    """Find rewards that are not finite numbers."""
-    for episode, step in evidence.steps():
-        for agent, reward in step.rewards.items():
-            fault = reward_fault(reward)
-            if fault:
-                yield episode.seen(step, f"reward {fault}", agent)
+@check("reward-not-a-number", FAULT, "a reward is not a finite number",
+       why="A single NaN turns all weights of a network into NaN, so training stops when it sees one.",
+       remedy="Return a float for each agent that acted.")  # fmt: skip
+def _reward_faults(evidence: Evidence) -> Iterator[Seen]:
+    for episode, step, agent, reward in evidence.values("rewards"):
+        if fault := reward_fault(reward):
+            yield episode.seen(step, f"reward {fault}", agent)
 
 
-@once_per_agent
-def flag_types(evidence: Evidence) -> Iterator[Seen]:
-    """Find flags that are neither True nor False."""
-    for episode, step in evidence.steps():
-        for name, flags in (("terminated", step.terminated), ("truncated", step.truncated)):
-            for agent, flag in flags.items():
-                if not isinstance(flag, (bool, np.bool_)):
-                    yield episode.seen(step, f"{name} is {type(flag).__name__}", agent, shown(flag))
+@check("flag-type", WARNING, "a terminated or truncated flag is not a boolean",
+       why="Any other object counts as true unless it is empty or zero; None counts as false.",
+       remedy="Return True or False.", once_per_agent=True)  # fmt: skip
+def _flag_types(evidence: Evidence) -> Iterator[Seen]:
+    for name in ("terminated", "truncated"):
+        for episode, step, agent, flag in evidence.values(name):
+            if not isinstance(flag, (bool, np.bool_)):
+                yield episode.seen(step, f"{name} is {type(flag).__name__}", agent, shown(flag))
 
 
 # --- Infos and masks --------------------------------------------------------------------------------------------------
 
 
-def info_types(evidence: Evidence) -> Iterator[Seen]:
-    """Find infos of agents that are no mappings."""
-    for episode, step in evidence.steps():
-        for agent, info in step.infos.items():
-            if agent in evidence.agents and not isinstance(info, Mapping):
-                yield episode.seen(step, "info is no dictionary", agent, shown(info))
+@check("info-type", FAULT, "an info is not a dictionary",
+       why="Training stops at such an info.",
+       remedy="Return a dictionary for each agent; it may be empty.")  # fmt: skip
+def _info_types(evidence: Evidence) -> Iterator[Seen]:
+    for episode, step, agent, info in evidence.values("infos"):
+        if agent in evidence.agents and not isinstance(info, Mapping):
+            yield episode.seen(step, "info is no dictionary", agent, shown(info))
 
 
-@once_per_agent
-def info_missing(evidence: Evidence) -> Iterator[Seen]:
-    """Find agents with an observation and without an entry in the infos."""
-    for episode, step in evidence.steps():
-        for agent in step.observations:
-            if agent not in step.infos:
-                yield episode.seen(step, "infos have no entry for the agent", agent)
+@check("info-missing", ADVICE, "infos have no entry for an agent",
+       why="marl_sb3 treats a missing entry as empty; SuperSuit and other libraries fail.",
+       remedy="Return a dictionary for each agent; it may be empty.", once_per_agent=True)  # fmt: skip
+def _info_missing(evidence: Evidence) -> Iterator[Seen]:
+    for episode, step, agent, _ in evidence.values("observations"):
+        if agent not in step.infos:
+            yield episode.seen(step, "infos have no entry for the agent", agent)
 
 
-@once_per_agent
-def info_sizes(evidence: Evidence) -> Iterator[Seen]:
-    """Find infos that hold more than 64 KiB of arrays and strings."""
-    for episode, step in evidence.steps():
-        for agent, info in step.infos.items():
-            size = _bytes_in(info)
-            if size > _HUGE_INFO:
-                yield episode.seen(step, f"info holds {size / 1024:,.0f} KiB", agent)
+@check("info-huge", WARNING, "an info holds more than 64 KiB",
+       why="Infos are kept and copied in every step; workers send them to another process.",
+       remedy="Keep images and histories out of infos; return only numbers.", once_per_agent=True)  # fmt: skip
+def _info_sizes(evidence: Evidence) -> Iterator[Seen]:
+    for episode, step, agent, info in evidence.values("infos"):
+        if (size := _bytes_in(info)) > _HUGE_INFO:
+            yield episode.seen(step, f"info holds {size / 1024:,.0f} KiB", agent)
 
 
 def _bytes_in(value: Any) -> int:
@@ -215,13 +220,15 @@ def _bytes_in(value: Any) -> int:
     return int(getattr(value, "nbytes", len(value) if isinstance(value, (str, bytes)) else 8))
 
 
-def mask_faults(evidence: Evidence) -> Iterator[Seen]:
-    """Find action masks of the wrong form, or that forbid everything."""
+@check("action-mask", FAULT, "an action mask is wrong",
+       why="A policy that knows masks has no action to take, or takes a forbidden one.",
+       remedy="Return a mask with an entry for each action, at least one of them true, for each agent that acts next.",
+       )  # fmt: skip
+def _mask_faults(evidence: Evidence) -> Iterator[Seen]:
     for episode, step in evidence.steps():
         for agent in step.to_act:
             mask = mask_of(step.observations.get(agent), step.infos.get(agent))
-            fault = None if mask is None else _mask_fault(evidence.action_spaces[agent], mask)
-            if fault:
+            if mask is not None and (fault := _mask_fault(evidence.action_spaces[agent], mask)):
                 yield episode.seen(step, fault, agent)
 
 
@@ -237,73 +244,3 @@ def _mask_fault(space: spaces.Space[Any], mask: Any) -> str | None:
     if fault is None and (place := forbidden_place(array.astype(np.bool_)[None, None], choices)) is not None:
         fault = forbidden_words(place[2], choices)
     return fault
-
-
-VALUES: tuple[Check, ...] = (
-    Check(
-        "observation-not-finite", Severity.FAULT, "an observation is NaN or infinite",
-        "A single NaN turns all weights of a network into NaN, so training stops when it sees one.",
-        "Look for divisions by zero, logarithms of zero and empty means in the env.", not_finite,
-    ),
-    Check(
-        "observation-space", Severity.FAULT, "an observation does not fit its space",
-        "Networks are built for the space, so training stops at such an observation.",
-        "Change the observation or the space until space.contains(observation) holds.", outside_space,
-    ),
-    Check(
-        "observation-bounds", Severity.WARNING, "an observation lies outside the bounds of its Box",
-        "Code that scales observations by their bounds computes wrong numbers.",
-        "Give the Box the true bounds, or -inf and inf.", beyond_bounds,
-    ),
-    Check(
-        "observation-dtype", Severity.ADVICE, "observations have another dtype than their space",
-        "Every step converts them; numbers that the space's dtype cannot hold are rounded.",
-        "Return arrays of the space's dtype, such as array.astype(np.float32).", other_dtype,
-    ),
-    Check(
-        "missing-value", Severity.FAULT, "an agent gets no observation, reward or flag",
-        "Nothing can be learned from such a step, so training stops there.",
-        "Return a value for each agent that acted, and an observation for each agent in `agents`.", missing,
-    ),
-    Check(
-        "missing-final-observation", Severity.FAULT, "an agent ends without a final observation",
-        "The return of a truncated agent bootstraps from the value of its final observation.",
-        "In the step in which an agent ends, return its observation too.", missing_final,
-    ),
-    Check(
-        "reward-not-a-number", Severity.FAULT, "a reward is not a finite number",
-        "A single NaN turns all weights of a network into NaN, so training stops when it sees one.",
-        "Return a float for each agent that acted.", reward_faults,
-    ),
-    Check(
-        "flag-type", Severity.WARNING, "a terminated or truncated flag is not a boolean",
-        "Any other object counts as true unless it is empty or zero; None counts as false.",
-        "Return True or False.", flag_types,
-    ),
-    Check(
-        "observation-rewritten", Severity.WARNING, "the env changes an observation after returning it",
-        "Code that keeps observations, such as a replay buffer, keeps the later numbers instead.",
-        "Return a new array in each step: array.copy().", rewritten,
-    ),
-    Check(
-        "info-type", Severity.FAULT, "an info is not a dictionary",
-        "Training stops at such an info.",
-        "Return a dictionary for each agent; it may be empty.", info_types,
-    ),
-    Check(
-        "info-missing", Severity.ADVICE, "infos have no entry for an agent",
-        "marl_sb3 treats a missing entry as empty; SuperSuit and other libraries fail.",
-        "Return a dictionary for each agent; it may be empty.", info_missing,
-    ),
-    Check(
-        "info-huge", Severity.WARNING, "an info holds more than 64 KiB",
-        "Infos are kept and copied in every step; workers send them to another process.",
-        "Keep images and histories out of infos; return only numbers.", info_sizes,
-    ),
-    Check(
-        "action-mask", Severity.FAULT, "an action mask is wrong",
-        "A policy that knows masks has no action to take, or takes a forbidden one.",
-        "Return a mask with an entry for each action, at least one of them true, for each agent that acts next.",
-        mask_faults,
-    ),
-)  # fmt: skip
