@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -15,6 +14,7 @@ from marl_sb3.checkup.process import EnvProcess, told_finding
 from marl_sb3.config.values import Count, Named, NonNegativeFloat, PositiveFloat, PositiveInt, require
 from marl_sb3.envs.registry import EnvFactory, env_factory, importable_id, named_factory
 from marl_sb3.processes.fork_server import CAN_FORK
+from marl_sb3.storage.state import is_plain
 
 EPISODES, STEPS = 10, 2_000  # recorded at most, unless the caller says more
 _RECORD_S = 3.0  # how long recording may take, unless the caller says how much
@@ -79,7 +79,7 @@ def _examine_here(job: Job, factory: EnvFactory | None) -> Report:
 
 def _examine_apart(job: Job, factory: EnvFactory | None, on_call: Callable[[str], None]) -> Report:
     path = importable_id(job.env, factory)
-    apart = path is not None and _is_plain(job.env_kwargs)
+    apart = path is not None and is_plain(job.env_kwargs)
     forked = None if apart else factory or env_factory(job.env)
     sent = replace(job, env=path or job.env)
     processes = [EnvProcess(sent, forked)]
@@ -93,22 +93,14 @@ def _examine_apart(job: Job, factory: EnvFactory | None, on_call: Callable[[str]
     finally:
         for process in processes:
             process.close()
-    findings += [] if differs is None else [told_finding("differs-between-processes", differs)]
+    if differs is not None:
+        findings.append(told_finding("differs-between-processes", differs))
     facts = {**(processes[0].told("facts") or {}), "compared_processes": apart}
     return Report.of(job.env, job.seed, findings, facts)
 
 
 def _difference(play: EnvProcess, compare: EnvProcess) -> Seen | None:
     one, other = play.told("fingerprint"), compare.told("fingerprint")
-    differs = None if one is None or other is None else difference(one, other)
-    if differs is None:
+    if not one or not other or (differs := difference(one, other)) is None:
         return None
     return Seen(f"{differs.what} differs between two processes with the same seed and actions", None, 0, differs.step)
-
-
-def _is_plain(env_kwargs: Mapping[str, Any]) -> bool:
-    try:
-        json.dumps(env_kwargs)
-    except (TypeError, ValueError):
-        return False
-    return True

@@ -15,10 +15,11 @@ from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
 from marl_sb3.checkup.evidence import Evidence, Fingerprint, PlayedEpisode, Seen, Step, checksum, mapping, shown
-from marl_sb3.envs.faults import RAISED, raise_in_words
+from marl_sb3.envs.faults import RAISED, in_words
 from marl_sb3.envs.gymnasium_envs import MASK
 from marl_sb3.envs.registry import EnvFactory, make_env
-from marl_sb3.errors import EnvRaisedError, MarlSb3Error, described
+from marl_sb3.errors import EnvRaisedError, MarlSb3Error
+from marl_sb3.processes.channel import Heartbeat
 from marl_sb3.stacks import awaited
 from marl_sb3.types import AgentID
 from marl_sb3.vec_env.slot import EndedAgents
@@ -56,13 +57,26 @@ class Job:
 
 
 class Watch:
-    """Does nothing: the watch of an examination in the caller's process."""
+    """Tells the main process of every call, by the heartbeat of this process; None: this is the main process."""
+
+    def __init__(self, heartbeat: Heartbeat | None = None) -> None:
+        self._heartbeat = heartbeat
 
     def at(self, call: str, episode: int | None = None, step: int | None = None) -> None:
-        """Note the call that comes next."""
+        """Note the call that comes next; see `noted`."""
+        if self._heartbeat is not None:
+            self._heartbeat.enter(f"{call}|{'' if episode is None else episode}|{'' if step is None else step}")
 
     def rest(self) -> None:
         """Note that the next work is not that of the env: it has no time limit."""
+        if self._heartbeat is not None:
+            self._heartbeat.rest()
+
+
+def noted(heartbeat: Heartbeat) -> tuple[str, int | None, int | None]:
+    """Return the call that a `Watch` has noted last, its episode and its step."""
+    call, episode, step = (heartbeat.text or "the start of the process||").split("|")
+    return call, int(episode) if episode else None, int(step) if step else None
 
 
 class StoppedError(Exception):
@@ -83,32 +97,17 @@ def guarded(call: Callable[[], Any], name: str, episode: int | None = None, step
     try:
         return call()
     except RAISED as error:
-        seen = Seen(_words_about(error, name), None, episode, step, None, traceback.format_exc())
-        raise StoppedError("raises", seen) from error
-
-
-def _words_about(error: BaseException, call: str) -> str:
-    if isinstance(error, MarlSb3Error):
-        return f"{call}: {error}"
-    try:
-        raise_in_words(error, call, "")
-    except EnvRaisedError as told:
-        return str(told).removeprefix(": ")
-    return f"{call} raised {described(error)}"
+        words = f"{name}: {error}" if isinstance(error, MarlSb3Error) else in_words(error, name)
+        raise StoppedError("raises", Seen(words, None, episode, step, None, traceback.format_exc())) from error
 
 
 class EnvUnderTest:
     """The env under examination: makes instances of it, and keeps what is known of it.
 
-    Args:
+    Attributes:
         job: what is played, and how much.
         factory: makes a new env.
         watch: is told of every call.
-
-    Attributes:
-        job: as given.
-        factory: as given.
-        watch: as given.
         evidence: what has been recorded.
         repeated_steps: of the first episode when it is played again.
         fingerprint_again: of the first episode, when it is played again after others; None: it cannot be compared.
@@ -172,11 +171,9 @@ class ProbePlayer:
         subject: the env under examination; its agents and spaces are known.
         env: an instance of it.
         records: `everything` copies all that the env returns into the episode, `fingerprints` keeps checksums alone,
-            `nothing` disturbs measurements least.
+            `nothing` disturbs measurements least. It may change between steps.
 
     Attributes:
-        env: as given.
-        records: as given; it may change between steps.
         episode: the one that is played.
         fingerprint: of this episode.
         steps_done: of this episode.
@@ -297,9 +294,9 @@ class ProbePlayer:
         self.fingerprint.append(step.fingerprint())
         if self.records == "fingerprints":
             return
-        if self.episode.steps:
-            last = self.episode.steps[-1]
-            last.rewritten = _rewritten(before, last.observations)
+        for last in self.episode.steps[-1:]:
+            kept = last.observations
+            last.rewritten = tuple(a for a in kept if a in before and checksum(before[a]) != checksum(kept[a]))
         step.to_act = self._acting()
         for part in ("observations", "rewards", "terminated", "truncated", "infos"):
             setattr(step, part, _copy(getattr(step, part)))
@@ -311,11 +308,6 @@ def _copy(value: Any) -> Any:
         return deepcopy(value)
     except Exception:  # what cannot be copied is no number; the checks look at the original
         return value
-
-
-def _rewritten(returned: Mapping[AgentID, Any], copy: Mapping[AgentID, Any]) -> tuple[AgentID, ...]:
-    """Return the agents whose observation has changed since the env returned it."""
-    return tuple(agent for agent in copy if agent in returned and checksum(returned[agent]) != checksum(copy[agent]))
 
 
 class RandomActions:
@@ -333,14 +325,12 @@ class RandomActions:
 
     def draw(self, agent: AgentID, observation: Any, info: Any) -> Any:
         """Draw the next action of an agent."""
-        space = self._spaces[agent]
-        mask = mask_of(observation, info)
-        if mask is None or not isinstance(space, spaces.Discrete):
-            return space.sample()
-        allowed = np.asarray(mask)
-        if allowed.shape != (space.n,) or not allowed.any():
-            return space.sample()  # the check of masks says so
-        return space.sample(mask=allowed.astype(np.int8))
+        space, mask = self._spaces[agent], mask_of(observation, info)
+        if mask is not None and isinstance(space, spaces.Discrete):
+            allowed = np.asarray(mask)
+            if allowed.shape == (space.n,) and allowed.any():  # else the check of masks says so
+                return space.sample(mask=allowed.astype(np.int8))
+        return space.sample()
 
 
 def mask_of(observation: Any, info: Any) -> Any:

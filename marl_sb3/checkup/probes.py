@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from copy import deepcopy
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -35,6 +36,7 @@ _FOR_AUTHORS = (DeprecationWarning, PendingDeprecationWarning, ResourceWarning) 
 _MOST_BYTES = 2**28  # of observations that are kept
 _STEPS_BEFORE, _STEPS_AFTER = 10, 20  # the state of an env is taken, at most
 _N_ENVS = 8  # of the vectorizer
+_STATE = "state-not-restored"
 _LINES = 3  # of warnings and prints that are reported
 _PIECE, _PIECES, _PIECE_S = 30, 4, 0.08  # env steps after which memory is compared, how often, and their time
 _LEAST_KEPT = 4096, 65536  # bytes per env step that are reported: of Python and NumPy; of the process, with C libraries
@@ -86,7 +88,9 @@ def record_episodes(subject: EnvUnderTest) -> None:
         subject.repeated_steps = max(1, min(subject.repeated_steps, player.steps_done, round(_REPEATED_S * rate)))
         evidence.fingerprint = player.fingerprint[: subject.repeated_steps + 1]
         _keep(evidence, player)
-        while (left := left - player.steps_done) > 0 and player.episode.is_over and _more(subject, until):
+        while (left := left - player.steps_done) > 0 and player.episode.is_over and time.perf_counter() < until:
+            if len(evidence.episodes) == subject.job.episodes:
+                break
             player.play(subject.seeds(len(evidence.episodes)), left, until)
             _keep(evidence, player)
         if player.goes_on and not evidence.over():
@@ -108,10 +112,6 @@ def _bytes_of(space: spaces.Space[Any]) -> int:
         parts = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
         return sum(map(_bytes_of, parts))
     return math.prod(space.shape or ()) * (space.dtype.itemsize if space.dtype is not None else 8)
-
-
-def _more(subject: EnvUnderTest, until: float) -> bool:
-    return len(subject.evidence.episodes) < subject.job.episodes and time.perf_counter() < until
 
 
 def _keep(evidence: Evidence, player: ProbePlayer) -> None:
@@ -145,7 +145,7 @@ def repeat_episodes(subject: EnvUnderTest) -> None:
     _seed_globals(subject.job.seed + 1)
     fresh = difference(evidence.fingerprint, fingerprint_of(subject, 0))
     if fresh is not None:
-        one, other = (_with_seeded_globals(subject) for _ in range(2))
+        one, other = (fingerprint_of(subject, 0, subject.job.seed) for _ in range(2))
         if moved and difference(one, other) is None:
             _report(evidence, "global-rng", fresh, f"with the same seed, unless {generators} is seeded from outside")
             return
@@ -174,16 +174,13 @@ def _report(evidence: Evidence, check: str, differs: Difference, how: str) -> No
     evidence.report(check, Seen(f"{differs.what} differs {how}", None, 0, differs.step))
 
 
-def fingerprint_of(subject: EnvUnderTest, episode: int) -> Fingerprint:
+def fingerprint_of(subject: EnvUnderTest, episode: int, global_seed: int | None = None) -> Fingerprint:
     """Return the fingerprint of a new env's first episode, with this episode's seed and the actions of the first."""
+    if global_seed is not None:
+        _seed_globals(global_seed)
     with subject.player() as player:
         player.play((subject.seeds(episode)[0], subject.job.seed), subject.repeated_steps)
         return player.fingerprint
-
-
-def _with_seeded_globals(subject: EnvUnderTest) -> Fingerprint:
-    _seed_globals(subject.job.seed)
-    return fingerprint_of(subject, 0)
 
 
 def _interleaved(subject: EnvUnderTest) -> Fingerprint:
@@ -243,36 +240,31 @@ def restore_state(subject: EnvUnderTest) -> None:
     """Copy the state of an env in the middle of an episode to a new env, and continue both."""
     evidence = subject.evidence
     with subject.player() as player:
-        kind = type(player.env)
-        if not all(callable(getattr(kind, name, None)) for name in ("get_state", "set_state")):
+        if not all(callable(getattr(type(player.env), name, None)) for name in ("get_state", "set_state")):
             return
         player.play(subject.seeds(0), max(1, min(_STEPS_BEFORE, evidence.episodes[0].length // 2)))
-        if not player.goes_on:
-            return
-        try:
-            seen = _state_fault(subject, player)
-        except StoppedError as stopped:
-            seen = stopped.seen
-    if seen is not None:
-        evidence.report("state-not-restored", seen)
+        if player.goes_on:
+            try:
+                _require_same_state(subject, player)
+            except StoppedError as stopped:
+                evidence.report(_STATE, stopped.seen)
 
 
-def _state_fault(subject: EnvUnderTest, player: ProbePlayer) -> Seen | None:
-    """Return what is wrong with the state of a player's env, if anything is."""
+def _require_same_state(subject: EnvUnderTest, player: ProbePlayer) -> None:
+    """Raise a `StoppedError` if the state of a player's env is wrong."""
     step = player.steps_done
     state = guarded(player.env.get_state, "get_state()", 0, step)
     if not (isinstance(state, dict) and is_plain(state)):
         words = "get_state() returned something else than a dictionary of numbers, strings, arrays and None"
-        return Seen(words, None, 0, step, shown(state))
+        raise StoppedError(_STATE, Seen(words, None, 0, step, shown(state)))
     with subject.player() as other:
         saved = deepcopy(state)  # as a checkpoint does: the env may return its own arrays
         guarded(lambda: other.env.set_state(saved), "set_state()", 0, step)
         other.adopt(player)
         differs = difference(_rest(player), _rest(other))
-    if differs is None:
-        return None
-    words = f"{differs.what} differs after set_state() with the state of step {step}"
-    return Seen(words, None, 0, step + 1 + differs.step)
+    if differs is not None:
+        words = f"{differs.what} differs after set_state() with the state of step {step}"
+        raise StoppedError(_STATE, Seen(words, None, 0, step + 1 + differs.step))
 
 
 def _rest(player: ProbePlayer) -> Fingerprint:
@@ -293,12 +285,10 @@ def render_frames(subject: EnvUnderTest) -> None:
     if "rgb_array" not in modes:
         subject.evidence.report("no-film", Seen(f"render_modes are {modes!r}"))
     for mode in modes:
-        if mode is not None and mode != "human":
-            seen = _render_fault(subject, str(mode))
-            if seen is not None:
-                words = f"render_mode {str(mode)!r}: {seen.what}"
-                report = Seen(words, None, seen.episode, seen.step, None, seen.details)
-                subject.evidence.report("render-fails", report)
+        seen = None if mode in (None, "human") else _render_fault(subject, str(mode))
+        if seen is not None:
+            words = f"render_mode {str(mode)!r}: {seen.what}"
+            subject.evidence.report("render-fails", replace(seen, what=words, agent=None, value=None))
 
 
 def _render_fault(subject: EnvUnderTest, mode: str) -> Seen | None:
@@ -307,11 +297,9 @@ def _render_fault(subject: EnvUnderTest, mode: str) -> Seen | None:
             player.play(subject.seeds(0), 2)
             subject.watch.at("render()", 0, player.steps_done)
             fault = _picture_fault(mode, guarded(player.env.render, "render()", 0, player.steps_done))
-            return Seen(f"render() returned {fault}") if fault else None
-    except StoppedError as stopped:
-        return stopped.seen
-    except ConfigError as error:
-        return Seen(str(error))
+    except (StoppedError, ConfigError) as error:
+        return error.seen if isinstance(error, StoppedError) else Seen(str(error))
+    return Seen(f"render() returned {fault}") if fault else None
 
 
 def _picture_fault(mode: str, picture: Any) -> str | None:
@@ -342,10 +330,7 @@ def look_for_growth(subject: EnvUnderTest) -> None:
 def _kept_bytes(subject: EnvUnderTest, player: ProbePlayer, collect: Callable[[], object]) -> float:
     """Return the memory that each env step has added, as seen after resets; 0 if it is little, or does not always grow.
 
-    Args:
-        subject: the env.
-        player: of the env.
-        collect: called before memory is measured.
+    `collect` is called before memory is measured.
     """
     sizes: list[tuple[int, int]] = []
     steps: list[int] = []
@@ -382,14 +367,14 @@ def _play_piece(subject: EnvUnderTest, player: ProbePlayer) -> int:
 @contextmanager
 def _traced_memory() -> Iterator[None]:
     """Count the memory of Python and NumPy."""
-    was_tracing = tracemalloc.is_tracing()
-    if not was_tracing:
-        tracemalloc.start()
+    if tracemalloc.is_tracing():
+        yield
+        return
+    tracemalloc.start()
     try:
         yield
     finally:
-        if not was_tracing:
-            tracemalloc.stop()
+        tracemalloc.stop()
 
 
 def name_left_running(subject: EnvUnderTest) -> None:

@@ -11,10 +11,10 @@ from typing import Any
 from marl_sb3.checkup.checks import CHECKS
 from marl_sb3.checkup.evidence import Seen
 from marl_sb3.checkup.finding import Finding, facts_of
-from marl_sb3.checkup.player import EnvUnderTest, Job, StoppedError, Watch
+from marl_sb3.checkup.player import EnvUnderTest, Job, StoppedError, Watch, noted
 from marl_sb3.envs.registry import EnvFactory, env_factory
 from marl_sb3.errors import ConfigError, EnvRaisedError
-from marl_sb3.processes.channel import Heartbeat, anonymous_file
+from marl_sb3.processes.channel import anonymous_file
 from marl_sb3.processes.fork_server import Forker, ForkServer
 from marl_sb3.processes.messages import ProcessContext, by_value, packed_request
 from marl_sb3.processes.serve import Link
@@ -72,7 +72,7 @@ class EnvProcess:
         """
         try:
             answer = self._worker.receive(
-                on_news=self._news.append, on_look=lambda: on_call(_words(*_position(self._worker.heartbeat)))
+                on_news=self._news.append, on_look=lambda: on_call(_words(*noted(self._worker.heartbeat)))
             )
             Worker.result(answer)
         except WorkerLostError as error:
@@ -92,7 +92,7 @@ class EnvProcess:
         return found if self._lost is None else [*found, self._end(self._lost)]
 
     def _end(self, lost: WorkerLostError) -> Finding:
-        call, episode, step = _position(self._worker.heartbeat)
+        call, episode, step = noted(self._worker.heartbeat)
         place = _place(lost.stacks)
         size = os.fstat(self._output).st_size
         output = os.pread(self._output, _LAST_OUTPUT, max(0, size - _LAST_OUTPUT)).decode("utf-8", "replace")
@@ -116,12 +116,6 @@ def told_finding(check_id: str, seen: Seen) -> Finding:
     return Finding.of(next(check for check in CHECKS if check.id == check_id), [seen])
 
 
-def _position(heartbeat: Heartbeat) -> tuple[str, int | None, int | None]:
-    """The latest call, its episode and its step."""
-    call, episode, step = (heartbeat.text or "the start of the process||").split("|")
-    return call, int(episode) if episode else None, int(step) if step else None
-
-
 def _words(call: str, episode: int | None, step: int | None) -> str:
     where = [] if episode is None else [f"episode {episode}"]
     where += [] if step is None else [f"step {step}"]
@@ -130,33 +124,17 @@ def _words(call: str, episode: int | None, step: int | None) -> str:
 
 def _place(stacks: str) -> str:
     """The innermost line of Python that was running, as the fault handler wrote it."""
-    frames = re.findall(r'File "(.+)", line (\d+) in (\S+)', stacks)
-    if not frames:
-        return ""
-    file, line, function = frames[0]
-    return f" ({file}, line {line}, in {function})"
+    frame = re.search(r'File "(.+)", line (\d+) in (\S+)', stacks)
+    return "" if frame is None else " ({}, line {}, in {})".format(*frame.groups())
 
 
 # --- In the process --------------------------------------------------------------------------------------------------
 
 
-class _HeartbeatWatch(Watch):
-    """Tells the main process of every call."""
-
-    def __init__(self, heartbeat: Heartbeat) -> None:
-        self._heartbeat = heartbeat
-
-    def at(self, call: str, episode: int | None = None, step: int | None = None) -> None:
-        self._heartbeat.enter(f"{call}|{'' if episode is None else episode}|{'' if step is None else step}")
-
-    def rest(self) -> None:
-        self._heartbeat.rest()
-
-
 def _examine(link: Link, job: Job) -> None:
     """Play, and tell what is found at once, so that it is known if the env ends the process."""
     link.write_to(link.descriptors[0])
-    watch = _HeartbeatWatch(link.heartbeat)
+    watch = Watch(link.heartbeat)
     watch.at("the import of the env")
     subject = EnvUnderTest(job, _factories.get(job.env) or env_factory(job.env), watch)
     if job.only_fingerprint:

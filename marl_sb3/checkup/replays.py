@@ -4,22 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from itertools import islice
 from typing import Any
 
 from pettingzoo import AECEnv
 
-from marl_sb3.checkup.evidence import (
-    Difference,
-    Evidence,
-    PlayedEpisode,
-    Replay,
-    Seen,
-    Step,
-    checksum,
-    difference,
-)
+from marl_sb3.checkup.evidence import Difference, Evidence, PlayedEpisode, Replay, Seen, Step, checksum, difference
 from marl_sb3.checkup.player import EnvUnderTest, ProbePlayer, mask_of
 from marl_sb3.config.values import counted
 from marl_sb3.envs.turn_based import TurnBasedEnv
@@ -43,20 +33,16 @@ def replay_episodes(subject: EnvUnderTest) -> None:
             replays.try_seeds()
         replays.try_agents()
         player.records = "everything"
-        replays.try_actions()
-        replays.try_detours()
+        subject.evidence.other_actions = list(replays.with_other_actions())
+        if not _is_masked(subject.evidence):  # masks might forbid the actions of the second half
+            subject.evidence.detours = list(replays.with_other_actions(detour=True))
     if isinstance(player.env, TurnBasedEnv):
         _try_rewards(subject, "cumulative-rewards-kept", _without_paid)
         _try_rewards(subject, "old-rewards-paid", _without_old)
 
 
 class _Replays:
-    """The questions to an env that plays the recorded episodes again.
-
-    Args:
-        subject: the env, and what is known of it.
-        player: of the env.
-    """
+    """The questions to an env that plays the recorded episodes again."""
 
     def __init__(self, subject: EnvUnderTest, player: ProbePlayer) -> None:
         self._subject, self._player = subject, player
@@ -74,10 +60,7 @@ class _Replays:
     def steps(self, episode: PlayedEpisode, seeds: tuple[int, int], actions: _Actions) -> Iterator[Step]:
         """Play an episode again; yield each recorded step after the new one, until either episode or the time is over.
 
-        Args:
-            episode: as it was recorded.
-            seeds: of the env, and of the actions that are not repeated.
-            actions: the actions that are.
+        The seeds are those of the env, and of the actions that `actions` does not repeat.
         """
         player = self._player
         player.begin(seeds)
@@ -143,37 +126,23 @@ class _Replays:
                 return count if episode is not self._evidence.episodes[0] else None
         return count
 
-    def try_actions(self) -> None:
-        """Play episodes with other actions of all agents."""
+    def with_other_actions(self, *, detour: bool = False) -> Iterator[Replay]:
+        """Play episodes with other actions of all agents; as a detour, with other ones in their first half alone."""
         self.ask()
         for episode in islice(self._evidence.episodes, _REPLAYED):
-            for _ in self.steps(episode, self._other_actions(episode), lambda _: {}):
-                pass
+            turn = min(episode.length, self._subject.repeated_steps) // 2 if detour else None
+            self._play_others(episode, turn)
             if self._is_late or self._player.episode.stopped is not None:
                 return
-            self._evidence.other_actions.append(Replay(episode, self._player.episode))
+            yield Replay(episode, self._player.episode, turn)
 
-    def try_detours(self) -> None:
-        """Play episodes with other actions in their first half; masks might forbid the actions of the second one."""
-        if _is_masked(self._evidence):
-            return
-        self.ask()
-        for episode in islice(self._evidence.episodes, _REPLAYED):
-            turn = min(episode.length, self._subject.repeated_steps) // 2
-            actions = partial(_actions_after, turn)
-            for _ in islice(self.steps(episode, self._other_actions(episode), actions), 2 * turn + 2):
-                pass
-            if self._is_late or self._player.episode.stopped is not None:
-                return
-            self._evidence.detours.append(Replay(episode, self._player.episode, turn))
+    def _play_others(self, episode: PlayedEpisode, turn: int | None) -> None:
+        def actions(step: Step) -> Mapping[AgentID, Any]:
+            return {} if turn is None or step.number <= turn else step.actions
 
-    def _other_actions(self, episode: PlayedEpisode) -> tuple[int, int]:
-        """Return the seeds with which an episode is played again with other actions."""
-        return episode.seed, self._subject.seeds(episode.index)[1] + _OTHER
-
-
-def _actions_after(turn: int, step: Step) -> Mapping[AgentID, Any]:
-    return step.actions if step.number > turn else {}
+        seeds = episode.seed, self._subject.seeds(episode.index)[1] + _OTHER
+        for _ in islice(self.steps(episode, seeds, actions), None if turn is None else 2 * turn + 2):
+            pass
 
 
 def _is_masked(evidence: Evidence) -> bool:
@@ -190,10 +159,7 @@ def _is_masked(evidence: Evidence) -> bool:
 def _try_rewards(subject: EnvUnderTest, check: str, change: Callable[[Any], Callable[[], None]]) -> None:
     """Compare rewards with those of an env in which old rewards are removed, as PettingZoo's AECEnv wants it.
 
-    Args:
-        subject: the env.
-        check: reports a difference.
-        change: changes the env, and returns what to do before each step.
+    `change` changes the env, and returns what to do before each step; `check` reports a difference.
     """
     with subject.player("everything") as player:
         replays = _Replays(subject, player)
@@ -208,8 +174,7 @@ def _try_rewards(subject: EnvUnderTest, check: str, change: Callable[[Any], Call
 
         for episode in subject.evidence.episodes:
             for step in replays.steps(episode, (episode.seed, subject.job.seed), recorded):
-                differs = replays.differs(step)
-                if differs is not None:
+                if (differs := replays.differs(step)) is not None:
                     if differs.what.startswith("reward of "):
                         agent = differs.what.removeprefix("reward of ")
                         paid, due = (_reward_of(each, agent) for each in (step, player.episode.steps[-1]))
@@ -224,11 +189,7 @@ def _reward_of(step: Step, name: str) -> Any:
 
 def _without_paid(env: Any) -> Callable[[], None]:
     """Set the cumulative reward of the agent that acts to 0."""
-
-    def remove() -> None:
-        env._cumulative_rewards[env.agent_selection] = 0
-
-    return remove
+    return lambda: env._cumulative_rewards.update({env.agent_selection: 0})
 
 
 def _without_old(env: Any) -> Callable[[], None]:

@@ -9,7 +9,6 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from marl_sb3.checkup.evidence import Seen
 from marl_sb3.checkup.finding import Finding, Report, Severity
 from marl_sb3.config.values import counted
 from marl_sb3.display.text import number
@@ -32,8 +31,7 @@ def print_report(console: Console, report: Report, env_settings: Mapping[str, An
     """
     for finding in report.findings:
         _print_finding(console, finding, verbose=verbose)
-    rows = list(_facts(report))
-    if rows:
+    if rows := list(_facts(report)):
         _print_rows(console, rows)
         console.print()
     if report.is_healthy and report.facts.get("vectorizer"):
@@ -50,27 +48,19 @@ def _print_finding(console: Console, finding: Finding, *, verbose: bool) -> None
     console.print(title)
     rows = [("seen", words) for words in _places(finding, verbose)]
     _print_rows(console, [*rows, ("why", finding.why), ("do", finding.remedy)], _GAP)
-    for details in _details(finding) if verbose else ():
-        console.print(Text(details.rstrip(), style="dim"), soft_wrap=True)
+    for seen in finding.seen if verbose else ():
+        if seen.details:
+            console.print(Text(seen.details.rstrip(), style="dim"), soft_wrap=True)
     console.print()
 
 
 def _places(finding: Finding, verbose: bool) -> Iterator[str]:
     shown = finding.seen if verbose else finding.seen[:_PLACES]
     more = finding.count - len(shown)
-    for number_of, seen in enumerate(shown, start=1):
-        is_last = number_of == len(shown)
-        rest = f", and {counted(more, 'time')} more" if is_last and more else ""
-        yield f"{_printable(seen)}{rest}"
-
-
-def _printable(seen: Seen) -> str:
-    """Escape control characters: an env's text may hold some that terminals execute."""
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(seen))
-
-
-def _details(finding: Finding) -> Iterator[str]:
-    return (seen.details for seen in finding.seen if seen.details)
+    for seen in shown:
+        # An env's text may hold control characters that terminals execute.
+        words = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(seen))
+        yield f"{words}, and {counted(more, 'time')} more" if more and seen is shown[-1] else words
 
 
 def _print_rows(console: Console, rows: list[tuple[str, str]], indent: int = 0) -> None:
@@ -78,11 +68,10 @@ def _print_rows(console: Console, rows: list[tuple[str, str]], indent: int = 0) 
     left = indent + max(len(label) for label, _ in rows) + _GAP
     former = None
     for label, words in rows:
-        start = "" if label == former else label
-        former = label
         for line in Text(words).wrap(console, max(_LEAST_WIDTH, console.width - left)):
+            start = "" if label == former else label
             console.print(Text.assemble((" " * indent + start.ljust(left - indent), "dim"), line.plain.rstrip()))
-            start = ""
+            former = label
 
 
 def _facts(report: Report) -> Iterator[tuple[str, str]]:

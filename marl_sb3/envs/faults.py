@@ -68,7 +68,12 @@ def _is_of_the_env(error: BaseException) -> bool:
 
 
 def _words(error: BaseException, call: str, where: str) -> str:
-    return f"{where}: {call} raised {described(error)} ({_place(error)})"
+    return f"{where}: {in_words(error, call)}"
+
+
+def in_words(error: BaseException, call: str) -> str:
+    """Return the call, the exception, and the line that raised it."""
+    return f"{call} raised {described(error)} ({_place(error)})"
 
 
 def _place(error: BaseException) -> str:
