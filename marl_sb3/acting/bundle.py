@@ -2,38 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-import torch as th
-from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from marl_sb3.acting.actor import Actor
-from marl_sb3.acting.agent_policy import AgentPolicy
-from marl_sb3.acting.by_agent import PolicyByAgent
+from marl_sb3.acting.by_agent import PolicyByAgent, PolicySpaces
 from marl_sb3.acting.policy import PredictingPolicy
-from marl_sb3.config.ids import file_names
-from marl_sb3.errors import CheckpointError, ConfigError
+from marl_sb3.errors import ConfigError
 from marl_sb3.metrics import InfoMetric
 from marl_sb3.policies.mapping import Deterministic, by_policy
-from marl_sb3.policies.networks import activation_name
 from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.processing import Processing, process_rows
-from marl_sb3.sb3.files import write_processing, write_zip
-from marl_sb3.sb3.optimizers import reset_optimizers
 from marl_sb3.storage.space_data import space_to_plain
-from marl_sb3.storage.state import State, StateReader
+from marl_sb3.storage.state import State
 from marl_sb3.types import AgentID, PolicyID
-
-
-class PolicySpaces(NamedTuple):
-    """The observation and action space of a policy's agents."""
-
-    observation: spaces.Space[Any]
-    action: spaces.Space[Any]
 
 
 @dataclass(frozen=True)
@@ -60,10 +45,6 @@ class PolicyBundle(PolicyByAgent):
     custom_metrics: Mapping[str, InfoMetric] = field(default_factory=dict)
     checkpoint_why: str = ""
 
-    def agents_of(self, policy_id: PolicyID) -> list[AgentID]:
-        """Return the agents that a policy acts for, in the env's order."""
-        return [agent for agent, its_policy in self.policy_of.items() if its_policy == policy_id]
-
     def make_actor(self, rows: PolicyRows, deterministic: bool) -> Actor:
         """Make an actor of a policy, with its own recurrent state and noise, for envs whose episodes have just begun.
 
@@ -76,39 +57,6 @@ class PolicyBundle(PolicyByAgent):
         actor = Actor(rows, PredictingPolicy(algorithm, deterministic), processed)
         actor.begin_rollout()
         return actor
-
-    def agent_policies(self, agents: Iterable[AgentID]) -> dict[AgentID, AgentPolicy]:
-        """See `PolicyByAgent.agent_policies`."""
-        return {agent: self._agent_policy(agent) for agent in agents}
-
-    def _agent_policy(self, agent: AgentID) -> AgentPolicy:
-        policy_id = self.policy_of[agent]
-        place, its = self.agents_of(policy_id).index(agent), self.spaces[policy_id]
-        return AgentPolicy(agent, place, policy_id, self.policies[policy_id], self.processing[policy_id], *its)
-
-    def save_policies(self, folder: str | Path) -> dict[PolicyID, Path]:
-        """Save each policy as `folder/<policy id>.zip`, which stock SB3's `load` opens; see `ids.file_names`.
-
-        A policy with processing gets `<policy id>.processing.json` beside it; one with normalisation
-        `<policy id>.vecnormalize.pkl`, which SB3's `VecNormalize.load` opens. An algorithm that is no subclass of SB3's
-        gets no file.
-
-        Returns:
-            policy id -> file.
-        """
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        names = file_names(list(self.policies), ".zip")
-        paths = {
-            policy_id: folder / names[policy_id]
-            for policy_id, algorithm in self.policies.items()
-            if isinstance(algorithm, BaseAlgorithm)
-        }
-        for policy_id, path in paths.items():
-            algorithm = self.policies[policy_id]
-            write_zip(algorithm, path)
-            write_processing(self.processing[policy_id], algorithm.gamma, path)  # type: ignore[attr-defined]
-        return paths
 
     def spaces_to_plain(self) -> State:
         """Return the spaces as plain data for a checkpoint; None for a space that a checkpoint cannot hold."""
@@ -195,40 +143,3 @@ def _require_told_apart(choice: _Choice) -> None:
 
 def _is_deterministic(choice: _Choice) -> bool:
     return by_policy(choice.bundle.evaluation_deterministic, choice.bundle.policies)[choice.policy_id]
-
-
-def copy_policy(bundle: PolicyBundle, source: PolicyID, target: PolicyID) -> None:
-    """Give a policy the weights and the running statistics of another one; its optimizers start anew.
-
-    Raises:
-        ConfigError: there is no such policy, or the two have other networks or other processing. Nothing is changed.
-    """
-    for policy_id in (source, target):
-        if policy_id not in bundle.policies:
-            there = ", ".join(bundle.policies)
-            raise ConfigError(f"copy_policy: unknown policy {policy_id!r}; accepted: {there}", key="policies")
-    own, others = (_network(bundle.policies[policy_id]) for policy_id in (target, source))
-    for name in {**own, **others}:
-        if own.get(name) != others.get(name):
-            words = (
-                f"{name} is {others.get(name, 'missing')} in {source!r} and {own.get(name, 'missing')} in {target!r}"
-            )
-            raise ConfigError(f"copy_policy: {words}; accepted: two policies with the same network", key="policies")
-    try:
-        statistics = StateReader(bundle.processing[source].get_state(), f"{source!r}")
-        put_statistics = bundle.processing[target].read_state(statistics)
-    except CheckpointError as error:
-        words = f"{source!r} and {target!r} have other normalisation ({error})"
-        raise ConfigError(f"copy_policy: {words}; accepted: two policies with the same", key="policies") from error
-    put_statistics()
-    with th.no_grad():
-        received = bundle.policies[source].policy.state_dict()
-        for name, tensor in bundle.policies[target].policy.state_dict().items():
-            tensor.copy_(received[name])
-    reset_optimizers(bundle.policies[target])
-
-
-def _network(algorithm: BaseAlgorithm) -> dict[str, str | None]:
-    """Return the shape of each tensor of a policy, and its activation function."""
-    shapes = {name: f"of shape {tuple(tensor.shape)}" for name, tensor in algorithm.policy.state_dict().items()}
-    return {**shapes, "policy_kwargs.activation_fn": activation_name(algorithm.policy_class, algorithm.policy_kwargs)}

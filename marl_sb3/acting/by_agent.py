@@ -1,42 +1,67 @@
-"""Act for agents by their policies, and look inside these: the methods that bundles and algorithms have in common."""
+"""Several policies that are asked by agent: what bundles and algorithms have in common."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch as th
 from gymnasium import spaces
+from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.distributions import Distribution
 
-from marl_sb3.acting.agent_policy import AgentInputs, AgentPolicy, Prepared, require_known
+from marl_sb3.acting.agent_policy import AgentPolicy, require_known
 from marl_sb3.acting.policy import PolicyInputs, PredictingPolicy
+from marl_sb3.config.ids import file_names
+from marl_sb3.errors import CheckpointError, ConfigError
+from marl_sb3.policies.networks import activation_name
+from marl_sb3.processing import Processing
+from marl_sb3.sb3.files import unpickle_statistics, write_processing, write_zip
 from marl_sb3.sb3.inference import States
-from marl_sb3.types import AgentID, Array, BoolArray, FloatArray, Observations, PolicyID
+from marl_sb3.sb3.optimizers import reset_optimizers
+from marl_sb3.storage.state import StateReader
+from marl_sb3.types import AgentID, FloatArray, PolicyID
+from marl_sb3.vec_env.observations import joined
 
 ByAgent = Mapping[AgentID, Any]
 
 
-class PolicyByAgent(ABC):
+class PolicySpaces(NamedTuple):
+    """The observation and action space of a policy's agents."""
+
+    observation: spaces.Space[Any]
+    action: spaces.Space[Any]
+
+
+class PolicyByAgent:
     """Policies that are asked by agent.
 
-    All arguments and results of its methods are mappings by agent. Observations are those of the env: they are
-    processed as in the training. An agent has a single observation or a batch of n.
+    Arguments and results of the methods that ask them are mappings by agent. Observations are those of the env: they
+    are processed as in the training. An agent has a single observation or a batch of n.
 
     Attributes:
+        policies: policy id -> SB3 algorithm.
         policy_of: agent -> policy id.
+        spaces: policy id -> observation and action space of the env.
+        processing: policy id -> processing of observations, rewards and actions.
     """
 
+    policies: Mapping[PolicyID, BaseAlgorithm]
     policy_of: Mapping[AgentID, PolicyID]
+    spaces: Mapping[PolicyID, PolicySpaces]
+    processing: Mapping[PolicyID, Processing]
 
-    @abstractmethod
-    def agent_policies(self, agents: Iterable[AgentID]) -> dict[AgentID, AgentPolicy]:
-        """Return the policies of some agents."""
+    def agents_of(self, policy_id: PolicyID) -> list[AgentID]:
+        """Return the agents that a policy acts for, in the env's order."""
+        return [agent for agent, its_policy in self.policy_of.items() if its_policy == policy_id]
+
+    # --- Acting ------------------------------------------------------------------------------------------------------
 
     def predict(
-        self, observations: ByAgent, deterministic: bool = False, action_masks: ByAgent | None = None
+        self, observations: ByAgent, deterministic: bool = False, action_masks: ByAgent | None = None, **of_sb3: Any
     ) -> dict[AgentID, Any]:
         """Return the action of each agent: `predict_with_state` at the start of an episode.
 
@@ -44,10 +69,19 @@ class PolicyByAgent(ABC):
             observations: by agent; any subset of the agents. A leading batch axis is kept.
             deterministic: the most likely action instead of a sampled one.
             action_masks: see `predict_with_state`.
+            of_sb3: not accepted; the error tells users of SB3's functions for one policy, such as `evaluate_policy`,
+                what to use.
 
         Raises:
-            ConfigError: see `predict_with_state`.
+            ConfigError: `observations` is no mapping by agent, or as in `predict_with_state`.
         """
+        if of_sb3 or not isinstance(observations, Mapping):
+            raise ConfigError(
+                f"{type(self).__name__}.predict takes {{agent: observation}} and deterministic; SB3's functions for "
+                f"one policy, such as evaluate_policy, take algo.policies[{next(iter(self.policies))!r}] and "
+                "env.as_sb3_vec_env(); marl_sb3.evaluate_policies evaluates all policies together",
+                key="observations",
+            )
         return self.predict_with_state(observations, action_masks=action_masks, deterministic=deterministic)[0]
 
     def predict_with_state(
@@ -88,14 +122,18 @@ class PolicyByAgent(ABC):
                 policy.
         """
         asked = self._asked(
-            observations, state=state, episode_start=episode_starts, action_mask=action_masks, reward=rewards
+            observations, state=state, episode_starts=episode_starts, action_masks=action_masks, rewards=rewards
         )
-        prepared = {
-            agent: (its_policy, its_policy.prepared(given, acts=True)) for agent, (its_policy, given) in asked.items()
-        }
-        found = predict_by_policy(prepared, deterministic)
-        memories = {agent: memory for agent, (_, memory) in found.items() if memory}
-        return {agent: action for agent, (action, _) in found.items()}, {**(state or {}), **memories}
+        of_policies: dict[PolicyID, list[AgentPolicy]] = {}
+        for each in asked.values():
+            each.require_mask()
+            of_policies.setdefault(each.policy_id, []).append(each)
+        found: dict[AgentID, tuple[Any, States]] = {}
+        for agents in of_policies.values():
+            answers = predict_together(agents, deterministic)
+            found.update((each.agent, answer) for each, answer in zip(agents, answers, strict=True))
+        memories = {agent: found[agent][1] for agent in asked if found[agent][1]}
+        return {agent: found[agent][0] for agent in asked}, {**(state or {}), **memories}
 
     # --- Looking inside ----------------------------------------------------------------------------------------------
 
@@ -118,8 +156,8 @@ class PolicyByAgent(ABC):
             ConfigError: a policy has no such values, or has a critic with an LSTM of its own and a state is given; or
                 as in `predict_with_state`.
         """
-        asked = self._asked(observations, state=state, episode_start=episode_starts, reward=rewards)
-        return {agent: policy.value(given) for agent, (policy, given) in asked.items()}
+        asked = self._asked(observations, state=state, episode_starts=episode_starts, rewards=rewards)
+        return {agent: policy.value() for agent, policy in asked.items()}
 
     def value_with_state(
         self,
@@ -145,9 +183,9 @@ class PolicyByAgent(ABC):
             ConfigError: a policy has no such values, or as in `predict_with_state`.
         """
         asked = self._asked(
-            observations, state=state, critic_state=critic_state, episode_start=episode_starts, reward=rewards
+            observations, state=state, critic_state=critic_state, episode_starts=episode_starts, rewards=rewards
         )
-        found = {agent: policy.value_with_state(given) for agent, (policy, given) in asked.items()}
+        found = {agent: policy.value_with_state() for agent, policy in asked.items()}
         memories = {agent: memory for agent, (_, memory) in found.items() if memory}
         return {agent: value for agent, (value, _) in found.items()}, {**(critic_state or {}), **memories}
 
@@ -170,9 +208,9 @@ class PolicyByAgent(ABC):
             ConfigError: a policy chooses its actions without a distribution, or as in `predict_with_state`.
         """
         asked = self._asked(
-            observations, state=state, episode_start=episode_starts, action_mask=action_masks, reward=rewards
+            observations, state=state, episode_starts=episode_starts, action_masks=action_masks, rewards=rewards
         )
-        return {agent: policy.distribution(given) for agent, (policy, given) in asked.items()}
+        return {agent: policy.distribution() for agent, policy in asked.items()}
 
     def log_prob(
         self,
@@ -199,13 +237,13 @@ class PolicyByAgent(ABC):
         """
         asked = self._asked(
             observations,
-            action=actions,
+            actions=actions,
             state=state,
-            episode_start=episode_starts,
-            action_mask=action_masks,
-            reward=rewards,
+            episode_starts=episode_starts,
+            action_masks=action_masks,
+            rewards=rewards,
         )
-        return {agent: policy.log_prob(given) for agent, (policy, given) in asked.items()}
+        return {agent: policy.log_prob() for agent, policy in asked.items()}
 
     def q_values(
         self,
@@ -229,44 +267,133 @@ class PolicyByAgent(ABC):
         Raises:
             ConfigError: a policy has no Q values, an action does not fit the space, or as in `predict_with_state`.
         """
-        asked = self._asked(observations, action=actions, state=state, episode_start=episode_starts, reward=rewards)
-        return {agent: policy.q_values(given) for agent, (policy, given) in asked.items()}
+        asked = self._asked(observations, actions=actions, state=state, episode_starts=episode_starts, rewards=rewards)
+        return {agent: policy.q_values() for agent, policy in asked.items()}
 
-    def _asked(self, observations: ByAgent, **given: ByAgent | None) -> dict[AgentID, tuple[AgentPolicy, AgentInputs]]:
-        """Return the policy and the inputs of each agent with an observation; the names are those of `AgentInputs`."""
-        plural = {name if name.endswith("state") else f"{name}s": own for name, own in given.items()}
-        require_known(self.policy_of, {"observations": observations, **plural})
-        policies = self.agent_policies(observations)
-        return {
-            agent: (
-                policies[agent],
-                AgentInputs(observation, **{name: own.get(agent) for name, own in given.items() if own is not None}),
+    def _asked(self, observations: ByAgent, **given: ByAgent | None) -> dict[AgentID, AgentPolicy]:
+        """Return the policy of each agent with an observation, with its inputs by the names of the arguments."""
+        require_known(self.policy_of, {"observations": observations, **given})
+        asked = {}
+        for agent, observation in observations.items():
+            policy_id = self.policy_of[agent]
+            asked[agent] = AgentPolicy(
+                agent,
+                self.agents_of(policy_id).index(agent),
+                policy_id,
+                self.policies[policy_id],
+                self.processing[policy_id],
+                *self.spaces[policy_id],
+                observation,
+                {name: by_agent.get(agent) for name, by_agent in given.items() if by_agent is not None},
             )
-            for agent, observation in observations.items()
-        }
+        return asked
+
+    # --- Weights -----------------------------------------------------------------------------------------------------
+
+    def get_parameters(self) -> dict[PolicyID, dict[str, Any]]:
+        """Return weights and optimizer state of each policy; see SB3's `get_parameters`."""
+        return {policy_id: algorithm.get_parameters() for policy_id, algorithm in self.policies.items()}
+
+    def set_parameters(self, parameters: Mapping[PolicyID, Mapping[str, Any]], exact_match: bool = True) -> None:
+        """Set weights and optimizer state of some or all policies; see SB3's `set_parameters`.
+
+        Raises:
+            ConfigError: an unknown policy id.
+        """
+        self._require_policies(parameters)
+        for policy_id, values in parameters.items():
+            self.policies[policy_id].set_parameters(dict(values), exact_match=exact_match)
+
+    def copy_policy(self, source: PolicyID, target: PolicyID) -> None:
+        """Give the policy `target` the weights and running statistics of `source`; its optimizers start anew.
+
+        Self-play needs it: a callback copies the policy that learns into one that is not trained, its opponent.
+
+        Raises:
+            ConfigError: there is no such policy, or the two have other networks or processing. Nothing is changed.
+        """
+        self._require_policies((source, target), "copy_policy: ")
+        own, others = (_network(self.policies[policy_id]) for policy_id in (target, source))
+        for name in {**own, **others}:
+            if own.get(name) != others.get(name):
+                theirs, ours = others.get(name, "missing"), own.get(name, "missing")
+                words = f"{name} is {theirs} in {source!r} and {ours} in {target!r}"
+                raise ConfigError(f"copy_policy: {words}; accepted: two policies with the same network", key="policies")
+        try:
+            statistics = StateReader(self.processing[source].get_state(), f"{source!r}")
+            put_statistics = self.processing[target].read_state(statistics)
+        except CheckpointError as error:
+            words = f"{source!r} and {target!r} have other normalisation ({error})"
+            raise ConfigError(f"copy_policy: {words}; accepted: two policies with the same", key="policies") from error
+        put_statistics()
+        with th.no_grad():
+            received = self.policies[source].policy.state_dict()
+            for name, tensor in self.policies[target].policy.state_dict().items():
+                tensor.copy_(received[name])
+        reset_optimizers(self.policies[target])
+
+    def unpickle_vec_normalize(self, policy_id: PolicyID, path: str | Path) -> None:
+        """Give a policy the running statistics of a `VecNormalize` of SB3, such as `vecnormalize.pkl`.
+
+        WARNING: this unpickles the file, and a pickle may run any code. Call it only for files whose maker you trust.
+        Nothing else in marl_sb3 reads such a file. The policy's settings `normalize_observations` and
+        `normalize_rewards` say which statistics it has.
+
+        Raises:
+            ConfigError: there is no such policy; it normalises nothing; the file cannot be read, or does not fit.
+        """
+        self._require_policies([policy_id])
+        if not self.processing[policy_id].statistics:
+            words = "accepted: a policy with normalize_observations or normalize_rewards"
+            raise ConfigError(f"policy {policy_id!r} normalises nothing; {words}", key="policies")
+        unpickle_statistics(self.processing[policy_id], Path(path))
+
+    def _require_policies(self, policy_ids: Iterable[PolicyID], where: str = "") -> None:
+        for policy_id in policy_ids:
+            if policy_id not in self.policies:
+                words = f"{where}unknown policy {policy_id!r}; accepted: {', '.join(self.policies)}"
+                raise ConfigError(words, key="policies")
+
+    def is_finite(self) -> bool:
+        """Whether all weights of all policies are finite."""
+        return all(
+            bool(th.isfinite(parameter).all())
+            for algorithm in self.policies.values()
+            for parameter in algorithm.policy.parameters()
+        )
+
+    def save_policies(self, folder: str | Path) -> dict[PolicyID, Path]:
+        """Save each policy as `folder/<policy id>.zip`, which stock SB3's `load` opens; see `ids.file_names`.
+
+        A policy with processing gets `<policy id>.processing.json` beside it; one with normalisation
+        `<policy id>.vecnormalize.pkl`, which SB3's `VecNormalize.load` opens. An algorithm that is no subclass of SB3's
+        gets no file.
+
+        Returns:
+            policy id -> file.
+        """
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        names, paths = file_names(list(self.policies), ".zip"), {}
+        for policy_id, algorithm in self.policies.items():
+            if isinstance(algorithm, BaseAlgorithm):
+                paths[policy_id] = folder / names[policy_id]
+                write_zip(algorithm, paths[policy_id])
+                write_processing(self.processing[policy_id], algorithm.gamma, paths[policy_id])  # type: ignore[attr-defined]
+        return paths
 
 
-# --- One call of `predict` for all agents of a policy ----------------------------------------------------------------
-
-Asked = tuple[AgentPolicy, Prepared]  # an agent whose action is wanted, with its checked inputs
-
-
-def predict_by_policy(asked: Mapping[AgentID, Asked], deterministic: bool) -> dict[AgentID, tuple[Any, States]]:
-    """Choose the actions of agents; see `predict_together`, which is called for each policy."""
-    of_policies: dict[PolicyID, list[AgentID]] = {}
-    for name, each in asked.items():
-        of_policies.setdefault(each[0].policy_id, []).append(name)
-    found: dict[AgentID, tuple[Any, States]] = {}
-    for names in of_policies.values():
-        found.update(zip(names, predict_together([asked[name] for name in names], deterministic), strict=True))
-    return {name: found[name] for name in asked}
+def _network(algorithm: BaseAlgorithm) -> dict[str, str | None]:
+    """Return the shape of each tensor of a policy, and its activation function."""
+    shapes = {name: f"of shape {tuple(tensor.shape)}" for name, tensor in algorithm.policy.state_dict().items()}
+    return {**shapes, "policy_kwargs.activation_fn": activation_name(algorithm.policy_class, algorithm.policy_kwargs)}
 
 
-def predict_together(asked: Sequence[Asked], deterministic: bool) -> list[tuple[Any, States]]:
-    """Choose the actions of agents of one policy: by one call if their observations can be joined to a batch.
+def predict_together(asked: Sequence[AgentPolicy], deterministic: bool) -> list[tuple[Any, States]]:
+    """Choose the actions of agents of one policy by one call of its network.
 
     Args:
-        asked: the agents.
+        asked: the agents with their inputs.
         deterministic: the most likely actions instead of sampled ones.
 
     Returns:
@@ -275,64 +402,23 @@ def predict_together(asked: Sequence[Asked], deterministic: bool) -> list[tuple[
     Raises:
         ConfigError: an observation does not fit the policy; the message names the agent.
     """
-    batches = [_as_batch(each) for each in asked] if len(asked) > 1 else [None]
-    if not any(batch is None for batch in batches):
-        try:
-            return _predict_joined(asked, batches, deterministic)
-        except (ValueError, RuntimeError, TypeError):
-            pass  # again, one after the other: the error then names its agent
-    return [_predict_one(each, deterministic) for each in asked]
-
-
-def _predict_joined(asked: Sequence[Asked], batches: Sequence[Any], deterministic: bool) -> list[tuple[Any, States]]:
-    inputs = [each.inputs for _, each in asked]
-    joined = PolicyInputs(
-        _joined(batches),
-        np.concatenate([each.starts for each in inputs]),
-        _joined_masks([each.masks for each in inputs if each.masks is not None]),
-        tuple(np.concatenate(parts, axis=1) for parts in zip(*(each.states for each in inputs), strict=True)),
-    )
-    actions, states, *_ = PredictingPolicy(asked[0][0].algorithm, deterministic).act(joined)
-    ends = np.cumsum([0, *(each.rows for _, each in asked)]).tolist()
+    inputs = [each.prepared[0] for each in asked]
+    masks = [each.masks for each in inputs if each.masks is not None]  # of all agents, or of none
+    try:
+        together = PolicyInputs(
+            joined([each.observations for each in inputs]),
+            np.concatenate([each.starts for each in inputs]),
+            np.concatenate(masks) if masks else None,
+            tuple(np.concatenate(parts, axis=1) for parts in zip(*(each.states for each in inputs), strict=True)),
+        )
+        actions, states, *_ = PredictingPolicy(asked[0].algorithm, deterministic).act(together)
+    except (ValueError, RuntimeError, TypeError) as error:
+        if len(asked) == 1:
+            raise asked[0].misfit(str(error)) from error
+        # One after the other: the error then names its agent.
+        return [answer for each in asked for answer in predict_together([each], deterministic)]
+    ends = np.cumsum([0, *(each.rows for each in asked)]).tolist()
     return [
-        agent.acted(each, actions[first:last], tuple(state[:, first:last] for state in states))
-        for (agent, each), (first, last) in zip(asked, pairwise(ends), strict=True)
+        each.acted(np.asarray(actions)[first:last], tuple(state[:, first:last] for state in states))
+        for each, (first, last) in zip(asked, pairwise(ends), strict=True)
     ]
-
-
-def _predict_one(asked: Asked, deterministic: bool) -> tuple[Any, States]:
-    agent, prepared = asked
-    with agent.misfit_refused():
-        actions, after, *_ = PredictingPolicy(agent.algorithm, deterministic).act(prepared.inputs)
-    return agent.acted(prepared, np.asarray(actions) if prepared.shape else np.asarray(actions)[None], after)
-
-
-def _as_batch(asked: Asked) -> Observations | None:
-    """Return the observations of an agent as a batch; None if their shape is not that of their space.
-
-    SB3 takes images with the channels first or last, and refuses all other shapes.
-    """
-    agent, prepared = asked
-    space, seen, rows = agent.processing.observation_space, prepared.inputs.observations, prepared.rows
-    if not isinstance(space, spaces.Dict):
-        return _part_as_batch(space, seen, prepared.shape, rows)
-    if not isinstance(seen, Mapping) or set(seen) != set(space.spaces):
-        return None
-    parts = {key: _part_as_batch(part, seen[key], prepared.shape, rows) for key, part in space.spaces.items()}
-    return None if any(part is None for part in parts.values()) else parts  # type: ignore[return-value]
-
-
-def _part_as_batch(space: spaces.Space[Any], seen: Any, shape: tuple[int, ...], rows: int) -> Array | None:
-    array, own = np.asarray(seen), space.shape or ()
-    return array.reshape(rows, *own) if array.shape == (*shape, *own) else None
-
-
-def _joined(batches: Sequence[Any]) -> Observations:
-    if isinstance(batches[0], dict):
-        return {key: np.concatenate([batch[key] for batch in batches]) for key in batches[0]}
-    return np.concatenate(batches)
-
-
-def _joined_masks(masks: Sequence[BoolArray]) -> BoolArray | None:
-    """Join the masks of agents of one policy: all of them have one, or none has."""
-    return np.concatenate(masks) if masks else None

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 
-from marl_sb3.acting.bundle import PolicyBundle, PolicySpaces
+from marl_sb3.acting.bundle import PolicyBundle
+from marl_sb3.acting.by_agent import PolicySpaces
 from marl_sb3.config.values import Count, PositiveInt, require
 from marl_sb3.errors import ConfigError
 from marl_sb3.evaluation.preserve import preserve_training_state

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from stable_baselines3.common.base_class import BaseAlgorithm
 
-from marl_sb3.acting.bundle import PolicyBundle, PolicySpaces
+from marl_sb3.acting.bundle import PolicyBundle
+from marl_sb3.acting.by_agent import PolicySpaces
 from marl_sb3.errors import CheckpointError, ConfigError
 from marl_sb3.learners.building import build_for_acting, policy_rows, processing_of
 from marl_sb3.learners.spec import PolicySpec

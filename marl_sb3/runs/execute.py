@@ -10,7 +10,7 @@ from pathlib import Path
 
 from stable_baselines3.common.callbacks import BaseCallback
 
-from marl_sb3.acting.bundle import PolicyBundle
+from marl_sb3.acting.by_agent import PolicyByAgent
 from marl_sb3.callbacks import EvaluationCallback, RewardHistogramCallback, StopOnMetric, StopOnSignal
 from marl_sb3.callbacks.checkpoint import CheckpointCallback
 from marl_sb3.callbacks.stop import StopAfterSteps
@@ -23,13 +23,12 @@ from marl_sb3.runs.run import Run, SavedRun
 from marl_sb3.runs.start import MAX_ROLLBACKS, evaluations_of, roll_back
 from marl_sb3.storage.atomic import replaced_folder
 from marl_sb3.training.callback import TrainingCallback
-from marl_sb3.training.joint_policies import JointPolicies
 from marl_sb3.types import PolicyID
 
 _log = logging.getLogger(__name__)
 
 
-def save_policies(run: Run, policies: JointPolicies | PolicyBundle | None = None) -> dict[PolicyID, Path]:
+def save_policies(run: Run, policies: PolicyByAgent | None = None) -> dict[PolicyID, Path]:
     """Write an SB3 zip for each policy; the folder is replaced atomically.
 
     Args:

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from msgspec import Meta
-from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.type_aliases import MaybeCallback
 
 from marl_sb3.acting.bundle import PolicyBundle
+from marl_sb3.acting.by_agent import PolicyByAgent
 from marl_sb3.config.values import PositiveInt, Seed, require
 from marl_sb3.errors import CheckpointError, ConfigError, RunnersLostError
 from marl_sb3.learners.spec import PolicySpec
@@ -30,7 +30,6 @@ from marl_sb3.storage.parts import Arrays
 from marl_sb3.storage.state import State
 from marl_sb3.training import persistence
 from marl_sb3.training.callback import CallbackListener, TrainingCallback, as_one_callback
-from marl_sb3.training.joint_policies import JointPolicies, missing_attribute
 from marl_sb3.training.loop import Counters, IterationReport, TrainingLoop
 from marl_sb3.training.results import (
     Reporter,
@@ -49,8 +48,22 @@ _log = logging.getLogger(__name__)
 _Timesteps = Annotated[float, Meta(ge=1, le=sys.float_info.max)]
 _SHOWN = 4  # policies in a `repr`
 
+# Methods of RLlib's `Algorithm` -> what does the same here.
+_OF_RLLIB: Mapping[str, str] = {
+    "train": "train_iteration() trains one iteration, learn(total_timesteps) a whole training",
+    "get_policy": "policies[POLICY_ID] is the SB3 algorithm of a policy",
+    "get_module": "policies[POLICY_ID].policy is the network of a policy",
+    "compute_single_action": "predict({agent: observation}) returns the action of each agent",
+    "compute_actions": "predict({agent: observation}) returns the action of each agent",
+    "evaluate": "marl_sb3.evaluate_policies(algo, env, n_episodes) evaluates all policies together",
+    "save_to_path": "save(path) writes a checkpoint",
+    "restore_from_path": "MultiAgentAlgorithm.load(path, env) loads a checkpoint",
+    "from_checkpoint": "MultiAgentAlgorithm.load(path, env) loads a checkpoint",
+    "stop": "env.close() closes the envs",
+}
 
-class MultiAgentAlgorithm(JointPolicies):
+
+class MultiAgentAlgorithm(PolicyByAgent):
     """Train the policies of all agents of a `MultiAgentVecEnv` at the same time.
 
     Args:
@@ -80,6 +93,8 @@ class MultiAgentAlgorithm(JointPolicies):
     Attributes:
         policies: policy id -> SB3 algorithm.
         policy_of: agent -> policy id.
+        spaces: policy id -> observation and action space of the env.
+        processing: policy id -> processing of observations, rewards and actions.
         num_timesteps: env steps taken.
         iteration: iterations done.
         between_iterations: whether no iteration is under way; exact resume is only possible between iterations.
@@ -132,8 +147,9 @@ class MultiAgentAlgorithm(JointPolicies):
             evaluation_deterministic=evaluation_deterministic,
             progress_remaining=lambda: self._counters.progress_remaining,
         )
-        self.policies: Mapping[PolicyID, BaseAlgorithm] = self._setup.bundle.policies
-        self.policy_of = self._setup.bundle.policy_of
+        bundle = self._setup.bundle
+        self.policies, self.policy_of = bundle.policies, bundle.policy_of
+        self.spaces, self.processing = bundle.spaces, bundle.processing
         self.n_steps = self._setup.n_steps
         self.evaluation_deterministic = evaluation_deterministic
         if seed is not None:
@@ -162,8 +178,14 @@ class MultiAgentAlgorithm(JointPolicies):
         return f"MultiAgentAlgorithm({env} x {self.env.num_envs}, {len(self.env.agents)} agents, {policies}, {trained})"
 
     def __getattr__(self, name: str) -> Any:
-        """Raise an error; if SB3's algorithms have the attribute, its message refers to the policies."""
-        raise missing_attribute(self.__dict__.get("policies", {}), name)
+        """Raise an error; its message refers to what does the same here, or to the policies if they have it."""
+        if name in _OF_RLLIB:
+            raise AttributeError(f"MultiAgentAlgorithm has no {name!r}: {_OF_RLLIB[name]}")
+        for policy_id, policy in () if name.startswith("_") else self.__dict__.get("policies", {}).items():
+            if hasattr(policy, name):
+                example = f"algo.policies[{policy_id!r}].{name}"
+                raise AttributeError(f"MultiAgentAlgorithm has no {name!r}: each policy has its own, {example}")
+        raise AttributeError(f"MultiAgentAlgorithm has no attribute {name!r}")
 
     # --- SB3's interface -------------------------------------------------------------------------------------------
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from marl_sb3.acting.bundle import PolicyBundle, PolicySpaces
+from marl_sb3.acting.bundle import PolicyBundle
+from marl_sb3.acting.by_agent import PolicySpaces
 from marl_sb3.config.ray import AnyRunners, RaySettings
 from marl_sb3.envs.registry import imported_modules
 from marl_sb3.errors import CheckpointError, ConfigError

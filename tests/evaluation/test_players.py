@@ -18,7 +18,8 @@ from toy_envs import SampledEnv, ScriptedEnv
 
 import marl_sb3
 from marl_sb3 import ConfigError, MultiAgentVecEnv, PolicySpec, make_vec_env
-from marl_sb3.acting.bundle import PolicyBundle, PolicySpaces
+from marl_sb3.acting.bundle import PolicyBundle
+from marl_sb3.acting.by_agent import PolicySpaces
 from marl_sb3.evaluation import (
     evaluate_policies,
     play_episodes,

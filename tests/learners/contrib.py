@@ -11,7 +11,8 @@ from gymnasium import spaces
 from toy_envs import SampledEnv
 
 from marl_sb3 import PolicySpec, make_vec_env
-from marl_sb3.acting.bundle import PolicyBundle, PolicySpaces
+from marl_sb3.acting.bundle import PolicyBundle
+from marl_sb3.acting.by_agent import PolicySpaces
 from marl_sb3.learners.building import processing_of
 from marl_sb3.policies.placement import PolicyRows, rows_of_policy
 from marl_sb3.sb3.spaces import SpacesOnlyVecEnv
