@@ -16,8 +16,7 @@ from marl_sb3.metrics import Episode, InfoMetric
 from marl_sb3.storage.state import State
 from marl_sb3.types import AgentID, Array, PolicyID
 from marl_sb3.vec_env.sharded_vec_env import EnvPlan
-from marl_sb3.vec_env.step import NO_FINAL_OBSERVATIONS, ArrayInfos, DictInfos, StepInfos, VecStep
-from marl_sb3.vec_env.workers.steps import JoinedInfos
+from marl_sb3.vec_env.step import NO_FINAL_OBSERVATIONS, ArrayInfos, DictInfos, JoinedInfos, StepInfos, VecStep
 
 Inexact = dict[int, str]  # env index -> the reason why an env could not be restored exactly
 

@@ -13,10 +13,9 @@ from pettingzoo import AECEnv, ParallelEnv
 from marl_sb3.config.values import Count, NumberOfWorkers, PositiveInt, PositiveSeconds, require
 from marl_sb3.envs.registry import EnvFactory, batched_factory, env_factory, make_env, takes_argument
 from marl_sb3.errors import ConfigError
-from marl_sb3.vec_env.batched_vec_env import BatchedVecEnv
+from marl_sb3.vec_env.batched_vec_env import BatchedVecEnv, make_batch
 from marl_sb3.vec_env.interface import MultiAgentVecEnv
 from marl_sb3.vec_env.observations import AgentGroup
-from marl_sb3.vec_env.separate_envs import EnvFactory as IndexedFactory
 from marl_sb3.vec_env.separate_envs import SyncVecEnv
 from marl_sb3.vec_env.step import VecStep
 
@@ -94,26 +93,18 @@ def _instances() -> dict[type, str]:
     return kinds
 
 
-def _indexed(factory: EnvFactory, env_kwargs: Mapping[str, Any]) -> IndexedFactory:
-    return lambda index: make_env(factory, index, env_kwargs)
-
-
 def _sync(factory: EnvFactory, n_envs: int, seed: int | None, env_kwargs: Mapping[str, Any]) -> MultiAgentVecEnv:
-    return SyncVecEnv(_indexed(factory, env_kwargs), n_envs, seed)
+    return SyncVecEnv(lambda index: make_env(factory, index, env_kwargs), n_envs, seed)
 
 
 def _supersuit(factory: EnvFactory, n_envs: int, seed: int | None, env_kwargs: Mapping[str, Any]) -> MultiAgentVecEnv:
     from marl_sb3.vec_env.supersuit_vec_env import SuperSuitVecEnv
 
-    return SuperSuitVecEnv(_indexed(factory, env_kwargs), n_envs, seed)
+    return SuperSuitVecEnv(lambda index: make_env(factory, index, env_kwargs), n_envs, seed)
 
 
 def _batched(factory: EnvFactory, n_envs: int, seed: int | None, env_kwargs: Mapping[str, Any]) -> MultiAgentVecEnv:
-    make_batched = batched_factory(factory)
-    if make_batched is None:
-        raise ConfigError("the env has no batched version (`make_batched`); use the sync vectorizer", key="vectorizer")
-    make_env(factory, 0, env_kwargs).close()  # raises better errors for wrong arguments
-    return BatchedVecEnv(make_batched(n_envs, **env_kwargs), seed)
+    return BatchedVecEnv(make_batch(factory, n_envs, env_kwargs), seed)
 
 
 def _auto(factory: EnvFactory, n_envs: int, seed: int | None, env_kwargs: Mapping[str, Any]) -> MultiAgentVecEnv:
@@ -193,8 +184,12 @@ def make_vec_env(
     env_kwargs = _without_nesting(factory, env_kwargs)
     if n_workers == 0:
         made = VECTORIZERS[vectorizer](factory, n_envs, seed, env_kwargs)
+    elif vectorizer == "supersuit":
+        raise ConfigError(
+            "vectorizer is 'supersuit', which has no workers; accepted with n_workers: auto, batched or sync",
+            key="vectorizer",
+        )
     else:
-        from marl_sb3.vec_env.workers.spec import makes_batches, workers_for
         from marl_sb3.vec_env.workers.vec_env import WorkersVecEnv
 
         made = WorkersVecEnv(
@@ -202,8 +197,8 @@ def make_vec_env(
             n_envs,
             seed,
             env_kwargs,
-            workers_for(n_workers, n_envs),
-            batched=makes_batches(factory, vectorizer),
+            n_workers,
+            batched=vectorizer == "batched" or (vectorizer == "auto" and batched_factory(factory) is not None),
             timeout_s=worker_timeout_s,
             max_restarts=max_worker_restarts,
         )

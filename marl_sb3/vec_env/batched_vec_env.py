@@ -11,6 +11,7 @@ from gymnasium import spaces
 
 from marl_sb3.envs.batched import BatchedEnv, BatchedStep
 from marl_sb3.envs.faults import RAISED, ask_for_state, close_in_words, raise_in_words
+from marl_sb3.envs.registry import EnvFactory, batched_factory, make_env
 from marl_sb3.errors import ConfigError, EnvError, EnvNumericError
 from marl_sb3.storage.state import MAX_SEED, State, StateReader
 from marl_sb3.types import Array, BoolArray, Observations
@@ -31,6 +32,19 @@ from marl_sb3.wrappers.checks import require_agents, unfit_numbers, unfit_words
 from marl_sb3.wrappers.observations import choices_of
 
 _NO_MASKS: ActionMasks = (None,)
+
+
+def make_batch(factory: EnvFactory, num_envs: int, env_kwargs: Mapping[str, Any], first_index: int = 0) -> BatchedEnv:
+    """Make a batch of envs by the factory of single ones.
+
+    Raises:
+        ConfigError: it has no `make_batched`, or does not take these arguments.
+    """
+    make_batched = batched_factory(factory)
+    if make_batched is None:
+        raise ConfigError("the env has no batched version (`make_batched`); use the sync vectorizer", key="vectorizer")
+    make_env(factory, first_index, env_kwargs).close()  # raises better errors for wrong arguments
+    return make_batched(num_envs, **env_kwargs)
 
 
 class BatchedVecEnv(InProcessVecEnv):

@@ -39,27 +39,35 @@ class AgentLayout:
     """The places of an env's agents in the arrays.
 
     Attributes:
-        agents: all agent ids, in the order of the agent axis.
+        possible_agents: all agent ids, in the order of the agent axis.
         groups: the agents by their spaces.
         places: agent -> its place.
     """
 
-    def __init__(self, env: Any) -> None:
-        self.agents: tuple[AgentID, ...] = tuple(env.possible_agents)
-        self.groups = agent_groups(env)
+    def __init__(self, agents: Sequence[AgentID], groups: tuple[AgentGroup, ...]) -> None:
+        self.possible_agents = list(agents)
+        self.groups = groups
         self.places = {
             agent: Place(column, number, place)
             for number, group in enumerate(self.groups)
             for place, (agent, column) in enumerate(zip(group.agents, group.columns, strict=True))
         }
 
+    def observation_space(self, agent: AgentID) -> spaces.Space[Any]:
+        """As `ParallelEnv.observation_space`."""
+        return self.groups[self.places[agent].group].observation_space
+
+    def action_space(self, agent: AgentID) -> spaces.Space[Any]:
+        """As `ParallelEnv.action_space`."""
+        return self.groups[self.places[agent].group].action_space
+
     def flags(self, agents: Collection[AgentID]) -> BoolArray:
         """Return (A,) bool: True for these agents."""
-        return np.array([agent in agents for agent in self.agents], dtype=np.bool_)
+        return np.array([agent in agents for agent in self.possible_agents], dtype=np.bool_)
 
     def flagged(self, flags: BoolArray) -> list[AgentID]:
         """Return the agents that are marked in `flags`, (A,)."""
-        return [agent for agent, flag in zip(self.agents, flags.tolist(), strict=True) if flag]
+        return [agent for agent, flag in zip(self.possible_agents, flags.tolist(), strict=True) if flag]
 
 
 def agent_groups(env: Any) -> tuple[AgentGroup, ...]:
@@ -173,8 +181,8 @@ def stacked(of_envs: Sequence[Observations]) -> Observations:
     return np.stack(of_envs)  # type: ignore[arg-type]
 
 
-def taken(observations: Observations, place: int | tuple[int, ...]) -> Any:
-    """Return the observation at a place."""
+def taken(observations: Observations, place: Any) -> Any:
+    """Return the observation at a place; several at several."""
     return map_arrays(lambda array: array[place], observations)
 
 
@@ -182,8 +190,8 @@ def _arrays(groups: Sequence[Observations]) -> list[Array]:
     return [array for group in groups for array in (group.values() if isinstance(group, dict) else [group])]
 
 
-def put(observation: Any, array: Observations, place: int | tuple[int, int]) -> None:
-    """Write one agent's observation into its place in (E, A_group, ...) or (A_group, ...)."""
+def put(observation: Any, array: Observations, place: Any) -> None:
+    """Write one agent's observation into its place in (E, A_group, ...) or (A_group, ...); several into theirs."""
     if isinstance(array, dict):
         for key in array:
             array[key][place] = observation[key]

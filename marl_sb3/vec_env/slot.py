@@ -124,7 +124,7 @@ class EnvSlot:
         self.shows_env_state = False
         self._steps = 0
         self._last_seen: dict[AgentID, Any] = {}  # only with a horizon: agents that wait are truncated on it
-        self._agents = layout.agents
+        self._agents = layout.possible_agents
         self._log = ActionLog(layout.groups)
         self._spaces = {agent: env.observation_space(agent) for agent in env.possible_agents}
         self._episode_seed: int | None = None

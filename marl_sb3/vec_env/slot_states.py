@@ -317,7 +317,7 @@ def _shape(group: AgentGroup) -> tuple[int, ...]:
 
 def unpack(state: StateReader, layout: AgentLayout, num_envs: int) -> list[SlotState]:
     """Return the states from what `pack` returned, checked."""
-    shape = (num_envs, len(layout.agents))
+    shape = (num_envs, len(layout.possible_agents))
     to_act, in_play, ended = (state.array(name, np.bool_, shape) for name in _FLAGS)
     if not to_act.any(axis=1).all() or (to_act & ended).any():
         raise state.error("to_act", to_act, "an agent that acts in every env, and none that has ended")

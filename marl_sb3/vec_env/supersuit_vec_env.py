@@ -19,10 +19,9 @@ from pettingzoo import ParallelEnv
 from marl_sb3.errors import ConfigError
 from marl_sb3.types import AgentID, Array, Observations
 from marl_sb3.vec_env.interface import Options
-from marl_sb3.vec_env.observations import AgentGroup, map_arrays
-from marl_sb3.vec_env.separate_envs import EnvFactory, SeparateEnvs, final_env_states
+from marl_sb3.vec_env.observations import map_arrays
+from marl_sb3.vec_env.separate_envs import EnvFactory, SyncVecEnv
 from marl_sb3.vec_env.slot import EnvSlot, SlotStep
-from marl_sb3.vec_env.step import DictInfos, FinalObservations, VecStep
 
 
 class SuperSuitAdapter(ParallelEnv):  # type: ignore[misc]
@@ -34,8 +33,10 @@ class SuperSuitAdapter(ParallelEnv):  # type: ignore[misc]
     Attributes:
         slot: the env.
         options: options of the next reset.
-        last_step: the latest step, with data that SuperSuit's arrays do not have; None before the first.
+        last_step: the latest step, with data that SuperSuit's arrays do not have.
     """
+
+    last_step: SlotStep
 
     def __init__(self, slot: EnvSlot) -> None:
         view = slot.view
@@ -48,7 +49,6 @@ class SuperSuitAdapter(ParallelEnv):  # type: ignore[misc]
         self._observation_space: spaces.Space[Any] = view.observation_space(self.possible_agents[0])
         self._action_space: spaces.Space[Any] = view.action_space(self.possible_agents[0])
         self.options: Mapping[str, Any] | None = None
-        self.last_step: SlotStep | None = None
         self._first_of_episode: Mapping[AgentID, Any] | None = None  # of an episode that `step` has begun
 
     def __getstate__(self) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class SuperSuitAdapter(ParallelEnv):  # type: ignore[misc]
         return next(iter(iterate(space, create_empty_array(space, n=1))))
 
 
-class SuperSuitVecEnv(SeparateEnvs):
+class SuperSuitVecEnv(SyncVecEnv):
     """A vec env of `pettingzoo_env_to_vec_env_v1` and `concat_vec_envs_v1`, with a `SuperSuitAdapter` for each env.
 
     Args:
@@ -109,73 +109,28 @@ class SuperSuitVecEnv(SeparateEnvs):
 
     def __init__(self, make_env: EnvFactory, num_envs: int, seed: int | None = None) -> None:
         super().__init__(make_env, num_envs, seed)
-        _require_single_group(self.groups)
+        if len(self.groups) > 1:
+            first, other = self.groups[:2]
+            kind = "action_space" if first.observation_space == other.observation_space else "observation_space"
+            raise ConfigError(
+                f"agents {first.agents[0]!r} and {other.agents[0]!r} have different {kind}s: {getattr(first, kind)} "
+                f"and {getattr(other, kind)}; the supersuit vectorizer takes only envs in which all agents have the "
+                "same spaces"
+            )
         markov = supersuit.pettingzoo_env_to_vec_env_v1(SuperSuitAdapter(self._slots[0]))
         self._concat = supersuit.concat_vec_envs_v1(markov, num_envs, base_class="gymnasium")
         self._adapters: list[SuperSuitAdapter] = [copy.par_env for copy in self._concat.vec_envs]
         for adapter, slot in zip(self._adapters, self._slots, strict=True):
             adapter.slot = slot
 
-    def _reset(self, options: Sequence[Options] | None) -> VecStep:
-        if options is not None:
-            for adapter, env_options in zip(self._adapters, options, strict=True):
-                adapter.options = env_options
-        observations, _ = self._concat.reset()
-        return self._first_step((self._by_env(observations),))
+    def _reset_slots(self, options: Sequence[Options]) -> None:
+        for adapter, env_options in zip(self._adapters, options, strict=True):
+            adapter.options = env_options
+        self._concat.reset()
 
-    def _step(self, actions: Sequence[Array]) -> VecStep:
-        (group_actions,) = actions
-        acted = self.latest.to_act
-        observations, rewards, _, _, _ = self._concat.step(group_actions.reshape(-1, *group_actions.shape[2:]))
-        steps = [_last_step(adapter) for adapter in self._adapters]
-        infos = [step.infos for step in steps]
-        reset_infos = {index: step.reset_infos for index, step in enumerate(steps) if step.reset_infos is not None}
-        return VecStep(
-            observations=(self._by_env(observations),),
-            action_masks=self._masks_after(infos, reset_infos),
-            rewards=rewards.reshape(acted.shape),
-            terminated=self._ends(steps, 0),
-            truncated=self._ends(steps, 1),
-            acted=acted,
-            to_act=self._turns(),
-            in_play=self._in_play(acted, steps),
-            stepped=np.ones(self.num_envs, dtype=np.bool_),
-            episode_done=np.array([step.reset_infos is not None for step in steps]),
-            final_observations=FinalObservations(
-                {
-                    (index, self.agents.index(agent)): seen
-                    for index, step in enumerate(steps)
-                    for agent, seen in step.final_observations.items()
-                }
-            ),
-            infos=DictInfos(infos),
-            reset_infos=reset_infos,
-            env_state=self._env_state(),
-            final_env_states=final_env_states(steps),
-        )
-
-    def _ends(self, steps: Sequence[SlotStep], flag: int) -> Array:
-        """(E, A) bool; the agents that were terminated (flag 0) or truncated (flag 1)."""
-        return np.array([[step.ends.get(agent, (False, False))[flag] for agent in self.agents] for step in steps])
-
-    def _by_env(self, observations: Observations) -> Observations:
+    def _step_slots(self, actions: Sequence[Array]) -> tuple[tuple[Observations, ...], list[SlotStep]]:
+        (of_group,) = actions
+        rows = self._concat.step(of_group.reshape(-1, *of_group.shape[2:]))[0]
         shape = (self.num_envs, len(self.agents))
-        return map_arrays(lambda array: array.reshape(*shape, *array.shape[1:]), observations)
-
-
-def _last_step(adapter: SuperSuitAdapter) -> SlotStep:
-    assert adapter.last_step is not None, "the adapter has been stepped"
-    return adapter.last_step
-
-
-def _require_single_group(groups: Sequence[AgentGroup]) -> None:
-    """Refuse agents with different spaces, which SuperSuit does not support."""
-    first = groups[0]
-    for other in groups[1:]:
-        for kind in ("observation_space", "action_space"):
-            ours, theirs = getattr(first, kind), getattr(other, kind)
-            if ours != theirs:
-                raise ConfigError(
-                    f"agents {first.agents[0]!r} and {other.agents[0]!r} have different {kind}s: {ours} and {theirs}; "
-                    "the supersuit vectorizer takes only envs in which all agents have the same spaces"
-                )
+        observations = map_arrays(lambda array: array.reshape(*shape, *array.shape[1:]), rows)
+        return (observations,), [adapter.last_step for adapter in self._adapters]

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from toy_envs import ScriptedEnv
 
 from marl_sb3.errors import EnvError
-from marl_sb3.vec_env.observations import AgentLayout
+from marl_sb3.vec_env.observations import AgentLayout, agent_groups
 from marl_sb3.vec_env.slot import EnvSlot, SlotStep
 from marl_sb3.wrappers.observations import EnvView
 
@@ -56,7 +56,7 @@ class SpoiledResetEnv(SpoiledEnv):
 
 def slot_of(env: ScriptedEnv, index: int = 0) -> EnvSlot:
     view = EnvView(env)
-    return EnvSlot(env, view, index, 0, AgentLayout(view))
+    return EnvSlot(env, view, index, 0, AgentLayout(view.possible_agents, agent_groups(view)))
 
 
 def play_to_the_fault(env: ScriptedEnv) -> SlotStep:

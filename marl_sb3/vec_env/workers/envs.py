@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from marl_sb3.envs.registry import batched_factory, make_env
+from marl_sb3.envs.registry import make_env
 from marl_sb3.errors import CheckpointError, EnvRaisedError, described
 from marl_sb3.processes.channel import Heartbeat
 from marl_sb3.storage.state import State, StateReader
 from marl_sb3.types import Array
-from marl_sb3.vec_env.batched_vec_env import BatchedVecEnv
+from marl_sb3.vec_env.batched_vec_env import BatchedVecEnv, make_batch
 from marl_sb3.vec_env.interface import MultiAgentVecEnv
 from marl_sb3.vec_env.masks import MaskReader
 from marl_sb3.vec_env.observations import same, taken
 from marl_sb3.vec_env.separate_envs import SyncVecEnv
 from marl_sb3.vec_env.slot import EnvSlot, SlotStep
 from marl_sb3.vec_env.step import ActionMasks, VecStep
-from marl_sb3.vec_env.workers.spec import SeparateState, Shown, WorkerSpec, WorkerState
+from marl_sb3.vec_env.workers.spec import Shown, WorkerSpec, WorkerState
 
 
 class FirstEnvMadeError(Exception):
@@ -171,10 +171,22 @@ class _SeparateWorkerEnvs(SyncVecEnv, WorkerEnvs):
     _masks: _OpenMasks
 
     def __init__(self, spec: WorkerSpec, heartbeat: Heartbeat) -> None:
-        super().__init__(_watched(spec, heartbeat), spec.num_envs, spec.seed, spec.first_index)
+        self._spec, self._heartbeat = spec, heartbeat
+        super().__init__(self._make, spec.num_envs, spec.seed, spec.first_index)
         self._infos: dict[int, Mapping[str, Any]] = {}
         for slot in self._slots:
             slot.heartbeat = heartbeat
+
+    def _make(self, index: int) -> Any:
+        self._heartbeat.enter_env(index)
+        try:
+            env = make_env(self._spec.factory, index, self._spec.env_kwargs)
+        except EnvRaisedError as error:
+            if index == self._spec.first_index:
+                raise
+            raise FirstEnvMadeError(index, error) from error
+        self._heartbeat.advance()
+        return env
 
     @property
     def silent(self) -> bool:
@@ -199,13 +211,14 @@ class _SeparateWorkerEnvs(SyncVecEnv, WorkerEnvs):
         self._infos.update(found)
         return found
 
-    def worker_state(self) -> SeparateState:
-        return SeparateState(self.slot_states(), self.latest.action_masks)
+    def worker_state(self) -> WorkerState:
+        slots = [slot.get_state() for slot in self._slots]
+        episodes = np.array([slot.episode for slot in slots])
+        return {"slots": slots, "action_masks": self.latest.action_masks, "episodes": episodes}
 
     def set_worker_state(self, state: WorkerState) -> Mapping[int, str]:
-        assert isinstance(state, SeparateState)
         self._infos = {}
-        return self.set_slot_states(state.slots, state.action_masks)
+        return self._set_slots(state["slots"], state["action_masks"])
 
     def repeat(self, actions: Sequence[Array]) -> None:
         for slot in self._slots:
@@ -224,15 +237,14 @@ class _SeparateWorkerEnvs(SyncVecEnv, WorkerEnvs):
         for slot in self._slots:
             if shown is not None and slot.lost is None and not self._shows(slot, shown):
                 slot.lost = "the same seed and actions led to a different state"
-        lost = {slot.row: slot for slot in self._slots if slot.lost is not None}
-        for row, slot in lost.items():
+        lost = {slot.row: slot.lost for slot in self._slots if slot.lost is not None}
+        for row in lost:
             if shown is not None:
-                slot.continue_at(int(shown.episodes[row]) + 1)
-            slot.reset()
+                self._slots[row].continue_at(int(shown.episodes[row]) + 1)
+            self._slots[row].reset()
         if lost:
-            masks, reset_infos = self.latest.action_masks, self._reset_infos(lost)
-            self._latest = self._restored_step(self._renewed_masks(masks, reset_infos), reset_infos)
-        return {row: str(slot.lost) for row, slot in lost.items()}
+            self._latest = self._first_step_of(lost, self.latest.action_masks)
+        return lost
 
     def go_on(self) -> None:
         for slot in self._slots:
@@ -241,25 +253,7 @@ class _SeparateWorkerEnvs(SyncVecEnv, WorkerEnvs):
     def _shows(self, slot: _WatchedSlot, shown: Shown) -> bool:
         if not np.array_equal(self._layout.flags(slot.to_act), shown.to_act[slot.row]):
             return False
-        wanted = [taken(observations, slot.row) for observations in shown.observations]
-        return same(slot.shown_arrays(), wanted)
-
-
-def _watched(spec: WorkerSpec, heartbeat: Heartbeat) -> Callable[[int], Any]:
-    """Return the function that makes the env of an index, and says so."""
-
-    def make(index: int) -> Any:
-        heartbeat.enter_env(index)
-        try:
-            env = make_env(spec.factory, index, spec.env_kwargs)
-        except EnvRaisedError as error:
-            if index == spec.first_index:
-                raise
-            raise FirstEnvMadeError(index, error) from error
-        heartbeat.advance()
-        return env
-
-    return make
+        return same(slot.shown_arrays(), [taken(observations, slot.row) for observations in shown.observations])
 
 
 # --- A batch ---------------------------------------------------------------------------------------------------------
@@ -271,10 +265,8 @@ class _BatchedWorkerEnvs(BatchedVecEnv, WorkerEnvs):
     silent = False
 
     def __init__(self, spec: WorkerSpec, heartbeat: Heartbeat) -> None:
-        make_batched = batched_factory(spec.factory)
-        assert make_batched is not None, "the main process has seen it"
-        make_env(spec.factory, spec.first_index, spec.env_kwargs).close()  # raises better errors for wrong arguments
-        super().__init__(make_batched(spec.num_envs, **spec.env_kwargs), spec.seed, spec.first_index)
+        env = make_batch(spec.factory, spec.num_envs, spec.env_kwargs, spec.first_index)
+        super().__init__(env, spec.seed, spec.first_index)
         self._heartbeat = heartbeat
         self._lost: str | None = None
         self._settled = False  # whether the main process knows whether there are masks
@@ -300,7 +292,6 @@ class _BatchedWorkerEnvs(BatchedVecEnv, WorkerEnvs):
         return self._get_state()
 
     def set_worker_state(self, state: WorkerState) -> Mapping[int, str]:
-        assert not isinstance(state, SeparateState)
         return self._set_state(StateReader(state))
 
     def repeat(self, actions: Sequence[Array]) -> None:

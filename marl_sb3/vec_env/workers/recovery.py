@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from marl_sb3.types import Array, BoolArray, Observations
-from marl_sb3.vec_env.observations import AgentGroup, map_arrays, taken
+from marl_sb3.vec_env.observations import AgentGroup, map_arrays, put, taken
 from marl_sb3.vec_env.step import FinalObservations, VecStep
-from marl_sb3.vec_env.workers.spec import Event, SeparateState, Shown, WorkerSpec, WorkerState
+from marl_sb3.vec_env.workers.spec import Event, Shown, WorkerSpec, WorkerState
 
 MOST_STEPS = 500  # since the latest state; afterwards the workers are asked for a new one
 
@@ -47,7 +47,7 @@ class Journal:
         """
         self._states, self._latest = states, latest
         self._events, self._steps = [], 0
-        self._episodes = np.concatenate([_episodes(state) for state in states])
+        self._episodes = np.concatenate([state["episodes"] for state in states])
 
     @property
     def is_full(self) -> bool:
@@ -79,7 +79,12 @@ class Journal:
 
     def of_worker(self, worker: int) -> tuple[WorkerState | None, list[Event], Shown | None]:
         """Return the arguments of `EnvServer.restore` for one worker."""
-        return self._states[worker], self._events_of(self._specs[worker]), self._shown_to(self._specs[worker])
+        spec, latest, rows = self._specs[worker], self._latest, self._specs[worker].rows
+        shown = None
+        if latest is not None:
+            observations = [map_arrays(lambda array: array[rows], group) for group in latest.observations]
+            shown = Shown(latest.to_act[rows], observations, self._episodes[rows], self.masked)
+        return self._states[worker], self._events_of(spec), shown
 
     def _events_of(self, spec: WorkerSpec) -> list[Event]:
         found: list[Event] = []
@@ -91,19 +96,6 @@ class Journal:
             elif rows := spec.rows_of(env_indices):
                 found.append((name, (rows, *arguments)))
         return found
-
-    def _shown_to(self, spec: WorkerSpec) -> Shown | None:
-        if self._latest is None:
-            return None
-        rows = spec.rows
-        observations = [map_arrays(lambda array: array[rows], group) for group in self._latest.observations]
-        return Shown(self._latest.to_act[rows], observations, self._episodes[rows], self.masked)
-
-
-def _episodes(state: WorkerState) -> Array:
-    if isinstance(state, SeparateState):
-        return np.array([slot.episode for slot in state.slots])
-    return np.array(state["episodes"])
 
 
 class RunningEpisodes:
@@ -127,22 +119,16 @@ class RunningEpisodes:
 
     def add(self, step: VecStep) -> None:
         """Note a step."""
-        if step.to_act.tobytes() == self._everybody:  # faster than `all`
+        # Comparing bytes is faster than `all`.
+        if step.to_act.tobytes() == self._everybody or not (_left_in_play(step) & ~step.to_act).any():
             self._seen, self._latest = None, step
             return
-        if (_left_in_play(step) & ~step.to_act).any():
-            self._note_seen(step)
-        else:
-            self._seen = None
-        self._latest = step
-
-    def _note_seen(self, step: VecStep) -> None:
         if self._seen is None:
             self._seen = [map_arrays(np.copy, group) for group in self._latest.observations]
-        self._seen = [
-            _where(step.to_act[:, group.columns], new, old)
-            for group, new, old in zip(self._groups, step.observations, self._seen, strict=True)
-        ]
+        for group, new, seen in zip(self._groups, step.observations, self._seen, strict=True):
+            shown = step.to_act[:, group.columns]
+            put(taken(new, shown), seen, shown)
+        self._latest = step
 
     def cut(self, step: VecStep, env_indices: Iterable[int]) -> VecStep:
         """Return a step in which the agents in play of these envs are truncated, on what they saw last.
@@ -167,16 +153,3 @@ class RunningEpisodes:
 def _left_in_play(step: VecStep) -> BoolArray:
     """Return the agents that have acted and have not ended after a step, (E, A) bool."""
     return step.in_play & ~(step.terminated | step.truncated)
-
-
-def _where(shown: BoolArray, new: Observations, old: Observations) -> Observations:
-    """Return the new observations where the agents are shown something, the old ones elsewhere."""
-
-    def chosen(one: Array, other: Array) -> Array:
-        return np.where(shown.reshape(*shown.shape, *(1 for _ in one.shape[2:])), one, other)
-
-    if isinstance(new, dict):
-        assert isinstance(old, dict)
-        return {key: chosen(new[key], old[key]) for key in new}
-    assert not isinstance(old, dict)
-    return chosen(new, old)

@@ -10,11 +10,16 @@ import numpy as np
 
 from marl_sb3.processes.messages import packed_result
 from marl_sb3.processes.serve import Link
+from marl_sb3.types import AgentID
 from marl_sb3.vec_env.interface import Options
+from marl_sb3.vec_env.observations import AgentGroup
 from marl_sb3.vec_env.step import VecStep
 from marl_sb3.vec_env.workers.envs import make_worker_envs
-from marl_sb3.vec_env.workers.spec import EnvFacts, Event, Shown, WorkerSpec, WorkerState, polling_s
-from marl_sb3.vec_env.workers.steps import NO_EXTRAS, Extras, SharedArrays
+from marl_sb3.vec_env.workers.spec import Event, Shown, WorkerSpec, WorkerState, polling_s
+from marl_sb3.vec_env.workers.steps import Extras, SharedArrays
+
+# The agents and groups of a vec env, the metadata of its envs, and their render mode.
+Facts = tuple[tuple[AgentID, ...], tuple[AgentGroup, ...], Mapping[str, Any], str | None]
 
 
 class EnvServer:
@@ -30,11 +35,14 @@ class EnvServer:
         self._memory, self._spec = link.descriptors[0], spec
         link.channel.polling_s = polling_s(spec.n_workers)
         np.random.seed(np.random.SeedSequence(spec.seed, spawn_key=(spec.first_index,)).generate_state(4))  # noqa: NPY002
-        self._envs = make_worker_envs(spec, link.heartbeat)
+        self._envs = envs = make_worker_envs(spec, link.heartbeat)
+        # Requests that the envs themselves answer.
+        self.limit_episodes, self.show_env_state = envs.limit_episodes, envs.show_env_state
+        self.seed, self.close = envs.seed, envs.close
 
-    def facts(self) -> EnvFacts:
+    def facts(self) -> Facts:
         """Return what the envs are."""
-        return EnvFacts.of(self._envs)
+        return self._envs.agents, self._envs.groups, self._envs.metadata, self._envs.render_mode
 
     def attach(self, num_envs: int) -> None:
         """Map the shared arrays, which the main process has made, for so many envs of all workers."""
@@ -46,29 +54,18 @@ class EnvServer:
         self._arrays.write(step)
         extras = self._extras(step)
         self._envs.go_on()
-        return b"" if extras is NO_EXTRAS else pickle.dumps(extras)
+        return b"" if extras.is_empty else pickle.dumps(extras)
 
     def _extras(self, step: VecStep) -> Extras:
-        messages, masked = self._log.taken(), self._envs.found_masks()
-        infos = None if self._envs.silent else packed_result(step.infos, "infos")
-        more = (messages, masked, step.final_observations, step.reset_infos)
-        if infos is None and step.env_state is None and not any(more):
-            return NO_EXTRAS
-        finals = dict(step.final_observations.items()) or None
-        states = step.env_state, step.final_env_states or None
-        return Extras(infos, finals, step.reset_infos or None, masked or None, messages, *states)
-
-    def limit_episodes(self, env_steps: int) -> None:
-        """See `MultiAgentVecEnv.limit_episodes`."""
-        self._envs.limit_episodes(env_steps)
-
-    def show_env_state(self) -> None:
-        """See `MultiAgentVecEnv.show_env_state`."""
-        self._envs.show_env_state()
-
-    def seed(self, seed: int) -> None:
-        """See `MultiAgentVecEnv.seed`."""
-        self._envs.seed(seed)
+        return Extras(
+            None if self._envs.silent else packed_result(step.infos, "infos"),
+            dict(step.final_observations),
+            step.reset_infos,
+            self._envs.found_masks(),
+            self._log.taken(),
+            step.env_state,
+            step.final_env_states,
+        )
 
     def reset(self, options: Sequence[Options] | None) -> tuple[Extras, WorkerState]:
         """See `MultiAgentVecEnv.reset`; what it returns without arrays, and the state afterwards."""
@@ -77,8 +74,7 @@ class EnvServer:
 
     def _begun(self, step: VecStep) -> tuple[Extras, WorkerState]:
         self._arrays.write(step)
-        masked = self._envs.found_masks() or None
-        extras = Extras(reset_infos=step.reset_infos, masked=masked, env_state=step.env_state)
+        extras = Extras(reset_infos=step.reset_infos, masked=self._envs.found_masks(), env_state=step.env_state)
         return extras, self.get_state(silently=True)
 
     def settle_masks(self, masked: Mapping[int, bool]) -> None:
@@ -131,7 +127,3 @@ class EnvServer:
             else:
                 getattr(self, name)(*arguments)
         return self._envs.replace_lost(shown) if state is not None else {}
-
-    def close(self) -> None:
-        """Close the envs."""
-        self._envs.close()

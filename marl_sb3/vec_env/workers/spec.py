@@ -1,4 +1,4 @@
-"""What a worker has to know of its envs, and what it says about them."""
+"""What a worker has to know of its envs."""
 
 from __future__ import annotations
 
@@ -6,17 +6,13 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
-
-from gymnasium import spaces
+from typing import Any, NamedTuple
 
 from marl_sb3.config.values import counted
-from marl_sb3.envs.registry import EnvFactory, batched_factory
+from marl_sb3.envs.registry import EnvFactory
 from marl_sb3.errors import ConfigError
-from marl_sb3.types import AgentID, Array, Observations
-from marl_sb3.vec_env.interface import MultiAgentVecEnv
-from marl_sb3.vec_env.slot_states import SlotState
-from marl_sb3.vec_env.step import ActionMasks
+from marl_sb3.storage.state import State
+from marl_sb3.types import Array, Observations
 
 
 @dataclass(frozen=True)
@@ -63,39 +59,30 @@ class WorkerSpec:
         """Return the rows, within the worker's arrays, of those envs that belong to it."""
         return [index - self.first_index for index in env_indices if index in self.indices]
 
-    def of_one(self, env_index: int) -> WorkerSpec:
-        """Return the spec of one env of the worker."""
-        return replace(self, first_index=env_index, num_envs=1)
-
-    def divided(self, n_workers: int) -> list[WorkerSpec]:
+    def divided(self, n_workers: int | str) -> list[WorkerSpec]:
         """Divide the envs among workers; the first workers get one more where the envs do not divide equally.
+
+        Args:
+            n_workers: `auto` is one for each core, but no more than envs.
 
         Raises:
             ConfigError: there are more workers than envs.
         """
-        if n_workers > self.num_envs:
+        number = min(_cores(), self.num_envs) if n_workers == "auto" else int(n_workers)
+        if number > self.num_envs:
             raise ConfigError(
-                f"n_workers is {n_workers}, but n_envs is {self.num_envs}; accepted: at most "
+                f"n_workers is {number}, but n_envs is {self.num_envs}; accepted: at most "
                 f"{counted(self.num_envs, 'worker')}, or auto",
                 key="n_workers",
             )
-        firsts = [-(-number * self.num_envs // n_workers) for number in range(n_workers + 1)]
+        firsts = [-(-worker * self.num_envs // number) for worker in range(number + 1)]
         return [
-            replace(self, first_index=first, num_envs=last - first, worker=worker, n_workers=n_workers)
+            replace(self, first_index=first, num_envs=last - first, worker=worker, n_workers=number)
             for worker, (first, last) in enumerate(pairwise(firsts))
         ]
 
 
-# --- Settings --------------------------------------------------------------------------------------------------------
-
 _POLLING_S = 5e-4  # longer than most policies take to choose actions
-
-
-def workers_for(n_workers: int | str, n_envs: int) -> int:
-    """Return the number of workers for a setting: `auto` is one for each core, but no more than envs."""
-    if n_workers != "auto":
-        return int(n_workers)
-    return min(_cores(), n_envs)
 
 
 def polling_s(n_workers: int) -> float:
@@ -107,83 +94,12 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def makes_batches(factory: EnvFactory, vectorizer: str) -> bool:
-    """Whether workers step their envs as batches.
-
-    Raises:
-        ConfigError: the vectorizer is not for workers, or the env has no batched version.
-    """
-    can = batched_factory(factory) is not None
-    if vectorizer == "batched" and not can:
-        raise ConfigError("the env has no batched version (`make_batched`); use the sync vectorizer", key="vectorizer")
-    if vectorizer not in ("auto", "batched", "sync"):
-        raise ConfigError(
-            f"vectorizer is {vectorizer!r}, which has no workers; accepted with n_workers: auto, batched or sync",
-            key="vectorizer",
-        )
-    return can and vectorizer != "sync"
+# The state of a worker's envs: of a batch as `BatchedVecEnv.get_state` returns it. Of separate envs, `slots` has the
+# `SlotState` of each, and `action_masks` their masks. Both have the `episodes`.
+WorkerState = State
 
 
-# --- What a worker says ----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class EnvFacts:
-    """What a vec env is: the part that a worker tells the main process.
-
-    Attributes:
-        possible_agents: all agent ids.
-        observation_spaces: agent -> space.
-        action_spaces: agent -> space.
-        metadata: the env's own metadata.
-        render_mode: the env's render mode, or None.
-    """
-
-    possible_agents: Sequence[AgentID]
-    observation_spaces: Mapping[AgentID, spaces.Space[Any]]
-    action_spaces: Mapping[AgentID, spaces.Space[Any]]
-    metadata: Mapping[str, Any]
-    render_mode: str | None
-
-    @classmethod
-    def of(cls, env: MultiAgentVecEnv) -> EnvFacts:
-        """Return those of a vec env."""
-        groups = {agent: group for group in env.groups for agent in group.agents}
-        return cls(
-            list(env.agents),
-            {agent: groups[agent].observation_space for agent in env.agents},
-            {agent: groups[agent].action_space for agent in env.agents},
-            env.metadata,
-            env.render_mode,
-        )
-
-    def observation_space(self, agent: AgentID) -> spaces.Space[Any]:
-        """As `ParallelEnv.observation_space`."""
-        return self.observation_spaces[agent]
-
-    def action_space(self, agent: AgentID) -> spaces.Space[Any]:
-        """As `ParallelEnv.action_space`."""
-        return self.action_spaces[agent]
-
-
-@dataclass(frozen=True)
-class SeparateState:
-    """The state of a worker's separate envs.
-
-    Attributes:
-        slots: of each env.
-        action_masks: per group, (envs of the worker, A_group, n) bool, or None.
-    """
-
-    slots: Sequence[SlotState]
-    action_masks: ActionMasks
-
-
-WorkerState = SeparateState | Mapping[str, Any]  # a mapping: of a batch, see `BatchedVecEnv.get_state`
-
-
-@dataclass(frozen=True)
-class Shown:
+class Shown(NamedTuple):
     """What the agents of a worker were shown last: the envs in a new worker are compared with it.
 
     Attributes:

@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,8 +17,8 @@ from marl_sb3.processes.messages import ProcessContext, WorkerTracebackError, by
 from marl_sb3.processes.worker import RestartBudget, Worker, WorkerLostError, WorkerRefusedError
 from marl_sb3.vec_env.workers.envs import FirstEnvMadeError
 from marl_sb3.vec_env.workers.recovery import MOST_STEPS, Journal
-from marl_sb3.vec_env.workers.server import EnvServer
-from marl_sb3.vec_env.workers.spec import EnvFacts, WorkerSpec, polling_s
+from marl_sb3.vec_env.workers.server import EnvServer, Facts
+from marl_sb3.vec_env.workers.spec import WorkerSpec, polling_s
 
 _log = logging.getLogger(__name__)
 
@@ -198,7 +199,7 @@ class Supervisor:
 
     # --- Begin and end -----------------------------------------------------------------------------------------------
 
-    def _make_envs(self) -> list[EnvFacts]:
+    def _make_envs(self) -> list[Facts]:
         """Start all workers; returns what they say about their envs."""
         try:
             for worker in self.workers:
@@ -233,7 +234,7 @@ class Supervisor:
         number = next(number for number, spec in enumerate(self._specs) if error.env_index in spec.indices)
         worker = self.workers[number]
         worker.end()
-        worker.make = self._make_request(self._specs[number].of_one(error.env_index))
+        worker.make = self._make_request(replace(self._specs[number], first_index=error.env_index, num_envs=1))
         try:
             worker.start()
             worker.result(worker.receive())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,17 +12,18 @@ import numpy as np
 
 from marl_sb3 import stacks
 from marl_sb3.envs.registry import EnvFactory
+from marl_sb3.processes.messages import pass_on
 from marl_sb3.storage.state import State, StateReader
-from marl_sb3.types import Array
+from marl_sb3.types import Array, Observations
 from marl_sb3.vec_env.interface import Health, MultiAgentVecEnv, Options, fresh_seed
 from marl_sb3.vec_env.masks import read_masks
-from marl_sb3.vec_env.observations import AgentLayout, require_same_agents
+from marl_sb3.vec_env.observations import AgentLayout, map_arrays, require_same_agents
 from marl_sb3.vec_env.slot_states import pack, unpack
-from marl_sb3.vec_env.step import NO_FINAL_OBSERVATIONS, ActionMasks, VecStep, first_step
+from marl_sb3.vec_env.step import ActionMasks, FinalObservations, VecStep, first_step
 from marl_sb3.vec_env.workers.envs import joined_state, split_state
 from marl_sb3.vec_env.workers.recovery import MOST_STEPS, RunningEpisodes
-from marl_sb3.vec_env.workers.spec import SeparateState, WorkerSpec, WorkerState
-from marl_sb3.vec_env.workers.steps import Extras, JoinedExtras, SharedArrays, SilentInfos
+from marl_sb3.vec_env.workers.spec import WorkerSpec, WorkerState
+from marl_sb3.vec_env.workers.steps import NO_EXTRAS, Extras, SharedArrays, joined, joined_infos
 from marl_sb3.vec_env.workers.supervisor import Supervisor
 
 _READ_ONLY_CALLS = ("render", "get_wrapper_attr", "has_wrapper")
@@ -39,7 +41,7 @@ class WorkersVecEnv(MultiAgentVecEnv):
         num_envs: E.
         seed: run seed; None draws one.
         env_kwargs: arguments of the factory.
-        n_workers: number of processes.
+        n_workers: number of processes, or `auto`.
         batched: whether each worker steps its envs as a batch, which needs a factory with `make_batched`.
         timeout_s: how long a call of an env may take.
         max_restarts: how often in a row a worker is replaced that does not complete a step.
@@ -56,7 +58,7 @@ class WorkersVecEnv(MultiAgentVecEnv):
         num_envs: int,
         seed: int | None,
         env_kwargs: Mapping[str, Any],
-        n_workers: int,
+        n_workers: int | str,
         *,
         batched: bool = False,
         timeout_s: float = 300.0,
@@ -76,14 +78,13 @@ class WorkersVecEnv(MultiAgentVecEnv):
             raise
 
     def _set_up(self, num_envs: int) -> None:
-        facts = self._supervisor.facts
-        for spec, others in zip(self._specs, facts, strict=True):
-            require_same_agents(others, spec.first_index, facts[0])
-        self._layout = AgentLayout(facts[0])
+        layouts = [AgentLayout(agents, groups) for agents, groups, *_ in self._supervisor.facts]
+        for spec, others in zip(self._specs, layouts, strict=True):
+            require_same_agents(others, spec.first_index, layouts[0])
+        self._layout = layouts[0]
         self.num_envs = num_envs
         self._all_stepped = np.ones(num_envs, dtype=np.bool_)
-        self.agents, self.groups = self._layout.agents, self._layout.groups
-        self.metadata, self.render_mode = facts[0].metadata, facts[0].render_mode
+        self.agents, self.groups, self.metadata, self.render_mode = self._supervisor.facts[0]
         arguments = (self._supervisor.memory, self.groups, num_envs)
         SharedArrays.reserve(*arguments)
         self._arrays = SharedArrays(*arguments)
@@ -113,20 +114,19 @@ class WorkersVecEnv(MultiAgentVecEnv):
 
     def _reset(self, options: Sequence[Options] | None) -> VecStep:
         given = [(None if options is None else options[spec.rows],) for spec in self._specs]
-        answers: list[tuple[Extras, WorkerState]] = self._supervisor.ask_each("reset", given)
-        extras, states = zip(*answers, strict=True)
-        return self._begun(JoinedExtras(extras, self._specs), states)
+        extras, states = zip(*self._supervisor.ask_each("reset", given), strict=True)
+        return self._begun(extras, states)
 
-    def _begun(self, extras: JoinedExtras, states: Sequence[WorkerState]) -> VecStep:
+    def _begun(self, parts: Sequence[Extras], states: Sequence[WorkerState]) -> VecStep:
         """Return the first step after a reset, or after `set_state`."""
         self._supervisor.lost = {}  # they have begun new episodes, too
-        arrays = self._arrays
+        arrays, extras = self._arrays, joined(parts, self._specs)
         self._latest = first_step(
-            arrays.copied_observations(),
+            self._observations(),
             self._masks(),
             arrays.to_act.copy(),
-            extras.reset_infos(),
-            extras.env_state(),
+            extras.reset_infos,
+            extras.env_state,
             arrays.in_play.copy(),
         )
         self._running.begin(self._latest)
@@ -141,10 +141,11 @@ class WorkersVecEnv(MultiAgentVecEnv):
     def _recv(self) -> VecStep:
         supervisor, arrays = self._supervisor, self._arrays
         payloads = [answer.payload for answer in supervisor.steps()]
-        extras = JoinedExtras.unpickled(payloads, self._specs) if any(payloads) else None
+        parts = [pickle.loads(payload) if payload else NO_EXTRAS for payload in payloads]
+        extras = joined(parts, self._specs) if any(payloads) else NO_EXTRAS
         acted = self.latest.to_act
         step = VecStep(
-            observations=arrays.copied_observations(),
+            observations=self._observations(),
             action_masks=self._masks(),
             rewards=arrays.rewards.copy(),
             terminated=arrays.terminated.copy(),
@@ -154,11 +155,11 @@ class WorkersVecEnv(MultiAgentVecEnv):
             in_play=arrays.in_play.copy(),
             stepped=self._all_stepped,
             episode_done=arrays.episode_done.copy(),
-            final_observations=NO_FINAL_OBSERVATIONS if extras is None else extras.final_observations(),
-            infos=SilentInfos(acted, self.agents) if extras is None else extras.infos(acted, self.agents),
-            reset_infos={} if extras is None else extras.reset_infos(),
-            env_state=None if extras is None else extras.env_state(),
-            final_env_states={} if extras is None else extras.final_env_states(),
+            final_observations=FinalObservations(extras.final_observations),
+            infos=joined_infos(parts, self._specs, acted, self.agents),
+            reset_infos=extras.reset_infos,
+            env_state=extras.env_state,
+            final_env_states=extras.final_env_states,
         )
         if supervisor.lost:
             step = self._running.cut(step, supervisor.lost)
@@ -166,21 +167,22 @@ class WorkersVecEnv(MultiAgentVecEnv):
         self._running.add(step)
         supervisor.journal.add_step(arrays.actions, step)
         self._latest = step
-        if extras is not None:
-            step = self._with_settled_masks(extras)
+        step = self._with_settled_masks(extras)
         if supervisor.journal.is_full:
             supervisor.journal.begin(supervisor.ask_all("get_state", True), step)
         return step
 
-    def _with_settled_masks(self, extras: JoinedExtras) -> VecStep:
+    def _observations(self) -> tuple[Observations, ...]:
+        return tuple(map_arrays(np.copy, group) for group in self._arrays.observations)
+
+    def _with_settled_masks(self, extras: Extras) -> VecStep:
         """Return the latest step, after the decision which groups have masks of which an agent acts for the first time.
 
         The journal has the step already, so that a worker which is lost meanwhile is brought back to it.
         """
-        extras.pass_on_messages()
-        found = extras.found_masks()
-        if found:
-            masked = self._supervisor.journal.masked = {**found, **self._supervisor.journal.masked}
+        pass_on(extras.messages)
+        if extras.masked:
+            masked = self._supervisor.journal.masked = {**extras.masked, **self._supervisor.journal.masked}
             self._supervisor.ask_all("settle_masks", masked)
             self._latest = replace(self.latest, action_masks=self._masks())
         return self.latest
@@ -216,22 +218,20 @@ class WorkersVecEnv(MultiAgentVecEnv):
 
     def _get_state(self) -> State:
         latest = self.latest
-        states: list[Any] = self._supervisor.ask_all("get_state", False)
+        states: list[WorkerState] = self._supervisor.ask_all("get_state", False)
         masks = list(latest.action_masks)
         if self._batched:
             state = joined_state(states, [spec.num_envs for spec in self._specs])
             return {**state, "observations": list(latest.observations), "action_masks": masks}
-        slots = [slot for state in states for slot in state.slots]
+        slots = [slot for state in states for slot in state["slots"]]
         return {**pack(slots, self.groups), "action_masks": masks}
 
     def _set_state(self, state: StateReader) -> Mapping[int, str]:
         masks = read_masks(state, self.groups, self.num_envs)
-        answers: list[tuple[Extras, WorkerState, Mapping[int, str]]] = self._supervisor.ask_each(
-            "set_state", [(each,) for each in self._worker_states(state, masks)]
-        )
-        extras, states, inexact = zip(*answers, strict=True)
+        given = [(each,) for each in self._worker_states(state, masks)]
+        extras, states, inexact = zip(*self._supervisor.ask_each("set_state", given), strict=True)
         self._supervisor.journal.masked = {number: True for number, group in enumerate(masks) if group is not None}
-        self._begun(JoinedExtras(extras, self._specs), states)
+        self._begun(extras, states)
         return {
             spec.first_index + row: why
             for each, spec in zip(inexact, self._specs, strict=True)
@@ -247,7 +247,8 @@ class WorkersVecEnv(MultiAgentVecEnv):
             return [split_state(whole, self.num_envs, own) for own in rows]
         slots = unpack(state, self._layout, self.num_envs)
         return [
-            SeparateState(slots[own], tuple(None if group is None else group[own] for group in masks)) for own in rows
+            {"slots": slots[own], "action_masks": tuple(None if group is None else group[own] for group in masks)}
+            for own in rows
         ]
 
     def _require_batched(self, state: StateReader) -> None:
