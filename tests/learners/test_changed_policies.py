@@ -19,7 +19,7 @@ import pytest
 import sb3_contrib
 import stable_baselines3
 import torch as th
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from stable_baselines3.common.callbacks import BaseCallback
 from torch import nn
@@ -540,11 +540,7 @@ def distance(found: dict[str, th.Tensor], expected: dict[str, th.Tensor]) -> flo
 
 
 FAILS_IN_STOCK = [("TRPO", frozen), ("TRPO", double_precision)]  # it differentiates with respect to all parameters
-CASES = [
-    (name, change, moment)
-    for name, change, moment in itertools.product(KINDS, CHANGES, MOMENTS)
-    if applies(name, change) and (name, change) not in FAILS_IN_STOCK
-]
+CASES = [case for case in itertools.product(KINDS, CHANGES, MOMENTS) if case[:2] not in FAILS_IN_STOCK]
 
 
 def check(name: str, change: Callable[[Any], bool], moment: str, jointly: bool) -> None:
@@ -558,6 +554,7 @@ def check(name: str, change: Callable[[Any], bool], moment: str, jointly: bool) 
 @given(case=st.sampled_from(CASES), jointly=st.booleans())
 @settings(max_examples=30, deadline=None, derandomize=True)
 def test_a_changed_policy_trains_as_the_stock_algorithm_does(case: tuple[Any, ...], jointly: bool) -> None:
+    assume(applies(*case[:2]))
     check(*case, jointly)
 
 
@@ -565,7 +562,8 @@ def test_a_changed_policy_trains_as_the_stock_algorithm_does(case: tuple[Any, ..
 @pytest.mark.parametrize("jointly", [False, True])
 @pytest.mark.parametrize(("name", "change", "moment"), CASES)
 def test_every_change_in_every_algorithm(name: str, change: Any, moment: str, jointly: bool) -> None:
-    check(name, change, moment, jointly)
+    if applies(name, change):
+        check(name, change, moment, jointly)
 
 
 # The comparison can fail: each of these faults is found by a change.
