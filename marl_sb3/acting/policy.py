@@ -134,7 +134,7 @@ class RolloutPolicy:
     def refresh(self) -> None:
         """See `Policy.refresh`."""
         algorithm: Any = self.algorithm
-        self._kernels: Any = algorithm.fused_policy() if hasattr(algorithm, "fused_policy") else None
+        self._kernels: Any = algorithm.acting_kernels() if hasattr(algorithm, "acting_kernels") else None
         if self._kernels is not None:
             self._kernels.read_parameters()
 
@@ -231,7 +231,7 @@ class ExploringPolicy:
         if self._warms_up and algorithm.num_timesteps < algorithm.learning_starts and not by_noise:
             return np.array([algorithm.action_space.sample() for _ in inputs.starts])
         if not self._is_read:
-            kernels = getattr(algorithm, "exploring_kernels", None)
+            kernels = getattr(algorithm, "acting_kernels", None)
             self._kernels, self._is_read = None if kernels is None else kernels(), True
         if self._kernels is not None:
             return self._kernels.explore(inputs.observations)  # type: ignore[no-any-return]

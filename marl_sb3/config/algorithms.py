@@ -171,8 +171,9 @@ class AlgorithmInfo:
             Not needed for arguments that SB3's algorithms have too, and that mean the same.
         learner: the class that trains its policies, a subclass of `Learner`, or its place; None: the learner of the
             class that it is derived from, or else that of algorithms with rollouts.
-        metrics: more metrics below `learners/POLICY/`, by name -> the name under which `train()` records it in SB3's
-            logger.
+        metrics: more metrics below `learners/POLICY/` than those of the class that it is derived from, by name -> the
+            name under which `train()` records it in SB3's logger. With a minus in front: of the opposite sign. None:
+            the learner computes it.
         policy: the policy, by name, that `MlpPolicy` stands for, the default of configurations.
         aliases: other names of it on command lines and in files.
         stock: the place of the class of SB3 that it takes the place of.
@@ -185,7 +186,7 @@ class AlgorithmInfo:
     help: str = ""
     hyperparameters: Mapping[str, Any] = field(default_factory=dict, repr=False)
     learner: type[Any] | str | None = None
-    metrics: Mapping[str, str] = field(default_factory=dict)
+    metrics: Mapping[str, str | None] = field(default_factory=dict)
     policy: str = "MlpPolicy"
     aliases: Sequence[str] = ()
     stock: str | None = None
@@ -207,22 +208,34 @@ class AlgorithmInfo:
         """Its class, which is imported now if it is not yet."""
         return class_at(self.algorithm)
 
+    @cached_property
+    def _base(self) -> AlgorithmInfo | None:
+        """The algorithm of the first base class that has one; None for those in this file, which need none."""
+        if any(self is own for own in (_ON_POLICY, _OFF_POLICY, *_BUILT_IN)):
+            return None
+        places = [place_of(base) for base in self.algorithm_class.__mro__[1:]]
+        known = {_OFF_POLICY.place: _OFF_POLICY, **_by_place}
+        return next((known[place] for place in places if place in known), _ON_POLICY)
+
     @property
     def learner_class(self) -> Any:
         """The class of its learners, which is imported now if it is not yet."""
-        bases = [] if isinstance(self.algorithm, str) else map(place_of, self.algorithm.__mro__[1:])
-        derived = (_by_place[base].learner if base in _by_place else _LEARNERS.get(base) for base in bases)
-        return class_at(self.learner or next((place for place in derived if place is not None), _OF_ROLLOUTS))
+        if self.learner is None and self._base is not None:
+            return self._base.learner_class
+        return class_at(cast("str | type[Any]", self.learner))
 
     @cached_property
     def kinds(self) -> Mapping[str, Any]:
         """Name -> accepted values of its hyperparameters; those that are not in it are not checked."""
-        if isinstance(self.algorithm, str):
+        if isinstance(self.algorithm, str) or self._base is None:
             return self.hyperparameters
-        bases = (_by_place.get(place_of(base)) for base in self.algorithm.__mro__[1:])
-        inherited = next((base.kinds for base in bases if base is not None), _USUAL)
         names = inspect.signature(self.algorithm).parameters
-        return {**{name: kind for name, kind in inherited.items() if name in names}, **self.hyperparameters}
+        return {**{name: kind for name, kind in self._base.kinds.items() if name in names}, **self.hyperparameters}
+
+    @cached_property
+    def all_metrics(self) -> Mapping[str, str | None]:
+        """Its metrics, as in `metrics`, after those of the class that it is derived from."""
+        return {**(self._base.all_metrics if self._base else {}), **self.metrics}
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle a built-in one by its name, and another one without the kinds of its hyperparameters.
@@ -248,11 +261,59 @@ def class_at(place: str | type[Any]) -> type[Any]:
     return cast("type[Any]", getattr(importlib.import_module(module), cls))
 
 
-# The learners of classes that are derived from none of those below.
-_LEARNERS: Mapping[str, str] = {
-    "stable_baselines3.common.off_policy_algorithm:OffPolicyAlgorithm": "marl_sb3.learners.off_policy:OffPolicyLearner",
+# --- Metrics, see `AlgorithmInfo.metrics` ----------------------------------------------------------------------------
+
+_COMMON: Mapping[str, str | None] = {
+    "curr_lr": "train/learning_rate",
+    "num_grad_updates_lifetime": None,
+    "num_trainable_parameters": None,
+    "num_module_steps_trained": None,
 }
-_OF_ROLLOUTS = "marl_sb3.learners.on_policy:OnPolicyLearner"
+_OF_ROLLOUTS: Mapping[str, str | None] = {
+    "policy_loss": "train/policy_loss",
+    "vf_loss": "train/value_loss",
+    "total_loss": None,
+    "entropy": "-train/entropy_loss",
+    "vf_explained_var": "train/explained_variance",
+    **_COMMON,
+}
+_OF_PPO: Mapping[str, str | None] = {
+    "policy_loss": "train/policy_gradient_loss",
+    "vf_loss": "train/value_loss",
+    "vf_loss_unclipped": None,
+    "total_loss": None,
+    "entropy": "-train/entropy_loss",
+    "mean_kl_loss": "train/approx_kl",
+    "vf_explained_var": "train/explained_variance",
+    "clip_fraction": "train/clip_fraction",
+    "gradients_global_norm": None,
+    **_COMMON,
+}
+_OF_CONTRIB_PPO: Mapping[str, str | None] = {
+    name: key for name, key in _OF_PPO.items() if name not in ("vf_loss_unclipped", "gradients_global_norm")
+}
+_OF_TRPO: Mapping[str, str | None] = {  # actor and critic have losses of their own: there is no total one
+    "policy_loss": "-train/policy_objective",
+    "vf_loss": "train/value_loss",
+    "mean_kl_loss": "train/kl_divergence_loss",
+    "line_search_success": "train/is_line_search_success",
+    "vf_explained_var": "train/explained_variance",
+    **_COMMON,
+}
+_OF_REPLAY: Mapping[str, str | None] = {"replay_buffer_size": None, **_COMMON}
+_OF_Q: Mapping[str, str | None] = {"qf_loss": "train/loss", "exploration_rate": None, **_OF_REPLAY}
+_LOSSES: Mapping[str, str | None] = {"actor_loss": "train/actor_loss", "critic_loss": "train/critic_loss"}
+_OF_ACTOR_CRITIC: Mapping[str, str | None] = {**_LOSSES, **_OF_REPLAY}
+_OF_ENTROPY: Mapping[str, str | None] = {
+    **_LOSSES,
+    "ent_coef": "train/ent_coef",
+    "ent_coef_loss": "train/ent_coef_loss",
+    **_OF_REPLAY,
+}
+
+# --- The algorithms of marl_sb3 --------------------------------------------------------------------------------------
+
+_OFF_POLICY_LEARNER = "marl_sb3.learners.off_policy:OffPolicyLearner"
 
 _BUILT_IN = (
     AlgorithmInfo(
@@ -261,6 +322,7 @@ _BUILT_IN = (
         "proximal policy optimization (Schulman et al. 2017)",
         PPO,
         "marl_sb3.learners.algorithms.ppo:PPOLearner",
+        _OF_PPO,
         stock="stable_baselines3.ppo.ppo:PPO",
     ),
     AlgorithmInfo(
@@ -269,6 +331,7 @@ _BUILT_IN = (
         "advantage actor-critic (Mnih et al. 2016)",
         A2C,
         "marl_sb3.learners.algorithms.ppo:A2CLearner",
+        _OF_ROLLOUTS,
         stock="stable_baselines3.a2c.a2c:A2C",
     ),
     AlgorithmInfo(
@@ -277,6 +340,7 @@ _BUILT_IN = (
         "trust region policy optimization (Schulman et al. 2015)",
         TRPO,
         "marl_sb3.learners.algorithms.contrib:TRPOLearner",
+        _OF_TRPO,
         stock="sb3_contrib.trpo.trpo:TRPO",
     ),
     AlgorithmInfo(
@@ -285,6 +349,7 @@ _BUILT_IN = (
         "PPO that chooses among the actions that a mask allows (Huang and Ontanon 2020)",
         MASKABLE_PPO,
         "marl_sb3.learners.algorithms.contrib:MaskablePPOLearner",
+        _OF_CONTRIB_PPO,
         aliases=("ppo_mask",),
         stock="sb3_contrib.ppo_mask.ppo_mask:MaskablePPO",
         takes_masks=True,
@@ -295,6 +360,7 @@ _BUILT_IN = (
         "PPO with LSTMs",
         PPO,
         "marl_sb3.learners.algorithms.contrib:RecurrentPPOLearner",
+        _OF_CONTRIB_PPO,
         policy="MlpLstmPolicy",
         aliases=("ppo_lstm", "ppo_recurrent"),
         stock="sb3_contrib.ppo_recurrent.ppo_recurrent:RecurrentPPO",
@@ -305,7 +371,8 @@ _BUILT_IN = (
         "marl_sb3.learners.algorithms.replay:DQN",
         "deep Q-network (Mnih et al. 2015)",
         DQN,
-        "marl_sb3.learners.algorithms.replay:QLearner",
+        _OFF_POLICY_LEARNER,
+        _OF_Q,
         stock="stable_baselines3.dqn.dqn:DQN",
     ),
     AlgorithmInfo(
@@ -313,7 +380,8 @@ _BUILT_IN = (
         "marl_sb3.learners.algorithms.contrib:QRDQN",
         "DQN with quantiles of the return (Dabney et al. 2018)",
         DQN,
-        "marl_sb3.learners.algorithms.replay:QLearner",
+        _OFF_POLICY_LEARNER,
+        _OF_Q,
         stock="sb3_contrib.qrdqn.qrdqn:QRDQN",
     ),
     AlgorithmInfo(
@@ -321,7 +389,8 @@ _BUILT_IN = (
         "marl_sb3.learners.algorithms.replay:SAC",
         "soft actor-critic (Haarnoja et al. 2018)",
         SAC,
-        "marl_sb3.learners.algorithms.replay:EntropyLearner",
+        _OFF_POLICY_LEARNER,
+        _OF_ENTROPY,
         stock="stable_baselines3.sac.sac:SAC",
     ),
     AlgorithmInfo(
@@ -329,7 +398,8 @@ _BUILT_IN = (
         "marl_sb3.learners.algorithms.replay:TD3",
         "twin delayed deep deterministic policy gradient (Fujimoto et al. 2018)",
         TD3,
-        "marl_sb3.learners.algorithms.replay:ActorCriticLearner",
+        _OFF_POLICY_LEARNER,
+        _OF_ACTOR_CRITIC,
         stock="stable_baselines3.td3.td3:TD3",
     ),
     AlgorithmInfo(
@@ -337,7 +407,8 @@ _BUILT_IN = (
         "marl_sb3.learners.algorithms.replay:DDPG",
         "deep deterministic policy gradient (Lillicrap et al. 2016)",
         DDPG,
-        "marl_sb3.learners.algorithms.replay:ActorCriticLearner",
+        _OFF_POLICY_LEARNER,
+        _OF_ACTOR_CRITIC,
         stock="stable_baselines3.ddpg.ddpg:DDPG",
     ),
     AlgorithmInfo(
@@ -345,7 +416,8 @@ _BUILT_IN = (
         "marl_sb3.learners.algorithms.contrib:TQC",
         "SAC with truncated quantile critics (Kuznetsov et al. 2020)",
         TQC,
-        "marl_sb3.learners.algorithms.replay:EntropyLearner",
+        _OFF_POLICY_LEARNER,
+        _OF_ENTROPY,
         stock="sb3_contrib.tqc.tqc:TQC",
     ),
     AlgorithmInfo(
@@ -353,14 +425,29 @@ _BUILT_IN = (
         "sb3_contrib.crossq.crossq:CrossQ",
         "SAC with batch normalization and without target networks (Bhatt et al. 2024)",
         CROSSQ,
-        "marl_sb3.learners.algorithms.replay:EntropyLearner",
+        _OFF_POLICY_LEARNER,
+        _OF_ENTROPY,
         stock="sb3_contrib.crossq.crossq:CrossQ",
     ),
 )
 ALGORITHMS: Mapping[str, AlgorithmInfo] = {info.name: info for info in _BUILT_IN}
 
-# What SB3's arguments accept that most algorithms have, for classes that are derived from none of them.
+# The classes that other algorithms are derived from, with what SB3's arguments accept that most algorithms have.
 _USUAL: Mapping[str, Any] = {**_REPLAY, **PPO}
+_ON_POLICY = AlgorithmInfo(
+    "on_policy",
+    "stable_baselines3.common.on_policy_algorithm:OnPolicyAlgorithm",
+    hyperparameters=_USUAL,
+    learner="marl_sb3.learners.on_policy:OnPolicyLearner",
+    metrics=_OF_ROLLOUTS,
+)
+_OFF_POLICY = AlgorithmInfo(
+    "off_policy",
+    "stable_baselines3.common.off_policy_algorithm:OffPolicyAlgorithm",
+    hyperparameters=_USUAL,
+    learner=_OFF_POLICY_LEARNER,
+    metrics=_OF_REPLAY,
+)
 
 _known: dict[str, AlgorithmInfo] = {}  # by all names but aliases: those above, and the user's own
 _by_place: dict[str, AlgorithmInfo] = {}

@@ -42,6 +42,9 @@ class Reliance:
         optimizers: the classes of optimizers that the kernels have.
         settings: objects with the names of those of their attributes that decide whether they are covered. The kernels
             stand for the methods of these objects and of the attributes.
+
+    Attributes:
+        layers: those layers.
     """
 
     def __init__(
@@ -56,7 +59,7 @@ class Reliance:
     ) -> None:
         self._algorithm = algorithm
         self._policy: nn.Module = algorithm.policy
-        self._layers = list(layers)
+        self.layers = list(layers)
         self._others = list(others)
         self._trained = [(optimizer, list(parameters)) for optimizer, parameters in trained]
         self._optimizers = optimizers
@@ -73,7 +76,7 @@ class Reliance:
         """Return the reason why the kernels would not compute what PyTorch does, as a string; None if they do."""
         return (
             why_not_called(self._policy, self._stood_for)
-            or why_not_layers(self._layers)
+            or why_not_layers(self.layers)
             or _why_not_tensors(self._tensors)
             or self._why_not_optimizers()
             or first_reason({"parameters that no layer has": self._trains_others()})
@@ -99,7 +102,7 @@ class Reliance:
         return [getattr(owner, name) for owner, names in self._settings for name in names]
 
     def _read_tensors(self) -> list[Any]:
-        return [tensor for layer in self._layers for tensor in layer._parameters.values()] + self._others
+        return [tensor for layer in self.layers for tensor in layer._parameters.values()] + self._others
 
     def _trains_others(self) -> bool:
         known = set(map(id, self._tensors))
@@ -405,7 +408,7 @@ def memory_coverage(algorithm: Any) -> Reliance | str:
         }
     )
     weights = [weight for lstm in lstms if lstm is not None for weight in lstm.parameters()]
-    return reason or _actor_critic_reliance(algorithm, others=weights)
+    return reason or _actor_critic_reliance(algorithm, ["rollout_buffer"], others=weights)
 
 
 def _is_plain_lstm(lstm: Any) -> bool:

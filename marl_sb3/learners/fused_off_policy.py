@@ -98,22 +98,13 @@ class FusedOffPolicy(_Base):
     _reads_again: bool = False  # whether callbacks may change the policy within a rollout
     _acting: FusedReplayUpdate | None = None  # what acts, while an action is chosen
 
-    def fused_update(self) -> FusedReplayUpdate | None:
-        """Return the policy in the kernels' form, if updates take the fused path.
-
-        Raises:
-            ConfigError: see `takes_fused_path`.
-        """
-        update: FusedReplayUpdate | None = self._kernels()
-        return update
-
-    def exploring_kernels(self) -> FusedReplayUpdate | None:
-        """Return what explores in kernels; None if a subclass explores in its own way."""
-        return self.fused_update() if type(self).predict is FusedOffPolicy.predict else None
+    def acting_kernels(self) -> Any:
+        """See `TwoPaths.acting_kernels`; None too if a subclass explores in its own way."""
+        return self.kernels() if type(self).predict is FusedOffPolicy.predict else None
 
     def train(self, gradient_steps: int, batch_size: int = 64) -> None:
         """See `OffPolicyAlgorithm.train`."""
-        update = self.fused_update()
+        update: FusedReplayUpdate | None = self.kernels()
         if update is None:
             super().train(gradient_steps=gradient_steps, batch_size=batch_size)
             return
@@ -156,7 +147,7 @@ class FusedOffPolicy(_Base):
         self, learning_starts: int, action_noise: ActionNoise | None = None, n_envs: int = 1
     ) -> tuple[Array, Array]:
         if not self._is_read or self._reads_again:  # not earlier: callbacks may change the policy
-            self._of_rollout = self.fused_update()
+            self._of_rollout = self.kernels()
             self._is_read = True
         self._acting = self._of_rollout
         try:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch as th
@@ -15,22 +16,14 @@ from stable_baselines3.common.vec_env import VecEnv
 from marl_sb3.acting.policy import PolicyInputs, RolloutPolicy
 from marl_sb3.errors import NumericError
 from marl_sb3.learners.coverage import Reliance, update_coverage
-from marl_sb3.learners.learner import Update
-from marl_sb3.learners.on_policy import OnPolicyLearner, TrainUpdate
 from marl_sb3.learners.threads import blas_threads
-from marl_sb3.learners.update_path import TwoPaths, UpdatePlan
-from marl_sb3.metrics import Result
-from marl_sb3.sb3.private import (
-    has_step_hook,
-    last_step,
-    num_updates,
-    record_episodes,
-    set_last_step,
-    set_num_updates,
-)
+from marl_sb3.learners.update_path import TwoPaths
+from marl_sb3.sb3.private import has_step_hook
 from marl_sb3.types import Array
 
 if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
+
     from marl_sb3.learners.fused_policy import FusedPolicy, FusedRolloutUpdate
 
 
@@ -41,19 +34,10 @@ class FusedActing(TwoPaths, OnPolicyAlgorithm):
         """See `TwoPaths.coverage`."""
         return update_coverage(self)
 
-    def _in_kernels_form(self) -> FusedPolicy:
+    def _in_kernels_form(self, reliance: Reliance) -> FusedPolicy:
         from marl_sb3.learners.fused_policy import FusedPolicy
 
         return FusedPolicy(self.policy)
-
-    def fused_policy(self) -> FusedPolicy | None:
-        """The policy in the kernels' form, on the fused path.
-
-        Raises:
-            ConfigError: see `TwoPaths.takes_fused_path`.
-        """
-        fused: FusedPolicy | None = self._kernels()
-        return fused
 
 
 class FusedOnPolicy(FusedActing):
@@ -64,14 +48,6 @@ class FusedOnPolicy(FusedActing):
     """
 
     num_grad_updates: int = 0
-
-    def update_plan(self) -> UpdatePlan:
-        """Return the minibatches and the loss of the next update."""
-        raise NotImplementedError
-
-    def record_update(self, update: FusedRolloutUpdate) -> None:
-        """Record what the algorithm's `train` records in SB3's logger, under the same names."""
-        raise NotImplementedError
 
     def train(self) -> None:
         """Update the policy from the rollout buffer.
@@ -95,42 +71,60 @@ class FusedOnPolicy(FusedActing):
         Returns:
             None if PyTorch updates the policy; then nothing was drawn.
         """
-        fused = self.fused_policy()
+        fused = self.kernels()
         if fused is None:
             return None
         from marl_sb3.learners.fused_policy import FusedRolloutUpdate
 
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.policy.optimizer)
-        return FusedRolloutUpdate(self, fused, self.update_plan())
+        return FusedRolloutUpdate(self, fused)
 
     def finish_update(self, update: FusedRolloutUpdate) -> None:
         """Write the results of a fused update into SB3's objects."""
         update.write_back()
-        set_num_updates(self, num_updates(self) + update.n_epochs)
+        self._n_updates += update.n_epochs
         self.num_grad_updates += update.num_grad_updates
-        self.record_update(update)
+        self.record_update(update.means(), update.clip_range)
+
+    def record_update(self, means: Mapping[str, float], clip_range: float) -> None:
+        """Record in SB3's logger, under the same names, what the algorithm's `train` does; here, PPO's."""
+        names = {
+            "policy_loss": "policy_gradient_loss",
+            "last_loss": "loss",
+            **{name: name for name in _OF_ALL_AND_PPO},
+        }
+        for name, recorded in names.items():
+            self.logger.record(f"train/{recorded}", means[name])
+        self.logger.record("train/clip_range", clip_range)
+        self._record_state()
+
+    def _record_state(self) -> None:
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+        if hasattr(self.policy, "log_std"):
+            self.logger.record("train/std", th.exp(self.policy.log_std).mean().item())
 
     def _train_torch(self) -> None:
         """Update by SB3's own `train`."""
-        optimizer = self.policy.optimizer
-        if not isinstance(optimizer, th.optim.Optimizer):  # a wrapper without hooks
-            super().train()
-            return
-        counted = optimizer.register_step_post_hook(self._count_grad_update)
+        counted = count_steps(self)
         try:
             super().train()
         finally:
-            counted.remove()
-
-    def _count_grad_update(self, *_: Any) -> None:
-        self.num_grad_updates += 1
+            if counted is not None:
+                counted.remove()
 
 
-def record_std(algorithm: OnPolicyAlgorithm) -> None:
-    """Record the standard deviation of a Gaussian policy, as SB3 does."""
-    if hasattr(algorithm.policy, "log_std"):
-        algorithm.logger.record("train/std", th.exp(algorithm.policy.log_std).mean().item())
+_OF_ALL_AND_PPO = ("value_loss", "entropy_loss", "explained_variance", "approx_kl", "clip_fraction")
+
+
+def count_steps(algorithm: Any) -> RemovableHandle | None:
+    """Count the optimizer's steps in `num_grad_updates` of its algorithm; not those of a wrapper without hooks."""
+
+    def count(*_: Any) -> None:
+        algorithm.num_grad_updates += 1
+
+    optimizer = algorithm.policy.optimizer
+    return optimizer.register_step_post_hook(count) if isinstance(optimizer, th.optim.Optimizer) else None
 
 
 # --- Rollouts of `learn` ---------------------------------------------------------------------------------------------
@@ -162,53 +156,51 @@ class FusedRollouts(FusedActing):
         policy = RolloutPolicy(self)  # not earlier: the callback may have changed the policy
         reads_again = has_step_hook(callback)
         for step in range(n_rollout_steps):
-            if not _step(self, policy, known, step):
+            if not self._take_step(policy, known, step):
                 return False
             if reads_again:
                 policy.refresh()
-            _store_step(self, policy, known)
+            self._store_step(policy, known)
         last_values = th.from_numpy(policy.values(_inputs(known["new_obs"])))
         rollout_buffer.compute_returns_and_advantage(last_values=last_values, dones=known["dones"])
         callback.update_locals({**known, "n_steps": n_rollout_steps, "values": last_values})
         callback.on_rollout_end()
         return True
 
+    def _take_step(self, policy: RolloutPolicy, known: dict[str, Any], step: int) -> bool:
+        """Take one step of all envs; `known` is filled with the `locals` of SB3's callbacks."""
+        observations = self._last_obs
+        assert isinstance(observations, np.ndarray), "the kernels take no Dict observations"
+        in_bounds, _, actions, values, log_probs = policy.act(_inputs(observations))
+        assert actions is not None
+        assert values is not None
+        assert log_probs is not None
+        new_obs, rewards, dones, infos = known["env"].step(in_bounds)
+        self.num_timesteps += known["env"].num_envs
+        known |= {
+            "n_steps": step,
+            "obs_tensor": th.as_tensor(observations),
+            "actions": actions,
+            "clipped_actions": in_bounds,
+            "values": th.from_numpy(values).reshape(-1, 1),
+            "log_probs": th.from_numpy(log_probs),
+            "new_obs": new_obs,
+            "rewards": rewards,
+            "dones": dones,
+            "infos": infos,
+        }
+        known["callback"].update_locals(known)
+        return bool(known["callback"].on_step())
 
-def _step(algorithm: OnPolicyAlgorithm, policy: RolloutPolicy, known: dict[str, Any], step: int) -> bool:
-    """Take one step of all envs; `known` is filled with the `locals` of SB3's callbacks."""
-    observations, _ = last_step(algorithm)
-    assert isinstance(observations, np.ndarray), "the kernels take no Dict observations"
-    in_bounds, _, actions, values, log_probs = policy.act(_inputs(observations))
-    assert actions is not None
-    assert values is not None
-    assert log_probs is not None
-    new_obs, rewards, dones, infos = known["env"].step(in_bounds)
-    algorithm.num_timesteps += known["env"].num_envs
-    known |= {
-        "n_steps": step,
-        "obs_tensor": th.as_tensor(observations),
-        "actions": actions,
-        "clipped_actions": in_bounds,
-        "values": th.from_numpy(values).reshape(-1, 1),
-        "log_probs": th.from_numpy(log_probs),
-        "new_obs": new_obs,
-        "rewards": rewards,
-        "dones": dones,
-        "infos": infos,
-    }
-    known["callback"].update_locals(known)
-    return bool(known["callback"].on_step())
-
-
-def _store_step(algorithm: OnPolicyAlgorithm, policy: RolloutPolicy, known: dict[str, Any]) -> None:
-    observations, starts = last_step(algorithm)
-    actions, rewards, dones, infos = (known[name] for name in ("actions", "rewards", "dones", "infos"))
-    record_episodes(algorithm, infos, dones)
-    _add_values_at_time_limits(policy, rewards, dones, infos, algorithm.gamma)
-    if isinstance(algorithm.action_space, spaces.Discrete):
-        actions = actions.reshape(-1, 1)
-    known["rollout_buffer"].add(observations, actions, rewards, starts, known["values"], known["log_probs"])
-    set_last_step(algorithm, known["new_obs"], dones)
+    def _store_step(self, policy: RolloutPolicy, known: dict[str, Any]) -> None:
+        actions, rewards, dones, infos = (known[name] for name in ("actions", "rewards", "dones", "infos"))
+        self._update_info_buffer(infos, dones)
+        _add_values_at_time_limits(policy, rewards, dones, infos, self.gamma)
+        if isinstance(self.action_space, spaces.Discrete):
+            actions = actions.reshape(-1, 1)
+        step = (self._last_obs, actions, rewards, self._last_episode_starts, known["values"], known["log_probs"])
+        known["rollout_buffer"].add(*step)
+        self._last_obs, self._last_episode_starts = known["new_obs"], dones
 
 
 def _add_values_at_time_limits(
@@ -227,55 +219,3 @@ def _add_values_at_time_limits(
 
 def _inputs(observations: Array) -> PolicyInputs:
     return PolicyInputs(observations, np.zeros(len(observations), dtype=bool))
-
-
-# --- Learners --------------------------------------------------------------------------------------------------------
-
-
-class FusedLearner(OnPolicyLearner):
-    """An `OnPolicyLearner` for marl_sb3's class of an algorithm, and for SB3's."""
-
-    updates_in_parallel: ClassVar[bool] = True
-
-    def begin_update(self, progress_remaining: float) -> Update:
-        """See `Learner.begin_update`."""
-        update_by_torch = super().begin_update(progress_remaining)
-        algorithm = self.algorithm
-        own = getattr(algorithm.train, "__func__", None)  # a user's subclass or instance may train in its own way
-        if not isinstance(algorithm, FusedOnPolicy) or own is not FusedOnPolicy.train:
-            return update_by_torch
-        if self.buffer.num_transitions < self.least_transitions:
-            return update_by_torch
-        update = algorithm.prepare_update()
-        return update_by_torch if update is None else FusedTrainUpdate(self, update)
-
-    def _count_grad_updates(self) -> None:
-        if not isinstance(self.algorithm, FusedOnPolicy):
-            super()._count_grad_updates()
-
-    @property
-    def num_grad_updates(self) -> int:
-        """Optimizer steps taken."""
-        return self.algorithm.num_grad_updates if isinstance(self.algorithm, FusedOnPolicy) else self._grad_updates
-
-    @num_grad_updates.setter
-    def num_grad_updates(self, count: int) -> None:
-        if isinstance(self.algorithm, FusedOnPolicy):
-            self.algorithm.num_grad_updates = count
-        self._grad_updates = count
-
-
-class FusedTrainUpdate(TrainUpdate):
-    """An update by the kernels, which release the GIL."""
-
-    parallel = True
-
-    def __init__(self, learner: FusedLearner, update: FusedRolloutUpdate) -> None:
-        super().__init__(learner, update.run)
-        self._update = update
-
-    def finish(self) -> Result:
-        """See `Update.finish`."""
-        self._learner.algorithm.finish_update(self._update)  # type: ignore[attr-defined]
-        self._learner.buffer.samples_drawn += self._update.samples_drawn
-        return super().finish()

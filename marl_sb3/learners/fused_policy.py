@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.utils import explained_variance
 from torch import nn
@@ -28,8 +27,8 @@ from marl_sb3.kernels.layers import LINEAR
 from marl_sb3.kernels.mlp import Inputs, Net
 from marl_sb3.learners.coverage import ACTIVATIONS
 from marl_sb3.learners.kernel_tables import OptimizerTable, TransposedCopies, layer_table, linears, parameters_of
-from marl_sb3.learners.update_path import UpdatePlan
 from marl_sb3.sb3.inference import States
+from marl_sb3.sb3.private import progress_remaining
 from marl_sb3.types import Array, BoolArray, FloatArray
 
 
@@ -252,33 +251,45 @@ class FusedRolloutUpdate:
     """An update of PPO, MaskablePPO or A2C by the kernels: prepare (here), run (in parallel with others), write back.
 
     Args:
-        algorithm: the algorithm to update; its rollout buffer is full.
+        algorithm: the algorithm to update; its rollout buffer is full. One without `n_epochs`, `batch_size` or
+            `clip_range` takes one step on the whole rollout, or has the policy gradient as its loss, as A2C.
         fused: its policy.
-        plan: its minibatches and loss.
 
     Attributes:
-        n_epochs: see `UpdatePlan`.
+        n_epochs: passes over the rollout.
         clip_range: that of this update; 0 if nothing is clipped.
         samples_drawn: number of agent steps in all minibatches.
         num_grad_updates: optimizer steps taken, after `run`.
     """
 
-    def __init__(self, algorithm: OnPolicyAlgorithm, fused: FusedPolicy, plan: UpdatePlan) -> None:
+    def __init__(self, algorithm: Any, fused: FusedPolicy) -> None:
         self._fused = fused
-        self._rollout = algorithm.rollout_buffer
+        self._rollout: Any = algorithm.rollout_buffer
         self._samples = _rollout_samples(self._rollout, fused)
         samples = len(self._samples.returns)
-        self.n_epochs = plan.n_epochs
-        self.samples_drawn = samples * plan.n_epochs
+        self.n_epochs: int = getattr(algorithm, "n_epochs", 1)
+        self.samples_drawn = samples * self.n_epochs
         self.num_grad_updates = 0
         # SB3 draws the order of an epoch at its start. Drawing all at once gives the same numbers.
-        orders = [np.random.permutation(samples) for _ in range(plan.n_epochs)]  # noqa: NPY002
+        orders = [np.random.permutation(samples) for _ in range(self.n_epochs)]  # noqa: NPY002
         self._orders = np.stack(orders).astype(np.int64, copy=False)
-        self._bounds = _bounds(self._rollout, samples, plan.batch_size)
-        self._batch = _first_rows(self._samples, int(np.diff(self._bounds).max()))
-        self._stats = np.zeros((plan.n_epochs * (len(self._bounds) - 1), kernel.NUM_STATS))
-        self._settings = _settings(algorithm, plan)
-        self.clip_range = self._settings.clip_range
+        batch_size, least = getattr(algorithm, "batch_size", None), getattr(self._rollout, "least_minibatch", 1)
+        self._bounds = np.append(minibatch_starts(samples, batch_size, least), samples)
+        inputs, *columns = self._samples
+        rows = int(np.diff(self._bounds).max())
+        empty = [np.empty_like(array[:rows]) for array in (*inputs, *columns)]
+        self._batch = kernel.Samples(Inputs(*empty[:2]), *empty[2:])
+        self._stats = np.zeros((self.n_epochs * (len(self._bounds) - 1), kernel.NUM_STATS))
+        clipped = hasattr(algorithm, "clip_range")
+        self.clip_range = float(algorithm.clip_range(progress_remaining(algorithm))) if clipped else 0.0
+        self._settings = kernel.Settings(
+            normalize_advantage=bool(algorithm.normalize_advantage),
+            clipped=clipped,
+            clip_range=self.clip_range,
+            ent_coef=float(algorithm.ent_coef),
+            vf_coef=float(algorithm.vf_coef),
+            max_grad_norm=float(algorithm.max_grad_norm),
+        )
         self._optimizer = OptimizerTable(algorithm.policy.optimizer, fused.parameters)
         fused.read_parameters()
         moved = fused.copies.addresses()
@@ -330,49 +341,18 @@ class FusedRolloutUpdate:
         return means
 
 
-def _bounds(rollout: Any, samples: int, batch_size: int | None) -> Array:
-    """Return where each minibatch begins, and the number of samples."""
-    return np.append(minibatch_starts(samples, batch_size, getattr(rollout, "least_minibatch", 1)), samples)
-
-
-def _settings(algorithm: Any, plan: UpdatePlan) -> kernel.Settings:
-    return kernel.Settings(
-        normalize_advantage=bool(algorithm.normalize_advantage),
-        clipped=plan.clip_range is not None,
-        clip_range=float(plan.clip_range or 0.0),
-        ent_coef=float(algorithm.ent_coef),
-        vf_coef=float(algorithm.vf_coef),
-        max_grad_norm=float(algorithm.max_grad_norm),
-    )
-
-
-def _first_rows(samples: kernel.Samples, rows: int) -> kernel.Samples:
-    """Return empty arrays of the shape of the first rows of some samples."""
-    inputs, *others = samples
-    return kernel.Samples(
-        Inputs(*(np.empty_like(array[:rows]) for array in inputs)), *(np.empty_like(array[:rows]) for array in others)
-    )
-
-
 def _rollout_samples(rollout: Any, fused: FusedPolicy) -> kernel.Samples:
     actions = flat_samples(rollout, "actions")
     if not fused.is_gaussian:
         require_in_range(actions.astype(np.int64, copy=False), fused.sizes, "action", fused.policy.action_space)
     none = np.empty((len(actions), 0))
+    masks = flat_samples(rollout, "action_masks") if hasattr(rollout, "action_masks") else none.astype(np.float32)
     return kernel.Samples(
         inputs=fused.inputs(flat_samples(rollout, "observations")),
         int_actions=(none if fused.is_gaussian else actions).astype(np.int64, copy=False),
         float_actions=(actions if fused.is_gaussian else none).astype(np.float32, copy=False),
-        allowed=_masks(rollout, len(actions)),
+        allowed=masks.reshape(len(actions), -1),
         log_probs=flat_samples(rollout, "log_probs").reshape(-1),
         advantages=flat_samples(rollout, "advantages").reshape(-1),
         returns=flat_samples(rollout, "returns").reshape(-1),
     )
-
-
-def _masks(rollout: Any, samples: int) -> FloatArray:
-    """Return the action masks, (samples, n) float32; no columns for a policy without masks."""
-    if not hasattr(rollout, "action_masks"):
-        return np.empty((samples, 0), np.float32)
-    masks: FloatArray = flat_samples(rollout, "action_masks").reshape(samples, -1)
-    return masks

@@ -119,23 +119,13 @@ class Learner(Stateful, ABC):
 
     Attributes:
         policy_id: the id of the policy.
-        recorded_as: metric -> the name under which the algorithm's `train()` records it in SB3's logger.
-        metric_names: the names of its metrics, in order.
+        metric_names: the names of its metrics, in order; see `AlgorithmInfo.metrics`.
         takes_common_steps: whether the `n_steps` of the run is the length of its rollouts, if its spec does not set it.
-        updates_in_parallel: whether updates may run at the same time as those of other policies.
         actor: acts for the rows of the policy, unless it acts in shards.
         experience: what the policy learns from; None if it is not trained and acts in this process.
     """
 
-    recorded_as: ClassVar[Mapping[str, str]] = {"curr_lr": "train/learning_rate"}
-    metric_names: ClassVar[Sequence[str]] = (
-        "curr_lr",
-        "num_grad_updates_lifetime",
-        "num_trainable_parameters",
-        "num_module_steps_trained",
-    )
     takes_common_steps: ClassVar[bool] = False
-    updates_in_parallel: ClassVar[bool] = False
     experience: Experience | ShardedExperience | None
 
     def __init__(
@@ -153,7 +143,9 @@ class Learner(Stateful, ABC):
         self.trained = trained
         self.processing = processing
         info = info_of(type(algorithm))
-        self._recorded_by_own: Mapping[str, str] = {} if info is None else info.metrics
+        assert info is not None, "a PolicySpec takes no other class"
+        self._recorded_as = info.all_metrics
+        self.metric_names = list(self._recorded_as)
         set_up_logging(algorithm)
         self._is_sharded = sharded
         self.actor = self._make_actor()
@@ -262,18 +254,15 @@ class Learner(Stateful, ABC):
 
     def _metrics(self, recorded: Mapping[str, Any]) -> Result:
         """Return all metrics, from what the algorithm's `train()` has recorded in SB3's logger."""
-        values = {name: recorded.get(key) for name, key in self.recorded_as.items()}
-        values |= {**self._counts(recorded), **self._more_metrics(recorded)}
-        own = {name: recorded.get(key) for name, key in self._recorded_by_own.items()}
-        return {**{name: values[name] for name in self.metric_names}, **own}
+        computed = self._computed(recorded)
+        return {
+            name: computed[name] if key is None else _with_sign(recorded, key)
+            for name, key in self._recorded_as.items()
+        }
 
     @abstractmethod
-    def _counts(self, recorded: Mapping[str, Any]) -> Result:
-        """Return the metrics that are counted here: all that `recorded_as` and `_more_metrics` lack."""
-
-    def _more_metrics(self, recorded: Mapping[str, Any]) -> Result:
-        """Return metrics that only this algorithm has, besides those that it records."""
-        return {}
+    def _computed(self, recorded: Mapping[str, Any]) -> Result:
+        """Return the metrics that the algorithm does not record, at least those that it has."""
 
     # --- State -------------------------------------------------------------------------------------------------------
 
@@ -316,6 +305,11 @@ class Learner(Stateful, ABC):
     def read_weights(self, files: Mapping[str, TensorFile]) -> Callable[[], None]:
         """Do what `read_state` does, but only for the weights."""
         return read_weights(self.algorithm, files["policy"])
+
+
+def _with_sign(recorded: Mapping[str, Any], key: str) -> Any:
+    value = recorded.get(key.removeprefix("-"))
+    return -value if value is not None and key.startswith("-") else value
 
 
 def common_steps(n_steps: int | None, specs: Mapping[PolicyID, PolicySpec]) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from stable_baselines3.common.base_class import BaseAlgorithm
@@ -50,7 +50,6 @@ class OffPolicyLearner(Learner):
     taken, and until the replay buffer has a line to draw from, updates do nothing.
     """
 
-    metric_names: ClassVar[Sequence[str]] = ("replay_buffer_size", *Learner.metric_names)
     algorithm: OffPolicyAlgorithm
     _sharded: ClassVar[type[ShardedExperience]] = ShardedReplay
     experience: ReplayExperience | ShardedReplay | None
@@ -139,8 +138,9 @@ class OffPolicyLearner(Learner):
             check_replay_update(self.policy_id, recorded, self.buffer)
         return {**self._metrics(recorded), "num_module_steps_trained": gradient_steps * self.algorithm.batch_size}
 
-    def _counts(self, recorded: Mapping[str, Any]) -> Result:
+    def _computed(self, recorded: Mapping[str, Any]) -> Result:
         return {
+            "exploration_rate": getattr(self.algorithm, "exploration_rate", None),
             "replay_buffer_size": self.buffer.num_transitions,
             "num_grad_updates_lifetime": num_updates(self.algorithm),
             "num_trainable_parameters": self._num_parameters,

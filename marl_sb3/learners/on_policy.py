@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.buffers import RolloutBuffer
@@ -17,6 +16,7 @@ from marl_sb3.experience.rollout import MaskedDictRolloutBuffer, MaskedRolloutBu
 from marl_sb3.experience.shards import ShardedExperience, ShardedRollout
 from marl_sb3.experience.turns import Experience
 from marl_sb3.learners.building import build_algorithm, build_for_collecting
+from marl_sb3.learners.fused_on_policy import FusedOnPolicy, count_steps
 from marl_sb3.learners.learner import Learner, LearnerOptions, Pace, Update
 from marl_sb3.learners.numeric_faults import check_update, check_weights
 from marl_sb3.learners.spec import PolicySpec
@@ -26,6 +26,9 @@ from marl_sb3.processing import Processing, process_rows
 from marl_sb3.sb3.private import set_progress_remaining
 from marl_sb3.storage.parts import Fields, integer
 
+if TYPE_CHECKING:
+    from marl_sb3.learners.fused_policy import FusedRolloutUpdate
+
 
 class OnPolicyLearner(Learner):
     """A `Learner` that updates by its algorithm's own `train()` at the end of each rollout.
@@ -34,30 +37,17 @@ class OnPolicyLearner(Learner):
         rollouts_per_report: number of rollouts in an iteration, if the run does not set `n_steps`.
     """
 
-    recorded_as: ClassVar[Mapping[str, str]] = {
-        **Learner.recorded_as,
-        "policy_loss": "train/policy_loss",
-        "vf_loss": "train/value_loss",
-        "vf_explained_var": "train/explained_variance",
-    }
-    metric_names: ClassVar[Sequence[str]] = (
-        "policy_loss",
-        "vf_loss",
-        "total_loss",
-        "entropy",
-        "vf_explained_var",
-        *Learner.metric_names,
-    )
     rollouts_per_report: ClassVar[int] = 1
     takes_common_steps: ClassVar[bool] = True
     algorithm: OnPolicyAlgorithm
     _sharded: ClassVar[type[ShardedExperience]] = ShardedRollout
-    _grad_updates: int = 0
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.buffer.least_minibatch = self.least_minibatch
-        self._count_grad_updates()
+        if not isinstance(self.algorithm, FusedOnPolicy):  # which count by themselves
+            self.algorithm.num_grad_updates = 0  # type: ignore[attr-defined]
+            count_steps(self.algorithm)
 
     @property
     def buffer(self) -> Any:
@@ -104,15 +94,6 @@ class OnPolicyLearner(Learner):
         """Return what chooses actions in a rollout."""
         return RolloutPolicy(self.algorithm)
 
-    def _count_grad_updates(self) -> None:
-        """Count optimizer steps, which SB3's algorithms do not; not those of a wrapper without hooks."""
-        optimizer = self.algorithm.policy.optimizer
-        if isinstance(optimizer, th.optim.Optimizer):
-            optimizer.register_step_post_hook(self._count_grad_update)
-
-    def _count_grad_update(self, *_: Any) -> None:
-        self._grad_updates += 1
-
     @property
     def pace(self) -> Pace:
         """See `Learner.pace`."""
@@ -124,7 +105,13 @@ class OnPolicyLearner(Learner):
     def begin_update(self, progress_remaining: float) -> Update:
         """See `Learner.begin_update`."""
         set_progress_remaining(self.algorithm, progress_remaining)
-        return TrainUpdate(self, self.algorithm.train)
+        if self.buffer.num_transitions < self.least_transitions:
+            return TrainUpdate(self, lambda: None)
+        algorithm = self.algorithm
+        own = getattr(algorithm.train, "__func__", None)  # a user's subclass or instance may train in its own way
+        fused = isinstance(algorithm, FusedOnPolicy) and own is FusedOnPolicy.train
+        by_kernels = algorithm.prepare_update() if fused else None  # type: ignore[attr-defined]
+        return TrainUpdate(self, algorithm.train if by_kernels is None else by_kernels.run, by_kernels)
 
     def finish_update(self) -> Result:
         """Return the metrics that `train()` has recorded; raises if a number is not finite."""
@@ -135,13 +122,15 @@ class OnPolicyLearner(Learner):
         check_weights(self.policy_id, self.algorithm.policy)
         return metrics
 
-    def _counts(self, recorded: Mapping[str, Any]) -> Result:
-        entropy_loss = recorded.get("train/entropy_loss")
+    def _computed(self, recorded: Mapping[str, Any]) -> Result:
+        stats = getattr(self.algorithm, "update_stats", {}) if recorded else {}  # of marl_sb3.PPO
+        clipped = getattr(self.algorithm, "clip_range_vf", None) is not None
         parameters = [p.numel() for p in self.algorithm.policy.parameters() if p.requires_grad]
         return {
+            "vf_loss_unclipped": stats.get("vf_loss_unclipped", None if clipped else recorded.get("train/value_loss")),
             "total_loss": self._total_loss(recorded) if "total_loss" in self.metric_names else None,
-            "entropy": None if entropy_loss is None else -entropy_loss,
-            "num_grad_updates_lifetime": self.num_grad_updates,
+            "gradients_global_norm": stats.get("gradients_global_norm"),
+            "num_grad_updates_lifetime": self.algorithm.num_grad_updates,  # type: ignore[attr-defined]
             "num_trainable_parameters": sum(parameters),
             "num_module_steps_trained": self.buffer.samples_drawn if recorded else 0,
         }
@@ -156,41 +145,34 @@ class OnPolicyLearner(Learner):
         """The number of transitions that an update needs: SB3 divides by the standard deviation of the advantages."""
         return 2 if getattr(self.algorithm, "normalize_advantage", False) else 1
 
-    @property
-    def num_grad_updates(self) -> int:
-        """Optimizer steps taken."""
-        return self._grad_updates
-
-    @num_grad_updates.setter
-    def num_grad_updates(self, count: int) -> None:
-        self._grad_updates = count
-
     def _total_loss(self, recorded: Mapping[str, Any]) -> float | None:
         """Return the mean loss over minibatches; SB3's own `train/loss` is that of the last minibatch."""
-        names = (self.recorded_as["policy_loss"], "train/entropy_loss", "train/value_loss")
+        names = (str(self._recorded_as["policy_loss"]), "train/entropy_loss", "train/value_loss")
         if not recorded.keys() >= set(names):  # before the first update; or an algorithm of the user's own
             return None
         policy_loss, entropy_loss, value_loss = (recorded[name] for name in names)
         return float(policy_loss + self.algorithm.ent_coef * entropy_loss + self.algorithm.vf_coef * value_loss)
 
-    fields: ClassVar[Fields] = {**Learner.fields, "grad_updates": integer("num_grad_updates")}
+    fields: ClassVar[Fields] = {**Learner.fields, "grad_updates": integer("algorithm.num_grad_updates")}
 
 
 class TrainUpdate:
-    """An update by one call of a function that trains the policy; no call if there are too few transitions."""
+    """An update by a function that trains the policy, which may run its kernels; these release the GIL."""
 
-    parallel = False
-
-    def __init__(self, learner: OnPolicyLearner, train: Callable[[], None]) -> None:
-        self._learner = learner
-        self._train = train
+    def __init__(
+        self, learner: OnPolicyLearner, train: Callable[[], None], by_kernels: FusedRolloutUpdate | None = None
+    ) -> None:
+        self._learner, self._train, self._by_kernels = learner, train, by_kernels
+        self.parallel = by_kernels is not None
 
     def run(self) -> None:
         """See `Update.run`."""
-        if self._learner.buffer.num_transitions >= self._learner.least_transitions:
-            with not_finite_refused(self._learner.policy_id, "update"):
-                self._train()
+        with not_finite_refused(self._learner.policy_id, "update"):
+            self._train()
 
     def finish(self) -> Result:
         """See `Update.finish`."""
+        if self._by_kernels is not None:
+            self._learner.algorithm.finish_update(self._by_kernels)  # type: ignore[attr-defined]
+            self._learner.buffer.samples_drawn += self._by_kernels.samples_drawn
         return self._learner.finish_update()

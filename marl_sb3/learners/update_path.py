@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, NamedTuple
+from typing import Any
 
 from marl_sb3.errors import ConfigError
 from marl_sb3.learners.coverage import Reliance
@@ -12,23 +12,9 @@ from marl_sb3.learners.threads import load_blas
 UPDATE_PATHS = ("auto", "fused", "torch")
 _EARLIER_NAMES = {"lean": "torch"}  # earlier names, still accepted
 # What is made for the kernels, and is no part of a saved algorithm.
-_MADE_ANEW = ("_made", "_acts", "_of_rollout", "_acting", "_is_read", "_reads_again")
+_MADE_ANEW = ("_made", "_of_rollout", "_acting", "_is_read", "_reads_again")
 
 _log = logging.getLogger(__name__)
-
-
-class UpdatePlan(NamedTuple):
-    """The minibatches and the loss of an update from a rollout.
-
-    Attributes:
-        n_epochs: passes over the rollout.
-        batch_size: transitions in a minibatch; None: all.
-        clip_range: of PPO's clipped surrogate loss; None: the policy gradient, as in A2C.
-    """
-
-    n_epochs: int
-    batch_size: int | None
-    clip_range: float | None
 
 
 class TwoPaths:
@@ -51,8 +37,8 @@ class TwoPaths:
         """Return what the kernels rely on, or the reason why they do not cover the policy."""
         raise NotImplementedError
 
-    def _in_kernels_form(self) -> Any:
-        """Return a new object that acts and updates by the kernels, for a policy that they cover."""
+    def _in_kernels_form(self, reliance: Reliance) -> Any:
+        """Return a new object that acts and updates by the kernels, for a policy that they cover; see `coverage`."""
         raise NotImplementedError
 
     def why_not_fused(self) -> str | None:
@@ -68,7 +54,7 @@ class TwoPaths:
         """
         return self._is_made() or self._checked() is not None
 
-    def _kernels(self) -> Any:
+    def kernels(self) -> Any:
         """Return the policy in the kernels' form, if updates take the fused path; else None.
 
         Raises:
@@ -78,8 +64,12 @@ class TwoPaths:
             reliance = self._checked()
             if self._made is not None and reliance is None and self.update_path == "auto":
                 _log.info("%s: torch update from here on (%s)", self.known_as, self.why_not_fused())
-            self._made = None if reliance is None else (self.update_path, self._in_kernels_form(), reliance)
+            self._made = None if reliance is None else (self.update_path, self._in_kernels_form(reliance), reliance)
         return None if self._made is None else self._made[1]
+
+    def acting_kernels(self) -> Any:
+        """Return what acts in rollouts by the kernels; None if PyTorch does."""
+        return self.kernels()
 
     def _is_made(self) -> bool:
         return self._made is not None and self._made[0] == self.update_path and self._made[2].holds()

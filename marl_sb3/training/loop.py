@@ -177,7 +177,7 @@ def _without_shared_parameters(learners: Sequence[Learner]) -> list[list[Learner
 
     Those that share no parameters with another one are all in the first group.
     """
-    if len(learners) < 2 or not any(learner.updates_in_parallel for learner in learners):
+    if len(learners) < 2 or not any(hasattr(learner.algorithm, "prepare_update") for learner in learners):
         return [[*learners]]
     groups: list[tuple[list[Learner], set[int]]] = [([], set())]
     for learner in learners:

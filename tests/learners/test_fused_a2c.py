@@ -89,9 +89,9 @@ def test_what_is_not_covered_is_refused_or_left_to_pytorch(kwargs: dict[str, Any
     case = Case(**{**SMALL, "hyperparameters": {"policy_kwargs": {**NETWORK, **kwargs}}})
     model = stock_model(case, marl_sb3.A2C)
     assert reason in model.why_not_fused()
-    assert model.fused_policy() is None
+    assert model.kernels() is None
     with pytest.raises(ConfigError, match=f"the fused update does not cover this policy: .*{reason}"):
-        stock_model(case, Fused).fused_policy()
+        stock_model(case, Fused).kernels()
 
 
 def test_a_loss_that_is_not_finite_leaves_the_weights_as_they_were() -> None:

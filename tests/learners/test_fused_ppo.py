@@ -279,10 +279,10 @@ def test_what_is_not_covered_takes_the_lean_way_and_cannot_be_forced(name: str) 
         assert algorithm.why_not_fused() is None
         change(algorithm)
     assert reason in (algorithm.why_not_fused() or "")
-    assert algorithm.fused_policy() is None
+    assert algorithm.kernels() is None
     algorithm.update_path = "fused"
     with pytest.raises(ConfigError, match=f"does not cover this policy: .*{reason}"):
-        algorithm.fused_policy()
+        algorithm.kernels()
 
 
 def test_gsde_and_subclassed_training_take_the_lean_way() -> None:
@@ -308,7 +308,7 @@ def test_an_unknown_path_is_refused() -> None:
 def test_the_earlier_names_of_path_and_vectorizer_are_accepted() -> None:
     env = make_vec_env("arena", vectorizer="serial")
     algorithm = MultiAgentAlgorithm(env, update_path="lean", n_steps=10, batch_size=10, device="cpu")
-    assert algorithm.policies["shared"].fused_policy() is None
+    assert algorithm.policies["shared"].kernels() is None
     assert isinstance(env, SyncVecEnv)
 
 
@@ -336,7 +336,7 @@ def test_loaded_parameters_are_those_that_act_and_train(tmp_path: Any) -> None:
     other.set_parameters(first.get_parameters())
     observations = np.ones((4, 3), np.float32)
     for copy in (again, other):
-        fused = copy.fused_policy()
+        fused = copy.kernels()
         fused.read_parameters()
         expected = first.policy.predict_values(th.as_tensor(observations)).detach().numpy().reshape(-1)
         np.testing.assert_allclose(fused.values(observations), expected, atol=1e-6)
@@ -400,7 +400,7 @@ def test_an_observation_out_of_range_is_refused_before_it_is_an_index(number: in
     algorithm.rollout_buffer.observations[:] = number
     with pytest.raises(EnvError, match=rf"observation \[{number}\] is not in Discrete\(5\)"):
         algorithm.train()
-    fused = algorithm.fused_policy()
+    fused = algorithm.kernels()
     with pytest.raises(EnvError, match="is not in"):
         fused.act(np.array([0, number]))
     assert th.equal(algorithm.get_parameters()["policy"]["action_net.weight"], before)

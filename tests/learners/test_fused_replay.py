@@ -216,7 +216,7 @@ def test_it_explores_as_predict_does(name: str, observation: str) -> None:
     space = algorithm.observation_space
     space.seed(0)
     batches = [np.stack([space.sample() for _ in range(rows)]) for rows in (1, 5, 1, 2, 1)]
-    update = algorithm.fused_update()
+    update = algorithm.kernels()
     with same_draws():
         found = [update.explore(batch) for batch in batches]
     algorithm.action_space = draws
@@ -282,9 +282,9 @@ LATER = {"a hook": "_with_hook", "frozen parameters": "_frozen", "a replaced met
 @pytest.mark.parametrize("change", LATER)
 def test_what_is_no_longer_covered_pytorch_trains(change: str) -> None:
     algorithm = trained_once(model(marl_sb3.DQN, "DQN"))
-    assert algorithm.fused_update() is algorithm.fused_update() is not None
+    assert algorithm.kernels() is algorithm.kernels() is not None
     globals()[LATER[change]](algorithm)
-    assert algorithm.fused_update() is None
+    assert algorithm.kernels() is None
 
 
 # Coverage
@@ -347,7 +347,7 @@ def test_what_the_kernels_do_not_cover_pytorch_trains(case: str) -> None:
     assert change is _nothing or algorithm.why_not_fused() is None
     change(algorithm)
     assert reason in algorithm.why_not_fused()
-    assert algorithm.fused_update() is None
+    assert algorithm.kernels() is None
     algorithm.update_path = "fused"
     with pytest.raises(ConfigError, match="the fused update does not cover this policy"):
         algorithm.train(gradient_steps=1, batch_size=8)

@@ -55,7 +55,7 @@ def trained(cls: type[stable_baselines3.PPO], env: VecEnv, callback: BaseCallbac
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
 def test_rollouts_with_time_limits_are_those_of_stock_sb3(env_id: str) -> None:
     theirs, ours = (trained(cls, vec_env(env_id)) for cls in (stable_baselines3.PPO, marl_sb3.PPO))
-    assert ours.fused_policy() is not None
+    assert ours.kernels() is not None
     np.testing.assert_allclose(ours.rollout_buffer.rewards, theirs.rollout_buffer.rewards, rtol=2e-4, atol=2e-4)
     for name in ("observations", "actions", "values", "log_probs", "advantages", "returns"):
         a, b = (flat_samples(model.rollout_buffer, name).reshape(-1) for model in (theirs, ours))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import sb3_contrib
 from gymnasium import spaces
@@ -23,7 +22,6 @@ from marl_sb3.experience.sequences import (
     SequenceRolloutBuffer,
     WholeSequences,
 )
-from marl_sb3.learners.algorithms.ppo import ContribPPOLearner, ppo_plan, record_ppo
 from marl_sb3.learners.algorithms.replay import QUpdate, SACUpdate, soft_actor_critic_coverage
 from marl_sb3.learners.coverage import (
     Reliance,
@@ -36,14 +34,21 @@ from marl_sb3.learners.coverage import (
 )
 from marl_sb3.learners.fused_off_policy import FusedOffPolicy
 from marl_sb3.learners.fused_on_policy import FusedOnPolicy, FusedRollouts
-from marl_sb3.learners.learner import Learner
 from marl_sb3.learners.on_policy import OnPolicyLearner
-from marl_sb3.learners.update_path import TwoPaths, UpdatePlan
-from marl_sb3.metrics import Result
+from marl_sb3.learners.update_path import TwoPaths
 from marl_sb3.sb3.private import calls_lstm_as_sb3
 
 if TYPE_CHECKING:
-    from marl_sb3.learners.fused_policy import FusedRecurrentPolicy, FusedRolloutUpdate
+    from marl_sb3.learners.fused_policy import FusedRecurrentPolicy
+
+
+class ContribPPOLearner(OnPolicyLearner):
+    """Trains by sb3-contrib's variants of PPO, which normalise the advantages of each minibatch."""
+
+    @property
+    def least_minibatch(self) -> int:
+        """See `OnPolicyLearner.least_minibatch`."""
+        return self.least_transitions
 
 
 class MaskablePPO(FusedOnPolicy, sb3_contrib.MaskablePPO):
@@ -51,14 +56,6 @@ class MaskablePPO(FusedOnPolicy, sb3_contrib.MaskablePPO):
 
     The *fused* path runs the update of a plain MLP in PPO's compiled kernels, see `TwoPaths`.
     """
-
-    def update_plan(self) -> UpdatePlan:
-        """See `FusedOnPolicy.update_plan`."""
-        return ppo_plan(self)
-
-    def record_update(self, update: FusedRolloutUpdate) -> None:
-        """See `FusedOnPolicy.record_update`."""
-        record_ppo(self, update.means(), update.clip_range)
 
 
 class MaskablePPOLearner(ContribPPOLearner):
@@ -80,10 +77,8 @@ class RecurrentPPO(TwoPaths, sb3_contrib.RecurrentPPO):
     calls it once per time step as soon as a minibatch contains the start of an episode. See `TwoPaths`.
     """
 
-    _acts: tuple[FusedRecurrentPolicy, Reliance] | None = None  # the kernels that act, and what they rely on
-
     def coverage(self) -> Reliance | str:
-        """See `TwoPaths.coverage`; the layers do not matter, since PyTorch computes them."""
+        """See `TwoPaths.coverage`; where the kernels cannot act, the layers do not matter: PyTorch computes them."""
         buffer = type(self.rollout_buffer)
         reason = first_reason(
             {
@@ -91,26 +86,17 @@ class RecurrentPPO(TwoPaths, sb3_contrib.RecurrentPPO):
                 f"rollout buffer {buffer.__name__}": not issubclass(buffer, WholeSequences),
             }
         )
-        return reason or Reliance(self, [], settings=[(self, ["rollout_buffer", "policy"])])
+        acting = reason or memory_coverage(self)
+        if reason is not None or (isinstance(acting, Reliance) and acting.why_not() is None):
+            return acting
+        return Reliance(self, [], settings=[(self, ["rollout_buffer"])])
 
-    def _in_kernels_form(self) -> bool:
-        return True
-
-    def fused_policy(self) -> FusedRecurrentPolicy | None:
-        """The policy in the kernels' layout, if they act in the rollouts of `MultiAgentAlgorithm`.
-
-        Raises:
-            ConfigError: see `TwoPaths.takes_fused_path`.
-        """
-        if not self.takes_fused_path():
+    def _in_kernels_form(self, reliance: Reliance) -> FusedRecurrentPolicy | None:
+        if not reliance.layers:
             return None
-        if self._acts is None or not self._acts[1].holds():
-            from marl_sb3.learners.fused_policy import FusedRecurrentPolicy
+        from marl_sb3.learners.fused_policy import FusedRecurrentPolicy
 
-            found = memory_coverage(self)
-            covered = isinstance(found, Reliance) and found.why_not() is None
-            self._acts = (FusedRecurrentPolicy(self.policy), found) if covered else None  # type: ignore[assignment]
-        return None if self._acts is None else self._acts[0]
+        return FusedRecurrentPolicy(self.policy)
 
     def _setup_model(self) -> None:
         super()._setup_model()
@@ -160,26 +146,7 @@ class TRPO(FusedRollouts, sb3_contrib.TRPO):
 
 
 class TRPOLearner(OnPolicyLearner):
-    """Actor and critic have losses of their own: there is no total one.
-
-    The optimizer steps the critic alone; the step of the actor is not among `num_grad_updates_lifetime`.
-    """
-
-    recorded_as: ClassVar[Mapping[str, str]] = {
-        "vf_loss": "train/value_loss",
-        "mean_kl_loss": "train/kl_divergence_loss",
-        "line_search_success": "train/is_line_search_success",
-        "vf_explained_var": "train/explained_variance",
-        "curr_lr": "train/learning_rate",
-    }
-    metric_names: ClassVar[Sequence[str]] = (
-        "policy_loss",
-        "vf_loss",
-        "mean_kl_loss",
-        "line_search_success",
-        "vf_explained_var",
-        *Learner.metric_names,
-    )
+    """The optimizer steps the critic alone; the step of the actor is not among `num_grad_updates_lifetime`."""
 
     def _require_fit(self) -> None:
         algorithm: Any = self.algorithm
@@ -189,11 +156,6 @@ class TRPOLearner(OnPolicyLearner):
                 "do with Dict observations; accepted: 1",
                 key="sub_sampling_factor",
             )
-
-    def _more_metrics(self, recorded: Mapping[str, Any]) -> Result:
-        """TRPO maximises its objective; a loss is minimised."""
-        objective = recorded.get("train/policy_objective")
-        return {"policy_loss": None if objective is None else -objective}
 
 
 class QRDQN(FusedOffPolicy, sb3_contrib.QRDQN):
@@ -210,7 +172,7 @@ class QRDQN(FusedOffPolicy, sb3_contrib.QRDQN):
             self, [(self.policy.optimizer, [net])], [target], settings
         )
 
-    def _in_kernels_form(self) -> QUpdate:
+    def _in_kernels_form(self, reliance: Reliance) -> QUpdate:
         target = self.quantile_net_target.quantile_net
         return QUpdate(self, self.quantile_net, self.quantile_net.quantile_net, target, self.n_quantiles)
 
@@ -222,5 +184,5 @@ class TQC(FusedOffPolicy, sb3_contrib.TQC):
         """See `TwoPaths.coverage`."""
         return soft_actor_critic_coverage(self, TQCPolicy)
 
-    def _in_kernels_form(self) -> SACUpdate:
+    def _in_kernels_form(self, reliance: Reliance) -> SACUpdate:
         return SACUpdate(self)

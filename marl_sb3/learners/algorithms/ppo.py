@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 import stable_baselines3
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
-from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.type_aliases import DictRolloutBufferSamples, RolloutBufferSamples
 from stable_baselines3.common.utils import explained_variance
 from torch.nn import functional as F
 
 from marl_sb3.experience.rollout import MaskedDictRolloutBuffer, MaskedRolloutBuffer, flat_samples
 from marl_sb3.learners.coverage import has_replaced_methods
-from marl_sb3.learners.fused_on_policy import FusedLearner, FusedOnPolicy, FusedRollouts, record_std
-from marl_sb3.learners.learner import Learner
-from marl_sb3.learners.update_path import UpdatePlan
-from marl_sb3.metrics import Result
-from marl_sb3.sb3.private import num_updates, progress_remaining
+from marl_sb3.learners.fused_on_policy import FusedOnPolicy, FusedRollouts
+from marl_sb3.learners.on_policy import OnPolicyLearner
 from marl_sb3.types import Array
-
-if TYPE_CHECKING:
-    from marl_sb3.learners.fused_policy import FusedRolloutUpdate
 
 _KNOWN_BUFFERS = (RolloutBuffer, DictRolloutBuffer, MaskedRolloutBuffer, MaskedDictRolloutBuffer)
 
@@ -94,14 +87,6 @@ class PPO(FusedOnPolicy, FusedRollouts, stable_baselines3.PPO):
 
     update_stats: dict[str, float]
 
-    def update_plan(self) -> UpdatePlan:
-        """See `FusedOnPolicy.update_plan`."""
-        return ppo_plan(self)
-
-    def record_update(self, update: FusedRolloutUpdate) -> None:
-        """See `FusedOnPolicy.record_update`."""
-        self._record_update(update.means(), update.clip_range, None)
-
     def _train_torch(self) -> None:
         """Update by PyTorch, with the same operations as SB3's `ppo.py`.
 
@@ -125,7 +110,9 @@ class PPO(FusedOnPolicy, FusedRollouts, stable_baselines3.PPO):
         means["approx_kl"] = _means_by_name(minibatches[first_of_epoch:])["approx_kl"]  # SB3 logs the last epoch's
         means["last_loss"] = minibatches[-1]["loss"].item()
         means["explained_variance"] = explained_variance(rollout.values, rollout.returns)
-        self._record_update(means, clip_range, clip_range_vf)
+        self.record_update(means, clip_range)
+        if clip_range_vf is not None:
+            self.logger.record("train/clip_range_vf", clip_range_vf)
 
     def _train_epoch(
         self,
@@ -186,35 +173,13 @@ class PPO(FusedOnPolicy, FusedRollouts, stable_baselines3.PPO):
                 stats["vf_loss_unclipped"] = F.mse_loss(batch.returns, values)
         return loss, stats
 
-    def _record_update(self, means: dict[str, float], clip_range: float, clip_range_vf: float | None) -> None:
-        record_ppo(self, means, clip_range)
-        if clip_range_vf is not None:
-            self.logger.record("train/clip_range_vf", clip_range_vf)
+    def record_update(self, means: Mapping[str, float], clip_range: float) -> None:
+        """See `FusedOnPolicy.record_update`."""
+        super().record_update(means, clip_range)
         self.update_stats = {
             name: means[name] for name in ("gradients_global_norm", "vf_loss_unclipped") if name in means
         }
         self.update_stats.setdefault("vf_loss_unclipped", means["value_loss"])
-
-
-def ppo_plan(algorithm: Any) -> UpdatePlan:
-    """Return the plan of an update of PPO or of a variant with the same hyperparameters."""
-    clip_range = float(algorithm.clip_range(progress_remaining(algorithm)))
-    return UpdatePlan(algorithm.n_epochs, algorithm.batch_size, clip_range)
-
-
-def record_ppo(algorithm: OnPolicyAlgorithm, means: Mapping[str, float], clip_range: float) -> None:
-    """Record what SB3's PPO records, under its names."""
-    record = algorithm.logger.record
-    record("train/entropy_loss", means["entropy_loss"])
-    record("train/policy_gradient_loss", means["policy_loss"])
-    record("train/value_loss", means["value_loss"])
-    record("train/approx_kl", means["approx_kl"])
-    record("train/clip_fraction", means["clip_fraction"])
-    record("train/loss", means["last_loss"])
-    record("train/explained_variance", means["explained_variance"])
-    record_std(algorithm)
-    record("train/n_updates", num_updates(algorithm), exclude="tensorboard")
-    record("train/clip_range", clip_range)
 
 
 def _means_by_name(minibatches: list[dict[str, th.Tensor]]) -> dict[str, float]:
@@ -228,55 +193,10 @@ def _means_by_name(minibatches: list[dict[str, th.Tensor]]) -> dict[str, float]:
     }
 
 
-class PPOLearner(FusedLearner):
-    """See `FusedLearner`."""
+class PPOLearner(OnPolicyLearner):
+    """Trains by PPO, which leaves the advantage of a minibatch of one as it is."""
 
-    recorded_as: ClassVar[Mapping[str, str]] = {
-        **FusedLearner.recorded_as,
-        "policy_loss": "train/policy_gradient_loss",
-        "mean_kl_loss": "train/approx_kl",
-        "clip_fraction": "train/clip_fraction",
-    }
-    metric_names: ClassVar[Sequence[str]] = (
-        "policy_loss",
-        "vf_loss",
-        "vf_loss_unclipped",
-        "total_loss",
-        "entropy",
-        "mean_kl_loss",
-        "vf_explained_var",
-        "clip_fraction",
-        "gradients_global_norm",
-        *Learner.metric_names,
-    )
-
-    @property
-    def least_transitions(self) -> int:
-        """See `OnPolicyLearner.least_transitions`; PPO leaves the advantage of a minibatch of one as it is."""
-        return 1
-
-    def _more_metrics(self, recorded: Mapping[str, Any]) -> Result:
-        """See `OnPolicyLearner._more_metrics`: the metrics that only `marl_sb3.PPO` has."""
-        stats = getattr(self.algorithm, "update_stats", {}) if recorded else {}
-        clipped = getattr(self.algorithm, "clip_range_vf", None) is not None
-        return {
-            "vf_loss_unclipped": stats.get("vf_loss_unclipped", None if clipped else recorded.get("train/value_loss")),
-            "gradients_global_norm": stats.get("gradients_global_norm"),
-        }
-
-
-class ContribPPOLearner(FusedLearner):
-    """Trains by sb3-contrib's variants of PPO: their own `train()` records what PPO's does, but for two metrics."""
-
-    recorded_as: ClassVar[Mapping[str, str]] = PPOLearner.recorded_as
-    metric_names: ClassVar[Sequence[str]] = tuple(
-        name for name in PPOLearner.metric_names if name not in ("vf_loss_unclipped", "gradients_global_norm")
-    )
-
-    @property
-    def least_minibatch(self) -> int:
-        """See `OnPolicyLearner.least_minibatch`: they normalise the advantages of each minibatch."""
-        return self.least_transitions
+    least_transitions = 1
 
 
 class A2C(FusedOnPolicy, FusedRollouts, stable_baselines3.A2C):
@@ -285,21 +205,14 @@ class A2C(FusedOnPolicy, FusedRollouts, stable_baselines3.A2C):
     The *fused* path runs the update of a plain MLP in PPO's compiled kernels, see `TwoPaths`.
     """
 
-    def update_plan(self) -> UpdatePlan:
-        """See `FusedOnPolicy.update_plan`: one gradient step on the whole rollout."""
-        return UpdatePlan(n_epochs=1, batch_size=None, clip_range=None)
-
-    def record_update(self, update: FusedRolloutUpdate) -> None:
+    def record_update(self, means: Mapping[str, float], clip_range: float) -> None:
         """See `FusedOnPolicy.record_update`."""
-        means = update.means()
-        self.logger.record("train/n_updates", num_updates(self), exclude="tensorboard")
-        self.logger.record("train/explained_variance", means["explained_variance"])
-        for name in ("entropy_loss", "policy_loss", "value_loss"):
+        for name in ("policy_loss", "value_loss", "entropy_loss", "explained_variance"):
             self.logger.record(f"train/{name}", means[name])
-        record_std(self)
+        self._record_state()
 
 
-class A2CLearner(FusedLearner):
+class A2CLearner(OnPolicyLearner):
     """Trains by A2C. Its rollouts are short: as in SB3, metrics are reported once per hundred rollouts."""
 
     rollouts_per_report: ClassVar[int] = 100

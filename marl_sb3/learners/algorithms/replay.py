@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import stable_baselines3
@@ -26,8 +25,6 @@ from marl_sb3.learners.fused_off_policy import (
     standard_normal,
 )
 from marl_sb3.learners.kernel_tables import layer_table, linears, target_table
-from marl_sb3.learners.off_policy import OffPolicyLearner
-from marl_sb3.metrics import Result
 from marl_sb3.sb3.private import num_updates
 from marl_sb3.types import Array
 
@@ -48,7 +45,7 @@ class DQN(FusedOffPolicy, stable_baselines3.DQN):
             self, [(self.policy.optimizer, [net])], [target], settings
         )
 
-    def _in_kernels_form(self) -> QUpdate:
+    def _in_kernels_form(self, reliance: Reliance) -> QUpdate:
         return QUpdate(self, self.q_net, self.q_net.q_net, self.q_net_target.q_net, 0)
 
 
@@ -106,7 +103,7 @@ class SAC(FusedOffPolicy, stable_baselines3.SAC):
         """See `TwoPaths.coverage`."""
         return soft_actor_critic_coverage(self, SACPolicy)
 
-    def _in_kernels_form(self) -> SACUpdate:
+    def _in_kernels_form(self, reliance: Reliance) -> SACUpdate:
         return SACUpdate(self)
 
 
@@ -258,7 +255,7 @@ class TD3(FusedOffPolicy, stable_baselines3.TD3):
             )
         )
 
-    def _in_kernels_form(self) -> TD3Update:
+    def _in_kernels_form(self, reliance: Reliance) -> TD3Update:
         return TD3Update(self)
 
 
@@ -331,54 +328,3 @@ class TD3Update(FusedReplayUpdate):
         """See `FusedReplayUpdate.explore`: the actor's actions, to which the rollout adds noise."""
         algorithm = self._algorithm
         return env_actions(algorithm, self._kernel.chosen_actions(self._actor, features(algorithm.actor, observations)))
-
-
-# --- Learners --------------------------------------------------------------------------------------------------------
-
-
-class QLearner(OffPolicyLearner):
-    """DQN (Mnih et al. 2015) and QR-DQN (Dabney et al. 2018): Q values of discrete actions.
-
-    `exploration_rate` is the probability of random actions.
-    """
-
-    recorded_as: ClassVar[Mapping[str, str]] = {**OffPolicyLearner.recorded_as, "qf_loss": "train/loss"}
-    metric_names: ClassVar[Sequence[str]] = ("qf_loss", "exploration_rate", *OffPolicyLearner.metric_names)
-
-    def _more_metrics(self, recorded: Mapping[str, Any]) -> Result:
-        algorithm: Any = self.algorithm
-        return {"exploration_rate": algorithm.exploration_rate}
-
-
-class ActorCriticLearner(OffPolicyLearner):
-    """TD3 (Fujimoto et al. 2018) and DDPG (Lillicrap et al. 2016): deterministic actors that explore by action noise.
-
-    `actor_loss` is None if the actor was not updated: TD3 updates it once in `policy_delay` gradient steps.
-    """
-
-    recorded_as: ClassVar[Mapping[str, str]] = {
-        **OffPolicyLearner.recorded_as,
-        "actor_loss": "train/actor_loss",
-        "critic_loss": "train/critic_loss",
-    }
-    metric_names: ClassVar[Sequence[str]] = ("actor_loss", "critic_loss", *OffPolicyLearner.metric_names)
-
-
-class EntropyLearner(ActorCriticLearner):
-    """SAC (Haarnoja et al. 2018), and TQC and CrossQ, which train other critics: stochastic actors, an entropy bonus.
-
-    `ent_coef_loss` is None if the entropy coefficient is not learned.
-    """
-
-    recorded_as: ClassVar[Mapping[str, str]] = {
-        **ActorCriticLearner.recorded_as,
-        "ent_coef": "train/ent_coef",
-        "ent_coef_loss": "train/ent_coef_loss",
-    }
-    metric_names: ClassVar[Sequence[str]] = (
-        "actor_loss",
-        "critic_loss",
-        "ent_coef",
-        "ent_coef_loss",
-        *OffPolicyLearner.metric_names,
-    )
