@@ -477,7 +477,7 @@ def why_not_policy(algorithm: Any, policy_class: type[BasePolicy], networks: Seq
 
 def replay_reliance(
     algorithm: Any,
-    trained: Sequence[tuple[th.optim.Optimizer, Sequence[nn.Module]]],
+    trained: Sequence[tuple[Any, Sequence[nn.Module]]],
     targets: Sequence[nn.Module],
     settings: Sequence[tuple[Any, Sequence[str]]],
     others: Sequence[tuple[th.optim.Optimizer, th.Tensor]] = (),
@@ -485,19 +485,20 @@ def replay_reliance(
     """Return what the kernels rely on, for an algorithm whose nets are plain MLPs.
 
     Args:
-        trained: each optimizer with the nets that it trains, in order.
+        trained: each owner of an `optimizer` with the nets that this trains, in order.
         targets: the nets that no optimizer trains.
-        settings: see `Reliance`; besides those that all algorithms have.
+        settings: see `Reliance`; besides the optimizers and those that all algorithms have.
         others: more optimizers, each with the one tensor that it trains.
     """
-    held = [(optimizer, parameters_of(_layers(nets))) for optimizer, nets in trained]
+    held = [(owner.optimizer, parameters_of(_layers(nets))) for owner, nets in trained]
     held += [(optimizer, [tensor]) for optimizer, tensor in others]
+    decisive = [(algorithm, ["device", "use_sde"]), (algorithm.policy, _OF_REPLAY_POLICY), *settings]
     return Reliance(
         algorithm,
         _layers([net for _, nets in trained for net in nets] + [*targets]),
         others=[tensor for _, tensor in others],
         trained=held,
-        settings=[(algorithm, ["device", "use_sde"]), (algorithm.policy, _OF_REPLAY_POLICY), *settings],
+        settings=[*decisive, *((owner, ["optimizer"]) for owner, _ in trained)],
     )
 
 

@@ -89,18 +89,13 @@ class FusedOnPolicy(FusedActing):
 
     def record_update(self, means: Mapping[str, float], clip_range: float) -> None:
         """Record in SB3's logger, under the same names, what the algorithm's `train` does; here, PPO's."""
-        names = {
-            "policy_loss": "policy_gradient_loss",
-            "last_loss": "loss",
-            **{name: name for name in _OF_ALL_AND_PPO},
-        }
-        for name, recorded in names.items():
+        for name, recorded in _RECORDED_BY_PPO.items():
             self.logger.record(f"train/{recorded}", means[name])
-        self.logger.record("train/clip_range", clip_range)
-        self._record_state()
-
-    def _record_state(self) -> None:
+        self._record_std()
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+        self.logger.record("train/clip_range", clip_range)
+
+    def _record_std(self) -> None:
         if hasattr(self.policy, "log_std"):
             self.logger.record("train/std", th.exp(self.policy.log_std).mean().item())
 
@@ -114,7 +109,15 @@ class FusedOnPolicy(FusedActing):
                 counted.remove()
 
 
-_OF_ALL_AND_PPO = ("value_loss", "entropy_loss", "explained_variance", "approx_kl", "clip_fraction")
+_RECORDED_BY_PPO = {
+    "entropy_loss": "entropy_loss",
+    "policy_loss": "policy_gradient_loss",
+    "value_loss": "value_loss",
+    "approx_kl": "approx_kl",
+    "clip_fraction": "clip_fraction",
+    "last_loss": "loss",
+    "explained_variance": "explained_variance",
+}
 
 
 def count_steps(algorithm: Any) -> RemovableHandle | None:

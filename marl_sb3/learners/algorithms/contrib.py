@@ -22,17 +22,13 @@ from marl_sb3.experience.sequences import (
     SequenceRolloutBuffer,
     WholeSequences,
 )
-from marl_sb3.learners.algorithms.replay import QUpdate, SACUpdate, soft_actor_critic_coverage
+from marl_sb3.learners.algorithms.replay import QLearning, SoftActorCritic
 from marl_sb3.learners.coverage import (
     Reliance,
     acting_coverage,
     first_reason,
     memory_coverage,
-    replay_reliance,
-    why_not_nets,
-    why_not_policy,
 )
-from marl_sb3.learners.fused_off_policy import FusedOffPolicy
 from marl_sb3.learners.fused_on_policy import FusedOnPolicy, FusedRollouts
 from marl_sb3.learners.on_policy import OnPolicyLearner
 from marl_sb3.learners.update_path import TwoPaths
@@ -158,31 +154,14 @@ class TRPOLearner(OnPolicyLearner):
             )
 
 
-class QRDQN(FusedOffPolicy, sb3_contrib.QRDQN):
+class QRDQN(QLearning, sb3_contrib.QRDQN):
     """A drop-in for `sb3_contrib.QRDQN`: same arguments, same logger keys, same files. See `TwoPaths`."""
 
-    def coverage(self) -> Reliance | str:
-        """See `TwoPaths.coverage`."""
-        reason = why_not_policy(self, QRDQNPolicy, ["quantile_net", "quantile_net_target"])
-        if reason is not None:
-            return reason
-        net, target = self.quantile_net.quantile_net, self.quantile_net_target.quantile_net
-        settings = [(self, ["quantile_net", "quantile_net_target", "n_quantiles"]), (self.policy, ["optimizer"])]
-        return why_not_nets([net, target], self.policy.activation_fn) or replay_reliance(
-            self, [(self.policy.optimizer, [net])], [target], settings
-        )
-
-    def _in_kernels_form(self, reliance: Reliance) -> QUpdate:
-        target = self.quantile_net_target.quantile_net
-        return QUpdate(self, self.quantile_net, self.quantile_net.quantile_net, target, self.n_quantiles)
+    covered_policy = QRDQNPolicy
+    network_names = ("quantile_net", "quantile_net_target")
 
 
-class TQC(FusedOffPolicy, sb3_contrib.TQC):
+class TQC(SoftActorCritic, sb3_contrib.TQC):
     """A drop-in for `sb3_contrib.TQC`: same arguments, same logger keys, same files. See `TwoPaths`."""
 
-    def coverage(self) -> Reliance | str:
-        """See `TwoPaths.coverage`."""
-        return soft_actor_critic_coverage(self, TQCPolicy)
-
-    def _in_kernels_form(self, reliance: Reliance) -> SACUpdate:
-        return SACUpdate(self)
+    covered_policy = TQCPolicy

@@ -207,9 +207,10 @@ class A2C(FusedOnPolicy, FusedRollouts, stable_baselines3.A2C):
 
     def record_update(self, means: Mapping[str, float], clip_range: float) -> None:
         """See `FusedOnPolicy.record_update`."""
-        for name in ("policy_loss", "value_loss", "entropy_loss", "explained_variance"):
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+        for name in ("explained_variance", "entropy_loss", "policy_loss", "value_loss"):
             self.logger.record(f"train/{name}", means[name])
-        self._record_state()
+        self._record_std()
 
 
 class A2CLearner(OnPolicyLearner):

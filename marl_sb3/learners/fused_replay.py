@@ -1,0 +1,293 @@
+"""Act and update by the kernels, for algorithms with a replay buffer. Import this only where kernels are used."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.policies import BaseModel
+
+from marl_sb3.kernels import q, sac, td3
+from marl_sb3.kernels.cache import note_compiling
+from marl_sb3.kernels.layers import LINEAR, TANH
+from marl_sb3.kernels.mlp import Net
+from marl_sb3.kernels.optimizers import Optimizer
+from marl_sb3.kernels.replay import Batch, Critics
+from marl_sb3.learners.coverage import ACTIVATIONS
+from marl_sb3.learners.kernel_tables import OptimizerTable, layer_table, linears, target_table
+from marl_sb3.sb3.private import num_updates
+from marl_sb3.types import Array, FloatArray
+
+
+class FusedReplayUpdate:
+    """Acts and updates in kernels, in the memory of the algorithm's networks and optimizers.
+
+    Args:
+        algorithm: one that the kernels cover; a new object is made when its modules or optimizers are replaced.
+        kernel: the module of its kernels.
+        optimizers: its optimizers.
+
+    Attributes:
+        optimizers: those optimizers, whose learning rates follow the schedule.
+    """
+
+    def __init__(self, algorithm: Any, kernel: ModuleType, optimizers: Sequence[th.optim.Optimizer]) -> None:
+        _note_compiling(kernel)
+        self._kernel: Any = kernel
+        self._algorithm = algorithm
+        self._hidden = ACTIVATIONS.index(algorithm.policy.activation_fn)
+        self.optimizers = list(optimizers)
+        self._tables = [OptimizerTable(optimizer) for optimizer in optimizers]
+        self._present: list[Optimizer] = []
+        self._stats: list[Any] = []
+
+    def begin(self) -> None:
+        """Begin an update, with the optimizers' present settings."""
+        self._present = [table.present() for table in self._tables]
+        self._stats = []
+
+    def step(self, samples: Any, gradient_step: int) -> None:
+        """Take one gradient step.
+
+        Args:
+            samples: a minibatch of the replay buffer.
+            gradient_step: number of the step in this update, from 0.
+        """
+        raise NotImplementedError
+
+    def recorded(self) -> dict[str, float]:
+        """Return what SB3 records of the update, under its names: means over the gradient steps."""
+        raise NotImplementedError
+
+    def explore(self, observations: Any) -> Array:
+        """Choose actions as `predict` does that is not deterministic; with the same random numbers."""
+        raise NotImplementedError
+
+
+@cache
+def _note_compiling(kernel: ModuleType) -> None:
+    note_compiling(kernel.update)
+
+
+class QUpdate(FusedReplayUpdate):
+    """Gradient steps of a net of Q values or of their quantiles.
+
+    Args:
+        algorithm: a DQN or QRDQN that the kernels cover.
+    """
+
+    def __init__(self, algorithm: Any) -> None:
+        super().__init__(algorithm, q, [algorithm.policy.optimizer])
+        self._network, _ = networks = algorithm.networks()
+        self._quantiles: int = getattr(algorithm, "n_quantiles", 0)  # 0: DQN
+        nets = (linears(getattr(network, algorithm.network_names[0])) for network in networks)
+        self._online, self._target = (Net(layer_table(layers), self._hidden, LINEAR) for layers in nets)
+
+    def step(self, samples: Any, gradient_step: int) -> None:
+        """See `FusedReplayUpdate.step`."""
+        limit = self._algorithm.max_grad_norm
+        batch = batch_of(samples, self._network, self._algorithm.gamma)
+        max_grad_norm = math.inf if limit is None else float(limit)
+        (optimizer,) = self._present
+        loss, _ = self._kernel.update(self._online, self._target, optimizer, batch, self._quantiles, max_grad_norm)
+        self._stats.append(loss)
+
+    def recorded(self) -> dict[str, float]:
+        """See `FusedReplayUpdate.recorded`."""
+        return {"train/loss": float(np.mean(self._stats))}
+
+    def explore(self, observations: Any) -> Array:
+        """See `FusedReplayUpdate.explore`: epsilon-greedy."""
+        algorithm = self._algorithm
+        if np.random.rand() < algorithm.exploration_rate:  # noqa: NPY002 - SB3's stream of random numbers
+            return np.array([algorithm.action_space.sample() for _ in range(len(observations))])
+        inputs = features(self._network, observations)
+        actions: Array = self._kernel.greedy_actions(self._online, inputs, max(self._quantiles, 1))
+        return actions
+
+
+class SACUpdate(FusedReplayUpdate):
+    """Gradient steps of actor, critics and entropy coefficient.
+
+    Args:
+        algorithm: a SAC or TQC that the kernels cover.
+    """
+
+    def __init__(self, algorithm: Any) -> None:
+        learned = [] if algorithm.ent_coef_optimizer is None else [algorithm.ent_coef_optimizer]
+        super().__init__(algorithm, sac, [algorithm.actor.optimizer, algorithm.critic.optimizer, *learned])
+        actor, hidden = algorithm.actor, self._hidden
+        self._actor = sac.Actor(
+            Net(layer_table(linears(actor.latent_pi)), hidden, hidden),
+            Net(layer_table([actor.mu]), LINEAR, LINEAR),
+            Net(layer_table([actor.log_std]), LINEAR, LINEAR),
+        )
+        critics = algorithm.critic, algorithm.critic_target
+        self._critics, self._targets = (Critics(_critic_tables(each), hidden) for each in critics)
+        self._moved = target_table(*([layer for net in each.q_networks for layer in linears(net)] for each in critics))
+
+    def begin(self) -> None:
+        """See `FusedReplayUpdate.begin`."""
+        super().begin()
+        algorithm, learned = self._algorithm, self._present[2:]
+        if learned:
+            self._entropy = self._kernel.Entropy(learned[0], 0.0, float(algorithm.target_entropy))
+        else:
+            none = self._present[0]._replace(table=np.empty((0, 5), np.int64))
+            self._entropy = self._kernel.Entropy(none, algorithm.ent_coef_tensor.item(), 0.0)
+        of_net = getattr(algorithm, "top_quantiles_to_drop_per_net", None)  # of TQC
+        self._dropped = -1 if of_net is None else int(of_net * algorithm.critic.n_critics)
+
+    def step(self, samples: Any, gradient_step: int) -> None:
+        """See `FusedReplayUpdate.step`."""
+        algorithm = self._algorithm
+        batch = batch_of(samples, algorithm.actor, algorithm.gamma)
+        shape = batch.actions.shape
+        noise, next_noise = standard_normal(*shape), standard_normal(*shape)
+        moves = gradient_step % algorithm.target_update_interval == 0
+        self._stats.append(
+            self._kernel.update(
+                self._actor,
+                self._present[0],
+                self._critics,
+                self._targets,
+                self._present[1],
+                self._entropy,
+                batch,
+                noise,
+                next_noise,
+                self._dropped,
+                self._moved if moves else self._moved[:0],
+                float(algorithm.tau),
+            )
+        )
+
+    def recorded(self) -> dict[str, float]:
+        """See `FusedReplayUpdate.recorded`."""
+        kernel, means = self._kernel, np.mean(self._stats, axis=0)
+        found = {
+            "train/ent_coef": means[kernel.ENT_COEF],
+            "train/actor_loss": means[kernel.ACTOR_LOSS],
+            "train/critic_loss": means[kernel.CRITIC_LOSS],
+        }
+        if len(self.optimizers) == 3:
+            found["train/ent_coef_loss"] = means[kernel.ENT_COEF_LOSS]
+        return {name: float(value) for name, value in found.items()}
+
+    def explore(self, observations: Any) -> Array:
+        """See `FusedReplayUpdate.explore`: actions drawn from the actor's distributions."""
+        algorithm = self._algorithm
+        inputs = features(algorithm.actor, observations)
+        noise = standard_normal(len(inputs), int(np.prod(algorithm.action_space.shape)))
+        return env_actions(algorithm, self._kernel.sampled_actions(self._actor, inputs, noise))
+
+
+def _critic_tables(critic: Any) -> Array:
+    """(critics, layers, 4) int64, see `Critics`."""
+    return np.stack([layer_table(linears(net)) for net in critic.q_networks])
+
+
+class TD3Update(FusedReplayUpdate):
+    """Gradient steps of critics and actor.
+
+    Args:
+        algorithm: a TD3 or DDPG that the kernels cover.
+    """
+
+    def __init__(self, algorithm: Any) -> None:
+        super().__init__(algorithm, td3, [algorithm.actor.optimizer, algorithm.critic.optimizer])
+        critics = algorithm.critic, algorithm.critic_target
+        actors = algorithm.actor, algorithm.actor_target
+        self._actor, self._actor_target = (Net(layer_table(linears(each.mu)), self._hidden, TANH) for each in actors)
+        self._critics, self._targets = (Critics(_critic_tables(each), self._hidden) for each in critics)
+        self._moved = target_table(
+            *(
+                [layer for net in [*critic.q_networks, actor.mu] for layer in linears(net)]
+                for critic, actor in zip(critics, actors, strict=True)
+            )
+        )
+
+    def begin(self) -> None:
+        """See `FusedReplayUpdate.begin`."""
+        super().begin()
+        self._updates_before = num_updates(self._algorithm)
+        self._with_actor: list[bool] = []
+
+    def step(self, samples: Any, gradient_step: int) -> None:
+        """See `FusedReplayUpdate.step`."""
+        algorithm = self._algorithm
+        batch = batch_of(samples, algorithm.actor, algorithm.gamma)
+        noise = th.empty(batch.actions.shape).normal_(0, algorithm.target_policy_noise).numpy()
+        self._with_actor.append((self._updates_before + gradient_step + 1) % algorithm.policy_delay == 0)
+        self._stats.append(
+            self._kernel.update(
+                self._actor,
+                self._actor_target,
+                self._present[0],
+                self._critics,
+                self._targets,
+                self._present[1],
+                batch,
+                self._kernel.Smoothing(noise, float(algorithm.target_noise_clip)),
+                self._with_actor[-1],
+                self._moved,
+                float(algorithm.tau),
+            )
+        )
+
+    def recorded(self) -> dict[str, float]:
+        """See `FusedReplayUpdate.recorded`; the actor's loss is missing if it was not updated."""
+        kernel, stats = self._kernel, np.array(self._stats)
+        actor_losses = stats[self._with_actor, kernel.ACTOR_LOSS]
+        found = {"train/critic_loss": float(stats[:, kernel.CRITIC_LOSS].mean())}
+        return {"train/actor_loss": float(actor_losses.mean()), **found} if len(actor_losses) else found
+
+    def explore(self, observations: Any) -> Array:
+        """See `FusedReplayUpdate.explore`: the actor's actions, to which the rollout adds noise."""
+        algorithm = self._algorithm
+        return env_actions(algorithm, self._kernel.chosen_actions(self._actor, features(algorithm.actor, observations)))
+
+
+# --- What the kernels take -------------------------------------------------------------------------------------------
+
+
+def features(network: BaseModel, observations: Array | th.Tensor) -> FloatArray:
+    """(rows, inputs) float32: what the first layer of a network sees of (rows, ...) observations."""
+    if isinstance(network.observation_space, spaces.Box):
+        array = observations.numpy() if isinstance(observations, th.Tensor) else observations
+        return np.ascontiguousarray(array.reshape(len(array), -1), dtype=np.float32)
+    with th.no_grad():
+        extractor: Any = network.features_extractor
+        found: FloatArray = network.extract_features(th.as_tensor(observations), extractor).numpy()
+    return found
+
+
+def batch_of(samples: Any, network: BaseModel, gamma: float) -> Batch:
+    """Return a minibatch of SB3's replay buffers in the kernels' form."""
+    discounts = gamma if samples.discounts is None else samples.discounts.numpy().reshape(-1)
+    discounts = (1.0 - samples.dones.numpy().reshape(-1)) * discounts
+    return Batch(
+        features(network, samples.observations),
+        samples.actions.numpy(),
+        features(network, samples.next_observations),
+        samples.rewards.numpy().reshape(-1),
+        discounts.astype(np.float32, copy=False),
+    )
+
+
+def env_actions(algorithm: Any, actions: FloatArray) -> Array:
+    """Return (rows, n) actions from -1 to 1 as the env takes them, (rows, *action shape)."""
+    unscaled: Array = algorithm.policy.unscale_action(actions.reshape(-1, *algorithm.action_space.shape))
+    return unscaled
+
+
+def standard_normal(rows: int, size: int) -> FloatArray:
+    """(rows, size) float32 numbers, drawn as `torch.distributions.Normal` draws them."""
+    noise: FloatArray = th.normal(th.zeros(rows, size), th.ones(rows, size)).numpy()
+    return noise
