@@ -20,81 +20,52 @@ from stable_baselines3.common.buffers import BaseBuffer
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.preprocessing import is_image_space
 
+from marl_sb3.acting.action_noise import make_action_noise
 from marl_sb3.config.values import counted, shown
 from marl_sb3.errors import ConfigError
 from marl_sb3.learners.spec import PolicySpec
-from marl_sb3.policies.hyperparameters import hyperparameter_defaults
 from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.processing import Policy, Processing
 from marl_sb3.sb3.spaces import SpacesOnlyVecEnv, check_spaces
-from marl_sb3.types import GoalRewards
 from marl_sb3.wrappers.observations import choices_of
 
 _log = logging.getLogger(__name__)
 
 
-def build_algorithm(
-    rows: PolicyRows, spec: PolicySpec, seed: int | None, device: str, buffer: type[BaseBuffer]
+def build(
+    rows: PolicyRows, spec: PolicySpec, device: str, seed: int | None = None, buffer: type[BaseBuffer] | None = None
 ) -> BaseAlgorithm:
-    """Make the SB3 algorithm of a policy.
+    """Make the SB3 algorithm of a policy; it gets no replay buffer.
 
     Args:
-        seed: for the initial weights and all random draws of the algorithm.
-        buffer: class of its rollout buffer.
+        seed: for the initial weights and all random draws of the algorithm; None: they are not seeded.
+        buffer: class of its rollout buffer; None for an algorithm that only acts, or that has a replay buffer.
 
     Raises:
-        ConfigError: the hyperparameters do not fit the rollout or the spaces.
+        ConfigError: SB3 refuses the spaces or hyperparameters; some it takes, and fails on later.
     """
-    _check_fit(rows, spec)
-    _mention_flat_images(rows, spec)
-    return _made(rows, spec, seed, device, {"rollout_buffer_class": buffer})
-
-
-def build_with_replay(
-    rows: PolicyRows,
-    spec: PolicySpec,
-    seed: int | None,
-    device: str,
-    processing: Processing,
-    goal_rewards: GoalRewards,
-) -> BaseAlgorithm:
-    """Make the SB3 algorithm of a policy that learns from a replay buffer.
-
-    Args:
-        seed: for the initial weights and all random draws of the algorithm.
-        processing: of the policy.
-        goal_rewards: the env's `compute_reward`, for hindsight experience replay.
-
-    Raises:
-        ConfigError: the hyperparameters do not fit the spaces, or each other.
-    """
-    from marl_sb3.learners.replay_settings import check_replay, replay_buffer
-
-    check_spaces(rows)
-    check_replay(rows, spec, processing)
-    _mention_flat_images(rows, spec)
-    algorithm: Any = _without_buffer(rows, spec, seed, device)
-    algorithm.replay_buffer = replay_buffer(rows, spec, algorithm, stored_space(processing, algorithm), goal_rewards)
-    return algorithm  # type: ignore[no-any-return]
-
-
-def _without_buffer(rows: PolicyRows, spec: PolicySpec, seed: int | None, device: str) -> BaseAlgorithm:
-    from marl_sb3.learners.replay_settings import replay_settings
-
-    return _made(rows, spec, seed, device, {**replay_settings(rows, spec), "replay_buffer_class": _NoBuffer})
-
-
-def build_for_collecting(rows: PolicyRows, spec: PolicySpec, buffer: type[BaseBuffer] | None) -> BaseAlgorithm:
-    """Make the SB3 algorithm of a policy that collects experience on the CPU for a learner elsewhere.
-
-    Its random draws are not seeded. It is not checked whether its hyperparameters fit the rows: the learner has more.
-
-    Args:
-        buffer: class of its rollout buffer; None for an algorithm with a replay buffer, which gets none.
-    """
+    settings = {**spec.hyperparameters, "rollout_buffer_class": buffer or _NoBuffer}
     if is_off_policy(spec.algorithm):
-        return _without_buffer(rows, spec, None, "cpu")
-    return _made(rows, spec, None, "cpu", {"rollout_buffer_class": buffer})
+        del settings["rollout_buffer_class"]
+        settings["replay_buffer_class"] = _NoBuffer
+        if settings.get("action_noise") is not None:
+            settings["action_noise"] = make_action_noise(settings["action_noise"], rows.zero_based_actions.space)
+        if isinstance(settings.get("train_freq"), list):
+            settings["train_freq"] = tuple(settings["train_freq"])
+    kwargs = settings["policy_kwargs"] = dict(settings.get("policy_kwargs") or {})  # SB3 writes into it
+    _check_policy_name(rows, spec)
+    _check_policy_kwargs(rows, spec, kwargs)
+    _check_net_arch(rows, spec, kwargs.get("net_arch"))
+    arguments = {"policy": spec.policy_class, "env": SpacesOnlyVecEnv(rows), "seed": seed, "device": device, **settings}
+    with warnings.catch_warnings():
+        # `check_rollout` gives the same warning in one line.
+        warnings.filterwarnings("ignore", message="You have specified a mini-batch size")
+        warnings.filterwarnings("ignore", message=r"`n_steps=\d+` is ignored because a custom")  # not by our buffers
+        try:
+            return _recurrent(spec, arguments) if spec.info.has_memory else spec.algorithm(**arguments)
+        except (AssertionError, AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
+            words = f"policy {rows.policy_id!r}: {spec.algorithm.__name__} raised: {_words(error)}"
+            raise ConfigError(f"{words}{_misfit(spec, rows)}") from error
 
 
 def build_for_acting(rows: PolicyRows, spec: PolicySpec, device: str) -> BaseAlgorithm:
@@ -105,11 +76,25 @@ def build_for_acting(rows: PolicyRows, spec: PolicySpec, device: str) -> BaseAlg
     """
     check_spaces(rows)
     if is_off_policy(spec.algorithm):
-        from marl_sb3.learners.replay_settings import check_action_space
-
         check_action_space(rows, spec)
-        return _without_buffer(rows, spec, None, device)
-    return _made(rows, spec, None, device, {"rollout_buffer_class": _NoBuffer})
+    return build(rows, spec, device)
+
+
+def check_action_space(rows: PolicyRows, spec: PolicySpec) -> None:
+    """Refuse actions that the algorithm does not choose.
+
+    Raises:
+        ConfigError: names the policy, the space, and what is accepted.
+    """
+    discrete = any(cls.__name__ in ("DQN", "QRDQN") for cls in spec.algorithm.__mro__)
+    action_space = rows.group.action_space
+    if not isinstance(action_space, spaces.Discrete if discrete else spaces.Box):
+        agents = ", ".join(map(str, rows.agents))
+        raise ConfigError(
+            f"policy {rows.policy_id!r}, agents {agents}: the action space is {action_space}; "
+            f"accepted by {spec.algorithm.__name__}: {'Discrete' if discrete else 'Box'}",
+            key="algo",
+        )
 
 
 def is_off_policy(algorithm: type[BaseAlgorithm]) -> bool:
@@ -122,32 +107,6 @@ class _NoBuffer:
 
     def __init__(self, *_: Any, **__: Any) -> None:
         """Allocate no memory."""
-
-
-def _made(rows: PolicyRows, spec: PolicySpec, seed: int | None, device: str, more: Mapping[str, Any]) -> BaseAlgorithm:
-    settings = {**spec.hyperparameters, **more}
-    settings["policy_kwargs"] = dict(settings.get("policy_kwargs") or {})  # SB3 writes into it
-    _check_policy_name(rows, spec)
-    _check_policy_kwargs(rows, spec, settings["policy_kwargs"])
-    _check_net_arch(rows, spec, settings["policy_kwargs"].get("net_arch"))
-    with warnings.catch_warnings():
-        # `_check_fit` gives the same warning in one line.
-        warnings.filterwarnings("ignore", message="You have specified a mini-batch size")
-        warnings.filterwarnings("ignore", message=r"`n_steps=\d+` is ignored because a custom")  # not by our buffers
-        try:
-            arguments: dict[str, Any] = {
-                "policy": spec.policy_class,
-                "env": SpacesOnlyVecEnv(rows),
-                "seed": seed,
-                "device": device,
-                **settings,
-            }
-            if spec.info.has_memory:
-                return _recurrent(spec.algorithm, arguments)
-            return spec.algorithm(**arguments)
-        except (AssertionError, AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
-            words = f"policy {rows.policy_id!r}: {spec.algorithm.__name__} raised: {_words(error)}"
-            raise ConfigError(f"{words}{_misfit(spec, rows)}") from error
 
 
 _OBSERVED_BY = {"Cnn": "images", "MultiInput": "Dict observations"}  # what the networks of a policy take
@@ -167,21 +126,16 @@ def _words(error: Exception) -> str:
     return "".join(map(str, parts)) if isinstance(parts, tuple) else str(error)
 
 
-def _recurrent(algorithm: type[BaseAlgorithm], arguments: Mapping[str, Any]) -> BaseAlgorithm:
+def _recurrent(spec: PolicySpec, arguments: dict[str, Any]) -> BaseAlgorithm:
     """Make a RecurrentPPO, which takes no class of buffers: its own gets one step, and is replaced."""
-    n_steps = arguments.get("n_steps", hyperparameter_defaults(algorithm)["n_steps"])
+    buffer = arguments.pop("rollout_buffer_class")
     with _integer_sizes():
-        own = {name: value for name, value in arguments.items() if name != "rollout_buffer_class"}
-        made: Any = algorithm(**{**own, "n_steps": 1})
-    made.n_steps = n_steps
+        made: Any = spec.algorithm(**{**arguments, "n_steps": 1})
+    made.n_steps = n_steps = spec.values["n_steps"]
     lstm = made.policy.lstm_actor
-    spaces_and_states: Any = (
-        made.observation_space,
-        made.action_space,
-        (n_steps, made.n_envs, lstm.num_layers, lstm.hidden_size),
-    )
+    states = (n_steps, made.n_envs, lstm.num_layers, lstm.hidden_size)
     settings = {"gamma": made.gamma, "gae_lambda": made.gae_lambda, "n_envs": made.n_envs}
-    made.rollout_buffer = arguments["rollout_buffer_class"](n_steps, *spaces_and_states, made.device, **settings)
+    made.rollout_buffer = buffer(n_steps, made.observation_space, made.action_space, states, made.device, **settings)
     return made  # type: ignore[no-any-return]
 
 
@@ -242,10 +196,13 @@ def _check_net_arch(rows: PolicyRows, spec: PolicySpec, net_arch: Any) -> None:
         )
 
 
-def _check_fit(rows: PolicyRows, spec: PolicySpec) -> None:
+def check_rollout(rows: PolicyRows, spec: PolicySpec) -> None:
     """Refuse spaces that SB3 cannot learn in, and hyperparameters that do not fit the rollout.
 
     As in SB3, a `batch_size` larger than the rollout makes one minibatch of the whole rollout.
+
+    Raises:
+        ConfigError: names the policy, and what is accepted.
     """
     check_spaces(rows)
     if spec.info.takes_masks and choices_of(rows.group.action_space) is None:
@@ -255,14 +212,13 @@ def _check_fit(rows: PolicyRows, spec: PolicySpec) -> None:
             "and MultiBinary",
             key="algo",
         )
-    values = {**hyperparameter_defaults(spec.algorithm), **spec.hyperparameters}
-    n_steps = values["n_steps"]
+    n_steps = spec.values["n_steps"]
     size = n_steps * rows.num_rows
     factors = (counted(n_steps, "step"), counted(rows.num_envs, "env"), counted(len(rows.agents), "agent"))
     shape = f"{' x '.join(factors)} = {counted(size, 'agent step')}"
     if size < 2:
         raise ConfigError(f"policy {rows.policy_id!r}: a rollout of {shape}; at least 2 are needed", key="n_steps")
-    batch_size = values.get("batch_size", size)
+    batch_size = spec.values.get("batch_size", size)
     if batch_size > size:
         _warn_once(
             f"policy {rows.policy_id!r}: batch_size is {batch_size}, larger than its rollout of {shape}: every epoch "
@@ -275,7 +231,7 @@ def _check_fit(rows: PolicyRows, spec: PolicySpec) -> None:
         )  # fmt: skip
 
 
-def _mention_flat_images(rows: PolicyRows, spec: PolicySpec) -> None:
+def mention_flat_images(rows: PolicyRows, spec: PolicySpec) -> None:
     """Warn once if an MlpPolicy, the default, gets images, of which it makes a vector of numbers."""
     space, given = rows.group.observation_space, spec.hyperparameters.get("policy_kwargs") or {}
     is_flat = isinstance(spec.policy, str) and spec.policy.startswith("Mlp") and "features_extractor_class" not in given
@@ -308,12 +264,6 @@ def policy_rows(rows: PolicyRows, processing: Processing) -> PolicyRows:
     """The rows in the spaces in which the policy observes and acts."""
     group = replace(rows.group, observation_space=processing.observation_space, action_space=processing.action_space)
     return replace(rows, group=group)
-
-
-def stored_rows(rows: PolicyRows, processing: Processing) -> PolicyRows:
-    """The rows in the spaces in which a replay buffer keeps what they observe and do; see `stored_space`."""
-    seen, normalizer = policy_rows(rows, processing), processing.normalizer
-    return seen if normalizer is None else replace(seen, group=replace(seen.group, observation_space=normalizer.before))
 
 
 def stored_space(processing: Processing, algorithm: BaseAlgorithm) -> spaces.Space[Any]:

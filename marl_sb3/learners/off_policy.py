@@ -25,9 +25,10 @@ from marl_sb3.experience.replay import (
 )
 from marl_sb3.experience.shards import RecordingExperience, ShardedExperience, ShardedReplay, TransitionRecorder
 from marl_sb3.experience.turns import Experience
-from marl_sb3.learners.building import build_for_collecting, build_with_replay, stored_space
+from marl_sb3.learners.building import build, mention_flat_images, stored_space
 from marl_sb3.learners.learner import Learner, LearnerOptions, Pace, Update, joined_metrics
 from marl_sb3.learners.numeric_faults import check_replay_update
+from marl_sb3.learners.replay_settings import check_replay, replay_buffer
 from marl_sb3.learners.spec import PolicySpec
 from marl_sb3.metrics import Result
 from marl_sb3.policies.placement import PolicyRows
@@ -35,6 +36,7 @@ from marl_sb3.processing import Processing, process_rows
 from marl_sb3.sb3.files import normalize_minibatches
 from marl_sb3.sb3.optimizers import num_optimized
 from marl_sb3.sb3.private import OFF_POLICY_COUNTS, num_updates, set_progress_remaining
+from marl_sb3.sb3.spaces import check_spaces
 from marl_sb3.sb3.tensors import Arrays
 from marl_sb3.storage.parts import Commit, Fields, SavedPart, computed, in_order
 
@@ -67,12 +69,18 @@ class OffPolicyLearner(Learner):
     def _build(
         cls, rows: PolicyRows, spec: PolicySpec, seed: int | None, options: LearnerOptions, processing: Processing
     ) -> BaseAlgorithm:
+        check_spaces(rows)
+        check_replay(rows, spec, processing)
+        mention_flat_images(rows, spec)
+        algorithm: Any = build(rows, spec, options.device, seed)
         assert options.goal_rewards is not None
-        return build_with_replay(rows, spec, seed, options.device, processing, options.goal_rewards)
+        stored = stored_space(processing, algorithm)
+        algorithm.replay_buffer = replay_buffer(rows, spec, algorithm, stored, options.goal_rewards)
+        return algorithm  # type: ignore[no-any-return]
 
     @classmethod
     def _build_for_shard(cls, rows: PolicyRows, spec: PolicySpec, num_shards: int) -> BaseAlgorithm:
-        algorithm: Any = build_for_collecting(rows, spec, None)
+        algorithm: Any = build(rows, spec, "cpu")
         algorithm.replay_buffer = TransitionRecorder(rows.num_rows, algorithm.action_space)
         algorithm.train_freq = TrainFreq(sys.maxsize, TrainFrequencyUnit.STEP)  # a round is a rollout
         # The random actions before `learning_starts` are shared out to the shards.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gymnasium import spaces
@@ -15,7 +15,7 @@ from marl_sb3.acting.policy import RolloutPolicy
 from marl_sb3.experience.rollout import MaskedDictRolloutBuffer, MaskedRolloutBuffer, RolloutExperience
 from marl_sb3.experience.shards import ShardedExperience, ShardedRollout
 from marl_sb3.experience.turns import Experience
-from marl_sb3.learners.building import build_algorithm, build_for_collecting
+from marl_sb3.learners.building import build, check_rollout, mention_flat_images
 from marl_sb3.learners.fused_on_policy import FusedOnPolicy, count_steps
 from marl_sb3.learners.learner import Learner, LearnerOptions, Pace, Update
 from marl_sb3.learners.numeric_faults import check_update, check_weights
@@ -35,9 +35,11 @@ class OnPolicyLearner(Learner):
 
     Attributes:
         rollouts_per_report: number of rollouts in an iteration, if the run does not set `n_steps`.
+        buffer_classes: of the rollout buffer; for observations in one array, and for those of a `Dict` space.
     """
 
     rollouts_per_report: ClassVar[int] = 1
+    buffer_classes: ClassVar[Sequence[type[RolloutBuffer]]] = (MaskedRolloutBuffer, MaskedDictRolloutBuffer)
     takes_common_steps: ClassVar[bool] = True
     algorithm: OnPolicyAlgorithm
     _sharded: ClassVar[type[ShardedExperience]] = ShardedRollout
@@ -58,13 +60,17 @@ class OnPolicyLearner(Learner):
     def _build(
         cls, rows: PolicyRows, spec: PolicySpec, seed: int | None, options: LearnerOptions, processing: Processing
     ) -> BaseAlgorithm:
-        is_dict = isinstance(rows.group.observation_space, spaces.Dict)
-        return build_algorithm(rows, spec, seed, options.device, cls.buffer_class(is_dict=is_dict))
+        check_rollout(rows, spec)
+        mention_flat_images(rows, spec)
+        return build(rows, spec, options.device, seed, cls._buffer_class(rows))
 
     @classmethod
     def _build_for_shard(cls, rows: PolicyRows, spec: PolicySpec, num_shards: int) -> BaseAlgorithm:
-        is_dict = isinstance(rows.group.observation_space, spaces.Dict)
-        return build_for_collecting(rows, spec, cls.buffer_class(is_dict=is_dict))
+        return build(rows, spec, "cpu", buffer=cls._buffer_class(rows))
+
+    @classmethod
+    def _buffer_class(cls, rows: PolicyRows) -> type[RolloutBuffer]:
+        return cls.buffer_classes[isinstance(rows.group.observation_space, spaces.Dict)]
 
     def _make_actor(self) -> Actor:
         self._require_fit()
@@ -73,15 +79,6 @@ class OnPolicyLearner(Learner):
 
     def _make_experience(self, progress_remaining: Callable[[], float]) -> Experience:
         return RolloutExperience(self.actor, self.algorithm)
-
-    @staticmethod
-    def buffer_class(*, is_dict: bool) -> type[RolloutBuffer]:
-        """Return the class of the rollout buffer.
-
-        Args:
-            is_dict: whether the observations are of a `Dict` space.
-        """
-        return MaskedDictRolloutBuffer if is_dict else MaskedRolloutBuffer
 
     def _require_fit(self) -> None:
         """Refuse settings and spaces that the algorithm takes and then fails on.

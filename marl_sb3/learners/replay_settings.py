@@ -10,14 +10,13 @@ import numpy as np
 import psutil
 from gymnasium import spaces
 
-from marl_sb3.acting.action_noise import make_action_noise
 from marl_sb3.config.values import Count, counted, require
 from marl_sb3.errors import ConfigError
 from marl_sb3.experience.hindsight import GoalEnv, HindsightBuffer, goal_spaces
 from marl_sb3.experience.replay import TransitionDictReplayBuffer, TransitionReplayBuffer, replay_bytes
 from marl_sb3.experience.row_rings import CompactBuffer, NStepBuffer, NStepDictBuffer, RowRings
+from marl_sb3.learners.building import check_action_space, is_off_policy, processing_of
 from marl_sb3.learners.spec import PolicySpec
-from marl_sb3.policies.hyperparameters import hyperparameter_defaults
 from marl_sb3.policies.placement import PolicyRows
 from marl_sb3.processing import Processing
 from marl_sb3.types import Array, GoalRewards
@@ -25,24 +24,12 @@ from marl_sb3.types import Array, GoalRewards
 RowReplayBuffer = TransitionReplayBuffer | TransitionDictReplayBuffer | RowRings
 HER = "HerReplayBuffer"
 
-_FOR_DISCRETE = ("DQN", "QRDQN")
 _TIMEOUTS, _OF_GOALS = "handle_timeout_termination", ("n_sampled_goal", "goal_selection_strategy")
 _BUFFER_KINDS: Mapping[str, Any] = {
     _TIMEOUTS: bool,
     "n_sampled_goal": Count,
     "goal_selection_strategy": Literal["future", "final", "episode"],
 }
-
-
-def replay_settings(rows: PolicyRows, spec: PolicySpec) -> dict[str, Any]:
-    """Return the arguments of SB3's algorithm that depend on the rows, or that SB3 takes in another form."""
-    settings: dict[str, Any] = {}
-    given = spec.hyperparameters
-    if given.get("action_noise") is not None:
-        settings["action_noise"] = make_action_noise(given["action_noise"], rows.zero_based_actions.space)
-    if isinstance(given.get("train_freq"), list):
-        settings["train_freq"] = tuple(given["train_freq"])
-    return settings
 
 
 def check_replay(rows: PolicyRows, spec: PolicySpec, processing: Processing) -> None:
@@ -52,7 +39,7 @@ def check_replay(rows: PolicyRows, spec: PolicySpec, processing: Processing) -> 
         ConfigError: names the policy and the setting.
     """
     check_action_space(rows, spec)
-    values = {**hyperparameter_defaults(spec.algorithm), **spec.hyperparameters}
+    values = spec.values
     where = f"policy {rows.policy_id!r}"
     if processing.after_normalizer:
         raise ConfigError(
@@ -62,7 +49,9 @@ def check_replay(rows: PolicyRows, spec: PolicySpec, processing: Processing) -> 
             key="normalize_observations",
         )
     _check_buffer(rows, values, where)
-    if _in_episodes(values["train_freq"]) and rows.num_rows > 1:
+    every = values["train_freq"]
+    in_episodes = isinstance(every, list | tuple) and every[1] == "episode"
+    if in_episodes and rows.num_rows > 1:
         shape = f"{counted(rows.num_envs, 'env')} x {counted(len(rows.agents), 'agent')}"
         raise ConfigError(
             f"{where}: train_freq is in episodes, which end at different times in {shape}; accepted: steps, or one env "
@@ -129,7 +118,7 @@ def replay_buffer(
     Raises:
         ConfigError: there are goals, but the env has no `compute_reward` that gives their rewards.
     """
-    values = {**hyperparameter_defaults(spec.algorithm), **spec.hyperparameters}
+    values = spec.values
     goals = _goal_env(rows, stored, goal_rewards) if _with_goals(values) else None
     with warnings.catch_warnings():
         # `require_memory` refuses such a buffer.
@@ -175,35 +164,13 @@ def _goal_env(rows: PolicyRows, stored: spaces.Space[Any], goal_rewards: GoalRew
     return made
 
 
-def check_action_space(rows: PolicyRows, spec: PolicySpec) -> None:
-    """Refuse actions that the algorithm does not choose.
-
-    Raises:
-        ConfigError: names the policy, the space, and what is accepted.
-    """
-    bases = [cls.__name__ for cls in spec.algorithm.__mro__]
-    discrete = any(name in bases for name in _FOR_DISCRETE)
-    action_space = rows.group.action_space
-    if not isinstance(action_space, spaces.Discrete if discrete else spaces.Box):
-        agents = ", ".join(map(str, rows.agents))
-        raise ConfigError(
-            f"policy {rows.policy_id!r}, agents {agents}: the action space is {action_space}; "
-            f"accepted by {spec.algorithm.__name__}: {'Discrete' if discrete else 'Box'}",
-            key="algo",
-        )
-
-
-def _in_episodes(train_freq: Any) -> bool:
-    return isinstance(train_freq, (list, tuple)) and train_freq[1] == "episode"
-
-
 def require_memory(policies: Iterable[tuple[PolicyRows, PolicySpec]]) -> None:
-    """Refuse replay buffers that need more memory than is available.
+    """Refuse replay buffers that need more memory than is available; policies with rollouts have none.
 
     Raises:
         ConfigError: with the size of each.
     """
-    sizes = {rows.policy_id: _bytes(rows, spec) for rows, spec in policies}
+    sizes = {rows.policy_id: _bytes(rows, spec) for rows, spec in policies if is_off_policy(spec.algorithm)}
     available = psutil.virtual_memory().available
     if sum(sizes.values()) <= available:
         return
@@ -216,9 +183,9 @@ def require_memory(policies: Iterable[tuple[PolicyRows, PolicySpec]]) -> None:
 
 
 def _bytes(rows: PolicyRows, spec: PolicySpec) -> int:
-    values: Mapping[str, Any] = {**hyperparameter_defaults(spec.algorithm), **spec.hyperparameters}
-    group, compact = rows.group, values["optimize_memory_usage"]
-    more = 2 * np.dtype(np.int64).itemsize if _with_goals(values) else int(compact)
-    return replay_bytes(
-        values["buffer_size"], rows.num_rows, group.observation_space, group.action_space, 1 if compact else 2, more
-    )
+    processing, compact = processing_of(rows, spec), spec.values["optimize_memory_usage"]
+    normalizer = processing.normalizer
+    stored = processing.observation_space if normalizer is None else normalizer.before
+    more = 2 * np.dtype(np.int64).itemsize if _with_goals(spec.values) else int(compact)
+    copies = 1 if compact else 2
+    return replay_bytes(spec.values["buffer_size"], rows.num_rows, stored, processing.action_space, copies, more)

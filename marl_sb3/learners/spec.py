@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from stable_baselines3.common.base_class import BaseAlgorithm
@@ -66,6 +67,11 @@ class PolicySpec:
         if not isinstance(self.policy, str):
             return self.policy
         return registered_policy(self.policy) or self.algorithm.policy_aliases[self.policy]
+
+    @cached_property
+    def values(self) -> Mapping[str, Any]:
+        """Its hyperparameters, with SB3's defaults for those that are not given."""
+        return {**hyperparameter_defaults(self.algorithm), **self.hyperparameters}
 
     @property
     def has_own_network(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +15,7 @@ from marl_sb3.acting.by_agent import PolicySpaces
 from marl_sb3.config.ray import AnyRunners, RaySettings
 from marl_sb3.envs.registry import imported_modules
 from marl_sb3.errors import CheckpointError, ConfigError
-from marl_sb3.learners.building import is_off_policy, processing_of, stored_rows
+from marl_sb3.learners.building import is_off_policy
 from marl_sb3.learners.learner import Learner, LearnerOptions, common_steps, iteration_steps
 from marl_sb3.learners.load import specs_of_checkpoint
 from marl_sb3.learners.spec import PolicySpec, policy_specs
@@ -29,7 +29,7 @@ from marl_sb3.policies.mapping import (
     read_deterministic,
     resolve_policies,
 )
-from marl_sb3.policies.placement import PolicyRows, rows_of_policy
+from marl_sb3.policies.placement import rows_of_policy
 from marl_sb3.processes.pool import Pool
 from marl_sb3.runners.local import LocalRunner
 from marl_sb3.runners.rounds import ShardPlan
@@ -134,7 +134,10 @@ def set_up(
     rollout_steps = common_steps(n_steps, specs)
     trained = policies_that_train(policies_to_train, policy_ids)
     rows = {policy_id: rows_of_policy(env, policy_id, policy_of) for policy_id in policy_ids}
-    _require_memory(rows, specs, trained)
+    if any(is_off_policy(specs[policy_id].algorithm) for policy_id in trained):
+        from marl_sb3.learners.replay_settings import require_memory
+
+        require_memory((rows[policy_id], specs[policy_id]) for policy_id in policy_ids if policy_id in trained)
     learners: dict[PolicyID, Learner] = {}
     sharded = isinstance(env, ShardedVecEnv)
     options = LearnerOptions(device, rollout_steps, update_path, progress_remaining, sharded, goal_rewards_of(env))
@@ -162,20 +165,6 @@ def _policy_in_errors(policy_id: PolicyID) -> Iterator[None]:
     except ConfigError as error:
         error.policy_id = policy_id
         raise
-
-
-def _require_memory(
-    rows: Mapping[PolicyID, PolicyRows], specs: Mapping[PolicyID, PolicySpec], trained: Collection[PolicyID]
-) -> None:
-    with_replay = [policy_id for policy_id in trained if is_off_policy(specs[policy_id].algorithm)]
-    if with_replay:
-        from marl_sb3.learners.replay_settings import require_memory
-
-        as_stored = {
-            policy_id: stored_rows(rows[policy_id], processing_of(rows[policy_id], specs[policy_id]))
-            for policy_id in with_replay
-        }
-        require_memory((as_stored[policy_id], specs[policy_id]) for policy_id in with_replay)
 
 
 def _policy_seed(seed: int | None, index: int) -> int | None:

@@ -8,7 +8,6 @@ import sb3_contrib
 from gymnasium import spaces
 from sb3_contrib.qrdqn.policies import QRDQNPolicy
 from sb3_contrib.tqc.policies import TQCPolicy
-from stable_baselines3.common.buffers import RolloutBuffer
 
 from marl_sb3.acting.policy import RolloutPolicy
 from marl_sb3.acting.recurrent import RecurrentRolloutPolicy
@@ -57,10 +56,7 @@ class MaskablePPO(FusedOnPolicy, sb3_contrib.MaskablePPO):
 class MaskablePPOLearner(ContribPPOLearner):
     """See `OnPolicyLearner`. An env without action masks is refused when its agents act first."""
 
-    @staticmethod
-    def buffer_class(*, is_dict: bool) -> type[RolloutBuffer]:
-        """See `OnPolicyLearner.buffer_class`."""
-        return ActionMaskDictRolloutBuffer if is_dict else ActionMaskRolloutBuffer
+    buffer_classes = (ActionMaskRolloutBuffer, ActionMaskDictRolloutBuffer)
 
     def _make_policy(self) -> RolloutPolicy:
         return RolloutPolicy(self.algorithm, takes_masks=True)
@@ -120,10 +116,7 @@ class RecurrentPPO(TwoPaths, sb3_contrib.RecurrentPPO):
 class RecurrentPPOLearner(ContribPPOLearner):
     """See `OnPolicyLearner`."""
 
-    @staticmethod
-    def buffer_class(*, is_dict: bool) -> type[RolloutBuffer]:
-        """See `OnPolicyLearner.buffer_class`."""
-        return MemoryDictRolloutBuffer if is_dict else MemoryRolloutBuffer
+    buffer_classes = (MemoryRolloutBuffer, MemoryDictRolloutBuffer)
 
     def _make_policy(self) -> RolloutPolicy:
         return RecurrentRolloutPolicy(self.algorithm)
