@@ -29,11 +29,10 @@ from marl_sb3.storage.checkpoint_format import Checkpoint, versions, write_check
 from marl_sb3.storage.parts import Arrays
 from marl_sb3.storage.state import State
 from marl_sb3.training import persistence
-from marl_sb3.training.callback import CallbackListener, TrainingCallback, as_one_callback
+from marl_sb3.training.callback import TrainingCallback, accepted_callbacks
 from marl_sb3.training.loop import Counters, IterationReport, TrainingLoop
 from marl_sb3.training.results import (
     Reporter,
-    default_logger,
     iteration_result,
     machine_load,
     progress_bar_callback,
@@ -164,9 +163,9 @@ class MultiAgentAlgorithm(PolicyByAgent):
             update_path=update_path,
             n_threads=self.n_threads,
         )
-        self._loop = TrainingLoop(self._runner, learners, self.n_steps, self.n_parallel_updates)
+        self._loop = TrainingLoop(self, self._runner, learners, self._counters, self.n_steps, self.n_parallel_updates)
         self.parts = persistence.TrainingParts(learners, self._runner, self.tracker, self._counters)
-        self._reporter = Reporter(default_logger(verbose, tensorboard_log))
+        self._reporter = Reporter(verbose, tensorboard_log)
         self.between_iterations = True
         machine_load()  # CPU use is measured since the previous call; this is the first one
 
@@ -230,7 +229,7 @@ class MultiAgentAlgorithm(PolicyByAgent):
             EnvError: an env broke the `ParallelEnv` contract.
         """
         progress = [progress_bar_callback()] if progress_bar else []
-        joined = as_one_callback(callback, progress)
+        joined = CallbackList([*accepted_callbacks(callback), *progress])
         total_timesteps = require("total_timesteps", total_timesteps, _Timesteps, "n_timesteps")
         log_interval = require("log_interval", log_interval, PositiveInt | None)
         if reset_num_timesteps:
@@ -416,17 +415,13 @@ class MultiAgentAlgorithm(PolicyByAgent):
     def _iterate(self, callback: BaseCallback) -> Result | None:
         """Run one iteration; returns None if a callback stopped it."""
         self.between_iterations = False
-        self._counters.begin_iteration()
-        listener = CallbackListener(self, self._counters, callback)
         try:
-            report = self._loop.iterate(callback, listener, lambda: self._counters.progress_remaining)
+            report = self._loop.iterate(callback)
         except RunnersLostError:  # a round that was lost has changed nothing
             self.between_iterations = not self._counters.steps_of_iteration
             raise
         if report is None:
             return None
-        self._counters.iteration += 1
-        self._counters.time_s += report.sampling_s + report.update_s
         self.between_iterations = True
         return self._result(report)
 

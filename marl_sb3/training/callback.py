@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from stable_baselines3.common.callbacks import (
     BaseCallback,
-    CallbackList,
     CheckpointCallback,
     ConvertCallback,
     EvalCallback,
@@ -20,10 +19,8 @@ from stable_baselines3.common.type_aliases import MaybeCallback
 
 from marl_sb3.errors import ConfigError
 from marl_sb3.metrics import Episode, Result
-from marl_sb3.sb3.private import all_callbacks, has_step_hook
+from marl_sb3.sb3.private import all_callbacks
 from marl_sb3.storage.state import State, StateReader, is_plain
-from marl_sb3.training.loop import Counters
-from marl_sb3.vec_env.step import VecStep
 
 _log = logging.getLogger(__name__)
 
@@ -67,33 +64,6 @@ def training_callbacks(callback: Any) -> Iterator[TrainingCallback]:
     return (each for each in all_callbacks(callback) if isinstance(each, TrainingCallback))
 
 
-class CallbackListener:
-    """A `StepListener` that counts steps and episodes, and calls the callbacks."""
-
-    def __init__(self, model: Any, counters: Counters, callback: BaseCallback) -> None:
-        self._model = model
-        self._counters = counters
-        self._callback = callback
-        self.changes_policies = has_step_hook(callback)
-
-    def on_step(self, step: VecStep, episodes: Sequence[Episode]) -> bool:
-        """See `StepListener.on_step`."""
-        self._counters.count_step(step, len(episodes))
-        for episode in episodes:
-            for callback in training_callbacks(self._callback):
-                callback.on_episode_end(episode)
-        self._callback.update_locals(
-            {
-                "self": self._model,
-                "step": step,
-                "rewards": step.rewards,
-                "dones": step.episode_done,
-                "infos": step.infos,
-            }
-        )
-        return self._callback.on_step()
-
-
 # --- SB3's own callbacks ---------------------------------------------------------------------------------------------
 
 # Callbacks that count steps and episodes work unchanged. Callbacks that evaluate or save one policy in the middle of a
@@ -110,15 +80,6 @@ _INSTEAD: Mapping[type[BaseCallback], str] = {
     StopTrainingOnNoModelImprovement: "a marl_sb3.MultiAgentCallback with on_iteration_end(result), which returns "
     "False when result has not improved for too long",
 }
-
-
-def as_one_callback(callback: MaybeCallback, more: Sequence[BaseCallback] = ()) -> BaseCallback:
-    """Join the callbacks that `learn` was given to one callback.
-
-    Args:
-        more: callbacks to add after them.
-    """
-    return CallbackList([*accepted_callbacks(callback), *more])
 
 
 def accepted_callbacks(callback: MaybeCallback) -> list[BaseCallback]:
@@ -139,14 +100,10 @@ def accepted_callbacks(callback: MaybeCallback) -> list[BaseCallback]:
         callbacks = [ConvertCallback(callback)]
     else:
         callbacks = [] if callback is None else [callback]
-    for each in _all(callbacks):
-        _require_usable(each)
+    for each in callbacks:
+        for inner in all_callbacks(each) if isinstance(each, BaseCallback) else [each]:
+            _require_usable(inner)
     return callbacks
-
-
-def _all(callbacks: list[Any]) -> Iterator[Any]:
-    for callback in callbacks:
-        yield from all_callbacks(callback) if isinstance(callback, BaseCallback) else [callback]
 
 
 def _require_usable(callback: Any) -> None:

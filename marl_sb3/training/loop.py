@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 
-from marl_sb3.learners.learner import Learner, joined_metrics
+from marl_sb3.learners.learner import Learner
 from marl_sb3.learners.threads import run_in_threads
-from marl_sb3.metrics import Result
-from marl_sb3.runners.runner import Runner, StepListener
+from marl_sb3.metrics import Episode, Result
+from marl_sb3.runners.runner import Runner
+from marl_sb3.sb3.private import has_step_hook
 from marl_sb3.storage.parts import Fields, Stateful, counts, integer, number, optional
+from marl_sb3.training.callback import training_callbacks
 from marl_sb3.types import Array, PolicyID
 from marl_sb3.vec_env.step import VecStep
 
@@ -107,61 +109,77 @@ class IterationReport:
     update_s: float = 0.0
     metrics: dict[PolicyID, list[Result]] = field(default_factory=dict)
 
-    def of_learners(self) -> dict[PolicyID, Result]:
-        """Return policy id -> the joined metrics of all its updates, for the policies that were updated."""
-        return {policy_id: joined_metrics(of_updates) for policy_id, of_updates in self.metrics.items()}
-
 
 class TrainingLoop:
-    """Runs iterations.
+    """Runs iterations; it is the `StepListener` that counts steps and episodes and calls the callbacks.
 
     Args:
+        model: what callbacks get as `self` among their `locals`.
+        runner: takes the steps.
+        learners: of all policies.
+        counters: are kept up to date.
+        n_steps: env steps of each env in an iteration.
         at_once: number of updates that run in parallel, if possible.
     """
 
-    def __init__(self, runner: Runner, learners: Mapping[PolicyID, Learner], n_steps: int, at_once: int) -> None:
-        self.n_steps = n_steps
-        self._runner = runner
+    def __init__(
+        self,
+        model: Any,
+        runner: Runner,
+        learners: Mapping[PolicyID, Learner],
+        counters: Counters,
+        n_steps: int,
+        at_once: int,
+    ) -> None:
+        self.changes_policies = False
+        self._model, self._runner, self._counters = model, runner, counters
         self._trained = [learner for learner in learners.values() if learner.trained]
-        self._at_once = at_once
+        self.n_steps, self._at_once = n_steps, at_once
 
-    def iterate(
-        self, callback: BaseCallback, listener: StepListener, progress_remaining: Callable[[], float]
-    ) -> IterationReport | None:
-        """Run one iteration.
-
-        Args:
-            callback: called at the start and the end of each rollout.
-            listener: called after every step.
-            progress_remaining: from 1 at the start of training to 0 at its end, for schedules.
-
-        Returns:
-            The report; None if the listener stopped the iteration.
-        """
+    def iterate(self, callback: BaseCallback) -> IterationReport | None:
+        """Run one iteration; returns None if the callback stopped it."""
+        self._callback, self.changes_policies = callback, has_step_hook(callback)
+        self._counters.begin_iteration()
         report, taken = IterationReport(), 0
         while taken < self.n_steps:
             started_s = time.perf_counter()
-            env_steps = self._begin_rollouts(callback, self.n_steps - taken)
-            if not self._runner.collect(env_steps, listener):
+            if self._runner.begin_rollouts() or not self._trained:
+                callback.on_rollout_start()
+            env_steps = min([self.n_steps - taken, *(learner.due_in() for learner in self._trained)])
+            if not self._runner.collect(env_steps, self):
                 return None
             taken += env_steps
             due = [learner for learner in self._trained if learner.due_in() == 0]
             if due or not self._trained:
                 callback.on_rollout_end()
             collected_s = time.perf_counter()
-            self._update(due, progress_remaining(), report)
+            self._update(due, report)
             report.sampling_s += collected_s - started_s
             report.update_s += time.perf_counter() - collected_s
+        self._counters.iteration += 1
+        self._counters.time_s += report.sampling_s + report.update_s
         return report
 
-    def _begin_rollouts(self, callback: BaseCallback, steps_left: int) -> int:
-        """Begin the rollouts that are due; returns the env steps to the next update or the end of the iteration."""
-        if self._runner.begin_rollouts() or not self._trained:
-            callback.on_rollout_start()
-        return min([steps_left, *(learner.due_in() for learner in self._trained)])
+    def on_step(self, step: VecStep, episodes: Sequence[Episode]) -> bool:
+        """See `StepListener.on_step`."""
+        self._counters.count_step(step, len(episodes))
+        for episode in episodes:
+            for each in training_callbacks(self._callback):
+                each.on_episode_end(episode)
+        self._callback.update_locals(
+            {
+                "self": self._model,
+                "step": step,
+                "rewards": step.rewards,
+                "dones": step.episode_done,
+                "infos": step.infos,
+            }
+        )
+        return self._callback.on_step()
 
-    def _update(self, due: Sequence[Learner], progress_remaining: float, report: IterationReport) -> None:
+    def _update(self, due: Sequence[Learner], report: IterationReport) -> None:
         """Update the policies that are due, in parallel where possible."""
+        progress_remaining = self._counters.progress_remaining
         for learners in _without_shared_parameters(due):
             jobs = {learner.policy_id: learner.begin_update(progress_remaining) for learner in learners}
             for job in jobs.values():

@@ -19,7 +19,7 @@ from stable_baselines3.common.logger import (
 )
 
 from marl_sb3.display.screen import Guard, standard_console
-from marl_sb3.learners.learner import Learner
+from marl_sb3.learners.learner import Learner, joined_metrics
 from marl_sb3.metrics import EpisodeTracker, Result, finite_or_none, flatten
 from marl_sb3.output import LenientStream
 from marl_sb3.training.callback import TrainingCallback, training_callbacks
@@ -45,9 +45,10 @@ def iteration_result(
         health: of the processes that step the envs; None: there are none, and no metrics of them.
     """
     env_steps, agent_steps, episodes = counters.of_iteration()
-    updated = report.of_learners()
     measured = {
-        policy_id: updated.get(policy_id) or learner.metrics_before_training()
+        policy_id: joined_metrics(report.metrics[policy_id])
+        if policy_id in report.metrics
+        else learner.metrics_before_training()
         for policy_id, learner in learners.items()
         if learner.trained
     }
@@ -145,16 +146,6 @@ class ResultLogger(Logger):
             noted.clear()
 
 
-def log_result(logger: Logger, result: Result, step: int) -> None:
-    """Write an iteration to a logger; SB3's own loggers get flat names."""
-    if isinstance(logger, ResultLogger):
-        logger.write_result(result, step)
-        return
-    for name, value in flatten(result).items():
-        logger.record(name, value)
-    logger.dump(step)
-
-
 _MAX_LENGTH = 1000  # characters of a name: SB3 raises if shortened names are equal
 
 
@@ -186,12 +177,19 @@ class PrintedMetrics(KVWriter):
 class Reporter:
     """Passes results to callbacks and to the logger.
 
+    Args:
+        verbose: whether the first logger prints metrics.
+        tensorboard_log: where it writes TensorBoard's events; None: nowhere.
+
     Attributes:
-        logger: the logger; it may be replaced.
+        logger: it may be replaced. A `ResultLogger` gets the nested result; SB3's own loggers get flat names.
     """
 
-    def __init__(self, logger: Logger) -> None:
-        self.logger = logger
+    def __init__(self, verbose: int, tensorboard_log: str | None) -> None:
+        formats: list[KVWriter] = [PrintedMetrics()] if verbose else []
+        if tensorboard_log is not None:
+            formats.append(TensorBoardOutputFormat(tensorboard_log))
+        self.logger = Logger(tensorboard_log, formats)
         self._unwritten: Result = {}  # metrics that callbacks have added since a result was written
 
     def report(self, result: Result, callback: BaseCallback, env_steps: int, *, write: bool) -> bool:
@@ -216,16 +214,13 @@ class Reporter:
 
     def write(self, result: Result, env_steps: int) -> None:
         """Let the logger write a result, with the metrics that were kept for it."""
-        log_result(self.logger, {**self._unwritten, **result}, env_steps)
-        self._unwritten = {}
-
-
-def default_logger(verbose: int, tensorboard_log: str | None) -> Logger:
-    """Make a logger that prints if `verbose`, and writes TensorBoard's events if there is a folder for them."""
-    formats: list[KVWriter] = [PrintedMetrics()] if verbose else []
-    if tensorboard_log is not None:
-        formats.append(TensorBoardOutputFormat(tensorboard_log))
-    return Logger(tensorboard_log, formats)
+        complete, self._unwritten = {**self._unwritten, **result}, {}
+        if isinstance(self.logger, ResultLogger):
+            self.logger.write_result(complete, env_steps)
+            return
+        for name, value in flatten(complete).items():
+            self.logger.record(name, value)
+        self.logger.dump(env_steps)
 
 
 # --- Progress --------------------------------------------------------------------------------------------------------

@@ -145,19 +145,13 @@ def test_the_global_generators_and_other_shards_do_not_matter(make: Callable[...
     )
     for algorithm in (two, four):
         np.random.seed(5)  # noqa: NPY002 - the seed of the round
-        algorithm._loop._begin_rollouts(silent(algorithm), STEPS)
-        algorithm._runner.collect(STEPS, Counts())
+        algorithm.parts.runner.begin_rollouts()
+        algorithm.parts.runner.collect(STEPS, Counts())
     rows = 2 * 4
     ours, theirs = (a.policies["shared"].rollout_buffer for a in (two, four))
     np.testing.assert_array_equal(ours.observations, theirs.observations[:, :rows])
     np.testing.assert_array_equal(ours.actions, theirs.actions[:, :rows])
     assert (theirs.actions[:, :4] != theirs.actions[:, 4:8]).any()
-
-
-def silent(algorithm: MultiAgentAlgorithm) -> MultiAgentCallback:
-    callback = MultiAgentCallback()
-    callback.init_callback(algorithm)  # type: ignore[arg-type]
-    return callback
 
 
 class Counts:
@@ -242,8 +236,8 @@ def test_calls_and_settings_reach_the_envs(number: int, make: Callable[..., Mult
 
 def test_a_callback_that_stops_ends_the_round(make: Callable[..., MultiAgentAlgorithm]) -> None:
     algorithm = make()
-    algorithm._loop._begin_rollouts(silent(algorithm), STEPS)
-    assert not algorithm._runner.collect(STEPS, Counts(most=2))
+    algorithm.parts.runner.begin_rollouts()
+    assert not algorithm.parts.runner.collect(STEPS, Counts(most=2))
 
 
 # --- Supervision -----------------------------------------------------------------------------------------------------
