@@ -15,7 +15,7 @@ from typing import Any
 
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.policies import ActorCriticPolicy, BasePolicy
+from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.torch_layers import FlattenExtractor, MlpExtractor
 from torch import nn
@@ -69,17 +69,24 @@ class Reliance:
         self._stood_for = _objects([owner for owner, _ in self._settings], self._values, [o for o, _ in self._trained])
         self._tensors = self._read_tensors()
         self._places = _places(self._tensors)
+        known = {id(tensor) for tensor in self._tensors}
+        self._trains_others = any(id(each) not in known for _, parameters in self._trained for each in parameters)
         # The kernels may know addresses: `tensor.data = ...` must not free what they point to.
         self._memory = [tensor.detach() for tensor in self._tensors if tensor is not None]
 
     def why_not(self) -> str | None:
         """Return the reason why the kernels would not compute what PyTorch does, as a string; None if they do."""
+        modules = modules_without_hooks(self._policy)
+        if modules is None:
+            return "hooks of the network"
+        replaced = next(filter(has_replaced_methods, [*modules, *self._stood_for]), None)
+        if replaced is not None:
+            return f"replaced methods of {type(replaced).__name__}"
         return (
-            why_not_called(self._policy, self._stood_for)
-            or why_not_layers(self.layers)
+            _why_not_layers(self.layers)
             or _why_not_tensors(self._tensors)
             or self._why_not_optimizers()
-            or first_reason({"parameters that no layer has": self._trains_others()})
+            or ("parameters that no layer has" if self._trains_others else None)
         )
 
     def holds(self) -> bool:
@@ -104,10 +111,6 @@ class Reliance:
     def _read_tensors(self) -> list[Any]:
         return [tensor for layer in self.layers for tensor in layer._parameters.values()] + self._others
 
-    def _trains_others(self) -> bool:
-        known = set(map(id, self._tensors))
-        return any(id(parameter) not in known for _, parameters in self._trained for parameter in parameters)
-
     def _why_not_optimizers(self) -> str | None:
         for optimizer, parameters in self._trained:
             reason = why_not_optimizer(optimizer, self._optimizers)
@@ -118,27 +121,20 @@ class Reliance:
         return None
 
 
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
 class _Network:
     """The modules of a network as they are now: to look whether they change takes less time than to list them again."""
 
     def __init__(self, network: nn.Module) -> None:
-        self._modules = modules = list(network.modules())
-        self._types = [*map(type, modules)]
-        self._parts: list[dict[str, Any]] = [module._modules for module in modules]
-        self._parts += [module._parameters for module in modules]
-        self._listed = self._list_parts()
-        self._members = [vars(module) for module in modules]
+        self._modules = list(network.modules())
+        self._types = [*map(type, self._modules)]
+        self._members = [vars(module) for module in self._modules]
         self._counts = [*map(len, self._members)]
-        self._hooks = [
-            hooks
-            for module in modules
-            for hooks in (
-                module._forward_hooks,
-                module._forward_pre_hooks,
-                module._backward_hooks,
-                module._backward_pre_hooks,
-            )
-        ]
+        self._parts = [members[kind] for kind in ("_modules", "_parameters") for members in self._members]
+        self._listed = self._list_parts()
+        self._hooks = [members[kind] for kind in _HOOKS for members in self._members]
 
     def is_unchanged(self) -> bool:
         """Whether it has the same modules and parameters, without hooks; a replaced method is one more member."""
@@ -147,7 +143,7 @@ class _Network:
             and [*map(type, self._modules)] == self._types
             and [*map(len, self._members)] == self._counts
             and not any(self._hooks)
-            and not has_global_hooks()
+            and not _has_global_hooks()
         )
 
     def _list_parts(self) -> list[Any]:
@@ -183,36 +179,22 @@ def _are_same(ones: Sequence[Any], others: Sequence[Any]) -> bool:
 # --- Calls -----------------------------------------------------------------------------------------------------------
 
 
-def why_not_called(network: nn.Module, others: Iterable[Any] = ()) -> str | None:
-    """Return the reason why kernels cannot stand for the calls of a module and its parts; None if they can.
-
-    Args:
-        others: objects for the methods of which they stand, too.
-    """
-    modules = modules_without_hooks(network)
-    if modules is None:
-        return "hooks of the network"
-    replaced = next(filter(has_replaced_methods, [*modules, *others]), None)
-    return None if replaced is None else f"replaced methods of {type(replaced).__name__}"
-
-
 def modules_without_hooks(network: nn.Module) -> list[nn.Module] | None:
     """Return a module and all its parts, in a fixed order; None if one of them has hooks."""
-    if has_global_hooks():
+    if _has_global_hooks():
         return None
     found: list[nn.Module] = []
     waiting: list[nn.Module] = [network]  # a loop of its own: `modules()` takes ten times as long
     while waiting:
-        module = waiting.pop()
-        if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
+        members = vars(waiting[-1])
+        if any(members[kind] for kind in _HOOKS):
             return None
-        found.append(module)
-        waiting.extend(part for part in module._modules.values() if part is not None)
+        found.append(waiting.pop())
+        waiting.extend(part for part in members["_modules"].values() if part is not None)
     return found
 
 
-def has_global_hooks() -> bool:
-    """Whether PyTorch has hooks of all modules."""
+def _has_global_hooks() -> bool:
     return bool(torch_module._has_any_global_hook())  # type: ignore[no-untyped-call]
 
 
@@ -248,8 +230,7 @@ def why_not_nets(
     return None
 
 
-def why_not_layers(layers: Iterable[nn.Linear]) -> str | None:
-    """Return the reason why the kernels cannot run linear layers, as a string; None if they can."""
+def _why_not_layers(layers: Iterable[nn.Linear]) -> str | None:
     for layer in layers:
         parameters = layer._parameters
         if list(parameters) != ["weight", "bias"] or parameters["bias"] is None or parameters["weight"] is None:
@@ -400,19 +381,16 @@ def memory_coverage(algorithm: Any) -> Reliance | str:
     if reason is not None:
         return reason
     lstms = [policy.lstm_actor] if policy.shared_lstm else [policy.lstm_actor, policy.lstm_critic]
+    plain = [type(lstm) is nn.LSTM and lstm.bias and not (lstm.proj_size or lstm.bidirectional) for lstm in lstms]
     reason = first_reason(
         {
             "a critic without LSTM": None in lstms,
             "lstm_kwargs": set(policy.lstm_kwargs) - {"dropout"},
-            "LSTMs of another kind": not all(map(_is_plain_lstm, lstms)),
+            "LSTMs of another kind": not all(plain),
         }
     )
     weights = [weight for lstm in lstms if lstm is not None for weight in lstm.parameters()]
     return reason or _actor_critic_reliance(algorithm, ["rollout_buffer"], others=weights)
-
-
-def _is_plain_lstm(lstm: Any) -> bool:
-    return type(lstm) is nn.LSTM and lstm.bias and not lstm.proj_size and not lstm.bidirectional
 
 
 def _actor_critic_reliance(
@@ -432,7 +410,15 @@ def _why_not_actor_critic(algorithm: Any, policies: Mapping[str, Sequence[str]] 
     if place_of(type(policy)) not in policies:
         return f"policy class {type(policy).__name__}"
     extractors = (policy.features_extractor, policy.pi_features_extractor, policy.vf_features_extractor)
-    reason = _why_not_common(algorithm, extractors) or _why_not_network(policy)
+    network, activation = policy.mlp_extractor, policy.activation_fn
+    reason = _why_not_common(algorithm, extractors)
+    if reason is None and type(network) is not MlpExtractor:
+        reason = "layers other than linear ones and activations"
+    reason = (
+        reason
+        or why_not_nets([network.policy_net, network.value_net], activation, last=())
+        or why_not_nets([policy.action_net, policy.value_net], activation)
+    )
     if reason is not None:
         return reason
     if not (isinstance(policy.action_space, spaces.Box) or _is_counted_from_zero(policy.action_space)):
@@ -440,14 +426,6 @@ def _why_not_actor_critic(algorithm: Any, policies: Mapping[str, Sequence[str]] 
     distribution = type(policy.action_dist)
     known = place_of(distribution) in policies[place_of(type(policy))]
     return None if known else f"distribution {distribution.__name__}"
-
-
-def _why_not_network(policy: ActorCriticPolicy) -> str | None:
-    network = policy.mlp_extractor
-    if type(network) is not MlpExtractor:
-        return "layers other than linear ones and activations"
-    hidden, last = [network.policy_net, network.value_net], [policy.action_net, policy.value_net]
-    return why_not_nets(hidden, policy.activation_fn, last=()) or why_not_nets(last, policy.activation_fn)
 
 
 # --- Networks of algorithms with a replay buffer ---------------------------------------------------------------------

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
-from stable_baselines3.common.type_aliases import RolloutReturn, TrainFreq
+from stable_baselines3.common.type_aliases import RolloutReturn
 from stable_baselines3.common.vec_env import VecEnv
 from torch import nn
 
@@ -88,32 +86,19 @@ class FusedOffPolicy(_Base):
         with blas_threads(1):
             return super().learn(*args, **kwargs)
 
-    def collect_rollouts(
-        self,
-        env: VecEnv,
-        callback: BaseCallback,
-        train_freq: TrainFreq,
-        replay_buffer: ReplayBuffer,
-        action_noise: ActionNoise | None = None,
-        learning_starts: int = 0,
-        log_interval: int | None = None,
-    ) -> RolloutReturn:
+    def collect_rollouts(self, env: VecEnv, callback: BaseCallback, *args: Any, **kwargs: Any) -> RolloutReturn:
         """See `OffPolicyAlgorithm.collect_rollouts`; on the fused path the kernels choose the actions."""
         self._is_read = False
         self._reads_again = has_step_hook(callback)
-        return super().collect_rollouts(
-            env, callback, train_freq, replay_buffer, action_noise, learning_starts, log_interval
-        )
+        return super().collect_rollouts(env, callback, *args, **kwargs)
 
-    def _sample_action(
-        self, learning_starts: int, action_noise: ActionNoise | None = None, n_envs: int = 1
-    ) -> tuple[Array, Array]:
+    def _sample_action(self, *args: Any, **kwargs: Any) -> tuple[Array, Array]:
         if not self._is_read or self._reads_again:  # not earlier: callbacks may change the policy
             self._of_rollout = self.kernels()
             self._is_read = True
         self._acting = self._of_rollout
         try:
-            return super()._sample_action(learning_starts, action_noise, n_envs)
+            return super()._sample_action(*args, **kwargs)
         finally:
             self._acting = None
 
